@@ -1,0 +1,1 @@
+"""What runs, checks and times untrusted kernels. Never imports `kagent`."""

@@ -1,0 +1,1 @@
+"""From a candidate's source to plans and binaries, without a GPU and without trusting the candidate."""

@@ -1,0 +1,80 @@
+"""What a builder is asked and what it answers. Plain data: the builder's process needs no pydantic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kagent_sandbox.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor that host code receives or must return. Strides are in elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarSpec:
+    """A plain number or flag that host code receives."""
+
+    name: str
+    value: int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class BuildCase:
+    """One call to trace: arguments in the order of the entry's parameters, results in order."""
+
+    name: str
+    arguments: tuple[TensorSpec | ScalarSpec, ...]
+    results: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """A candidate to build. `target` is "cpu" or a CUDA architecture such as "sm_90a"."""
+
+    source: str
+    entry: str
+    target: str
+    cases: tuple[BuildCase, ...]
+    allow: tuple[str, ...] = ()  # torch operations beyond the ones always allowed
+    mutates: tuple[str, ...] = ()  # arguments that host code and kernels may write
+    max_configs: int = 1  # configurations of the tunables to build, the declared one first
+    compile_limit_s: float = 20.0  # per kernel
+    wall_limit_s: float = 60.0  # for the whole candidate
+
+
+@dataclass(frozen=True)
+class Built:
+    """Plans per (index into configs, case name), and the binaries that they launch, by hash.
+
+    A configuration that could not be built for some case is missing from `plans` there; the declared one
+    (index 0) is always complete. `dropped` says why others are missing.
+    """
+
+    source_hash: str
+    tree_hash: str  # of the normalised syntax tree: comments, layout and local names do not count
+    target: str
+    configs: tuple[Mapping[str, object], ...]
+    plans: Mapping[tuple[int, str], Plan]
+    binaries: Mapping[str, bytes]
+    build_s: float
+    dropped: tuple[str, ...] = ()
+    log: str = ""
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def work_hash(self) -> str:
+        """Hash of all plans of all configurations: equal work, whatever the text."""
+        import hashlib
+
+        from kagent_sandbox.plan_json import plan_identity
+
+        parts = sorted(f"{i} {case} {plan_identity(p)}" for (i, case), p in self.plans.items())
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,0 +1,56 @@
+"""Errors of the machine and of the user, never of a kernel (those are verdicts).
+
+KagentError
+├── UserError            bad input: what was given, what was expected, what to do
+│   └── TaskError        a task folder that does not make sense
+├── MachineError         this host cannot do what was asked
+│   ├── ToolchainError   a compiler or its headers are missing or broken
+│   ├── ConfinementError the isolation that was asked for is not to be had here
+│   └── DeviceError      the GPU or its driver
+│       └── DeviceWedged it no longer computes correctly after a fault: stop, keep the results
+└── ChildDied            a trusted helper process ended unexpectedly (a bug, or the out-of-memory killer)
+"""
+
+from __future__ import annotations
+
+
+class KagentError(Exception):
+    """Base of all errors that a user may see; the text is complete without a traceback."""
+
+    exit_code = 1
+
+
+class UserError(KagentError):
+    """Bad input."""
+
+    exit_code = 2
+
+
+class TaskError(UserError):
+    """A task folder that does not make sense."""
+
+
+class MachineError(KagentError):
+    """This host cannot do what was asked."""
+
+    exit_code = 3
+
+
+class ToolchainError(MachineError):
+    """A compiler or its headers are missing or broken."""
+
+
+class ConfinementError(MachineError):
+    """The isolation that was asked for is not to be had here."""
+
+
+class DeviceError(MachineError):
+    """The GPU or its driver misbehaves."""
+
+
+class DeviceWedged(DeviceError):  # noqa: N818
+    """The device no longer computes correctly after a fault."""
+
+
+class ChildDied(KagentError):  # noqa: N818
+    """A trusted helper process ended unexpectedly."""

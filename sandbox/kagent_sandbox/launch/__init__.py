@@ -1,0 +1,1 @@
+"""Launchers: disposable processes that execute plans in memory that the judge owns."""

@@ -1,0 +1,125 @@
+"""The one interface between the judge and a device: memory that both see, and a process that runs plans.
+
+The judge owns the memory (an `Arena`: sealed shared memory on the CPU, a CUDA IPC allocation on a GPU) and
+writes inputs, poison and guard bands into it, and reads results from it, itself. A `Launcher` is a confined,
+disposable process that maps the arena, loads binaries and executes plans where the judge placed them. It is
+never given a reference, a tolerance or a seed. Tests on the CPU therefore exercise the judge that GPUs use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from kagent_sandbox.verdict import Status
+
+if TYPE_CHECKING:
+    import torch
+
+    from kagent_sandbox.plan import Plan, TensorRef
+
+
+class LaunchFailed(Exception):  # noqa: N818
+    """The candidate's code failed while it was loaded or run: becomes a verdict."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a device is. `key` names device, driver and versions: figures with one key are comparable."""
+
+    kind: str  # "gpu" or "cpu"
+    name: str
+    target: str  # what to compile for: "sm_90a", "cpu"
+    key: str
+    memory_bytes: int
+    l2_bytes: int
+    units: int  # multiprocessors, or cores
+    theoretical_gb_per_s: float  # from the memory clock and bus width; 0 where unknown
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this device attains on the plainest kernels, timed like candidates are."""
+
+    copy_gb_per_s: float  # read + written bytes counted
+    read_gb_per_s: float
+    write_gb_per_s: float
+    tflop_per_s: Mapping[str, float]  # matrix product per dtype
+
+
+class Arena(Protocol):
+    """Memory that judge and launcher both map."""
+
+    nbytes: int
+
+    def view(self, tensor: TensorRef, base: int) -> torch.Tensor:
+        """The judge's own view of a plan's tensor whose buffer starts at byte `base` of the arena."""
+
+    def bytes(self, start: int, stop: int) -> torch.Tensor:
+        """uint8 view of a range of bytes."""
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+class Launcher(Protocol):
+    """A confined process that executes plans. Everything it answers is untrusted but for the judge's clock.
+
+    All methods raise `LaunchFailed` when the candidate's code is to blame (fault, hang past its limit, a
+    binary that does not load) and `kagent_sandbox.errors.MachineError` when the machine is.
+    """
+
+    def load(self, binaries: Mapping[str, bytes]) -> None:
+        """Lock the process down (first call) and take binaries by hash; loads lazily."""
+
+    def prepare(self, key: str, plan: Plan, placement: Mapping[int, int]) -> None:
+        """Resolve a plan whose buffer `id` starts at byte `placement[id]` of the arena, under a name.
+
+        A second placement of the same plan is another key: timing rotates over several.
+        """
+
+    def forget(self, key: str) -> None:
+        """Drop a prepared plan."""
+
+    def run(self, key: str, *, limit_s: float) -> None:
+        """Execute once and return when the device is idle. The arena is quiescent afterwards."""
+
+    def samples(self, keys: Sequence[str], count: int, *, limit_s: float) -> list[float]:
+        """`count` device times in µs of one execution, rotating over placements, each from a cold cache.
+
+        GPU: CUDA-graph replays between events, L2 flushed by reading before each. CPU: slope of K calls
+        against 2K on the judge's clock; each of `keys` runs at most once per sample.
+        """
+
+    def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> float:
+        """µs per execution by the judge's own clock: slope of `count` back-to-back against twice that."""
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+
+
+class Backend(Protocol):
+    """One device: makes arenas and launchers, knows what it is."""
+
+    facts: DeviceFacts
+    device: torch.device  # where the judge computes references and inputs
+
+    def arena(self, nbytes: int) -> Arena:
+        """Memory for one or more plans."""
+
+    def launcher(self, arena: Arena) -> Launcher:
+        """A fresh process over the arena."""
+
+    def healthy(self) -> bool:
+        """Whether a fresh process computes a known result correctly."""
+
+    def ceilings(self) -> Ceilings:
+        """Measured once per `facts.key` and cached."""
+
+    def close(self) -> None:
+        """End all helper processes."""

@@ -1,0 +1,381 @@
+"""A task: an operation, the cases that matter, and what counts as correct. Read from a folder.
+
+`task.toml` declares everything that is data; `reference.py` beside it holds the code that cannot be (see
+`Reference`). docs/tasks.md is the guide for writing one.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import math
+import operator
+import random
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, Self, cast
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from kagent_sandbox.build.request import BuildCase, ScalarSpec, TensorSpec
+from kagent_sandbox.errors import TaskError
+from kagent_sandbox.plan import ITEMSIZE
+
+if TYPE_CHECKING:
+    import torch
+
+Size = int | str  # a number, or a formula over the case's dimensions
+Kind = Literal["gpu", "cpu"]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Argument(_Model):
+    """One parameter of the entry function: a tensor, or with `value` a plain number or flag."""
+
+    name: str
+    shape: tuple[Size, ...] | None = None
+    dtype: str = "$dtype"  # a torch dtype, or "$dtype": the case's
+    value: Size | float | bool | None = (
+        None  # a scalar: a constant, or a formula over the dimensions
+    )
+    mutates: bool = False  # the function may change it; all others are compared bit for bit
+
+
+class Result(_Model):
+    """One result of the entry function, in order, with what it may err.
+
+    The candidate may err by at most `k` times what torch's own implementation errs in the same dtype, plus
+    `floor` times the dtype's machine epsilon; see `kagent_sandbox.compare`.
+    """
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: str = "$dtype"
+    k: float = Field(gt=0)
+    floor: float = Field(default=1.0, ge=0)
+    row_dims: int = Field(
+        default=1, ge=0
+    )  # trailing dimensions that make one row; 0: the whole tensor
+
+
+class Case(_Model):
+    """Shapes, dtype and input distribution of one call. Extra keys are the task's dimensions and flags."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+    dtype: str
+    inputs: str = "normal"  # a distribution that reference.py's `inputs` knows
+    scale: float = 1.0
+    noncontiguous: bool = False
+
+    @property
+    def dims(self) -> dict[str, int | float | bool]:
+        return cast("dict[str, int | float | bool]", dict(self.model_extra or {}))
+
+
+class Generator(_Model):
+    """Draws hidden cases: every value of `dims` is a list to choose from or a range {min, max}."""
+
+    count: int = Field(ge=1, le=32)
+    dtype: tuple[str, ...]
+    inputs: tuple[str, ...] = ("normal",)
+    scale: tuple[float, ...] = (1.0,)
+    dims: Mapping[str, tuple[int | bool, ...] | Range]
+
+
+class Range(_Model):
+    """Whole numbers from min to max, rounded to a multiple, or primes only."""
+
+    min: int
+    max: int
+    multiple: int = 1
+    prime: bool = False
+
+
+class Cases(_Model):
+    """Visible cases and generators of hidden ones, for one kind of device."""
+
+    check: tuple[Case, ...] = Field(min_length=1)
+    bench: tuple[Case, ...] = Field(min_length=1)
+    hidden_check: tuple[Generator, ...] = ()
+    hidden_bench: tuple[Generator, ...] = ()
+
+
+class Task(_Model):
+    """One operation to make faster."""
+
+    name: Name
+    summary: str
+    entry: str
+    signature: str  # as a person would write it, for prompts and messages
+    dims: Mapping[str, str]  # dimension -> what it means
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    allow: tuple[str, ...] = ()  # torch operations beyond allocation, views, copies and fills
+    bytes: str  # formula: fewest bytes that must move through memory
+    flops: str  # formula: operations, 0 for none worth counting
+    matrix: bool = False  # flops are matrix products: the tensor cores' ceiling applies
+    written: str = "0"  # formula: the part of `bytes` that is written (may stay in L2)
+    gpu: Cases
+    cpu: Cases
+    folder: Path
+
+    def cases(self, kind: Kind) -> Cases:
+        """Cases for the kind of device that kernels run on."""
+        return self.gpu if kind == "gpu" else self.cpu
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Hash of task.toml and reference.py: results of different digests are not comparable."""
+        files = (self.folder / "task.toml", self.folder / "reference.py")
+        return hashlib.sha256(b"\0".join(f.read_bytes() for f in files)).hexdigest()[:16]
+
+    def shape(self, shape: Sequence[Size], case: Case) -> tuple[int, ...]:
+        """Sizes of a declared shape in a case."""
+        return tuple(int(self.formula(s, case)) for s in shape)
+
+    def dtype(self, declared: str, case: Case) -> str:
+        """Torch dtype name of a declaration in a case."""
+        return case.dtype if declared == "$dtype" else declared
+
+    def formula(self, text: Size | float, case: Case) -> float:
+        """Value of a formula (+ - * / // % ** comparison, min, max, cdiv) over a case's dimensions.
+
+        `itemsize` is the size in bytes of the case's dtype.
+        """
+        if not isinstance(text, str):
+            return text
+        return evaluate(text, {**case.dims, "itemsize": ITEMSIZE[case.dtype]})
+
+    def min_bytes(self, case: Case) -> float:
+        """Fewest bytes that a call must move through the device's memory."""
+        return self.formula(self.bytes, case)
+
+    def min_written(self, case: Case) -> float:
+        """Those of `min_bytes` that are written."""
+        return self.formula(self.written, case)
+
+    def flop_count(self, case: Case) -> float:
+        """Floating-point operations of a call."""
+        return self.formula(self.flops, case)
+
+    def reference(self) -> Reference:
+        """The task's reference.py, imported."""
+        return load_reference(self.folder / "reference.py")
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [a.name for a in self.arguments]
+        if len(set(names)) != len(names):
+            raise ValueError(f"arguments: a name appears twice in {names}")
+        seen: set[str] = set()
+        for kind in (self.gpu, self.cpu):
+            for case in (*kind.check, *kind.bench):
+                missing = self.dims.keys() - case.dims.keys()
+                odd = case.dims.keys() - self.dims.keys()
+                if missing or odd:
+                    raise ValueError(
+                        f"case {case.name}: dimensions missing {sorted(missing)}, unknown {sorted(odd)}"
+                    )
+                if case.dtype not in ITEMSIZE:
+                    raise ValueError(f"case {case.name}: unknown dtype {case.dtype!r}")
+                for shaped in (*self.arguments, *self.results):
+                    if shaped.shape is not None:
+                        self.shape(shaped.shape, case)
+                for text in (self.bytes, self.flops, self.written):
+                    self.formula(text, case)
+            for name in [c.name for c in (*kind.check, *kind.bench)]:
+                if name in seen:
+                    raise ValueError(f"two cases are named {name}")
+                seen.add(name)
+        return self
+
+
+class Reference(Protocol):
+    """What a task's reference.py defines.
+
+    Tensors of `inputs` are named like the task's tensor arguments; all functions take the arguments of the
+    entry function by keyword (tensors and scalars) and return a tensor or a tuple of them.
+    """
+
+    def inputs(
+        self, case: Case, generator: torch.Generator, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        """Fresh tensors of the case's distribution, by argument name, on `device`."""
+
+    def reference(self, **arguments: object) -> object:
+        """The result in float64 (float32 where memory forbids), from inputs in their own dtype."""
+
+    def eager(self, **arguments: object) -> object:
+        """Torch's own implementation in the inputs' dtype: baseline and yardstick of rounding."""
+
+    def experts(self) -> Mapping[str, Callable[..., object]]:
+        """Expert libraries that can be imported here, by name: further baselines. May be empty."""
+
+
+def load_task(folder: Path) -> Task:
+    """Read a task folder.
+
+    Raises:
+        TaskError: A file is missing, not TOML, or does not fit the schema; the text names key and remedy.
+    """
+    path = folder / "task.toml"
+    try:
+        data = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise TaskError(f"{folder}: no task.toml there; see docs/tasks.md") from None
+    except (OSError, ValueError) as e:
+        raise TaskError(f"{path}: {e}") from None
+    if not (folder / "reference.py").is_file():
+        raise TaskError(f"{folder}: no reference.py there; see docs/tasks.md")
+    try:
+        return Task(**data, folder=folder.resolve())
+    except pydantic.ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(str(p) for p in first["loc"]) or "task"
+        raise TaskError(f"{path}: {where}: {first['msg']}") from None
+    except TypeError as e:
+        raise TaskError(f"{path}: {e}") from None
+
+
+def load_reference(path: Path) -> Reference:
+    """Import a trusted reference.py from its path.
+
+    Raises:
+        TaskError: It cannot be imported or lacks a function.
+    """
+    spec = importlib.util.spec_from_file_location(f"kagent_reference_{path.parent.name}", path)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:  # noqa: BLE001 - whatever a user's module raises becomes one clear line
+        raise TaskError(f"{path}: {type(e).__name__}: {e}") from None
+    missing = [n for n in ("inputs", "reference", "eager", "experts") if not hasattr(module, n)]
+    if missing:
+        raise TaskError(f"{path}: does not define {', '.join(missing)}; see docs/tasks.md")
+    return cast("Reference", module)
+
+
+def draw_hidden(task: Task, kind: Kind, which: Literal["check", "bench"], seed: int) -> list[Case]:
+    """Hidden cases of a run, drawn from the task's generators with the run's secret seed."""
+    rng = random.Random(f"{seed}/{task.name}/{kind}/{which}")  # noqa: S311 - secrecy is the seed's
+    cases = task.cases(kind)
+    generators = cases.hidden_check if which == "check" else cases.hidden_bench
+    drawn: list[Case] = []
+    for generator in generators:
+        for _ in range(generator.count):
+            dims = {k: _draw(v, rng) for k, v in generator.dims.items()}
+            drawn.append(
+                Case(
+                    name=f"hidden_{which}_{len(drawn)}",
+                    dtype=rng.choice(generator.dtype),
+                    inputs=rng.choice(generator.inputs),
+                    scale=rng.choice(generator.scale),
+                    **dims,
+                )
+            )
+    return drawn
+
+
+def _draw(choice: Sequence[int | bool] | Range, rng: random.Random) -> int | bool:
+    if not isinstance(choice, Range):
+        return rng.choice(choice)
+    value = rng.randint(choice.min, choice.max) // choice.multiple * choice.multiple
+    value = max(value, choice.min)
+    if choice.prime:
+        while value > 2 and any(value % d == 0 for d in range(2, math.isqrt(value) + 1)):
+            value -= 1
+    return value
+
+
+_BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_CALLS: Mapping[str, Callable[..., float]] = {
+    "min": min,
+    "max": max,
+    "cdiv": lambda a, b: -(-a // b),
+}
+
+
+def evaluate(formula: str, names: Mapping[str, float]) -> float:
+    """Evaluate an arithmetic formula over named numbers, and nothing else.
+
+    Raises:
+        ValueError: It is not arithmetic, or names something unknown.
+    """
+
+    def value(node: ast.expr) -> float:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            return node.value
+        if isinstance(node, ast.Name) and node.id in names:
+            return names[node.id]
+        if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+            return _BINARY[type(node.op)](value(node.left), value(node.right))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -value(node.operand)
+        if isinstance(node, ast.IfExp):
+            return value(node.body) if value(node.test) else value(node.orelse)
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in _CALLS
+        ):
+            return _CALLS[node.func.id](*(value(a) for a in node.args))
+        raise ValueError(f"formula {formula!r}: cannot read {ast.unparse(node)!r}")
+
+    try:
+        return value(ast.parse(formula, mode="eval").body)
+    except (SyntaxError, ZeroDivisionError, OverflowError) as e:
+        raise ValueError(f"formula {formula!r}: {e}") from None
+
+
+def build_case(task: Task, case: Case) -> BuildCase:
+    """The call that host code sees in a case.
+
+    Non-contiguous cases pad the last dimension: each row of an input starts 8 elements after the end of
+    the one before.
+    """
+
+    def spec(name: str, shape: Sequence[Size], dtype: str, *, pad: bool) -> TensorSpec:
+        sizes = task.shape(shape, case)
+        strides = [1] * len(sizes)
+        for i in range(len(sizes) - 2, -1, -1):
+            step = sizes[i + 1] + (8 if pad and i == len(sizes) - 2 else 0)
+            strides[i] = strides[i + 1] * step
+        return TensorSpec(name, sizes, tuple(strides), task.dtype(dtype, case))
+
+    arguments: list[TensorSpec | ScalarSpec] = []
+    for a in task.arguments:
+        if a.shape is not None:
+            arguments.append(spec(a.name, a.shape, a.dtype, pad=case.noncontiguous))
+        elif a.value is not None:
+            arguments.append(ScalarSpec(a.name, scalar(task, a, case)))
+    results = tuple(spec(r.name, r.shape, r.dtype, pad=False) for r in task.results)
+    return BuildCase(case.name, tuple(arguments), results)
+
+
+def scalar(task: Task, argument: Argument, case: Case) -> int | float | bool:
+    """Value of a scalar argument: a name of a dimension keeps its type, a formula gives a number."""
+    value = argument.value
+    if isinstance(value, str):
+        return case.dims[value] if value in case.dims else task.formula(value, case)
+    assert value is not None
+    return value
