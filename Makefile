@@ -1,0 +1,35 @@
+# kagent: two commands do everything.
+#   make evolve   create .venv, install, evolve a softmax kernel
+#   make test     create .venv, install, run the tests
+# On a machine whose python3 already has torch and triton (a GPU box), add TORCH=host to use those.
+
+PYTHON ?= python3
+TORCH  ?= pinned
+TASK   ?= softmax
+BUDGET ?= 50
+BIN    := .venv/bin
+
+.PHONY: evolve test check format clean
+
+evolve: .venv/ready
+	$(BIN)/kagent evolve $(TASK) --budget $(BUDGET)
+
+test: .venv/ready
+	$(BIN)/python -m pytest
+
+check: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv
+
+# Rebuilt only when what it was made from changes, so a second `make` installs nothing.
+.venv/ready: pyproject.toml constraints.txt setup.sh
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh setup.sh
+	@touch $@

@@ -1,0 +1,49 @@
+"""The wheel holds what is promised, and nothing else."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
+    done = subprocess.run([*command, str(ROOT)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (path,) = out.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        yield {n: archive.read(n) for n in archive.namelist()}
+
+
+def test_import_names_are_kagent_and_kagent_sandbox_only(wheel):
+    tops = {name.split("/")[0] for name in wheel}
+    assert {t for t in tops if not t.endswith(".dist-info")} == {"kagent", "kagent_sandbox"}
+
+
+def test_seeds_prompts_licence_and_types_are_inside(wheel):
+    names = set(wheel)
+    assert "kagent/seeds/softmax/task.toml" in names
+    assert "kagent/seeds/softmax/reference.py" in names
+    assert any(n.startswith("kagent/prompts/") for n in names)
+    assert {"kagent/py.typed", "kagent_sandbox/py.typed"} <= names
+    licence = next(data for name, data in wheel.items() if name.endswith("licenses/LICENSE"))
+    assert b"Apache License" in licence
+
+
+def test_all_modules_of_the_tree_are_in_the_wheel(wheel):
+    for source in ("agent", "sandbox"):
+        for path in (ROOT / source).rglob("*.py"):
+            assert path.relative_to(ROOT / source).as_posix() in wheel
+
+
+def test_sandbox_never_imports_the_agent():
+    for path in (ROOT / "sandbox").rglob("*.py"):
+        lines = [line.strip() for line in path.read_text().splitlines()]
+        bad = [s for s in lines if s.startswith(("import kagent.", "from kagent.", "from kagent "))]
+        assert not bad, path
