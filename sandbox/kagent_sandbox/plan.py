@@ -78,6 +78,7 @@ class TensorRef:
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -243,6 +244,7 @@ class Plan:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
+        """The kernel launches, in order."""
         return tuple(op for op in self.ops if isinstance(op, Launch))
 
     @property

@@ -1,8 +1,8 @@
 """Plans as JSON: written by the builder, read by the judge, which trusts nothing in them.
 
-`parse_plan` accepts only what it has checked: versions, types, sizes, finite numbers, every view inside of its
-buffer, every buffer allocated before it is used and not after it is freed, every launch with a kernel that the
-plan declares and as many arguments as that kernel has. Unknown keys are errors.
+`parse_plan` accepts only what it has checked: versions, types, sizes, finite numbers, every view
+inside of its buffer, every buffer allocated before it is used and not after it is freed, every launch
+with a kernel that the plan declares and as many arguments as that kernel has. Unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ from kagent_sandbox.plan import (
 )
 
 T = TypeVar("T")
-_OPS = {c.__name__.lower(): c for c in (Alloc, Free, Fill, Copy, Const, TorchOp, Launch)}
-_ARGS = {c.__name__.lower(): c for c in (Pointer, Null, Scalar, TensorMap)}
-_TAG = {c: tag for tag, c in (_OPS | _ARGS).items()}
+_OPS: Mapping[str, type] = {
+    c.__name__.lower(): c for c in (Alloc, Free, Fill, Copy, Const, TorchOp, Launch)
+}
+_ARGS: Mapping[str, type] = {c.__name__.lower(): c for c in (Pointer, Null, Scalar, TensorMap)}
+_TAG: Mapping[type, str] = {c: tag for tag, c in {**_OPS, **_ARGS}.items()}
 _HASH = re.compile(r"[0-9a-f]{64}")
 _MAX_DEPTH = 16
 
@@ -181,7 +183,7 @@ def _three(value: object) -> tuple[int, int, int]:
     return sizes[0], sizes[1], sizes[2]
 
 
-def _number(value: object) -> float | int | bool:
+def _number(value: object) -> float:
     if isinstance(value, dict):
         text = _object(value, "float", {"float"})["float"]
         if text not in {"inf", "-inf", "nan"}:
@@ -254,8 +256,10 @@ def _tagged(value: object, classes: Mapping[str, type], what: str) -> tuple[type
 
 def _op(value: object) -> Op:
     cls, v = _tagged(value, _OPS, "operation")
-    if cls is Alloc or cls is Free:
-        return cls(_int(v["buffer"]))  # type: ignore[no-any-return]
+    if cls is Alloc:
+        return Alloc(_int(v["buffer"]))
+    if cls is Free:
+        return Free(_int(v["buffer"]))
     if cls is Fill:
         return Fill(_tensor(v["tensor"]), _number(v["value"]))
     if cls is Copy:
@@ -344,7 +348,7 @@ def _arg(value: object) -> Arg:
     return tensor_map
 
 
-def _fits(type_: str, value: float | int | bool) -> float | int | bool:
+def _fits(type_: str, value: float) -> float:
     if type_[0] in "iu":
         bits = 8 * SCALAR_BYTES[type_] if type_ != "i1" else 1
         low, high = (0, 1) if bits == 1 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)

@@ -1,7 +1,7 @@
 """A task: an operation, the cases that matter, and what counts as correct. Read from a folder.
 
-`task.toml` declares everything that is data; `reference.py` beside it holds the code that cannot be (see
-`Reference`). docs/tasks.md is the guide for writing one.
+`task.toml` declares everything that is data; `reference.py` beside it holds the code that cannot be
+(see `Reference`). docs/tasks.md is the guide for writing one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import random
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, cast
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -52,8 +52,8 @@ class Argument(_Model):
 class Result(_Model):
     """One result of the entry function, in order, with what it may err.
 
-    The candidate may err by at most `k` times what torch's own implementation errs in the same dtype, plus
-    `floor` times the dtype's machine epsilon; see `kagent_sandbox.compare`.
+    The candidate may err by at most `k` times what torch's own implementation errs in the same dtype,
+    plus `floor` times the dtype's machine epsilon; see `kagent_sandbox.compare`.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Result(_Model):
 
 
 class Case(_Model):
-    """Shapes, dtype and input distribution of one call. Extra keys are the task's dimensions and flags."""
+    """Shapes, dtype and input distribution of one call; extra keys are dimensions and flags."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -79,6 +79,7 @@ class Case(_Model):
 
     @property
     def dims(self) -> dict[str, int | float | bool]:
+        """Values of the task's dimensions and flags."""
         return cast("dict[str, int | float | bool]", dict(self.model_extra or {}))
 
 
@@ -188,9 +189,10 @@ class Task(_Model):
                     )
                 if case.dtype not in ITEMSIZE:
                     raise ValueError(f"case {case.name}: unknown dtype {case.dtype!r}")
-                for shaped in (*self.arguments, *self.results):
-                    if shaped.shape is not None:
-                        self.shape(shaped.shape, case)
+                shapes = [a.shape for a in self.arguments] + [r.shape for r in self.results]
+                for shape in shapes:
+                    if shape is not None:
+                        self.shape(shape, case)
                 for text in (self.bytes, self.flops, self.written):
                     self.formula(text, case)
             for name in [c.name for c in (*kind.check, *kind.bench)]:
@@ -282,7 +284,7 @@ def draw_hidden(task: Task, kind: Kind, which: Literal["check", "bench"], seed: 
                     dtype=rng.choice(generator.dtype),
                     inputs=rng.choice(generator.inputs),
                     scale=rng.choice(generator.scale),
-                    **dims,
+                    **cast("dict[str, Any]", dims),
                 )
             )
     return drawn

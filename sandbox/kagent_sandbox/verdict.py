@@ -1,7 +1,7 @@
 """The verdict on a candidate: `Passed` or `Rejected`, two types for two outcomes.
 
-A bad kernel is data. A broken machine is an exception (`kagent_sandbox.errors`) and is never blamed on
-the kernel.
+A bad kernel is data. A broken machine is an exception (`kagent_sandbox.errors`) and is never blamed
+on the kernel.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Status(StrEnum):
     DUPLICATE = "DUPLICATE"
     """The same text, syntax tree or plans as an earlier candidate."""
     TAMPER = "TAMPER"
-    """Memory outside of its buffers or an input was changed, or the plan is not what the source does."""
+    """It changed memory outside of its buffers or an input, or its plan is not what it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class CaseError:
-    """How far one result is from the float64 reference, against how far torch's own is (same dtype).
+    """How far a result is from the float64 reference, against how far torch's own is (same dtype).
 
-    Errors are relative (see `kagent_sandbox.compare`): `row` the worst row's L2 error over its norm, `element`
-    the worst element's, `bias` the signed scale error of the whole result.
+    Errors are relative (see `kagent_sandbox.compare`): `row` the worst row's L2 error over its norm,
+    `element` the worst element's, `bias` the scale error of the whole result.
     """
 
     case: str
