@@ -172,6 +172,13 @@ def _bool(value: object) -> bool:
     return value
 
 
+def _one_of(value: object, allowed: tuple[Any, ...], what: str) -> Any:
+    # Membership by type too: JSON true equals 1, and lists are no keys.
+    if not any(type(value) is type(a) and value == a for a in allowed):
+        raise PlanError(f"unknown {what} {value!r:.40}: expected one of {list(allowed)}")
+    return value
+
+
 def _ints(value: object, most: int = MAX_DIMS) -> tuple[int, ...]:
     return _list(value, "sizes", _int, most)
 
@@ -186,9 +193,7 @@ def _three(value: object) -> tuple[int, int, int]:
 def _number(value: object) -> float:
     if isinstance(value, dict):
         text = _object(value, "float", {"float"})["float"]
-        if text not in {"inf", "-inf", "nan"}:
-            raise PlanError(f"not a float: {text!r:.40}")
-        return float(text)
+        return float(_one_of(text, ("inf", "-inf", "nan"), "float"))
     if not isinstance(value, (bool, int, float)):
         raise PlanError(f"expected a number, got {type(value).__name__}")
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
@@ -197,9 +202,7 @@ def _number(value: object) -> float:
 
 
 def _dtype(value: object) -> str:
-    if not isinstance(value, str) or value not in ITEMSIZE:
-        raise PlanError(f"unknown dtype {value!r:.40}")
-    return value
+    return str(_one_of(value, tuple(ITEMSIZE), "dtype"))
 
 
 def _hash(value: object) -> str:
@@ -218,9 +221,7 @@ def _tensor(value: object) -> TensorRef:
 
 def _buffer(value: object) -> Buffer:
     v = _fields(value, Buffer, "buffer", tag=False)
-    kind = v["kind"]
-    if kind not in {"input", "scratch"}:
-        raise PlanError(f"unknown kind of buffer {kind!r:.40}")
+    kind = _one_of(v["kind"], ("input", "scratch"), "kind of buffer")
     name = None if v["name"] is None else _string(v["name"], "name of a buffer")
     if (kind == "input") != (name is not None):
         raise PlanError("inputs have a name and scratch has none")
@@ -229,14 +230,12 @@ def _buffer(value: object) -> Buffer:
 
 def _kernel(value: object) -> KernelInfo:
     v = _fields(value, KernelInfo, "kernel", tag=False)
-    if v["language"] not in get_args(Language):
-        raise PlanError(f"unknown language {v['language']!r:.40}")
     widths = v["load_bytes"]
     if not isinstance(widths, dict) or len(widths) > 16 or not all(k.isdecimal() for k in widths):
         raise PlanError("load_bytes: expected widths and counts")
     return KernelInfo(
         hash=_hash(v["hash"]),
-        language=v["language"],
+        language=_one_of(v["language"], get_args(Language), "language"),
         name=_string(v["name"], "name of a kernel"),
         param_bytes=_ints(v["param_bytes"], 512),
         registers=_int(v["registers"]),
@@ -317,9 +316,8 @@ def _arg(value: object) -> Arg:
     if cls is Null:
         return Null()
     if cls is Scalar:
-        if v["type"] not in SCALAR_BYTES:
-            raise PlanError(f"unknown scalar type {v['type']!r:.40}")
-        return Scalar(v["type"], _fits(v["type"], _number(v["value"])))
+        type_ = _one_of(v["type"], tuple(SCALAR_BYTES), "scalar type")
+        return Scalar(type_, _fits(type_, _number(v["value"])))
     tensor_map = TensorMap(
         buffer=_int(v["buffer"]),
         offset=_int(v["offset"]),
@@ -328,9 +326,9 @@ def _arg(value: object) -> Arg:
         strides=_ints(v["strides"], 4),
         box=_ints(v["box"], 5),
         element_strides=_ints(v["element_strides"], 5),
-        swizzle=v["swizzle"],
-        interleave=v["interleave"],
-        l2_promotion=v["l2_promotion"],
+        swizzle=_one_of(v["swizzle"], (0, 32, 64, 128), "swizzle"),
+        interleave=_one_of(v["interleave"], (0, 16, 32), "interleave"),
+        l2_promotion=_one_of(v["l2_promotion"], (0, 64, 128, 256), "L2 promotion"),
         oob_nan=_bool(v["oob_nan"]),
     )
     rank = len(tensor_map.dims)
@@ -340,9 +338,6 @@ def _arg(value: object) -> Arg:
         or len(tensor_map.box) != rank
         or len(tensor_map.element_strides) != rank
         or tensor_map.offset % 16
-        or tensor_map.swizzle not in {0, 32, 64, 128}
-        or tensor_map.interleave not in {0, 16, 32}
-        or tensor_map.l2_promotion not in {0, 64, 128, 256}
     ):
         raise PlanError("malformed tensor map")
     return tensor_map
