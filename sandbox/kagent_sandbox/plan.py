@@ -220,7 +220,7 @@ Op: TypeAlias = Alloc | Free | Fill | Copy | Const | TorchOp | Launch
 class KernelInfo:
     """A compiled kernel: how to load it, and its resources as the compiler reports them."""
 
-    hash: str
+    hash: str  # sha256 of code and symbol: what to load
     language: Language
     name: str  # symbol in the binary
     param_bytes: tuple[int, ...]  # size of each kernel parameter, in order
@@ -230,6 +230,7 @@ class KernelInfo:
     )
     static_shared_bytes: int = 0
     load_bytes: Mapping[int, int] = field(default_factory=dict)  # width of global loads -> count
+    code: str = ""  # sha256 without names: equal machine code, whatever its kernel is called
 
 
 @dataclass(frozen=True, slots=True)

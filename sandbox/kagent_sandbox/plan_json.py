@@ -8,7 +8,6 @@ with a kernel that the plan declares and as many arguments as that kernel has. U
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import hashlib
 import json
@@ -65,8 +64,17 @@ def dump_plan(plan: Plan) -> bytes:
 
 
 def plan_identity(plan: Plan) -> str:
-    """Hash of all that decides what runs: two plans with one identity are the same work."""
-    return hashlib.sha256(dump_plan(plan)).hexdigest()
+    """Hash of all that decides what runs: two plans with one identity are the same work.
+
+    Kernels count by their machine code, so that a kernel under another name is recognised.
+    """
+    code = {k.hash: k.code or k.hash for k in plan.kernels}
+    ops = tuple(
+        dataclasses.replace(op, kernel=code[op.kernel]) if isinstance(op, Launch) else op
+        for op in plan.ops
+    )
+    work = dataclasses.replace(plan, ops=ops, kernels=())
+    return hashlib.sha256(dump_plan(work)).hexdigest()
 
 
 def parse_plan(data: bytes) -> Plan:
@@ -242,6 +250,7 @@ def _kernel(value: object) -> KernelInfo:
         spill_bytes=_int(v["spill_bytes"]),
         static_shared_bytes=_int(v["static_shared_bytes"]),
         load_bytes={int(k[:4]): _int(n) for k, n in widths.items()},
+        code=v["code"] if v["code"] == "" else _hash(v["code"]),
     )
 
 
@@ -292,7 +301,7 @@ def _bytes(value: object) -> bytes:
         raise PlanError(f"constant: expected at most {MAX_CONST_BYTES} bytes in base64")
     try:
         return base64.b64decode(value, validate=True)
-    except binascii.Error as e:
+    except ValueError as e:
         raise PlanError(f"constant is not base64: {e}") from None
 
 

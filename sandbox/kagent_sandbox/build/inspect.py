@@ -1,0 +1,239 @@
+"""What a compiled kernel is and uses, read from its binary without a GPU and without another process.
+
+Registers, local memory, parameter sizes and shared memory come from a cubin's `.nv.info` and section sizes (as
+`cuobjdump --dump-resource-usage` prints them); widths of global loads from its machine code (as `nvdisasm`
+prints it). The agent reads every binary again with the same functions, because the builder is not trusted.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from kagent_sandbox.build.elf import (
+    EM_CUDA,
+    SHF_ALLOC,
+    SHT_DYNSYM,
+    SHT_NOBITS,
+    Elf,
+    ElfError,
+    Section,
+    read_elf,
+)
+from kagent_sandbox.plan import KernelInfo, Language
+
+_KERNEL_MARK = 0x10  # st_other of a __global__ function
+_RESERVED_SHARED_BYTES = 1024  # of each block on sm_90 and later; not part of the 227 KiB limit
+
+# attributes of .nv.info, by the names that cuobjdump gives them
+_PARAM_CBANK, _FRAME_SIZE, _KPARAM_INFO, _REGCOUNT, _KPARAM_INFO_V2 = 0x0A, 0x11, 0x17, 0x2F, 0x45
+_CALL_GRAPH_ATTRIBUTES = frozenset({_PARAM_CBANK, 0x1C, 0x36, 0x37})  # section indices, workarounds
+_SIZED = 4  # format of an attribute with a length; all others hold two bytes
+
+# opcodes of SASS since Volta (bits 0 to 11 of the 128) and widths by their size field
+_LDG, _LDG_256, _LDGSTS = (0x381, 0x981), 0x97E, 0xFAE
+_WIDTHS = (1, 1, 2, 2, 4, 8, 16, 0)
+
+
+class InspectError(ValueError):
+    """A binary that cannot be read, or lacks the kernel."""
+
+
+@functools.lru_cache(maxsize=512)
+def kernel_info(
+    binary: bytes, symbol: str, language: Language, param_bytes: tuple[int, ...] | None = None
+) -> KernelInfo:
+    """Describe the kernel `symbol` of a cubin or a shared object.
+
+    A shared object does not say what parameters its functions have: `param_bytes` does; it is ignored for
+    cubins. `hash` is of all that decides what runs, and the symbol; `code` leaves names out.
+
+    Raises:
+        InspectError: The binary is malformed or has no such kernel.
+    """
+    try:
+        elf = read_elf(binary)
+        if language == "cpp":
+            return _shared_object(elf, symbol, param_bytes or ())
+        return _cubin(elf, symbol, language)
+    except (ElfError, struct.error, UnicodeError) as e:
+        raise InspectError(f"kernel {symbol}: {e}") from None
+
+
+def kernel_names(binary: bytes) -> tuple[str, ...]:
+    """Symbols of all kernels of a cubin, in order of their symbol table.
+
+    Raises:
+        InspectError: The binary is malformed.
+    """
+    try:
+        return _kernels(read_elf(binary))
+    except (ElfError, struct.error) as e:
+        raise InspectError(str(e)) from None
+
+
+def architecture(binary: bytes) -> int:
+    """Compute capability that a cubin was compiled for: 80, 90, 100."""
+    return _architecture(read_elf(binary))
+
+
+# -- cubins --------------------------------------------------------------------------------------
+
+
+def _cubin(elf: Elf, symbol: str, language: Language) -> KernelInfo:
+    names = _kernels(elf)
+    text = elf.named(f".text.{symbol}")
+    own = elf.named(f".nv.info.{symbol}")
+    if elf.machine != EM_CUDA or symbol not in names or text is None or own is None:
+        raise InspectError(
+            f"no kernel {symbol} in this binary; it has {', '.join(names) or 'none'}"
+        )
+    common = elf.named(".nv.info")
+    counts = _per_function(common.data if common else b"", _index_of(elf, symbol))
+    code = _code_hash(elf, symbol, names)
+    return KernelInfo(
+        hash=hashlib.sha256(f"{code}\0{symbol}".encode()).hexdigest(),
+        language=language,
+        name=symbol,
+        param_bytes=_param_bytes(own.data),
+        registers=counts.get(_REGCOUNT, 0),
+        spill_bytes=counts.get(_FRAME_SIZE, 0),
+        static_shared_bytes=_static_shared(elf, symbol),
+        load_bytes=_load_widths(text.data, _architecture(elf)),
+        code=code,
+    )
+
+
+def _kernels(elf: Elf) -> tuple[str, ...]:
+    return tuple(s.name for s in elf.symbols if s.other & _KERNEL_MARK and s.info & 0xF == 2)
+
+
+def _index_of(elf: Elf, symbol: str) -> int:
+    return next(i for i, s in enumerate(elf.symbols) if s.name == symbol)
+
+
+def _architecture(elf: Elf) -> int:
+    # CUDA 13 moved the architecture up a byte, and raised the ABI version to say so
+    return elf.flags >> 8 & 0xFF if elf.abi >= 8 else elf.flags & 0xFF
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Attributes of a .nv.info section: (number, value)."""
+    at = 0
+    while at + 4 <= len(data):
+        kind, attribute = data[at], data[at + 1]
+        size = int.from_bytes(data[at + 2 : at + 4], "little") if kind == _SIZED else 0
+        value = data[at + 4 : at + 4 + size] if size else data[at + 2 : at + 4]
+        yield attribute, value
+        at += 4 + size
+
+
+def _per_function(data: bytes, index: int) -> dict[int, int]:
+    """Attributes of .nv.info that give one number per function, for the function of that symbol index."""
+    found = {}
+    for attribute, value in _attributes(data):
+        if len(value) == 8:
+            function, number = struct.unpack("<II", value)
+            if function == index:
+                found[attribute] = number
+    return found
+
+
+def _param_bytes(data: bytes) -> tuple[int, ...]:
+    sizes: dict[int, int] = {}
+    for attribute, value in _attributes(data):
+        if attribute in {_KPARAM_INFO, _KPARAM_INFO_V2} and len(value) == 12:
+            _, ordinal, _, packed = struct.unpack("<IHHI", value)
+            # the second form keeps the alignment in the upper half
+            sizes[ordinal] = packed >> 18 if attribute == _KPARAM_INFO else packed & 0xFFFF
+    if sorted(sizes) != list(range(len(sizes))):
+        raise InspectError("the binary does not describe its kernel's parameters")
+    return tuple(sizes[i] for i in range(len(sizes)))
+
+
+def _static_shared(elf: Elf, symbol: str) -> int:
+    section = elf.named(f".nv.shared.{symbol}")
+    size = section.size if section else 0
+    if size and elf.named(".nv.shared.reserved.0") is not None and _architecture(elf) >= 90:
+        return max(0, size - _RESERVED_SHARED_BYTES)
+    return size
+
+
+def _load_widths(text: bytes, architecture: int) -> dict[int, int]:
+    """Bytes per thread of a global load -> number of such instructions."""
+    words = np.frombuffer(text[: len(text) // 16 * 16], dtype="<u8").reshape(-1, 2)
+    opcode = words[:, 0] & np.uint64(0xFFF)
+    counts: dict[int, int] = {}
+
+    def add(which: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], shift: int) -> None:
+        fields = (words[which, 1] >> np.uint64(shift)) & np.uint64(7)
+        for field, n in zip(*np.unique(fields, return_counts=True), strict=True):
+            if width := _WIDTHS[int(field)]:
+                counts[width] = counts.get(width, 0) + int(n)
+
+    add(np.isin(opcode, np.array(_LDG, dtype=np.uint64)), 9)
+    add(opcode == _LDGSTS, 10 if architecture >= 100 else 9)
+    if architecture >= 100 and (wide := int(np.count_nonzero(opcode == _LDG_256))):
+        counts[32] = wide
+    return dict(sorted(counts.items()))
+
+
+def _code_hash(elf: Elf, symbol: str, kernels: Sequence[str]) -> str:
+    """Hash of what the kernel executes and reads: its own sections and those that no other kernel owns."""
+    others = [k for k in kernels if k != symbol]
+    digest = hashlib.sha256(f"cubin {elf.flags:x}".encode())
+    parts: list[tuple[str, bytes]] = []
+    for section in elf.sections:
+        name = section.name
+        if not _counts(section) or any(name.endswith(f".{k}") for k in others):
+            continue
+        if name == f".nv.info.{symbol}":
+            kept = (a for a in _attributes(section.data) if a[0] not in _CALL_GRAPH_ATTRIBUTES)
+            body = b"".join(struct.pack("<BH", a, len(v)) + v for a, v in kept)
+        else:
+            body = section.data
+        parts.append((name.removesuffix(f".{symbol}"), struct.pack("<Q", section.size) + body))
+    for name, body in sorted(parts):
+        digest.update(f"\0{name}\0{len(body)}\0".encode() + body)
+    return digest.hexdigest()
+
+
+def _counts(section: Section) -> bool:
+    """Whether a section of a cubin decides what runs."""
+    keep = (".text.", ".nv.constant", ".nv.global", ".nv.shared.", ".nv.info.", ".nv.local.")
+    return section.name.startswith(keep)
+
+
+# -- shared objects ------------------------------------------------------------------------------
+
+
+def _shared_object(elf: Elf, symbol: str, param_bytes: tuple[int, ...]) -> KernelInfo:
+    defined = {s.name for s in elf.symbols if s.section and s.info & 0xF == 2}
+    if symbol not in defined:
+        raise InspectError(f'no function {symbol} in this library: is it extern "C"?')
+    code = _library_hash(elf)
+    return KernelInfo(
+        hash=hashlib.sha256(f"{code}\0{symbol}\0{param_bytes}".encode()).hexdigest(),
+        language="cpp",
+        name=symbol,
+        param_bytes=param_bytes,
+        code=code,
+    )
+
+
+def _library_hash(elf: Elf) -> str:
+    """Hash of a library's loaded contents, and of what it imports; not of the names that it defines."""
+    digest = hashlib.sha256(f"elf {elf.machine}".encode())
+    skip = (".note", ".gnu", ".dyn", ".eh_frame", ".comment", ".interp")
+    for section in elf.sections:
+        if section.flags & SHF_ALLOC and not section.name.startswith(skip):
+            head = f"\0{section.name}\0{section.size}\0".encode()
+            digest.update(head + (b"" if section.type == SHT_NOBITS else section.data))
+        if section.type == SHT_DYNSYM:
+            imports = [s.name for s in elf.symbols if not s.section]
+            digest.update("\0".join(imports).encode())
+    return digest.hexdigest()
