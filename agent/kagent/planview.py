@@ -1,0 +1,165 @@
+"""What `kagent build` shows: a plan as readable lines, and the resources of its kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from kagent_sandbox.build.request import Built
+from kagent_sandbox.plan import (
+    Alloc,
+    Arg,
+    Const,
+    Copy,
+    Fill,
+    Free,
+    KernelInfo,
+    Launch,
+    Null,
+    Op,
+    Plan,
+    Pointer,
+    Scalar,
+    TensorRef,
+    TorchOp,
+)
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_SHORT = {
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float32": "f32",
+    "float64": "f64",
+    "int64": "i64",
+    "int32": "i32",
+    "bool": "b1",
+}
+
+
+def human_bytes(count: float) -> str:
+    """Bytes with a binary unit: 1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if count >= 100 or count == int(count) else f"{count:.1f} {unit}"
+
+
+def config_text(config: Mapping[str, object]) -> str:
+    """'BLOCK=1024 NUM_WARPS=8', or 'as written' when there is nothing to choose."""
+    return " ".join(f"{k}={v}" for k, v in config.items()) or "as written"
+
+
+def plan_lines(plan: Plan) -> Iterator[str]:
+    """One line per operation, in order."""
+    names = {b.id: b.name or f"b{b.id}" for b in plan.buffers}
+    sizes = {b.id: b.nbytes for b in plan.buffers}
+    kernels = {k.hash: k for k in plan.kernels}
+    for op in plan.ops:
+        yield _line(op, names, sizes, kernels)
+    yield "return " + ", ".join(_tensor(t, names) for t in plan.outputs)
+
+
+def _line(
+    op: Op, names: Mapping[int, str], sizes: Mapping[int, int], kernels: Mapping[str, KernelInfo]
+) -> str:
+    match op:
+        case Alloc(buffer):
+            return f"alloc  {names[buffer]}  {human_bytes(sizes[buffer])}"
+        case Free(buffer):
+            return f"free   {names[buffer]}"
+        case Fill(tensor, value):
+            return f"fill   {_tensor(tensor, names)} = {value}"
+        case Copy(src, dst):
+            return f"copy   {_tensor(dst, names)} <- {_tensor(src, names)}"
+        case Const(tensor, data):
+            return f"const  {_tensor(tensor, names)} ({len(data)} bytes)"
+        case TorchOp(name, args, _, writes):
+            into = ", ".join(_tensor(t, names) for t in writes)
+            values = ", ".join(
+                _tensor(a, names) if isinstance(a, TensorRef) else str(a) for a in args
+            )
+            return f"torch  {name}({values}) -> {into}"
+        case Launch():
+            return _launch(op, names, kernels[op.kernel])
+
+
+def _launch(op: Launch, names: Mapping[int, str], kernel: KernelInfo) -> str:
+    notes = [f"shared={op.shared}"] if op.shared else []
+    notes += [f"cluster={op.cluster}"] if op.cluster else []
+    notes += ["cooperative"] if op.cooperative else []
+    notes += ["pdl"] if op.pdl else []
+    args = ", ".join(_argument(a, names) for a in op.args)
+    return f"launch {kernel.name} grid={op.grid} block={op.block} {' '.join(notes)} ({args})"
+
+
+def _argument(arg: Arg, names: Mapping[int, str]) -> str:
+    match arg:
+        case Pointer(buffer, offset):
+            return names[buffer] + (f"+{offset}" if offset else "")
+        case Scalar(kind, value):
+            return f"{kind} {value}"
+        case Null():
+            return "null"
+        case _:
+            return f"tma {names[arg.buffer]} dims={arg.dims} box={arg.box}"
+
+
+def _tensor(tensor: TensorRef, names: Mapping[int, str]) -> str:
+    shape = "x".join(map(str, tensor.shape)) or "scalar"
+    at = f"+{tensor.offset}" if tensor.offset else ""
+    return f"{names[tensor.buffer]}{at}:{_SHORT.get(tensor.dtype, tensor.dtype)}[{shape}]"
+
+
+def widths_text(widths: Mapping[int, int]) -> str:
+    """Global load instructions by width: '16 B ×4, 4 B ×1'."""
+    return ", ".join(f"{w} B ×{n}" for w, n in sorted(widths.items(), reverse=True)) or "–"
+
+
+def kernel_table(built: Built) -> Table:
+    """Every distinct kernel with its resources; dynamic shared memory is the most of its launches."""
+    dynamic: Counter[str] = Counter()
+    kernels: dict[str, KernelInfo] = {}
+    for plan in built.plans.values():
+        kernels |= {k.hash: k for k in plan.kernels}
+        for launch in plan.launches:
+            dynamic[launch.kernel] = max(dynamic[launch.kernel], launch.shared)
+    table = Table(title=f"kernels for {built.target}", title_justify="left")
+    for name in ("kernel", "code", "language"):
+        table.add_column(name)
+    for name in ("registers", "spills", "shared, static + dynamic", "global loads", "binary"):
+        table.add_column(name, justify="right")
+    for key, k in kernels.items():
+        table.add_row(
+            k.name,
+            key[:8],
+            k.language,
+            str(k.registers) if k.registers else "–",
+            human_bytes(k.spill_bytes),
+            f"{human_bytes(k.static_shared_bytes)} + {human_bytes(dynamic[key])}",
+            widths_text(k.load_bytes),
+            human_bytes(len(built.binaries[key])),
+        )
+    return table
+
+
+def built_view(built: Built, *, full: bool) -> RenderableType:
+    """Kernels, then a line per case and configuration; with `full` every plan, line by line."""
+    table = Table(title="plans", title_justify="left")
+    table.add_column("case")
+    table.add_column("configuration")
+    for name in ("launches", "other operations", "peak memory"):
+        table.add_column(name, justify="right")
+    listing: list[RenderableType] = []
+    for (index, case), plan in sorted(built.plans.items(), key=lambda item: item[0][0]):
+        others = sum(not isinstance(op, Alloc | Free | Launch) for op in plan.ops)
+        config = config_text(built.configs[index])
+        peak = human_bytes(plan.peak_bytes)
+        table.add_row(case, config, str(len(plan.launches)), str(others), peak)
+        if full:
+            listing.append(Text(f"\n{case} ({config})", style="bold"))
+            listing.extend(Text("  " + line) for line in plan_lines(plan))
+    dropped = [Text(f"dropped: {reason}", style="yellow") for reason in built.dropped]
+    return Group(kernel_table(built), table, *dropped, *listing)
