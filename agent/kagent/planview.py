@@ -119,7 +119,7 @@ def widths_text(widths: Mapping[int, int]) -> str:
 
 
 def kernel_table(built: Built) -> Table:
-    """Every distinct kernel with its resources; dynamic shared memory is the most of its launches."""
+    """Every distinct kernel with its resources; of dynamic shared memory the most it is given."""
     dynamic: Counter[str] = Counter()
     kernels: dict[str, KernelInfo] = {}
     for plan in built.plans.values():
