@@ -1,0 +1,120 @@
+"""Scaled dot product attention: reference, baselines and inputs."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    from kagent_sandbox.task import Case
+
+SCORES = 1 << 27  # float64 scores held at once: 1 GiB, and about three times that with temporaries
+
+
+def inputs(
+    case: Case, generator: torch.Generator, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """q, k and v from a normal distribution of deviation `scale`.
+
+    "shifted" adds a constant to every key, which moves all scores of a row by the same large amount and
+    leaves the result alone: it finds a softmax that does not subtract the row's maximum.
+    """
+    d = case.dims
+    b, h, hkv, s, size = (int(d[n]) for n in ("B", "H", "Hkv", "S", "D"))
+    dtype: torch.dtype = getattr(torch, case.dtype)
+
+    def draw(heads: int, shift: float = 0.0) -> torch.Tensor:
+        x = torch.randn(b, heads, s, size, generator=generator, device=device)
+        return (x * case.scale + shift).to(dtype)
+
+    return {
+        "q": draw(h),
+        "k": draw(hkv, shift=8.0 if case.inputs == "shifted" else 0.0),
+        "v": draw(hkv),
+    }
+
+
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> torch.Tensor:
+    """The definition in float64, over chunks of queries: [B, H, S, D]."""
+    b, h, s, d = q.shape
+    group = h // k.shape[1]
+    k64 = k.double().repeat_interleave(group, 1)
+    v64 = v.double().repeat_interleave(group, 1)
+    o = torch.empty(b, h, s, d, dtype=torch.float64, device=q.device)
+    rows = max(1, SCORES // (b * h * s))
+    for start in range(0, s, rows):
+        stop = min(s, start + rows)
+        seen = stop if causal else s
+        scores = q[:, :, start:stop].double() @ k64[:, :, :seen].mT
+        scores *= 1.0 / math.sqrt(d)
+        if causal:
+            query = torch.arange(start, stop, device=q.device)[:, None]
+            key = torch.arange(seen, device=q.device)[None, :]
+            scores.masked_fill_(key > query, -math.inf)
+        o[:, :, start:stop] = torch.softmax(scores, -1) @ v64[:, :, :seen]
+    return o
+
+
+def eager(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> torch.Tensor:
+    """What torch picks by itself (FlashAttention-2 on an H100)."""
+    return F.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def experts() -> Mapping[str, Callable[..., object]]:
+    """SDPA's fused kernels and FlexAttention, on a GPU."""
+    if not torch.cuda.is_available():
+        return {}
+    return {
+        "sdpa flash": functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
+        "sdpa cuDNN": functools.partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
+        "FlexAttention": _flex,
+    }
+
+
+def _sdpa(
+    backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> torch.Tensor:
+    with sdpa_kernel(backend):
+        return eager(q, k, v, causal)
+
+
+def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    mask = _causal_blocks(q.shape[2], q.device) if causal else None
+    return _compiled_flex()(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., torch.Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+@functools.cache
+def _causal_blocks(s: int, device: torch.device) -> BlockMask:
+    """Which blocks a causal call visits. Made once, as a user of FlexAttention would; not timed."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def keep(
+        batch: torch.Tensor,  # noqa: ARG001 - FlexAttention's signature
+        head: torch.Tensor,  # noqa: ARG001
+        query: torch.Tensor,
+        key: torch.Tensor,
+    ) -> torch.Tensor:
+        return query >= key
+
+    return create_block_mask(keep, None, None, s, s, device=device)
