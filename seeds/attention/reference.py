@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 SCORES = 1 << 27  # float64 scores held at once: 1 GiB, and about three times that with temporaries
 
 
-def inputs(
-    case: Case, generator: torch.Generator, device: torch.device
-) -> dict[str, torch.Tensor]:
+def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
     """q, k and v from a normal distribution of deviation `scale`.
 
     "shifted" adds a constant to every key, which moves all scores of a row by the same large amount and
@@ -42,9 +40,7 @@ def inputs(
     }
 
 
-def reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
-) -> torch.Tensor:
+def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
     """The definition in float64, over chunks of queries: [B, H, S, D]."""
     b, h, s, d = q.shape
     group = h // k.shape[1]
@@ -65,9 +61,7 @@ def reference(
     return o
 
 
-def eager(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
-) -> torch.Tensor:
+def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
     """What torch picks by itself (FlashAttention-2 on an H100)."""
     return F.scaled_dot_product_attention(
         q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]

@@ -81,7 +81,8 @@ def _attend(
     return acc, row_max, row_sum
 
 
-@triton.jit
+# One binary for all lengths and head counts; whether they are 1 or multiples of 16 changes nothing.
+@triton.jit(do_not_specialize=["heads", "group", "seq"])
 def _flash_attention(
     q_ptr,
     k_ptr,
@@ -145,9 +146,7 @@ def _flash_attention(
     tl.store(o_tile, o.to(o_ptr.dtype.element_ty), mask=inside)
 
 
-def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
-) -> torch.Tensor:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
     """Attention of q [B, H, S, D] over k and v [B, Hkv, S, D], bf16 or fp16, D a power of two.
 
     Rows may be strided (slices of a packed projection); the last dimension must be contiguous.

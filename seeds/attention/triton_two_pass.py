@@ -1,7 +1,7 @@
 """Attention in two passes over the keys: first each row's maximum and sum, then the weighted values.
 
-The plain way to keep scores out of memory: the first pass computes them only to know how to normalise, the
-second computes them again, already normalised, and multiplies by v. Half as many products again as flash
+The plain way to keep scores out of memory: the first pass computes them only for the maximum and the sum, the
+second computes them again, relative to the final maximum, and multiplies by v. Half as many products again as flash
 attention, but no accumulator to rescale and hardly any state in the first pass. A starting point that is
 easy to check and to change, and the fastest way only while a whole row of keys fits one or two tiles.
 """
@@ -48,7 +48,8 @@ def _scores(
     return tl.where(keep, tl.dot(q, k) * scale_log2, -float("inf"))
 
 
-@triton.jit
+# One binary for all lengths and head counts; whether they are 1 or multiples of 16 changes nothing.
+@triton.jit(do_not_specialize=["heads", "group", "seq"])
 def _two_pass_attention(
     q_ptr,
     k_ptr,
@@ -99,21 +100,20 @@ def _two_pass_attention(
         row_sum = row_sum * tl.exp2(row_max - new_max) + tl.sum(tl.exp2(s - new_max[:, None]), 1)
         row_max = new_max
 
-    lse = row_max + tl.log2(row_sum)
+    # Normalised only at the end: with flat scores every p would be the same 1 / seq, rounded to bf16 with
+    # the same error, and the whole row would be off by it.
     acc = tl.zeros([BLOCK_M, D], dtype=tl.float32)
     for start in range(0, seen, BLOCK_N):
         s = _scores(q, k_ptr, stride_ks, start, rows, seq, scale_log2, D, BLOCK_N, CAUSAL)
         cols = start + tl.arange(0, BLOCK_N)
         v_tile = v_ptr + cols[:, None].to(tl.int64) * stride_vs + dims[None, :]
         v = tl.load(v_tile, mask=cols[:, None] < seq, other=0.0)
-        acc = tl.dot(tl.exp2(s - lse[:, None]).to(v.dtype), v, acc)
+        acc = tl.dot(tl.exp2(s - row_max[:, None]).to(v.dtype), v, acc)
     o_tile = o_ptr + rows[:, None].to(tl.int64) * D + dims[None, :]
-    tl.store(o_tile, acc.to(o_ptr.dtype.element_ty), mask=inside)
+    tl.store(o_tile, (acc / row_sum[:, None]).to(o_ptr.dtype.element_ty), mask=inside)
 
 
-def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
-) -> torch.Tensor:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
     """Attention of q [B, H, S, D] over k and v [B, Hkv, S, D], bf16 or fp16, D a power of two.
 
     Rows may be strided (slices of a packed projection); the last dimension must be contiguous.
