@@ -2,12 +2,12 @@
 
 `to_json` gives what `json.dumps(..., allow_nan=False)` accepts; `from_json` accepts nothing else:
 unknown keys, missing fields without a default and values of another type raise `RecordError`, which
-names the field. A field that is a union of dataclasses carries the class's name under "is"; bytes are
-base64; infinities and nan are strings; a mapping whose keys are not strings is a list of pairs. Tuples
-in fields annotated `object` come back as lists.
+names the field. A field that is a union of dataclasses carries the class's name under "is"; bytes
+are base64; infinities and nan are strings; a mapping whose keys are not strings is a list of pairs.
+Tuples in fields annotated `object` come back as lists.
 
-Plans from an untrusted process are not read by this module but by `plan_json.parse_plan`, which checks
-what they mean.
+Plans from an untrusted process are not read by this module but by `plan_json.parse_plan`, which
+checks what they mean.
 """
 
 from __future__ import annotations

@@ -1,0 +1,94 @@
+"""What a run tells whoever watches: one frozen dataclass per thing that happened.
+
+The core prints nothing. `evolve` calls an `Observer` with each event, from its own thread and in
+order; an observer must return quickly and must not raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from kagent.lineage import Candidate, Proposal
+
+
+class Step(StrEnum):
+    """What is being done with a proposal."""
+
+    PROPOSE = "propose"
+    WAIT = "wait"  # for a core or for the timed lane
+    BUILD = "build"
+    CHECK = "check"
+    MEASURE = "measure"
+
+
+class Stop(StrEnum):
+    """Why a run ended."""
+
+    BUDGET = "budget"
+    """The budget is used up."""
+    EXHAUSTED = "exhausted"
+    """The proposer has nothing left that was not tried."""
+    TIME = "time"
+    """The time that was given is over."""
+    INTERRUPTED = "interrupted"
+    """Ctrl-C or the like. The run can be resumed."""
+    NO_SEED = "no seed"
+    """No seed passed, so that there is nothing to improve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A run begins, or goes on: `recorded` candidates are in the store already."""
+
+    run: str
+    task: str
+    budget: int
+    recorded: int
+    seeds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A long step before or after the search: baselines, ceilings, the final race."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """A proposal entered a step."""
+
+    proposal_id: int
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A proposal was accepted: it is no duplicate in text or syntax tree, and it is in the
+    store.
+    """
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A verdict was committed."""
+
+    candidate: Candidate
+    promoted: bool  # it is the new incumbent
+    counted: int  # evaluations charged to the budget so far
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run is over."""
+
+    stop: Stop
+
+
+Event: TypeAlias = Started | Progress | Working | Proposed | Recorded | Finished
+Observer: TypeAlias = Callable[[Event], None]

@@ -1,0 +1,242 @@
+"""What was proposed, what became of it, and questions about that: append-only, and pure to read.
+
+Ids are the positions of records: candidate 7 is `lineage[7]`. A decision is taken on the lineage as
+it stood when it was taken (`as_of(proposal.seen)`), so that stored verdicts replay to the same
+decisions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kagent_sandbox.plan import Language
+from kagent_sandbox.verdict import Passed, Rejected, Stage, Status, Verdict
+
+PROMOTION = 0.95
+"""A new incumbent needs more than this probability of being faster; anything less is a tie."""
+
+
+class Operator(StrEnum):
+    """How a proposal came to be."""
+
+    SEED = "seed"
+    """A file of the task's folder."""
+    TUNE = "tune"
+    """One parent with other values of its tunables."""
+    CROSSOVER = "crossover"
+    """Tunables of two parents of one structure, mixed."""
+    RECOMBINE = "recombine"
+    """Two parents in one file that chooses between them by the call's shape."""
+    STRUCTURE = "structure"
+    """Another algorithm or another mapping to the hardware."""
+    REPAIR = "repair"
+    """A rejected proposal, mended with its error in view."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A kernel to try, and why."""
+
+    id: int
+    parents: tuple[int, ...]
+    operator: Operator
+    name: str  # of its structure: the seed's file, or those that it was made of
+    source: str
+    hypothesis: str  # what was changed, and why it should help
+    predicted: float | None = None  # speed-up over the first parent, where one was named
+    seen: int = 0  # records in the lineage when it was selected
+    attempt: int = 0  # how many drafts before this one were duplicates
+
+    @property
+    def kernel(self) -> str:
+        """Identity of the text, and the name of its file in the run's folder."""
+        return kernel_id(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What building a proposal told. Hashes identify its syntax tree and all of its plans."""
+
+    tree_hash: str
+    work_hash: str
+    configs: int
+    build_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A proposal and its verdict. `facts` is None where it was not built."""
+
+    proposal: Proposal
+    verdict: Verdict
+    facts: Facts | None = None
+
+    @property
+    def id(self) -> int:
+        """The proposal's id."""
+        return self.proposal.id
+
+    @property
+    def score(self) -> float | None:
+        """Geometric mean over the benchmark cases of baseline time / time; None if it was
+        rejected.
+        """
+        return self.verdict.score if isinstance(self.verdict, Passed) else None
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds of building and of the timed lane that it took."""
+        lane = self.verdict.lane_s if isinstance(self.verdict, Passed) else 0.0
+        return lane + (self.facts.build_s if self.facts else 0.0)
+
+    @property
+    def is_duplicate(self) -> bool:
+        """Whether it was the same as an earlier candidate."""
+        return isinstance(self.verdict, Rejected) and self.verdict.status is Status.DUPLICATE
+
+    @property
+    def counts(self) -> bool:
+        """Whether it was charged to the budget: seeds and duplicates are free."""
+        return self.proposal.operator is not Operator.SEED and not self.is_duplicate
+
+
+def kernel_id(source: str) -> str:
+    """16 hexadecimal digits of the text's SHA-256."""
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+class Lineage:
+    """All candidates of a run, in the order of their ids."""
+
+    def __init__(self, candidates: Iterable[Candidate] = ()) -> None:
+        self._candidates: list[Candidate] = []
+        self._incumbents: list[int] = []  # every candidate that was promoted, in order
+        self._children: Counter[int] = Counter()
+        self._counted = 0
+        for candidate in candidates:
+            self.record(candidate)
+
+    def record(self, candidate: Candidate) -> bool:
+        """Append; whether the candidate is the new incumbent.
+
+        Raises:
+            ValueError: Its id is not the next one.
+        """
+        if candidate.id != len(self._candidates):
+            raise ValueError(f"candidate {candidate.id} recorded as number {len(self)}")
+        self._candidates.append(candidate)
+        self._counted += candidate.counts
+        if not candidate.is_duplicate:
+            self._children.update(set(candidate.proposal.parents))
+        promoted = self._promotes(candidate)
+        if promoted:
+            self._incumbents.append(candidate.id)
+        return promoted
+
+    def _promotes(self, candidate: Candidate) -> bool:
+        if not isinstance(candidate.verdict, Passed):
+            return False
+        if not self._incumbents:
+            return True
+        versus = candidate.verdict.versus
+        return (
+            versus is not None
+            and versus.against == str(self._incumbents[-1])
+            and versus.p_faster > PROMOTION
+        )
+
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self._candidates)
+
+    def __getitem__(self, candidate_id: int) -> Candidate:
+        return self._candidates[candidate_id]
+
+    def as_of(self, seen: int) -> Lineage:
+        """The lineage of the first `seen` records."""
+        return self if seen == len(self) else Lineage(self._candidates[:seen])
+
+    @property
+    def incumbent(self) -> Candidate | None:
+        """The best so far: beats the one before it with probability over `PROMOTION`."""
+        return self[self._incumbents[-1]] if self._incumbents else None
+
+    @property
+    def promotions(self) -> tuple[Candidate, ...]:
+        """All incumbents in order, the current one last."""
+        return tuple(self[i] for i in self._incumbents)
+
+    @property
+    def counted(self) -> int:
+        """Evaluations charged to the budget."""
+        return self._counted
+
+    @property
+    def seeds(self) -> tuple[Candidate, ...]:
+        """The task's own kernels."""
+        return tuple(c for c in self if c.proposal.operator is Operator.SEED)
+
+    def passed(self) -> list[Candidate]:
+        """Candidates that were correct and timed, best score first, the earlier first among
+        equals.
+        """
+        scored = [(-c.score, c.id, c) for c in self if c.score is not None]
+        return [c for _, _, c in sorted(scored, key=lambda s: s[:2])]
+
+    def elites(self, count: int = 8) -> list[Candidate]:
+        """The incumbent and then the best others that were timed in full."""
+        incumbent = self.incumbent
+        if incumbent is None:
+            return []
+        others = [
+            c
+            for c in self.passed()
+            if c.id != incumbent.id and isinstance(c.verdict, Passed) and not c.verdict.screened
+        ]
+        return [incumbent, *others][:count]
+
+    def children(self, candidate_id: int) -> int:
+        """Recorded proposals that had this candidate as a parent; duplicates are not counted."""
+        return self._children[candidate_id]
+
+    def path(self, candidate_id: int) -> list[Candidate]:
+        """From a seed to this candidate, following first parents."""
+        path = [self[candidate_id]]
+        while path[-1].proposal.parents:
+            path.append(self[path[-1].proposal.parents[0]])
+        return path[::-1]
+
+    def rejections(self) -> Counter[tuple[Stage, Status]]:
+        """How many were rejected, by stage and status. Duplicates are among them."""
+        return Counter(
+            (c.verdict.stage, c.verdict.status) for c in self if isinstance(c.verdict, Rejected)
+        )
+
+    def same_work(self, work_hash: str) -> Candidate | None:
+        """The first candidate whose plans were these."""
+        return next((c for c in self if c.facts and c.facts.work_hash == work_hash), None)
+
+
+def log_score(candidate: Candidate) -> float:
+    """Natural logarithm of a passed candidate's score."""
+    assert candidate.score is not None
+    return math.log(candidate.score) if candidate.score > 0 else -math.inf
+
+
+def language_of(name: str) -> Language:
+    """Language of a seed by its file's name: triton_*, cuda_* or cpp_*.
+
+    Raises:
+        ValueError: It begins with none of them.
+    """
+    for language in ("triton", "cuda", "cpp"):
+        if name.startswith(f"{language}_"):
+            return language
+    raise ValueError(f"{name}: a seed's name begins with triton_, cuda_ or cpp_")
