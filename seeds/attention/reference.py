@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
-
     from kagent_sandbox.task import Case
+    from torch.nn.attention.flex_attention import BlockMask
 
 SCORES = 1 << 27  # float64 scores held at once: 1 GiB, and about three times that with temporaries
 
@@ -22,8 +21,8 @@ SCORES = 1 << 27  # float64 scores held at once: 1 GiB, and about three times th
 def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
     """q, k and v from a normal distribution of deviation `scale`.
 
-    "shifted" adds a constant to every key, which moves all scores of a row by the same large amount and
-    leaves the result alone: it finds a softmax that does not subtract the row's maximum.
+    "shifted" adds a constant to every key, which moves all scores of a row by the same large amount
+    and leaves the result alone: it finds a softmax that does not subtract the row's maximum.
     """
     d = case.dims
     b, h, hkv, s, size = (int(d[n]) for n in ("B", "H", "Hkv", "S", "D"))

@@ -1,12 +1,12 @@
 """Flash attention: one pass over the keys with a running softmax.
 
-A program owns BLOCK_M queries of one head and walks over tiles of BLOCK_N keys. It keeps each row's running
-maximum and sum, rescales the accumulator when the maximum grows, and never writes a score to memory, so
-that memory traffic is q, k, v and o alone. Tiles above the diagonal are skipped; only the tiles that touch
-the diagonal or the end of the sequence pay for a mask.
+A program owns BLOCK_M queries of one head and walks over tiles of BLOCK_N keys. It keeps each row's
+running maximum and sum, rescales the accumulator when the maximum grows, and never writes a score
+to memory, so that memory traffic is q, k, v and o alone. Tiles above the diagonal are skipped; only
+the tiles that touch the diagonal or the end of the sequence pay for a mask.
 
-Pays for every sequence longer than a few tiles. Short ones with few heads leave SMs idle: there the grid,
-not the kernel, is the limit.
+Pays for every sequence longer than a few tiles. Short ones with few heads leave SMs idle: there the
+grid, not the kernel, is the limit.
 """
 
 import math
@@ -53,10 +53,7 @@ def _attend(
         cols = start + tl.arange(0, BLOCK_N)
         k_tile = k_ptr + cols[None, :].to(tl.int64) * stride_ks + dims[:, None]
         v_tile = v_ptr + cols[:, None].to(tl.int64) * stride_vs + dims[None, :]
-        if MASKED:
-            k = tl.load(k_tile, mask=cols[None, :] < seq, other=0.0)
-        else:
-            k = tl.load(k_tile)
+        k = tl.load(k_tile, mask=cols[None, :] < seq, other=0.0) if MASKED else tl.load(k_tile)
         scores = tl.dot(q, k)  # [BLOCK_M, BLOCK_N]
         if MASKED:
             keep = cols[None, :] < seq
@@ -64,19 +61,16 @@ def _attend(
                 keep = keep & (cols[None, :] <= rows[:, None])
             scores = tl.where(keep, scores, -float("inf"))
 
-        # The scale is applied in fp32 after the product (q rounded again to bf16 would cost accuracy) and
-        # together with the subtraction, as one multiply-add per score. Key 0 is visible to every row, so
-        # that the maximum is finite from the first tile on.
+        # The scale is applied in fp32 after the product (q rounded again to bf16 would cost
+        # accuracy) and together with the subtraction, as one multiply-add per score. Key 0 is
+        # visible to every row, so that the maximum is finite from the first tile on.
         new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
         p = tl.exp2(scores * scale_log2 - new_max[:, None])
         shrink = tl.exp2(row_max - new_max)
         row_sum = row_sum * shrink + tl.sum(p, 1)
         row_max = new_max
 
-        if MASKED:
-            v = tl.load(v_tile, mask=cols[:, None] < seq, other=0.0)
-        else:
-            v = tl.load(v_tile)
+        v = tl.load(v_tile, mask=cols[:, None] < seq, other=0.0) if MASKED else tl.load(v_tile)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None])
     return acc, row_max, row_sum
 
@@ -106,8 +100,8 @@ def _flash_attention(
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
-    # Neighbouring programs are tiles of one head, whose keys and values they share through L2. The last
-    # tiles see the most keys and go first, so that no long one is left for the end.
+    # Neighbouring programs are tiles of one head, whose keys and values they share through L2. The
+    # last tiles see the most keys and go first, so that no long one is left for the end.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     batch = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)

@@ -1,9 +1,10 @@
-"""Attention in two passes over the keys: first each row's maximum and sum, then the weighted values.
+"""Attention in two passes over the keys: each row's maximum and sum, then the weighted values.
 
-The plain way to keep scores out of memory: the first pass computes them only for the maximum and the sum, the
-second computes them again, relative to the final maximum, and multiplies by v. Half as many products again as flash
-attention, but no accumulator to rescale and hardly any state in the first pass. A starting point that is
-easy to check and to change, and the fastest way only while a whole row of keys fits one or two tiles.
+The plain way to keep scores out of memory: the first pass computes them only for the maximum and
+the sum, the second computes them again, relative to the final maximum, and multiplies by v. Half as
+many products again as flash attention, but no accumulator to rescale and hardly any state in the
+first pass. A starting point that is easy to check and to change, and the fastest way only while a
+whole row of keys fits one or two tiles.
 """
 
 import math
@@ -37,7 +38,7 @@ def _scores(
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
-    """Scores of one tile in units of log2, [BLOCK_M, BLOCK_N]; -inf where a row does not see a key."""
+    """Scores of one tile in units of log2, [BLOCK_M, BLOCK_N]; -inf where a key is not visible."""
     cols = start + tl.arange(0, BLOCK_N)
     dims = tl.arange(0, D)
     k_tile = k_ptr + cols[None, :].to(tl.int64) * stride_ks + dims[:, None]
@@ -86,10 +87,7 @@ def _two_pass_attention(
     inside = rows[:, None] < seq
     q_tile = q_ptr + rows[:, None].to(tl.int64) * stride_qs + dims[None, :]
     q = tl.load(q_tile, mask=inside, other=0.0)
-    if CAUSAL:
-        seen = tl.minimum((tile + 1) * BLOCK_M, seq)
-    else:
-        seen = seq
+    seen = tl.minimum((tile + 1) * BLOCK_M, seq) if CAUSAL else seq
 
     # Every row sees key 0, so that the maximum is finite from the first tile on.
     row_max = tl.full([BLOCK_M], -float("inf"), dtype=tl.float32)
@@ -100,8 +98,8 @@ def _two_pass_attention(
         row_sum = row_sum * tl.exp2(row_max - new_max) + tl.sum(tl.exp2(s - new_max[:, None]), 1)
         row_max = new_max
 
-    # Normalised only at the end: with flat scores every p would be the same 1 / seq, rounded to bf16 with
-    # the same error, and the whole row would be off by it.
+    # Normalised only at the end: with flat scores every p would be the same 1 / seq, rounded to
+    # bf16 with the same error, and the whole row would be off by it.
     acc = tl.zeros([BLOCK_M, D], dtype=tl.float32)
     for start in range(0, seen, BLOCK_N):
         s = _scores(q, k_ptr, stride_ks, start, rows, seq, scale_log2, D, BLOCK_N, CAUSAL)
