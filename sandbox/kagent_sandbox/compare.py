@@ -1,0 +1,248 @@
+"""The numerics contract: how far a result is from the float64 reference, and how far it may be.
+
+Three relative errors, each against what torch's own implementation errs in the same dtype:
+
+- row: the worst row's ||out - ref|| / ||ref|| (L2). A lost tail, a constant and zeros fail here.
+- element: the worst |out - ref| / (|ref| + rms of its row). One wrong element among millions fails
+  here.
+- bias: |<out - ref, ref>| / <ref, ref> over the whole result. Rounding cancels in it, a wrong
+  scale does not: a factor of 1.001 hides below bfloat16's rounding in every single element, but
+  not here.
+
+Allowed is k times torch's error plus a floor. For row and element the floor is `floor *
+eps(dtype)`. For bias it is `floor * eps` times the larger of 1/sqrt(effective number of elements),
+what independent rounding leaves, and a constant for what approximate exp and tanh instructions may
+add (see `_bias_share`).
+
+Infinities and NaNs must be exactly where the reference has them. Integer results must be equal.
+
+What this does not catch: an error of one part in a thousand in a result of few elements, and
+anything below k times torch's own error.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from kagent_sandbox.verdict import CaseError
+
+if TYPE_CHECKING:
+    from kagent_sandbox.task import Result
+
+CHUNK_ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 22}
+"""Elements converted at once, by device type: 256 MiB per float32 temporary on a GPU."""
+_WIDE_EPS = 1e-4  # coarser dtypes than this are compared in float32, finer ones in float64
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """The three relative errors of one result; `effective` elements stand behind `bias`."""
+
+    row: float
+    element: float
+    bias: float
+    effective: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The element that is furthest off."""
+
+    index: tuple[int, ...]
+    expected: float
+    got: float
+
+
+def epsilon(dtype: torch.dtype) -> float:
+    """Machine epsilon, 0 for integers and booleans."""
+    return float(torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
+
+
+def measure_errors(out: torch.Tensor, ref: torch.Tensor, row_dims: int) -> Errors:
+    """Errors of `out` (the result's own dtype) against `ref` (float64 or float32), of equal shapes.
+
+    `row_dims` trailing dimensions make one row; 0 makes the whole tensor one. A NaN or infinity in
+    the wrong place gives infinite errors. Works in chunks of rows: no temporary is larger than
+    `CHUNK_ELEMENTS`.
+    """
+    if out.numel() == 0:
+        return Errors(0.0, 0.0, 0.0)
+    if not out.dtype.is_floating_point:
+        wrong = bool((out != ref.to(out.dtype)).any())
+        return Errors(*(3 * (math.inf if wrong else 0.0,)))
+    typical, masked = _scale(ref, row_dims)
+    eps = epsilon(out.dtype)
+    # float32 is exact enough for a coarse dtype, but its squares must neither overflow nor vanish.
+    narrow = eps > _WIDE_EPS and 1e-12 < typical < 1e12
+    work = torch.float32 if narrow else torch.float64
+    o, r = _rows(out, row_dims), _rows(ref, row_dims)
+    step = max(1, CHUNK_ELEMENTS[out.device.type] // o.shape[1])
+    table = torch.stack(
+        [
+            _chunk_errors(o[i : i + step].to(work), r[i : i + step].to(work), typical, eps, masked)
+            for i in range(0, o.shape[0], step)
+        ]
+    )
+    dot, square = table[:, :2].sum(0).tolist()
+    row, element, largest = table[:, 2:].amax(0).tolist()
+    bias = abs(dot) / square if square > 0 else (0.0 if dot == 0 else math.inf)
+    # At least this many elements; counting them costs another pass, and large results have enough.
+    effective = square / largest**2 if largest > 0 else math.inf
+    if effective < 1 / _bias_share(eps) ** 2:
+        effective = _effective_elements(ref, largest)
+    if not all(math.isfinite(v) for v in (row, element, bias)):
+        return Errors(math.inf, math.inf, math.inf, effective)
+    return Errors(row, element, bias, effective)
+
+
+def _rows(t: torch.Tensor, row_dims: int) -> torch.Tensor:
+    """As a matrix, one row per row; a view where strides allow it."""
+    width = math.prod(t.shape[t.dim() - row_dims :]) if row_dims and t.dim() else t.numel()
+    return t.reshape(-1, max(1, width))
+
+
+def _scale(ref: torch.Tensor, row_dims: int) -> tuple[float, bool]:
+    """Root mean square of the rows' norms, of what is finite; and whether anything is not."""
+    rows = _rows(ref, row_dims).shape[0]
+    norm = float(torch.linalg.vector_norm(ref, dtype=torch.float64))
+    masked = not math.isfinite(norm)
+    if masked:
+        finite = torch.nan_to_num(ref.double(), nan=0.0, posinf=0.0, neginf=0.0)
+        norm = float(torch.linalg.vector_norm(finite))
+    return norm / math.sqrt(rows), masked
+
+
+def _effective_elements(ref: torch.Tensor, largest: float) -> float:
+    """(sum r²)² / sum r⁴ over what is finite: so many equal elements average rounding alike."""
+    squares = torch.nan_to_num(ref / largest, nan=0.0, posinf=0.0, neginf=0.0).square_()
+    return float(squares.sum().square() / squares.square_().sum())
+
+
+def _chunk_errors(
+    out: torch.Tensor, ref: torch.Tensor, typical: float, eps: float, masked: bool
+) -> torch.Tensor:
+    """Of rows [n, width]: <d, r>, <r, r>, worst row, worst element, largest |r|. float64 [5]."""
+    if masked:
+        finite = torch.isfinite(ref)
+        same = torch.where(ref.isnan(), out.isnan(), out == ref)
+        # A NaN or infinity where it should be is no error; anywhere else it is an infinite one.
+        difference = torch.where(finite, out - ref, torch.where(same, 0.0, math.inf).to(out.dtype))
+        ref = torch.where(finite, ref, torch.zeros((), dtype=ref.dtype, device=ref.device))
+    else:
+        difference = out - ref
+    norm = torch.linalg.vector_norm(ref, dim=1).double()
+    # A row of zeros (a masked token's gradient) is measured against the rounding of a typical row.
+    denominator = norm.clamp_min(max(eps * typical, _TINY))
+    worst_row = (torch.linalg.vector_norm(difference, dim=1).double() / denominator).amax()
+    dot = torch.linalg.vecdot(difference, ref).double().sum()
+    square = norm.square().sum()
+    magnitude = ref.abs()
+    largest = magnitude.amax().double()
+    rms = (denominator / math.sqrt(ref.shape[1])).to(out.dtype)
+    magnitude += rms.clamp_min(torch.finfo(out.dtype).tiny)[:, None]
+    worst_element = difference.abs_().div_(magnitude).amax().double()
+    return torch.stack([dot, square, worst_row, worst_element, largest])
+
+
+# -- the contract ---------------------------------------------------------------------------------
+
+
+def _bias_share(eps: float) -> float:
+    """Part of eps by which a whole result's scale may be off, beside independent rounding.
+
+    bfloat16 1/32: 2.4e-4, so that 1e-3 fails and tanh.approx (2^-11 at worst, far less on average)
+    passes; float16 1/8: 1.2e-4, for the same instruction; float32 and finer 4: 4.8e-7, for
+    ex2.approx.
+    """
+    if eps > 2e-3:
+        return 1 / 32
+    return 1 / 8 if eps > _WIDE_EPS else 4.0
+
+
+def allowed(torch_errors: Errors, result: Result, dtype: torch.dtype) -> Errors:
+    """What a candidate may err, given what torch errs on the same inputs."""
+    eps = epsilon(dtype)
+    floor = result.floor * eps
+    # Rounding errs uniformly within eps/2: 0.2 eps on average over binades, so this is 3.5 sigma.
+    independent = 0.7 / math.sqrt(max(1.0, torch_errors.effective))
+    return Errors(
+        row=result.k * torch_errors.row + floor,
+        element=result.k * torch_errors.element + floor,
+        bias=result.k * torch_errors.bias + floor * max(independent, _bias_share(eps)),
+    )
+
+
+def share(errors: Errors, limit: Errors) -> float:
+    """Worst of the three errors over what is allowed; the contract holds when it is at most 1."""
+    return max(
+        _over(errors.row, limit.row),
+        _over(errors.element, limit.element),
+        _over(errors.bias, limit.bias),
+    )
+
+
+def _over(error: float, limit: float) -> float:
+    if error == 0:
+        return 0.0
+    return error / limit if limit > 0 else math.inf
+
+
+def case_error(
+    case: str, result: Result, errors: Errors, torch_errors: Errors, dtype: torch.dtype
+) -> CaseError:
+    """The record of one result in one case."""
+    return CaseError(
+        case=case,
+        output=result.name,
+        row=errors.row,
+        element=errors.element,
+        bias=errors.bias,
+        torch_row=torch_errors.row,
+        torch_element=torch_errors.element,
+        torch_bias=torch_errors.bias,
+        share_of_tolerance=share(errors, allowed(torch_errors, result, dtype)),
+    )
+
+
+def find_worst(out: torch.Tensor, ref: torch.Tensor) -> Worst:
+    """The element that is furthest off, by |out - ref| / (|ref| + rms); misplaced NaN and infinity
+    first.
+    """
+    o, r = out.reshape(-1).double(), ref.reshape(-1).double()
+    finite = torch.isfinite(r)
+    same = torch.where(r.isnan(), o.isnan(), o == r)
+    zero = torch.zeros((), dtype=r.dtype, device=r.device)
+    rms = torch.where(finite, r, zero).square().mean().sqrt().clamp_min(_TINY)
+    off = (o - r).abs() / (r.abs() + rms)
+    off = torch.where(finite & torch.isfinite(o), off, torch.where(same, 0.0, math.inf))
+    at = int(off.argmax())
+    index: list[int] = []
+    rest = at
+    for n in reversed(out.shape):
+        index.append(rest % n)
+        rest //= n
+    return Worst(tuple(reversed(index)), float(r[at]), float(o[at]))
+
+
+def describe(error: CaseError, limit: Errors, worst: Worst) -> str:
+    """One paragraph for the next attempt: which error, by how much, and the worst element."""
+    names = {"row": (error.row, error.torch_row, limit.row)}
+    names["element"] = (error.element, error.torch_element, limit.element)
+    names["bias"] = (error.bias, error.torch_bias, limit.bias)
+    name, (value, torch_value, most) = max(names.items(), key=lambda n: _over(n[1][0], n[1][2]))
+    what = {
+        "row": "worst row's L2 error over its norm",
+        "element": "worst element's error over its magnitude plus its row's rms",
+        "bias": "scale error of the whole result",
+    }[name]
+    index = ", ".join(str(i) for i in worst.index)
+    return (
+        f"result {error.output}: {what} is {value:.3g}, allowed {most:.3g} "
+        f"(torch's own {torch_value:.3g}); worst element [{index}]: "
+        f"expected {worst.expected:.6g}, got {worst.got:.6g}"
+    )

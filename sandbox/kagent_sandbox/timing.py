@@ -1,0 +1,135 @@
+"""Statistics of interleaved timings. Pure functions over samples in µs.
+
+Two kernels are compared in blocks ordered ABBA: drift that is linear in time hits both alike. The
+ratio's interval is a bootstrap over pairs of neighbouring blocks and over samples within them,
+widened by what no number of samples removes: where buffers lie shifts short kernels by up to a
+percent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+RESAMPLES = 2000
+_NORMAL_95 = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """Blocks of samples of two kernels on one case: block i of `a` ran next to block i of `b`."""
+
+    a: tuple[tuple[float, ...], ...]
+    b: tuple[tuple[float, ...], ...]
+
+
+def abba(pairs: int) -> str:
+    """Order of blocks: "ABBAABBA…", with `pairs` blocks of each kernel."""
+    return "".join("AB" if i % 2 == 0 else "BA" for i in range(pairs))
+
+
+def median_interval(samples: Sequence[float]) -> Interval:
+    """Median with the 95 % interval that order statistics give without any assumed distribution.
+
+    The number of samples below the true median is binomial(n, 1/2); with few samples the interval
+    is their range.
+    """
+    ordered = np.sort(np.asarray(samples, dtype=np.float64))
+    n = len(ordered)
+    if n == 0:
+        raise ValueError("median of no samples")
+    reach = _NORMAL_95 * math.sqrt(n) / 2
+    low = max(0, math.floor((n - 1) / 2 - reach))
+    high = min(n - 1, math.ceil((n - 1) / 2 + reach))
+    return Interval(float(np.median(ordered)), float(ordered[low]), float(ordered[high]))
+
+
+def systematic(us: float, *, gpu: bool) -> float:
+    """Standard deviation of log(time) that repeating cannot remove, from A/A runs of one kernel.
+
+    H100: 0.2 % at ≥ 100 µs, 1 % at 28 µs (addresses of buffers decide). A shared CPU: 1 %.
+    """
+    return 0.002 + 0.2 / us if gpu else 0.01
+
+
+def bootstrap_log_ratios(
+    duel: Duel, rng: np.random.Generator, *, noise: float = 0.0, resamples: int = RESAMPLES
+) -> Floats:
+    """Bootstrap distribution of log(time of b / time of a): positive where a is faster.
+
+    Resamples pairs of blocks, then samples within each block, and takes the ratio of medians.
+    `noise` is a standard deviation of the log ratio that is added to every resample.
+    """
+    if len(duel.a) != len(duel.b) or not duel.a or not all((*duel.a, *duel.b)):
+        raise ValueError("a duel needs as many blocks of one kernel as of the other, none empty")
+    pairs = rng.integers(0, len(duel.a), size=(resamples, len(duel.a)))
+    logs = np.log(_medians(duel.b, pairs, rng)) - np.log(_medians(duel.a, pairs, rng))
+    return logs + rng.normal(0.0, noise, size=resamples) if noise else logs
+
+
+def _medians(
+    blocks: Sequence[Sequence[float]], pairs: NDArray[np.int64], rng: np.random.Generator
+) -> Floats:
+    width = min(len(b) for b in blocks)
+    table = np.asarray([b[:width] for b in blocks], dtype=np.float64)
+    picks = rng.integers(0, width, size=(*pairs.shape, width))
+    drawn = table[pairs[:, :, None], picks]
+    return np.asarray(np.median(drawn.reshape(len(pairs), -1), axis=1), dtype=np.float64)
+
+
+def ratio(duel: Duel, rng: np.random.Generator, *, noise: float = 0.0) -> Interval:
+    """Ratio of medians, time of b / time of a, and its interval: above 1, a is faster."""
+    logs = bootstrap_log_ratios(duel, rng, noise=noise)
+    value = float(np.median(np.concatenate(duel.b)) / np.median(np.concatenate(duel.a)))
+    low, high = np.exp(np.percentile(logs, [2.5, 97.5]))
+    return Interval(value, min(float(low), value), max(float(high), value))
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """Geometric mean of ratios over cases, its interval, and the probability that it exceeds 1."""
+
+    ratio: Interval
+    p_faster: float
+    cases: Mapping[str, float]
+
+
+def combine(
+    duels: Mapping[str, Duel], rng: np.random.Generator, noise: Mapping[str, float]
+) -> Combined:
+    """Combine the duels of several cases into one comparison; every case weighs the same."""
+    total = np.zeros(RESAMPLES)
+    cases: dict[str, float] = {}
+    for case, duel in duels.items():
+        total += bootstrap_log_ratios(duel, rng, noise=noise.get(case, 0.0))
+        cases[case] = float(np.median(np.concatenate(duel.b)) / np.median(np.concatenate(duel.a)))
+    total /= len(duels)
+    value = geometric_mean(list(cases.values()))
+    low, high = (float(v) for v in np.exp(np.percentile(total, [2.5, 97.5])))
+    p_faster = float(np.mean(total > 0) + 0.5 * np.mean(total == 0))
+    return Combined(Interval(value, min(low, value), max(high, value)), p_faster, cases)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Geometric mean of positive numbers."""
+    return math.exp(math.fsum(math.log(v) for v in values) / len(values))
+
+
+def log_stderr(times: Sequence[Interval]) -> float:
+    """Standard error of the logarithm of a geometric mean of medians, from their intervals."""
+    widths = [math.log(t.high / t.low) / (2 * _NORMAL_95) for t in times if t.low > 0]
+    return math.sqrt(math.fsum(w * w for w in widths)) / max(1, len(times))

@@ -1,0 +1,152 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kagent_sandbox import compare
+from kagent_sandbox.task import Result
+
+RESULT = Result(name="y", shape=(1,), k=2.0)
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def draw(shape, seed=0, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64) * scale
+
+
+def share(out, ref, row_dims=1, result=RESULT):
+    """Share of the tolerance of `out`, with correct rounding as torch's yardstick."""
+    yardstick = compare.measure_errors(ref.to(out.dtype), ref, row_dims)
+    errors = compare.measure_errors(out, ref, row_dims)
+    return compare.share(errors, compare.allowed(yardstick, result, out.dtype))
+
+
+@given(
+    rows=st.integers(1, 40),
+    width=st.integers(1, 400),
+    dtype=st.sampled_from(DTYPES),
+    scale=st.sampled_from([1e-4, 1.0, 300.0]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_rounding_passes(rows, width, dtype, scale, seed):
+    ref = draw((rows, width), seed, scale)
+    noisy = ref * (1 + torch.finfo(dtype).eps / 8 * torch.sign(draw(ref.shape, seed + 1)))
+    assert share(ref.to(dtype), ref) <= 1
+    assert share(noisy.to(dtype), ref) <= 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 1e30])
+def test_magnitude_does_not_matter(dtype, scale):
+    if dtype is torch.float16 and scale != 1.0:
+        pytest.skip("outside of float16")
+    ref = draw((32, 200), 1, scale)
+    out = ref.to(dtype)
+    assert share(out, ref) <= 1
+    assert share(torch.zeros_like(out), ref) > 1
+    assert share((ref * 1.05).to(dtype), ref) > 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(64, 128), (1, 8192), (4096, 1), (3, 5, 700)])
+def test_scale_error_of_one_part_in_a_thousand_is_caught(dtype, shape):
+    ref = torch.softmax(draw(shape, 3), -1) if shape[-1] > 1 else draw(shape, 3)
+    assert share(ref.to(dtype), ref) <= 1
+    assert share((ref * 1.001).to(dtype), ref) > 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_mutants_of_softmax_fail(dtype):
+    x = draw((50, 1000), 5)
+    ref = torch.softmax(x, -1)
+    lost_tail = ref.clone()
+    lost_tail[:, -1] = 0
+    short = torch.softmax(x[:, :-8], -1)
+    missing = torch.cat([short, torch.zeros(50, 8, dtype=x.dtype)], -1)
+    swapped = ref.clone()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    mutants = {
+        "zeros": torch.zeros_like(ref),
+        "constant": torch.full_like(ref, 1e-3),
+        "lost tail": lost_tail,
+        "normalised without the tail": missing,
+        "two rows swapped": swapped,
+        "one NaN": torch.where(torch.arange(1000) == 7, math.nan, ref),
+    }
+    for name, mutant in mutants.items():
+        assert share(mutant.to(dtype), ref) > 1, name
+
+
+def test_misplaced_infinities_fail_and_placed_ones_do_not():
+    ref = draw((8, 16))
+    ref[2, 3], ref[4, :], ref[5, 1] = math.inf, math.nan, -math.inf
+    out = ref.to(torch.bfloat16)
+    assert share(out, ref) <= 1
+    for index, value in [((2, 3), -math.inf), ((4, 1), 0.0), ((0, 0), math.inf), ((5, 1), 1e30)]:
+        wrong = out.clone()
+        wrong[index] = value
+        assert share(wrong, ref) > 1
+        assert compare.find_worst(wrong, ref).index == index
+
+
+def test_zero_rows_are_measured_against_typical_ones():
+    ref = draw((100, 64))
+    ref[10] = 0
+    out = ref.to(torch.bfloat16)
+    assert share(out, ref) <= 1
+    out[10, 5] = 1e-2
+    assert share(out, ref) > 1
+    assert share(torch.zeros(3, 4), torch.zeros(3, 4, dtype=torch.float64)) == 0
+
+
+def test_integers_must_be_equal_and_empty_results_pass():
+    ref = torch.arange(12).reshape(3, 4)
+    assert compare.measure_errors(ref.clone(), ref.double(), 1).row == 0
+    assert compare.measure_errors(ref + (ref == 3), ref.double(), 1).row == math.inf
+    assert compare.measure_errors(torch.empty(0, 4), torch.empty(0, 4).double(), 1).row == 0
+
+
+@given(seed=st.integers(0, 100), chunk=st.sampled_from([1, 64, 1000]))
+@settings(max_examples=20, deadline=None)
+def test_chunks_do_not_change_the_errors(seed, chunk):
+    ref = draw((37, 61), seed)
+    out = (ref + 1e-3 * draw(ref.shape, seed + 1)).to(torch.float32)
+    whole = compare.measure_errors(out, ref, 1)
+    before = compare.CHUNK_ELEMENTS["cpu"]
+    compare.CHUNK_ELEMENTS["cpu"] = chunk
+    try:
+        chunked = compare.measure_errors(out, ref, 1)
+    finally:
+        compare.CHUNK_ELEMENTS["cpu"] = before
+    assert chunked.row == pytest.approx(whole.row, rel=1e-12)
+    assert chunked.element == pytest.approx(whole.element, rel=1e-12)
+    assert chunked.bias == pytest.approx(whole.bias, rel=1e-6)
+
+
+def test_errors_follow_their_definitions():
+    ref = draw((5, 3, 7), 9)
+    out = ref * 1.01
+    errors = compare.measure_errors(out, ref, 2)
+    assert errors.row == pytest.approx(0.01)
+    assert errors.bias == pytest.approx(0.01)
+    rms = ref.reshape(5, -1).square().mean(1).sqrt()[:, None]
+    flat = ref.reshape(5, -1).abs()
+    assert errors.element == pytest.approx(float((0.01 * flat / (flat + rms)).max()))
+    assert compare.measure_errors(out, ref, 0).row == pytest.approx(0.01)
+
+
+def test_the_message_names_the_worst_element():
+    ref = draw((4, 6))
+    out = ref.float()
+    out[2, 5] += 3
+    errors = compare.measure_errors(out, ref, 1)
+    yardstick = compare.measure_errors(ref.float(), ref, 1)
+    limit = compare.allowed(yardstick, RESULT, out.dtype)
+    error = compare.case_error("small", RESULT, errors, yardstick, out.dtype)
+    text = compare.describe(error, limit, compare.find_worst(out, ref))
+    assert "[2, 5]" in text
+    assert f"expected {float(ref[2, 5]):.6g}" in text
+    assert error.share_of_tolerance > 1

@@ -1,0 +1,70 @@
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kagent_sandbox.layout import ALIGN, GUARD, lay_out, lay_out_many
+from kagent_sandbox.plan import Alloc, Buffer, Free, Plan
+
+
+@st.composite
+def plans(draw):
+    """Plans of inputs, allocations and frees in some order."""
+    buffers = [
+        Buffer(i, "input", draw(st.integers(0, 5000)), f"x{i}")
+        for i in range(draw(st.integers(0, 3)))
+    ]
+    ops, live = [], []
+    for _ in range(draw(st.integers(0, 30))):
+        if live and draw(st.booleans()):
+            ops.append(Free(live.pop(draw(st.integers(0, len(live) - 1)))))
+        else:
+            size = draw(st.sampled_from([0, 1, 255, 4096, 10_000]))
+            buffers.append(Buffer(len(buffers), "scratch", size))
+            ops.append(Alloc(buffers[-1].id))
+            live.append(buffers[-1].id)
+    return Plan("cpu", tuple(buffers), tuple(ops), (), ())
+
+
+@given(plans(), st.integers(0, 10_000))
+@settings(deadline=None)
+def test_live_buffers_and_guards_never_overlap(plan, start):
+    layout = lay_out(plan, start)
+    size = {b.id: b.nbytes for b in plan.buffers}
+    live = {b.id for b in plan.buffers if b.kind == "input"}
+    steps = [set(live)]
+    for op in plan.ops:
+        live = live | {op.buffer} if isinstance(op, Alloc) else live - {op.buffer}
+        steps.append(set(live))
+    guards = list(layout.guards)
+    for alive in steps:
+        ranges = guards + [
+            (layout.placement[b], layout.placement[b] + size[b]) for b in alive if size[b]
+        ]
+        ranges.sort()
+        for (_, stop), (begin, _) in itertools.pairwise(ranges):
+            assert stop <= begin
+    for buffer, at in layout.placement.items():
+        assert at % ALIGN == 0
+        ends = at + size[buffer]
+        # Directly before and directly after every buffer there is a guard band.
+        assert any(g0 <= at - 1 < g1 and g1 - g0 >= GUARD for g0, g1 in guards)
+        assert any(g0 == ends and g1 - g0 >= GUARD for g0, g1 in guards)
+    assert layout.start == start
+    assert all(start <= a <= b <= layout.stop for a, b in guards)
+
+
+def test_a_freed_slot_is_reused_by_a_buffer_of_its_size():
+    buffers = tuple(Buffer(i, "scratch", n) for i, n in enumerate([1000, 1000, 2000]))
+    ops = (Alloc(0), Free(0), Alloc(1), Alloc(2))
+    layout = lay_out(Plan("cpu", buffers, ops, (), ()))
+    assert layout.placement[0] == layout.placement[1] != layout.placement[2]
+    assert len(layout.scratch) == 2
+
+
+@given(plans(), st.integers(1, 4))
+@settings(deadline=None)
+def test_placements_are_disjoint(plan, count):
+    layouts = lay_out_many(plan, count, 128)
+    assert len(layouts) == count
+    for one, other in itertools.pairwise(layouts):
+        assert one.stop <= other.start

@@ -1,0 +1,92 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kagent_sandbox import timing
+
+positive = st.floats(1.0, 1e6)
+
+
+def duel(rng, a_us, b_us, spread=0.01, pairs=6, width=5):
+    def side(us):
+        return tuple(tuple(us * np.exp(rng.normal(0, spread, width))) for _ in range(pairs))
+
+    return timing.Duel(side(a_us), side(b_us))
+
+
+@given(st.integers(1, 20))
+def test_abba_balances_position(pairs):
+    order = timing.abba(pairs)
+    assert order.count("A") == order.count("B") == pairs
+    if pairs % 2 == 0:
+        where = {side: sum(i for i, s in enumerate(order) if s == side) for side in "AB"}
+        assert where["A"] == where["B"]
+
+
+@given(st.lists(positive, min_size=1, max_size=60))
+@settings(deadline=None)
+def test_median_lies_in_its_interval(samples):
+    interval = timing.median_interval(samples)
+    assert min(samples) <= interval.low <= interval.value <= interval.high <= max(samples)
+
+
+def test_interval_covers_the_true_median():
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(300):
+        interval = timing.median_interval(list(rng.lognormal(0, 0.3, 31)))
+        inside += interval.low <= 1.0 <= interval.high
+    assert inside >= 270
+
+
+@pytest.mark.parametrize("true_ratio", [0.9, 1.0, 1.1, 2.0])
+def test_ratio_covers_the_truth(true_ratio):
+    rng = np.random.default_rng(1)
+    inside = 0
+    for _ in range(60):
+        interval = timing.ratio(duel(rng, 100.0, 100.0 * true_ratio), rng)
+        inside += interval.low <= true_ratio <= interval.high
+    assert inside >= 50
+
+
+def test_a_faster_kernel_is_recognised_and_an_equal_one_is_not():
+    rng = np.random.default_rng(2)
+    noise = {"x": timing.systematic(300, gpu=True), "y": timing.systematic(300, gpu=True)}
+    faster = {c: duel(rng, 95.0, 100.0) for c in noise}
+    assert timing.combine(faster, rng, noise).p_faster > 0.99
+    false_alarms = 0
+    for _ in range(100):
+        equal = {c: duel(rng, 100.0, 100.3) for c in noise}
+        false_alarms += timing.combine(equal, rng, noise).p_faster > 0.95
+    assert false_alarms <= 40
+
+
+def test_swapping_sides_inverts_the_ratio():
+    rng = np.random.default_rng(3)
+    one = duel(rng, 80.0, 100.0)
+    other = timing.Duel(one.b, one.a)
+    forward = timing.combine({"c": one}, rng, {})
+    back = timing.combine({"c": other}, rng, {})
+    assert forward.ratio.value == pytest.approx(1 / back.ratio.value)
+    assert forward.p_faster == pytest.approx(1 - back.p_faster, abs=0.02)
+
+
+@given(st.lists(positive, min_size=1, max_size=20))
+def test_geometric_mean_is_between_the_extremes(values):
+    mean = timing.geometric_mean(values)
+    assert min(values) * (1 - 1e-9) <= mean <= max(values) * (1 + 1e-9)
+
+
+def test_standard_error_shrinks_with_cases():
+    interval = timing.Interval(100, 99, 101)
+    one = timing.log_stderr([interval])
+    assert one == pytest.approx(math.log(101 / 99) / 3.92, rel=1e-3)
+    assert timing.log_stderr([interval] * 4) == pytest.approx(one / 2)
+
+
+def test_uneven_duels_are_refused():
+    rng = np.random.default_rng(0)
+    with pytest.raises(ValueError, match="as many blocks"):
+        timing.ratio(timing.Duel(((1.0,),), ()), rng)
