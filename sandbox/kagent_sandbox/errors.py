@@ -1,14 +1,13 @@
 """Errors of the machine and of the user, never of a kernel (those are verdicts).
 
-KagentError
-├── UserError            bad input: what was given, what was expected, what to do
-│   └── TaskError        a task folder that does not make sense
-├── MachineError         this host cannot do what was asked
-│   ├── ToolchainError   a compiler or its headers are missing or broken
-│   ├── ConfinementError the isolation that was asked for is not to be had here
-│   └── DeviceError      the GPU or its driver
-│       └── DeviceWedged it no longer computes correctly after a fault: stop, keep the results
-└── ChildDied            a trusted helper process ended unexpectedly (a bug, or the out-of-memory killer)
+KagentError ├── UserError            bad input: what was given, what was expected, what to do │
+└── TaskError        a task folder that does not make sense ├── MachineError         this host
+cannot do what was asked │   ├── ToolchainError   a compiler or its headers are missing or broken │
+├── ConfinementError the isolation that was asked for is not to be had here │   └── DeviceError
+the GPU or its driver │       └── DeviceWedged it no longer computes correctly after a fault: stop,
+keep the results ├── RunError             a run's folder: full disk, read-only, in use, damaged, of
+a newer version └── ChildDied            a trusted helper process ended unexpectedly (a bug, or the
+out-of-memory killer)
 """
 
 from __future__ import annotations
@@ -50,6 +49,12 @@ class DeviceError(MachineError):
 
 class DeviceWedged(DeviceError):  # noqa: N818
     """The device no longer computes correctly after a fault."""
+
+
+class RunError(KagentError):
+    """A run's folder cannot be used."""
+
+    exit_code = 4
 
 
 class ChildDied(KagentError):  # noqa: N818

@@ -1,0 +1,25 @@
+"""Where the files that ship with kagent are: inside the installed package, or at a checkout's
+root.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kagent_sandbox.errors import MachineError
+
+import kagent
+
+
+def resource(name: str) -> Path:
+    """The folder `seeds` or `prompts`.
+
+    Raises:
+        MachineError: It is in neither place.
+    """
+    package = Path(kagent.__file__).resolve().parent
+    # An editable install imports agent/kagent of the checkout, two folders below its root.
+    for folder in (package / name, package.parents[1] / name):
+        if folder.is_dir():
+            return folder
+    raise MachineError(f"kagent's own folder {name}/ is missing beside {package}: install it again")

@@ -1,0 +1,249 @@
+"""A run's folder: everything that happened, committed as it happens.
+
+    run.json         task, configuration, environment (`Manifest`); written once lineage.sqlite
+    append-only events; write-ahead log, so that a killed process loses nothing committed
+    kernels/ID.py    every proposal's text by its content; logs/N.txt what building candidate N
+    printed lock             held by the one process that writes
+
+What survives: SIGKILL of the process at any moment. A power cut may lose the last events (they are
+not synced one by one), but not the order or integrity of those before.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Self
+
+from kagent_sandbox.errors import RunError
+from kagent_sandbox.records import RecordError, from_json, to_json
+from kagent_sandbox.verdict import Verdict
+
+from kagent.disk import clear_errors, connect, connect_to_read, take_lock, write_file
+from kagent.lineage import Candidate, Facts, Lineage, Operator, Proposal
+from kagent.runs import Manifest, fresh_folder, read_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """One row of the log. `data` is JSON."""
+
+    seq: int
+    at: float  # seconds since the epoch
+    kind: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProposal:
+    """A proposal without its text, which is in kernels/."""
+
+    id: int
+    parents: tuple[int, ...]
+    operator: Operator
+    name: str
+    kernel: str
+    hypothesis: str
+    predicted: float | None
+    seen: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVerdict:
+    """What became of a proposal."""
+
+    id: int
+    verdict: Verdict
+    facts: Facts | None
+
+
+@dataclass(frozen=True)
+class History:
+    """A run as read from its log."""
+
+    lineage: Lineage
+    pending: tuple[Proposal, ...]  # accepted, without a verdict: the process ended in between
+    budgets: tuple[tuple[int, int], ...]  # (first proposal id, budget) per session
+    race: Mapping[str, Any] | None  # the last final race, as stored
+    stop: str | None  # why the last session ended; None if it was killed or goes on
+    elapsed_s: float  # working time over all sessions
+    events: tuple[StoredEvent, ...] = field(default=(), repr=False)
+
+    def budget_at(self, proposal_id: int) -> int:
+        """The budget that was in force when a proposal was selected."""
+        return [b for first, b in self.budgets if first <= proposal_id][-1]
+
+
+class RunStore:
+    """One run's folder, open for reading or, with the lock, for appending."""
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, db: sqlite3.Connection, lock: IO[str] | None
+    ) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._db = db
+        self._lock = lock
+
+    @classmethod
+    def create(cls, runs: Path, manifest: Manifest) -> RunStore:
+        """Make a new folder under `runs`, named by task and time.
+
+        Raises:
+            RunError: The folder cannot be written.
+        """
+        with clear_errors(runs):
+            runs.mkdir(parents=True, exist_ok=True)
+            folder = fresh_folder(runs, f"{manifest.task}-{time.strftime('%Y%m%d-%H%M%S')}")
+            (folder / "kernels").mkdir()
+            (folder / "logs").mkdir()
+            write_file(folder / "run.json", json.dumps(to_json(manifest), indent=2) + "\n")
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: Path, *, write: bool = True) -> RunStore:
+        """Open an existing folder; with `write`, take its lock.
+
+        Raises:
+            RunError: It is no run, of a newer format, damaged, in use, or not writable.
+        """
+        manifest = read_manifest(folder)
+        path = folder / "lineage.sqlite"
+        with clear_errors(folder):
+            lock = take_lock(folder) if write else None
+            db: sqlite3.Connection | None = None
+            try:
+                db = connect(path) if write else connect_to_read(path)
+                db.execute("SELECT seq FROM events LIMIT 1")
+            except BaseException:
+                if db is not None:
+                    db.close()
+                if lock is not None:
+                    lock.close()
+                raise
+        return cls(folder, manifest, db, lock)
+
+    def append(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Commit one event.
+
+        Raises:
+            RunError: The disk is full, or the folder is not writable.
+        """
+        text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+        with clear_errors(self.folder), self._db:
+            self._db.execute(
+                "INSERT INTO events (at, kind, data) VALUES (?, ?, ?)", (time.time(), kind, text)
+            )
+
+    def begin(self, first_id: int, budget: int) -> None:
+        """Note that a session begins, and its budget."""
+        self.append("session", {"first": first_id, "budget": budget})
+
+    def propose(self, proposal: Proposal) -> None:
+        """Keep an accepted proposal; its text first, so that no event names a missing file."""
+        path = self.kernel_path(proposal.kernel)
+        if not path.exists():
+            with clear_errors(self.folder):
+                write_file(path, proposal.source)
+        row = StoredProposal(
+            **{n: getattr(proposal, n) for n in StoredProposal.__dataclass_fields__}
+        )
+        self.append("proposed", to_json(row))
+
+    def record(self, candidate: Candidate) -> None:
+        """Keep the verdict of an accepted proposal."""
+        row = StoredVerdict(candidate.id, candidate.verdict, candidate.facts)
+        self.append("recorded", to_json(row))
+
+    def log(self, proposal_id: int, text: str) -> None:
+        """Keep what building a candidate printed."""
+        with clear_errors(self.folder):
+            write_file(self.folder / "logs" / f"{proposal_id}.txt", text)
+
+    def kernel_path(self, kernel: str) -> Path:
+        """Where the text of a kernel id is."""
+        return self.folder / "kernels" / f"{kernel}.py"
+
+    def events(self) -> Iterator[StoredEvent]:
+        """All events in order.
+
+        Raises:
+            RunError: The file is damaged.
+        """
+        with clear_errors(self.folder):
+            for seq, at, kind, data in self._db.execute("SELECT * FROM events ORDER BY seq"):
+                try:
+                    yield StoredEvent(seq, at, kind, json.loads(data))
+                except ValueError as e:
+                    raise RunError(f"{self.folder}: event {seq} is damaged: {e}") from None
+
+    def history(self) -> History:
+        """Everything, replayed into a lineage.
+
+        Raises:
+            RunError: The file is damaged.
+        """
+        events = tuple(self.events())
+        proposals: dict[int, Proposal] = {}
+        lineage = Lineage()
+        budgets: list[tuple[int, int]] = []
+        race: Mapping[str, Any] | None = None
+        stop: str | None = None
+        elapsed_s = 0.0
+        began = latest = 0.0
+        for event in events:
+            try:
+                if event.kind == "session":
+                    budgets.append((event.data["first"], event.data["budget"]))
+                    stop = None
+                    elapsed_s += latest - began
+                    began = event.at
+                elif event.kind == "proposed":
+                    proposal = self._proposal(from_json(StoredProposal, event.data))
+                    proposals[proposal.id] = proposal
+                elif event.kind == "recorded":
+                    row = from_json(StoredVerdict, event.data)
+                    lineage.record(Candidate(proposals.pop(row.id), row.verdict, row.facts))
+                elif event.kind == "race":
+                    race = event.data
+                elif event.kind == "stopped":
+                    stop = event.data["stop"]
+            except (RecordError, KeyError, ValueError) as e:
+                raise RunError(f"{self.folder}: event {event.seq} is damaged: {e}") from None
+            latest = event.at
+        pending = tuple(proposals[i] for i in sorted(proposals))
+        elapsed_s += latest - began
+        return History(lineage, pending, tuple(budgets), race, stop, elapsed_s, events)
+
+    def _proposal(self, row: StoredProposal) -> Proposal:
+        path = self.kernel_path(row.kernel)
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise RunError(f"{path}: {e}") from None
+        fields = {n: getattr(row, n) for n in StoredProposal.__dataclass_fields__ if n != "kernel"}
+        proposal = Proposal(**fields, source=source)
+        if proposal.kernel != row.kernel:
+            raise RunError(f"{path}: its text was changed after it was stored")
+        return proposal
+
+    def close(self) -> None:
+        """Fold the log into one file and let the lock go."""
+        with suppress(sqlite3.Error):
+            if self._lock is not None:
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._db.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

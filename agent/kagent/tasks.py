@@ -1,0 +1,69 @@
+"""Tasks and their seeds: those that ship with kagent by name, a user's own by path."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from kagent_sandbox.errors import TaskError, UserError
+from kagent_sandbox.plan import Language
+from kagent_sandbox.task import Task, load_task
+
+from kagent.lineage import language_of
+from kagent.resources import resource
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """A kernel that a run starts from. `name` is its file's, without the suffix."""
+
+    name: str
+    language: Language
+    path: Path
+
+    def source(self) -> str:
+        """Its text.
+
+        Raises:
+            UserError: It cannot be read, or is not UTF-8.
+        """
+        try:
+            return self.path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise UserError(f"{self.path}: {e}") from None
+
+
+def task_names() -> list[str]:
+    """Names of the tasks that ship with kagent."""
+    return sorted(p.parent.name for p in resource("seeds").glob("*/task.toml"))
+
+
+def find_task(name_or_path: str | Path) -> Task:
+    """A task by name, or by the path of its folder (or of the task.toml in it).
+
+    Raises:
+        TaskError: There is none, or its files do not make sense; the text says which and why.
+    """
+    text = str(name_or_path)
+    names = task_names()
+    if text in names:
+        return load_task(resource("seeds") / text)
+    path = Path(text).expanduser()
+    if path.name == "task.toml":
+        path = path.parent
+    if path.is_dir():
+        return load_task(path)
+    close = difflib.get_close_matches(text, names, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+    raise TaskError(f"no task {text!r}: {hint} A folder with a task.toml works by its path.")
+
+
+def seeds_of(task: Task, language: Language | None = None) -> list[Seed]:
+    """The task's seeds in the order of their names, all or those of one language."""
+    seeds = [
+        Seed(path.stem, language_of(path.name), path)
+        for path in sorted(task.folder.glob("*.py"))
+        if path.name.startswith(("triton_", "cuda_", "cpp_"))
+    ]
+    return [s for s in seeds if language in (None, s.language)]
