@@ -1,0 +1,315 @@
+"""Triton without a GPU: a driver for a target that is not here, and a launcher that records.
+
+Works with Triton 3.6 and 3.7. Kernels go through Triton's own JIT (specialisation, binder, compiler); only what
+touches the driver is replaced. Arguments are expanded exactly as Triton's launcher expands them: run-time arguments
+in order, host tensor descriptors as a tensor map followed by shape and strides, then two scratch pointers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import _allocation
+from triton.runtime.jit import JITFunction
+
+from kagent_sandbox.build.configs import install_autotuner
+from kagent_sandbox.build.fakes import refuse
+from kagent_sandbox.build.inspect import kernel_info
+from kagent_sandbox.build.limits import compile_limit
+from kagent_sandbox.build.symbolic import Recorder, SymbolicTensor, current_recorder
+from kagent_sandbox.build.targets import Target
+from kagent_sandbox.plan import ITEMSIZE, Arg, KernelInfo, Null, Scalar, ScalarType, TensorMap
+
+_SCALARS: dict[str, ScalarType] = {
+    "i1": "i1", "u1": "i1", "i8": "i8", "u8": "u8", "i16": "i16", "u16": "u16", "i32": "i32", "u32": "u32",
+    "i64": "i64", "u64": "u64", "fp16": "f16", "bf16": "bf16", "fp32": "f32", "f32": "f32", "fp64": "f64",
+}  # fmt: skip
+
+# CUtensorMapDataType by the number that Triton's metadata holds (8, 9 and 10 are permuted on the device's side)
+_TMA_DTYPES = {
+    0: "uint8", 1: "uint16", 2: "uint32", 3: "int32", 4: "uint64", 5: "int64", 6: "float16", 7: "float32",
+    9: "float64", 10: "bfloat16",
+}  # fmt: skip
+_TMA_SWIZZLE_BYTES = (0, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """What stands for a CUfunction: the binary and what it says about itself."""
+
+    info: KernelInfo
+    binary: bytes
+
+
+class Launcher:
+    """Takes the place of triton.backends.nvidia.driver.CudaLauncher."""
+
+    def __init__(self, src: Any, metadata: Any) -> None:
+        self._signature: tuple[Any, ...] = tuple(src.signature.values())
+        self._metadata = metadata
+        self._descriptors: Sequence[Any] = getattr(metadata, "tensordesc_meta", None) or ()
+
+    def __call__(
+        self,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        stream: object,
+        function: LoadedKernel,
+        packed_metadata: object,
+        launch_metadata: object,
+        enter_hook: object,
+        exit_hook: object,
+        *args: Any,
+    ) -> None:
+        recorder = _recorder()
+        meta = self._metadata
+        grid = tuple(_size(g) for g in (grid_x, grid_y, grid_z))
+        if 0 in grid:
+            return  # Triton launches nothing
+        values = list(self._expand(recorder, args))
+        scratch = self._scratch(meta.global_scratch_size, meta.global_scratch_align, grid)
+        values.append(Null() if scratch is None else recorder.pointer(scratch))
+        values.append(Null())  # profiler scratch: no profiler runs here
+        ctas = meta.num_ctas
+        recorder.launch(
+            function.info,
+            function.binary,
+            (grid[0] * ctas, grid[1], grid[2]),
+            (32 * meta.num_warps, 1, 1),
+            values,
+            shared=meta.shared,
+            cluster=(ctas, 1, 1) if ctas > 1 else None,
+            cooperative=bool(meta.launch_cooperative_grid),
+            pdl=bool(meta.launch_pdl),
+        )
+
+    def _scratch(self, nbytes: int, align: int, grid: Sequence[int]) -> Any:
+        if not nbytes:
+            return None
+        blocks = grid[0] * grid[1] * grid[2] * self._metadata.num_ctas
+        tensor = _allocation._allocator.get()(blocks * nbytes, align, 0)
+        if not isinstance(tensor, SymbolicTensor):
+            refuse(
+                "triton's allocator returned no device tensor",
+                "return torch.empty(size, device='cuda', dtype=torch.int8)",
+            )
+        return tensor
+
+    def _expand(self, recorder: Recorder, args: Sequence[Any]) -> Iterable[Arg]:
+        described = 0
+        for kind, value in zip(self._signature, args, strict=True):
+            if isinstance(kind, str) and kind.startswith("tensordesc"):
+                meta = self._descriptors[described] if self._descriptors else None
+                described += 1
+                yield from _descriptor(recorder, value, meta)
+            else:
+                yield from _flatten(recorder, kind, value)
+
+
+def _recorder() -> Recorder:
+    recorder = current_recorder()
+    if recorder is None:
+        refuse("a kernel is launched while the file is imported", "launch from the entry function")
+    return recorder
+
+
+def _size(value: object) -> int:
+    if isinstance(value, float):
+        refuse(
+            f"the grid holds the float {value}",
+            "use triton.cdiv or // so that every size is an integer",
+        )
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def _flatten(recorder: Recorder, kind: Any, value: Any) -> Iterable[Arg]:
+    if isinstance(kind, tuple):
+        for part, element in zip(kind, value, strict=True):
+            yield from _flatten(recorder, part, element)
+    elif kind == "constexpr":
+        return
+    elif kind.startswith("*"):
+        yield _pointer(recorder, value)
+    elif kind == "nvTmaDesc":
+        refuse(
+            "a raw TMA descriptor is passed to a kernel",
+            "use triton.tools.tensor_descriptor.TensorDescriptor or tl.make_tensor_descriptor",
+        )
+    else:
+        type_ = _SCALARS[kind]
+        if type_[0] in "iu":
+            number = int(value)
+            if recorder.is_address(number):
+                refuse("a tensor's data_ptr() is passed as a number", "pass the tensor itself")
+            yield Scalar(type_, number if type_ != "i1" else bool(number))
+        else:
+            yield Scalar(type_, float(value))
+
+
+def _pointer(recorder: Recorder, value: Any) -> Arg:
+    if value is None:
+        return Null()
+    if not isinstance(value, torch.Tensor) and hasattr(value, "base"):
+        value = value.base  # triton.reinterpret
+    if not isinstance(value, torch.Tensor):
+        refuse(f"a {type(value).__name__} is passed where a kernel takes a pointer", "pass a tensor")
+    return recorder.pointer(value)
+
+
+def _descriptor(recorder: Recorder, value: Any, meta: Any) -> Iterable[Arg]:
+    """A host TensorDescriptor: like `make_tensordesc_arg` of Triton's driver."""
+    shape = [Scalar("i32", int(n)) for n in value.shape]
+    strides = [Scalar("i64", int(n)) for n in value.strides]
+    if meta is None:  # targets without TMA: pointer, shape, strides and flags, then shape and strides again
+        yield recorder.pointer(value.base)
+        yield from (Scalar("i64", int(n)) for n in (*value.shape, *value.strides))
+        yield Scalar("i1", value.padding == "nan")
+        if hasattr(value, "round_f32_to_tf32"):  # Triton 3.7
+            yield Scalar("i1", bool(value.round_f32_to_tf32))
+    else:
+        yield _tensor_map(recorder, value, meta)
+    yield from shape
+    yield from strides
+
+
+def _tensor_map(recorder: Recorder, value: Any, meta: Any) -> TensorMap:
+    dtype = _TMA_DTYPES.get(meta["elem_type"])
+    if dtype is None or meta["fp4_padded"] or getattr(value, "round_f32_to_tf32", False):
+        refuse(
+            "this kind of tensor descriptor is not supported (packed fp4, or rounding to tf32)",
+            "describe a plain tensor, or load through pointers",
+        )
+    pointer = recorder.pointer(value.base)
+    element = meta["elem_size"]
+    assert element == ITEMSIZE[dtype]
+    return TensorMap(
+        buffer=pointer.buffer,
+        offset=pointer.offset,
+        dtype=dtype,
+        dims=tuple(int(n) for n in reversed(value.shape)),
+        strides=tuple(int(n) * element for n in reversed(value.strides[:-1])),
+        box=tuple(int(n) for n in reversed(meta["block_size"])),
+        element_strides=(1,) * len(value.shape),
+        swizzle=_TMA_SWIZZLE_BYTES[meta["swizzle"]],  # type: ignore[arg-type]
+        l2_promotion=128,
+        oob_nan=value.padding == "nan",
+    )
+
+
+# -- driver --------------------------------------------------------------------------------------
+
+
+class Utils:
+    """What Triton's compiled `cuda_utils` offers and host code may ask."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def get_device_properties(self, device: object = 0) -> dict[str, object]:
+        """As the tutorials read them."""
+        t = self._target
+        return {
+            "max_shared_mem": t.shared_per_block,
+            "max_num_regs": t.registers_per_multiprocessor,
+            "multiprocessor_count": t.multiprocessors,
+            "warpSize": t.warp_size,
+            "sm_clock_rate": t.clock_khz,
+            "mem_clock_rate": t.memory_clock_khz,
+            "mem_bus_width": t.memory_bus_bits,
+        }
+
+    def load_binary(
+        self, name: str, binary: bytes, shared: int, device: object
+    ) -> tuple[object, LoadedKernel, int, int, int]:
+        """(module, function, registers, spills, most threads per block) of a cubin."""
+        info = kernel_info(binary, name, "triton")
+        threads = min(1024, self._target.registers_per_multiprocessor // max(1, info.registers))
+        return object(), LoadedKernel(info, binary), info.registers, info.spill_bytes // 4, threads
+
+    def cuOccupancyMaxActiveClusters(self, function: object, shared: int, ctas: int) -> int:  # noqa: N802
+        """An estimate: as many clusters as multiprocessors allow with one block each."""
+        return self._target.multiprocessors // max(1, ctas)
+
+    def set_printf_fifo_size(self, size: int) -> None:
+        """Nothing runs here."""
+
+
+class Driver:
+    """Just enough of a Triton driver to compile for a target that is not here."""
+
+    launcher_cls = Launcher
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.utils = Utils(target)
+
+    def get_current_target(self) -> GPUTarget:
+        """The architecture to compile for."""
+        if self._target.is_cpu:
+            refuse("a Triton kernel is launched on the CPU", "write it with cpp_kernel(name, source)")
+        return GPUTarget("cuda", self._target.capability, self._target.warp_size)
+
+    def get_device_capability(self, device: object = 0) -> tuple[int, int]:
+        """Compute capability."""
+        return self._target.major, self._target.minor
+
+    def get_current_device(self) -> int:
+        """There is one."""
+        return 0
+
+    def set_current_device(self, device: object) -> None:
+        """There is one."""
+
+    def get_current_stream(self, device: object = None) -> int:
+        """There is one."""
+        return 0
+
+    def get_device_interface(self) -> Any:
+        """torch.cuda, with its stand-ins."""
+        return torch.cuda
+
+    def get_active_torch_device(self) -> torch.device:
+        """What tensors claim to be on."""
+        return torch.device("cuda", 0)
+
+    def get_benchmarker(self) -> Any:
+        """Timing belongs to the harness."""
+        refuse("a kernel is timed", "declare configurations; the harness measures them")
+
+    def get_empty_cache_for_benchmark(self) -> Any:
+        """Timing belongs to the harness."""
+        refuse("a kernel is timed", "declare configurations; the harness measures them")
+
+    def clear_cache(self, cache: object) -> None:
+        """Nothing to clear."""
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        """Only the real launcher's generator needs this."""
+        return ty
+
+
+def install(target: Target) -> None:
+    """Make Triton compile for `target` and record its launches."""
+    triton.runtime.driver.set_active(Driver(target))
+    knobs.compilation.disable_line_info = True  # else a kernel moved down one line is another binary
+    install_autotuner()
+    original = JITFunction._do_compile
+    if getattr(original, "limited", False):
+        return
+
+    @functools.wraps(original)
+    def limited(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = current_recorder()
+        with compile_limit(self.fn.__name__, recorder.compile_limit_s if recorder else None):
+            return original(self, *args, **kwargs)
+
+    limited.limited = True  # type: ignore[attr-defined]
+    JITFunction._do_compile = limited
