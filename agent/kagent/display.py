@@ -1,0 +1,232 @@
+"""A run as it happens: a live panel on a terminal, plain lines elsewhere. Both are observers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+from kagent_sandbox.verdict import Passed, Rejected
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from kagent.events import Event, Finished, Progress, Proposed, Recorded, Started, Step, Working
+from kagent.lineage import Candidate, Operator
+
+_RECENT = 8
+
+
+def speed_text(score: float | None) -> str:
+    """'1.234×', the speed-up over the fastest baseline."""
+    return "–" if score is None else f"{score:.3f}×"
+
+
+def roofline(passed: Passed) -> float:
+    """Geometric mean of the share of the roofline over the benchmark cases."""
+    shares = [t.roofline_share for t in passed.timings if t.roofline_share > 0]
+    return math.exp(sum(map(math.log, shares)) / len(shares)) if shares else 0.0
+
+
+def clock(seconds: float) -> str:
+    """'1:05' or '1:02:03'."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def outcome(candidate: Candidate, *, promoted: bool) -> tuple[str, str]:
+    """What became of a candidate in a few words, and the colour to say it in."""
+    verdict = candidate.verdict
+    if isinstance(verdict, Rejected):
+        first = verdict.message.strip().splitlines() or [""]
+        where = f" ({verdict.case})" if verdict.case else ""
+        return f"{verdict.stage} {verdict.status}{where}: {first[0]}", "red"
+    share = f"{speed_text(verdict.score)}, {roofline(verdict):.0%} of the roofline"
+    if promoted:
+        return f"{share}, new incumbent", "bold green"
+    if verdict.screened:
+        return f"{share} after a few samples", "dim"
+    if verdict.versus is not None:
+        return f"{share}, {verdict.versus.ratio:.3f}× the incumbent", "default"
+    return share, "default"
+
+
+class State:
+    """What the events add up to. Shared by both displays."""
+
+    def __init__(self) -> None:
+        self.started: Started | None = None
+        self.began_s = time.monotonic()
+        self.incumbent: Candidate | None = None
+        self.counted = 0
+        self.first_counted: int | None = None  # of this session
+        self.search_began_s: float | None = None
+        self.rejected: Counter[str] = Counter()
+        self.passed = 0
+        self.in_flight: dict[int, Step] = {}
+        self.note = ""
+        self.names: dict[int, str] = {}
+
+    def see(self, event: Event) -> None:
+        """Take an event in."""
+        match event:
+            case Started():
+                self.started = event
+            case Progress(text):
+                self.note = text
+            case Working(proposal_id, step):
+                self.in_flight[proposal_id] = step
+            case Proposed(proposal):
+                self.names[proposal.id] = proposal.name
+            case Recorded(candidate, promoted, counted):
+                self._recorded(candidate, promoted=promoted, counted=counted)
+            case Finished():
+                self.in_flight.clear()
+
+    def _recorded(self, candidate: Candidate, *, promoted: bool, counted: int) -> None:
+        if self.search_began_s is None and candidate.counts:
+            self.search_began_s = time.monotonic()
+            self.first_counted = counted
+        self.in_flight.pop(candidate.id, None)
+        self.counted = counted
+        self.note = ""
+        if promoted:
+            self.incumbent = candidate
+        if isinstance(candidate.verdict, Rejected):
+            self.rejected[candidate.verdict.stage.value] += 1
+        else:
+            self.passed += 1
+
+    @property
+    def budget(self) -> int:
+        """Evaluations that the run may use."""
+        return self.started.budget if self.started else 0
+
+    def remaining_s(self) -> float | None:
+        """Estimate from the pace of this session's search; None before there is one."""
+        if self.search_began_s is None or self.first_counted is None:
+            return None
+        done = self.counted - self.first_counted
+        if done <= 0:
+            return None
+        return (time.monotonic() - self.search_began_s) / done * (self.budget - self.counted)
+
+    def flight_text(self) -> str:
+        """'2 build, 1 measure'."""
+        steps = Counter(step.value for step in self.in_flight.values())
+        return ", ".join(f"{n} {step}" for step, n in steps.items()) or "–"
+
+    def rejected_text(self) -> str:
+        """'3 build, 1 check'."""
+        return ", ".join(f"{n} {stage}" for stage, n in self.rejected.items()) or "none"
+
+
+def record_line(event: Recorded, budget: int) -> Text:
+    """One line per verdict."""
+    candidate = event.candidate
+    proposal = candidate.proposal
+    text, style = outcome(candidate, promoted=event.promoted)
+    place = "seed" if proposal.operator is Operator.SEED else f"{event.counted}/{budget}"
+    line = Text(f"#{candidate.id:<3} {place:>6}  ")
+    line.append(f"{proposal.name[:28]:<28} ", "cyan")
+    line.append(text, style)
+    if proposal.operator is not Operator.SEED:
+        line.append(f"  {proposal.operator.value}: {proposal.hypothesis}", "dim")
+    line.no_wrap = True
+    line.overflow = "ellipsis"
+    return line
+
+
+class PlainDisplay:
+    """A line per event, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._state = State()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        self._state.see(event)
+        if isinstance(event, Recorded):
+            line = record_line(event, self._state.budget)
+            self._console.print(line, soft_wrap=True, crop=False)
+        elif isinstance(event, Progress):
+            self._console.print(event.text, soft_wrap=True, highlight=False)
+
+
+class LiveDisplay:
+    """A panel that stays at the bottom while the last verdicts scroll above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._state = State()
+        self._recent: list[Text] = []
+        self._live = Live(
+            console=console, get_renderable=self._render, refresh_per_second=5, transient=True
+        )
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        self._state.see(event)
+        if isinstance(event, Recorded):
+            line = record_line(event, self._state.budget)
+            if event.promoted or event.candidate.proposal.operator is Operator.SEED:
+                self._console.print(line)  # stays on the screen
+            else:
+                self._recent = [*self._recent[-_RECENT + 1 :], line]
+
+    def _render(self) -> RenderableType:
+        state = self._state
+        incumbent, best = state.incumbent, "none yet"
+        if incumbent is not None and isinstance(incumbent.verdict, Passed):
+            share = roofline(incumbent.verdict)
+            best = (
+                f"#{incumbent.id} {incumbent.proposal.name}   {speed_text(incumbent.score)} the "
+                f"fastest baseline   {share:.0%} of the roofline"
+            )
+        left = state.remaining_s()
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim")
+        table.add_column()
+        table.add_row("incumbent", Text(best, "bold green"))
+        table.add_row("evaluated", f"{state.counted} of {state.budget}   {state.passed} passed")
+        table.add_row("rejected", state.rejected_text())
+        table.add_row("in flight", state.note or state.flight_text())
+        remaining = "–" if left is None else f"about {clock(left)}"
+        elapsed = clock(time.monotonic() - state.began_s)
+        table.add_row("time", f"{elapsed} elapsed, {remaining} remaining")
+        bar = ProgressBar(total=max(state.budget, 1), completed=state.counted, width=60)
+        return Group(*self._recent, Text(), bar, table)
+
+
+def display_for(console: Console) -> PlainDisplay | LiveDisplay:
+    """Live on a terminal, plain elsewhere."""
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
