@@ -1,0 +1,116 @@
+"""Linear layer and cross entropy: reference, baselines and inputs."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from kagent_sandbox.task import Case
+
+LOGITS = 1 << 27  # float64 logits held at once: 1 GiB, and about twice that with temporaries
+WEIGHT_DEVIATION = 0.02  # as models are initialised: with D = 4096 the logits deviate by 1.3
+    0.02  # as models are initialised: logits of a hidden state of 4096 deviate by 1.3
+)
+IGNORED_SHARE = 0.5
+
+
+def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
+    """Hidden states of deviation `scale`, weights of 0.02, and targets.
+
+    "normal": targets anywhere. "ignored": half of them are `ignore_index`; "all_ignored": all of
+    them. "tail": targets in the last three columns, which a lost tail of the vocabulary would miss.
+    """
+    d = case.dims
+    tokens, hidden, vocab, ignore_index = (int(d[n]) for n in ("T", "D", "V", "ignore_index"))
+    dtype: torch.dtype = getattr(torch, case.dtype)
+    x = torch.randn(tokens, hidden, generator=generator, device=device) * case.scale
+    weight = torch.randn(vocab, hidden, generator=generator, device=device)
+    first = max(0, vocab - 3) if case.inputs == "tail" else 0
+    target = torch.randint(first, vocab, (tokens,), generator=generator, device=device)
+    if case.inputs == "ignored":
+        drop = torch.rand(tokens, generator=generator, device=device) < IGNORED_SHARE
+        target = target.masked_fill(drop, ignore_index)
+    elif case.inputs == "all_ignored":
+        target = torch.full_like(target, ignore_index)
+    return {"x": x.to(dtype), "weight": (weight * WEIGHT_DEVIATION).to(dtype), "target": target}
+
+
+def reference(
+    x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The definition in float64, over chunks of tokens: loss [], dx [T, D], dw [V, D]."""
+    x64, w64 = x.double(), weight.double()
+    kept = target != ignore_index
+    count = kept.sum()
+    column = target.where(kept, 0)[:, None]
+    share = kept.double()[:, None] / count.clamp_min(1)
+    loss = torch.zeros((), dtype=torch.float64, device=x.device)
+    dx, dw = torch.empty_like(x64), torch.zeros_like(w64)
+    rows = max(1, LOGITS // weight.shape[0])
+    for start in range(0, x.shape[0], rows):
+        chunk = slice(start, start + rows)
+        z = x64[chunk] @ w64.T
+        lse = z.logsumexp(1, keepdim=True)
+        loss += ((lse - z.gather(1, column[chunk])) * kept[chunk, None]).sum()
+        dz = z.sub_(lse).exp_()
+        dz.scatter_add_(1, column[chunk], torch.full_like(lse, -1.0))
+        dz *= share[chunk]
+        torch.mm(dz, w64, out=dx[chunk])
+        dw.addmm_(dz.T, x64[chunk])
+    return loss / count, dx, dw
+
+
+def eager(
+    x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Torch's own way: all logits, autograd. The mean is taken in float32, which costs nothing."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        weight = weight.detach().requires_grad_()
+        losses = F.cross_entropy(
+            F.linear(x, weight), target, ignore_index=ignore_index, reduction="none"
+        )
+        loss = losses.float().sum() / (target != ignore_index).sum()
+        dx, dw = torch.autograd.grad(loss, (x, weight))
+    return loss.detach(), dx, dw
+
+
+def experts() -> Mapping[str, Callable[..., object]]:
+    """Liger's and Apple's fused kernels, where they are installed and there is a GPU."""
+    found: dict[str, Callable[..., object]] = {}
+    if torch.cuda.is_available():
+        if importlib.util.find_spec("liger_kernel"):
+            found["Liger"] = _liger
+        if importlib.util.find_spec("cut_cross_entropy"):
+            found["cut-cross-entropy"] = _cut_cross_entropy
+    return found
+
+
+def _liger(
+    x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    loss_of = LigerFusedLinearCrossEntropyLoss(ignore_index=ignore_index)
+    with torch.enable_grad():
+        x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+        loss = loss_of(weight, x, target)
+        dx, dw = torch.autograd.grad(loss, (x, weight))
+    return loss.detach().float(), dx, dw
+
+
+def _cut_cross_entropy(
+    x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    from cut_cross_entropy import linear_cross_entropy
+
+    with torch.enable_grad():
+        x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+        loss = linear_cross_entropy(x, weight, target, ignore_index=ignore_index)
+        dx, dw = torch.autograd.grad(loss, (x, weight))
+    return loss.detach().float(), dx, dw
