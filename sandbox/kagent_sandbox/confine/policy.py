@@ -1,0 +1,141 @@
+"""What a confined process may do, and the steps that confine it.
+
+The steps run in the process itself, in this order: `enter` right after the fork (limits, another
+user), `lock` before the first untrusted byte is looked at (Landlock, seccomp). Both only ever take
+away.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from kagent_sandbox.confine import landlock, seccomp
+from kagent_sandbox.confine.libc import prctl
+from kagent_sandbox.confine.users import become
+
+_SELF_PROC = ("cpuinfo", "meminfo", "stat", "version", "filesystems", "loadavg", "self")
+_SYSTEM_FILES = (
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/sys/devices/system",
+    "/sys/kernel/mm/transparent_hugepage",
+    "/proc/sys/kernel",
+    "/proc/sys/vm",
+)
+_PLAIN_DEVICES = ("/dev/null",)
+_PLAIN_READ = ("/dev/urandom", "/dev/random")
+
+
+class Tier(StrEnum):
+    """How strongly a process is confined. Chosen by trying, and printed in every report."""
+
+    T0 = "T0"
+    """Process group, subreaper, limits, clean environment: stops accidents, not attacks."""
+    T1 = "T1"
+    """And no_new_privs, Landlock, seccomp, and another user where the caller is root."""
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What a child may use. Paths are absolute; those that do not exist are skipped.
+
+    Not covered: bandwidth of memory and caches, time on other cores, hyper-threads; what `read`
+    names may be read in full. Memory, disk and files of the whole subtree are polled, not enforced
+    by the kernel.
+    """
+
+    read: tuple[str, ...] = ()  # files and folders to read and execute
+    write: tuple[str, ...] = ()  # folders to write, besides the private one
+    devices: tuple[str, ...] = ()  # device nodes to open for reading, writing and ioctl
+    memory_bytes: int = 8 << 30  # per process by rlimit, and polled over the subtree
+    cpu_s: int = 600  # per process
+    processes: int = 128  # processes and threads of the subtree
+    files: int = 512  # open files per process
+    file_bytes: int = 1 << 30  # size of one file
+    disk_bytes: int = 2 << 30  # of the private folder, polled
+    disk_files: int = 20_000  # of the private folder, polled
+    output_bytes: int = 64 << 20  # of stdout and stderr, after which the child is killed
+    execute: bool = True  # may start programs: compilers
+    memfd: bool = False  # may create anonymous files: the CUDA driver does
+    allow_tier0: bool = False  # go on without Landlock or seccomp where the kernel lacks them
+
+
+def set_limits(confinement: Confinement, *, others: int) -> None:
+    """Set resource limits.
+
+    `others` is how many tasks the user runs already: the limit counts them too.
+    """
+    limits = {
+        resource.RLIMIT_DATA: confinement.memory_bytes,  # AS would refuse CUDA's reservations
+        resource.RLIMIT_CPU: confinement.cpu_s,
+        resource.RLIMIT_NPROC: confinement.processes + others,
+        resource.RLIMIT_NOFILE: confinement.files,
+        resource.RLIMIT_FSIZE: confinement.file_bytes,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_CORE: 1,  # 1, unlike 0, also keeps piped core handlers from starting
+    }
+    for kind, value in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        if hard != resource.RLIM_INFINITY:
+            value = min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def enter(confinement: Confinement, uid: int | None, *, need_search: bool) -> None:
+    """Limits, and another user when `uid` is given (the caller is root). Irreversible.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    others = 0 if uid is not None else _tasks_of_user()
+    set_limits(confinement, others=others)
+    if uid is not None:
+        become(uid, need_search=need_search)
+    prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+
+
+def lock(confinement: Confinement, private: Path) -> None:
+    """Landlock for this thread, seccomp for all threads. Irreversible.
+
+    Raises:
+        OSError: The kernel lacks one of them.
+    """
+    proc = tuple(f"/proc/{name}" for name in _SELF_PROC)
+    read = (*_SYSTEM_FILES, *_PLAIN_READ, *proc, *confinement.read)
+    write = (str(private), *confinement.write)
+    landlock.restrict(read, write, (*_PLAIN_DEVICES, *confinement.devices))
+    seccomp.install_allow_list(execute=confinement.execute, memfd=confinement.memfd)
+
+
+def _tasks_of_user() -> int:
+    """Tasks that the calling user runs: RLIMIT_NPROC counts them with the child's."""
+    uid = os.getuid()
+    count = 0
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            try:
+                if entry.stat().st_uid == uid:
+                    # each thread is one link of the task folder, besides . and ..
+                    count += os.stat(f"/proc/{entry.name}/task").st_nlink - 2
+            except OSError:
+                continue
+    return count
+
+
+def readable_by_others(paths: tuple[str, ...]) -> bool:
+    """Whether a user without rights of their own can reach all of the paths that exist."""
+    for text in paths:
+        path = Path(text)
+        try:
+            for part in (path, *path.parents):
+                mode = part.stat().st_mode
+                if not mode & (stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH):
+                    return False
+        except OSError:
+            continue
+    return True

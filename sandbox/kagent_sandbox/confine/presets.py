@@ -1,0 +1,94 @@
+"""Confinements of kagent's own roles."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+from kagent_sandbox.confine.policy import Confinement
+
+_PREFIX_FOLDERS = ("bin", "lib", "lib64", "libexec", "include", "share", "targets", "nvvm")
+_PACKAGES = ("kagent_sandbox", "torch", "triton", "numpy", "cuda", "nvidia")
+
+
+@functools.cache
+def toolchain() -> tuple[str, ...]:
+    """What Python, its packages and compilers consist of: the paths that every child may read.
+
+    Homes, /etc, /run, /var and the working directory are not among them.
+    """
+    paths = ["/usr", "/lib", "/lib64", "/bin", "/sbin"]
+    for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}:
+        paths += [os.path.join(prefix, name) for name in _PREFIX_FOLDERS]
+        paths.append(os.path.join(prefix, "pyvenv.cfg"))
+    paths += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    for package in _PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for location in (spec.submodule_search_locations or ()) if spec else ():
+            parent = Path(location).parent
+            whole = parent.name in {"site-packages", "dist-packages"}
+            paths.append(str(parent if whole else location))
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            paths.append(os.environ[variable])
+    for compiler in ("g++", "gcc", "cc", "ld", "as", "nvcc"):
+        found = shutil.which(compiler)
+        if found:
+            paths.append(str(Path(found).resolve().parent.parent))
+    absolute = {os.path.realpath(p) for p in paths if os.path.isabs(p)}
+    # A compiler in /bin has the root folder as its prefix; never hand that out, nor a home.
+    refused = {"/", os.path.realpath(os.path.expanduser("~")), "/home", "/root", "/etc", "/var"}
+    return tuple(sorted(p for p in absolute if p not in refused and os.path.exists(p)))
+
+
+def builder_confinement() -> Confinement:
+    """Traces host code and runs compilers: no device, no network."""
+    return Confinement(read=toolchain(), memory_bytes=8 << 30, cpu_s=300, processes=256)
+
+
+def interpreter_confinement() -> Confinement:
+    """Runs kernels in Triton's interpreter: Python and numpy only, no programs."""
+    return Confinement(read=toolchain(), memory_bytes=8 << 30, cpu_s=600, execute=False)
+
+
+def cpu_launcher_confinement(*, memory_bytes: int = 8 << 30) -> Confinement:
+    """Runs native code over shared memory that it is given as a descriptor:
+
+    no programs, few files.
+    """
+    threads = os.cpu_count() or 1
+    return Confinement(
+        read=toolchain(),
+        memory_bytes=memory_bytes,
+        cpu_s=3600,
+        processes=2 * threads + 32,
+        file_bytes=256 << 20,
+        disk_bytes=512 << 20,
+        disk_files=4096,
+        execute=False,
+    )
+
+
+def gpu_launcher_confinement(*, memory_bytes: int = 64 << 30) -> Confinement:
+    """Runs plans on a GPU: the context exists before the lock, device code is loaded after it.
+
+    Does not shield the kernel's driver, which the process talks to by ioctl.
+    """
+    nodes = [p for p in sorted(Path("/dev").glob("nvidia*")) if not p.is_dir()]
+    extra = ("/sys", "/proc/driver", "/proc/devices", "/proc/modules", "/usr/local/nvidia")
+    return Confinement(
+        read=(*toolchain(), *extra),
+        devices=tuple(str(p) for p in nodes),
+        memory_bytes=memory_bytes,
+        cpu_s=7200,
+        processes=512,
+        files=4096,
+        file_bytes=64 << 30,
+        execute=False,
+        memfd=True,
+    )

@@ -1,0 +1,157 @@
+"""Seccomp through ctypes:
+
+an allow-list in classic BPF, and a tighter one for measured native code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import platform
+import struct
+from collections.abc import Iterable
+
+from kagent_sandbox.confine import syscalls
+from kagent_sandbox.confine.libc import libc, prctl, syscall
+
+_ALLOW = 0x7FFF0000
+_ERRNO = 0x00050000
+_KILL_PROCESS = 0x80000000
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _MASK, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_NAMESPACES = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
+_SET_MODE_FILTER = 1
+_TSYNC = 1  # the filter binds all threads of the process, also those that run already
+_NEWEST_KNOWN = 462  # calls after this one are answered "not implemented": libc then falls back
+
+# PR_SET_PDEATHSIG, GET_DUMPABLE, SET_NAME, GET_NAME, CAPBSET_READ, GET_TIMERSLACK,
+# SET_NO_NEW_PRIVS, GET_NO_NEW_PRIVS, SET_THP_DISABLE, GET_THP_DISABLE, SET_VMA
+_PRCTL = (1, 3, 15, 16, 23, 30, 38, 39, 41, 42, 0x53564D41)
+
+
+class _Program:
+    """Instructions of classic BPF, as (code, jump if true, jump if false, operand)."""
+
+    def __init__(self) -> None:
+        self.code: list[tuple[int, int, int, int]] = []
+
+    def add(self, code: int, operand: int, true: int = 0, false: int = 0) -> None:
+        self.code.append((code, true, false, operand))
+
+    def argument(self, index: int) -> None:
+        self.add(_LOAD, 16 + 8 * index)  # low half: both architectures are little-endian
+
+    def refuse(self, code: int) -> None:
+        self.add(_RETURN, _ERRNO | code)
+
+    def when(self, name: str, body: _Program) -> None:
+        """Run `body`, which must return, when the call is `name`.
+
+        The accumulator holds the number.
+        """
+        nr = syscalls.number(name)
+        if nr is not None:
+            self.add(_EQUAL, nr, 0, len(body.code))
+            self.code += body.code
+
+    def prologue(self) -> None:
+        machine = platform.machine()
+        self.add(_LOAD, 4)
+        self.add(_EQUAL, syscalls.ARCHITECTURES[machine], 1, 0)
+        self.add(_RETURN, _KILL_PROCESS)
+        self.add(_LOAD, 0)
+        if machine == "x86_64":  # the x32 interface has other numbers for the same calls
+            self.add(_AT_LEAST, 0x40000000, 0, 1)
+            self.add(_RETURN, _KILL_PROCESS)
+
+    def install(self) -> None:
+        packed = b"".join(struct.pack("HBBI", c, t, f, k) for c, t, f, k in self.code)
+        buffer = ctypes.create_string_buffer(packed, len(packed))
+        header = struct.pack("HxxxxxxP", len(self.code), ctypes.addressof(buffer))
+        program = ctypes.create_string_buffer(header, len(header))
+        prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+        nr = syscalls.number("seccomp")
+        assert nr is not None
+        syscall(nr, _SET_MODE_FILTER, _TSYNC, ctypes.addressof(program))
+
+
+def _returns(value: int) -> _Program:
+    body = _Program()
+    body.add(_RETURN, value)
+    return body
+
+
+def _argument_in(index: int, values: Iterable[int], mask: int | None = None) -> _Program:
+    body = _Program()
+    body.argument(index)
+    if mask is not None:
+        body.add(_MASK, mask)
+    for value in values:
+        body.add(_EQUAL, value, 0, 1)
+        body.add(_RETURN, _ALLOW)
+    body.refuse(errno.EPERM)
+    return body
+
+
+def install_allow_list(*, execute: bool, memfd: bool) -> None:
+    """Allow what compilers, torch, OpenMP and (after its context exists) CUDA need, and nothing else.
+
+    `execute` allows to start programs; `memfd` anonymous files, which count in no limit but the
+    polled sum.
+
+    Raises:
+        OSError: The kernel has no seccomp filters.
+        KeyError: The machine's architecture is not known.
+    """
+    program = _Program()
+    program.prologue()
+    program.when("clone3", _returns(_ERRNO | errno.ENOSYS))  # libc falls back to clone
+    clone = _Program()
+    clone.argument(0)
+    clone.add(_ANY_BIT, _NAMESPACES, 0, 1)
+    clone.refuse(errno.EPERM)
+    clone.add(_RETURN, _ALLOW)
+    program.when("clone", clone)
+    program.when("prctl", _argument_in(0, _PRCTL))
+    program.when("prlimit64", _argument_in(0, (0,)))
+    program.when("sched_setaffinity", _argument_in(0, (0,)))
+    program.when("seccomp", _argument_in(0, (_SET_MODE_FILTER,)))
+    # Datagram pairs could send to a named socket by address; streams cannot.
+    program.when("socketpair", _argument_in(1, (1, 5), mask=0xF))
+    # Landlock does not decide about modes and times: answer "done" and do nothing, so that linkers
+    # go on.
+    inert = ("chmod", "fchmod", "fchmodat", "utime", "utimes", "futimesat", "utimensat")
+    for name in inert:
+        program.when(name, _returns(_ERRNO))
+    names = {"fork", "vfork"}
+    for group in ("FILES", "MEMORY", "PROCESSES", "SIGNALS", "TIME", "WAITING"):
+        names |= getattr(syscalls, group).keys()
+    names |= {"execve", "execveat"} if execute else set()
+    names |= {"memfd_create"} if memfd else set()
+    for name in sorted(names.difference(inert)):
+        program.when(name, _returns(_ALLOW))
+    program.add(_AT_LEAST, _NEWEST_KNOWN + 1, 0, 1)
+    program.refuse(errno.ENOSYS)
+    program.refuse(errno.EPERM)
+    program.install()
+
+
+def forbid_new_threads() -> None:
+    """On top of the allow-list: no new threads, processes, programs or timers from here on, in any thread.
+
+    Raises:
+        OSError: The kernel refuses the filter.
+    """
+    program = _Program()
+    program.prologue()
+    program.when("clone3", _returns(_ERRNO | errno.ENOSYS))
+    for name in ("clone", "fork", "vfork", "execve", "execveat", "kill", "setsid", "setpgid"):
+        program.when(name, _returns(_ERRNO | errno.EPERM))
+    for name in ("timer_create", "setitimer", "alarm", "memfd_create"):
+        program.when(name, _returns(_ERRNO | errno.EPERM))
+    program.add(_RETURN, _ALLOW)
+    program.install()
+
+
+def available() -> bool:
+    """Whether the kernel and the architecture have seccomp filters."""
+    return platform.machine() in syscalls.ARCHITECTURES and int(libc.prctl(21, 0, 0, 0, 0)) >= 0
