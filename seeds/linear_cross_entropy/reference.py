@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 LOGITS = 1 << 27  # float64 logits held at once: 1 GiB, and about twice that with temporaries
 WEIGHT_DEVIATION = 0.02  # as models are initialised: with D = 4096 the logits deviate by 1.3
-    0.02  # as models are initialised: logits of a hidden state of 4096 deviate by 1.3
-)
 IGNORED_SHARE = 0.5
 
 

@@ -110,7 +110,7 @@ def linear_cross_entropy(
             z.stride(0),
             vocab,
             ignore_index,
-            BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
+            BLOCK=BLOCK,
             num_warps=NUM_WARPS,
         )
         torch.mm(z, weight, out=dx[start : start + CHUNK])
