@@ -9,6 +9,7 @@ never given a reference, a tolerance or a seed. Tests on the CPU therefore exerc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -85,6 +86,12 @@ class Launcher(Protocol):
 
     def forget(self, key: str) -> None:
         """Drop a prepared plan."""
+
+    def quiesced(self) -> AbstractContextManager[None]:
+        """While inside, nothing of the process runs: the judge writes inputs and reads results.
+
+        CPU: the process is stopped (SIGSTOP). GPU: nothing to do, the device is idle between calls.
+        """
 
     def run(self, key: str, *, limit_s: float) -> None:
         """Execute once and return when the device is idle. The arena is quiescent afterwards."""

@@ -1,0 +1,201 @@
+"""Is a candidate correct? Three runs of every check case on two draws, against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from kagent_sandbox import compare
+from kagent_sandbox.build.request import TensorSpec
+from kagent_sandbox.layout import lay_out_many
+from kagent_sandbox.plan import PlanError
+from kagent_sandbox.seat import Seat, draw_bits
+from kagent_sandbox.session import Disqualified
+from kagent_sandbox.task import build_case
+from kagent_sandbox.verdict import CaseError, Rejected, Stage, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kagent_sandbox.build.request import Built
+    from kagent_sandbox.draws import Draw, Draws
+    from kagent_sandbox.launch.base import Arena
+    from kagent_sandbox.plan import Plan
+    from kagent_sandbox.session import Session
+    from kagent_sandbox.task import Case, Task
+
+
+def check_results(task: Task, built: Built, cases: Sequence[Case]) -> None:
+    """Compare the shapes and dtypes that plans return with the task's, before anything runs.
+
+    Raises:
+        Disqualified: A plan returns something else.
+        KeyError: The declared configuration was not built for a case.
+    """
+    for case in cases:
+        plan = built.plans[0, case.name]
+        results = build_case(task, case).results
+        got = [list(t.shape) for t in plan.outputs]
+        if got != [list(r.shape) for r in results]:
+            want = ", ".join(f"{r.name} {list(r.shape)}" for r in results)
+            raise _out(Status.INCORRECT_SHAPE, f"returns shapes {got}, expected {want}", case)
+        dtypes = [t.dtype for t in plan.outputs]
+        if dtypes != [r.dtype for r in results]:
+            want = ", ".join(f"{r.name} {r.dtype}" for r in results)
+            raise _out(Status.INCORRECT_DTYPE, f"returns {dtypes}, expected {want}", case)
+
+
+def seats_for(
+    task: Task,
+    case: Case,
+    plan: Plan,
+    arena: Arena | None,
+    *,
+    count: int,
+    start: int = 0,
+    prefix: str = "",
+) -> tuple[list[Seat], int]:
+    """`count` placements of a case's plan from byte `start` on, and the first byte after them.
+
+    Without an arena only the size is worked out. `prefix` makes the launcher's keys unique.
+
+    Raises:
+        Disqualified: The plan's inputs are not the case's.
+    """
+    layouts = lay_out_many(plan, count, start)
+    if arena is None:
+        return [], layouts[-1].stop
+    inputs = [a for a in build_case(task, case).arguments if isinstance(a, TensorSpec)]
+    mutates = {a.name for a in task.arguments if a.mutates}
+    try:
+        seats = [
+            Seat(f"{prefix}/{case.name}/{i}", plan, layout, arena, inputs, mutates)
+            for i, layout in enumerate(layouts)
+        ]
+    except PlanError as e:
+        raise _out(Status.TAMPER, str(e), case) from e
+    return seats, layouts[-1].stop
+
+
+@dataclass(frozen=True)
+class Checker:
+    """Compares what a session's plans compute with the reference."""
+
+    task: Task
+    draws: Draws
+
+    def check(
+        self, session: Session, built: Built, case: Case, *, config: int = 0, thorough: bool = True
+    ) -> list[CaseError]:
+        """Run one case: on one draw twice (elsewhere in memory), on another once.
+
+        With `thorough` false, once in all: for further configurations of a checked candidate.
+
+        Raises:
+            Disqualified: A wrong result, two different ones, or tampering.
+        """
+        plan = built.plans[config, case.name]
+        seats, _ = seats_for(
+            self.task, case, plan, session.arena, count=2 if thorough else 1, prefix=f"c{config}"
+        )
+        session.prepare(seats, case.name)
+        try:
+            draw = self.draws.draw(case)
+            errors = self._run(session, seats[0], draw, None if not thorough else seats[1])
+            if thorough:
+                other = self._run(session, seats[0], self.draws.draw(case, other_than=draw), None)
+                errors = [
+                    max(pair, key=lambda e: e.share_of_tolerance)
+                    for pair in zip(errors, other, strict=True)
+                ]
+        finally:
+            session.forget(seats)
+        return errors
+
+    def _run(self, session: Session, seat: Seat, draw: Draw, again: Seat | None) -> list[CaseError]:
+        """One run on a draw, and with `again` a second one on the same inputs in another place."""
+        name = draw.case.name
+        with session.quiet():
+            seat.write(draw)
+            if again is not None:
+                again.write(draw)
+        session.run(seat, name)
+        with session.quiet():
+            self._refuse_tampering(seat, draw.case, Stage.CHECK)
+            first = [t.clone() for t in seat.outputs()] if again is not None else seat.outputs()
+            errors = [] if again is not None else self.compare(first, draw, Stage.CHECK)
+        if again is None:
+            return errors
+        session.run(again, name)
+        with session.quiet():
+            self._refuse_tampering(again, draw.case, Stage.CHECK)
+            self._compare_runs(first, again.outputs(), draw)
+        return self.compare(first, draw, Stage.CHECK)
+
+    def compare(
+        self,
+        outputs: Sequence[torch.Tensor],
+        draw: Draw,
+        stage: Stage,
+        *,
+        typical: bool = False,
+    ) -> list[CaseError]:
+        """Errors of all results of one run.
+
+        Raises:
+            Disqualified: One is not within its tolerance.
+        """
+        errors: list[CaseError] = []
+        expected = self.draws.expected(draw)
+        yardsticks = self.draws.torch_errors(draw, typical=typical)
+        for result, out, ref, yardstick in zip(
+            self.task.results, outputs, expected, yardsticks, strict=True
+        ):
+            found = compare.measure_errors(out, ref, result.row_dims)
+            error = compare.case_error(draw.case.name, result, found, yardstick, out.dtype)
+            if not error.share_of_tolerance <= 1:
+                limit = compare.allowed(yardstick, result, out.dtype)
+                text = compare.describe(error, limit, compare.find_worst(out, ref))
+                raise _out(Status.INCORRECT_NUMERICAL, text, draw.case, stage)
+            errors.append(error)
+        return errors
+
+    def verify_timed(self, seat: Seat, draw: Draw) -> None:
+        """Check the results that a timed block left, and that it changed nothing else.
+
+        Raises:
+            Disqualified: They are wrong, or something was tampered with.
+        """
+        self._refuse_tampering(seat, draw.case, Stage.MEASURE)
+        self.compare(seat.outputs(), draw, Stage.MEASURE, typical=True)
+
+    def _refuse_tampering(self, seat: Seat, case: Case, stage: Stage) -> None:
+        tampering = seat.tampering()
+        if tampering is not None:
+            raise _out(Status.TAMPER, tampering, case, stage)
+
+    def _compare_runs(
+        self, first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], draw: Draw
+    ) -> None:
+        """Refuse results that differ between two runs by more than rounding explains."""
+        for i, (result, one, two) in enumerate(zip(self.task.results, first, second, strict=True)):
+            if torch.equal(draw_bits(one), draw_bits(two)):
+                continue
+            yardstick = self.draws.torch_errors(draw)[i]
+            limit = compare.allowed(yardstick, result, one.dtype)
+            difference = compare.measure_errors(two, one.double(), result.row_dims)
+            if compare.share(difference, limit) > 1:
+                worst = compare.find_worst(two, one.double())
+                index = ", ".join(str(n) for n in worst.index)
+                text = (
+                    f"result {result.name} differs between two runs on the same inputs: element "
+                    f"[{index}] is {worst.expected:.6g}, then {worst.got:.6g} "
+                    "(a race, or memory that was not written?)"
+                )
+                raise _out(Status.NONDETERMINISTIC, text, draw.case)
+
+
+def _out(status: Status, text: str, case: Case, stage: Stage = Stage.CHECK) -> Disqualified:
+    return Disqualified(Rejected(stage, status, text, case.name))

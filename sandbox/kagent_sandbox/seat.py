@@ -1,0 +1,121 @@
+"""A plan's place in an arena: writes inputs and poison, reads results, notices tampering.
+
+Poison is bytes of 0xFF (NaN in every floating type, -1 in integers), guard bands are bytes of 0xA5.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from kagent_sandbox.plan import Buffer, Plan, PlanError, TensorRef
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from kagent_sandbox.build.request import TensorSpec
+    from kagent_sandbox.draws import Draw
+    from kagent_sandbox.launch.base import Arena
+    from kagent_sandbox.layout import Layout
+
+POISON = 0xFF
+GUARD_BYTE = 0xA5
+
+
+class Seat:
+    """One placement of one plan. `key` names it to the launcher.
+
+    Raises:
+        PlanError: The plan's inputs are not the case's.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        plan: Plan,
+        layout: Layout,
+        arena: Arena,
+        inputs: Collection[TensorSpec],
+        mutates: Collection[str],
+    ) -> None:
+        self.key = key
+        self.plan = plan
+        self.layout = layout
+        self._arena = arena
+        self._mutates = mutates
+        self._draw: Draw | None = None
+        self._images: dict[int, torch.Tensor] = {}  # of inputs with gaps between their rows
+        specs = {s.name: s for s in inputs}
+        self._inputs: list[tuple[Buffer, torch.Tensor, bool]] = []
+        for buffer in plan.buffers:
+            if buffer.kind == "input":
+                ref = _input_ref(buffer, specs.get(buffer.name or ""))
+                view = arena.view(ref, layout.placement[buffer.id])
+                self._inputs.append((buffer, view, view.is_contiguous()))
+        self._guards = [arena.bytes(*g) for g in layout.guards if g[1] > g[0]]
+        self._scratch = [arena.bytes(*s) for s in layout.scratch if s[1] > s[0]]
+
+    def write(self, draw: Draw) -> None:
+        """Put a draw's inputs, poison and guard bands in place. The launcher must be idle."""
+        self.write_inputs(draw)
+        for scratch in self._scratch:
+            scratch.fill_(POISON)
+        for guard in self._guards:
+            guard.fill_(GUARD_BYTE)
+
+    def write_inputs(self, draw: Draw) -> None:
+        """Put only the inputs in place."""
+        self._draw = draw
+        self._images.clear()
+        for buffer, view, contiguous in self._inputs:
+            if not contiguous:
+                self._bytes(buffer).fill_(POISON)
+            assert buffer.name is not None
+            view.copy_(draw.tensors[buffer.name])
+            if not contiguous:
+                self._images[buffer.id] = self._bytes(buffer).clone()
+
+    def outputs(self) -> list[torch.Tensor]:
+        """Views of the results, valid until the seat is written again."""
+        return [self._arena.view(t, self.layout.placement[t.buffer]) for t in self.plan.outputs]
+
+    def tampering(self) -> str | None:
+        """What was changed since `write` that may not be: a guard band or an input. Or None."""
+        assert self._draw is not None, "write first"
+        outside = (
+            "memory outside of the plan's buffers was written (past the end of one, or before)"
+        )
+        checks = [(outside, (guard != GUARD_BYTE).any()) for guard in self._guards]
+        for buffer, view, contiguous in self._inputs:
+            assert buffer.name is not None
+            if buffer.name in self._mutates:
+                continue
+            if contiguous:
+                original = draw_bits(self._draw.tensors[buffer.name])
+                changed = (draw_bits(view) != original).any()
+            else:
+                changed = (self._bytes(buffer) != self._images[buffer.id]).any()
+            checks.append((f"argument {buffer.name} was changed", changed))
+        if not checks or not bool(torch.stack([c for _, c in checks]).any()):
+            return None
+        return next(text for text, changed in checks if bool(changed))
+
+    def _bytes(self, buffer: Buffer) -> torch.Tensor:
+        at = self.layout.placement[buffer.id]
+        return self._arena.bytes(at, at + buffer.nbytes)
+
+
+def draw_bits(t: torch.Tensor) -> torch.Tensor:
+    """The bits of a tensor as integers of its width: NaNs and signed zeros compare exactly."""
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]
+    return t.contiguous().view(integer)
+
+
+def _input_ref(buffer: Buffer, spec: TensorSpec | None) -> TensorRef:
+    if spec is None:
+        raise PlanError(f"the plan has an input {buffer.name!r} that the task does not")
+    ref = TensorRef(buffer.id, 0, spec.shape, spec.strides, spec.dtype)
+    if ref.extent_bytes[1] > buffer.nbytes:
+        raise PlanError(f"the plan's input {buffer.name} has {buffer.nbytes} bytes: too few")
+    return ref
