@@ -1,0 +1,63 @@
+"""GELU in its tanh form: inputs, float64 reference, and what a user would call instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from kagent_sandbox.task import Case
+
+CHUNK_ELEMENTS = 1 << 26  # float64 temporaries of the reference stay near 2 GiB
+
+
+def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
+    """Draw x: [M, N] in the case's dtype, times the case's scale.
+
+    Distributions: `normal`; `constant` (each row one positive value); `ramp` (from -8 to 8 along each row:
+    the tails, where the result vanishes or equals x); `zeros`.
+    """
+    shape = (int(case.dims["M"]), int(case.dims["N"]))
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator, device=device, dtype=torch.float32)
+
+    if case.inputs == "normal":
+        x = normal(*shape)
+    elif case.inputs == "constant":
+        x = normal(shape[0], 1).abs().expand(shape)
+    elif case.inputs == "ramp":
+        x = torch.linspace(-8, 8, shape[1], device=device) + 0.1 * normal(shape[0], 1)
+    elif case.inputs == "zeros":
+        x = torch.zeros(shape, device=device)
+    else:
+        raise ValueError(f"gelu knows no distribution {case.inputs!r}")
+    return {"x": (x * case.scale).to(getattr(torch, case.dtype)).contiguous()}
+
+
+def reference(*, x: torch.Tensor) -> torch.Tensor:
+    """GELU in float64, [M, N], a chunk of rows at a time.
+
+    As x · sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x³): x (1 + tanh u) / 2 is the same, but loses
+    its digits to cancellation where u is negative.
+    """
+    y = torch.empty(x.shape, dtype=torch.float64, device=x.device)
+    rows = max(1, CHUNK_ELEMENTS // x.shape[1])
+    for source, result in zip(x.split(rows), y.split(rows), strict=True):
+        wide = source.double()
+        u = (2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)
+        torch.mul(wide, torch.sigmoid(2 * u), out=result)
+    return y
+
+
+def eager(*, x: torch.Tensor) -> torch.Tensor:
+    """Torch's own kernel, [M, N] in x's dtype."""
+    return F.gelu(x, approximate="tanh")
+
+
+def experts() -> Mapping[str, Callable[..., torch.Tensor]]:
+    """None: no expert library offers it alone."""
+    return {}
