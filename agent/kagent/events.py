@@ -35,6 +35,8 @@ class Stop(StrEnum):
     """The time that was given is over."""
     INTERRUPTED = "interrupted"
     """Ctrl-C or the like. The run can be resumed."""
+    FAILED = "failed"
+    """The machine or the disk did; the error says how. The run can be resumed."""
     NO_SEED = "no seed"
     """No seed passed, so that there is nothing to improve."""
 

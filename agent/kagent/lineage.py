@@ -159,9 +159,20 @@ class Lineage:
     def __getitem__(self, candidate_id: int) -> Candidate:
         return self._candidates[candidate_id]
 
+    def last(self, count: int) -> list[Candidate]:
+        """The latest records, in order."""
+        return self._candidates[-count:]
+
     def as_of(self, seen: int) -> Lineage:
-        """The lineage of the first `seen` records."""
-        return self if seen == len(self) else Lineage(self._candidates[:seen])
+        """The lineage of the first `seen` records, which later records do not change."""
+        if seen != len(self):
+            return Lineage(self._candidates[:seen])
+        copy = Lineage()
+        copy._candidates = self._candidates.copy()
+        copy._incumbents = self._incumbents.copy()
+        copy._children = self._children.copy()
+        copy._counted = self._counted
+        return copy
 
     @property
     def incumbent(self) -> Candidate | None:
@@ -218,10 +229,6 @@ class Lineage:
         return Counter(
             (c.verdict.stage, c.verdict.status) for c in self if isinstance(c.verdict, Rejected)
         )
-
-    def same_work(self, work_hash: str) -> Candidate | None:
-        """The first candidate whose plans were these."""
-        return next((c for c in self if c.facts and c.facts.work_hash == work_hash), None)
 
 
 def log_score(candidate: Candidate) -> float:

@@ -20,6 +20,7 @@ class Setting:
     target: str
     budget: int
     seed: int
+    in_flight: int  # proposals worked on at once
     operators: tuple[Operator, ...]  # those that the proposer can carry out
 
 

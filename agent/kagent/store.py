@@ -25,6 +25,7 @@ from kagent_sandbox.records import RecordError, from_json, to_json
 from kagent_sandbox.verdict import Verdict
 
 from kagent.disk import clear_errors, connect, connect_to_read, take_lock, write_file
+from kagent.events import Stop
 from kagent.lineage import Candidate, Facts, Lineage, Operator, Proposal
 from kagent.runs import Manifest, fresh_folder, read_manifest
 
@@ -71,7 +72,7 @@ class History:
     pending: tuple[Proposal, ...]  # accepted, without a verdict: the process ended in between
     budgets: tuple[tuple[int, int], ...]  # (first proposal id, budget) per session
     race: Mapping[str, Any] | None  # the last final race, as stored
-    stop: str | None  # why the last session ended; None if it was killed or goes on
+    stop: Stop | None  # why the last session ended; None if it was killed or goes on
     elapsed_s: float  # working time over all sessions
     events: tuple[StoredEvent, ...] = field(default=(), repr=False)
 
@@ -161,6 +162,10 @@ class RunStore:
         row = StoredVerdict(candidate.id, candidate.verdict, candidate.facts)
         self.append("recorded", to_json(row))
 
+    def stop(self, stop: Stop) -> None:
+        """Note why a session ended."""
+        self.append("stopped", {"stop": stop.value})
+
     def log(self, proposal_id: int, text: str) -> None:
         """Keep what building a candidate printed."""
         with clear_errors(self.folder):
@@ -194,7 +199,7 @@ class RunStore:
         lineage = Lineage()
         budgets: list[tuple[int, int]] = []
         race: Mapping[str, Any] | None = None
-        stop: str | None = None
+        stop: Stop | None = None
         elapsed_s = 0.0
         began = latest = 0.0
         for event in events:
@@ -213,7 +218,7 @@ class RunStore:
                 elif event.kind == "race":
                     race = event.data
                 elif event.kind == "stopped":
-                    stop = event.data["stop"]
+                    stop = Stop(event.data["stop"])
             except (RecordError, KeyError, ValueError) as e:
                 raise RunError(f"{self.folder}: event {event.seq} is damaged: {e}") from None
             latest = event.at

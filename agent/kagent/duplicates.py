@@ -1,0 +1,44 @@
+"""Which texts a run has seen: identical ones, and those that differ only in layout or comments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kagent_sandbox.build.identity import source_hash, tree_hash
+
+from kagent.lineage import Proposal
+
+
+def text_identity(source: str) -> str:
+    """Hash of the normalised syntax tree, or of the text where it is not Python."""
+    try:
+        return tree_hash(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return source_hash(source)
+
+
+class Known:
+    """All accepted proposals of a run by what their text means."""
+
+    def __init__(self, proposals: Iterable[Proposal] = ()) -> None:
+        self._ids: dict[str, int] = {}
+        self._sources: list[str] = []
+        for proposal in proposals:
+            self.add(proposal)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def add(self, proposal: Proposal) -> None:
+        """The next accepted proposal: its id is the number of those before."""
+        assert proposal.id == len(self._sources)
+        self._sources.append(proposal.source)
+        self._ids.setdefault(text_identity(proposal.source), proposal.id)
+
+    def find(self, source: str) -> int | None:
+        """Id of the first proposal with this text or syntax tree."""
+        return self._ids.get(text_identity(source))
+
+    def since(self, seen: int) -> tuple[str, ...]:
+        """Texts of the proposals from id `seen` on."""
+        return tuple(self._sources[seen:])

@@ -1,0 +1,194 @@
+"""One proposal's way from its brief to its verdict, among others that are on theirs.
+
+Building is done in any order. Everything that decides is done in the order of ids, by waiting for
+the flight before: being accepted, being told apart from earlier work, being timed against the
+incumbent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from kagent_sandbox.build.request import Built
+from kagent_sandbox.verdict import Rejected, Stage, Status, Verdict
+
+from kagent.duplicates import Known
+from kagent.events import Observer, Proposed, Step, Working
+from kagent.lane import Lane
+from kagent.lineage import Candidate, Facts, Lineage, Proposal
+from kagent.machine import Machine
+from kagent.propose import Brief, Proposer
+from kagent.store import RunStore
+
+T = TypeVar("T")
+RESAMPLES = 8  # drafts for one brief before a duplicate is taken for an answer
+
+
+@dataclass(eq=False)
+class Flight:
+    """A proposal between its selection and its verdict."""
+
+    proposal_id: int
+    before: Flight | None  # the one with the id before, unless that was recorded long ago
+    brief: Brief | None = None  # None for seeds
+    proposal: Proposal | None = None  # once accepted
+    built: Built | None = None  # once told apart from all earlier work
+    accepted: asyncio.Event = field(default_factory=asyncio.Event)  # or known to come to nothing
+    told_apart: asyncio.Event = field(default_factory=asyncio.Event)
+    recorded: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[Candidate | None] | None = None
+
+    def land(self) -> None:
+        """Its verdict is recorded: let the next one be timed, and go of binaries and the past."""
+        self.built = self.before = None
+        self.recorded.set()
+
+
+async def first_new(
+    proposer: Proposer, brief: Brief, earlier: Callable[[], Awaitable[Known | None]]
+) -> Proposal | None:
+    """Ask until the draft is no duplicate of an earlier proposal, at most `RESAMPLES` times.
+
+    `earlier` waits until all proposals with smaller ids are known; None when one of them found
+    nothing new, and then neither does this one.
+    """
+    draft = await proposer.propose(brief)
+    known = await earlier()
+    if known is None:
+        return None
+    pending = known.since(len(brief.lineage))
+    while draft is not None and known.find(draft.source) is not None and brief.attempt < RESAMPLES:
+        brief = replace(brief, attempt=brief.attempt + 1, pending=pending)
+        draft = await proposer.propose(brief)
+    return None if draft is None else draft.proposal(brief)
+
+
+class Pilot:
+    """Flies proposals. `incumbent` is what they are timed against: its id and what was built of
+    it.
+    """
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        known: Known,
+        store: RunStore,
+        machine: Machine,
+        proposer: Proposer,
+        observe: Observer,
+    ) -> None:
+        self.incumbent: tuple[int, Built] | None = None
+        self._known = known
+        self._store = store
+        self._machine = machine
+        self._proposer = proposer
+        self._observe = observe
+        self._lane = Lane(machine.jobs, quiet=machine.quiet)
+        self._build_threads = ThreadPoolExecutor(machine.jobs, "build")
+        self._judge_thread = ThreadPoolExecutor(1, "judge")
+        self._work = {c.facts.work_hash: c.id for c in reversed(list(lineage)) if c.facts}
+
+    async def fly(self, flight: Flight) -> Candidate | None:
+        """From brief to verdict; None when there was nothing new to propose."""
+        if flight.proposal is None:
+            await self._propose(flight)
+        flight.accepted.set()
+        proposal = flight.proposal
+        if proposal is None:
+            flight.told_apart.set()
+            return None
+        same = self._known.find(proposal.source)
+        if same is not None and same < proposal.id:
+            flight.told_apart.set()
+            return Candidate(proposal, _duplicate(Stage.PARSE, "text", same))
+        built = await self.build(proposal)
+        verdict, facts = await self._tell_apart(flight, built)
+        if verdict is None:
+            verdict = await self._check_and_measure(flight)
+        return Candidate(proposal, verdict, facts)
+
+    def accept(self, proposal: Proposal) -> None:
+        """Commit a proposal to the store, before any work is put into it."""
+        self._store.propose(proposal)
+        self._known.add(proposal)
+        self._observe(Proposed(proposal))
+
+    async def build(self, proposal: Proposal) -> Built | Rejected:
+        """Build a proposal's kernel for all cases of the search."""
+        request = self._machine.request(proposal.source)
+        self._observe(Working(proposal.id, Step.WAIT))
+        async with self._lane.build():
+            self._observe(Working(proposal.id, Step.BUILD))
+            built = await _in(self._build_threads, lambda: self._machine.builder.build(request))
+        if isinstance(built, Built) and built.log:
+            self._store.log(proposal.id, built.log)
+        return built
+
+    def close(self) -> None:
+        """Start nothing more. Threads that still work end when builder and judge are closed."""
+        self._build_threads.shutdown(wait=False, cancel_futures=True)
+        self._judge_thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _propose(self, flight: Flight) -> None:
+        assert flight.brief is not None
+
+        async def earlier() -> Known | None:
+            if flight.before is not None:
+                await flight.before.accepted.wait()
+                if flight.before.proposal is None:
+                    return None
+            return self._known
+
+        self._observe(Working(flight.proposal_id, Step.PROPOSE))
+        flight.proposal = await first_new(self._proposer, flight.brief, earlier)
+        if flight.proposal is not None:
+            self.accept(flight.proposal)
+
+    async def _tell_apart(
+        self, flight: Flight, built: Built | Rejected
+    ) -> tuple[Verdict | None, Facts | None]:
+        """A verdict if it was not built, or does the same as an earlier candidate."""
+        if flight.before is not None:
+            await flight.before.told_apart.wait()
+        if isinstance(built, Rejected):
+            flight.told_apart.set()
+            return built, None
+        facts = Facts(built.tree_hash, built.work_hash, len(built.configs), built.build_s)
+        same = self._work.setdefault(facts.work_hash, flight.proposal_id)
+        flight.told_apart.set()
+        if same != flight.proposal_id:
+            return _duplicate(Stage.BUILD, "machine code", same), facts
+        flight.built = built
+        return None, facts
+
+    async def _check_and_measure(self, flight: Flight) -> Verdict:
+        judge, built, number = self._machine.judge, flight.built, flight.proposal_id
+        assert built is not None
+        self._observe(Working(number, Step.WAIT))
+        async with self._lane.check():
+            self._observe(Working(number, Step.CHECK))
+            errors = await _in(self._judge_thread, lambda: judge.check(built))
+        if isinstance(errors, Rejected):
+            return errors
+        self._observe(Working(number, Step.WAIT))
+        if flight.before is not None:  # the incumbent is known once all before it are recorded
+            await flight.before.recorded.wait()
+        against, incumbent = self.incumbent or ("", None)
+        async with self._lane.measure():
+            self._observe(Working(number, Step.MEASURE))
+            return await _in(
+                self._judge_thread,
+                lambda: judge.measure(built, errors, incumbent, str(against)),
+            )
+
+
+def _duplicate(stage: Stage, what: str, same: int) -> Rejected:
+    return Rejected(stage, Status.DUPLICATE, f"the same {what} as candidate {same}")
+
+
+async def _in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, work)

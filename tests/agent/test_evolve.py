@@ -1,0 +1,196 @@
+import asyncio
+
+import pytest
+from kagent.events import Finished, Recorded, Started, Stop
+from kagent.lineage import Operator
+from kagent_sandbox.errors import DeviceError, RunError
+from kagent_sandbox.verdict import Passed, Rejected
+from toy import SEEDS, FakeBuilder, FakeJudge, RandomProposer, evolution, machine
+
+
+def run(tmp_path, name, **options):
+    search, store = evolution(tmp_path / "task", tmp_path / name, **options)
+    with store:
+        stop = asyncio.run(search.run())
+        return search.lineage, stop, store.history()
+
+
+def essence(lineage):
+    return [(c.proposal, c.verdict) for c in lineage]
+
+
+def test_budget_counts_evaluated_proposals(tmp_path):
+    lineage, stop, history = run(tmp_path, "runs", budget=25)
+    assert stop is Stop.BUDGET
+    assert lineage.counted == 25
+    assert [c.proposal.operator for c in lineage.seeds] == [Operator.SEED] * 2
+    assert essence(history.lineage) == essence(lineage)
+    assert history.pending == ()
+    assert history.stop is Stop.BUDGET
+
+
+def test_it_improves(tmp_path):
+    lineage, _, _ = run(tmp_path, "runs", budget=40)
+    assert lineage.incumbent.score > 1.2 * lineage[0].score
+
+
+def test_order_of_work_does_not_matter(tmp_path):
+    """Random delays in proposing and building, another number of builders: the same run."""
+    slow = machine(FakeBuilder(delay_s=0.02, seed=1), FakeJudge(0.002), jobs=3)
+    one, _, _ = run(tmp_path, "a")
+    two, _, _ = run(tmp_path, "b", machine=slow, proposer=RandomProposer(0.02, seed=7))
+    assert essence(one) == essence(two)
+
+
+def test_another_seed_is_another_run(tmp_path):
+    one, _, _ = run(tmp_path, "a")
+    two, _, _ = run(tmp_path, "b", seed=1)
+    assert essence(one) != essence(two)
+
+
+def test_resuming_continues_the_run(tmp_path):
+    whole, _, _ = run(tmp_path, "whole", budget=30)
+    for budget in (0, 7, 19, 30):
+        lineage, _, history = run(tmp_path, "parts", budget=budget)
+        assert lineage.counted == budget
+    # The temperature falls over the budget, so that only the first part must be the same run.
+    assert [c.id for c in history.lineage] == list(range(len(lineage)))
+    assert history.budgets[0] == (0, 0)
+    assert len(history.budgets) == 4
+    assert essence(whole)[:2] == essence(lineage)[:2]
+
+
+def test_cancelling_keeps_all_that_was_recorded(tmp_path):
+    whole, _, _ = run(tmp_path, "whole")
+
+    async def cancel_at(count):
+        recorded = []
+
+        def observe(event):
+            if isinstance(event, Recorded):
+                recorded.append(event.candidate)
+                if len(recorded) == count:
+                    task.cancel()
+
+        search, store = evolution(tmp_path / "task", tmp_path / "cut", observe=observe)
+        with store:
+            task = asyncio.create_task(search.run())
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert store.history().stop is Stop.INTERRUPTED
+            return essence(store.history().lineage)
+
+    for count in (1, 5, 11):
+        assert asyncio.run(cancel_at(count))
+    lineage, stop, _ = run(tmp_path, "cut")
+    assert stop is Stop.BUDGET
+    assert essence(lineage) == essence(whole)
+
+
+def test_events_arrive_in_order(tmp_path):
+    events = []
+    lineage, _, _ = run(tmp_path, "runs", observe=events.append)
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-1], Finished)
+    assert [e.candidate for e in events if isinstance(e, Recorded)] == list(lineage)
+
+
+def test_a_candidate_is_timed_against_the_incumbent_of_its_moment(tmp_path):
+    lineage, _, _ = run(tmp_path, "runs")
+    for candidate in lineage:
+        if isinstance(candidate.verdict, Passed) and candidate.id:
+            before = lineage.as_of(candidate.id).incumbent
+            assert candidate.verdict.versus.against == str(before.id)
+
+
+def test_duplicates_are_free_and_end_the_run_when_nothing_else_comes(tmp_path):
+    class Stubborn(RandomProposer):
+        async def propose(self, brief):
+            draft = await super().propose(brief)
+            return type(draft)(draft.parents, draft.operator, "x", SEEDS[0].source, "again")
+
+    lineage, stop, _ = run(tmp_path, "runs", proposer=Stubborn(), budget=5)
+    assert stop is Stop.EXHAUSTED
+    assert lineage.counted == 0
+    assert all(c.is_duplicate for c in list(lineage)[2:])
+
+
+def test_the_same_machine_code_is_not_judged_twice(tmp_path):
+    class Renamer(RandomProposer):
+        async def propose(self, brief):
+            draft = await super().propose(brief)
+            source = SEEDS[0].source + f"\n\ndef unused_{brief.id}():\n    pass\n"
+            return type(draft)(draft.parents, draft.operator, "x", source, "renamed")
+
+    judge = FakeJudge()
+    lineage, _, _ = run(
+        tmp_path, "runs", proposer=Renamer(), budget=5, machine=machine(judge=judge)
+    )
+    assert len(judge.measured) == 2
+    assert "machine code as candidate 0" in lineage[2].verdict.message
+
+
+def test_nothing_left_to_propose_ends_the_run(tmp_path):
+    class Short(RandomProposer):
+        async def propose(self, brief):
+            return await super().propose(brief) if brief.id < 9 else None
+
+    lineage, stop, _ = run(tmp_path, "runs", proposer=Short())
+    assert stop is Stop.EXHAUSTED
+    assert len(lineage) == 9
+
+
+def test_without_a_seed_that_passes_there_is_nothing_to_improve(tmp_path):
+    from toy import SeedText, toy_source
+
+    broken = (SeedText("cpp_a", toy_source(extra="BROKEN = 1")),)
+    lineage, stop, _ = run(tmp_path, "runs", seeds=broken)
+    assert stop is Stop.NO_SEED
+    assert isinstance(lineage[0].verdict, Rejected)
+
+
+def test_time_is_up(tmp_path):
+    lineage, stop, _ = run(tmp_path, "runs", minutes=0.0)
+    assert stop is Stop.TIME
+    assert lineage.counted == 0
+
+
+def test_a_broken_machine_ends_the_run_and_is_nobodys_verdict(tmp_path):
+    class Dying(FakeJudge):
+        def measure(self, *arguments):
+            if len(self.measured) == 6:
+                raise DeviceError("the device fell off the bus")
+            return super().measure(*arguments)
+
+    search, store = evolution(tmp_path / "t", tmp_path / "runs", machine=machine(judge=Dying()))
+    with store:
+        with pytest.raises(DeviceError):
+            asyncio.run(search.run())
+        history = store.history()
+    assert history.stop is Stop.FAILED
+    assert sum(isinstance(c.verdict, Passed) for c in history.lineage) == 6
+    lineage, stop, _ = run(tmp_path, "runs")
+    assert stop is Stop.BUDGET
+    assert lineage.counted == 30
+
+
+def test_an_incumbent_that_no_longer_builds_is_an_error(tmp_path):
+    run(tmp_path, "runs", budget=3)
+
+    class Moved(FakeBuilder):
+        def build(self, request):
+            from kagent_sandbox.verdict import Stage, Status
+
+            return Rejected(Stage.BUILD, Status.COMPILE_ERROR, "no compiler")
+
+    with pytest.raises(RunError, match="no longer builds: no compiler"):
+        run(tmp_path, "runs", machine=machine(Moved()))
+
+
+def test_repairs_follow_failures(tmp_path):
+    lineage, _, _ = run(tmp_path, "runs")
+    repairs = [c for c in lineage if c.proposal.operator is Operator.REPAIR]
+    assert repairs
+    for repair in repairs:
+        assert isinstance(lineage[repair.proposal.parents[0]].verdict, Rejected)
+    assert len({r.proposal.parents for r in repairs}) == len(repairs)

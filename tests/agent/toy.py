@@ -1,0 +1,249 @@
+"""A synthetic landscape: builder, judge and proposer in a few lines of arithmetic each.
+
+A candidate's text is a module with tunables X and Y; its time is a smooth function of them plus a
+pinch that depends on its text, so that equal texts always measure alike.
+"""
+
+import ast
+import asyncio
+import hashlib
+import math
+import random
+import threading
+import time
+from pathlib import Path
+
+from kagent.evolve import Evolution, SeedText
+from kagent.lineage import Operator, kernel_id
+from kagent.machine import Machine
+from kagent.propose import Draft, Setting
+from kagent.runs import Manifest
+from kagent.store import RunStore
+from kagent_sandbox.build.identity import source_hash, tree_hash
+from kagent_sandbox.build.request import BuildRequest, Built
+from kagent_sandbox.plan import Alloc, Buffer, Fill, Plan, TensorRef
+from kagent_sandbox.task import Case, Task, load_task
+from kagent_sandbox.verdict import (
+    CaseTiming,
+    Comparison,
+    Passed,
+    Rejected,
+    Stage,
+    Status,
+)
+
+TASK_TOML = """
+name = "toy"
+summary = "A toy"
+entry = "toy"
+signature = "toy(x: Tensor[M, N]) -> Tensor[M, N]"
+bytes = "2 * M * N * itemsize"
+flops = "0"
+dims = { M = "rows", N = "columns" }
+arguments = [{ name = "x", shape = ["M", "N"] }]
+results = [{ name = "y", shape = ["M", "N"], k = 2.0 }]
+
+[cpu]
+check = [{ name = "c", dtype = "float32", M = 2, N = 3 }]
+bench = [
+  { name = "short", dtype = "float32", M = 8, N = 16 },
+  { name = "middle", dtype = "float32", M = 8, N = 64 },
+  { name = "long", dtype = "float32", M = 8, N = 256 },
+]
+[gpu]
+check = [{ name = "gc", dtype = "float32", M = 2, N = 3 }]
+bench = [{ name = "gb", dtype = "float32", M = 2, N = 3 }]
+"""
+
+
+def toy_task(folder: Path) -> Task:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "task.toml").write_text(TASK_TOML)
+    (folder / "reference.py").write_text("")
+    return load_task(folder)
+
+
+def toy_source(x=1, y=1, flavour="plain", extra="", name="toy"):
+    return f'''"""{flavour}"""
+import torch
+
+X = {x!r}  # how wide
+Y = {y!r}
+TUNE = {{"X": [1, 2, 4, 8, 16, 32], "Y": [1, 2, 3, 4]}}
+FLAVOUR = "{flavour}"
+{extra}
+
+def {name}(x):
+    return torch.empty_like(x)
+'''
+
+
+def values(source):
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            found[node.targets[0].id] = node.value.value
+    return found
+
+
+def case_times(source):
+    """µs per benchmark case."""
+    v = values(source)
+    pinch = int(hashlib.sha256(source.encode()).hexdigest()[:4], 16) / 65535 * 0.002
+    width, depth = math.log2(v.get("X", 1)), v.get("Y", 1)
+    base = 100 * (1 + 0.06 * (width - 4) ** 2 + 0.05 * (depth - 3) ** 2 + pinch)
+    slope = {"plain": 1.0, "wide": 1.6}.get(v.get("FLAVOUR"), 1.2)
+    return {"short": base * slope, "middle": base, "long": base / slope}
+
+
+def plan_of(source):
+    """A plan that differs when the tunables do."""
+    v = values(source)
+    number = float(int(hashlib.sha256(repr(sorted(v.items())).encode()).hexdigest()[:8], 16))
+    ref = TensorRef(0, 0, (1,), (1,), "float32")
+    return Plan("cpu", (Buffer(0, "scratch", 4),), (Alloc(0), Fill(ref, number)), (ref,), ())
+
+
+class FakeBuilder:
+    """Sleeps a little (so that work ends in another order than it began), rejects what says
+    BROKEN."""
+
+    def __init__(self, delay_s=0.0, seed=0):
+        self.delay_s = delay_s
+        self.random = random.Random(seed)
+        self.calls = 0
+        self.most_at_once = 0
+        self._at_once = 0
+        self._lock = threading.Lock()
+
+    def build(self, request):
+        with self._lock:
+            self.calls += 1
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+            pause = self.random.random() * self.delay_s
+        time.sleep(pause)
+        with self._lock:
+            self._at_once -= 1
+        if "BROKEN" in request.source:
+            return Rejected(Stage.BUILD, Status.COMPILE_ERROR, "line 1: BROKEN")
+        return Built(
+            source_hash=source_hash(request.source),
+            tree_hash=tree_hash(request.source),
+            target="cpu",
+            configs=({},),
+            plans={(0, "c"): plan_of(request.source)},
+            binaries={},
+            build_s=0.1,
+            extra={"source": request.source},
+        )
+
+
+class FakeJudge:
+    def __init__(self, delay_s=0.0):
+        self.delay_s = delay_s
+        self.measured = []
+
+    def check(self, built):
+        if "WRONG" in built.extra["source"]:
+            return Rejected(Stage.CHECK, Status.INCORRECT_NUMERICAL, "element [0]", "c")
+        return ()
+
+    def measure(self, built, errors, incumbent, against):
+        time.sleep(self.delay_s)
+        source = built.extra["source"]
+        self.measured.append(kernel_id(source))
+        mine = case_times(source)
+        timings = tuple(
+            CaseTiming(n, t, t * 0.99, t * 1.01, 30, 0.5, 1.0, 0.0, baseline_us=100.0)
+            for n, t in mine.items()
+        )
+        score = math.exp(sum(math.log(100.0 / t) for t in mine.values()) / len(mine))
+        versus = None
+        if incumbent is not None:
+            theirs = case_times(incumbent.extra["source"])
+            logs = [math.log(theirs[n] / t) for n, t in mine.items()]
+            ratio = math.exp(sum(logs) / len(logs))
+            versus = Comparison(against, ratio, ratio, ratio, 0.99 if ratio > 1.004 else 0.5)
+        return Passed(timings, errors, score, 0.001, versus=versus, lane_s=0.2)
+
+
+class RandomProposer:
+    """Other values of X and Y, sometimes broken, wrong or a duplicate."""
+
+    name = "random"
+    operators = (Operator.TUNE, Operator.STRUCTURE, Operator.REPAIR)
+
+    def __init__(self, delay_s=0.0, seed=0):
+        self.delay_s = delay_s
+        self.random = random.Random(seed)
+
+    async def propose(self, brief):
+        await asyncio.sleep(self.random.random() * self.delay_s)
+        rng = brief.rng()
+        fault = "" if brief.operator is Operator.REPAIR else rng.choice(["", "", "", "# WRONG"])
+        if brief.operator is Operator.STRUCTURE:
+            fault = rng.choice(["", "BROKEN = 1"])
+        extra = f"Z = {rng.randrange(30)}\n{fault}"
+        source = toy_source(2 ** rng.randrange(6), rng.randrange(1, 5), extra=extra)
+        parents = (brief.parent.id,)
+        return Draft(parents, brief.operator, brief.parent.proposal.name, source, "a guess")
+
+
+def setting(task, proposer, budget=30, seed=0, in_flight=4):
+    return Setting(task, "cpu", "cpu", budget, seed, in_flight, tuple(proposer.operators))
+
+
+def manifest(**changes):
+    fields = {
+        "task": "toy",
+        "task_folder": "toy",
+        "task_digest": "0",
+        "kind": "cpu",
+        "target": "cpu",
+        "seed": 0,
+        "lang": "any",
+        "proposer": "random",
+        "operators": (Operator.TUNE,),
+        "in_flight": 4,
+        "configs": 1,
+        "environment": {},
+        "started": "2026-01-01T00:00:00",
+        "version": "0",
+    }
+    return Manifest(**{**fields, **changes})
+
+
+def machine(builder=None, judge=None, quiet=False, jobs=2):
+    return Machine(
+        builder or FakeBuilder(),
+        judge or FakeJudge(),
+        jobs,
+        quiet,
+        lambda source: BuildRequest(source, "toy", "cpu", ()),
+    )
+
+
+SEEDS = (SeedText("cpp_plain", toy_source()), SeedText("cpp_wide", toy_source(flavour="wide")))
+
+
+def evolution(folder, runs, *, proposer=None, budget=30, observe=None, seeds=SEEDS, **more):
+    """An evolution over a new store, or over the one that is in `runs` already."""
+    proposer = proposer or RandomProposer()
+    task = toy_task(folder)
+    existing = sorted(runs.glob("*/run.json")) if runs.exists() else []
+    store = RunStore.open(existing[-1].parent) if existing else RunStore.create(runs, manifest())
+    options = {k: more.pop(k) for k in ("seed", "in_flight") if k in more}
+    return Evolution(
+        setting(task, proposer, budget, **options),
+        seeds,
+        store,
+        more.pop("machine", None) or machine(),
+        proposer,
+        observe or (lambda event: None),
+        **more,
+    ), store
+
+
+def unused_case(name, n):
+    return Case(name=name, dtype="float32", M=8, N=n)
