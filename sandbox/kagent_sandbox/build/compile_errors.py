@@ -1,4 +1,4 @@
-"""Errors of Triton's compiler as rejections: the innermost cause, at the line of the candidate's file."""
+"""Errors of compilers as rejections: the innermost cause, at the line of the candidate's file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from types import ModuleType
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 from triton.runtime.errors import OutOfResources, PTXASError
 
+from kagent_sandbox.build.compile_error import CompileError
 from kagent_sandbox.build.policy import BuildRejected, at_line, source_line
 from kagent_sandbox.verdict import Stage, Status
 
 
 def compile_rejection(error: BaseException, module: ModuleType) -> BuildRejected | None:
-    """The rejection for an error of Triton's; None for any other."""
+    """The rejection for a compiler's error; None for any other."""
+    if isinstance(error, CompileError):
+        return BuildRejected(Stage.BUILD, error.status, str(error))
     if isinstance(error, OutOfResources):
         return BuildRejected(
             Stage.BUILD,
@@ -47,9 +50,7 @@ def _compilation(error: CompilationError, module: ModuleType) -> BuildRejected:
     reason = messages[-1] if messages else "the kernel does not compile"
     if isinstance(error, CompileTimeAssertionFailure):
         reason = f"static_assert failed: {reason}"
-    return BuildRejected(
-        Stage.BUILD, Status.COMPILE_ERROR, f"{at_line(line, text)}{reason}"[:3000]
-    )
+    return BuildRejected(Stage.BUILD, Status.COMPILE_ERROR, f"{at_line(line, text)}{reason}"[:3000])
 
 
 def _line(error: CompilationError, module: ModuleType) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -24,7 +24,13 @@ from kagent_sandbox.build.elf import (
     Section,
     read_elf,
 )
-from kagent_sandbox.plan import KernelInfo, Language
+from kagent_sandbox.plan import SCALAR_BYTES, KernelInfo, Language, ScalarType
+
+CPP_TYPES: Mapping[str, ScalarType | None] = {
+    "p": None, "b": "i1", "c": "i8", "C": "u8", "s": "i16", "S": "u16", "i": "i32", "I": "u32",
+    "l": "i64", "L": "u64", "f": "f32", "d": "f64",
+}  # fmt: skip
+"""Letters that `cpp` writes for parameters; None is a pointer."""
 
 _KERNEL_MARK = 0x10  # st_other of a __global__ function
 _RESERVED_SHARED_BYTES = 1024  # of each block on sm_90 and later; not part of the 227 KiB limit
@@ -44,13 +50,10 @@ class InspectError(ValueError):
 
 
 @functools.lru_cache(maxsize=512)
-def kernel_info(
-    binary: bytes, symbol: str, language: Language, param_bytes: tuple[int, ...] | None = None
-) -> KernelInfo:
-    """Describe the kernel `symbol` of a cubin or a shared object.
+def kernel_info(binary: bytes, symbol: str, language: Language) -> KernelInfo:
+    """Describe the kernel `symbol` of a cubin, or of a shared object that `cpp` built.
 
-    A shared object does not say what parameters its functions have: `param_bytes` does; it is ignored for
-    cubins. `hash` is of all that decides what runs, and the symbol; `code` leaves names out.
+    `hash` is of all that decides what runs, and the symbol; `code` leaves names out.
 
     Raises:
         InspectError: The binary is malformed or has no such kernel.
@@ -58,7 +61,7 @@ def kernel_info(
     try:
         elf = read_elf(binary)
         if language == "cpp":
-            return _shared_object(elf, symbol, param_bytes or ())
+            return _shared_object(elf, symbol)
         return _cubin(elf, symbol, language)
     except (ElfError, struct.error, UnicodeError) as e:
         raise InspectError(f"kernel {symbol}: {e}") from None
@@ -73,6 +76,18 @@ def kernel_names(binary: bytes) -> tuple[str, ...]:
     try:
         return _kernels(read_elf(binary))
     except (ElfError, struct.error) as e:
+        raise InspectError(str(e)) from None
+
+
+def cpp_parameters(binary: bytes) -> tuple[ScalarType | None, ...]:
+    """Types of the parameters of the kernel in a shared object that `cpp` built; None is a pointer.
+
+    Raises:
+        InspectError: It does not say, or one is neither a pointer nor a number.
+    """
+    try:
+        return _cpp_parameters(read_elf(binary))
+    except ElfError as e:
         raise InspectError(str(e)) from None
 
 
@@ -211,18 +226,30 @@ def _counts(section: Section) -> bool:
 # -- shared objects ------------------------------------------------------------------------------
 
 
-def _shared_object(elf: Elf, symbol: str, param_bytes: tuple[int, ...]) -> KernelInfo:
+def _shared_object(elf: Elf, symbol: str) -> KernelInfo:
     defined = {s.name for s in elf.symbols if s.section and s.info & 0xF == 2}
     if symbol not in defined:
-        raise InspectError(f'no function {symbol} in this library: is it extern "C"?')
+        raise InspectError(f'{symbol} must be declared extern "C"')
     code = _library_hash(elf)
+    types = _cpp_parameters(elf)
     return KernelInfo(
-        hash=hashlib.sha256(f"{code}\0{symbol}\0{param_bytes}".encode()).hexdigest(),
+        hash=hashlib.sha256(f"{code}\0{symbol}".encode()).hexdigest(),
         language="cpp",
         name=symbol,
-        param_bytes=param_bytes,
+        param_bytes=tuple(8 if t is None else SCALAR_BYTES[t] for t in types),
         code=code,
     )
+
+
+def _cpp_parameters(elf: Elf) -> tuple[ScalarType | None, ...]:
+    section = elf.named(".kagent_signature")
+    text = section.data.split(b"\0", 1)[0].decode("ascii", "replace") if section else ""
+    if not (text.startswith("(") and text.endswith(")")):
+        raise InspectError("the library does not say what parameters its kernel has")
+    letters = text[1:-1]
+    if odd := [i for i, letter in enumerate(letters, 1) if letter not in CPP_TYPES]:
+        raise InspectError(f"parameter {odd[0]} is neither a pointer nor a number of C")
+    return tuple(CPP_TYPES[letter] for letter in letters)
 
 
 def _library_hash(elf: Elf) -> str:

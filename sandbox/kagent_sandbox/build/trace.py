@@ -20,8 +20,10 @@ from kagent_sandbox.build import dispatch, fakes, triton_backend
 from kagent_sandbox.build.compile_errors import compile_rejection
 from kagent_sandbox.build.policy import CANDIDATE_FILE, BuildRejected, rejected
 from kagent_sandbox.build.request import BuildCase, ScalarSpec, TensorSpec
-from kagent_sandbox.build.symbolic import Recorder, SymbolicTensor
+from kagent_sandbox.build.recorder import Recorder
+from kagent_sandbox.build.symbolic import SymbolicTensor
 from kagent_sandbox.build.targets import Target
+from kagent_sandbox.errors import MachineError
 from kagent_sandbox.plan import Plan, TensorRef
 from kagent_sandbox.verdict import Stage, Status
 
@@ -94,6 +96,8 @@ def trace_case(
 
 
 def _rejection(error: BaseException, module: ModuleType) -> BuildRejected:
+    if isinstance(error, MachineError):
+        raise error  # never the candidate's fault
     return compile_rejection(error, module) or rejected(error, Stage.BUILD)
 
 
@@ -102,7 +106,9 @@ def _entry(module: ModuleType, entry: str, case: BuildCase) -> Any:
     if callable(function):
         return function
     names = ", ".join(
-        n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == _MODULE
+        n
+        for n, v in vars(module).items()
+        if callable(v) and getattr(v, "__module__", "") == _MODULE
     )
     parameters = ", ".join(a.name for a in case.arguments)
     raise BuildRejected(
@@ -144,5 +150,3 @@ def _wrong_results(what: str, names: Sequence[str]) -> BuildRejected:
         Status.INCORRECT_SHAPE,
         f"the entry function returns {what}: return {expected}",
     )
-
-

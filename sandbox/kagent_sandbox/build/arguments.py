@@ -1,0 +1,184 @@
+"""Kernel arguments: Python values, by the types of the kernel's parameters, as a plan records them.
+
+Host code passes tensors, numbers, None and tensor maps. Sizes of a CUDA kernel's parameters come from its
+cubin; what they are (a float or an int) from the source, as far as a glance at the signature tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kagent_sandbox.plan import SCALAR_BYTES, Arg, Null, Pointer, Scalar, ScalarType, TensorMap
+
+_INTEGERS: dict[int, ScalarType] = {1: "i8", 2: "i16", 4: "i32", 8: "i64"}
+_UNSIGNED: dict[int, ScalarType] = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
+_FLOATS: dict[int, ScalarType] = {2: "f16", 4: "f32", 8: "f64"}
+_NUMPY: dict[str, ScalarType] = {
+    "bool": "i1", "int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32",
+    "uint32": "u32", "int64": "i64", "uint64": "u64", "float16": "f16", "float32": "f32", "float64": "f64",
+}  # fmt: skip
+_CUDA_TYPES: dict[str, ScalarType] = {
+    "bool": "i1", "char": "i8", "signed char": "i8", "int8_t": "i8", "unsigned char": "u8", "uint8_t": "u8",
+    "short": "i16", "int16_t": "i16", "unsigned short": "u16", "uint16_t": "u16", "int": "i32",
+    "int32_t": "i32", "unsigned": "u32", "unsigned int": "u32", "uint32_t": "u32", "uint": "u32",
+    "long": "i64", "long long": "i64", "int64_t": "i64", "ptrdiff_t": "i64", "unsigned long": "u64",
+    "unsigned long long": "u64", "uint64_t": "u64", "size_t": "u64", "float": "f32", "double": "f64",
+    "half": "f16", "__half": "f16", "__nv_bfloat16": "bf16", "nv_bfloat16": "bf16",
+}  # fmt: skip
+TENSOR_MAP_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A kernel's parameter: its size, and what is known of its type."""
+
+    nbytes: int
+    type: ScalarType | None = None  # None: a pointer, or not known
+    pointer: bool | None = None  # None: not known
+
+    def __str__(self) -> str:
+        if self.pointer:
+            return "a pointer"
+        return self.type or f"of {self.nbytes} bytes"
+
+
+PointerOf = Callable[[torch.Tensor], Pointer]
+MapOf = Callable[[object], TensorMap]
+
+
+def kernel_arguments(
+    kernel: str,
+    values: Sequence[object],
+    parameters: Sequence[Parameter],
+    pointer_of: PointerOf,
+    map_of: MapOf,
+) -> tuple[Arg, ...]:
+    """Convert `values` to the kernel's parameters.
+
+    Raises:
+        TypeError: Too few, too many, or one does not fit; the text names it and what is expected.
+    """
+    if len(values) != len(parameters):
+        raise TypeError(f"kernel {kernel} takes {len(parameters)} arguments, got {len(values)}")
+    found: list[Arg] = []
+    for index, (value, parameter) in enumerate(zip(values, parameters, strict=True), 1):
+        try:
+            found.append(_argument(value, parameter, pointer_of, map_of))
+        except (TypeError, OverflowError) as e:
+            raise TypeError(f"kernel {kernel}, argument {index} ({parameter}): {e}") from None
+    return tuple(found)
+
+
+def _argument(value: object, parameter: Parameter, pointer_of: PointerOf, map_of: MapOf) -> Arg:
+    address = parameter.nbytes == 8 and parameter.type is None and parameter.pointer is not False
+    if isinstance(value, torch.Tensor):
+        if not address:
+            raise TypeError("got a tensor; pass a number (x.shape[0], x.stride(0), float)")
+        return pointer_of(value)
+    if value is None:
+        if not address:
+            raise TypeError("got None, which stands for a null pointer")
+        return Null()
+    if isinstance(value, bool | int | float | np.generic):
+        if parameter.pointer:
+            raise TypeError(f"got the number {value!r}; pass the tensor itself, not data_ptr()")
+        return _scalar(value, parameter)
+    if parameter.nbytes == TENSOR_MAP_BYTES:
+        return map_of(value)
+    raise TypeError(f"got {type(value).__name__}; pass a tensor, a number, None or tensor_map(...)")
+
+
+def _scalar(value: bool | int | float | np.generic, parameter: Parameter) -> Scalar:
+    if isinstance(value, np.generic):
+        explicit = _NUMPY.get(value.dtype.name)
+        if explicit is None or SCALAR_BYTES[explicit] != parameter.nbytes:
+            raise TypeError(f"got numpy.{value.dtype.name}, which has another size")
+        return _typed(explicit, value.item())
+    if parameter.type is not None:
+        return _typed(parameter.type, value)
+    sizes = _FLOATS if isinstance(value, float) else _INTEGERS
+    if not isinstance(value, float) and value >= 2 ** (8 * parameter.nbytes - 1):
+        sizes = _UNSIGNED  # only the size is known: the bits are the same
+    type_ = sizes.get(parameter.nbytes)
+    if type_ is None:
+        raise TypeError(
+            f"got {value!r}; structs by value cannot be passed: use a pointer or numbers"
+        )
+    return _typed(type_, value)
+
+
+def _typed(type_: ScalarType, value: float | int | bool) -> Scalar:
+    if type_[0] in "fb":
+        return Scalar(type_, float(value))
+    if isinstance(value, float):
+        raise TypeError(f"got {value!r}, a float; pass int(...)")
+    bits = 1 if type_ == "i1" else 8 * SCALAR_BYTES[type_]
+    low, high = (
+        (0, 2**bits - 1)
+        if type_[0] == "u" or bits == 1
+        else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    )
+    if not low <= value <= high:
+        raise OverflowError(f"{value} does not fit {type_}")
+    return Scalar(type_, bool(value) if type_ == "i1" else int(value))
+
+
+# -- what the source says ------------------------------------------------------------------------
+
+
+def cuda_parameters(name: str, source: str, sizes: Sequence[int]) -> tuple[Parameter, ...]:
+    """Parameters of a CUDA kernel: sizes of the cubin, types of the source where they are plain."""
+    unknown = tuple(Parameter(n) for n in sizes)
+    found = declared_types(name, source)
+    if found is None or len(found) != len(sizes):
+        return unknown
+    parameters = []
+    for size, text in zip(sizes, found, strict=True):
+        type_ = _CUDA_TYPES.get(text)
+        if text == "*":
+            parameters.append(Parameter(size, None, size == 8 or None))
+        elif type_ is not None and SCALAR_BYTES[type_] == size:
+            parameters.append(Parameter(size, type_, False))
+        else:
+            parameters.append(Parameter(size))
+    return tuple(parameters)
+
+
+def declared_types(name: str, source: str) -> tuple[str, ...] | None:
+    """Types in the signature of `__global__ ... name(...)`, `*` for pointers; None if it is not found."""
+    plain = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.S)
+    base = re.escape(name.split("<")[0].split("::")[-1].strip())
+    match = re.search(rf"__global__\b[^;{{}}]*?\b{base}\s*\(", plain)
+    if match is None:
+        return None
+    parts, depth, part = [], 0, ""
+    for c in plain[match.end() :]:
+        depth += (c in "(<[{") - (c in ")>]}")
+        if depth < 0 or (c == "," and depth == 0):
+            parts.append(part)
+            part = ""
+            if depth < 0:
+                break
+        else:
+            part += c
+    types = [_type_name(p) for p in parts]
+    return tuple(types) if types != [""] and types != ["void"] else ()
+
+
+def _type_name(declaration: str) -> str:
+    text = re.sub(r"=.*", "", declaration, flags=re.S)
+    if "*" in text or "[" in text:
+        return "*"
+    words = re.findall(
+        r"[\w:]+", re.sub(r"\b(const|volatile|__grid_constant__|std::)\b", " ", text)
+    )
+    words = [w.removeprefix("std::") for w in words]
+    for count in (len(words) - 1, len(words)):  # with and without a name
+        if count > 0 and " ".join(words[:count]) in _CUDA_TYPES:
+            return " ".join(words[:count])
+    return " ".join(words[:-1])

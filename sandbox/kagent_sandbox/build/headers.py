@@ -1,0 +1,73 @@
+"""Where the CUDA toolkit's headers are: in NVIDIA's wheels or in a toolkit on the host.
+
+NVRTC needs a few parts of the C library besides; those are in `nvrtc_include`, next to this file, and come
+first.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from kagent_sandbox.errors import ToolchainError
+
+OWN_HEADERS = Path(__file__).with_name("nvrtc_include")
+_NEEDED = ("cuda_fp16.h", "cuda_bf16.h", "mma.h", "cooperative_groups.h", "cuda_runtime.h")
+_REMEDY = (
+    "install them with `pip install nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl`, "
+    "or a CUDA toolkit under /usr/local/cuda"
+)
+
+
+@functools.cache
+def include_dirs() -> tuple[str, ...]:
+    """Folders for NVRTC to search, in order.
+
+    Raises:
+        ToolchainError: There is no toolkit; the text says what to install.
+    """
+    for folder in _candidates():
+        if all((folder / name).is_file() for name in _NEEDED):
+            found = [OWN_HEADERS, folder]
+            found += [d for d in _libcudacxx(folder) if (d / "cuda" / "barrier").is_file()][:1]
+            return tuple(str(d) for d in found)
+    raise ToolchainError(f"the headers of the CUDA toolkit are not to be found: {_REMEDY}")
+
+
+@functools.cache
+def toolkit_version() -> tuple[int, int] | None:
+    """Version of the headers, (13, 0), from cuda.h; None where it does not say."""
+    for folder in include_dirs()[1:]:
+        path = Path(folder, "cuda.h")
+        if path.is_file() and (
+            found := re.search(r"#define CUDA_VERSION (\d+)", path.read_text(errors="replace"))
+        ):
+            return int(found[1]) // 1000, int(found[1]) % 1000 // 10
+    return None
+
+
+def _candidates() -> Iterator[Path]:
+    """Include folders, the likeliest to fit the installed NVRTC first."""
+    nvidia = importlib.util.find_spec("nvidia")
+    roots = [Path(p) for p in (nvidia.submodule_search_locations or ())] if nvidia else []
+    for root in roots:
+        yield root / "cu13" / "include"  # CUDA 13's wheels share one folder
+        yield root / "cuda_runtime" / "include"
+    yield Path("/usr/local/cuda/include")
+    yield from sorted(Path("/usr/local").glob("cuda-*/include"), reverse=True)
+    yield Path("/opt/cuda/include")
+    triton = importlib.util.find_spec("triton")
+    if triton and triton.origin:  # a copy without libcu++, so without cuda/barrier
+        yield Path(triton.origin).parent / "backends" / "nvidia" / "include"
+
+
+def _libcudacxx(toolkit: Path) -> Iterator[Path]:
+    yield toolkit / "cccl"
+    yield toolkit
+    yield toolkit.parent / "cccl"
+    yield toolkit.parent.parent / "cuda_cccl" / "include"
+    yield toolkit.parent.parent / "cu13" / "include" / "cccl"
+    yield Path("/usr/local/cuda/include/cccl")

@@ -1,0 +1,147 @@
+"""Compiled CUDA and C++ kernels: compiled once per source and target, kept on disk between forks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kagent_sandbox.build.arguments import Parameter, cuda_parameters
+from kagent_sandbox.build.cpp import compile_cpp
+from kagent_sandbox.build.cuda import compile_cuda
+from kagent_sandbox.build.inspect import cpp_parameters, kernel_info
+from kagent_sandbox.build.limits import compile_limit
+from kagent_sandbox.build.targets import parse_target
+from kagent_sandbox.plan import KernelInfo
+
+cache_folder: Path | None = None
+"""Where binaries are kept for the forks of one candidate: a private folder, never shared between candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """All that decides what a kernel compiles to, but for the target."""
+
+    language: Literal["cuda", "cpp"]
+    name: str
+    text: str
+    options: tuple[str, ...] = ()
+    defines: tuple[tuple[str, object], ...] = ()
+
+    def key(self, target: str) -> str:
+        """Hash of it and the target."""
+        parts = [self.language, self.name, self.text, self.options, self.defines, target]
+        return hashlib.sha256(json.dumps(parts, default=repr).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Launching:
+    """How a kernel is launched. `shared` is dynamic, in bytes."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int = 0
+    cluster: tuple[int, int, int] | None = None
+    cooperative: bool = False
+    pdl: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A binary, what it says about the kernel, and the types of its parameters."""
+
+    binary: bytes
+    info: KernelInfo
+    parameters: tuple[Parameter, ...]
+
+
+_done: dict[str, Compiled] = {}
+
+
+def compiled(source: Source, target: str, limit_s: float | None = None) -> Compiled:
+    """Compile for `target` ("cpu", "sm_90a"), or take what an earlier call left.
+
+    Raises:
+        CompileError: The source was refused.
+        BuildRejected: It took longer than `limit_s`.
+        ToolchainError: The compiler or its headers are missing.
+    """
+    key = source.key(target)
+    if key not in _done:
+        stored = cache_folder / f"{key}.bin" if cache_folder else None
+        if stored is not None and stored.is_file():
+            symbol, _, binary = stored.read_bytes().partition(b"\0")
+            _done[key] = _describe(source, binary, symbol.decode())
+        else:
+            with compile_limit(source.name, limit_s):
+                binary, text = _compile(source, target)
+            _done[key] = _describe(source, binary, text)
+            if stored is not None:
+                partial = stored.with_suffix(f".{os.getpid()}")
+                partial.write_bytes(text.encode() + b"\0" + binary)
+                partial.replace(stored)
+    return _done[key]
+
+
+def _compile(source: Source, target: str) -> tuple[bytes, str]:
+    defines = dict(source.defines)
+    if source.language == "cpp":
+        binary = compile_cpp(source.name, source.text, source.options, defines)
+        return binary, source.name
+    built = compile_cuda(source.name, source.text, target, source.options, defines)
+    return built.cubin, built.symbol
+
+
+def _describe(source: Source, binary: bytes, symbol: str) -> Compiled:
+    info = kernel_info(binary, symbol, source.language)
+    if source.language == "cuda":
+        return Compiled(binary, info, cuda_parameters(source.name, source.text, info.param_bytes))
+    types = zip(info.param_bytes, cpp_parameters(binary), strict=True)
+    return Compiled(binary, info, tuple(Parameter(n, t, t is None) for n, t in types))
+
+
+def over_limits(info: KernelInfo, launch: Launching, target: str) -> tuple[str, str] | None:
+    """What a launch asks for that the target never grants, and the remedy; None if there is nothing.
+
+    Not checked: whether a cooperative grid fits the device at once, which is for the launcher.
+    """
+    if target == "cpu":
+        return None
+    limits = parse_target(target)
+    threads = math.prod(launch.block)
+    if threads > limits.threads_per_block or launch.block[2] > 64:
+        return (
+            f"kernel {info.name} is launched with {'x'.join(map(str, launch.block))} threads a block",
+            f"use at most {limits.threads_per_block}, 64 along z",
+        )
+    registers = -(-max(info.registers, 1) // 8) * 8
+    if registers * -(-threads // 32) * 32 > limits.registers_per_multiprocessor:
+        return (
+            f"kernel {info.name} needs {info.registers} registers a thread, too many for {threads} threads",
+            "declare __launch_bounds__(threads), or use fewer threads",
+        )
+    shared = launch.shared + info.static_shared_bytes
+    if launch.shared < 0 or shared > limits.shared_per_block:
+        return (
+            f"kernel {info.name} asks for {shared} bytes of shared memory a block",
+            f"{target} has {limits.shared_per_block}",
+        )
+    if max(launch.grid[1:]) > 65535:
+        return (
+            f"kernel {info.name} is launched with a grid of {'x'.join(map(str, launch.grid))} blocks",
+            "y and z take at most 65535: use x for the large axis",
+        )
+    if (launch.cluster or launch.pdl) and limits.capability < 90:
+        return f"kernel {info.name} is launched with cluster or pdl", f"{target} has neither"
+    if launch.cluster is not None:
+        uneven = any(g % c for g, c in zip(launch.grid, launch.cluster, strict=True))
+        if uneven or math.prod(launch.cluster) > 16:
+            return (
+                f"kernel {info.name}: clusters of {launch.cluster} in a grid of {launch.grid} blocks",
+                "a cluster has at most 16 blocks, and the grid is a multiple of it",
+            )
+    return None
