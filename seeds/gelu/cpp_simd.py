@@ -42,8 +42,8 @@ static inline float exp2_clamped(float x) {
   return y;
 }
 
-// x (1 + tanh u) / 2 = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): no digits cancel where
-// x is negative, and -2u log2(e) is one polynomial.
+// x (1 + tanh u) / 2 = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): no digits cancel
+// where x is negative, and -2u log2(e) is one polynomial.
 static inline float gelu(float x) {
   return x / (1.0f + exp2_clamped(x * (-2.302208198f - 0.1029432397f * x * x)));
 }

@@ -23,8 +23,8 @@ __device__ void from_float(float x, float& y) { y = x; }
 __device__ void from_float(float x, __half& y) { y = __float2half_rn(x); }
 __device__ void from_float(float x, __nv_bfloat16& y) { y = __float2bfloat16_rn(x); }
 
-// x (1 + tanh u) / 2 = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): no digits cancel where
-// x is negative (with tanh.approx they all would), and -2u log2(e) is one polynomial.
+// x (1 + tanh u) / 2 = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): no digits cancel
+// where x is negative (with tanh.approx they all would), and -2u log2(e) is one polynomial.
 __device__ float gelu(float x) {
   float e;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * (-2.302208198f - 0.1029432397f * x * x)));

@@ -17,8 +17,8 @@ CHUNK_ELEMENTS = 1 << 26  # float64 temporaries of the reference stay near 2 GiB
 def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
     """Draw x: [M, N] in the case's dtype, times the case's scale.
 
-    Distributions: `normal`; `constant` (each row one positive value); `ramp` (from -8 to 8 along each row:
-    the tails, where the result vanishes or equals x); `zeros`.
+    Distributions: `normal`; `constant` (each row one positive value); `ramp` (from -8 to 8 along
+    each row: the tails, where the result vanishes or equals x); `zeros`.
     """
     shape = (int(case.dims["M"]), int(case.dims["N"]))
 
