@@ -1,0 +1,277 @@
+"""From a plan's launch to what the driver takes: parameters, attributes, the device's limits."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import cuda.bindings.driver as driver
+
+from kagent_sandbox.launch.gpu_driver import call, device_attribute
+from kagent_sandbox.plan import Arg, KernelInfo, Launch, Null, Pointer, Scalar, TensorMap
+
+Address = Callable[[int], int]
+"""Device address of a buffer, by its id."""
+
+_FORMAT = {
+    "i1": "<?",
+    "i8": "<b",
+    "u8": "<B",
+    "i16": "<h",
+    "u16": "<H",
+    "i32": "<i",
+    "u32": "<I",
+    "i64": "<q",
+    "u64": "<Q",
+    "f16": "<e",
+    "f32": "<f",
+    "f64": "<d",
+}
+_TENSOR_MAP_DTYPE = {
+    "bool": "UINT8",
+    "uint8": "UINT8",
+    "int8": "UINT8",
+    "float8_e4m3fn": "UINT8",
+    "float8_e5m2": "UINT8",
+    "uint16": "UINT16",
+    "int16": "UINT16",
+    "float16": "FLOAT16",
+    "bfloat16": "BFLOAT16",
+    "uint32": "UINT32",
+    "int32": "INT32",
+    "float32": "FLOAT32",
+    "uint64": "UINT64",
+    "int64": "INT64",
+    "float64": "FLOAT64",
+}
+_PARAMETER_ALIGN = 64  # a CUtensorMap must be aligned to this; nothing needs more
+PORTABLE_CLUSTER = 8
+LARGEST_CLUSTER = 16
+DEFAULT_SHARED_BYTES = 48 << 10  # more than this is opted into per kernel
+
+
+def scalar_bytes(scalar: Scalar) -> bytes:
+    """A scalar as the kernel reads it. Floats that are too large become infinities.
+
+    bfloat16 is rounded to nearest even from float32.
+    """
+    value = scalar.value
+    if scalar.type == "bf16":
+        (bits,) = struct.unpack("<I", _float32(float(value)))
+        if math.isnan(value):
+            return b"\xc0\x7f"
+        bits += 0x7FFF + (bits >> 16 & 1)
+        return struct.pack("<H", bits >> 16)
+    if scalar.type == "f32":
+        return _float32(float(value))
+    if scalar.type[0] == "f":
+        try:
+            return struct.pack(_FORMAT[scalar.type], float(value))
+        except OverflowError:
+            return struct.pack(_FORMAT[scalar.type], math.copysign(math.inf, value))
+    return struct.pack(_FORMAT[scalar.type], int(value))
+
+
+def _float32(value: float) -> bytes:
+    return bytes(ctypes.c_float(value))
+
+
+def tensor_map_bytes(tensor_map: TensorMap, base: int) -> bytes:
+    """The 128 bytes of a TMA descriptor of a buffer at device address `base`.
+
+    Raises:
+        GpuError: The driver refuses the sizes, strides or box.
+    """
+    kinds = driver.CUtensorMapDataType
+    dtype = getattr(kinds, f"CU_TENSOR_MAP_DATA_TYPE_{_TENSOR_MAP_DTYPE[tensor_map.dtype]}")
+    encoded = call(
+        driver.cuTensorMapEncodeTiled,
+        dtype,
+        len(tensor_map.dims),
+        base + tensor_map.offset,
+        [driver.cuuint64_t(n) for n in tensor_map.dims],
+        # one dimension has no stride: the driver ignores the list, the binding wants one
+        [driver.cuuint64_t(n) for n in tensor_map.strides or (16,)],
+        [driver.cuuint32_t(n) for n in tensor_map.box],
+        [driver.cuuint32_t(n) for n in tensor_map.element_strides],
+        _choice(driver.CUtensorMapInterleave, "INTERLEAVE_{}B", tensor_map.interleave),
+        _choice(driver.CUtensorMapSwizzle, "SWIZZLE_{}B", tensor_map.swizzle),
+        _choice(driver.CUtensorMapL2promotion, "L2_PROMOTION_L2_{}B", tensor_map.l2_promotion),
+        _oob_fill(tensor_map.oob_nan),
+        doing=f"encoding a tensor map of {list(tensor_map.dims)} {tensor_map.dtype} in boxes of "
+        f"{list(tensor_map.box)}, swizzle {tensor_map.swizzle}",
+    )
+    return ctypes.string_at(encoded.getPtr(), 128)
+
+
+def _choice(enum: type, pattern: str, width: int) -> object:
+    prefix = pattern.partition("_L2_{}")[0].partition("_{}")[0]
+    name = pattern.format(width) if width else f"{prefix}_NONE"
+    return getattr(enum, f"CU_TENSOR_MAP_{name}")
+
+
+def _oob_fill(nan: bool) -> object:
+    kinds = driver.CUtensorMapFloatOOBfill
+    if nan:
+        return kinds.CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA
+    return kinds.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
+
+
+def argument(arg: Arg, address: Address) -> bytes:
+    """One kernel parameter.
+
+    Raises:
+        GpuError: A tensor map cannot be encoded.
+    """
+    if isinstance(arg, Pointer):
+        return struct.pack("<Q", address(arg.buffer) + arg.offset)
+    if isinstance(arg, Null):
+        return bytes(8)
+    if isinstance(arg, TensorMap):
+        return tensor_map_bytes(arg, address(arg.buffer))
+    return scalar_bytes(arg)
+
+
+class Parameters:
+    """Parameters of one launch in host memory, and the array of pointers that the driver takes.
+
+    The driver copies them when the kernel is launched or captured; this must live until then.
+    """
+
+    def __init__(self, parameters: Sequence[bytes]) -> None:
+        slots = [-(-len(p) // _PARAMETER_ALIGN) * _PARAMETER_ALIGN for p in parameters]
+        self._memory = ctypes.create_string_buffer(sum(slots) + _PARAMETER_ALIGN)
+        start = ctypes.addressof(self._memory)
+        start += -start % _PARAMETER_ALIGN
+        self._pointers = (ctypes.c_void_p * max(1, len(parameters)))()
+        for i, (parameter, slot) in enumerate(zip(parameters, slots, strict=True)):
+            ctypes.memmove(start, parameter, len(parameter))
+            self._pointers[i] = start
+            start += slot
+
+    @property
+    def address(self) -> int:
+        """Of the array of pointers (void **)."""
+        return ctypes.addressof(self._pointers)
+
+
+def launch_config(op: Launch, kernel: KernelInfo, stream: int) -> driver.CUlaunchConfig:
+    """The driver's launch configuration. The plan's grid counts blocks, clusters or not."""
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = op.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = op.block
+    config.sharedMemBytes = op.shared
+    config.hStream = driver.CUstream(stream)
+    ids = driver.CUlaunchAttributeID
+    attributes = []
+    if op.cluster is not None:
+        cluster = driver.CUlaunchAttribute()
+        cluster.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = cluster.value.clusterDim
+        size.x, size.y, size.z = op.cluster
+        attributes.append(cluster)
+        if kernel.language == "triton":  # as Triton's own launcher does
+            spread = driver.CUlaunchAttribute()
+            spread.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
+            policy = driver.CUclusterSchedulingPolicy.CU_CLUSTER_SCHEDULING_POLICY_SPREAD
+            spread.value.clusterSchedulingPolicyPreference = policy
+            attributes.append(spread)
+    if op.cooperative:
+        cooperative = driver.CUlaunchAttribute()
+        cooperative.id = ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        cooperative.value.cooperative = 1
+        attributes.append(cooperative)
+    if op.pdl:
+        pdl = driver.CUlaunchAttribute()
+        pdl.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        pdl.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(pdl)
+    config.numAttrs = len(attributes)
+    config.attrs = attributes
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """What one launch may ask of a device."""
+
+    threads_per_block: int
+    block: tuple[int, int, int]
+    grid: tuple[int, int, int]
+    shared_bytes: int  # static and dynamic, after opting in
+    multiprocessors: int
+    clusters: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLimits:
+    """What a loaded kernel needs, as the driver says."""
+
+    threads_per_block: int  # what its registers allow
+    static_shared_bytes: int
+    registers: int
+
+
+def device_limits(index: int) -> DeviceLimits:
+    """Limits of a device.
+
+    Raises:
+        GpuError: The driver does not answer.
+    """
+
+    def three(kind: str) -> tuple[int, int, int]:
+        x, y, z = (device_attribute(index, f"MAX_{kind}_DIM_{axis}") for axis in "XYZ")
+        return x, y, z
+
+    return DeviceLimits(
+        threads_per_block=device_attribute(index, "MAX_THREADS_PER_BLOCK"),
+        block=three("BLOCK"),
+        grid=three("GRID"),
+        shared_bytes=device_attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        multiprocessors=device_attribute(index, "MULTIPROCESSOR_COUNT"),
+        clusters=device_attribute(index, "COMPUTE_CAPABILITY_MAJOR") >= 9,
+    )
+
+
+def over_limit(op: Launch, name: str, kernel: KernelLimits, device: DeviceLimits) -> str | None:
+    """What a launch asks for and cannot have, or None. Occupancy is the driver's to judge."""
+    threads = math.prod(op.block)
+    blocks = f"{name} is launched with blocks of {'x'.join(map(str, op.block))} threads"
+    if threads > device.threads_per_block:
+        return f"{blocks}: {threads}, the device allows {device.threads_per_block}"
+    if any(n > most for n, most in zip(op.block, device.block, strict=True)):
+        return f"{blocks}: the device allows {'x'.join(map(str, device.block))}"
+    if threads > kernel.threads_per_block:
+        return (
+            f"{blocks}: with its {kernel.registers} registers per thread it can have "
+            f"{kernel.threads_per_block}"
+        )
+    if any(n > most for n, most in zip(op.grid, device.grid, strict=True)):
+        return (
+            f"{name} is launched with a grid of {'x'.join(map(str, op.grid))} blocks: the device "
+            f"allows {'x'.join(map(str, device.grid))}"
+        )
+    shared = kernel.static_shared_bytes + op.shared
+    if shared > device.shared_bytes:
+        return (
+            f"{name} asks for {shared} bytes of shared memory: the device allows "
+            f"{device.shared_bytes} per block"
+        )
+    return None if op.cluster is None else _over_cluster(op, name, op.cluster, device)
+
+
+def _over_cluster(
+    op: Launch, name: str, cluster: tuple[int, int, int], device: DeviceLimits
+) -> str | None:
+    text = "x".join(map(str, cluster))
+    if not device.clusters:
+        return f"{name} is launched in clusters of {text} blocks: this device has no clusters"
+    if math.prod(cluster) > LARGEST_CLUSTER:
+        return f"{name} is launched in clusters of {text} blocks: at most {LARGEST_CLUSTER} fit"
+    if any(n % c for n, c in zip(op.grid, cluster, strict=True)):
+        grid = "x".join(map(str, op.grid))
+        return f"{name}: a grid of {grid} blocks is no multiple of its clusters of {text}"
+    return None

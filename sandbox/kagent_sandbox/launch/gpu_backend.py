@@ -1,0 +1,254 @@
+"""One NVIDIA GPU: arenas, launchers, health.
+
+A launcher process takes about half a second to start (context, clock, warm-up), so the next one is
+always being made ahead; nothing is timed while that goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self, cast
+
+import torch
+
+from kagent_sandbox.confine.presets import gpu_launcher_confinement
+from kagent_sandbox.errors import ChildDied, DeviceError, DeviceWedged
+from kagent_sandbox.forkserver import ForkServer
+from kagent_sandbox.launch import cache
+from kagent_sandbox.launch.base import Arena, Ceilings
+from kagent_sandbox.launch.baseline_calls import BaselineCall
+from kagent_sandbox.launch.gpu_driver import GpuError
+from kagent_sandbox.launch.gpu_facts import gpu_facts
+from kagent_sandbox.launch.gpu_launcher import Connection, GpuLauncher
+from kagent_sandbox.launch.gpu_memory import Transport, allocate, best_transport, bytes_tensor
+from kagent_sandbox.launch.gpu_timing import TIMING_VERSION
+from kagent_sandbox.launch.plan_ops import strided_view
+from kagent_sandbox.plan import TensorRef
+from kagent_sandbox.records import to_json
+
+START_LIMIT_S = 120.0
+_OPEN_LIMIT_S = 60.0
+_HEALTH_LIMIT_S = 30.0
+_CEILINGS_LIMIT_S = 300.0
+_BASELINES_LIMIT_S = 1800.0  # max-autotune of a large product takes minutes
+_CHILD_LIMIT_S = 24 * 3600.0
+_HEALTHY = [3 * (2**20 - 1) * 2**19 + 2**20, 256.0**3]  # see Executor.health
+
+
+class GpuArena:
+    """Device memory that the judge owns and launchers map."""
+
+    def __init__(self, nbytes: int, index: int, transport: Transport) -> None:
+        try:
+            self.shared = allocate(nbytes, index, transport)
+        except GpuError as e:
+            if e.name != "CUDA_ERROR_OUT_OF_MEMORY":
+                raise DeviceError(str(e)) from None
+            torch.cuda.empty_cache()  # torch holds on to what references have used
+            try:
+                self.shared = allocate(nbytes, index, transport)
+            except GpuError as again:
+                raise DeviceError(str(again)) from None
+        self.nbytes = self.shared.nbytes
+        device = torch.device("cuda", index)
+        self._bytes = bytes_tensor(self.shared.address, self.nbytes, device)
+
+    def view(self, tensor: TensorRef, base: int) -> torch.Tensor:
+        """The judge's own view of a plan's tensor whose buffer starts at byte `base`."""
+        return strided_view(self._bytes, tensor, base)
+
+    def bytes(self, start: int, stop: int) -> torch.Tensor:
+        """uint8 view of a range of bytes."""
+        return self._bytes[start:stop]
+
+    def close(self) -> None:
+        """Give the memory back; no view may be used afterwards."""
+        torch.cuda.synchronize(self._bytes.device)
+        self.shared.close()
+
+
+class GpuBackend:
+    """See `kagent_sandbox.launch.base.Backend`. Use as a context manager."""
+
+    def __init__(self, index: int = 0, *, transport: Transport | None = None) -> None:
+        """Start on device `index`; `transport` overrides how memory is shared (for tests).
+
+        Raises:
+            DeviceError: There is no such device, or it does not work.
+            ConfinementError: This host cannot confine the launcher.
+        """
+        self.facts = gpu_facts(index)
+        self.device = torch.device("cuda", index)
+        self._index = index
+        self._transport = transport or best_transport(index)
+        self._server = ForkServer(
+            "kagent_sandbox.launch.gpu_serve:serve",
+            preload=["torch", "triton", "cuda.bindings.driver", "kagent_sandbox.launch.gpu_serve"],
+            confinement=gpu_launcher_confinement(),
+            env={"CUDA_CACHE_DISABLE": "1"},
+        )
+        self._server.start()
+        self._spare: Connection | None = None
+        self._spare_ready = False
+        torch.zeros(1, device=self.device)  # the judge's own context, while the server imports
+        try:
+            self._start_spare()
+        except BaseException:
+            self._server.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def arena(self, nbytes: int) -> GpuArena:
+        """Device memory for one or more plans.
+
+        Raises:
+            DeviceError: There is not enough.
+        """
+        return GpuArena(nbytes, self._index, self._transport)
+
+    def launcher(
+        self, arena: Arena, baselines: Mapping[str, BaselineCall] | None = None
+    ) -> GpuLauncher:
+        """A fresh process over the arena.
+
+        With `baselines` (the final race) these are compiled and captured in it before it locks
+        itself, on memory and inputs of its own; `samples` takes their keys beside plans' keys.
+
+        Raises:
+            DeviceError: The process does not start, or cannot map the arena.
+        """
+        assert isinstance(arena, GpuArena)
+        connection = self._take_spare()
+        shared = arena.shared
+        connection.ask(
+            {"do": "open", "transport": shared.transport, "nbytes": shared.nbytes},
+            limit_s=_OPEN_LIMIT_S,
+            blobs=[shared.handle],
+            fds=[shared.fd] if shared.transport == "fd" else [],
+        )
+        outcome: object = {}
+        if baselines:
+            calls = {key: to_json(call) for key, call in baselines.items()}
+            folder = str(cache.cache_folder() / "inductor")
+            outcome = connection.ask(
+                {"do": "baselines", "calls": calls, "cache": folder}, limit_s=_BASELINES_LIMIT_S
+            )
+        self._start_spare()
+        return GpuLauncher(
+            connection,
+            settle=lambda: torch.cuda.synchronize(self.device),
+            quiet=self._quiet,
+            after_loss=self._after_loss,
+            baselines=cast("Mapping[str, bool | str]", outcome),
+        )
+
+    def healthy(self) -> bool:
+        """Whether a fresh process computes known results; tries twice."""
+        return any(self._check_fresh() for _ in range(2))
+
+    def ceilings(self) -> Ceilings:
+        """What the device attains on plain work; measured once per `facts.key` and cached.
+
+        Raises:
+            DeviceError: The device fails.
+        """
+        name = f"ceilings-{self.facts.key}-v{TIMING_VERSION}"
+        cached = cache.load(name, Ceilings)
+        if cached is not None:
+            return cached
+        connection = self._take_spare()
+        try:
+            fields = connection.ask({"do": "ceilings"}, limit_s=_CEILINGS_LIMIT_S)
+        finally:
+            connection.kill()
+            self._start_spare()
+        measured = Ceilings(**cast("dict[str, float]", fields))  # type: ignore[arg-type]
+        cache.save(name, measured)
+        return measured
+
+    def close(self) -> None:
+        """End all helper processes."""
+        if self._spare is not None:
+            self._spare.kill()
+            self._spare = None
+        self._server.close()
+
+    # -- the process made ahead ------------------------------------------------------------------
+
+    def _start_spare(self) -> None:
+        """Begin to make the next launcher process; does not wait for it."""
+        child = self._server.spawn(wall_limit_s=_CHILD_LIMIT_S, lock_first=False)
+        self._spare = Connection(child)
+        self._spare_ready = False
+        self._spare.send({"do": "context", "device": self._index})
+
+    def _wait_spare(self) -> None:
+        """Wait until the next process has its context: it would disturb what is timed."""
+        if self._spare is not None and not self._spare_ready:
+            self._spare.receive("context", START_LIMIT_S)
+            self._spare_ready = True
+
+    def _quiet(self) -> None:
+        """Wait until nothing is being started; a spare that failed is made again when needed."""
+        try:
+            self._wait_spare()
+        except DeviceError:
+            self._drop_spare()
+
+    def _take_spare(self) -> Connection:
+        """A process with a context. One that died while it waited is replaced once.
+
+        Raises:
+            DeviceError: No process comes up.
+        """
+        for attempt in range(2):
+            try:
+                if self._spare is None:
+                    self._start_spare()
+                self._wait_spare()
+            except (DeviceError, ChildDied):
+                self._drop_spare()
+                if attempt:
+                    raise
+                continue
+            assert self._spare is not None
+            connection, self._spare = self._spare, None
+            return connection
+        raise AssertionError("unreachable")
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.kill()
+            self._spare = None
+
+    def _check_fresh(self) -> bool:
+        """Compute known results in a process that is started now, and keep it as the spare."""
+        self._drop_spare()
+        try:
+            self._start_spare()
+            self._wait_spare()
+            assert self._spare is not None
+            good = self._spare.ask({"do": "health"}, limit_s=_HEALTH_LIMIT_S) == _HEALTHY
+        except DeviceError:
+            good = False
+        if not good:
+            self._drop_spare()
+        return good
+
+    def _after_loss(self) -> None:
+        """Decide after a fault or a kill whether the device still works.
+
+        Raises:
+            DeviceWedged: It does not.
+        """
+        if not self.healthy():
+            raise DeviceWedged(
+                f"{self.facts.name} no longer computes correctly after a kernel faulted or was "
+                "killed; results so far are kept. Reset the device (nvidia-smi --gpu-reset) or "
+                "restart the machine, then resume the run"
+            )
