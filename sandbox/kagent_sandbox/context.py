@@ -17,5 +17,4 @@ class Context:
     fds: tuple[int, ...]  # descriptors that the client passed, in order
     tmp: Path  # private folder: working directory, HOME and TMPDIR; removed at the end
     lock: Callable[[], None]
-    """Landlock (this thread and what it starts) and seccomp. Done already unless `lock_first` was false; again
-    does nothing."""
+    """Landlock (this thread and what it starts) and seccomp. Does nothing when done already."""

@@ -162,18 +162,13 @@ class ForkServer:
             bool(answer["drops_uid"]),
         )
         if isolation.tier is Tier.T0 and not self._confinement.allow_tier0:
-            lacks = [
-                name
-                for name, has in (
-                    ("Landlock", isolation.landlock_abi),
-                    ("seccomp", isolation.seccomp),
-                )
-                if not has
-            ]
+            lacks = [] if isolation.landlock_abi else ["Landlock"]
+            lacks += [] if isolation.seccomp else ["seccomp"]
             raise ConfinementError(
-                f"this host cannot confine untrusted code: {' and '.join(lacks) or 'the lock'} does not work "
-                "here. Use Linux 5.13 or newer with Landlock enabled (lsm=landlock,...), or accept weaker "
-                "isolation (tier T0) explicitly."
+                "this host cannot confine untrusted code: "
+                f"{' and '.join(lacks) or 'locking a process'} does not work here. Use Linux 5.13 "
+                "or newer with Landlock enabled (lsm=landlock,...), or accept weaker isolation "
+                "(tier T0) explicitly."
             )
         self._isolation = isolation
         return isolation
@@ -256,7 +251,7 @@ class Child:
         return exit_
 
     def stop(self) -> bool:
-        """Stop every thread of the subtree; True once all of them are stopped, False when it ended."""
+        """Stop every thread of the subtree; True once all are stopped, False when it ended."""
         return self._ask("stop")
 
     def cont(self) -> bool:

@@ -23,7 +23,7 @@ def syscall(number: int, *args: int) -> int:
 
 
 def prctl(option: int, *args: int) -> int:
-    """Call prctl(2).
+    """Set or read an attribute of the process, as `man 2 prctl` lists them.
 
     Raises:
         OSError: It failed.

@@ -46,17 +46,23 @@ def toolchain() -> tuple[str, ...]:
     return tuple(sorted(p for p in absolute if p not in refused and os.path.exists(p)))
 
 
-def builder_confinement() -> Confinement:
+def builder_confinement(*, allow_tier0: bool = False) -> Confinement:
     """Traces host code and runs compilers: no device, no network."""
-    return Confinement(read=toolchain(), memory_bytes=8 << 30, cpu_s=300, processes=256)
+    return Confinement(
+        read=toolchain(), memory_bytes=8 << 30, cpu_s=300, processes=256, allow_tier0=allow_tier0
+    )
 
 
-def interpreter_confinement() -> Confinement:
+def interpreter_confinement(*, allow_tier0: bool = False) -> Confinement:
     """Runs kernels in Triton's interpreter: Python and numpy only, no programs."""
-    return Confinement(read=toolchain(), memory_bytes=8 << 30, cpu_s=600, execute=False)
+    return Confinement(
+        read=toolchain(), memory_bytes=8 << 30, cpu_s=600, execute=False, allow_tier0=allow_tier0
+    )
 
 
-def cpu_launcher_confinement(*, memory_bytes: int = 8 << 30) -> Confinement:
+def cpu_launcher_confinement(
+    *, memory_bytes: int = 8 << 30, allow_tier0: bool = False
+) -> Confinement:
     """Runs native code over shared memory that it is given as a descriptor:
 
     no programs, few files.
@@ -71,10 +77,13 @@ def cpu_launcher_confinement(*, memory_bytes: int = 8 << 30) -> Confinement:
         disk_bytes=512 << 20,
         disk_files=4096,
         execute=False,
+        allow_tier0=allow_tier0,
     )
 
 
-def gpu_launcher_confinement(*, memory_bytes: int = 64 << 30) -> Confinement:
+def gpu_launcher_confinement(
+    *, memory_bytes: int = 64 << 30, allow_tier0: bool = False
+) -> Confinement:
     """Runs plans on a GPU: the context exists before the lock, device code is loaded after it.
 
     Does not shield the kernel's driver, which the process talks to by ioctl.
@@ -91,4 +100,5 @@ def gpu_launcher_confinement(*, memory_bytes: int = 64 << 30) -> Confinement:
         file_bytes=64 << 30,
         execute=False,
         memfd=True,
+        allow_tier0=allow_tier0,
     )

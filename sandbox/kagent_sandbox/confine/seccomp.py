@@ -92,8 +92,18 @@ def _argument_in(index: int, values: Iterable[int], mask: int | None = None) -> 
     return body
 
 
+def _argument_not_in(index: int, values: Iterable[int]) -> _Program:
+    body = _Program()
+    body.argument(index)
+    for value in values:
+        body.add(_EQUAL, value, 0, 1)
+        body.refuse(errno.EPERM)
+    body.add(_RETURN, _ALLOW)
+    return body
+
+
 def install_allow_list(*, execute: bool, memfd: bool) -> None:
-    """Allow what compilers, torch, OpenMP and (after its context exists) CUDA need, and nothing else.
+    """Allow what compilers, torch, OpenMP and (once its context exists) CUDA need, no more.
 
     `execute` allows to start programs; `memfd` anonymous files, which count in no limit but the
     polled sum.
@@ -136,7 +146,9 @@ def install_allow_list(*, execute: bool, memfd: bool) -> None:
 
 
 def forbid_new_threads() -> None:
-    """On top of the allow-list: no new threads, processes, programs or timers from here on, in any thread.
+    """On top of the allow-list, in all threads: no new threads, processes, programs or timers.
+
+    No signal may be set to come later either: SIGCONT would wake a process that the judge has stopped.
 
     Raises:
         OSError: The kernel refuses the filter.
@@ -146,8 +158,10 @@ def forbid_new_threads() -> None:
     program.when("clone3", _returns(_ERRNO | errno.ENOSYS))
     for name in ("clone", "fork", "vfork", "execve", "execveat", "kill", "setsid", "setpgid"):
         program.when(name, _returns(_ERRNO | errno.EPERM))
-    for name in ("timer_create", "setitimer", "alarm", "memfd_create"):
+    for name in ("timer_create", "setitimer", "alarm", "memfd_create", "timerfd_create"):
         program.when(name, _returns(_ERRNO | errno.EPERM))
+    program.when("fcntl", _argument_not_in(1, (8, 10, 15)))  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+    program.when("prctl", _argument_not_in(0, (1,)))  # PR_SET_PDEATHSIG
     program.add(_RETURN, _ALLOW)
     program.install()
 

@@ -1,0 +1,102 @@
+"""The CPU as a device: arenas in shared memory, launchers from a warm fork-server."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+
+from kagent_sandbox.confine import cpu_launcher_confinement
+from kagent_sandbox.errors import KagentError
+from kagent_sandbox.forkserver import ForkServer, Isolation
+from kagent_sandbox.launch.base import Arena, Ceilings, LaunchFailed
+from kagent_sandbox.launch.cpu_arena import CpuArena
+from kagent_sandbox.launch.cpu_ceilings import cached_ceilings
+from kagent_sandbox.launch.cpu_facts import cpu_facts
+from kagent_sandbox.launch.cpu_launcher import CpuLauncher
+from kagent_sandbox.plan import Alloc, Buffer, Fill, Plan, TensorRef
+
+
+class CpuBackend:
+    """The CPU behind the interface that GPUs have. Close it, or use it as a context manager."""
+
+    def __init__(self, *, allow_tier0: bool = False) -> None:
+        self.facts = cpu_facts()
+        self.device = torch.device("cpu")
+        memory = min(16 << 30, self.facts.memory_bytes // 2)
+        threads = str(self.facts.units)
+        self._server = ForkServer(
+            "kagent_sandbox.launch.cpu_exec:serve",
+            preload=["torch"],
+            confinement=cpu_launcher_confinement(memory_bytes=memory, allow_tier0=allow_tier0),
+            # Read when libgomp is loaded, so they must be there before the import.
+            env={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_DYNAMIC": "false"},
+        )
+        self._server.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def isolation(self) -> Isolation:
+        """How launchers are confined, as observed.
+
+        Raises:
+            ConfinementError: This host cannot, and weaker isolation was not accepted.
+        """
+        return self._server.isolation
+
+    def arena(self, nbytes: int) -> CpuArena:
+        """Shared memory for one or more plans.
+
+        Raises:
+            MachineError: The host has no such amount.
+        """
+        return CpuArena(nbytes)
+
+    def launcher(self, arena: Arena) -> CpuLauncher:
+        """A fresh process over the arena.
+
+        Raises:
+            MachineError: It does not start.
+            ConfinementError: It cannot be confined here.
+        """
+        if not isinstance(arena, CpuArena):
+            raise TypeError("this arena was made by another backend")
+        return CpuLauncher(self._server, arena)
+
+    def healthy(self) -> bool:
+        """Whether a fresh process fills memory as told."""
+        tensor = TensorRef(0, 0, (1024,), (1,), "int32")
+        plan = Plan(
+            "cpu", (Buffer(0, "scratch", 4096),), (Alloc(0), Fill(tensor, 7)), (tensor,), ()
+        )
+        arena = self.arena(4096)
+        try:
+            launcher = self.launcher(arena)
+            try:
+                launcher.prepare("health", plan, {0: 0})
+                launcher.run("health", limit_s=10.0)
+                with launcher.quiesced():
+                    return bool((arena.view(tensor, 0) == 7).all())
+            finally:
+                launcher.close()
+        except (LaunchFailed, KagentError):
+            return False
+        finally:
+            arena.close()
+
+    def ceilings(self) -> Ceilings:
+        """Bandwidth and matrix product as attained here, measured once per `facts.key`."""
+        return cached_ceilings(self.facts, self._measure_on)
+
+    def _measure_on(self, nbytes: int) -> tuple[CpuArena, CpuLauncher]:
+        arena = self.arena(nbytes)
+        return arena, self.launcher(arena)
+
+    def close(self) -> None:
+        """End all helper processes."""
+        self._server.close()

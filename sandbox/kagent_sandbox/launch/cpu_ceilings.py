@@ -1,0 +1,216 @@
+"""What the CPU attains on the plainest kernels, timed exactly like candidates are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from kagent_sandbox.errors import ToolchainError
+from kagent_sandbox.launch.base import Ceilings, DeviceFacts
+from kagent_sandbox.launch.cpu_arena import CpuArena
+from kagent_sandbox.launch.cpu_launcher import CpuLauncher
+from kagent_sandbox.plan import (
+    Alloc,
+    Buffer,
+    KernelInfo,
+    Launch,
+    Op,
+    Plan,
+    Pointer,
+    Scalar,
+    TensorRef,
+    TorchOp,
+)
+
+Open: TypeAlias = Callable[[int], tuple[CpuArena, CpuLauncher]]
+_VERSION = 1  # of the way of measuring: part of the cache's key
+_PLACEMENTS = 6
+_SAMPLES = 5
+_ROUNDS = 3
+_PRODUCT = 1024  # rows and columns
+_LIMIT_S = 60.0
+
+# Plain stores first read the line that they overwrite, streaming stores do not: the better one
+# counts.
+_SOURCE = r"""
+#include <cstdint>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define STREAM(p, v) _mm512_stream_ps(p, v)
+#define LOAD(p) _mm512_load_ps(p)
+#define ONE _mm512_set1_ps(1.0f)
+constexpr int64_t W = 16;
+#elif defined(__AVX__)
+#include <immintrin.h>
+#define STREAM(p, v) _mm256_stream_ps(p, v)
+#define LOAD(p) _mm256_load_ps(p)
+#define ONE _mm256_set1_ps(1.0f)
+constexpr int64_t W = 8;
+#else
+#define STREAM(p, v) (*(p) = (v))
+#define LOAD(p) (*(p))
+#define ONE 1.0f
+constexpr int64_t W = 1;
+#endif
+extern "C" void copy_plain(const float* x, float* y, int64_t n) {
+#pragma omp parallel for simd schedule(static)
+  for (int64_t i = 0; i < n; i++) y[i] = x[i];
+}
+extern "C" void copy_stream(const float* x, float* y, int64_t n) {
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < n; i += W) STREAM(y + i, LOAD(x + i));
+}
+extern "C" void write_plain(const float*, float* y, int64_t n) {
+#pragma omp parallel for simd schedule(static)
+  for (int64_t i = 0; i < n; i++) y[i] = 1.0f;
+}
+extern "C" void write_stream(const float*, float* y, int64_t n) {
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < n; i += W) STREAM(y + i, ONE);
+}
+extern "C" void read_plain(const float* x, float* y, int64_t n) {
+  float s = 0;
+#pragma omp parallel for simd schedule(static) reduction(+ : s)
+  for (int64_t i = 0; i < n; i++) s += x[i];
+  y[0] = s;
+}
+"""
+
+
+def cached_ceilings(facts: DeviceFacts, open_launcher: Open) -> Ceilings:
+    """Ceilings from the cache, else measured (a few seconds) and stored.
+
+    Raises:
+        ToolchainError: There is no g++.
+    """
+    name = hashlib.sha256(f"{_VERSION} {facts.key}".encode()).hexdigest()[:16]
+    path = _cache_folder() / f"ceilings-cpu-{name}.json"
+    try:
+        value = json.loads(path.read_text())
+        return Ceilings(
+            copy_gb_per_s=float(value["copy_gb_per_s"]),
+            read_gb_per_s=float(value["read_gb_per_s"]),
+            write_gb_per_s=float(value["write_gb_per_s"]),
+            tflop_per_s={str(k): float(v) for k, v in value["tflop_per_s"].items()},
+        )
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        pass  # not measured yet, or unreadable: measure
+    measured = measure(facts, open_launcher)
+    _store(path, facts, measured)
+    return measured
+
+
+def measure(facts: DeviceFacts, open_launcher: Open) -> Ceilings:
+    """Measure now. Arrays together exceed the last-level cache several times."""
+    array = min(max(16 << 20, facts.l2_bytes), 256 << 20)
+    binary = _compile()
+    arena, launcher = open_launcher(_PLACEMENTS * 2 * array)
+    try:
+        launcher.load({_HASH: binary})
+
+        def gb_per_s(name: str, arrays_moved: int) -> float:
+            plan = _stream_plan(name, array)
+            for i in range(_PLACEMENTS):
+                launcher.prepare(f"{name}{i}", plan, {0: 2 * i * array, 1: (2 * i + 1) * array})
+            return arrays_moved * array / _median_us(launcher, name) / 1e3
+
+        def tflop_per_s(dtype: str, itemsize: int) -> float:
+            step = _PRODUCT * _PRODUCT * itemsize
+            for i in range(_PLACEMENTS):
+                at = {b: (3 * i + b) * step for b in range(3)}
+                launcher.prepare(f"{dtype}{i}", _product_plan(dtype, step), at)
+            return 2 * _PRODUCT**3 / _median_us(launcher, dtype) / 1e6
+
+        with launcher.quiesced():
+            arena.bytes(0, arena.nbytes).zero_()
+        return Ceilings(
+            copy_gb_per_s=max(gb_per_s("copy_plain", 2), gb_per_s("copy_stream", 2)),
+            read_gb_per_s=gb_per_s("read_plain", 1),
+            write_gb_per_s=max(gb_per_s("write_plain", 1), gb_per_s("write_stream", 1)),
+            tflop_per_s={
+                "float32": tflop_per_s("float32", 4),
+                "bfloat16": tflop_per_s("bfloat16", 2),
+            },
+        )
+    finally:
+        launcher.close()
+        arena.close()
+
+
+_HASH = hashlib.sha256(_SOURCE.encode()).hexdigest()
+
+
+def _median_us(launcher: CpuLauncher, name: str) -> float:
+    keys = [f"{name}{i}" for i in range(_PLACEMENTS)]
+    launcher.samples(keys, 1, limit_s=_LIMIT_S)  # warm up
+    rounds = [launcher.samples(keys, _SAMPLES, limit_s=_LIMIT_S) for _ in range(_ROUNDS)]
+    # What else runs on the host only ever takes: the best of some medians is what it attains.
+    return max(1e-3, min(statistics.median(r) for r in rounds))
+
+
+def _stream_plan(name: str, nbytes: int) -> Plan:
+    kernel = KernelInfo(_HASH, "cpp", name, (8, 8, 8))
+    args = (Pointer(0, 0), Pointer(1, 0), Scalar("i64", nbytes // 4))
+    launch = Launch(_HASH, (1, 1, 1), (1, 1, 1), args)
+    buffers = (Buffer(0, "scratch", nbytes), Buffer(1, "scratch", nbytes))
+    return Plan("cpu", buffers, (Alloc(0), Alloc(1), launch), (), (kernel,))
+
+
+def _product_plan(dtype: str, nbytes: int) -> Plan:
+    a, b, c = (TensorRef(i, 0, (_PRODUCT, _PRODUCT), (_PRODUCT, 1), dtype) for i in range(3))
+    buffers = tuple(Buffer(i, "scratch", nbytes) for i in range(3))
+    ops: tuple[Op, ...] = (
+        *(Alloc(i) for i in range(3)),
+        TorchOp("aten::mm.out", (a, b), {}, (c,)),
+    )
+    return Plan("cpu", buffers, ops, (c,), ())
+
+
+def _compile() -> bytes:
+    with tempfile.TemporaryDirectory(prefix="kagent-") as folder:
+        source, output = Path(folder, "ceilings.cpp"), Path(folder, "ceilings.so")
+        source.write_text(_SOURCE)
+        options = ["-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC"]
+        try:
+            run = subprocess.run(
+                ["g++", *options, str(source), "-o", str(output)],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise ToolchainError(f"g++ is needed for CPU kernels: {e}") from None
+        if run.returncode:
+            raise ToolchainError(f"g++ cannot compile a plain OpenMP kernel:\n{run.stderr[:2000]}")
+        return output.read_bytes()
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "kagent"
+
+
+def _store(path: Path, facts: DeviceFacts, ceilings: Ceilings) -> None:
+    """Write the cache; a cache that cannot be written costs a few seconds next time, no more."""
+    value = {
+        "device": facts.key,
+        "copy_gb_per_s": ceilings.copy_gb_per_s,
+        "read_gb_per_s": ceilings.read_gb_per_s,
+        "write_gb_per_s": ceilings.write_gb_per_s,
+        "tflop_per_s": dict(ceilings.tflop_per_s),
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(value, file)
+        os.replace(file.name, path)
+    except OSError:
+        return

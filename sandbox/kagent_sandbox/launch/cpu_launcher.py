@@ -1,0 +1,200 @@
+"""The judge's side of a CPU launcher:
+
+drives the confined process, and takes time on its own clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from kagent_sandbox.channel import ChannelError, ChannelTimeout
+from kagent_sandbox.errors import MachineError
+from kagent_sandbox.forkserver import Child, Exit, ForkServer
+from kagent_sandbox.launch.base import LaunchFailed
+from kagent_sandbox.launch.cpu_arena import CpuArena
+from kagent_sandbox.plan import Plan, PlanError
+from kagent_sandbox.plan_json import dump_plan
+from kagent_sandbox.verdict import Status
+
+_START_S = 30.0
+_PREPARE_S = 20.0  # constructors of a binary run here
+_LIFE_S = 3600.0
+_MAX_ANSWER_BYTES = 64 << 10
+
+
+class CpuLauncher:
+    """Runs plans of native code in a confined process over a sealed arena.
+
+    What this does not cover: native code shares the process with the few lines that answer the
+    judge, so it can answer early and finish later. It has no threads of its own to hide in, the
+    process is stopped while results are read, and `wall_us` counts what is left over.
+    """
+
+    def __init__(self, server: ForkServer, arena: CpuArena) -> None:
+        self._nbytes = arena.nbytes
+        self._failure: LaunchFailed | None = None
+        self._child: Child = server.spawn([arena.fd], wall_limit_s=_LIFE_S)
+        try:
+            answer = self._child.channel.recv(_START_S, max_bytes=_MAX_ANSWER_BYTES).obj
+        except ChannelError as e:
+            exit_ = self._child.kill()
+            raise MachineError(
+                f"the CPU launcher did not start: {e}; it {exit_.describe()}\n{exit_.log_tail}"
+            ) from None
+        threads = answer.get("ready") if isinstance(answer, dict) else None
+        self.threads = threads if isinstance(threads, int) else 0
+        """Threads of the process once torch's and OpenMP's had started: there will be no more."""
+
+    def load(self, binaries: Mapping[str, bytes]) -> None:
+        """Take binaries (shared libraries) by hash. They are loaded by `prepare`."""
+        hashes = list(binaries)
+        self._ask({"do": "load", "hashes": hashes}, [binaries[h] for h in hashes], _PREPARE_S)
+
+    def prepare(self, key: str, plan: Plan, placement: Mapping[int, int]) -> None:
+        """Resolve a plan whose buffer `id` starts at byte `placement[id]`, under a name.
+
+        Raises:
+            PlanError: The plan does not fit the arena, the target or torch.
+            LaunchFailed: A binary does not load, or its constructors fail.
+        """
+        if plan.target != "cpu":
+            raise PlanError(f"a plan for {plan.target} cannot run on the CPU")
+        for buffer in plan.buffers:
+            start = placement[buffer.id]
+            if not 0 <= start <= start + buffer.nbytes <= self._nbytes:
+                raise PlanError(f"buffer {buffer.id} at byte {start} leaves the arena")
+        at = {str(k): v for k, v in placement.items()}
+        self._ask({"do": "prepare", "key": key, "at": at}, [dump_plan(plan)], _PREPARE_S)
+
+    def forget(self, key: str) -> None:
+        """Drop a prepared plan."""
+        self._ask({"do": "forget", "key": key}, (), _PREPARE_S)
+
+    @contextlib.contextmanager
+    def quiesced(self) -> Iterator[None]:
+        """All threads of the process are stopped inside: the judge writes inputs, reads results."""
+        if not self._child.stop():
+            raise self._fail(0.0)
+        try:
+            yield
+        finally:
+            self._child.cont()
+
+    def run(self, key: str, *, limit_s: float) -> None:
+        """Execute once and return when it is done."""
+        self._arm([key])
+        self._go(limit_s)
+
+    def samples(self, keys: Sequence[str], count: int, *, limit_s: float) -> list[float]:
+        """`count` times in µs of one execution by the judge's clock: slope of K runs and 2K.
+
+        K = len(keys) // 3; a sample runs each key at most once, so with placements that exceed the caches
+        together every run starts cold. The constant cost of asking cancels. A slope may come out
+        negative where a run is shorter than the noise of a wake-up (about 20 µs): pass more keys.
+
+        Raises:
+            ValueError: Fewer than three keys.
+        """
+        k = len(keys) // 3
+        if k < 1:
+            raise ValueError(f"{len(keys)} keys: a slope needs at least three placements")
+        deadline = time.monotonic() + limit_s
+        slopes: list[float] = []
+        for i in range(count):
+            turn = i * k % len(keys)
+            order = [*keys[turn:], *keys[:turn]]
+            parts = [order[:k], order[k : 3 * k]]
+            took = {}
+            for part in parts if i % 2 == 0 else reversed(parts):
+                self._arm(part)
+                took[len(part)] = self._go(deadline - time.monotonic())
+            slopes.append((took[2 * k] - took[k]) / k * 1e6)
+        return slopes
+
+    def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> float:
+        """µs per execution by the judge's clock: slope of `count` back-to-back against twice that.
+
+        Each time ends with another question and its answer, so that work done after an early answer
+        counts.
+        """
+        deadline = time.monotonic() + limit_s
+        took = []
+        for runs in (count, 2 * count):
+            self._arm([keys[i % len(keys)] for i in range(runs)])
+            seconds = self._go(deadline - time.monotonic())
+            start = time.perf_counter()
+            self._ask({"do": "ping"}, (), deadline - time.monotonic())
+            took.append(seconds + time.perf_counter() - start)
+        return (took[1] - took[0]) / count * 1e6
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+        self._child.close()
+
+    # -- the protocol ----------------------------------------------------------------------------
+
+    def _arm(self, keys: Sequence[str]) -> None:
+        """Line up executions, so that going is nothing but running them."""
+        self._ask({"do": "arm", "keys": list(keys)}, (), _PREPARE_S)
+
+    def _go(self, limit_s: float) -> float:
+        """Run what is lined up; seconds on the judge's clock."""
+        start = time.perf_counter()
+        self._ask({"do": "go"}, (), limit_s)
+        return time.perf_counter() - start
+
+    def _ask(self, request: dict[str, object], blobs: Sequence[bytes], limit_s: float) -> None:
+        if self._failure is not None:
+            raise LaunchFailed(self._failure.status, str(self._failure))
+        token = secrets.token_hex(8)  # an answer sent ahead of its question cannot know it
+        try:
+            self._child.channel.send({**request, "token": token}, blobs)
+            answer = self._child.channel.recv(max(0.0, limit_s), max_bytes=_MAX_ANSWER_BYTES).obj
+        except ChannelTimeout:
+            raise self._fail(limit_s, hung=True) from None
+        except ChannelError:
+            raise self._fail(limit_s) from None
+        if not isinstance(answer, dict) or answer.get("token") != token:
+            self._child.kill()
+            self._failure = LaunchFailed(Status.TAMPER, "native code wrote to the result channel")
+            raise self._failure
+        if "plan" in answer:
+            raise PlanError(str(answer["plan"])[:4000])
+        if "error" in answer:
+            raise LaunchFailed(Status.RUNTIME_ERROR, str(answer["error"])[:4000])
+
+    def _fail(self, limit_s: float, *, hung: bool = False) -> LaunchFailed:
+        """End the process and say why, in a form that fits a verdict."""
+        exit_ = (None if hung else self._child.wait(2.0)) or self._child.kill()
+        if self._failure is None:
+            self._failure = _blame(exit_, limit_s, hung=hung)
+        return self._failure
+
+
+def _blame(exit_: Exit, limit_s: float, *, hung: bool) -> LaunchFailed:
+    if hung:
+        return LaunchFailed(Status.TIMEOUT, f"native code did not return within {limit_s:.1f} s")
+    tail = "\n".join(exit_.log_tail.strip().splitlines()[:4])
+    message = f"native code {exit_.describe()}"
+    if exit_.signal is not None and exit_.reason is None:
+        message += _HINTS.get(exit_.signal, "")
+    if "Thread creation failed" in exit_.log_tail:
+        message += ": only OpenMP's default number of threads is available, and no others"
+    status = Status.RUNTIME_ERROR
+    if exit_.timed_out:
+        status = Status.TIMEOUT
+    elif exit_.reason is not None and "limit" in exit_.reason:
+        status = Status.RESOURCE_LIMIT
+    return LaunchFailed(status, f"{message}\n{tail}" if tail else message)
+
+
+_HINTS = {
+    4: ": an instruction that this CPU lacks",
+    6: ": abort, a failed assertion or an exception that left the kernel",
+    8: ": an integer division by zero",
+    11: ": an address outside of all buffers, or the stack overflowed",
+    24: ": the limit of CPU time",
+}
