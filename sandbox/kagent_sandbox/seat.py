@@ -56,6 +56,11 @@ class Seat:
         self._guards = [arena.bytes(*g) for g in layout.guards if g[1] > g[0]]
         self._scratch = [arena.bytes(*s) for s in layout.scratch if s[1] > s[0]]
 
+    @property
+    def input_places(self) -> tuple[int, ...]:
+        """Where in the arena the inputs start."""
+        return tuple(self.layout.placement[b.id] for b, _, _ in self._inputs)
+
     def write(self, draw: Draw) -> None:
         """Put a draw's inputs, poison and guard bands in place. The launcher must be idle."""
         self.write_inputs(draw)

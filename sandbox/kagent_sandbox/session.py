@@ -127,10 +127,12 @@ class Session:
         with self._blaming(case) as launcher:
             launcher.run(seat.key, limit_s=RUN_LIMIT_S)
 
-    def samples(self, seats: Sequence[Seat], count: int, case: str) -> list[float]:
+    def samples(
+        self, seats: Sequence[Seat], count: int, case: str, *, limit_s: float = SAMPLE_LIMIT_S
+    ) -> list[float]:
         """`count` device times in µs, rotating over the seats."""
         with self._blaming(case) as launcher:
-            return launcher.samples([s.key for s in seats], count, limit_s=SAMPLE_LIMIT_S)
+            return launcher.samples([s.key for s in seats], count, limit_s=limit_s)
 
     def wall_us(self, seats: Sequence[Seat], count: int, case: str) -> float:
         """µs per execution by the judge's own clock."""

@@ -1,0 +1,172 @@
+"""What samples mean: times, shares of the roofline, suspicion, scores, resources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kagent_sandbox import timing
+from kagent_sandbox.verdict import CaseTiming
+
+if TYPE_CHECKING:
+    from kagent_sandbox.build.request import Built
+    from kagent_sandbox.launch.base import Ceilings, DeviceFacts
+    from kagent_sandbox.plan import Plan
+    from kagent_sandbox.task import Case, Task
+
+MATRIX_PEAK_OVER_CEILING = 1.5
+"""No product runs faster than this times the measured ceiling (H100: 989 TFLOP/s peak, 738
+measured).
+"""
+WALL_TOLERANCE = 0.8
+"""Event time may fall short of wall time by a launch's overhead, but not by more than this."""
+LAUNCH_OVERHEAD_US = 10.0
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A candidate that is ready to be timed. `choice` has a configuration per case, 0 where
+    missing.
+    """
+
+    id: str
+    built: Built
+    choice: Mapping[str, int]
+
+    def plan(self, case: str) -> Plan:
+        """The plan of its configuration for a case.
+
+        Raises:
+            KeyError: It was not built for the case.
+        """
+        config = self.choice.get(case, 0)
+        plan = self.built.plans.get((config, case))
+        return self.built.plans[0, case] if plan is None else plan
+
+
+def attainable_us(task: Task, case: Case, ceilings: Ceilings) -> float:
+    """Least µs at this device's measured ceilings: bytes at their mix, or matrix products."""
+    written = task.min_written(case)
+    read = task.min_bytes(case) - written
+    paired = min(read, written)
+    us = 2 * paired / ceilings.copy_gb_per_s
+    us += (read - paired) / ceilings.read_gb_per_s + (written - paired) / ceilings.write_gb_per_s
+    us /= 1e3  # bytes per GB/s are ns
+    peak = ceilings.tflop_per_s.get(case.dtype)
+    if task.matrix and peak:
+        us = max(us, task.flop_count(case) / peak / 1e6)
+    return us
+
+
+def suspicion(
+    task: Task,
+    case: Case,
+    us: float,
+    facts: DeviceFacts,
+    ceilings: Ceilings,
+    wall_us: float | None,
+) -> str | None:
+    """Why a time cannot be true, or None.
+
+    Bytes that fit the second-level cache need not leave it within the measurement; the rest must
+    cross the memory's pins, at most at their theoretical rate. Does not apply where that rate is
+    unknown (CPUs).
+    """
+    must_move = task.min_bytes(case) - min(task.min_written(case), facts.l2_bytes)
+    if facts.theoretical_gb_per_s > 0:
+        floor_us = must_move / facts.theoretical_gb_per_s / 1e3
+        if us < floor_us:
+            return (
+                f"{us:.1f} µs, but {must_move / 2**20:.0f} MiB must move: {floor_us:.1f} µs "
+                f"at the memory's theoretical {facts.theoretical_gb_per_s:.0f} GB/s"
+            )
+    peak = ceilings.tflop_per_s.get(case.dtype)
+    if task.matrix and peak:
+        floor_us = task.flop_count(case) / (peak * MATRIX_PEAK_OVER_CEILING) / 1e6
+        if us < floor_us:
+            return f"{us:.1f} µs, but its products take {floor_us:.1f} µs at the device's peak"
+    if wall_us is not None and us + LAUNCH_OVERHEAD_US < WALL_TOLERANCE * wall_us:
+        return f"{us:.1f} µs by device events, but {wall_us:.1f} µs by the judge's clock"
+    return None
+
+
+def remembers(blocks: Sequence[Sequence[float]]) -> str | None:
+    """Whether only the first execution on new inputs does the work; why, or None.
+
+    Every block starts with fresh inputs and then repeats them: a kernel that recognises inputs and
+    keeps its answer is slow once per block.
+    """
+    if len(blocks) < 3 or min(len(b) for b in blocks) < 3:
+        return None
+    first = timing.median_interval([b[0] for b in blocks]).value
+    rest = timing.median_interval([us for b in blocks for us in b[1:]]).value
+    if min(b[0] for b in blocks) < 2 * rest + 10:
+        return None
+    return f"{first:.1f} µs on new inputs, {rest:.1f} µs when they are repeated: results are kept"
+
+
+def case_timing(
+    task: Task,
+    case: Case,
+    plan: Plan,
+    samples: Sequence[float],
+    ceilings: Ceilings,
+    *,
+    config: int,
+    baseline_us: float | None,
+) -> CaseTiming:
+    """The record of one case's samples."""
+    interval = timing.median_interval(samples)
+    return CaseTiming(
+        case=case.name,
+        kernel_us=interval.value,
+        low_us=interval.low,
+        high_us=interval.high,
+        samples=len(samples),
+        roofline_share=attainable_us(task, case, ceilings) / interval.value,
+        gb_per_s=task.min_bytes(case) / interval.value / 1e3,
+        tflop_per_s=task.flop_count(case) / interval.value / 1e6,
+        config=config,
+        baseline_us=baseline_us,
+        launches=len(plan.launches),
+        peak_bytes=plan.peak_bytes,
+    )
+
+
+def score(timings: Sequence[CaseTiming]) -> tuple[float, float]:
+    """Geometric mean of baseline time / time, and the standard error of its logarithm.
+
+    Raises:
+        ValueError: A case has no baseline.
+    """
+    ratios = []
+    for t in timings:
+        if t.baseline_us is None:
+            raise ValueError(f"no baseline was measured for case {t.case}")
+        ratios.append(t.baseline_us / t.kernel_us)
+    intervals = [timing.Interval(t.kernel_us, t.low_us, t.high_us) for t in timings]
+    return timing.geometric_mean(ratios), timing.log_stderr(intervals)
+
+
+def resources(plans: Sequence[Plan]) -> tuple[Mapping[str, object], ...]:
+    """One record per kernel that any of the plans launches."""
+    found: dict[str, dict[str, object]] = {}
+    for plan in plans:
+        for kernel in plan.kernels:
+            launches = [op for op in plan.launches if op.kernel == kernel.hash]
+            if not launches:
+                continue
+            shared = max(op.shared for op in launches) + kernel.static_shared_bytes
+            known = found.get(kernel.hash)
+            if known is not None:
+                shared = max(shared, int(str(known["shared_bytes"])))
+            found[kernel.hash] = {
+                "name": kernel.name,
+                "language": kernel.language,
+                "registers": kernel.registers,
+                "spill_bytes": kernel.spill_bytes,
+                "shared_bytes": shared,
+                "load_bytes": {str(k): v for k, v in kernel.load_bytes.items()},
+            }
+    return tuple(found.values())
