@@ -9,7 +9,7 @@ from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from kagent_sandbox.build.compile_error import CompileError
-from kagent_sandbox.build.policy import BuildRejected, at_line, source_line
+from kagent_sandbox.build.policy import BuildRejected, at_line, source_line, where
 from kagent_sandbox.verdict import Stage, Status
 
 
@@ -21,14 +21,14 @@ def compile_rejection(error: BaseException, module: ModuleType) -> BuildRejected
         return BuildRejected(
             Stage.BUILD,
             Status.RESOURCE_LIMIT,
-            f"a kernel needs {error.required} of {error.name}, the target has {error.limit}: "
+            f"{where(error)}a kernel needs {error.required} of {error.name}, the target has {error.limit}: "
             "use smaller tiles or fewer num_stages",
         )
     if isinstance(error, PTXASError):
         text = str(error).split("Repro command")[0].strip()
         too_large = "too much shared" in text or "exceed" in text
         status = Status.RESOURCE_LIMIT if too_large else Status.COMPILE_ERROR
-        return BuildRejected(Stage.BUILD, status, text[:3000])
+        return BuildRejected(Stage.BUILD, status, f"{where(error)}{text}"[:3000])
     if isinstance(error, CompilationError):
         return _compilation(error, module)
     return None

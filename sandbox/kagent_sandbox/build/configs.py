@@ -26,7 +26,9 @@ _MOST_VALUES = 64
 _SEARCHED = 20_000  # of a huge product, only configurations near the default are considered
 Tunable = int | float | bool | str
 
-_chosen: dict[int, object] = {}  # id of an autotuner -> description of the configuration that it uses
+_chosen: dict[
+    int, object
+] = {}  # id of an autotuner -> description of the configuration that it uses
 
 
 def enumerate_configs(module: ModuleType, limit: int) -> tuple[Mapping[str, object], ...]:

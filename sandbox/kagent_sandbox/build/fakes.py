@@ -8,6 +8,7 @@ with the rewrite.
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -233,13 +234,16 @@ def _install_library() -> None:
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Frees follow reference counts alone, so that one source always gives one plan."""
-    import gc
+    """Tensors die with their last reference, or at points that the source alone decides.
 
+    What exists already is frozen, so that the recorder can collect cycles for little.
+    """
     was = gc.isenabled()
     gc.disable()
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         if was:
             gc.enable()

@@ -70,6 +70,15 @@ def at_line(line: int, text: str) -> str:
     return f"line {line}: `{text}`: " if text else f"line {line}: "
 
 
+def where(error: BaseException) -> str:
+    """The candidate's innermost line in an exception's traceback, as `at_line` writes it."""
+    line, text = 0, ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if candidate_path(frame.filename):
+            line, text = frame.lineno or 0, (frame.line or "").strip()[:200]
+    return at_line(line, text)
+
+
 def rejected(error: BaseException, stage: Stage) -> BuildRejected:
     """Turn what host code raised into a rejection that names the candidate's innermost line."""
     if isinstance(error, BuildRejected):
@@ -78,13 +87,9 @@ def rejected(error: BaseException, stage: Stage) -> BuildRejected:
         return BuildRejected(stage, error.status, at_line(error.line, error.text) + str(error))
     if isinstance(error, SyntaxError) and candidate_path(error.filename or ""):
         text = (error.text or "").strip()[:200]
-        where = at_line(error.lineno or 0, text)
-        return BuildRejected(Stage.PARSE, Status.COMPILE_ERROR, f"{where}SyntaxError: {error.msg}")
-    line, text = 0, ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        if candidate_path(frame.filename):
-            line, text = frame.lineno or 0, (frame.line or "").strip()[:200]
-    message = f"{at_line(line, text)}{type(error).__name__}: {error}".rstrip(": ")
+        message = f"{at_line(error.lineno or 0, text)}SyntaxError: {error.msg}"
+        return BuildRejected(Stage.PARSE, Status.COMPILE_ERROR, message)
+    message = f"{where(error)}{type(error).__name__}: {error}".rstrip(": ")
     hint = _hint(error)
     if hint:
         message = f"{message}\n{hint}"
@@ -133,7 +138,16 @@ FILL: Mapping[str, float | None] = {
 """One value everywhere; None: the value is an argument."""
 
 READS = frozenset(
-    {"_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero", "masked_select", "unique", "_unique2"}
+    {
+        "_local_scalar_dense",
+        "item",
+        "equal",
+        "is_nonzero",
+        "nonzero",
+        "masked_select",
+        "unique",
+        "_unique2",
+    }
 )
 """Operations whose result, or its shape, depends on values."""
 
@@ -165,8 +179,8 @@ def base_name(name: str) -> str:
 
 def allows(allow: Collection[str], name: str) -> bool:
     """Whether a task allows an operation: `aten::mm`, `mm` and `torch.mm` name it with all its overloads."""
-    wanted = base_name(name).rstrip("_")
-    return any(a.split("::")[-1].split(".")[-1].rstrip("_") == wanted for a in map(_bare, allow))
+    wanted = base_name(name).strip("_")
+    return any(a.split("::")[-1].split(".")[-1].strip("_") == wanted for a in map(_bare, allow))
 
 
 def _bare(entry: str) -> str:
@@ -176,7 +190,7 @@ def _bare(entry: str) -> str:
 
 def forbidden(name: str, allow: Collection[str]) -> PolicyError:
     """The refusal of a torch operation, naming what is allowed."""
-    shown = base_name(name)
+    shown = base_name(name).lstrip("_")
     also = f" (this task also allows {', '.join(sorted(allow))})" if allow else ""
     return PolicyError(
         f"torch operation {shown!r} is not allowed in this task",

@@ -77,7 +77,9 @@ def parse_target(name: str) -> Target:
     device = _DEVICES.get(int(digits)) if digits.isdecimal() and name.startswith("sm_") else None
     if device is None:
         known = ", ".join(f"sm_{c}" for c in _DEVICES)
-        raise UserError(f"unknown target {name!r}: expected cpu or one of {known} (sm_90a and the like too)")
+        raise UserError(
+            f"unknown target {name!r}: expected cpu or one of {known} (sm_90a and the like too)"
+        )
     title, units, block, unit_shared, threads, l2, memory, memory_mhz, bus, mhz = device
     return Target(
         name=name,

@@ -6,6 +6,7 @@ to this process it does to its own plan, and the judge validates and measures th
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import linecache
 import sys
@@ -87,6 +88,7 @@ def trace_case(
             arguments = [_argument(recorder, a) for a in case.arguments]
             with dispatch.Dispatch(device), dispatch.Factories(device):
                 result = function(*arguments)
+            gc.collect()  # what only cycles hold is dead, too
             outputs = _outputs(recorder, result, case)
     except (Exception, SystemExit) as e:  # noqa: BLE001 - whatever host code raises is its verdict
         raise _rejection(recorder.violation or e, module) from None

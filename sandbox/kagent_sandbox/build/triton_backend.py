@@ -23,7 +23,8 @@ from kagent_sandbox.build.configs import install_autotuner
 from kagent_sandbox.build.fakes import refuse
 from kagent_sandbox.build.inspect import kernel_info
 from kagent_sandbox.build.limits import compile_limit
-from kagent_sandbox.build.symbolic import Recorder, SymbolicTensor, current_recorder
+from kagent_sandbox.build.recorder import Recorder
+from kagent_sandbox.build.symbolic import SymbolicTensor, current_recorder
 from kagent_sandbox.build.targets import Target
 from kagent_sandbox.plan import ITEMSIZE, Arg, KernelInfo, Null, Scalar, ScalarType, TensorMap
 
@@ -160,7 +161,9 @@ def _pointer(recorder: Recorder, value: Any) -> Arg:
     if not isinstance(value, torch.Tensor) and hasattr(value, "base"):
         value = value.base  # triton.reinterpret
     if not isinstance(value, torch.Tensor):
-        refuse(f"a {type(value).__name__} is passed where a kernel takes a pointer", "pass a tensor")
+        refuse(
+            f"a {type(value).__name__} is passed where a kernel takes a pointer", "pass a tensor"
+        )
     return recorder.pointer(value)
 
 
@@ -168,7 +171,9 @@ def _descriptor(recorder: Recorder, value: Any, meta: Any) -> Iterable[Arg]:
     """A host TensorDescriptor: like `make_tensordesc_arg` of Triton's driver."""
     shape = [Scalar("i32", int(n)) for n in value.shape]
     strides = [Scalar("i64", int(n)) for n in value.strides]
-    if meta is None:  # targets without TMA: pointer, shape, strides and flags, then shape and strides again
+    if (
+        meta is None
+    ):  # targets without TMA: pointer, shape, strides and flags, then shape and strides again
         yield recorder.pointer(value.base)
         yield from (Scalar("i64", int(n)) for n in (*value.shape, *value.strides))
         yield Scalar("i1", value.padding == "nan")
@@ -254,7 +259,9 @@ class Driver:
     def get_current_target(self) -> GPUTarget:
         """The architecture to compile for."""
         if self._target.is_cpu:
-            refuse("a Triton kernel is launched on the CPU", "write it with cpp_kernel(name, source)")
+            refuse(
+                "a Triton kernel is launched on the CPU", "write it with cpp_kernel(name, source)"
+            )
         return GPUTarget("cuda", self._target.capability, self._target.warp_size)
 
     def get_device_capability(self, device: object = 0) -> tuple[int, int]:
@@ -299,7 +306,9 @@ class Driver:
 def install(target: Target) -> None:
     """Make Triton compile for `target` and record its launches."""
     triton.runtime.driver.set_active(Driver(target))
-    knobs.compilation.disable_line_info = True  # else a kernel moved down one line is another binary
+    knobs.compilation.disable_line_info = (
+        True  # else a kernel moved down one line is another binary
+    )
     install_autotuner()
     original = JITFunction._do_compile
     if getattr(original, "limited", False):
