@@ -1,0 +1,129 @@
+"""Cross entropy of logits with its gradient: inputs, float64 reference, what a user would call."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from kagent_sandbox.task import Case
+
+CHUNK_ELEMENTS = 1 << 26  # float64 temporaries of the reference stay near 2 GiB
+IGNORE_INDEX = -100  # the value of `ignore_index` in task.toml
+
+
+def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
+    """Draw logits: [M, N] in the case's dtype, times the case's scale; and target: [M] int64.
+
+    Distributions: `normal` (uniform targets); `padded` (the last third of the rows is ignored, as
+    padding is); `scattered` (about half of the rows, anywhere, is ignored); `ignored` (all rows: no
+    loss, no gradient); `trained` (the target's logit is raised, as in a model that has learnt);
+    `constant` (each row one value).
+    """
+    rows, columns = int(case.dims["M"]), int(case.dims["N"])
+    if case.inputs == "constant":
+        logits = torch.randn((rows, 1), generator=generator, device=device).expand(rows, columns)
+        logits = logits.clone()
+    else:
+        logits = torch.randn((rows, columns), generator=generator, device=device)
+    target = torch.randint(columns, (rows,), generator=generator, device=device)
+    if case.inputs == "trained":
+        logits.scatter_(1, target[:, None], 8.0)
+    elif case.inputs == "padded":
+        target[rows - rows // 3 :] = IGNORE_INDEX
+    elif case.inputs == "scattered":
+        ignored = torch.rand((rows,), generator=generator, device=device) < 1 / 2
+        ignored[0] = False  # `ignored` is the case for none at all
+        target[ignored] = IGNORE_INDEX
+    elif case.inputs == "ignored":
+        target.fill_(IGNORE_INDEX)
+    elif case.inputs not in ("normal", "constant"):
+        raise ValueError(f"cross_entropy knows no distribution {case.inputs!r}")
+    return {"logits": (logits * case.scale).to(getattr(torch, case.dtype)), "target": target}
+
+
+def reference(
+    *, logits: torch.Tensor, target: torch.Tensor, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean loss over the rows that count, float64 scalar; and its gradient, [M, N].
+
+    grad = (softmax(logits) - onehot(target)) / count, and 0 in ignored rows. Computed in float64, a
+    chunk of rows at a time; the gradient of 16-bit logits is kept in float32, which is 2^13 times
+    finer than they are and leaves room for 8192 x 131072.
+    """
+    valid = target != ignore_index
+    count = valid.sum().double()
+    kept = torch.float64 if logits.dtype == torch.float32 else torch.float32
+    grad = torch.empty(logits.shape, dtype=kept, device=logits.device)
+    total = torch.zeros((), dtype=torch.float64, device=logits.device)
+    rows = max(1, CHUNK_ELEMENTS // logits.shape[1])
+    for x, g, t, v in zip(
+        logits.split(rows), grad.split(rows), target.split(rows), valid.split(rows), strict=True
+    ):
+        log_p = torch.log_softmax(x.double(), -1)
+        index = t.where(v, 0)[:, None]
+        total -= log_p.gather(1, index)[:, 0].where(v, 0.0).sum()
+        p = log_p.exp_()
+        p.scatter_add_(1, index, -torch.ones_like(index, dtype=torch.float64))
+        g.copy_((p / count).where(v[:, None], 0.0))
+    return total / count, grad
+
+
+def eager(
+    *, logits: torch.Tensor, target: torch.Tensor, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Torch's own loss, as a float32 scalar, and its gradient by autograd, [M, N]."""
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_()
+        loss = F.cross_entropy(leaf, target, ignore_index=ignore_index)
+        (grad,) = torch.autograd.grad(loss, leaf)
+    return loss.detach().float(), grad
+
+
+def experts() -> Mapping[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]]:
+    """Liger and Quack, where they can be imported.
+
+    Liger overwrites the logits with the gradient, so that it is given a copy, which is timed.
+    """
+    found: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {}
+    try:
+        liger = importlib.import_module("liger_kernel.ops.cross_entropy")
+    except ImportError:
+        pass
+    else:
+
+        def by_liger(
+            *, logits: torch.Tensor, target: torch.Tensor, ignore_index: int
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            with torch.enable_grad():
+                leaf = logits.detach().clone().requires_grad_()
+                loss = liger.LigerCrossEntropyFunction.apply(
+                    leaf * 1, target, None, ignore_index, 0.0, 0.0, "mean"
+                )[0]
+                (grad,) = torch.autograd.grad(loss, leaf)
+            return loss.detach().float(), grad
+
+        found["liger"] = by_liger
+    try:
+        quack = importlib.import_module("quack.cross_entropy")
+    except ImportError:
+        pass
+    else:
+
+        def by_quack(
+            *, logits: torch.Tensor, target: torch.Tensor, ignore_index: int
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            with torch.enable_grad():
+                leaf = logits.detach().requires_grad_()
+                loss = quack.cross_entropy(
+                    leaf, target, ignore_index=ignore_index, reduction="mean"
+                )
+                (grad,) = torch.autograd.grad(loss, leaf)
+            return loss.detach().float(), grad
+
+        found["quack"] = by_quack
+    return found
