@@ -1,0 +1,226 @@
+"""The builder as the agent sees it: a request in, plans and binaries or a rejection out.
+
+The child that answers has run untrusted code: nothing that it says is believed. Plans are parsed and checked,
+binaries are read and hashed again, and what does not fit is TAMPER.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from kagent_sandbox import records
+from kagent_sandbox.build import cpp, headers
+from kagent_sandbox.build.identity import source_hash, tree_hash
+from kagent_sandbox.build.request import Built, BuildRequest
+from kagent_sandbox.build.validate import Forged, checked_plan
+from kagent_sandbox.channel import ChannelClosed, ChannelError, ChannelTimeout, Message
+from kagent_sandbox.confine import builder_confinement
+from kagent_sandbox.confine.policy import Confinement
+from kagent_sandbox.forkserver import Child, Exit, ForkServer
+from kagent_sandbox.plan import MAX_PLAN_BYTES, Plan
+from kagent_sandbox.verdict import Rejected, Stage, Status
+
+MAX_SOURCE_BYTES = 1 << 20
+MAX_BINARIES_BYTES = 512 << 20
+_MAX_MESSAGE_BYTES = 128 << 20
+_MAX_CONFIGS = 256
+_MAX_DROPPED = 256
+_MAX_TEXT = 4000
+_GRACE_S = 3.0  # over the candidate's wall limit, which the child itself keeps to
+
+
+class Builder:
+    """A warm, confined builder. Use as a context manager; `build` may be called from several threads.
+
+    Args:
+        jobs: Candidates that are built at once.
+        confinement: What the child may use; `builder_confinement()` if None.
+    """
+
+    def __init__(self, jobs: int = 1, *, confinement: Confinement | None = None) -> None:
+        self._slots = threading.BoundedSemaphore(jobs)
+        self._server = ForkServer(
+            "kagent_sandbox.build.worker:handle",
+            preload=(
+                "torch",
+                "triton",
+                "numpy",
+                "kagent_sandbox.lang",
+                "kagent_sandbox.build.warm",
+            ),
+            confinement=confinement or builder_confinement(),
+        )
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.close()
+
+    def build(self, request: BuildRequest) -> Built | Rejected:
+        """Trace and compile a candidate for all its cases; blocks while `jobs` others are being built.
+
+        Raises:
+            MachineError: This machine lacks a compiler or its headers, or cannot confine.
+            ChildDied: The fork-server is gone.
+        """
+        try:
+            tree = _parse(request.source)
+        except SyntaxError as e:
+            return _syntax_error(e, request.source)
+        with (
+            self._slots,
+            self._server.spawn(wall_limit_s=request.wall_limit_s + _GRACE_S) as child,
+        ):
+            return _Answers(request, child, tree).collect()
+
+
+class _Answers:
+    """Collects what the child sends, and believes none of it."""
+
+    def __init__(self, request: BuildRequest, child: Child, tree: str) -> None:
+        self._request = request
+        self._child = child
+        self._tree = tree
+        self._start = time.monotonic()
+        self._cases = {c.name: c for c in request.cases}
+        self._configs: tuple[Mapping[str, object], ...] | None = None
+        self._plans: dict[tuple[int, str], Plan] = {}
+        self._binaries: dict[str, bytes] = {}
+        self._dropped: list[str] = []
+
+    def collect(self) -> Built | Rejected:
+        try:
+            self._child.channel.send(records.to_json(self._request))
+            while True:
+                left = self._start + self._request.wall_limit_s + _GRACE_S - time.monotonic()
+                message = self._child.channel.recv(max(0.0, left), max_bytes=_MAX_MESSAGE_BYTES)
+                if (answer := self._take(message)) is not None:
+                    return answer
+        except ChannelTimeout:
+            self._child.kill()
+            return self._rejected(Status.TIMEOUT, f"{self._phase()} took longer than "
+                                  f"{self._request.wall_limit_s:g} s")  # fmt: skip
+        except ChannelClosed:
+            return self._ended(self._child.wait(10.0) or self._child.kill())
+        except (ChannelError, Forged, records.RecordError) as e:
+            self._child.kill()
+            return self._rejected(Status.TAMPER, f"the builder's answer is not sound: {e}")
+
+    def _take(self, message: Message) -> Built | Rejected | None:
+        """One message; the result when it is the last."""
+        match message.obj:
+            case {"loaded": list(configs)} if self._configs is None:
+                if not 0 < len(configs) <= min(self._request.max_configs, _MAX_CONFIGS):
+                    raise Forged(f"{len(configs)} configurations")
+                if not all(isinstance(c, dict) for c in configs):
+                    raise Forged("configurations that are not objects")
+                self._configs = tuple(configs)
+            case {"plan": [int(index), str(case)], "hashes": list(hashes)}:
+                self._plan(index, case, hashes, message.blobs)
+            case {"dropped": str(text)} if len(self._dropped) < _MAX_DROPPED:
+                self._dropped.append(text[:_MAX_TEXT])
+            case {"rejected": rejected}:
+                found = records.from_json(Rejected, rejected)
+                return dataclasses.replace(found, message=found.message[:_MAX_TEXT])
+            case {"machine": str(text)}:
+                return self._machine(text[:_MAX_TEXT])
+            case {"done": True}:
+                return self._built()
+            case _:
+                raise Forged("a message that is not expected here")
+        return None
+
+    def _plan(self, index: int, name: str, hashes: list[object], blobs: tuple[bytes, ...]) -> None:
+        case = self._cases.get(name)
+        known = self._configs is not None and 0 <= index < len(self._configs)
+        if case is None or not known or (index, name) in self._plans:
+            raise Forged(f"a plan for configuration {index} of case {name!r:.80}")
+        if not blobs or len(hashes) != len(blobs) - 1 or len(blobs[0]) > MAX_PLAN_BYTES:
+            raise Forged("a plan without its binaries")
+        for claimed, binary in zip(hashes, blobs[1:], strict=True):
+            self._binaries[str(claimed)[:64]] = binary
+        if sum(map(len, self._binaries.values())) > MAX_BINARIES_BYTES:
+            raise Forged(f"binaries of more than {MAX_BINARIES_BYTES} bytes")
+        self._plans[index, name] = checked_plan(blobs[0], self._binaries, case, self._request)
+
+    def _built(self) -> Built | Rejected:
+        missing = [c for c in self._cases if (0, c) not in self._plans]
+        if missing or self._configs is None:
+            raise Forged(f"no plan for {', '.join(missing[:3]) or 'any case'}")
+        used = {k.hash for p in self._plans.values() for k in p.kernels}
+        return Built(
+            source_hash=source_hash(self._request.source),
+            tree_hash=self._tree,
+            target=self._request.target,
+            configs=self._configs,
+            plans=self._plans,
+            binaries={h: b for h, b in self._binaries.items() if h in used},
+            build_s=time.monotonic() - self._start,
+            dropped=tuple(self._dropped),
+        )
+
+    def _machine(self, text: str) -> Rejected:
+        """The child says that the machine is at fault: true only if it looks so from here, too.
+
+        Raises:
+            MachineError: A compiler or its headers are missing.
+        """
+        if self._request.target == "cpu":
+            cpp.compiler()
+        else:
+            headers.include_dirs()
+        return self._rejected(Status.RUNTIME_ERROR, text)
+
+    def _ended(self, exit_: Exit) -> Rejected:
+        """The child ended without a last word."""
+        if exit_.timed_out:
+            text = f"{self._phase()} took longer than {self._request.wall_limit_s:g} s"
+            return self._rejected(Status.TIMEOUT, text)
+        resource = exit_.reason is not None and exit_.reason != "killed"
+        status = Status.RESOURCE_LIMIT if resource else Status.RUNTIME_ERROR
+        tail = exit_.log_tail.strip()[-1000:]
+        text = f"the builder's process was lost while {self._phase()}: {exit_.describe()}"
+        return self._rejected(status, f"{text}\n{tail}".strip())
+
+    def _phase(self) -> str:
+        if self._configs is None:
+            return "importing the file"
+        done = len(self._plans)
+        return f"tracing and compiling ({done} of {len(self._cases)} cases done)"
+
+    def _rejected(self, status: Status, message: str) -> Rejected:
+        return Rejected(Stage.BUILD, status, message)
+
+
+def _parse(source: str) -> str:
+    """Hash of the syntax tree.
+
+    Raises:
+        SyntaxError: It is no Python, or too much of it.
+    """
+    if len(source.encode(errors="surrogatepass")) > MAX_SOURCE_BYTES:
+        raise SyntaxError(f"the file has more than {MAX_SOURCE_BYTES} bytes")
+    try:
+        return tree_hash(source)
+    except (ValueError, RecursionError, MemoryError) as e:  # null bytes, absurd nesting
+        raise SyntaxError(f"the file cannot be parsed: {e}") from None
+
+
+def _syntax_error(error: SyntaxError, source: str) -> Rejected:
+    line = error.lineno or 0
+    lines = source.splitlines()
+    text = lines[line - 1].strip()[:200] if 0 < line <= len(lines) else ""
+    where = f"line {line}: `{text}`: " if text else ""
+    return Rejected(Stage.PARSE, Status.COMPILE_ERROR, f"{where}SyntaxError: {error.msg}")

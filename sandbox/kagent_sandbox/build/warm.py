@@ -1,0 +1,46 @@
+"""Imported by the builder's fork-server: compiles one small kernel of each kind, so that forks find compilers warm.
+
+A first Triton compile in a process takes 0.4 s, the next 0.06; NVRTC 0.2 s and 0.02. No driver is touched, and no
+thread is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+
+from kagent_sandbox.build import cuda
+from kagent_sandbox.errors import ToolchainError
+
+
+@triton.jit
+def _rows(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    c = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + tl.program_id(0) * n + c, mask=c < n, other=-float("inf")).to(tl.float32)
+    e = tl.exp(x - tl.max(x, 0))
+    tl.store(y_ptr + tl.program_id(0) * n + c, e / tl.sum(e, 0), mask=c < n)
+
+
+def compile_once() -> None:
+    """Compile the samples, into a folder that is removed again."""
+    before = os.environ.get("TRITON_CACHE_DIR")
+    with tempfile.TemporaryDirectory(prefix="kagent_warm_") as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        try:
+            types = {"x_ptr": "*bf16", "y_ptr": "*bf16", "n": "i32", "BLOCK": "constexpr"}
+            source = triton.compiler.ASTSource(_rows, types, {(3,): 128})
+            triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+        finally:
+            os.environ.pop("TRITON_CACHE_DIR")
+            if before is not None:
+                os.environ["TRITON_CACHE_DIR"] = before
+    with contextlib.suppress(ToolchainError):  # reported when a CUDA kernel asks for it
+        cuda.compile_cuda("k", 'extern "C" __global__ void k(float* x) { x[0] = 1; }', "sm_90a")
+
+
+compile_once()
