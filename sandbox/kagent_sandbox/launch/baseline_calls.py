@@ -63,7 +63,7 @@ def make_inputs(call: BaselineCall, device: torch.device, module: ModuleType) ->
     return arguments
 
 
-def make_call(call: BaselineCall, device: torch.device) -> Callable[[], object]:
+def make_call(call: BaselineCall, device: torch.device) -> functools.partial[object]:
     """The baseline bound to its inputs. Nothing is compiled before the first call.
 
     Each call imports reference.py anew: functions of other calls share no code object with it, so

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import tempfile
@@ -18,6 +19,12 @@ def cache_folder() -> Path:
     """`$XDG_CACHE_HOME/kagent`, by default `~/.cache/kagent`. It may not exist."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base else Path.home() / ".cache") / "kagent"
+
+
+def named(what: str, *parts: object) -> str:
+    """A file's name for figures that depend on `parts`."""
+    text = "\0".join(str(p) for p in parts)
+    return f"{what}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def load(name: str, cls: type[T]) -> T | None:

@@ -157,7 +157,7 @@ class GpuBackend:
         Raises:
             DeviceError: The device fails.
         """
-        name = f"ceilings-{self.facts.key}-v{TIMING_VERSION}"
+        name = cache.named("gpu-ceilings", self.facts.key, TIMING_VERSION)
         cached = cache.load(name, Ceilings)
         if cached is not None:
             return cached

@@ -20,8 +20,18 @@ class Ready:
     """A baseline that can be timed."""
 
     work: Work
-    captured: bool
     peak_bytes: int  # allocated by one call, results included
+    graph: Graph | None = None
+
+    @property
+    def captured(self) -> bool:
+        """Whether it is replayed as a graph rather than called from Python."""
+        return self.graph is not None
+
+    def close(self) -> None:
+        """Free the graph. The clock's stream must be idle."""
+        if self.graph is not None:
+            self.graph.close()
 
 
 def ready(function: Callable[[], object], clock: Clock) -> Ready:
@@ -38,18 +48,18 @@ def ready(function: Callable[[], object], clock: Clock) -> Ready:
             void(function())
     clock.sync("warming up a baseline")
     peak_bytes = _peak_bytes(function, clock)
-    called = Ready(lambda: void(function()), captured=False, peak_bytes=peak_bytes)
+    called = Ready(lambda: void(function()), peak_bytes)
     try:
-        graph = Graph(clock, called.work)
+        graph = Graph(clock, called.work, share_memory=True)
     except (GpuError, RuntimeError):  # it waits for the device, or allocates in odd ways
         clock.sync("capturing a baseline")
         return called
-    captured = Ready(graph.replay, captured=True, peak_bytes=peak_bytes)
+    captured = Ready(graph.replay, peak_bytes, graph)
     if clock.median_us([captured.work], _TRIAL_SAMPLES) <= clock.median_us(
         [called.work], _TRIAL_SAMPLES
     ):
         return captured
-    graph.close()
+    captured.close()
     return called
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import subprocess
 from pathlib import Path
@@ -32,18 +31,12 @@ def gpu_facts(index: int) -> DeviceFacts:
         kind="gpu",
         name=properties.name,
         target=target(properties.major, properties.minor),
-        key=facts_key(f"{properties.name}, {versions}"),
+        key=f"{properties.name}, {versions}",
         memory_bytes=properties.total_memory,
         l2_bytes=properties.L2_cache_size,
         units=properties.multi_processor_count,
         theoretical_gb_per_s=theoretical_gb_per_s(index),
     )
-
-
-def facts_key(text: str) -> str:
-    """A key that reads well and serves as a file's name: words, then a hash of the whole text."""
-    words = "-".join(re.findall(r"[A-Za-z0-9.+]+", text))
-    return f"{words[:100]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def target(major: int, minor: int) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import cast
 
 from kagent_sandbox.channel import ChannelClosed, ChannelError, ChannelTimeout
@@ -161,6 +163,10 @@ class GpuLauncher:
     def forget(self, key: str) -> None:
         """Drop a prepared plan."""
         self._ask("forget", PREPARE_LIMIT_S, key=key)
+
+    def quiesced(self) -> AbstractContextManager[None]:
+        """Nothing to do: the device is idle between calls."""
+        return contextlib.nullcontext()
 
     def run(self, key: str, *, limit_s: float) -> None:
         """Execute once; the device is idle afterwards.

@@ -39,6 +39,7 @@ class Clock:
             self._sink = torch.zeros((), dtype=torch.int64, device=device)
             self.flush()
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._pool: tuple[int, int] | None = None
         self.sync("starting the clock")
 
     def flush(self) -> None:
@@ -53,6 +54,12 @@ class Clock:
         """
         stream = driver.CUstream(self.stream.cuda_stream)
         call(driver.cuStreamSynchronize, stream, doing=doing)
+
+    def graph_pool(self) -> tuple[int, int]:
+        """Memory pool of graphs that share memory."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
 
     def samples(self, work: Sequence[Work], count: int) -> list[float]:
         """`count` device times in µs, rotating over `work`, each from a cold L2.
@@ -113,15 +120,21 @@ class Graph:
     be timed with it; the graph is therefore instantiated and launched by the driver.
     """
 
-    def __init__(self, clock: Clock, work: Work) -> None:
+    def __init__(self, clock: Clock, work: Work, *, share_memory: bool = False) -> None:
         """Capture `work`, which must have run on the clock's stream before (lazy loading).
+
+        With `share_memory` what the work allocates may be reused by other such graphs' work, so
+        that results do not outlive the next replay of any of them.
 
         Raises:
             GpuError, RuntimeError: It cannot be captured.
         """
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.stream(clock.stream):
-            self._graph.capture_begin(capture_error_mode="thread_local")
+            self._graph.capture_begin(
+                pool=clock.graph_pool() if share_memory else None,
+                capture_error_mode="thread_local",
+            )
             try:
                 work()
             except BaseException:
