@@ -1,4 +1,4 @@
-"""Ways in which people write host code: each file of the corpus says in its docstring what becomes of it.
+"""Ways in which people write host code: each file of the corpus says what becomes of it.
 
 entry: name(argument: dtype[sizes], ...) -> dtype[sizes], ...
 ops: what the plan holds, in order            (traced)

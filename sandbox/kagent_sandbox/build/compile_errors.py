@@ -21,8 +21,8 @@ def compile_rejection(error: BaseException, module: ModuleType) -> BuildRejected
         return BuildRejected(
             Stage.BUILD,
             Status.RESOURCE_LIMIT,
-            f"{where(error)}a kernel needs {error.required} of {error.name}, the target has {error.limit}: "
-            "use smaller tiles or fewer num_stages",
+            f"{where(error)}a kernel needs {error.required} of {error.name}, the target "
+            f"has {error.limit}: use smaller tiles or fewer num_stages",
         )
     if isinstance(error, PTXASError):
         text = str(error).split("Repro command")[0].strip()

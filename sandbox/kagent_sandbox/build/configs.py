@@ -4,9 +4,9 @@
     BLOCK = 2048
     WARPS = 8
 
-`TUNE` names module globals; their plain assignments are the default. An autotuned kernel contributes its
-configurations under its own name. The default (globals as assigned, each kernel's first configuration) comes
-first, then those that differ from it least.
+`TUNE` names module globals; their plain assignments are the default. An autotuned kernel
+contributes its configurations under its own name. The default (globals as assigned, each kernel's
+first configuration) comes first, then those that differ from it least.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _chosen: dict[
 
 
 def enumerate_configs(module: ModuleType, limit: int) -> tuple[Mapping[str, object], ...]:
-    """At most `limit` configurations, the declared one first, in an order that depends on the source alone.
+    """At most `limit` configurations, the declared one first; the order follows from the source.
 
     Raises:
         BuildRejected: `TUNE` is malformed.
@@ -40,10 +40,8 @@ def enumerate_configs(module: ModuleType, limit: int) -> tuple[Mapping[str, obje
     axes = dict(_axes(module))
     names = list(axes)
     default = {n: values[0] for n, values in axes.items()}
-    configs: list[Mapping[str, object]] = []
-    for chosen in itertools.islice(_nearest(axes), max(1, limit)):
-        configs.append({n: chosen.get(n, default[n]) for n in names})
-    return tuple(configs)
+    found = itertools.islice(_nearest(axes), max(1, limit))
+    return tuple({n: chosen.get(n, default[n]) for n in names} for chosen in found)
 
 
 def apply_config(module: ModuleType, config: Mapping[str, object]) -> None:
@@ -54,7 +52,8 @@ def apply_config(module: ModuleType, config: Mapping[str, object]) -> None:
             _chosen[id(tuners[name])] = value
         else:
             old = getattr(module, name)
-            setattr(module, name, tl.constexpr(value) if isinstance(old, tl.constexpr) else value)
+            wrapped = isinstance(old, tl.constexpr)
+            setattr(module, name, type(old)(value) if wrapped else value)
 
 
 def _axes(module: ModuleType) -> Iterator[tuple[str, list[object]]]:
@@ -98,7 +97,7 @@ def _autotuners(module: ModuleType) -> Iterator[tuple[str, Autotuner]]:
 
 
 def _describe(config: Any) -> dict[str, object]:
-    """A triton.Config as plain data: what is not the default of Triton, and the kernel's own arguments."""
+    """A triton.Config as plain data: the kernel's own arguments, and Triton's options."""
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     if config.num_ctas != 1:
         options["num_ctas"] = config.num_ctas
@@ -126,7 +125,7 @@ def _nearest(axes: Mapping[str, Sequence[object]]) -> Iterator[dict[str, object]
 
 def install_autotuner() -> None:
     """Make autotuned kernels use the chosen configuration instead of timing all of them."""
-    Autotuner.run = _run
+    Autotuner.run = _run  # type: ignore[method-assign]
 
 
 def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -154,7 +153,7 @@ def _choice(tuner: Any, kwargs: Mapping[str, Any]) -> Any:
     raise ConfigDropped(
         Stage.BUILD,
         Status.RESOURCE_LIMIT,
-        f"configuration {wanted} of {tuner.base_fn.__name__} is pruned by its own prune_configs_by here",
+        f"configuration {wanted} of {tuner.base_fn.__name__} is pruned by prune_configs_by here",
     )
 
 

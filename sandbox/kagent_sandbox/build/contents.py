@@ -20,6 +20,7 @@ LAYOUT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_bloc
 
 
 def fill(recorder: Recorder, func: Any, name: str, args: Args, kwargs: Kwargs) -> Any:
+    """zeros, ones, full, fill_ and kin: an allocation where the form makes one, and a fill."""
     known = policy.FILL[name]
     if known is not None:
         value: Any = known
@@ -107,7 +108,7 @@ def _clone(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
-def _copy_(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+def _copy_(recorder: Recorder, _func: Any, args: Args, _kwargs: Kwargs) -> Any:
     target, source = args[0], args[1]
     if not isinstance(target, SymbolicTensor):
         recorder.refuse(policy.reads_value("copy to a host tensor"))

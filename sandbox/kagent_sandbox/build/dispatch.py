@@ -1,8 +1,8 @@
 """What each torch operation on symbolic tensors becomes in the plan.
 
-Every operation that reaches torch's dispatcher while host code runs comes here: allocations, views, copies,
-fills and small constants always pass; others only where the task allows them, in their `out=` or in-place form, so
-that the plan says which bytes they write.
+Every operation that reaches torch's dispatcher while host code runs comes here: allocations, views,
+copies, fills and small constants always pass; others only where the task allows them, in their
+`out=` or in-place form, so that the plan says which bytes they write.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift_fresh", "alias", "de
 _MOST_HOST_BYTES = 64 << 20  # of a tensor with real values, which only serves to make constants
 
 
-class Dispatch(TorchDispatchMode):
+class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation below autograd, factories included."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
 
     def __torch_dispatch__(
@@ -43,7 +43,7 @@ class Dispatch(TorchDispatchMode):
 
 
 class Factories(TorchFunctionMode):
-    """`torch.tensor` and its kin build their values below the dispatcher: they become constants here."""
+    """`torch.tensor` and its kin work below the dispatcher: here they become constants."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -103,12 +103,13 @@ def handle(func: Any, args: Args, kwargs: Kwargs, device: torch.device) -> Any:
             recorder,
             PolicyError(
                 f"torch.{name} draws random numbers",
-                "results must follow from the arguments alone; weights are arguments of the task's function",
+                "results must follow from the arguments alone; weights are arguments of the "
+                "task's function",
             ),
         )
     if not symbolic:
         real = bool(tensors) and not _moves(kwargs, device)
-        if real or recorder is None and not _moves(kwargs, device):
+        if real or (recorder is None and not _moves(kwargs, device)):
             return _on_host(func, args, kwargs)
         if not tensors and not _asks(kwargs, device):
             return _on_host(func, args, kwargs)

@@ -1,9 +1,11 @@
 """Stand-ins for the parts of torch that need a GPU, compile code or time things.
 
-Installed once in a builder's child before the candidate is imported. Ordinary questions (device properties,
-current stream, `with torch.cuda.device(...)`) are answered for the target; what a candidate may not do raises
-with the rewrite.
+Installed once in a builder's child before the candidate is imported. Ordinary questions (device
+properties, current stream, `with torch.cuda.device(...)`) are answered for the target; what a
+candidate may not do raises with the rewrite.
 """
+
+# ruff: noqa: ARG001, ARG002, ARG005 - signatures are those of what is replaced
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ from kagent_sandbox.build.symbolic import current_recorder
 from kagent_sandbox.build.targets import Target
 
 _CUDA_SOURCE = (
-    "put the CUDA source in `from kagent_sandbox.lang import cuda_kernel; k = cuda_kernel(name, source)` and call "
-    "`k.launch(grid, block, *args)` (C++ for the CPU: cpp_kernel)"
+    "put the CUDA source in `from kagent_sandbox.lang import cuda_kernel; "
+    "k = cuda_kernel(name, source)` and call `k.launch(grid, block, *args)` "
+    "(C++ for the CPU: cpp_kernel)"
 )
 _NO_COMPILE = "write the fused kernel with @triton.jit or cuda_kernel and launch it"
 _ONE_STREAM = "launch in order on the current stream; the plan is a straight line"
@@ -180,8 +183,8 @@ def _install_cuda(target: Target) -> None:
 
 def _install_refusals() -> None:
     torch.compile = refuser("torch.compile", _NO_COMPILE)
-    torch.jit.script = refuser("torch.jit.script", _NO_COMPILE)  # type: ignore[attr-defined]
-    torch.jit.trace = refuser("torch.jit.trace", _NO_COMPILE)  # type: ignore[attr-defined]
+    torch.jit.script = refuser("torch.jit.script", _NO_COMPILE)
+    torch.jit.trace = refuser("torch.jit.trace", _NO_COMPILE)
     torch.manual_seed = refuser(
         "torch.manual_seed", "results must follow from the arguments alone: remove random numbers"
     )
@@ -195,13 +198,13 @@ def _install_refusals() -> None:
         "torch.utils.benchmark": _NO_CLOCK,
     }.items():
         sys.modules[name] = _RefusedModule(name, remedy)
-    torch.utils.cpp_extension = sys.modules["torch.utils.cpp_extension"]  # type: ignore[attr-defined]
+    setattr(torch.utils, "cpp_extension", sys.modules["torch.utils.cpp_extension"])  # noqa: B010
     for name in ("do_bench", "do_bench_cudagraph", "perf_report", "Benchmark"):
         setattr(triton.testing, name, refuser(f"triton.testing.{name}", _NO_CLOCK))
 
 
 class _PlainOperator:
-    """What `torch.library.custom_op` returns here: the function itself, which host code then calls."""
+    """What `torch.library.custom_op` returns here: the function itself."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -226,10 +229,10 @@ def _plain_operator(
 
 
 def _install_library() -> None:
-    """Registered operators are called directly: registration is for users of the exported kernel."""
+    """Registered operators are called directly: registering is for users of what is exported."""
     torch.library.custom_op = _plain_operator  # type: ignore[assignment]
-    torch.library.triton_op = _plain_operator  # type: ignore[assignment]
-    torch.library.wrap_triton = _identity  # type: ignore[assignment]
+    torch.library.triton_op = _plain_operator
+    torch.library.wrap_triton = _identity
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
 """A limit on each kernel's compile.
 
-Passes inside of Triton's compiler cannot be interrupted from Python, so the alarm does two things: it raises when
-Python gets to run again (ptxas is a process: there it acts at once), and it is a fact about this process that
-whoever watches it can read (`compiling`), so that the watcher can end the process and still name the kernel.
+Passes inside of Triton's compiler cannot be interrupted from Python, so the alarm does two things:
+it raises when Python gets to run again (ptxas is a process: there it acts at once), and it is a
+fact about this process that whoever watches it can read (`compiling`), so that the watcher can end
+the process and still name the kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kagent_sandbox.build.policy import BuildRejected
 from kagent_sandbox.verdict import Stage, Status
 
 on_compile: Callable[[str | None], None] | None = None
-"""Called with a kernel's name when its compile starts and with None when it ends; set by the worker."""
+"""Called with a kernel's name when its compile starts, with None when it ends."""
 
 
 def too_slow(kernel: str, limit_s: float) -> BuildRejected:
@@ -26,8 +27,8 @@ def too_slow(kernel: str, limit_s: float) -> BuildRejected:
     return BuildRejected(
         Stage.BUILD,
         Status.TIMEOUT,
-        f"compiling kernel {kernel} took longer than {limit_s:g} s: use smaller tiles, fewer unrolled "
-        "iterations (tl.static_range, num_stages) or more warps",
+        f"compiling kernel {kernel} took longer than {limit_s:g} s: use smaller tiles, fewer "
+        "unrolled iterations (tl.static_range, num_stages) or more warps",
     )
 
 
@@ -42,7 +43,7 @@ def compile_limit(kernel: str, limit_s: float | None) -> Iterator[None]:
         yield
         return
 
-    def expired(signum: int, frame: FrameType | None) -> NoReturn:
+    def expired(_signum: int, _frame: FrameType | None) -> NoReturn:
         raise too_slow(kernel, limit_s)
 
     if on_compile is not None:

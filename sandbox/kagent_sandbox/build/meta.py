@@ -45,4 +45,5 @@ def _is_factory(func: Any) -> bool:
 
 
 def wrap_all(recorder: Recorder, value: Any) -> Any:
+    """Make the tensors of a result symbolic: views of known storages, or allocations."""
     return tree_map(lambda t: recorder.wrap(t) if isinstance(t, torch.Tensor) else t, value)

@@ -1,15 +1,15 @@
 """What host code may do while it is traced, and what to write instead of what it may not.
 
-Two exceptions, for two audiences. `PolicyError` is raised inside the candidate's own frames, where the line is
-known; `BuildRejected` leaves the builder with that line in its message. The policy steers honest candidates and
-gives them good messages; it is no security boundary (that is the builder's confinement, and the judge's
-validation of every plan).
+Two exceptions, for two audiences. `PolicyError` is raised inside the candidate's own frames, where
+the line is known; `BuildRejected` leaves the builder with that line in its message. The policy
+steers honest candidates and gives them good messages; it is no security boundary (that is the
+builder's confinement, and the judge's validation of every plan).
 """
 
 from __future__ import annotations
 
+import inspect
 import linecache
-import sys
 import traceback
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -42,7 +42,9 @@ class PolicyError(Exception):
     ) -> None:
         super().__init__(f"{what}: {remedy}")
         self.status = status
-        self.line, self.text = _innermost_line(sys._getframe(1)) if line is None else (line, "")
+        self.line, self.text = (
+            _innermost_line(inspect.currentframe()) if line is None else (line, "")
+        )
 
 
 def candidate_path(filename: str) -> bool:
@@ -64,7 +66,7 @@ def source_line(filename: str, line: int) -> str:
 
 
 def at_line(line: int, text: str) -> str:
-    """`line 12: \\`y = x.item()\\`: `, or nothing where no line is known."""
+    """The line as messages begin with it, or nothing where no line is known."""
     if not line:
         return ""
     return f"line {line}: `{text}`: " if text else f"line {line}: "
@@ -100,8 +102,9 @@ def _hint(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, ModuleNotFoundError):
         return (
-            "Only the standard library, torch, triton, numpy and kagent_sandbox.lang can be imported; "
-            "write the kernel with @triton.jit, cuda_kernel(name, source) or cpp_kernel(name, source)."
+            "Only the standard library, torch, triton, numpy and kagent_sandbox.lang can be "
+            "imported; write the kernel with @triton.jit, cuda_kernel(name, source) or "
+            "cpp_kernel(name, source)."
         )
     if "no allocator was set" in text:
         return (
@@ -153,23 +156,23 @@ READS = frozenset(
 
 RANDOM = frozenset(
     {
-        "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "normal_",
-        "uniform_", "random_", "bernoulli", "bernoulli_", "dropout", "native_dropout", "multinomial",
-        "exponential_", "geometric_", "cauchy_", "log_normal_", "poisson", "binomial", "rand_", "randn_",
+        "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal",
+        "normal_", "uniform_", "random_", "bernoulli", "bernoulli_", "dropout", "native_dropout",
+        "multinomial", "exponential_", "geometric_", "cauchy_", "log_normal_", "poisson",
     }
 )  # fmt: skip
 """Operations that draw numbers."""
 
 METADATA_IN_PLACE = frozenset(
     {
-        "t_", "transpose_", "unsqueeze_", "squeeze_", "as_strided_", "resize_", "resize_as_", "set_", "swapaxes_",
-        "swapdims_", "detach_", "resize",
+        "t_", "transpose_", "unsqueeze_", "squeeze_", "as_strided_", "resize_", "resize_as_",
+        "set_", "swapaxes_", "swapdims_", "detach_", "resize",
     }
 )  # fmt: skip
 """Operations that change a tensor's shape or storage under its name."""
 
 CONSTANT = frozenset({"arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices"})
-"""Factories whose values follow from their arguments: small results become constants of the plan."""
+"""Factories whose values follow from their arguments: small results become constants."""
 
 
 def base_name(name: str) -> str:
@@ -178,7 +181,7 @@ def base_name(name: str) -> str:
 
 
 def allows(allow: Collection[str], name: str) -> bool:
-    """Whether a task allows an operation: `aten::mm`, `mm` and `torch.mm` name it with all its overloads."""
+    """Whether a task allows an operation: `aten::mm`, `mm`, `torch.mm` name all its overloads."""
     wanted = base_name(name).strip("_")
     return any(a.split("::")[-1].split(".")[-1].strip("_") == wanted for a in map(_bare, allow))
 
@@ -202,6 +205,6 @@ def reads_value(what: str) -> PolicyError:
     """The refusal of host code that needs a tensor's value."""
     return PolicyError(
         f"host code reads a tensor's value ({what})",
-        "host code sees shapes, strides and dtypes, not values; compute it in a kernel, pass the tensor "
-        "itself and load it there, or choose by shape",
+        "host code sees shapes, strides and dtypes, not values; compute it in a kernel, pass the "
+        "tensor itself and load it there, or choose by shape",
     )

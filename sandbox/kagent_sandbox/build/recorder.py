@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, Self
 
 import torch
 
@@ -74,7 +74,7 @@ class Recorder:
 
     # -- while recording ---------------------------------------------------------------------
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Self:
         set_current(self)
         return self
 
@@ -117,7 +117,7 @@ class Recorder:
 
     def _wrap(self, meta: torch.Tensor, name: str | None) -> SymbolicTensor:
         storage = meta.untyped_storage()
-        buffer = self._buffer_of.get(storage._cdata)
+        buffer = self._buffer_of.get(storage._cdata)  # noqa: SLF001
         if buffer is None:
             buffer = self._new_buffer(storage, meta, name)
         token = self._tokens.get(buffer)
@@ -146,7 +146,7 @@ class Recorder:
                 )
             )
         self._storages.append(storage)
-        self._buffer_of[storage._cdata] = buffer
+        self._buffer_of[storage._cdata] = buffer  # noqa: SLF001
         self.buffers.append(Buffer(buffer, "input" if name else "scratch", nbytes, name))
         if name is None:
             gc.collect()  # cycles die at points that depend on the source alone
@@ -176,7 +176,7 @@ class Recorder:
             )
         return TensorRef(
             tensor.buffer,
-            meta.storage_offset(),
+            int(meta.storage_offset()),
             tuple(meta.shape),
             tuple(meta.stride()),
             dtype_name(meta.dtype),

@@ -5,10 +5,13 @@ forms find the right bytes without a list of view operations. A buffer is freed 
 over it dies.
 """
 
+# ruff: noqa: ARG002, D102, SLF001 - signatures, meanings and private parts are torch.Tensor's
+# mypy: disable-error-code="override,assignment,arg-type,return-value"
+
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import torch
 
@@ -34,7 +37,7 @@ def set_current(recorder: Recorder | None) -> None:
     Raises:
         RuntimeError: A trace is already in progress.
     """
-    global _current  # noqa: PLW0603 - one trace at a time in a process
+    global _current  # one trace at a time in a process
     if recorder is not None and _current is not None:
         raise RuntimeError("a trace is already in progress")
     _current = recorder
@@ -60,11 +63,11 @@ class SymbolicTensor(torch.Tensor):
     meta: torch.Tensor
     buffer: int
     _token: Token
-    dispatch: ClassVar[Dispatch]  # set by `trace`
+    on_operation: ClassVar[Dispatch]  # set by `trace`
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, meta: torch.Tensor, buffer: int, token: Token) -> SymbolicTensor:  # noqa: PYI034
+    def __new__(cls: type[Self], meta: torch.Tensor, buffer: int, token: Token) -> Self:
         self = torch.Tensor._make_wrapper_subclass(
             cls,
             meta.size(),
@@ -80,23 +83,23 @@ class SymbolicTensor(torch.Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return cls.dispatch(func, args, kwargs or {})
+        return cls.on_operation(func, args, kwargs or {})
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         return _recorder().device
 
     @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
+    def is_cuda(self) -> bool:
         return self.device.type == "cuda"
 
     @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
+    def is_cpu(self) -> bool:
         return self.device.type == "cpu"
 
-    is_meta = False  # type: ignore[assignment]
+    is_meta = False
 
-    def get_device(self) -> int:  # type: ignore[override]
+    def get_device(self) -> int:
         return 0 if self.is_cuda else -1
 
     def data_ptr(self) -> int:
@@ -105,22 +108,18 @@ class SymbolicTensor(torch.Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.meta.untyped_storage()
 
-    def cuda(self, device: object = None, *args: object, **kwargs: object) -> torch.Tensor:  # type: ignore[override]
-        if self.is_cuda:
-            return self
-        _refuse_move("cuda")
+    def cuda(self, device: object = None, *args: object, **kwargs: object) -> torch.Tensor:
+        return self if self.is_cuda else _refuse_move("cuda")
 
-    def cpu(self, *args: object, **kwargs: object) -> torch.Tensor:  # type: ignore[override]
-        if self.is_cpu:
-            return self
-        return _refuse_read(".cpu()")
+    def cpu(self, *args: object, **kwargs: object) -> torch.Tensor:
+        return self if self.is_cpu else _refuse_read(".cpu()")
 
-    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         if args and isinstance(args[0], torch.Tensor):
             other, args = args[0], args[1:]
             args = (other.device, other.dtype, *args)
         args = tuple(torch.device(a) if isinstance(a, str) else a for a in args)
-        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         copy = bool(kwargs.get("copy", args[3] if len(args) > 3 else False))
         if device is not None and device.type != self.device.type:
             if device.type == "cpu":
@@ -173,7 +172,7 @@ class SymbolicTensor(torch.Tensor):
     def __format__(self, spec: str) -> str:
         _refuse_read("printing or formatting a tensor")
 
-    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+    def __repr__(self, **kwargs: Any) -> str:
         return f"tensor(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
 
     def backward(self, *args: Any, **kwargs: Any) -> None:

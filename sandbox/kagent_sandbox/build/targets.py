@@ -1,7 +1,8 @@
-"""What candidates are compiled for: facts of each architecture's usual device, known without having one.
+"""What candidates are compiled for: facts of each architecture's usual device, known without having
+one.
 
-Host code may ask for device properties while it is traced; it gets these. A plan made for `sm_90a` therefore does
-not depend on the machine that built it.
+Host code may ask for device properties while it is traced; it gets these. A plan made for `sm_90a`
+therefore does not depend on the machine that built it.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class Target:
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
-# capability: name, multiprocessors, shared memory of a block and of a multiprocessor in KiB, threads of a
-# multiprocessor, L2 in MiB, memory in GiB, memory clock in MHz, bus in bits, clock in MHz (data sheets, and
-# table "Technical Specifications per Compute Capability" of the CUDA C++ programming guide)
+# capability: name, multiprocessors, shared memory of a block and of a multiprocessor in KiB, threads
+# of a multiprocessor, L2 in MiB, memory in GiB, memory clock in MHz, bus in bits, clock in MHz (data
+# sheets, and "Technical Specifications per Compute Capability" of the CUDA programming guide)
 _DEVICES: Mapping[int, tuple[str, int, int, int, int, int, int, int, int, int]] = {
     80: ("NVIDIA A100-SXM4-80GB", 108, 163, 164, 2048, 40, 80, 1593, 5120, 1410),
     86: ("NVIDIA A10", 72, 99, 100, 1536, 6, 24, 6251, 384, 1695),

@@ -94,6 +94,6 @@ def _operand(recorder: Recorder, value: Any) -> object:
         return tuple(_operand(recorder, v) for v in value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    recorder.refuse(
+    return recorder.refuse(
         PolicyError(f"an argument of type {type(value).__name__}", "compute it in a kernel")
     )

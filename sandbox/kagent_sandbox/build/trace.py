@@ -1,7 +1,8 @@
 """Run a candidate's host code once on symbolic tensors, and hand out its plan.
 
-`load_candidate` and `trace_case` run in a confined child that holds nothing worth stealing: what the candidate does
-to this process it does to its own plan, and the judge validates and measures that plan like any other.
+`load_candidate` and `trace_case` run in a confined child that holds nothing worth stealing: what
+the candidate does to this process it does to its own plan, and the judge validates and measures
+that plan like any other.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import torch
 from kagent_sandbox.build import dispatch, fakes, triton_backend
 from kagent_sandbox.build.compile_errors import compile_rejection
 from kagent_sandbox.build.policy import CANDIDATE_FILE, BuildRejected, rejected
-from kagent_sandbox.build.request import BuildCase, ScalarSpec, TensorSpec
 from kagent_sandbox.build.recorder import Recorder
+from kagent_sandbox.build.request import BuildCase, ScalarSpec, TensorSpec
 from kagent_sandbox.build.symbolic import SymbolicTensor
 from kagent_sandbox.build.targets import Target
 from kagent_sandbox.errors import MachineError
@@ -40,7 +41,7 @@ def load_candidate(source: str, tmp: Path, target: Target) -> ModuleType:
     fakes.install(target)
     triton_backend.install(target)
     device = device_of(target)
-    SymbolicTensor.dispatch = staticmethod(
+    SymbolicTensor.on_operation = staticmethod(
         lambda func, args, kwargs: dispatch.handle(func, args, kwargs, device)
     )
     path = tmp / CANDIDATE_FILE
@@ -78,7 +79,7 @@ def trace_case(
     Python's state is the caller's affair: a fresh fork per case keeps one case from seeing another.
 
     Raises:
-        BuildRejected: Host code fails, breaks the policy, or does not compile; the message names the line.
+        BuildRejected: Host code fails, breaks the policy, or does not compile; with its line.
     """
     function = _entry(module, entry, case)
     device = device_of(target)
@@ -117,7 +118,8 @@ def _entry(module: ModuleType, entry: str, case: BuildCase) -> Any:
         Stage.PARSE,
         Status.POLICY,
         f"no function named {entry!r} (the file defines {names or 'none'}): define "
-        f"`def {entry}({parameters}):` that allocates the results, launches the kernels and returns the results",
+        f"`def {entry}({parameters}):` that allocates the results, launches the kernels and "
+        "returns the results",
     )
 
 

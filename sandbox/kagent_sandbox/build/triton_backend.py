@@ -1,16 +1,19 @@
 """Triton without a GPU: a driver for a target that is not here, and a launcher that records.
 
-Works with Triton 3.6 and 3.7. Kernels go through Triton's own JIT (specialisation, binder, compiler); only what
-touches the driver is replaced. Arguments are expanded exactly as Triton's launcher expands them: run-time arguments
-in order, host tensor descriptors as a tensor map followed by shape and strides, then two scratch pointers.
+Works with Triton 3.6 and 3.7. Kernels go through Triton's own JIT (specialisation, binder,
+compiler); only what touches the driver is replaced. Arguments are expanded exactly as Triton's
+launcher expands them: run-time arguments in order, host tensor descriptors as a tensor map followed
+by shape and strides, then two scratch pointers.
 """
+
+# ruff: noqa: ARG002, SLF001 - signatures are Triton's, and some of what is replaced is private
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 import torch
 import triton
@@ -22,21 +25,25 @@ from triton.runtime.jit import JITFunction
 from kagent_sandbox.build.configs import install_autotuner
 from kagent_sandbox.build.fakes import refuse
 from kagent_sandbox.build.inspect import kernel_info
+from kagent_sandbox.build.kernels import Launching, over_limits
 from kagent_sandbox.build.limits import compile_limit
+from kagent_sandbox.build.policy import PolicyError
 from kagent_sandbox.build.recorder import Recorder
 from kagent_sandbox.build.symbolic import SymbolicTensor, current_recorder
 from kagent_sandbox.build.targets import Target
 from kagent_sandbox.plan import ITEMSIZE, Arg, KernelInfo, Null, Scalar, ScalarType, TensorMap
+from kagent_sandbox.verdict import Status
 
 _SCALARS: dict[str, ScalarType] = {
-    "i1": "i1", "u1": "i1", "i8": "i8", "u8": "u8", "i16": "i16", "u16": "u16", "i32": "i32", "u32": "u32",
-    "i64": "i64", "u64": "u64", "fp16": "f16", "bf16": "bf16", "fp32": "f32", "f32": "f32", "fp64": "f64",
+    "i1": "i1", "u1": "i1", "i8": "i8", "u8": "u8", "i16": "i16", "u16": "u16", "i32": "i32",
+    "u32": "u32", "i64": "i64", "u64": "u64", "fp16": "f16", "bf16": "bf16", "fp32": "f32",
+    "f32": "f32", "fp64": "f64",
 }  # fmt: skip
 
-# CUtensorMapDataType by the number that Triton's metadata holds (8, 9 and 10 are permuted on the device's side)
+# CUtensorMapDataType by the number in Triton's metadata (8, 9 and 10 are permuted on devices)
 _TMA_DTYPES = {
-    0: "uint8", 1: "uint16", 2: "uint32", 3: "int32", 4: "uint64", 5: "int64", 6: "float16", 7: "float32",
-    9: "float64", 10: "bfloat16",
+    0: "uint8", 1: "uint16", 2: "uint32", 3: "int32", 4: "uint64", 5: "int64", 6: "float16",
+    7: "float32", 9: "float64", 10: "bfloat16",
 }  # fmt: skip
 _TMA_SWIZZLE_BYTES = (0, 32, 64, 128)
 
@@ -70,6 +77,7 @@ class Launcher:
         exit_hook: object,
         *args: Any,
     ) -> None:
+        """Record the launch that Triton's launcher would make."""
         recorder = _recorder()
         meta = self._metadata
         grid = tuple(_size(g) for g in (grid_x, grid_y, grid_z))
@@ -80,17 +88,17 @@ class Launcher:
         values.append(Null() if scratch is None else recorder.pointer(scratch))
         values.append(Null())  # profiler scratch: no profiler runs here
         ctas = meta.num_ctas
-        recorder.launch(
-            function.info,
-            function.binary,
-            (grid[0] * ctas, grid[1], grid[2]),
-            (32 * meta.num_warps, 1, 1),
-            values,
+        launching = Launching(
+            grid=(grid[0] * ctas, grid[1], grid[2]),
+            block=(32 * meta.num_warps, 1, 1),
             shared=meta.shared,
             cluster=(ctas, 1, 1) if ctas > 1 else None,
             cooperative=bool(meta.launch_cooperative_grid),
             pdl=bool(meta.launch_pdl),
         )
+        if over := over_limits(function.info, launching, recorder.target):
+            recorder.refuse(PolicyError(*over, status=Status.RESOURCE_LIMIT))
+        recorder.launch(function.info, function.binary, args=values, **asdict(launching))
 
     def _scratch(self, nbytes: int, align: int, grid: Sequence[int]) -> Any:
         if not nbytes:
@@ -239,7 +247,9 @@ class Utils:
         threads = min(1024, self._target.registers_per_multiprocessor // max(1, info.registers))
         return object(), LoadedKernel(info, binary), info.registers, info.spill_bytes // 4, threads
 
-    def cuOccupancyMaxActiveClusters(self, function: object, shared: int, ctas: int) -> int:  # noqa: N802
+    def cuOccupancyMaxActiveClusters(  # noqa: N802
+        self, function: object, shared: int, ctas: int
+    ) -> int:
         """An estimate: as many clusters as multiprocessors allow with one block each."""
         return self._target.multiprocessors // max(1, ctas)
 
@@ -305,12 +315,13 @@ class Driver:
 
 def install(target: Target) -> None:
     """Make Triton compile for `target` and record its launches."""
-    triton.runtime.driver.set_active(Driver(target))
+    triton.runtime.driver.set_active(cast("Any", Driver(target)))
     knobs.compilation.disable_line_info = (
         True  # else a kernel moved down one line is another binary
     )
     install_autotuner()
-    original = JITFunction._do_compile
+    jit: Any = JITFunction
+    original = jit._do_compile
     if getattr(original, "limited", False):
         return
 
@@ -321,4 +332,4 @@ def install(target: Target) -> None:
             return original(self, *args, **kwargs)
 
     limited.limited = True  # type: ignore[attr-defined]
-    JITFunction._do_compile = limited
+    jit._do_compile = limited
