@@ -1,0 +1,164 @@
+"""Where two kernels cross: which of a task's dimensions separates the calls that each is faster on.
+
+The measurements per benchmark case say what a file that chooses between both would reach; its
+prediction is exact but for the noise, since the choice costs nothing on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kagent_sandbox.task import Case, Task
+from kagent_sandbox.verdict import Passed
+
+from kagent.lineage import Candidate, Operator
+from kagent.merge import Choice, Part, labels, merge
+from kagent.propose import Draft, Setting
+from kagent.tunables import read_tunables
+
+GAIN = 0.004  # log speed-up over the better of the two that makes a file with both worth its length
+MAX_PARTS = 3
+PER_FAMILY = 2  # best candidates of each structure that are paired
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """The first candidate on cases where the choice holds, the second on the others."""
+
+    first: Candidate
+    second: Candidate
+    choice: Choice
+    gain: float  # log speed-up over the better of the two
+
+
+def crossings(setting: Setting, candidates: Sequence[Candidate]) -> list[Crossing]:
+    """All pairs of different structure that would gain, the most promising first."""
+    families: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        tunables = read_tunables(candidate.proposal.source)
+        if tunables is not None and isinstance(candidate.verdict, Passed):
+            members = families.setdefault(tunables.family, [])
+            if len(members) < PER_FAMILY:
+                members.append(candidate)
+    groups = list(families.values())
+    found: list[Crossing] = []
+    for i, group in enumerate(groups):
+        for other in groups[i + 1 :]:
+            for a in group:
+                for b in other:
+                    parts = _parts(a) + _parts(b)
+                    if len(parts) <= MAX_PARTS and len(set(parts)) == len(parts):
+                        found += best_crossing(setting, a, b)
+    return sorted(found, key=lambda c: (-total(c), c.first.id, c.second.id))
+
+
+def total(crossing: Crossing) -> float:
+    """Predicted log of the score."""
+    scores = [c.score for c in (crossing.first, crossing.second) if c.score is not None]
+    return math.log(max(scores)) + crossing.gain
+
+
+def best_crossing(setting: Setting, a: Candidate, b: Candidate) -> list[Crossing]:
+    """The best split of the benchmark cases between two candidates, if one gains."""
+    cases = setting.task.cases(setting.kind).bench
+    times_a, times_b = _times(a), _times(b)
+    if any(c.name not in times_a or c.name not in times_b for c in cases):
+        return []
+    # Log time of a over b: negative where a is faster.
+    ratio = {c.name: math.log(times_a[c.name] / times_b[c.name]) for c in cases}
+    alone = min(sum(ratio.values()), 0.0)
+    best: Crossing | None = None
+    for choice, holds in splits(setting.task, cases):
+        inside = sum(ratio[n] for n in holds)
+        outside = sum(ratio.values()) - inside
+        for first, second, log_time in ((a, b, inside), (b, a, outside)):
+            gain = (alone - log_time) / len(cases)
+            if gain > GAIN and (best is None or gain > best.gain + 1e-9):
+                best = Crossing(first, second, choice, gain)
+    return [best] if best else []
+
+
+def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[Choice, list[str]]]:
+    """Conditions on a call's arguments that hold for some of the cases, and for which."""
+    for dim, expression in _expressions(task).items():
+        values = sorted({c.dims[dim] for c in cases})
+        if len(values) < 2:
+            continue
+        if all(isinstance(v, bool) for v in values):
+            holds = [c.name for c in cases if c.dims[dim]]
+            yield Choice(expression, f"{dim}: {task.dims[dim]}"), holds
+            continue
+        for value in values[:-1]:
+            constant = f"{dim.upper()}_SPLIT"
+            choice = Choice(
+                condition=f"{expression} <= {{constant}}",
+                because=f"{task.dims[dim]}; up to here the first kernel is faster",
+                constant=constant,
+                value=value,
+                values=tuple(values[:-1]),
+            )
+            yield choice, [c.name for c in cases if c.dims[dim] <= value]
+    dtypes = sorted({c.dtype for c in cases})
+    tensor = next(
+        (i for i, a in enumerate(task.arguments) if a.dtype == "$dtype" and a.shape), None
+    )
+    if len(dtypes) > 1 and tensor is not None:
+        for dtype in dtypes:
+            holds = [c.name for c in cases if c.dtype == dtype]
+            yield Choice(f"{{{tensor}}}.dtype == torch.{dtype}", "faster for this dtype"), holds
+
+
+def draft(setting: Setting, crossing: Crossing) -> Draft | None:
+    """The file that chooses, or None where the two cannot be merged."""
+    first, second = crossing.first.proposal, crossing.second.proposal
+    label_a, label_b = labels([first.name, second.name])
+    source = merge(
+        Part(first.source, label_a, first.name),
+        Part(second.source, label_b, second.name),
+        setting.task.entry,
+        crossing.choice,
+    )
+    if source is None:
+        return None
+    choice = crossing.choice
+    names = [a.name for a in setting.task.arguments]
+    shown = choice.condition.format(*names, constant=choice.value)
+    better = max(crossing.first, crossing.second, key=lambda c: c.score or 0.0)
+    other = crossing.second if better is crossing.first else crossing.first
+    return Draft(
+        parents=(better.id, other.id),
+        operator=Operator.RECOMBINE,
+        name=f"{first.name}+{second.name}",
+        source=source,
+        hypothesis=f"{first.name} (#{first.id}) where {shown}, else {second.name} (#{second.id})",
+        predicted=math.exp(crossing.gain),
+    )
+
+
+def _parts(candidate: Candidate) -> list[str]:
+    return candidate.proposal.name.split("+")
+
+
+def _times(candidate: Candidate) -> Mapping[str, float]:
+    verdict = candidate.verdict
+    if not isinstance(verdict, Passed):
+        return {}
+    return {t.case: t.kernel_us for t in verdict.timings if t.kernel_us > 0}
+
+
+def _expressions(task: Task) -> dict[str, str]:
+    """How host code reads a dimension: `{0}.shape[-1]`, or `{3}` for a flag; `{N}` is argument
+    N.
+    """
+    found: dict[str, str] = {}
+    for position, argument in enumerate(task.arguments):
+        if isinstance(argument.value, str) and argument.value in task.dims:
+            found[argument.value] = f"{{{position}}}"
+    for position, argument in enumerate(task.arguments):
+        for i, size in enumerate(argument.shape or ()):
+            if isinstance(size, str) and size in task.dims and argument.shape:
+                index = -1 if i == len(argument.shape) - 1 else i
+                found.setdefault(size, f"{{{position}}}.shape[{index}]")
+    return found

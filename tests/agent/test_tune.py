@@ -1,0 +1,251 @@
+import ast
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kagent import recombine
+from kagent.events import Stop
+from kagent.lineage import Candidate, Lineage, Operator, Proposal
+from kagent.select import select
+from kagent.tunables import read_tunables
+from kagent.tune import Tuner, propose
+from kagent_sandbox.verdict import CaseTiming, Passed, Rejected, Stage, Status
+from toy import (
+    SEEDS,
+    evolution,
+    setting,
+    toy_source,
+    toy_task,
+)
+
+SOURCE = '''"""Wide."""
+import triton.language as tl
+
+BLOCK = (
+    1024  # bytes, é
+)
+TUNE = {"BLOCK": [512, 1024, 2048], "MODE": ["a", "b"], "FAST": (True, False), "W": [4],
+        "GONE": [1], "ODD": list(range(3))}
+MODE: str = 'a'
+FAST, ODD = True, 1
+FAST = True
+W = tl.constexpr(8)
+'''
+
+
+def test_reading():
+    file = read_tunables(SOURCE)
+    assert [(t.name, t.values, t.current) for t in file.items] == [
+        ("BLOCK", (512, 1024, 2048), 1024),
+        ("MODE", ("a", "b"), "a"),
+        ("FAST", (True, False), True),
+        ("W", (4, 8), 8),
+    ]
+    assert file.size == 3 * 2 * 2 * 2
+
+
+def test_rewriting_changes_nothing_else():
+    file = read_tunables(SOURCE)
+    text = file.rewrite({"BLOCK": 2048, "MODE": "b", "FAST": False, "W": 4})
+    expected = (
+        SOURCE.replace("1024  #", "2048  #")
+        .replace("'a'", '"b"')
+        .replace("FAST = True", "FAST = False")
+        .replace("constexpr(8)", "constexpr(4)")
+    )
+    assert text == expected
+    assert read_tunables(text).family == file.family
+    assert file.rewrite({}) == SOURCE
+
+
+def test_another_structure_is_another_family():
+    assert read_tunables(SOURCE).family != read_tunables(SOURCE + "x = 1\n").family
+    assert read_tunables("def f(:") is None
+    assert read_tunables("x = 1").items == ()
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from("ABCDE"),
+        st.lists(
+            st.integers(-5, 99) | st.booleans() | st.text("xyz\"'\\é", max_size=3),
+            min_size=1,
+            max_size=4,
+        ),
+        min_size=1,
+    ),
+    st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_rewrite_reads_back(lists, data):
+    source = "".join(f"{n} = {v[0]!r}  # é\n" for n, v in lists.items()) + f"TUNE = {lists!r}\n"
+    file = read_tunables(source)
+    chosen = {t.name: data.draw(st.sampled_from(t.values)) for t in file.items}
+    back = read_tunables(file.rewrite(chosen))
+    assert {t.name: repr(t.current) for t in back.items} == {n: repr(v) for n, v in chosen.items()}
+    assert back.family == file.family
+    ast.parse(back.source)
+
+
+def passed(times, **more):
+    timings = tuple(
+        CaseTiming(n, t, t, t, 30, 0.5, 1.0, 0.0, baseline_us=100.0) for n, t in times.items()
+    )
+    score = 1.0
+    for t in times.values():
+        score *= (100.0 / t) ** (1 / len(times))
+    return Passed(timings, (), score, 0.0, **more)
+
+
+def candidate(number, source, verdict, name="cpp_plain"):
+    return Candidate(Proposal(number, (), Operator.SEED, name, source, ""), verdict)
+
+
+def brief(task, lineage, operator=Operator.TUNE, number=9, **more):
+    base = select(setting(task, Tuner()), lineage, number)
+    return replace(base, operator=operator, parent=lineage.incumbent, **more)
+
+
+@pytest.fixture
+def task(tmp_path):
+    return toy_task(tmp_path / "task")
+
+
+def test_every_combination_is_proposed_once_and_then_nothing(task):
+    lineage = Lineage([candidate(0, toy_source(), passed({"short": 100.0}))])
+    seen = {(1, 1)}
+    for number in range(1, 30):
+        draft = propose(brief(task, lineage, number=number))
+        if draft is None:
+            break
+        items = read_tunables(draft.source).items
+        values = tuple(t.current for t in items)
+        assert values not in seen
+        assert all(t.current in t.values for t in items)
+        seen.add(values)
+        verdict = passed({"short": 100.0})
+        proposal = draft.proposal(brief(task, lineage, number=number))
+        lineage.record(Candidate(replace(proposal, id=number), verdict))
+    assert len(seen) == 24
+    assert number == 24
+
+
+def test_pending_texts_are_not_proposed_again(task):
+    lineage = Lineage([candidate(0, toy_source(), passed({"short": 100.0}))])
+    first = propose(brief(task, lineage))
+    again = propose(brief(task, lineage))
+    other = propose(brief(task, lineage, pending=(first.source,)))
+    assert first == again
+    assert other.source != first.source
+
+
+def test_crossover_mixes_two_of_one_structure(task):
+    lineage = Lineage(
+        [
+            candidate(0, toy_source(2, 1), passed({"short": 100.0})),
+            candidate(1, toy_source(8, 4), passed({"short": 101.0})),
+            candidate(2, toy_source(8, 4, flavour="wide"), passed({"short": 102.0})),
+        ]
+    )
+    draft = propose(brief(task, lineage, Operator.CROSSOVER))
+    assert draft.operator is Operator.CROSSOVER
+    assert draft.parents == (0, 1)
+    values = tuple(t.current for t in read_tunables(draft.source).items)
+    assert values in {(2, 4), (8, 1)}
+
+
+WIDE = candidate(
+    1,
+    toy_source(flavour="wide"),
+    passed({"short": 160.0, "middle": 100.0, "long": 60.0}),
+    "cpp_wide",
+)
+PLAIN = candidate(0, toy_source(), passed({"short": 100.0, "middle": 99.0, "long": 100.0}))
+
+
+def test_recombination_takes_each_kernel_where_it_is_faster(task):
+    draft = propose(brief(task, Lineage([PLAIN, WIDE]), Operator.RECOMBINE))
+    assert draft.operator is Operator.RECOMBINE
+    assert draft.parents == (1, 0)
+    assert draft.name == "cpp_plain+cpp_wide"
+    assert "if x.shape[-1] <= N_SPLIT:\n        return _toy_plain(x)" in draft.source
+    split = next(t for t in read_tunables(draft.source).items if t.name == "N_SPLIT")
+    assert (split.current, split.values) == (64, (16, 64))
+    best = (100.0 * 99.0 * 60.0) ** (1 / 3)
+    alone = (160.0 * 100.0 * 60.0) ** (1 / 3)
+    assert draft.predicted == pytest.approx(alone / best)
+
+
+def test_nothing_is_recombined_where_one_is_always_faster(task):
+    slow = candidate(
+        1,
+        WIDE.proposal.source,
+        passed({"short": 160.0, "middle": 100.0, "long": 101.0}),
+        "cpp_wide",
+    )
+    assert recombine.crossings(setting(task, Tuner()), [PLAIN, slow]) == []
+    screened = Candidate(WIDE.proposal, Rejected(Stage.CHECK, Status.TIMEOUT, ""))
+    assert recombine.crossings(setting(task, Tuner()), [PLAIN, screened]) == []
+
+
+def test_flags_and_dtypes_separate_cases_too(tmp_path):
+    from kagent_sandbox.task import Task
+
+    text = {
+        "name": "flags",
+        "summary": "",
+        "entry": "flags",
+        "signature": "",
+        "bytes": "1",
+        "flops": "0",
+        "dims": {"N": "columns", "causal": "masked"},
+        "arguments": [{"name": "x", "shape": [4, "N"]}, {"name": "causal", "value": "causal"}],
+        "results": [{"name": "y", "shape": ["N"], "k": 2.0}],
+    }
+    cases = [
+        {"name": f"{d}{c}", "dtype": d, "N": 8, "causal": c}
+        for d in ("float32", "float16")
+        for c in (True, False)
+    ]
+    kinds = {
+        k: {
+            "check": [cases[0] | {"name": k}],
+            "bench": [c | {"name": k + c["name"]} for c in cases],
+        }
+        for k in ("cpu", "gpu")
+    }
+    task = Task(**text, **kinds, folder=tmp_path)
+    found = {
+        choice.condition: sorted(holds) for choice, holds in recombine.splits(task, task.cpu.bench)
+    }
+    assert found == {
+        "{1}": ["cpufloat16True", "cpufloat32True"],
+        "{0}.dtype == torch.float16": ["cpufloat16False", "cpufloat16True"],
+        "{0}.dtype == torch.float32": ["cpufloat32False", "cpufloat32True"],
+    }
+
+
+def test_a_tuned_run_improves_and_ends_when_all_was_tried(tmp_path):
+    search, store = evolution(
+        tmp_path / "task", tmp_path / "runs", proposer=Tuner(), budget=500, seeds=SEEDS[:1]
+    )
+    with store:
+        stop = asyncio.run(search.run())
+    assert stop is Stop.EXHAUSTED
+    assert len(search.lineage) == 24
+    best = search.lineage.incumbent
+    assert {t.name: t.current for t in read_tunables(best.proposal.source).items} == {
+        "X": 16,
+        "Y": 3,
+    }
+
+
+def test_a_tuned_run_over_two_structures_recombines_them(tmp_path):
+    search, store = evolution(tmp_path / "task", tmp_path / "runs", proposer=Tuner(), budget=60)
+    with store:
+        asyncio.run(search.run())
+    operators = {c.proposal.operator for c in search.lineage}
+    assert Operator.RECOMBINE in operators
+    assert "+" in search.lineage.incumbent.proposal.name
