@@ -7,7 +7,6 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from kagent_sandbox.channel import (
     Channel,
     ChannelClosed,

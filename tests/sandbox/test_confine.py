@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from confined_handlers import ask
-
 from kagent_sandbox.confine import (
     builder_confinement,
     cpu_launcher_confinement,

@@ -2,7 +2,6 @@
 
 import pytest
 from confined_handlers import ask
-
 from kagent_sandbox.confine import builder_confinement, interpreter_confinement
 from kagent_sandbox.forkserver import ForkServer
 
@@ -127,6 +126,5 @@ def test_numpy_and_torch_work_where_no_program_may_start():
         "confined_handlers:execute",
         preload=["torch", "numpy"],
         confinement=interpreter_confinement(),
-    ) as server:
-        with server.spawn(wall_limit_s=60.0) as child:
-            assert ask(child, TORCH) == [27e6, 27e6]
+    ) as server, server.spawn(wall_limit_s=60.0) as child:
+        assert ask(child, TORCH) == [27e6, 27e6]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from confined_handlers import ask
-
 from kagent_sandbox.channel import ChannelClosed
 from kagent_sandbox.confine import Confinement, Tier, builder_confinement
 from kagent_sandbox.errors import ChildDied, ConfinementError
@@ -244,10 +243,7 @@ def test_memory_is_limited_per_process_and_per_tree():
             assert ask(child, "b = bytearray(400 << 20)") == "MemoryError"
         with server.spawn(wall_limit_s=60.0) as child:
             child.channel.send(
-                "import os, time\n"
-                "os.fork(); os.fork()\n"
-                "b = b'x' * (150 << 20)\n"
-                "time.sleep(60)"
+                "import os, time\nos.fork(); os.fork()\nb = b'x' * (150 << 20)\ntime.sleep(60)"
             )
             assert child.wait(20.0).reason == "memory limit of 300 MiB"
 

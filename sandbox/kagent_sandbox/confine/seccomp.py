@@ -148,7 +148,7 @@ def install_allow_list(*, execute: bool, memfd: bool) -> None:
 def forbid_new_threads() -> None:
     """On top of the allow-list, in all threads: no new threads, processes, programs or timers.
 
-    No signal may be set to come later either: SIGCONT would wake a process that the judge has stopped.
+    Nor may a signal be set to come later: SIGCONT would wake a process that the judge stopped.
 
     Raises:
         OSError: The kernel refuses the filter.

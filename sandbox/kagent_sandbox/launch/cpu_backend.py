@@ -20,10 +20,11 @@ from kagent_sandbox.plan import Alloc, Buffer, Fill, Plan, TensorRef
 class CpuBackend:
     """The CPU behind the interface that GPUs have. Close it, or use it as a context manager."""
 
-    def __init__(self, *, allow_tier0: bool = False) -> None:
+    def __init__(self, *, memory_bytes: int = 16 << 30, allow_tier0: bool = False) -> None:
+        """Start the fork-server; `memory_bytes` is what native code may allocate by itself."""
         self.facts = cpu_facts()
         self.device = torch.device("cpu")
-        memory = min(16 << 30, self.facts.memory_bytes // 2)
+        memory = min(memory_bytes, self.facts.memory_bytes // 2)
         threads = str(self.facts.units)
         self._server = ForkServer(
             "kagent_sandbox.launch.cpu_exec:serve",

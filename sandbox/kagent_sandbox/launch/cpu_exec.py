@@ -152,6 +152,7 @@ class Runner:
     ) -> Step:
         if kernel.language != "cpp":
             raise PlanError(f"kernel {kernel.name} is {kernel.language}: not for this target")
+        arguments = [self._argument(a, placement) for a in launch.args]
         library = self._libraries.get(kernel.hash)
         if library is None:
             path = self.folder / f"{kernel.hash}.so"
@@ -159,7 +160,6 @@ class Runner:
             self._libraries[kernel.hash] = library
         function = getattr(library, kernel.name)
         function.restype = None
-        arguments = [self._argument(a, placement) for a in launch.args]
         return lambda: function(*arguments)
 
     def _argument(self, arg: Arg, placement: Mapping[int, int]) -> object:

@@ -91,9 +91,10 @@ class CpuLauncher:
     def samples(self, keys: Sequence[str], count: int, *, limit_s: float) -> list[float]:
         """`count` times in µs of one execution by the judge's clock: slope of K runs and 2K.
 
-        K = len(keys) // 3; a sample runs each key at most once, so with placements that exceed the caches
-        together every run starts cold. The constant cost of asking cancels. A slope may come out
-        negative where a run is shorter than the noise of a wake-up (about 20 µs): pass more keys.
+        K = len(keys) // 3; a sample runs each key at most once, so that with placements which
+        exceed the caches together every run starts cold. The constant cost of asking cancels. A
+        slope may come out negative where K runs are shorter than the noise of a wake-up (about
+        20 µs): pass more keys.
 
         Raises:
             ValueError: Fewer than three keys.

@@ -1,0 +1,381 @@
+import ctypes
+import hashlib
+import os
+import subprocess
+import threading
+import time
+
+import pytest
+import torch
+from kagent_sandbox.errors import MachineError
+from kagent_sandbox.launch.base import LaunchFailed
+from kagent_sandbox.launch.cpu_arena import CpuArena
+from kagent_sandbox.launch.cpu_backend import CpuBackend
+from kagent_sandbox.launch.cpu_ceilings import cached_ceilings
+from kagent_sandbox.plan import (
+    Alloc,
+    Buffer,
+    Const,
+    Copy,
+    Fill,
+    Free,
+    KernelInfo,
+    Launch,
+    Null,
+    Plan,
+    PlanError,
+    Pointer,
+    Scalar,
+    TensorMap,
+    TensorRef,
+    TorchOp,
+)
+from kagent_sandbox.verdict import Status
+
+HEAD = """
+#include <cstdint>
+#include <cstdlib>
+#include <cstdio>
+#include <thread>
+#include <stdexcept>
+#include <atomic>
+#include <csignal>
+#include <unistd.h>
+#include <sys/socket.h>
+"""
+KERNELS = {
+    "scale": "void scale(const float* x, float* y, int64_t n, float f) {\n"
+    "#pragma omp parallel for simd\nfor (int64_t i = 0; i < n; i++) y[i] = f * x[i]; }",
+    "types": "void types(double* y, int8_t a, uint8_t b, int16_t c, uint16_t d, int32_t e,"
+    " uint32_t f, int64_t g, uint64_t h, float i, double j, bool k, void* null) {"
+    " y[0]=a; y[1]=b; y[2]=c; y[3]=d; y[4]=e; y[5]=f; y[6]=g; y[7]=h; y[8]=i; y[9]=j; y[10]=k;"
+    " y[11]=null==nullptr; }",
+    "nothing": "void nothing(float*) {}",
+    "segfault": "void segfault(float*) { *(volatile int*)8 = 1; }",
+    "deep": "int dig(volatile int* p) { volatile int a[1000]; a[0] = *p; return dig(a) + a[1]; }\n"
+    "extern \"C\" void deep(float*) { int one = 1; std::printf(\"%d\", dig(&one)); }",
+    "aborts": "void aborts(float*) { std::abort(); }",
+    "throws": "void throws(float*) { throw std::runtime_error(\"no\"); }",
+    "illegal": "void illegal(float*) { __builtin_trap(); }",
+    "leaves": "void leaves(float*) { std::exit(3); }",
+    "hangs": "void hangs(float* x) { volatile unsigned* n = (unsigned*)x; for (;;) n[0] = n[0] + 1; }",
+    "threads": "void threads(float* x) { std::thread([=]{ x[0] = 1; }).join(); }",
+    "more": "void more(float* x) {\n#pragma omp parallel num_threads(64)\nx[0] = 1; }",
+    "forks": "void forks(float* x) { x[0] = fork() < 0; }",
+    "sockets": "void sockets(float* x) { x[0] = socket(1, 1, 0) < 0; }",
+    "eats": "void eats(float* x) { for (;;) { char* p = (char*)malloc(1 << 24); if (!p) abort();"
+    " for (int i = 0; i < 1 << 24; i += 4096) p[i] = 1; } }",
+    "timer": "void timer(float* x) { x[0] = alarm(1) == -1u; struct sigevent e = {};"
+    " e.sigev_notify = SIGEV_SIGNAL; e.sigev_signo = SIGCONT; timer_t t;"
+    " x[1] = timer_create(CLOCK_MONOTONIC, &e, &t) < 0; }",
+    "forges": "void forges(float*) { for (int fd = 3; fd < 64; fd++) { char b[20] = {};"
+    " unsigned h[4] = {0x6B41474E, 2, 0, 0}; write(fd, h, 16); write(fd, \"{}\", 2); } }",
+}  # fmt: skip
+CONSTRUCTOR = """
+#include <unistd.h>
+#include <sys/socket.h>
+static int at_load = socket(1, 1, 0) < 0 && fork() < 0;
+extern "C" void answer(float* x) { x[0] = at_load; }
+"""
+
+
+def compile_so(folder, source):
+    path = folder / "k.so"
+    (folder / "k.cpp").write_text(source)
+    options = ["-O1", "-fopenmp", "-shared", "-fPIC", "-pthread", "-Winfinite-recursion", "-w"]
+    subprocess.run(["g++", *options, folder / "k.cpp", "-o", path], check=True)
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def binaries(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("so")
+    bodies = "\n".join(
+        body if name == "deep" else f'extern "C" {body}' for name, body in KERNELS.items()
+    )
+    all_of_them = compile_so(folder, HEAD + bodies)
+    constructor = compile_so(folder, CONSTRUCTOR)
+    return {hash_of("all"): all_of_them, hash_of("constructor"): constructor}
+
+
+def hash_of(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def backend():
+    with CpuBackend(memory_bytes=1 << 30) as backend:
+        yield backend
+
+
+@pytest.fixture
+def arena(backend):
+    arena = backend.arena(1 << 20)
+    yield arena
+    arena.close()
+
+
+@pytest.fixture
+def launcher(backend, arena, binaries):
+    launcher = backend.launcher(arena)
+    launcher.load(binaries)
+    yield launcher
+    launcher.close()
+
+
+def tensor(buffer, *shape, dtype="float32", offset=0):
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.insert(0, step)
+        step *= n
+    return TensorRef(buffer, offset, shape, tuple(strides), dtype)
+
+
+def launch_plan(name, args, sizes, binary="all", nbytes=4096):
+    kernel = KernelInfo(hash_of(binary), "cpp", name, tuple(sizes))
+    buffers = (Buffer(0, "input", nbytes, "x"), Buffer(1, "scratch", nbytes))
+    launch = Launch(kernel.hash, (1, 1, 1), (1, 1, 1), tuple(args))
+    return Plan("cpu", buffers, (Alloc(1), launch), (tensor(1, 8),), (kernel,))
+
+
+def simple(name, binary="all"):
+    return launch_plan(name, [Pointer(1, 0)], [8], binary)
+
+
+AT = {0: 0, 1: 4096}
+
+
+def run(launcher, plan, placement=AT, limit_s=20.0):
+    launcher.prepare("plan", plan, placement)
+    launcher.run("plan", limit_s=limit_s)
+
+
+def test_a_kernel_runs_where_the_judge_placed_it(launcher, arena):
+    args = [Pointer(0, 0), Pointer(1, 16), Scalar("i64", 100), Scalar("f32", 3.0)]
+    plan = launch_plan("scale", args, [8, 8, 8, 4])
+    for placement in (AT, {0: 8192, 1: 65536}):
+        x = torch.arange(100, dtype=torch.float32)
+        with launcher.quiesced():
+            arena.bytes(0, arena.nbytes).fill_(255)
+            arena.view(tensor(0, 100), placement[0]).copy_(x)
+        run(launcher, plan, placement)
+        with launcher.quiesced():
+            y = arena.view(tensor(1, 100, offset=4), placement[1])
+            assert torch.equal(y, 3 * x)
+            before = arena.bytes(placement[1], placement[1] + 16)
+            assert (before == 255).all()
+
+
+def test_all_scalar_types_arrive(launcher, arena):
+    values = [
+        ("i8", -5), ("u8", 250), ("i16", -300), ("u16", 65000), ("i32", -70000),
+        ("u32", 4_000_000_000), ("i64", -(2**40)), ("u64", 2**60), ("f32", 0.5),
+        ("f64", float("-inf")), ("i1", True),
+    ]  # fmt: skip
+    args = [Pointer(1, 0), *(Scalar(t, v) for t, v in values), Null()]
+    run(launcher, launch_plan("types", args, [8, 1, 1, 2, 2, 4, 4, 8, 8, 4, 8, 1, 8]))
+    with launcher.quiesced():
+        y = arena.view(tensor(1, 12, dtype="float64"), 4096).tolist()
+    assert y == [*(float(v) for _, v in values), 1.0]
+
+
+def test_fills_copies_constants_and_torch_operations(launcher, arena):
+    a, b, c = (tensor(i, 4, 4) for i in range(3))
+    ops = (
+        Alloc(0), Alloc(1), Alloc(2),
+        Fill(a, 2.0),
+        Const(tensor(1, 4), torch.arange(4.0).numpy().tobytes()),
+        Copy(TensorRef(1, 0, (4, 4), (0, 1), "float32"), c),
+        TorchOp("aten::mm.out", (a, c), {}, (b,)),
+        TorchOp("aten::add_.Scalar", (b, 1), {}, (b,)),
+        Copy(b, TensorRef(2, 0, (4, 4), (1, 4), "bfloat16")),
+        Free(0),
+    )  # fmt: skip
+    buffers = tuple(Buffer(i, "scratch", 64) for i in range(3))
+    out = TensorRef(2, 0, (4, 4), (1, 4), "bfloat16")
+    run(launcher, Plan("cpu", buffers, ops, (out,), ()), {0: 256, 1: 512, 2: 1024})
+    expected = torch.arange(4.0) * 8 + 1
+    with launcher.quiesced():
+        assert torch.equal(arena.view(out, 1024).float(), expected.expand(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (launch_plan("scale", [], [], "missing"), None),
+        (simple("no_such_symbol"), None),
+        (Plan("sm_90a", (), (), (), ()), "sm_90a"),
+        (Plan("cpu", (Buffer(0, "scratch", 1 << 20),), (Alloc(0),), (), ()), "leaves"),
+        (
+            Plan(
+                "cpu",
+                (Buffer(0, "scratch", 64),),
+                (Alloc(0), TorchOp("aten::no_such_op", (), {}, ())),
+                (),
+                (),
+            ),
+            "no torch operation",
+        ),
+        (
+            launch_plan("f", [TensorMap(0, 0, "float32", (4,), (), (4,), (1,))], [128]),
+            "TensorMap",
+        ),
+        (launch_plan("f", [Scalar("bf16", 1.0)], [2]), "bf16"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_it_runs(launcher, plan, why):
+    with pytest.raises(PlanError if why else LaunchFailed, match=why or "symbol|cannot open"):
+        launcher.prepare("bad", plan, {0: 4096, 1: 8192})
+    run(launcher, simple("nothing"))  # the launcher lives on
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "text"),
+    [
+        ("segfault", Status.RUNTIME_ERROR, "SIGSEGV"),
+        ("deep", Status.RUNTIME_ERROR, "SIGSEGV"),
+        ("aborts", Status.RUNTIME_ERROR, "SIGABRT"),
+        ("throws", Status.RUNTIME_ERROR, "SIGABRT"),
+        ("illegal", Status.RUNTIME_ERROR, "SIGILL"),
+        ("leaves", Status.RUNTIME_ERROR, "status 3"),
+        ("threads", Status.RUNTIME_ERROR, "SIGABRT"),
+        ("more", Status.RUNTIME_ERROR, "default number of threads"),
+        ("hangs", Status.TIMEOUT, "did not return within 0.3 s"),
+        ("forges", Status.TAMPER, "result channel"),
+    ],
+)
+def test_faults_of_native_code_are_named(launcher, name, status, text):
+    launcher.prepare("bad", simple(name), AT)
+    with pytest.raises(LaunchFailed, match=text) as failure:
+        launcher.run("bad", limit_s=0.3 if name == "hangs" else 20.0)
+    assert failure.value.status is status
+    with pytest.raises(LaunchFailed, match=text):
+        launcher.run("bad", limit_s=1.0)
+    with pytest.raises(LaunchFailed, match=text), launcher.quiesced():
+        pass
+
+
+@pytest.mark.parametrize("name", ["forks", "sockets", "answer"])
+def test_native_code_is_locked_from_its_constructors_on(launcher, arena, name):
+    with launcher.quiesced():
+        arena.view(tensor(1, 1), 4096).zero_()
+    run(launcher, simple(name, "constructor" if name == "answer" else "all"))
+    with launcher.quiesced():
+        assert arena.view(tensor(1, 1), 4096).item() == 1
+
+
+def test_native_code_cannot_set_a_timer_to_wake_itself(launcher, arena):
+    run(launcher, simple("timer"))
+    with launcher.quiesced():
+        assert arena.view(tensor(1, 2), 4096).tolist() == [1, 1]
+
+
+def test_no_thread_is_started_after_the_first_kernel(launcher):
+    assert launcher.threads >= len(os.sched_getaffinity(0))
+
+
+def test_memory_is_limited(launcher):
+    launcher.prepare("bad", simple("eats"), AT)
+    with pytest.raises(LaunchFailed, match="SIGABRT|memory limit of 1024 MiB"):
+        launcher.run("bad", limit_s=20.0)
+
+
+def test_samples_run_each_key_at_most_once_each(launcher, arena):
+    """Every run adds one to its own cell: 7 keys, so 2 runs against 4, the seventh sits out."""
+    keys = [f"k{i}" for i in range(7)]
+    for i, key in enumerate(keys):
+        cell = tensor(0, 1, dtype="int32")
+        add = TorchOp("aten::add_.Scalar", (cell, 1), {}, (cell,))
+        launcher.prepare(
+            key, Plan("cpu", (Buffer(0, "input", 4, "x"),), (add,), (), ()), {0: 4 * i}
+        )
+    cells = arena.bytes(0, 28).view(torch.int32)
+    assert len(launcher.samples(keys, 1, limit_s=30.0)) == 1
+    with launcher.quiesced():
+        assert sorted(cells.tolist()) == [0, 1, 1, 1, 1, 1, 1]
+    assert len(launcher.samples(keys, 6, limit_s=30.0)) == 6
+    with launcher.quiesced():
+        assert cells.sum().item() == 7 * 6
+        assert max(cells.tolist()) <= 7
+        cells.zero_()
+    assert isinstance(launcher.wall_us(keys, 7, limit_s=30.0), float)
+    with launcher.quiesced():
+        assert cells.tolist() == [3] * 7
+    with pytest.raises(ValueError, match="three"):
+        launcher.samples(keys[:2], 1, limit_s=1.0)
+    launcher.forget("k0")
+    with pytest.raises(LaunchFailed, match="k0"):
+        launcher.run("k0", limit_s=1.0)
+
+
+def test_the_arena_cannot_be_resized(backend):
+    arena = backend.arena(5000)
+    assert arena.nbytes == 8192
+    for size in (0, 1 << 20):
+        with pytest.raises(PermissionError):
+            os.ftruncate(arena.fd, size)
+    assert (arena.bytes(0, arena.nbytes) == 0).all()
+    with pytest.raises(PlanError):
+        arena.view(tensor(0, 4096), 4096)
+    arena.close()
+    arena.close()
+    with pytest.raises(MachineError, match="MiB"):
+        CpuArena(1 << 60)
+
+
+def test_a_stopped_process_does_not_run(launcher, arena):
+    launcher.prepare("spin", simple("hangs"), AT)
+    thread = threading.Thread(target=swallow, args=(launcher, "spin"))
+    thread.start()
+    cell = arena.view(tensor(1, 1), 4096)
+    address = ctypes.c_uint32.from_address(cell.data_ptr())
+    for _ in range(1000):
+        if address.value > 0:
+            break
+        time.sleep(0.005)
+    assert launcher._child.stop()
+    seen = address.value
+    assert seen > 0
+    time.sleep(0.05)
+    assert address.value == seen
+    launcher._child.kill()
+    thread.join()
+
+
+def swallow(launcher, key):
+    with pytest.raises(LaunchFailed):
+        launcher.run(key, limit_s=30.0)
+
+
+def test_the_device_is_described_and_healthy(backend):
+    facts = backend.facts
+    assert facts.kind == facts.target == "cpu"
+    assert facts.units >= 1
+    assert facts.l2_bytes >= 1 << 18
+    assert torch.__version__ in facts.key
+    assert backend.healthy()
+
+
+def run_each(launcher, name):
+    for i in range(12):
+        launcher.run(f"{name}{i}", limit_s=30.0)
+    return 100.0
+
+
+def test_ceilings_are_measured_once(backend, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    module = "kagent_sandbox.launch.cpu_ceilings"
+    monkeypatch.setattr(f"{module}._PLACEMENTS", 1)
+    monkeypatch.setattr(f"{module}._PRODUCT", 64)
+    monkeypatch.setattr(f"{module}._median_us", run_each)
+    first = backend.ceilings()
+    assert first.copy_gb_per_s > 0
+    assert set(first.tflop_per_s) == {"float32", "bfloat16"}
+
+    def fail(nbytes):
+        raise AssertionError("measured twice")
+
+    assert cached_ceilings(backend.facts, fail) == first
+    (path,) = (tmp_path / "kagent").glob("ceilings-cpu-*.json")
+    path.write_text("{")
+    assert backend.ceilings() == first
