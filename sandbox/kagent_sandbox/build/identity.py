@@ -14,6 +14,7 @@ from collections.abc import Iterator
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _READS_NAMES = frozenset({"locals", "globals", "vars", "eval", "exec", "dir"})
 _KERNEL_SOURCE = re.compile(r"__global__|extern\s+\"C\"|#include|__device__")
+_OPERATORS = frozenset("+-<>=&|!*/%^:.#")
 _C_TOKENS = re.compile(
     r"""(?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)|(?P<text>R"(\w*)\(.*?\)\3"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
     r"""|(?P<directive>^[ \t]*\#(?:\\\n|[^\n])*)|(?P<space>\s+)|(?P<word>\w+)|(?P<other>.)""",
@@ -41,7 +42,7 @@ def tree_hash(source: str) -> str:
             node.value = _kernel_source(node.value)
     if not used & _READS_NAMES:
         for statement in tree.body:
-            _rename(statement, {})
+            _rename(statement, {}, 0)
     return hashlib.sha256(ast.dump(tree).encode(errors="surrogatepass")).hexdigest()
 
 
@@ -56,25 +57,24 @@ def _is_text(statement: ast.stmt) -> bool:
 # -- names of local variables --------------------------------------------------------------------
 
 
-def _rename(node: ast.AST, names: dict[str, str]) -> None:
+def _rename(node: ast.AST, names: dict[str, str], depth: int) -> None:
     """Number the locals of every function inside `node`; `names` are those of the functions around it."""
     if isinstance(node, _Function):
         arguments = node.args
         for outside in (*arguments.defaults, *filter(None, arguments.kw_defaults)):
-            _rename(outside, names)
+            _rename(outside, names, depth)
         if not isinstance(node, ast.Lambda):
             for outside in (*node.decorator_list, *filter(None, [node.returns])):
-                _rename(outside, names)
+                _rename(outside, names, depth)
         parameters = {a.arg for a in _parameters(arguments)}
         kept = parameters | set(_declared_outside(node))
         inner = {k: v for k, v in names.items() if k not in parameters}
         # a character that no identifier has keeps new names apart from all others
-        for name in _assigned(node):
-            if name not in kept:
-                inner[name] = f"${len(inner)}"
+        assigned = dict.fromkeys(n for n in _assigned(node) if n not in kept)
+        inner |= {name: f"${depth}.{number}" for number, name in enumerate(assigned)}
         body = [node.body] if isinstance(node, ast.Lambda) else node.body
         for child in body:
-            _rename(child, inner)
+            _rename(child, inner, depth + 1)
         if not isinstance(node, ast.Lambda) and node.name in names:
             node.name = names[node.name]
         return
@@ -87,7 +87,7 @@ def _rename(node: ast.AST, names: dict[str, str]) -> None:
     elif isinstance(node, ast.Nonlocal):
         node.names = [names.get(n, n) for n in node.names]
     for child in ast.iter_child_nodes(node):
-        _rename(child, names)
+        _rename(child, names, depth)
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[ast.arg]:
@@ -139,7 +139,7 @@ def _kernel_source(text: str) -> str:
     if not _KERNEL_SOURCE.search(text):
         return text
     out: list[str] = []
-    last = ""  # kind of the token before
+    last = ""  # last character of the token before, w for a word
     gap = False
     for match in _C_TOKENS.finditer(text):
         kind = match.lastgroup or "other"
@@ -150,7 +150,8 @@ def _kernel_source(text: str) -> str:
         if kind == "directive":
             out.append("\n" + " ".join(re.sub(r"//[^\n]*|/\*.*?\*/", " ", token).split()) + "\n")
         else:
-            # operators stay apart where they were: `a - -b` is not `a--b`
-            out.append(" " + token if gap and last == kind and kind != "text" else token)
-        last, gap = kind, False
+            # what would read as one token stays apart: `int a`, `b - -c`, `> >`
+            merges = (last == "w" and kind == "word") or (last in _OPERATORS and token[0] in _OPERATORS)
+            out.append(" " + token if gap and merges else token)
+        last, gap = ("w" if kind == "word" else token[-1:]), False
     return "".join(out)

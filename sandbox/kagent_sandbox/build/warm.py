@@ -7,15 +7,27 @@ thread is left behind.
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
+import inspect
 import os
 import tempfile
+import types
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from kagent_sandbox.build import cuda
 from kagent_sandbox.errors import ToolchainError
+
+
+_IMPORTED_WHEN_TRACING = (
+    "kagent_sandbox.build.dispatch",
+    "torch._refs",
+    "torch.fx.experimental.symbolic_shapes",  # with sympy, for empty_like
+)
 
 
 @triton.jit
@@ -43,4 +55,21 @@ def compile_once() -> None:
         cuda.compile_cuda("k", 'extern "C" __global__ void k(float* x) { x[0] = 1; }', "sm_90a")
 
 
+def keep_dynamo_out() -> None:
+    """Have torch's Python functions not import all of dynamo, which would cost each fork seconds.
+
+    Torch wraps dispatch modes and meta functions so that dynamo, which never runs here, would skip them; the
+    wrapper imports it when first called. A wrapper that already holds its function calls that instead.
+    """
+    for module in _IMPORTED_WHEN_TRACING:
+        importlib.import_module(module)
+    code = torch._disable_dynamo(len).__code__
+    for found in gc.get_objects():
+        if type(found) is types.FunctionType and found.__code__ is code:
+            function = inspect.getclosurevars(found).nonlocals.get("fn")
+            if isinstance(function, types.FunctionType):
+                function.__dynamo_disable = function  # type: ignore[attr-defined]
+
+
+keep_dynamo_out()
 compile_once()
