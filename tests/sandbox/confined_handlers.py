@@ -16,7 +16,7 @@ def execute(context):
         try:
             exec(source, names)
             context.channel.send({"result": names["result"]})
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001 - the client asserts on it
             answer = {"raised": type(e).__name__, "errno": getattr(e, "errno", None)}
             context.channel.send({**answer, "text": traceback.format_exc()})
 

@@ -178,9 +178,8 @@ def test_locking_later_binds_what_comes_after(server, secret):
 
 def test_a_folder_can_be_opened_for_writing(tmp_path, secret):
     writable = replace(builder_confinement(), write=(str(secret.parent),))
-    with ForkServer(HANDLER, confinement=writable) as server:
-        with server.spawn(wall_limit_s=60.0) as child:
-            assert ask(child, f"open({str(secret)!r}, 'w').write('new'); result = 1") == 1
+    with ForkServer(HANDLER, confinement=writable) as other, other.spawn(wall_limit_s=9.0) as child:
+        assert ask(child, f"open({str(secret)!r}, 'w').write('new'); result = 1") == 1
     assert secret.read_text() == "new"
 
 

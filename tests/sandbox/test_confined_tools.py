@@ -122,9 +122,12 @@ result = subprocess.run(["g++", "-c", "a.cpp"], capture_output=True).returncode
 
 
 def test_numpy_and_torch_work_where_no_program_may_start():
-    with ForkServer(
-        "confined_handlers:execute",
-        preload=["torch", "numpy"],
-        confinement=interpreter_confinement(),
-    ) as server, server.spawn(wall_limit_s=60.0) as child:
+    with (
+        ForkServer(
+            "confined_handlers:execute",
+            preload=["torch", "numpy"],
+            confinement=interpreter_confinement(),
+        ) as server,
+        server.spawn(wall_limit_s=60.0) as child,
+    ):
         assert ask(child, TORCH) == [27e6, 27e6]

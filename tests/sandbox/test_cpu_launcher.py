@@ -58,7 +58,8 @@ KERNELS = {
     "throws": "void throws(float*) { throw std::runtime_error(\"no\"); }",
     "illegal": "void illegal(float*) { __builtin_trap(); }",
     "leaves": "void leaves(float*) { std::exit(3); }",
-    "hangs": "void hangs(float* x) { volatile unsigned* n = (unsigned*)x; for (;;) n[0] = n[0] + 1; }",
+    "hangs": "void hangs(float* x) { volatile unsigned* n = (unsigned*)x;"
+    " for (;;) n[0] = n[0] + 1; }",
     "threads": "void threads(float* x) { std::thread([=]{ x[0] = 1; }).join(); }",
     "more": "void more(float* x) {\n#pragma omp parallel num_threads(64)\nx[0] = 1; }",
     "forks": "void forks(float* x) { x[0] = fork() < 0; }",
@@ -276,7 +277,7 @@ def test_no_thread_is_started_after_the_first_kernel(launcher):
 
 def test_memory_is_limited(launcher):
     launcher.prepare("bad", simple("eats"), AT)
-    with pytest.raises(LaunchFailed, match="SIGABRT|memory limit of 1024 MiB"):
+    with pytest.raises(LaunchFailed, match=r"SIGABRT|memory limit of 1024 MiB"):
         launcher.run("bad", limit_s=20.0)
 
 

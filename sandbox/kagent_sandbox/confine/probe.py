@@ -1,0 +1,98 @@
+"""What isolation this host gives, observed by attacking it: for `doctor` and for reports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import kagent_sandbox
+from kagent_sandbox.confine.canaries import ATTACKS
+from kagent_sandbox.confine.policy import Confinement
+from kagent_sandbox.confine.presets import toolchain
+from kagent_sandbox.errors import ConfinementError
+from kagent_sandbox.forkserver import ForkServer, Isolation
+
+
+@dataclass(frozen=True)
+class Canary:
+    """One attack that was tried inside.
+
+    `stopped_by` is the error that it met, None if it got out.
+    """
+
+    name: str
+    stopped_by: str | None
+
+    @property
+    def escaped(self) -> bool:
+        """Whether the attack worked."""
+        return self.stopped_by is None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How children are confined here, and what attacks from inside met."""
+
+    isolation: Isolation
+    canaries: tuple[Canary, ...]
+
+    @property
+    def escaped(self) -> tuple[str, ...]:
+        """Names of the attacks that worked."""
+        return tuple(c.name for c in self.canaries if c.escaped)
+
+    def require(self) -> None:
+        """Refuse to go on where an attack got out.
+
+        Raises:
+            ConfinementError: Some did; the text names them.
+        """
+        if self.escaped:
+            raise ConfinementError(
+                f"isolation {self.isolation.tier} does not hold on this host: a confined process "
+                f"could {', '.join(self.escaped)}. Run as root in a container of your own, or on "
+                "Linux 6.12 or newer, or accept weaker isolation (tier T0) explicitly."
+            )
+
+
+def probe(*, allow_tier0: bool = False) -> Probe:
+    """Start a confined child, let it attack bait in this process and its files, and report.
+
+    Takes about 0.2 s.
+
+    Raises:
+        ConfinementError: The host lacks Landlock or seccomp and `allow_tier0` is not set.
+    """
+    confinement = Confinement(read=toolchain(), allow_tier0=allow_tier0, cpu_s=20)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kagent-bait-")))
+        folder.chmod(0o777)  # closed by the confinement or not at all
+        secret = folder / "secret"
+        secret.write_text("bait")
+        secret.chmod(0o666)
+        tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        local = stack.enter_context(socket.socket(socket.AF_UNIX))
+        local.bind(str(folder / "socket"))
+        (folder / "socket").chmod(0o777)
+        local.listen()
+        handler = "kagent_sandbox.confine.canaries:run"
+        server = stack.enter_context(ForkServer(handler, confinement=confinement))
+        child = stack.enter_context(server.spawn(wall_limit_s=30.0))
+        child.channel.send(
+            {
+                "pid": os.getpid(),
+                "secret": str(secret),
+                "folder": str(folder),
+                "socket": str(folder / "socket"),
+                "port": tcp.getsockname()[1],
+                "package": str(Path(kagent_sandbox.__file__)),
+            }
+        )
+        answer = cast("dict[str, str | None]", child.channel.recv(30.0).obj)
+        canaries = tuple(Canary(name, answer.get(name, "no answer")) for name in ATTACKS)
+        return Probe(server.isolation, canaries)
