@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 BLOCK_SAMPLES: Mapping[Kind, int] = {"gpu": 5, "cpu": 10}
 """Samples per block. Fresh inputs cost a CPU more than a sample does."""
-LEAST_US = 1e-3
-"""A slope of nothing but noise may be negative."""
 _CPU_SPAN_US = 300.0
 _MOST_CPU_PLACEMENTS = 48
 
@@ -104,13 +102,17 @@ class Table:
             for seat in seats:
                 seat.write(draw)
         block = self.session.samples(seats, samples, self.case.name)
-        self.blocks[side].append(tuple(max(us, LEAST_US) for us in block))
+        self.blocks[side].append(tuple(block))
         if verify:
             self._verify(side, draw)
 
     def wall_us(self, side: str, count: int) -> float:
         """µs per execution by the judge's own clock."""
         return self.session.wall_us(self._seats[side], count, self.case.name)
+
+    def now_us(self, side: str) -> float:
+        """The slowest of a few more samples: what the device does at this moment."""
+        return max(self.session.samples(self._seats[side], 3, self.case.name))
 
     def _verify(self, side: str, draw: Draw) -> None:
         seats = self._seats[side]

@@ -34,8 +34,14 @@ def check_results(task: Task, built: Built, cases: Sequence[Case]) -> None:
         Disqualified: A plan returns something else.
         KeyError: The declared configuration was not built for a case.
     """
+    by_name = {c.name: c for c in cases}
     for case in cases:
-        plan = built.plans[0, case.name]
+        if (0, case.name) not in built.plans:
+            raise KeyError(f"not built for case {case.name}")
+    for (_, name), plan in built.plans.items():
+        if name not in by_name:
+            continue
+        case = by_name[name]
         results = build_case(task, case).results
         got = [list(t.shape) for t in plan.outputs]
         if got != [list(r.shape) for r in results]:
@@ -101,17 +107,15 @@ class Checker:
             self.task, case, plan, session.arena, count=2 if thorough else 1, prefix=f"c{config}"
         )
         session.prepare(seats, case.name)
-        try:
-            draw = self.draws.draw(case)
-            errors = self._run(session, seats[0], draw, None if not thorough else seats[1])
-            if thorough:
-                other = self._run(session, seats[0], self.draws.draw(case, other_than=draw), None)
-                errors = [
-                    max(pair, key=lambda e: e.share_of_tolerance)
-                    for pair in zip(errors, other, strict=True)
-                ]
-        finally:
-            session.forget(seats)
+        draw = self.draws.draw(case)
+        errors = self._run(session, seats[0], draw, seats[1] if thorough else None)
+        if thorough:
+            other = self._run(session, seats[0], self.draws.draw(case, other_than=draw), None)
+            errors = [
+                max(pair, key=lambda e: e.share_of_tolerance)
+                for pair in zip(errors, other, strict=True)
+            ]
+        session.forget(seats)
         return errors
 
     def _run(self, session: Session, seat: Seat, draw: Draw, again: Seat | None) -> list[CaseError]:

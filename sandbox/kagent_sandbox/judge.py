@@ -13,7 +13,7 @@ from kagent_sandbox.check import Checker, check_results, seats_for
 from kagent_sandbox.draws import Draws
 from kagent_sandbox.errors import DeviceWedged
 from kagent_sandbox.measure import Meter
-from kagent_sandbox.race import Race, Racer
+from kagent_sandbox.race import Racer
 from kagent_sandbox.session import Arenas, Disqualified, Session
 from kagent_sandbox.task import draw_hidden
 from kagent_sandbox.verdict import CaseError, Passed, Rejected, Stage
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.build.request import Built
     from kagent_sandbox.figures import Contender
     from kagent_sandbox.launch.base import Backend, Ceilings
-    from kagent_sandbox.race import Rivals
+    from kagent_sandbox.race_result import Race
+    from kagent_sandbox.rivals import Rivals
     from kagent_sandbox.task import Case, Kind, Task
 
 SWEEP_S = 0.5

@@ -39,7 +39,7 @@ SCREEN_RATIO = 1.5
 LOSING_RATIO = 0.9
 """After the first blocks, a candidate whose interval ends below this is not timed further."""
 WALL_BUDGET_US = 3000.0
-WALL_TRIES = 3
+WALL_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -220,13 +220,14 @@ class Meter:
     ) -> None:
         us = timing.median_interval([x for b in blocks for x in b]).value
         runs = max(3, min(50, int(WALL_BUDGET_US / us)))
-        for _ in range(WALL_TRIES):  # one slope may be disturbed, which is no offence
+        for _ in range(WALL_TRIES):  # one wall time may be disturbed, which is no offence
             wall_us = table.wall_us("a", runs)
             text = figures.suspicion(
                 self.task, case, us, self.backend.facts, self.ceilings, wall_us
             )
             if text is None:
                 break
+            us = max(us, table.now_us("a"))
         text = text or figures.remembers(blocks)
         if text is not None:
             raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, case.name))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from kagent_sandbox import figures, timing
 from kagent_sandbox.blocks import BLOCK_SAMPLES, Table, arena_bytes, placements
 from kagent_sandbox.check import Checker, check_results
+from kagent_sandbox.launch.baseline_calls import COMPILE_MODES, EAGER
+from kagent_sandbox.race_result import BEST_OF_TORCH, Race, RaceCase, Ratio
 from kagent_sandbox.session import Arenas, Disqualified, Session
 from kagent_sandbox.verdict import CaseTiming, Comparison, Rejected, Stage
 
@@ -21,63 +24,14 @@ if TYPE_CHECKING:
     import random
 
     from kagent_sandbox.figures import Contender
-    from kagent_sandbox.launch.base import Backend, Ceilings, Launcher
+    from kagent_sandbox.launch.base import Arena, Backend, Ceilings
+    from kagent_sandbox.rivals import Rivals
     from kagent_sandbox.task import Case, Kind, Task
 
+Blocks: TypeAlias = "dict[str, list[tuple[float, ...]]]"
 LEAST_SAMPLES = 30  # of everyone
-TORCH = ("eager", "compile", "compile max-autotune")
-"""Baselines that torch alone provides: the fastest of them is what a candidate is scored against.
-"""
-BEST_OF_TORCH = "torch"
-"""Name of the comparison with whichever of `TORCH` is fastest, case by case."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Time of `against` / time of `candidate` on one case: above 1, the candidate is faster."""
-
-    candidate: str
-    against: str
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class RaceCase:
-    """One case of a race: what everyone took, and how the candidates compare."""
-
-    case: str
-    dtype: str
-    dims: Mapping[str, int | float | bool]
-    candidates: Mapping[str, CaseTiming]
-    baselines: Mapping[str, CaseTiming]
-    ratios: tuple[Ratio, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Race:
-    """A race's result. `overall` compares each candidate with everyone else over all cases."""
-
-    cases: tuple[RaceCase, ...]
-    overall: Mapping[str, tuple[Comparison, ...]]
-    failed: Mapping[str, Rejected] = field(default_factory=dict)
-
-
-class Rivals(Protocol):
-    """Baselines that run trusted code on inputs of their own seeds, timed like candidates are."""
-
-    def launcher(self, backend: Backend) -> Launcher | None:
-        """What to use instead of the backend's own launcher, where baselines live inside of it."""
-
-    def ready(self, case: Case) -> Sequence[str]:
-        """Make the baselines of a case ready (compile, warm up, capture); their names."""
-
-    def samples(self, name: str, case: Case, count: int) -> list[float]:
-        """`count` times in µs of one execution."""
-
-    def done(self, case: Case) -> None:
-        """Give the case's memory back."""
+TORCH = (EAGER, *COMPILE_MODES)
+"""Baselines of torch alone: candidates are scored against the fastest of them."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +58,7 @@ class Racer:
             except Disqualified as e:
                 failed[runner.id] = e.verdict
                 runners.remove(runner)
-        samples: dict[str, dict[str, list[tuple[float, ...]]]] = {}
+        samples: dict[str, Blocks] = {}
         while runners:
             try:
                 samples = self._run(runners, cases, rivals)
@@ -133,39 +87,51 @@ class Racer:
 
     def _run(
         self, runners: Sequence[Contender], cases: Sequence[Case], rivals: Rivals | None
-    ) -> dict[str, dict[str, list[tuple[float, ...]]]]:
-        """Blocks per case and name."""
-        block = BLOCK_SAMPLES[self.kind]
-        rounds = -(-LEAST_SAMPLES // block)
+    ) -> dict[str, Blocks]:
+        """Blocks of samples of everyone, per case."""
         counts = {c.name: placements(self.task, c, self.kind, self.ceilings) for c in cases}
         nbytes = max(arena_bytes(self.task, c, runners, counts[c.name]) for c in cases)
-        binaries = {h: b for r in runners for h, b in r.built.binaries.items()}
-        sides = {r.id: r for r in runners}
-        found: dict[str, dict[str, list[tuple[float, ...]]]] = {}
-        current = runners[0].id
         try:
             arena = self.arenas.at_least(nbytes)
-            with Session(self.backend, arena, binaries, Stage.MEASURE) as session:
-                for case in cases:
-                    names = list(rivals.ready(case)) if rivals else []
-                    theirs: dict[str, list[tuple[float, ...]]] = {n: [] for n in names}
-                    secret = {i: self.rng.randrange(rounds) for i in sides}
-                    with Table(session, self.checker, case, sides, counts[case.name]) as table:
-                        for turn in range(rounds):
-                            # Everyone is next to everyone, and first and last, equally often.
-                            for name in _order([*sides, *names], turn):
-                                if name in theirs:
-                                    assert rivals is not None
-                                    theirs[name].append(tuple(rivals.samples(name, case, block)))
-                                else:
-                                    current = name
-                                    table.sample(name, block, verify=secret[name] == turn)
-                    if rivals:
-                        rivals.done(case)
-                    found[case.name] = {**table.blocks, **theirs}
         except Disqualified as e:
-            raise _OutError(current, e.verdict) from e
-        return found
+            raise _OutError(runners[-1].id, e.verdict) from e
+        return {c.name: self._run_case(runners, c, counts[c.name], arena, rivals) for c in cases}
+
+    def _run_case(
+        self,
+        runners: Sequence[Contender],
+        case: Case,
+        count: int,
+        arena: Arena,
+        rivals: Rivals | None,
+    ) -> Blocks:
+        """A fresh launcher per case: baselines inside of it keep their memory until it ends."""
+        block = BLOCK_SAMPLES[self.kind]
+        rounds = -(-LEAST_SAMPLES // block)
+        binaries = {h: b for r in runners for h, b in r.built.binaries.items()}
+        sides = {r.id: r for r in runners}
+        secret = {i: self.rng.randrange(rounds) for i in sides}
+        current = runners[0].id
+        with contextlib.ExitStack() as stack:
+            opened = stack.enter_context(rivals.open(case, arena)) if rivals else None
+            theirs: Blocks = {n: [] for n in (opened.names if opened else ())}
+            launcher = opened.launcher if opened else None
+            try:
+                session = stack.enter_context(
+                    Session(self.backend, arena, binaries, Stage.MEASURE, launcher)
+                )
+                table = stack.enter_context(Table(session, self.checker, case, sides, count))
+                for turn in range(rounds):
+                    # Everyone is next to everyone, and first and last, equally often.
+                    for name in _order([*sides, *theirs], turn):
+                        if opened is not None and name in theirs:
+                            theirs[name].append(tuple(opened.samples(name, block)))
+                        else:
+                            current = name
+                            table.sample(name, block, verify=secret[name] == turn)
+            except Disqualified as e:
+                raise _OutError(current, e.verdict) from e
+        return {**table.blocks, **theirs}
 
     def _case(
         self,

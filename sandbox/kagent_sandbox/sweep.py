@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kagent_sandbox.blocks import LEAST_US
 from kagent_sandbox.check import seats_for
 from kagent_sandbox.plan_json import plan_identity
 from kagent_sandbox.session import Disqualified
@@ -131,7 +130,7 @@ class Sweeper:
             samples.pop(config, None)
             session.restart()
             return False
-        samples.setdefault(config, []).extend(max(us, LEAST_US) for us in more)
+        samples.setdefault(config, []).extend(more)
         return True
 
     def _write(

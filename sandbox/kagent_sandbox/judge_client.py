@@ -1,0 +1,230 @@
+"""The agent's handle on the judge's process. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Self, cast
+
+from kagent_sandbox.build.request import Built
+from kagent_sandbox.channel import Channel, ChannelClosed, ChannelError
+from kagent_sandbox.errors import ChildDied
+from kagent_sandbox.figures import Contender
+from kagent_sandbox.judge_wire import (
+    ERRORS,
+    Checked,
+    Correct,
+    Entrant,
+    Measured,
+    MeasureRequest,
+    RaceRequest,
+    key_of,
+    pack,
+)
+from kagent_sandbox.launch.base import Ceilings, DeviceFacts
+from kagent_sandbox.launch.cache import cache_folder
+from kagent_sandbox.race_result import Race
+from kagent_sandbox.records import from_json, to_json
+from kagent_sandbox.verdict import CaseError, Passed, Rejected
+
+KEPT = 16
+"""Candidates whose plans and binaries the judge keeps at a time."""
+SWEEP_S: Mapping[str, float] = {"gpu": 0.5, "cpu": 0.25}
+_LOG_TAIL = 4000
+
+
+class JudgeClient:
+    """A judge in a process of its own. Blocking; to be called from one thread at a time.
+
+    Every method raises what the judge raises (`TaskError`, `MachineError`, `DeviceWedged`), and
+    `ChildDied` with the end of its log when the process is gone. A context manager.
+    """
+
+    def __init__(self, task_folder: Path, kind: str, run_seed: int, *, index: int = 0) -> None:
+        """Start the process and open the device.
+
+        Args:
+            task_folder: Folder of the task.
+            kind: "gpu" or "cpu".
+            run_seed: Draws the run's hidden cases.
+            index: Of the GPU.
+        """
+        self.kind = kind
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
+        self._channel, theirs = Channel.pair()
+        compiled = str(cache_folder() / "inductor")
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": compiled}
+        if kind == "cpu":
+            # Threads that spin after a reference was computed would disturb what is timed next, and
+            # baselines must not pay for page faults that candidates' arena does not have.
+            environment |= {"OMP_WAIT_POLICY": "passive", "MALLOC_MMAP_MAX_": "0"}
+            environment |= {"MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "kagent_sandbox.judge_server", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,  # Ctrl-C is the agent's to handle
+            )
+        self._kept: OrderedDict[str, None] = OrderedDict()
+        self._choices: dict[str, Mapping[str, int]] = {}
+        opened = {"task": str(task_folder), "kind": kind, "run_seed": run_seed, "index": index}
+        try:
+            self.facts: DeviceFacts = from_json(DeviceFacts, self._ask("open", opened))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ceilings(self) -> Ceilings:
+        """What the device attains on the plainest kernels; measured once, then cached."""
+        return from_json(Ceilings, self._ask("ceilings"))
+
+    def baselines(
+        self, on_progress: Callable[[str], None] | None = None, *, cached: bool = True
+    ) -> Any:
+        """Times of all baselines on the benchmark cases (`kagent_sandbox.baselines.Baselines`).
+
+        `on_progress` is told one line per baseline that is measured.
+        """
+        from kagent_sandbox.baselines import Baselines
+
+        answer = self._ask("baselines", {"cached": cached}, on_progress=on_progress)
+        return from_json(Baselines, answer)
+
+    def check(self, built: Built) -> tuple[CaseError, ...] | Rejected:
+        """Whether a candidate is right on all visible and hidden check cases."""
+        result = from_json(Checked, self._ask("check", {"key": self._keep(built)})).result
+        return result.errors if isinstance(result, Correct) else result
+
+    def measure(
+        self,
+        built: Built,
+        errors: tuple[CaseError, ...],
+        incumbent: Built | None = None,
+        against: str = "",
+        *,
+        choice: Mapping[str, int] | None = None,
+        sweep_s: float | None = None,
+    ) -> Passed | Rejected:
+        """Time a candidate on all benchmark cases, beside the incumbent, whose id is `against`.
+
+        Args:
+            built: The candidate.
+            errors: What `check` gave for it.
+            incumbent: The best so far.
+            against: The incumbent's id.
+            choice: The incumbent's configuration per case; by default what this client measured.
+            sweep_s: Lane seconds per case for finding the candidate's best configuration.
+        """
+        entrant = None
+        if incumbent is not None:
+            entrant = self._entrant(Contender(against, incumbent, choice or {}), built)
+        key = self._keep(built)
+        limit_s = SWEEP_S[self.kind] if sweep_s is None else sweep_s
+        request = to_json(MeasureRequest(key, tuple(errors), entrant, limit_s))
+        answer = from_json(Measured, self._ask("measure", {"request": request})).result
+        if isinstance(answer, Passed):
+            self._choices[built.source_hash] = {t.case: t.config for t in answer.timings}
+        return answer
+
+    def race(
+        self, contenders: Sequence[Contender], *, hidden: bool = True, baselines: bool = True
+    ) -> Race:
+        """Time contenders and all baselines side by side in fresh launchers.
+
+        `hidden` cases are the final race's: contenders must have been built for them. Otherwise
+        the visible benchmark cases (`kagent bench`).
+        """
+        entrants = tuple(self._entrant(c, *(o.built for o in contenders)) for c in contenders)
+        request = to_json(RaceRequest(entrants, hidden, baselines))
+        return from_json(Race, self._ask("race", {"request": request}))
+
+    def health(self) -> None:
+        """Make sure that the device still computes.
+
+        Raises:
+            DeviceWedged: It does not.
+        """
+        self._ask("health")
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+        self._channel.close()
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    # -- the protocol ----------------------------------------------------------------------------
+
+    def _entrant(self, contender: Contender, *keep: Built) -> Entrant:
+        choice = contender.choice or self._choices.get(contender.built.source_hash, {})
+        return Entrant(contender.id, self._keep(contender.built, *keep), choice)
+
+    def _keep(self, built: Built, *others: Built) -> str:
+        """Send a candidate unless the judge has it; the one not used for longest makes room."""
+        key = key_of(built)
+        if key not in self._kept:
+            header, blobs = pack(built)
+            self._ask("keep", {"key": key, "header": to_json(header)}, blobs)
+            self._kept[key] = None
+        self._kept.move_to_end(key)
+        needed = {key, *(key_of(o) for o in others)}
+        for old in [k for k in self._kept if k not in needed][: max(0, len(self._kept) - KEPT)]:
+            del self._kept[old]
+            self._ask("drop", {"key": old})
+        return key
+
+    def _ask(
+        self,
+        verb: str,
+        request: Mapping[str, object] | None = None,
+        blobs: Sequence[bytes] = (),
+        *,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> object:
+        try:
+            self._channel.send({"do": verb, **(request or {})}, blobs)
+            while True:
+                answer = cast("dict[str, Any]", self._channel.recv(None).obj)
+                if "progress" in answer:
+                    if on_progress is not None:
+                        on_progress(str(answer["progress"]))
+                elif "error" in answer:
+                    raise ERRORS[answer["error"]](answer["text"])
+                else:
+                    return answer["ok"]
+        except (ChannelClosed, OSError):
+            raise ChildDied(f"the judge's process ended{self._how()}") from None
+        except ChannelError as e:
+            self._process.kill()
+            raise ChildDied(f"the judge's process broke the protocol: {e}{self._how()}") from None
+
+    def _how(self) -> str:
+        """Exit code and the end of the log."""
+        try:
+            code = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - _LOG_TAIL))
+        tail = self._log.read().decode(errors="replace").strip()
+        text = f" by signal {-code}" if code < 0 else f" with status {code}"
+        return f"{text}; its log ends:\n{tail}" if tail else text

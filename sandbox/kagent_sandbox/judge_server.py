@@ -1,0 +1,171 @@
+"""The judge's own process: `python -m kagent_sandbox.judge_server FD`.
+
+Answers one request after the other on the socket FD until it is closed. Errors of the machine and
+of the user are answers, too; anything else is a bug and ends the process with its traceback in the
+log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from kagent_sandbox.baselines import Baselines, measure_baselines
+from kagent_sandbox.channel import Channel, ChannelClosed
+from kagent_sandbox.errors import KagentError, MachineError
+from kagent_sandbox.figures import Contender
+from kagent_sandbox.judge import Judge
+from kagent_sandbox.judge_wire import (
+    ERRORS,
+    Checked,
+    Correct,
+    Entrant,
+    Header,
+    Measured,
+    MeasureRequest,
+    RaceRequest,
+    unpack,
+)
+from kagent_sandbox.records import from_json, to_json
+from kagent_sandbox.rivals import CpuRivals, GpuRivals
+from kagent_sandbox.task import load_task
+from kagent_sandbox.verdict import Rejected
+
+if TYPE_CHECKING:
+    from kagent_sandbox.build.request import Built
+    from kagent_sandbox.launch.base import Backend
+    from kagent_sandbox.rivals import Rivals
+    from kagent_sandbox.task import Task
+
+Json = Mapping[str, object]
+
+
+class Server:
+    """One judge behind a channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._judge: Judge | None = None
+        self._rivals: Rivals | None = None
+        self._kept: dict[str, Built] = {}
+
+    def serve(self) -> None:
+        """Answer requests until the client is gone."""
+        verbs = {
+            "open": self._open,
+            "ceilings": self._ceilings,
+            "baselines": self._baselines,
+            "keep": self._keep,
+            "drop": self._drop,
+            "check": self._check,
+            "measure": self._measure,
+            "race": self._race,
+            "health": self._health,
+        }
+        try:
+            with contextlib.suppress(ChannelClosed):
+                while True:
+                    message = self._channel.recv(None)
+                    request = cast("Json", message.obj)
+                    try:
+                        answer = verbs[str(request["do"])](request, message.blobs)
+                    except KagentError as e:
+                        names = [c.__name__ for c in type(e).__mro__ if c.__name__ in ERRORS]
+                        self._channel.send({"error": names[0], "text": str(e)})
+                    else:
+                        self._channel.send({"ok": answer})
+        finally:
+            if self._judge is not None:
+                self._judge.close()
+
+    @property
+    def judge(self) -> Judge:
+        """The judge, once opened."""
+        assert self._judge is not None, "the first request is open"
+        return self._judge
+
+    def _open(self, request: Json, _: Sequence[bytes]) -> Json:
+        task = load_task(Path(str(request["task"])))
+        backend, rivals = _backend(task, str(request["kind"]), int(str(request["index"])))
+        self._rivals = rivals
+        self._judge = Judge(task, backend, int(str(request["run_seed"])))
+        return to_json(backend.facts)
+
+    def _ceilings(self, _request: Json, _: Sequence[bytes]) -> Json:
+        return to_json(self.judge.ceilings)
+
+    def _baselines(self, request: Json, _: Sequence[bytes]) -> Json:
+        judge = self.judge
+        found: Baselines = measure_baselines(
+            judge.task,
+            judge.kind,
+            judge.backend.facts,
+            lambda line: self._channel.send({"progress": line}),
+            cached=bool(request["cached"]),
+        )
+        judge.baselines_us.update(found.fastest_us)
+        return to_json(found)
+
+    def _keep(self, request: Json, blobs: Sequence[bytes]) -> Json:
+        self._kept[str(request["key"])] = unpack(from_json(Header, request["header"]), blobs)
+        return {}
+
+    def _drop(self, request: Json, _: Sequence[bytes]) -> Json:
+        self._kept.pop(str(request["key"]), None)
+        return {}
+
+    def _check(self, request: Json, _: Sequence[bytes]) -> Json:
+        found = self.judge.check(self._kept[str(request["key"])])
+        result = found if isinstance(found, Rejected) else Correct(found)
+        return to_json(Checked(result))
+
+    def _measure(self, request: Json, _: Sequence[bytes]) -> Json:
+        wanted = from_json(MeasureRequest, request["request"])
+        if not self.judge.baselines_us:
+            self._baselines({"cached": True}, ())
+        incumbent = None if wanted.incumbent is None else self._contender(wanted.incumbent)
+        verdict = self.judge.measure(
+            self._kept[wanted.key], wanted.errors, incumbent, sweep_s=wanted.sweep_s
+        )
+        return to_json(Measured(verdict))
+
+    def _race(self, request: Json, _: Sequence[bytes]) -> Json:
+        wanted = from_json(RaceRequest, request["request"])
+        contenders = [self._contender(e) for e in wanted.entrants]
+        rivals = self._rivals if wanted.baselines else None
+        return to_json(self.judge.race(contenders, hidden=wanted.hidden, rivals=rivals))
+
+    def _health(self, _request: Json, _: Sequence[bytes]) -> Json:
+        self.judge.health()
+        return {}
+
+    def _contender(self, entrant: Entrant) -> Contender:
+        return Contender(entrant.id, self._kept[entrant.key], entrant.choice)
+
+
+def _backend(task: Task, kind: str, index: int) -> tuple[Backend, Rivals]:
+    """The device, and where its baselines come from."""
+    if kind == "cpu":
+        from kagent_sandbox.launch.cpu_backend import CpuBackend
+
+        return CpuBackend(), CpuRivals(task)
+    try:
+        from kagent_sandbox.launch.gpu_backend import GpuBackend
+    except ImportError as e:
+        raise MachineError(f"no GPU can be used here: {e}") from None
+    gpu = GpuBackend(index)
+    return gpu, GpuRivals(task, gpu)
+
+
+def main() -> None:
+    """Serve the socket whose descriptor is the first argument."""
+    with Channel(socket.socket(fileno=int(sys.argv[1]))) as channel:
+        Server(channel).serve()
+
+
+if __name__ == "__main__":
+    main()

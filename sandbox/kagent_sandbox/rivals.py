@@ -1,0 +1,169 @@
+"""Baselines in a race: trusted code, interleaved with candidates, on inputs of seeds of its own.
+
+On a GPU they are compiled and captured inside of the race's launcher before it locks itself. On a
+CPU they run in the judge's own process, which no candidate shares, timed by the same slopes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import math
+import secrets
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Self
+
+import torch
+
+from kagent_sandbox.baselines import baseline_call
+from kagent_sandbox.launch.baseline_calls import all_names, forget_compiled, make_call
+from kagent_sandbox.session import LEAST_US, SAMPLE_LIMIT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kagent_sandbox.launch.base import Arena, Launcher
+    from kagent_sandbox.launch.gpu_backend import GpuBackend
+    from kagent_sandbox.launch.gpu_launcher import GpuLauncher
+    from kagent_sandbox.task import Case, Kind, Task
+
+_CPU_SPAN_US = 300.0  # as candidates' (see `blocks.placements`)
+_MOST_CPU_SETS = 48
+
+
+class Opened(Protocol):
+    """The baselines of one case, ready to be timed. A context manager."""
+
+    names: Sequence[str]
+    launcher: Launcher | None  # to be used for the candidates too, where baselines live in it
+
+    def samples(self, name: str, count: int) -> list[float]:
+        """`count` times in µs of one execution."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class Rivals(Protocol):
+    """Where baselines come from."""
+
+    def open(self, case: Case, arena: Arena) -> Opened:
+        """Compile and warm up all baselines of a case; those that fail are left out."""
+
+
+def _names(task: Task, kind: Kind) -> list[str]:
+    return all_names(str(task.folder / "reference.py"), kind)
+
+
+@dataclass(frozen=True)
+class GpuRivals:
+    """Baselines inside of the race's launcher."""
+
+    task: Task
+    backend: GpuBackend
+
+    def open(self, case: Case, arena: Arena) -> Opened:
+        """See `Rivals`."""
+        calls = {
+            f"baseline/{name}/0": baseline_call(self.task, case, name, secrets.randbits(31))
+            for name in _names(self.task, "gpu")
+        }
+        return _GpuOpened(self.backend.launcher(arena, calls))
+
+
+class _GpuOpened:
+    def __init__(self, launcher: GpuLauncher) -> None:
+        self.launcher: Launcher | None = launcher
+        self._launcher = launcher
+        ready = [key for key, how in launcher.baselines.items() if isinstance(how, bool)]
+        self.names: Sequence[str] = [k.split("/")[1] for k in ready]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._launcher.close()
+
+    def samples(self, name: str, count: int) -> list[float]:
+        return self._launcher.samples([f"baseline/{name}/0"], count, limit_s=SAMPLE_LIMIT_S)
+
+
+@dataclass(frozen=True)
+class CpuRivals:
+    """Baselines in the judge's own process."""
+
+    task: Task
+
+    def open(self, case: Case, arena: Arena) -> Opened:
+        """See `Rivals`."""
+        del arena
+        ready: dict[str, list[Callable[[], object]]] = {}
+        for name in _names(self.task, "cpu"):
+            # An expert library or a compiler may raise anything: that baseline is left out.
+            with contextlib.suppress(Exception):
+                ready[name] = self._sets(case, name)
+        return _CpuOpened(ready)
+
+    def _sets(self, case: Case, name: str) -> list[Callable[[], object]]:
+        """The baseline bound to several sets of inputs, warmed up."""
+        call = baseline_call(self.task, case, name, secrets.randbits(31))
+        function = make_call(call, torch.device("cpu"))
+        us = math.inf
+        for _ in range(3):
+            us = min(us, _elapsed_us([function]))
+        count = max(3, min(_MOST_CPU_SETS, 3 * math.ceil(_CPU_SPAN_US / us)))
+        return [function, *(_elsewhere(function) for _ in range(count - 1))]
+
+
+def _elsewhere(function: functools.partial[object]) -> Callable[[], object]:
+    """The same call with tensors of its own memory and the same strides."""
+    arguments = {
+        name: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype).copy_(v)
+        if isinstance(v, torch.Tensor)
+        else v
+        for name, v in function.keywords.items()
+    }
+    return functools.partial(function.func, **arguments)
+
+
+class _CpuOpened:
+    launcher: Launcher | None = None
+
+    def __init__(self, ready: dict[str, list[Callable[[], object]]]) -> None:
+        self._ready = ready
+        self.names: Sequence[str] = list(ready)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ready.clear()
+        forget_compiled()
+        gc.collect()
+
+    def samples(self, name: str, count: int) -> list[float]:
+        """Slopes of K calls against 2K, each on other memory, like `CpuLauncher.samples`."""
+        sets = self._ready[name]
+        k = len(sets) // 3
+        slopes: list[float] = []
+        for i in range(count):
+            turn = i * k % len(sets)
+            order = [*sets[turn:], *sets[:turn]]
+            once, twice = order[:k], order[k : 3 * k]
+            if i % 2:
+                long_us = _elapsed_us(twice)
+                slopes.append((long_us - _elapsed_us(once)) / k)
+            else:
+                short_us = _elapsed_us(once)
+                slopes.append((_elapsed_us(twice) - short_us) / k)
+        return [max(us, LEAST_US) for us in slopes]
+
+
+def _elapsed_us(functions: Sequence[Callable[[], object]]) -> float:
+    began = time.perf_counter()
+    for function in functions:
+        function()
+    return (time.perf_counter() - began) * 1e6

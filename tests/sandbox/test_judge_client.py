@@ -1,0 +1,94 @@
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from judging import BODY, GOOD, SLOW, built, write_task
+from kagent_sandbox.errors import ChildDied, TaskError
+from kagent_sandbox.figures import Contender
+from kagent_sandbox.judge_client import JudgeClient
+from kagent_sandbox.judge_wire import Header, key_of, pack, unpack
+from kagent_sandbox.records import from_json, to_json
+from kagent_sandbox.task import load_task
+from kagent_sandbox.verdict import Passed, Rejected, Status
+
+SEED = 11
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_task(tmp_path_factory.mktemp("scale"))
+
+
+@pytest.fixture(scope="module")
+def task(folder):
+    return load_task(folder)
+
+
+@pytest.fixture(scope="module")
+def client(folder, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        with JudgeClient(folder, "cpu", SEED) as client:
+            yield client
+
+
+@pytest.mark.slow
+def test_a_run_from_baselines_to_race(client, task):
+    lines = []
+    baselines = client.baselines(lines.append)
+    assert set(baselines.fastest_us) == {"wide", "tall"}
+    assert any("eager" in line for line in lines)
+    good = built(task, SEED, GOOD, race=True)
+    slow = built(task, SEED, SLOW, GOOD, race=True)
+    errors = client.check(good)
+    assert not isinstance(errors, Rejected)
+    first = client.measure(good, errors)
+    assert isinstance(first, Passed)
+    second = client.measure(slow, errors, good, "1")
+    assert isinstance(second, Passed)
+    assert second.versus is not None
+    assert second.versus.against == "1"
+    race = client.race([Contender("1", good, {})])
+    assert "eager" in race.cases[0].baselines
+    assert {c.against for c in race.overall["1"]} >= {"eager", "torch"}
+
+
+def test_a_wrong_candidate_is_rejected_through_the_process(client, task):
+    verdict = client.check(built(task, SEED, BODY % "y[i * cols + j] = 1;"))
+    assert isinstance(verdict, Rejected)
+    assert verdict.status is Status.INCORRECT_NUMERICAL
+
+
+def test_facts_name_the_device(client):
+    assert client.facts.kind == "cpu"
+    assert client.facts.target == "cpu"
+    client.health()
+
+
+def test_errors_of_the_user_cross_the_process(tmp_path):
+    with pytest.raises(TaskError, match=r"no task\.toml"):
+        JudgeClient(tmp_path, "cpu", 0)
+
+
+def test_a_dead_judge_is_reported_with_its_log(folder, task):
+    with JudgeClient(folder, "cpu", SEED) as client:
+        client._process.kill()
+        with pytest.raises(ChildDied, match="signal 9"):
+            client.check(built(task, SEED, GOOD))
+    with JudgeClient(folder, "cpu", SEED) as client:
+        incomplete = dataclasses.replace(built(task, SEED, GOOD), plans={})
+        with pytest.raises(ChildDied, match="not built for case"):
+            client.check(incomplete)
+
+
+@given(st.integers(1, 3))
+@settings(max_examples=3, deadline=None)
+def test_candidates_survive_the_wire(folder, count):
+    task = load_task(folder)
+    candidate = built(task, SEED, *[GOOD, SLOW, BODY % ""][:count])
+    header, blobs = pack(candidate)
+    again = unpack(from_json(Header, to_json(header)), blobs)
+    assert again == candidate
+    assert key_of(again) == key_of(candidate)
