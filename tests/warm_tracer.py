@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from kagent_sandbox.build.request import BuildCase, TensorSpec
+from kagent_sandbox import records
+from kagent_sandbox.build.request import BuildCase, ScalarSpec, TensorSpec
 from kagent_sandbox.plan import Plan
 from kagent_sandbox.plan_json import dump_plan, parse_plan
 
@@ -70,7 +71,7 @@ class WarmTracer:
         self,
         source: str,
         entry: str,
-        arguments: Sequence[TensorSpec],
+        arguments: Sequence[TensorSpec | ScalarSpec],
         results: Sequence[TensorSpec],
         *,
         target: str = "sm_90a",
@@ -80,7 +81,7 @@ class WarmTracer:
         compile_limit_s: float = 20.0,
     ) -> Answer:
         """Load and trace in a fresh fork."""
-        specs = [[[s.name, s.shape, s.strides, s.dtype] for s in x] for x in (arguments, results)]
+        specs = [[records.to_json(s) for s in x] for x in (arguments, results)]
         request = [source, entry, *specs, target, allow, mutates, config, compile_limit_s]
         self._lines.write(json.dumps(request) + "\n")
         self._lines.flush()
@@ -124,7 +125,7 @@ def _answer(line: str, tmp: Path) -> dict[str, object]:
 
     source, entry, arguments, results, name, allow, mutates, config, limit_s = json.loads(line)
     specs = [
-        tuple(TensorSpec(n, tuple(s), tuple(t), d) for n, s, t, d in x)
+        tuple(records.from_json(TensorSpec if "dtype" in s else ScalarSpec, s) for s in x)
         for x in (arguments, results)
     ]
     target = targets.parse_target(name)

@@ -51,9 +51,10 @@ class Target:
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
-# capability: name, multiprocessors, shared memory of a block and of a multiprocessor in KiB, threads
-# of a multiprocessor, L2 in MiB, memory in GiB, memory clock in MHz, bus in bits, clock in MHz (data
-# sheets, and "Technical Specifications per Compute Capability" of the CUDA programming guide)
+# capability: name, multiprocessors, shared memory of a block and of a multiprocessor in KiB,
+# threads of a multiprocessor, L2 in MiB, memory in GiB, memory clock in MHz, bus in bits, clock in
+# MHz (data sheets, and "Technical Specifications per Compute Capability" of the CUDA programming
+# guide)
 _DEVICES: Mapping[int, tuple[str, int, int, int, int, int, int, int, int, int]] = {
     80: ("NVIDIA A100-SXM4-80GB", 108, 163, 164, 2048, 40, 80, 1593, 5120, 1410),
     86: ("NVIDIA A10", 72, 99, 100, 1536, 6, 24, 6251, 384, 1695),

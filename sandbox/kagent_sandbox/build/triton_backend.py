@@ -11,7 +11,7 @@ by shape and strides, then two scratch pointers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -31,21 +31,9 @@ from kagent_sandbox.build.policy import PolicyError
 from kagent_sandbox.build.recorder import Recorder
 from kagent_sandbox.build.symbolic import SymbolicTensor, current_recorder
 from kagent_sandbox.build.targets import Target
-from kagent_sandbox.plan import ITEMSIZE, Arg, KernelInfo, Null, Scalar, ScalarType, TensorMap
+from kagent_sandbox.build.triton_args import expand
+from kagent_sandbox.plan import KernelInfo, Null
 from kagent_sandbox.verdict import Status
-
-_SCALARS: dict[str, ScalarType] = {
-    "i1": "i1", "u1": "i1", "i8": "i8", "u8": "u8", "i16": "i16", "u16": "u16", "i32": "i32",
-    "u32": "u32", "i64": "i64", "u64": "u64", "fp16": "f16", "bf16": "bf16", "fp32": "f32",
-    "f32": "f32", "fp64": "f64",
-}  # fmt: skip
-
-# CUtensorMapDataType by the number in Triton's metadata (8, 9 and 10 are permuted on devices)
-_TMA_DTYPES = {
-    0: "uint8", 1: "uint16", 2: "uint32", 3: "int32", 4: "uint64", 5: "int64", 6: "float16",
-    7: "float32", 9: "float64", 10: "bfloat16",
-}  # fmt: skip
-_TMA_SWIZZLE_BYTES = (0, 32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -83,7 +71,7 @@ class Launcher:
         grid = tuple(_size(g) for g in (grid_x, grid_y, grid_z))
         if 0 in grid:
             return  # Triton launches nothing
-        values = list(self._expand(recorder, args))
+        values = list(expand(recorder, self._signature, args, self._descriptors))
         scratch = self._scratch(meta.global_scratch_size, meta.global_scratch_align, grid)
         values.append(Null() if scratch is None else recorder.pointer(scratch))
         values.append(Null())  # profiler scratch: no profiler runs here
@@ -112,16 +100,6 @@ class Launcher:
             )
         return tensor
 
-    def _expand(self, recorder: Recorder, args: Sequence[Any]) -> Iterable[Arg]:
-        described = 0
-        for kind, value in zip(self._signature, args, strict=True):
-            if isinstance(kind, str) and kind.startswith("tensordesc"):
-                meta = self._descriptors[described] if self._descriptors else None
-                described += 1
-                yield from _descriptor(recorder, value, meta)
-            else:
-                yield from _flatten(recorder, kind, value)
-
 
 def _recorder() -> Recorder:
     recorder = current_recorder()
@@ -137,84 +115,6 @@ def _size(value: object) -> int:
             "use triton.cdiv or // so that every size is an integer",
         )
     return int(value)  # type: ignore[call-overload, no-any-return]
-
-
-def _flatten(recorder: Recorder, kind: Any, value: Any) -> Iterable[Arg]:
-    if isinstance(kind, tuple):
-        for part, element in zip(kind, value, strict=True):
-            yield from _flatten(recorder, part, element)
-    elif kind == "constexpr":
-        return
-    elif kind.startswith("*"):
-        yield _pointer(recorder, value)
-    elif kind == "nvTmaDesc":
-        refuse(
-            "a raw TMA descriptor is passed to a kernel",
-            "use triton.tools.tensor_descriptor.TensorDescriptor or tl.make_tensor_descriptor",
-        )
-    else:
-        type_ = _SCALARS[kind]
-        if type_[0] in "iu":
-            number = int(value)
-            if recorder.is_address(number):
-                refuse("a tensor's data_ptr() is passed as a number", "pass the tensor itself")
-            yield Scalar(type_, number if type_ != "i1" else bool(number))
-        else:
-            yield Scalar(type_, float(value))
-
-
-def _pointer(recorder: Recorder, value: Any) -> Arg:
-    if value is None:
-        return Null()
-    if not isinstance(value, torch.Tensor) and hasattr(value, "base"):
-        value = value.base  # triton.reinterpret
-    if not isinstance(value, torch.Tensor):
-        refuse(
-            f"a {type(value).__name__} is passed where a kernel takes a pointer", "pass a tensor"
-        )
-    return recorder.pointer(value)
-
-
-def _descriptor(recorder: Recorder, value: Any, meta: Any) -> Iterable[Arg]:
-    """A host TensorDescriptor: like `make_tensordesc_arg` of Triton's driver."""
-    shape = [Scalar("i32", int(n)) for n in value.shape]
-    strides = [Scalar("i64", int(n)) for n in value.strides]
-    if (
-        meta is None
-    ):  # targets without TMA: pointer, shape, strides and flags, then shape and strides again
-        yield recorder.pointer(value.base)
-        yield from (Scalar("i64", int(n)) for n in (*value.shape, *value.strides))
-        yield Scalar("i1", value.padding == "nan")
-        if hasattr(value, "round_f32_to_tf32"):  # Triton 3.7
-            yield Scalar("i1", bool(value.round_f32_to_tf32))
-    else:
-        yield _tensor_map(recorder, value, meta)
-    yield from shape
-    yield from strides
-
-
-def _tensor_map(recorder: Recorder, value: Any, meta: Any) -> TensorMap:
-    dtype = _TMA_DTYPES.get(meta["elem_type"])
-    if dtype is None or meta["fp4_padded"] or getattr(value, "round_f32_to_tf32", False):
-        refuse(
-            "this kind of tensor descriptor is not supported (packed fp4, or rounding to tf32)",
-            "describe a plain tensor, or load through pointers",
-        )
-    pointer = recorder.pointer(value.base)
-    element = meta["elem_size"]
-    assert element == ITEMSIZE[dtype]
-    return TensorMap(
-        buffer=pointer.buffer,
-        offset=pointer.offset,
-        dtype=dtype,
-        dims=tuple(int(n) for n in reversed(value.shape)),
-        strides=tuple(int(n) * element for n in reversed(value.strides[:-1])),
-        box=tuple(int(n) for n in reversed(meta["block_size"])),
-        element_strides=(1,) * len(value.shape),
-        swizzle=_TMA_SWIZZLE_BYTES[meta["swizzle"]],  # type: ignore[arg-type]
-        l2_promotion=128,
-        oob_nan=value.padding == "nan",
-    )
 
 
 # -- driver --------------------------------------------------------------------------------------
