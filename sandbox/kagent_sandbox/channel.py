@@ -235,6 +235,8 @@ class Channel:
 
     def _wait(self, event: int, deadline: float | None) -> None:
         """Wait until the socket can be read or written (or its peer is gone)."""
+        if self._sock.fileno() < 0:
+            raise ChannelClosed("this end is closed")
         poller = select.poll()
         poller.register(self._sock, event)
         left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3

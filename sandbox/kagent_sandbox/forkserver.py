@@ -114,12 +114,15 @@ class ForkServer:
         self._channel, theirs = Channel.pair()
         environment = {k: os.environ[k] for k in _INHERITED if k in os.environ}
         environment |= {"LANG": "C.UTF-8", "HOME": str(self._root), "TMPDIR": str(self._root)}
-        environment |= {"TRITON_DISABLE_LINE_INFO": "1"} | self._env
+        # OpenBLAS, which numpy loads, starts threads at once: this process must not have any.
+        environment |= {"TRITON_DISABLE_LINE_INFO": "1", "OPENBLAS_NUM_THREADS": "1"} | self._env
         path = json.dumps([os.path.abspath(p) for p in sys.path if p])
-        with theirs:
+        with theirs, open(self._root / "log", "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-c", _BOOTSTRAP, str(theirs.fileno()), path],
                 stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 env=environment,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # a Ctrl-C at the terminal is the client's to handle
@@ -150,11 +153,9 @@ class ForkServer:
         try:
             answer = cast("dict[str, object]", self._channel.recv(_START_S).obj)
         except ChannelError as e:
-            raise ChildDied(f"the fork-server for {self._handler} did not start: {e}") from None
+            raise self._died(str(e)) from None
         if "error" in answer:
-            raise ChildDied(
-                f"the fork-server for {self._handler} did not start:\n{answer['error']}"
-            )
+            raise self._died(str(answer["error"]))
         isolation = Isolation(
             Tier(str(answer["tier"])),
             cast("int", answer["landlock_abi"]),
@@ -194,9 +195,14 @@ class ForkServer:
                     {"wall_limit_s": wall_limit_s, "lock_first": lock_first}, fds=passed
                 )
             except ChannelError as e:
-                raise ChildDied(f"the fork-server for {self._handler} is gone: {e}") from None
+                raise self._died(str(e)) from None
             self._children.add(child)
         return child
+
+    def _died(self, why: str) -> ChildDied:
+        with contextlib.suppress(OSError):
+            why += "\n" + printable((self._root / "log").read_text("utf-8", "replace")[-4000:])
+        return ChildDied(f"the fork-server for {self._handler} failed: {why.strip()}")
 
     def _forget(self, child: Child) -> None:
         self._children.discard(child)

@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import stat
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -133,6 +134,8 @@ class _Keeper:
         pids = descendants(os.getpid())
         used = sum(_private_bytes(pid) for pid in pids)
         self.peak_bytes = max(self.peak_bytes, used)
+        if len(pids) > limits.processes:  # the kernel's limit does not bind root
+            self.reason = f"limit of {limits.processes} processes"
         if used > limits.memory_bytes:
             self.reason = f"memory limit of {limits.memory_bytes >> 20} MiB"
         disk, files = _disk_use(self.spawn.tmp, limits.disk_files)
@@ -312,4 +315,7 @@ def remove_tree(folder: Path) -> None:
             else:
                 function(path)
 
-    shutil.rmtree(folder, onerror=retry)
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(folder, onexc=retry)
+    else:
+        shutil.rmtree(folder, onerror=retry)

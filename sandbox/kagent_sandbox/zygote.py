@@ -13,6 +13,7 @@ import gc
 import importlib
 import os
 import select
+import shutil
 import signal
 import socket
 import traceback
@@ -50,6 +51,16 @@ def main(fd: int) -> None:
     prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what a killed supervisor leaves behind comes here
     channel = Channel(socket.socket(fileno=fd))
     settings = cast("dict[str, object]", channel.recv(60.0).obj)
+    root = Path(str(settings["root"]))
+    try:
+        _run(channel, settings, root)
+    except ChannelClosed:
+        pass  # the client is gone: nobody is left to tell
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _run(channel: Channel, settings: dict[str, object], root: Path) -> None:
     try:
         handler, confinement, isolation = _prepare(settings)
     except Exception:  # noqa: BLE001 - whatever a module raises at import is the client's to report
@@ -64,7 +75,7 @@ def main(fd: int) -> None:
         }
     )
     if isolation.tier is Tier.T1 or confinement.allow_tier0:
-        _serve(channel, Path(str(settings["root"])), handler, confinement, isolation)
+        _serve(channel, root, handler, confinement, isolation)
 
 
 def _prepare(
@@ -160,8 +171,6 @@ def _serve(
     # Supervisors see their own connection to the client close, and clean up themselves.
     while supervisors:
         _reap(supervisors, block=True)
-    with contextlib.suppress(OSError):
-        root.rmdir()
 
 
 def _reap(supervisors: set[int], *, block: bool = False) -> None:

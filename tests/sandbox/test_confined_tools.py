@@ -1,5 +1,7 @@
 """Compilers and libraries must work inside the confinement exactly as they do outside."""
 
+from pathlib import Path
+
 import pytest
 from confined_handlers import ask
 from kagent_sandbox.confine import builder_confinement, interpreter_confinement
@@ -80,6 +82,12 @@ def server():
 def child(server):
     with server.spawn(wall_limit_s=100.0) as child:
         yield child
+
+
+def test_the_process_that_forks_stays_single_threaded(server, child):
+    assert ask(child, "result = 1") == 1
+    status = Path(f"/proc/{server._process.pid}/status").read_text()
+    assert "\nThreads:\t1\n" in status
 
 
 def test_gcc_and_openmp(child):

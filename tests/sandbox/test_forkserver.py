@@ -299,6 +299,15 @@ def test_descriptors_do_not_leak(server):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_fork_server_that_dies_is_reported():
+    with limited() as server:
+        assert server.isolation.landlock_abi > 0
+        server._process.kill()
+        server._process.wait()
+        with pytest.raises(ChildDied, match="failed"):
+            server.spawn(wall_limit_s=1.0)
+
+
 def test_an_import_that_fails_is_reported():
     with (
         ForkServer("no_such_module:f", confinement=Confinement()) as server,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kagent_sandbox.confine import landlock, seccomp
 from kagent_sandbox.confine.libc import prctl
-from kagent_sandbox.confine.users import become
+from kagent_sandbox.confine.users import become, drop_capabilities
 
 _SELF_PROC = ("cpuinfo", "meminfo", "stat", "version", "filesystems", "loadavg", "self")
 _SYSTEM_FILES = (
@@ -46,7 +46,9 @@ class Confinement:
 
     Not covered: bandwidth of memory and caches, time on other cores, hyper-threads; what `read`
     names may be read in full. Memory, disk and files of the whole subtree are polled, not enforced
-    by the kernel.
+    by the kernel. Where the caller is not root, children of one user are kept apart by Landlock
+    alone: signals among them need Linux 6.12, and before 6.2 a readable file of the caller's own
+    can be truncated.
     """
 
     read: tuple[str, ...] = ()  # files and folders to read and execute
@@ -96,6 +98,8 @@ def enter(confinement: Confinement, uid: int | None, *, need_search: bool) -> No
     set_limits(confinement, others=others)
     if uid is not None:
         become(uid, need_search=need_search)
+    elif os.geteuid() == 0:
+        drop_capabilities()
     prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
 
 

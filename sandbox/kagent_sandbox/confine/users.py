@@ -54,6 +54,11 @@ def become(uid: int, *, need_search: bool) -> None:
     prctl(4, 1)  # PR_SET_DUMPABLE: or the process could not read its own /proc/self
 
 
+def drop_capabilities() -> None:
+    """Keep the user but none of root's powers, where the user cannot be changed."""
+    _set(0)
+
+
 def _header() -> ctypes.Array[ctypes.c_char]:
     packed = struct.pack("Ii", _VERSION_3, 0)
     return ctypes.create_string_buffer(packed, len(packed))
