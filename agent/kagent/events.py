@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from kagent.lineage import Candidate, Proposal
+from kagent.race import FinalRace
 
 
 class Step(StrEnum):
@@ -86,11 +87,18 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
+class Raced:
+    """The final race is over."""
+
+    result: FinalRace
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The run is over."""
 
     stop: Stop
 
 
-Event: TypeAlias = Started | Progress | Working | Proposed | Recorded | Finished
+Event: TypeAlias = Started | Progress | Working | Proposed | Recorded | Raced | Finished
 Observer: TypeAlias = Callable[[Event], None]

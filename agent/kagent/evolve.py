@@ -21,17 +21,19 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kagent_sandbox.errors import RunError
+from kagent_sandbox.figures import Contender
 from kagent_sandbox.verdict import Rejected
 
 from kagent.duplicates import Known
-from kagent.events import Finished, Observer, Recorded, Started, Stop
+from kagent.events import Finished, Observer, Progress, Raced, Recorded, Started, Stop
 from kagent.flight import Flight, Pilot
 from kagent.lineage import Lineage, Operator, Proposal
-from kagent.machine import Machine
+from kagent.machine import Machine, contender
 from kagent.propose import Brief, Proposer, Setting
+from kagent.race import FinalRace, choose_finalists, winner
 from kagent.select import select
 from kagent.store import RunStore
 
@@ -69,6 +71,7 @@ class Evolution:
         self._observe = observe
         self._deadline = time.monotonic() + 60 * minutes if minutes is not None else None
         self._resumed = history.pending
+        self._raced = list(history.race.finalists) if history.race else None
         self._known = Known([*(c.proposal for c in self.lineage), *history.pending])
         self._pilot = Pilot(self.lineage, self._known, store, machine, proposer, observe)
         self._flights: deque[Flight] = deque()
@@ -91,8 +94,9 @@ class Evolution:
             await self._restore()
             await self._evaluate_seeds()
             stop = await self._search() if self.lineage.incumbent else Stop.NO_SEED
-        except asyncio.CancelledError:
-            stop = Stop.INTERRUPTED
+            await self._race()
+        except BaseException as e:
+            stop = Stop.INTERRUPTED if isinstance(e, asyncio.CancelledError) else Stop.FAILED
             raise
         finally:
             await self._abandon()
@@ -110,7 +114,7 @@ class Evolution:
                 raise RunError(
                     f"candidate {incumbent.id}, the incumbent, no longer builds: {built.message}"
                 )
-            self._pilot.incumbent = (incumbent.id, built)
+            self._pilot.incumbent = contender(incumbent, built)
         for proposal in self._resumed:
             brief = None
             if proposal.operator is not Operator.SEED:
@@ -144,6 +148,26 @@ class Evolution:
                 return stop
             elif not await self._land():
                 return Stop.EXHAUSTED
+
+    async def _race(self) -> None:
+        """The finalists once more, on cases that nobody has seen; that is the run's result."""
+        finalists = choose_finalists(self.lineage)
+        if not finalists or self._raced == [c.id for c in finalists]:
+            return
+        self._observe(Progress(f"final race of {len(finalists)} on hidden cases"))
+        contenders: list[Contender] = []
+        failed: dict[str, Rejected] = {}
+        for candidate in finalists:
+            built = await self._pilot.build(candidate.proposal, race=True)
+            if isinstance(built, Rejected):
+                failed[str(candidate.id)] = built
+            else:
+                contenders.append(contender(candidate, built))
+        race = await self._pilot.race(contenders)
+        race = replace(race, failed={**race.failed, **failed})
+        result = FinalRace(tuple(c.id for c in finalists), winner(race, finalists), race)
+        self._store.race(result)
+        self._observe(Raced(result))
 
     def _reason_to_stop(self) -> Stop | None:
         """Why no further proposal may start; None if one may."""
@@ -181,7 +205,7 @@ class Evolution:
         promoted = self.lineage.record(candidate)
         if promoted:
             assert flight.built is not None
-            self._pilot.incumbent = (candidate.id, flight.built)
+            self._pilot.incumbent = contender(candidate, flight.built)
         flight.land()
         self._observe(Recorded(candidate, promoted, self.lineage.counted))
         return True

@@ -8,12 +8,14 @@ incumbent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from kagent_sandbox.build.request import Built
+from kagent_sandbox.figures import Contender
+from kagent_sandbox.race_result import Race
 from kagent_sandbox.verdict import Rejected, Stage, Status, Verdict
 
 from kagent.duplicates import Known
@@ -81,7 +83,7 @@ class Pilot:
         proposer: Proposer,
         observe: Observer,
     ) -> None:
-        self.incumbent: tuple[int, Built] | None = None
+        self.incumbent: Contender | None = None
         self._known = known
         self._store = store
         self._machine = machine
@@ -117,16 +119,24 @@ class Pilot:
         self._known.add(proposal)
         self._observe(Proposed(proposal))
 
-    async def build(self, proposal: Proposal) -> Built | Rejected:
-        """Build a proposal's kernel for all cases of the search."""
-        request = self._machine.request(proposal.source)
+    async def build(self, proposal: Proposal, *, race: bool = False) -> Built | Rejected:
+        """Build a proposal's kernel for all cases of the search, or of the final race."""
+        machine = self._machine
+        request = (machine.race_request if race else machine.request)(proposal.source)
         self._observe(Working(proposal.id, Step.WAIT))
         async with self._lane.build():
             self._observe(Working(proposal.id, Step.BUILD))
-            built = await _in(self._build_threads, lambda: self._machine.builder.build(request))
+            built = await _in(self._build_threads, lambda: machine.builder.build(request))
         if isinstance(built, Built) and built.log:
             self._store.log(proposal.id, built.log)
         return built
+
+    async def race(self, contenders: Sequence[Contender]) -> Race:
+        """Time finalists and baselines on hidden cases."""
+        async with self._lane.measure():
+            return await _in(
+                self._judge_thread, lambda: self._machine.judge.race(contenders, hidden=True)
+            )
 
     def close(self) -> None:
         """Start nothing more. Threads that still work end when builder and judge are closed."""
@@ -177,13 +187,10 @@ class Pilot:
         self._observe(Working(number, Step.WAIT))
         if flight.before is not None:  # the incumbent is known once all before it are recorded
             await flight.before.recorded.wait()
-        against, incumbent = self.incumbent or ("", None)
+        incumbent = self.incumbent
         async with self._lane.measure():
             self._observe(Working(number, Step.MEASURE))
-            return await _in(
-                self._judge_thread,
-                lambda: judge.measure(built, errors, incumbent, str(against)),
-            )
+            return await _in(self._judge_thread, lambda: judge.measure(built, errors, incumbent))
 
 
 def _duplicate(stage: Stage, what: str, same: int) -> Rejected:

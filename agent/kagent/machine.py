@@ -6,12 +6,16 @@ test's are a few lines of arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kagent_sandbox.build.request import BuildRequest, Built
+from kagent_sandbox.figures import Contender
+from kagent_sandbox.race_result import Race
 from kagent_sandbox.verdict import CaseError, Passed, Rejected
+
+from kagent.lineage import Candidate
 
 
 class Builder(Protocol):
@@ -28,10 +32,13 @@ class Judge(Protocol):
         """Whether it is correct on every case, hidden ones included."""
 
     def measure(
-        self, built: Built, errors: tuple[CaseError, ...], incumbent: Built | None, against: str
+        self, built: Built, errors: Sequence[CaseError], incumbent: Contender | None
     ) -> Passed | Rejected:
-        """Its time on every benchmark case, interleaved with the incumbent, whose id is
-        `against`.
+        """Its time on every benchmark case, interleaved with the incumbent."""
+
+    def race(self, contenders: Sequence[Contender], *, hidden: bool) -> Race:
+        """Time contenders and baselines side by side, on hidden benchmark cases or on visible
+        ones.
         """
 
 
@@ -44,3 +51,11 @@ class Machine:
     jobs: int  # builds at once
     quiet: bool  # nothing may be built while it times: kernels run on the cores that build
     request: Callable[[str], BuildRequest]  # of a source, for all cases but the final race's
+    race_request: Callable[[str], BuildRequest]  # of a source, for the final race's too
+
+
+def contender(candidate: Candidate, built: Built) -> Contender:
+    """A passed candidate, with the configuration that was the fastest on each case."""
+    verdict = candidate.verdict
+    timings = verdict.timings if isinstance(verdict, Passed) else ()
+    return Contender(str(candidate.id), built, {t.case: t.config for t in timings})

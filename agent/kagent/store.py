@@ -27,6 +27,7 @@ from kagent_sandbox.verdict import Verdict
 from kagent.disk import clear_errors, connect, connect_to_read, take_lock, write_file
 from kagent.events import Stop
 from kagent.lineage import Candidate, Facts, Lineage, Operator, Proposal
+from kagent.race import FinalRace
 from kagent.runs import Manifest, fresh_folder, read_manifest
 
 
@@ -71,7 +72,7 @@ class History:
     lineage: Lineage
     pending: tuple[Proposal, ...]  # accepted, without a verdict: the process ended in between
     budgets: tuple[tuple[int, int], ...]  # (first proposal id, budget) per session
-    race: Mapping[str, Any] | None  # the last final race, as stored
+    race: FinalRace | None  # the last one
     stop: Stop | None  # why the last session ended; None if it was killed or goes on
     elapsed_s: float  # working time over all sessions
     events: tuple[StoredEvent, ...] = field(default=(), repr=False)
@@ -162,6 +163,10 @@ class RunStore:
         row = StoredVerdict(candidate.id, candidate.verdict, candidate.facts)
         self.append("recorded", to_json(row))
 
+    def race(self, race: FinalRace) -> None:
+        """Keep the final race's result, hidden cases included: from now on they are known."""
+        self.append("race", to_json(race))
+
     def stop(self, stop: Stop) -> None:
         """Note why a session ended."""
         self.append("stopped", {"stop": stop.value})
@@ -198,7 +203,7 @@ class RunStore:
         proposals: dict[int, Proposal] = {}
         lineage = Lineage()
         budgets: list[tuple[int, int]] = []
-        race: Mapping[str, Any] | None = None
+        race: FinalRace | None = None
         stop: Stop | None = None
         elapsed_s = 0.0
         began = latest = 0.0
@@ -216,7 +221,7 @@ class RunStore:
                     row = from_json(StoredVerdict, event.data)
                     lineage.record(Candidate(proposals.pop(row.id), row.verdict, row.facts))
                 elif event.kind == "race":
-                    race = event.data
+                    race = from_json(FinalRace, event.data)
                 elif event.kind == "stopped":
                     stop = Stop(event.data["stop"])
             except (RecordError, KeyError, ValueError) as e:
@@ -239,10 +244,10 @@ class RunStore:
         return proposal
 
     def close(self) -> None:
-        """Fold the log into one file and let the lock go."""
+        """Fold the write-ahead log into the one file, where nobody is reading; let the lock go."""
         with suppress(sqlite3.Error):
             if self._lock is not None:
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
         if self._lock is not None:
             self._lock.close()

@@ -1,11 +1,14 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 from kagent.events import Finished, Recorded, Started, Stop
-from kagent.lineage import Operator
+from kagent.lineage import Lineage, Operator
+from kagent.replay import replay
+from kagent.tune import Tuner
 from kagent_sandbox.errors import DeviceError, RunError
 from kagent_sandbox.verdict import Passed, Rejected
-from toy import SEEDS, FakeBuilder, FakeJudge, RandomProposer, evolution, machine
+from toy import SEEDS, FakeBuilder, FakeJudge, RandomProposer, evolution, machine, setting, toy_task
 
 
 def run(tmp_path, name, **options):
@@ -194,3 +197,38 @@ def test_repairs_follow_failures(tmp_path):
     for repair in repairs:
         assert isinstance(lineage[repair.proposal.parents[0]].verdict, Rejected)
     assert len({r.proposal.parents for r in repairs}) == len(repairs)
+
+
+def test_the_final_race_is_run_once_and_stored(tmp_path):
+    judge = FakeJudge()
+    lineage, _, history = run(tmp_path, "runs", budget=20, machine=machine(judge=judge))
+    assert judge.races == 1
+    assert history.race.winner == lineage.incumbent.id
+    run(tmp_path, "runs", budget=20, machine=machine(judge=judge))
+    assert judge.races == 1
+    lineage, _, history = run(tmp_path, "runs", budget=40, machine=machine(judge=judge))
+    assert history.race.finalists[0] == lineage.incumbent.id
+
+
+def test_stored_measurements_replay_to_the_same_decisions(tmp_path):
+    for budget, proposer in ((9, RandomProposer()), (20, RandomProposer(0.01))):
+        _, _, history = run(tmp_path, "runs", budget=budget, proposer=proposer)
+    toy = setting(toy_task(tmp_path / "task"), proposer)
+    assert asyncio.run(replay(history, toy, proposer)) is None
+
+    divergence = asyncio.run(replay(history, replace(toy, seed=1), proposer))
+    assert divergence.then.id >= 2
+    assert divergence.now != divergence.then
+
+
+def test_another_measurement_would_have_led_elsewhere(tmp_path):
+    proposer = Tuner()
+    _, _, history = run(tmp_path, "runs", budget=30, proposer=proposer)
+    toy = setting(toy_task(tmp_path / "task"), proposer)
+    assert asyncio.run(replay(history, toy, proposer)) is None
+    changed = Lineage()
+    for candidate in history.lineage:
+        slower = candidate.id == 1
+        verdict = replace(candidate.verdict, score=0.01) if slower else candidate.verdict
+        changed.record(replace(candidate, verdict=verdict))
+    assert asyncio.run(replay(replace(history, lineage=changed), toy, proposer)) is not None

@@ -22,7 +22,8 @@ from kagent.store import RunStore
 from kagent_sandbox.build.identity import source_hash, tree_hash
 from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.plan import Alloc, Buffer, Fill, Plan, TensorRef
-from kagent_sandbox.task import Case, Task, load_task
+from kagent_sandbox.race_result import Race
+from kagent_sandbox.task import Task, load_task
 from kagent_sandbox.verdict import (
     CaseTiming,
     Comparison,
@@ -155,29 +156,48 @@ class FakeJudge:
     def __init__(self, delay_s=0.0):
         self.delay_s = delay_s
         self.measured = []
+        self.races = 0
 
     def check(self, built):
         if "WRONG" in built.extra["source"]:
             return Rejected(Stage.CHECK, Status.INCORRECT_NUMERICAL, "element [0]", "c")
         return ()
 
-    def measure(self, built, errors, incumbent, against):
+    def measure(self, built, errors, incumbent):
         time.sleep(self.delay_s)
         source = built.extra["source"]
         self.measured.append(kernel_id(source))
         mine = case_times(source)
-        timings = tuple(
-            CaseTiming(n, t, t * 0.99, t * 1.01, 30, 0.5, 1.0, 0.0, baseline_us=100.0)
-            for n, t in mine.items()
-        )
         score = math.exp(sum(math.log(100.0 / t) for t in mine.values()) / len(mine))
         versus = None
         if incumbent is not None:
-            theirs = case_times(incumbent.extra["source"])
-            logs = [math.log(theirs[n] / t) for n, t in mine.items()]
-            ratio = math.exp(sum(logs) / len(logs))
-            versus = Comparison(against, ratio, ratio, ratio, 0.99 if ratio > 1.004 else 0.5)
-        return Passed(timings, errors, score, 0.001, versus=versus, lane_s=0.2)
+            theirs = case_times(incumbent.built.extra["source"])
+            versus = compared(incumbent.id, theirs, mine)
+        return Passed(timings_of(mine), errors, score, 0.001, versus=versus, lane_s=0.2)
+
+    def race(self, contenders, *, hidden):
+        assert hidden
+        self.races += 1
+        times = {c.id: case_times(c.built.extra["source"]) for c in contenders}
+        times["torch"] = dict.fromkeys(N, 100.0)
+        overall = {
+            c.id: tuple(compared(o, times[o], times[c.id]) for o in times if o != c.id)
+            for c in contenders
+        }
+        return Race((), overall)
+
+
+def timings_of(times):
+    return tuple(
+        CaseTiming(n, t, t * 0.99, t * 1.01, 30, 0.5, 1.0, 0.0, baseline_us=100.0)
+        for n, t in times.items()
+    )
+
+
+def compared(against, theirs, mine):
+    logs = [math.log(theirs[n] / t) for n, t in mine.items()]
+    ratio = math.exp(sum(logs) / len(logs))
+    return Comparison(against, ratio, ratio, ratio, 0.99 if ratio > 1.004 else 0.5)
 
 
 class RandomProposer:
@@ -233,6 +253,7 @@ def machine(builder=None, judge=None, quiet=False, jobs=2):
         jobs,
         quiet,
         lambda source: BuildRequest(source, "toy", "cpu", ()),
+        lambda source: BuildRequest(source, "toy", "cpu", ()),
     )
 
 
@@ -255,7 +276,3 @@ def evolution(folder, runs, *, proposer=None, budget=30, observe=None, seeds=SEE
         observe or (lambda event: None),
         **more,
     ), store
-
-
-def unused_case(name, n):
-    return Case(name=name, dtype="float32", M=8, N=n)

@@ -1,0 +1,66 @@
+import pytest
+from hypothesis import given, settings
+from kagent.lineage import Lineage, Operator, language_of
+from kagent_sandbox.verdict import Comparison, Stage, Status
+from test_select import SEED, child, failure, lineages
+
+
+def versus(against, p_faster):
+    return Comparison(str(against), 1.1, 1.0, 1.2, p_faster)
+
+
+def test_a_new_incumbent_beats_the_old_one_beyond_doubt():
+    lineage = Lineage([SEED])
+    assert not lineage.record(child(1, 50.0, versus=versus(0, 0.95)))
+    assert lineage.record(child(2, 99.0, versus=versus(0, 0.951)))
+    assert not lineage.record(child(3, 40.0, versus=versus(0, 1.0)))  # against another one
+    assert not lineage.record(child(4, 30.0))  # against nobody
+    assert [c.id for c in lineage.promotions] == [0, 2]
+    assert [c.id for c in lineage.elites(3)] == [2, 4, 3]
+
+
+def test_the_first_that_passes_is_the_incumbent():
+    lineage = Lineage([failure(0, parents=(), operator=Operator.SEED), child(1, 100.0)])
+    assert lineage.incumbent.id == 1
+
+
+def test_seeds_and_duplicates_are_free():
+    lineage = Lineage(
+        [SEED, child(1, 100.0), failure(2), failure(3, status=Status.DUPLICATE), failure(4)]
+    )
+    assert lineage.counted == 3
+    assert lineage.children(0) == 3
+    assert lineage.rejections() == {
+        (Stage.BUILD, Status.COMPILE_ERROR): 2,
+        (Stage.BUILD, Status.DUPLICATE): 1,
+    }
+
+
+def test_the_path_leads_from_a_seed():
+    lineage = Lineage([SEED, child(1, 90.0), child(2, 80.0, parents=(1, 0))])
+    assert [c.id for c in lineage.path(2)] == [0, 1, 2]
+
+
+def test_ids_are_positions():
+    with pytest.raises(ValueError, match="candidate 2 recorded as number 1"):
+        Lineage([SEED, child(2, 1.0)])
+
+
+@given(lineages())
+@settings(deadline=None)
+def test_the_past_does_not_change(lineage):
+    before = [lineage.as_of(n) for n in range(len(lineage) + 1)]
+    snapshot = [(len(v), v.counted, v.incumbent and v.incumbent.id) for v in before]
+    lineage.record(child(len(lineage), 1.0, versus=versus(lineage.incumbent.id, 1.0)))
+    assert [(len(v), v.counted, v.incumbent and v.incumbent.id) for v in before] == snapshot
+    for n, view in enumerate(before):
+        again = lineage.as_of(n)
+        assert [c.id for c in again] == [c.id for c in view] == list(range(n))
+        assert [c.id for c in again.promotions] == [c.id for c in view.promotions]
+        assert all(again.children(c.id) == view.children(c.id) for c in view)
+
+
+def test_languages():
+    assert language_of("cuda_cluster") == "cuda"
+    with pytest.raises(ValueError, match="begins with triton_, cuda_ or cpp_"):
+        language_of("softmax")

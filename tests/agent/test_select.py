@@ -1,0 +1,186 @@
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kagent.lineage import Candidate, Facts, Lineage, Operator, Proposal
+from kagent.select import (
+    FLOOR,
+    INCUMBENT_SHARE,
+    REPAIR_TRIALS,
+    arms,
+    operator_shares,
+    parent_shares,
+    select,
+    to_repair,
+)
+from kagent_sandbox.verdict import Comparison, Rejected, Stage, Status
+from test_tune import candidate, passed
+from toy import RandomProposer, setting, toy_task
+
+OPERATORS = (Operator.TUNE, Operator.CROSSOVER, Operator.RECOMBINE)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    return setting(toy_task(tmp_path_factory.mktemp("task")), RandomProposer())
+
+
+def child(number, time_us, *, parents=(0,), operator=Operator.TUNE, versus=None, build_s=1.0):
+    verdict = passed({"short": time_us}, versus=versus)
+    proposal = Proposal(number, parents, operator, "cpp_x", f"x = {number}", "")
+    return Candidate(proposal, verdict, Facts("t", f"w{number}", 1, build_s))
+
+
+def failure(number, *, parents=(0,), operator=Operator.TUNE, status=Status.COMPILE_ERROR):
+    proposal = Proposal(number, parents, operator, "cpp_x", f"y = {number}", "")
+    return Candidate(proposal, Rejected(Stage.BUILD, status, "no"))
+
+
+SEED = candidate(0, "x = 0", passed({"short": 100.0}))
+
+
+@st.composite
+def lineages(draw):
+    """A seed and up to 14 descendants, some promoted, some rejected."""
+    lineage = Lineage([SEED])
+    for number in range(1, draw(st.integers(1, 15))):
+        parents = (draw(st.integers(0, number - 1)),)
+        operator = draw(st.sampled_from((*OPERATORS, Operator.REPAIR)))
+        if draw(st.booleans()):
+            against = str(lineage.incumbent.id)
+            versus = Comparison(against, 1.1, 1.0, 1.2, draw(st.sampled_from([0.5, 0.96])))
+            time_us = draw(st.floats(20, 400))
+            lineage.record(
+                child(number, time_us, parents=parents, operator=operator, versus=versus)
+            )
+        else:
+            status = draw(st.sampled_from([Status.TIMEOUT, Status.DUPLICATE]))
+            lineage.record(failure(number, parents=parents, operator=operator, status=status))
+    return lineage
+
+
+@given(lineages(), st.floats(0, 1))
+@settings(deadline=None)
+def test_parents_shares_are_a_distribution_that_favours_the_incumbent(lineage, progress):
+    elites = lineage.elites()
+    shares = parent_shares(lineage, elites, progress)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares[lineage.incumbent.id] >= INCUMBENT_SHARE
+    assert set(shares) == {c.id for c in elites}
+    others = [c for c in elites[1:] if lineage.children(c.id) == 0]
+    better = [shares[c.id] for c in others]
+    assert better == sorted(better, reverse=True)
+
+
+@given(lineages())
+@settings(deadline=None)
+def test_operators_shares_are_a_distribution_with_a_floor(lineage):
+    shares = operator_shares(lineage, OPERATORS)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert min(shares.values()) >= FLOOR
+
+
+@given(lineages(), st.integers(0, 10_000))
+@settings(deadline=None)
+def test_selection_is_a_function_of_the_past_only(toy, lineage, number):
+    one = select(toy, lineage, number)
+    again = select(toy, Lineage(lineage), number)
+    assert (one.operator, one.parent, one.elites) == (again.operator, again.parent, again.elites)
+    assert one.rng().random() == again.rng().random()
+    assert one.rng().random() != replace(one, attempt=1).rng().random()
+
+
+def test_the_incumbent_is_the_parent_seven_times_in_ten(toy):
+    best = child(1, 50.0, versus=Comparison("0", 2.0, 2.0, 2.0, 1.0))
+    lineage = Lineage([SEED, best, *(child(i, 51.0 + i / 5) for i in range(2, 20))])
+    quiet = replace(toy, operators=OPERATORS)
+    chosen = Counter(select(quiet, lineage, i).parent.id for i in range(600))
+    assert chosen.most_common(1)[0][0] == 1
+    assert 0.7 < chosen[1] / 600 < 0.95
+    assert len(chosen) > 2
+    assert max(chosen) <= 8  # the best eight
+
+
+def test_it_cools(toy):
+    lineage = Lineage([SEED, child(1, 105.0), child(2, 120.0)])
+    elites = lineage.elites()
+    early, late = (parent_shares(lineage, elites, p) for p in (0.0, 1.0))
+    assert late[2] < early[2]
+
+
+def test_what_succeeds_per_second_is_drawn_more():
+    lineage = Lineage([SEED])
+    for number in range(1, 21):
+        operator = Operator.TUNE if number % 2 else Operator.CROSSOVER
+        better = operator is Operator.TUNE
+        lineage.record(child(number, 90.0 if better else 110.0, operator=operator))
+    shares = operator_shares(lineage, OPERATORS[:2])
+    assert shares[Operator.TUNE] > 3 * shares[Operator.CROSSOVER]
+    stats = arms(lineage, OPERATORS)
+    assert (stats[Operator.TUNE].tried, stats[Operator.TUNE].successes) == (10, 10)
+    assert stats[Operator.CROSSOVER].successes == 0
+
+    slow = Lineage([SEED])
+    for number in range(1, 21):
+        operator = Operator.TUNE if number % 2 else Operator.CROSSOVER
+        cost = 10.0 if operator is Operator.TUNE else 1.0
+        slow.record(child(number, 90.0, operator=operator, build_s=cost))
+    shares = operator_shares(slow, OPERATORS[:2])
+    assert shares[Operator.CROSSOVER] > 3 * shares[Operator.TUNE]
+
+
+def test_a_failure_of_a_good_parent_is_repaired_once(toy):
+    lineage = Lineage([SEED, failure(1)])
+    brief = select(toy, lineage, 2)
+    assert (brief.operator, brief.parent.id) == (Operator.REPAIR, 1)
+    assert to_repair(lineage, [brief]) is None  # under way
+    lineage.record(failure(2, parents=(1,), operator=Operator.REPAIR))
+    assert to_repair(lineage, []) is None  # done, and repairs are not repaired
+    lineage.record(failure(3))
+    assert to_repair(lineage, []).id == 3
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        failure(1, status=Status.DUPLICATE),
+        failure(1, status=Status.SUSPECT),
+        failure(1, parents=(), operator=Operator.SEED),
+        failure(1, parents=()),
+    ],
+)
+def test_some_failures_are_not_repaired(broken):
+    assert to_repair(Lineage([SEED, broken]), []) is None
+
+
+def test_repairs_stop_where_they_do_not_succeed():
+    lineage = Lineage([SEED])
+    for number in range(1, 2 * REPAIR_TRIALS, 2):
+        assert to_repair(lineage, []) is None
+        lineage.record(failure(number))
+        assert to_repair(lineage, []).id == number
+        lineage.record(failure(number + 1, parents=(number,), operator=Operator.REPAIR))
+    lineage.record(failure(len(lineage)))
+    assert to_repair(lineage, []) is None
+
+
+def test_without_repair_in_its_powers_a_proposer_is_not_asked_for_it(toy):
+    quiet = replace(toy, operators=OPERATORS)
+    assert select(quiet, Lineage([SEED, failure(1)]), 2).operator is not Operator.REPAIR
+
+
+def test_nothing_to_select_from(toy):
+    with pytest.raises(ValueError, match="no candidate passed"):
+        select(toy, Lineage([failure(0, parents=())]), 1)
+
+
+def test_shuffled_hashes_do_not_matter(toy):
+    """Draws come from the seed and the id, never from the process."""
+    lineage = Lineage([SEED, *(child(i, 100.0 + i) for i in range(1, 9))])
+    random.seed(1)
+    one = [select(toy, lineage, i).parent.id for i in range(20)]
+    random.seed(2)
+    assert one == [select(toy, lineage, i).parent.id for i in range(20)]

@@ -1,0 +1,221 @@
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from kagent.events import Stop
+from kagent.lineage import Candidate, Facts, Operator, Proposal
+from kagent.runs import find_run, list_runs, read_manifest
+from kagent.store import RunStore
+from kagent_sandbox.errors import RunError
+from kagent_sandbox.verdict import CaseTiming, Comparison, Passed, Rejected, Stage, Status
+from toy import manifest
+
+
+def proposal(number, source="x = 1\n"):
+    return Proposal(
+        number, (0,) if number else (), Operator.TUNE, "cpp_x", source, "é", 1.5, number
+    )
+
+
+TIMING = CaseTiming("a", 1.0, 0.9, 1.1, 30, 0.5, 1.0, 0.0)
+PASSED = Passed(
+    (TIMING,), (), 1.2, 0.01, configs=({"B": 1},), versus=Comparison("0", 1.1, 1.0, 1.2, 0.99)
+)
+REJECTED = Rejected(Stage.BUILD, Status.POLICY, "no\nline 2", "case")
+
+
+def fill(store):
+    store.begin(0, 10)
+    for number, verdict in enumerate((PASSED, REJECTED)):
+        store.propose(proposal(number, f"x = {number}\n"))
+        store.record(
+            Candidate(
+                proposal(number, f"x = {number}\n"), verdict, Facts("t", f"w{number}", 1, 0.5)
+            )
+        )
+    store.propose(proposal(2))
+
+
+def test_what_is_written_is_read(tmp_path):
+    with RunStore.create(tmp_path / "runs", manifest()) as store:
+        fill(store)
+        store.stop(Stop.BUDGET)
+        folder = store.folder
+    with RunStore.open(folder, write=False) as store:
+        history = store.history()
+        assert store.manifest == manifest()
+    assert [c.verdict for c in history.lineage] == [PASSED, REJECTED]
+    assert [c.facts.work_hash for c in history.lineage] == ["w0", "w1"]
+    assert [p.source for p in history.pending] == ["x = 1\n"]
+    assert history.pending[0] == proposal(2)
+    assert history.stop is Stop.BUDGET
+    assert history.budget_at(1) == 10
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "kernels",
+        "lineage.sqlite",
+        "lock",
+        "logs",
+        "run.json",
+    ]
+
+
+def test_two_runs_in_one_second_get_two_folders(tmp_path):
+    folders = []
+    for _ in range(3):
+        with RunStore.create(tmp_path, manifest()) as store:
+            folders.append(store.folder)
+    assert sorted(folders) == sorted(set(folders))
+    assert set(list_runs(tmp_path)) == set(folders)
+
+
+def test_two_processes_cannot_write_one_run(tmp_path):
+    with RunStore.create(tmp_path, manifest()) as store:
+        fill(store)
+        with pytest.raises(RunError, match=f"process {os.getpid()} is working on this run"):
+            RunStore.open(store.folder)
+        with RunStore.open(store.folder, write=False) as reader:
+            assert len(reader.history().lineage) == 2
+    RunStore.open(store.folder).close()
+
+
+def test_a_newer_format_is_named(tmp_path):
+    RunStore.create(tmp_path, manifest()).close()
+    folder = list_runs(tmp_path)[0]
+    data = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(data | {"format": 99, "version": "7.0", "new": 1}))
+    with pytest.raises(RunError, match=r"kagent 7.0 in run format 99.*update kagent"):
+        RunStore.open(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', "{", '{"format": 1, "odd": 2}'])
+def test_a_damaged_manifest_is_named(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(RunError, match=r"run\.json"):
+        read_manifest(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with RunStore.create(tmp_path / "runs", manifest()) as store:
+        fill(store)
+    return store.folder
+
+
+def test_a_damaged_database_is_named(folder):
+    path = folder / "lineage.sqlite"
+    path.write_bytes(b"not a database, but long enough to be read as one" * 100)
+    with pytest.raises(RunError, match=r"lineage\.sqlite is damaged"):
+        RunStore.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [("recorded", "{}"), ("proposed", "nonsense"), ("recorded", '{"id":7}'), ("stopped", "{}")],
+)
+def test_a_damaged_event_is_named(folder, kind, data):
+    db = sqlite3.connect(folder / "lineage.sqlite")
+    db.execute("INSERT INTO events (at, kind, data) VALUES (1.0, ?, ?)", (kind, data))
+    db.commit()
+    db.close()
+    with RunStore.open(folder) as store, pytest.raises(RunError, match="is damaged"):
+        store.history()
+
+
+def test_an_edited_kernel_is_noticed(folder):
+    path = next((folder / "kernels").glob("*.py"))
+    path.write_text("x = 99\n")
+    with RunStore.open(folder) as store, pytest.raises(RunError, match="changed after"):
+        store.history()
+
+
+def test_a_missing_kernel_is_named(folder):
+    for path in (folder / "kernels").glob("*.py"):
+        path.unlink()
+    with RunStore.open(folder) as store, pytest.raises(RunError, match=r"kernels/.*\.py"):
+        store.history()
+
+
+def test_a_full_disk_is_one_clear_line_and_loses_nothing(tmp_path):
+    with RunStore.create(tmp_path, manifest()) as store:
+        fill(store)
+        store._db.execute("PRAGMA max_page_count = 12")  # what a full disk looks like to sqlite
+        with pytest.raises(RunError, match="the disk is full: free some space, then resume"):
+            store.append("note", {"text": "x" * 500_000})
+        store._db.execute("PRAGMA max_page_count = 100000")
+        assert len(store.history().lineage) == 2
+        store.append("note", {})
+
+
+def test_a_full_disk_while_writing_a_kernel(folder, monkeypatch):
+    def no_space(*arguments, **more):
+        raise OSError(28, "No space left on device")
+
+    with RunStore.open(folder) as store:
+        monkeypatch.setattr("pathlib.Path.write_text", no_space)
+        with pytest.raises(RunError, match="the disk is full"):
+            store.propose(proposal(3, "x = 3\n"))
+        monkeypatch.undo()
+        assert len(store.history().pending) == 1
+
+
+def test_a_read_only_runs_folder_is_one_clear_line(tmp_path):
+    """Root may write anywhere, so that the check runs as another user where it is root."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    runs.chmod(0o555)
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[2])\n"
+        "from toy import manifest; from kagent.store import RunStore\n"
+        "from pathlib import Path\n"
+        "from kagent_sandbox.errors import RunError\n"
+        "os.getuid() or os.setuid(65534)\n"
+        "try: RunStore.create(Path(sys.argv[1]), manifest())\n"
+        "except RunError as e: print(e)\n"
+    )
+    for parent in [runs, *runs.parents]:
+        if parent != runs and parent.stat().st_uid == os.getuid() and str(parent) != "/tmp":
+            parent.chmod(parent.stat().st_mode | 0o055)
+        if str(parent) == "/tmp":
+            break
+    answer = subprocess.run(
+        [sys.executable, "-c", code, str(runs), os.path.dirname(__file__)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "cannot be written: make it writable, or name another place with --runs" in answer
+
+
+def test_a_run_in_a_read_only_folder_can_be_read(folder):
+    copy = folder.parent / "copy"
+    shutil.copytree(folder, copy)
+    copy.chmod(0o555)
+    with RunStore.open(copy, write=False) as store:
+        assert len(store.history().lineage) == 2
+    copy.chmod(0o755)
+
+
+def test_finding_runs(tmp_path):
+    runs = tmp_path / "runs"
+    names = ["softmax-20260101-000000", "softmax-20260102-000000", "gelu-20260103-000000"]
+    for i, name in enumerate(names):
+        with RunStore.create(runs, manifest()) as store:
+            pass
+        store.folder.rename(runs / name)
+        os.utime(runs / name / "run.json", (i, i))
+        os.utime(runs / name, (i, i))
+    assert [p.name for p in list_runs(runs)] == names
+    assert find_run(runs, "latest").name == names[-1]
+    assert find_run(runs, "gelu").name == names[2]
+    assert find_run(runs, names[0]).name == names[0]
+    assert find_run(runs, str(runs / names[1])).name == names[1]
+    with pytest.raises(RunError, match="several runs begin with 'softmax'"):
+        find_run(runs, "softmax")
+    with pytest.raises(RunError, match="no run 'nope'"):
+        find_run(runs, "nope")
+    with pytest.raises(RunError, match="it has none"):
+        find_run(tmp_path / "none", "latest")

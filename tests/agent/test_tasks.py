@@ -1,0 +1,38 @@
+import pytest
+from kagent.resources import resource
+from kagent.tasks import find_task, seeds_of, task_names
+from kagent_sandbox.errors import MachineError, TaskError
+from toy import toy_task
+
+
+def test_shipped_tasks_load_and_have_seeds():
+    for name in task_names():
+        task = find_task(name)
+        assert task.name == name
+        assert seeds_of(task)
+        for seed in seeds_of(task, "triton"):
+            assert seed.language == "triton"
+            assert f"def {task.entry}" in seed.source()
+
+
+def test_a_users_task_works_by_path(tmp_path):
+    toy_task(tmp_path / "mine")
+    (tmp_path / "mine" / "cpp_a.py").write_text("x = 1\n")
+    (tmp_path / "mine" / "notes.py").write_text("")
+    for path in (tmp_path / "mine", tmp_path / "mine" / "task.toml"):
+        task = find_task(path)
+        assert [s.name for s in seeds_of(task)] == ["cpp_a"]
+        assert seeds_of(task, "cuda") == []
+
+
+def test_an_unknown_task_is_answered_with_what_there_is():
+    with pytest.raises(TaskError, match=r"did you mean softmax\?"):
+        find_task("softmx")
+    with pytest.raises(TaskError, match=r"there are .*softmax"):
+        find_task("zzz")
+
+
+def test_resources_are_found():
+    assert resource("seeds").is_dir()
+    with pytest.raises(MachineError, match="install it again"):
+        resource("nonsense")
