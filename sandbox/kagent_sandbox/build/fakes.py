@@ -184,6 +184,8 @@ def _install_cuda(target: Target) -> None:
 def _install_refusals() -> None:
     torch.compile = refuser("torch.compile", _NO_COMPILE)
     torch.jit.script = refuser("torch.jit.script", _NO_COMPILE)
+    for module in (torch, torch.amp, torch.cuda.amp):
+        module.autocast = refuser("torch.autocast", "convert explicitly with .to(dtype)")
     torch.jit.trace = refuser("torch.jit.trace", _NO_COMPILE)
     torch.manual_seed = refuser(
         "torch.manual_seed", "results must follow from the arguments alone: remove random numbers"
