@@ -15,14 +15,12 @@ import contextlib
 import dataclasses
 import json
 import os
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast
@@ -30,6 +28,9 @@ from typing import Self, cast
 from kagent_sandbox.channel import Channel, ChannelError
 from kagent_sandbox.confine.policy import Confinement, Tier
 from kagent_sandbox.errors import ChildDied, ConfinementError
+from kagent_sandbox.spawned import Child, Exit, printable
+
+__all__ = ["Child", "Exit", "ForkServer", "Isolation", "printable"]
 
 _INHERITED = (
     "PATH",
@@ -46,28 +47,6 @@ _BOOTSTRAP = (
     "from kagent_sandbox.zygote import main; main(int(sys.argv[1]))"
 )
 _START_S = 300.0  # importing torch from a cold network file system
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How a child ended, as its supervisor observed it."""
-
-    code: int | None  # exit status, None when a signal ended it
-    signal: int | None
-    timed_out: bool  # the wall limit ended it
-    reason: str | None  # which limit ended it, or "killed" by the client
-    max_rss_mib: float
-    cpu_s: float
-    log_tail: str  # end of stdout and stderr, without control characters
-
-    def describe(self) -> str:
-        """One line: what ended the child, naming the signal."""
-        if self.reason is not None:
-            return f"ended by the {self.reason}" if self.reason != "killed" else "killed"
-        if self.signal is not None:
-            name = signal.Signals(self.signal).name if self.signal < 32 else str(self.signal)
-            return f"died of {name} ({signal.strsignal(self.signal)})"
-        return f"exited with status {self.code}"
 
 
 @dataclass(frozen=True)
@@ -221,103 +200,3 @@ class ForkServer:
             self._process.wait()
         self._process = None
         shutil.rmtree(self._root, ignore_errors=True)
-
-
-class Child:
-    """A running confined child.
-
-    Its methods may be called from several threads, `channel` from one.
-    """
-
-    def __init__(
-        self, channel: Channel, control: Channel, exit_: Channel, *, on_end: Callable[[Child], None]
-    ) -> None:
-        self.channel = channel
-        self._control = control
-        self._exit_channel = exit_
-        self._on_end = on_end
-        self._control_lock = threading.Lock()
-        self._exit_lock = threading.Lock()
-        self._exit: Exit | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def kill(self) -> Exit:
-        """Kill the whole subtree; returns when it is dead and its folder is gone."""
-        with self._control_lock, contextlib.suppress(ChannelError):
-            if self._exit is None:
-                self._control.send("kill", timeout_s=5.0)
-        exit_ = self.wait(30.0)
-        if exit_ is None:
-            raise ChildDied("a supervisor did not end its child within 30 s")
-        return exit_
-
-    def stop(self) -> bool:
-        """Stop every thread of the subtree; True once all are stopped, False when it ended."""
-        return self._ask("stop")
-
-    def cont(self) -> bool:
-        """Let a stopped subtree go on. False when it ended."""
-        return self._ask("cont")
-
-    def _ask(self, verb: str) -> bool:
-        with self._control_lock:
-            try:
-                self._control.send(verb, timeout_s=5.0)
-                return self._control.recv(10.0, max_bytes=256).obj is True
-            except ChannelError:
-                return False
-
-    def wait(self, timeout_s: float | None) -> Exit | None:
-        """How the child ended, or None when it still runs after `timeout_s`."""
-        if self._exit is None:
-            poller = select.poll()
-            try:
-                poller.register(self._exit_channel.fileno(), select.POLLIN)
-            except ValueError:  # another thread received it meanwhile
-                return self._exit
-            if not poller.poll(None if timeout_s is None else max(0.0, timeout_s) * 1e3):
-                return None
-            with self._exit_lock:
-                if self._exit is None:
-                    self._exit = self._receive_exit()
-                    self._exit_channel.close()
-                    self._control.close()
-                    self._on_end(self)
-        return self._exit
-
-    def _receive_exit(self) -> Exit:
-        try:
-            report = cast("dict[str, object]", self._exit_channel.recv(5.0, max_bytes=1 << 20).obj)
-        except ChannelError:  # the supervisor itself was killed; its child dies with it
-            report = {
-                "code": None,
-                "signal": int(signal.SIGKILL),
-                "reason": "loss of its supervisor",
-            }
-        return Exit(
-            code=cast("int | None", report["code"]),
-            signal=cast("int | None", report["signal"]),
-            timed_out=report["reason"] == "wall limit",
-            reason=cast("str | None", report["reason"]),
-            max_rss_mib=float(cast("float", report.get("max_rss_mib", 0.0))),
-            cpu_s=float(cast("float", report.get("cpu_s", 0.0))),
-            log_tail=printable(str(report.get("log_tail", ""))),
-        )
-
-    def close(self) -> None:
-        """Kill it if it still runs, and close the channel."""
-        self.kill()
-        self.channel.close()
-
-
-def printable(text: str) -> str:
-    """Text without control characters but newline and tab:
-
-    safe to show in a terminal or to quote.
-    """
-    return "".join(c for c in text if c in "\n\t" or (c.isprintable() and c != "\x7f"))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from kagent_sandbox import child
+from kagent_sandbox import child, process_tree
 from kagent_sandbox.channel import Channel, ChannelError
 from kagent_sandbox.confine.libc import prctl
 from kagent_sandbox.confine.policy import Confinement
@@ -30,7 +30,6 @@ from kagent_sandbox.context import Context
 
 _LOG_BYTES = 64 << 10
 _TICK_S = 0.25
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
@@ -118,10 +117,10 @@ class _Keeper:
         try:
             verb = self.control.recv(1.0, max_bytes=256).obj
             if verb == "stop":
-                self.control.send(stop_tree(self.pid, os.getpid()), timeout_s=5.0)
+                self.control.send(process_tree.stop_tree(self.pid, os.getpid()), timeout_s=5.0)
             elif verb == "cont":
-                for pid in descendants(os.getpid()):
-                    _signal(pid, signal.SIGCONT)
+                for pid in process_tree.descendants(os.getpid()):
+                    process_tree.send(pid, signal.SIGCONT)
                 self.control.send(obj=True, timeout_s=5.0)
             else:
                 self.reason = "killed"
@@ -131,8 +130,8 @@ class _Keeper:
     def tick(self) -> None:
         """Check what the kernel does not limit per subtree."""
         limits = self.spawn.confinement
-        pids = descendants(os.getpid())
-        used = sum(_private_bytes(pid) for pid in pids)
+        pids = process_tree.descendants(os.getpid())
+        used = sum(process_tree.private_bytes(pid) for pid in pids)
         self.peak_bytes = max(self.peak_bytes, used)
         if len(pids) > limits.processes:  # the kernel's limit does not bind root
             self.reason = f"limit of {limits.processes} processes"
@@ -186,7 +185,7 @@ class _Keeper:
         Freezing first keeps a fork bomb from outrunning the loop.
         """
         if self.reason is not None:
-            _signal(self.pid, signal.SIGKILL)
+            process_tree.send(self.pid, signal.SIGKILL)
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -196,87 +195,12 @@ class _Keeper:
                 self.status = status
                 self.usage = (usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
             elif pid == 0:
-                left = descendants(os.getpid())
+                left = process_tree.descendants(os.getpid())
                 for number in (signal.SIGSTOP, signal.SIGKILL):
                     for other in left:
                         if other != self.pid or self.status is not None or self.reason is not None:
-                            _signal(other, number)
+                            process_tree.send(other, number)
                 time.sleep(0.0005)
-
-
-# -- processes -----------------------------------------------------------------------------------
-
-
-def children(pid: int) -> list[int]:
-    """Direct children of a process, of all its threads."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with (
-                contextlib.suppress(OSError),
-                open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file,
-            ):
-                found += [int(word) for word in file.read().split()]
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes under `pid`, parents first."""
-    found: list[int] = []
-    level = [pid]
-    while level:
-        level = [c for p in level for c in children(p)]
-        found += level
-    return found
-
-
-def kill_tree(pid: int) -> None:
-    """Kill a process and all under it that can be seen."""
-    for victim in (*reversed(descendants(pid)), pid):
-        _signal(victim, signal.SIGKILL)
-
-
-def stop_tree(first: int, root: int) -> bool:
-    """Stop every thread of every process under `root` and wait until all are.
-
-    False after a second.
-    """
-    deadline = time.monotonic() + 1.0
-    _signal(first, signal.SIGSTOP)
-    while time.monotonic() < deadline:
-        running = [p for p in descendants(root) if not _stopped(p)]
-        if not running:
-            return True
-        for pid in running:
-            _signal(pid, signal.SIGSTOP)
-        time.sleep(0.00005)
-    return False
-
-
-def _stopped(pid: int) -> bool:
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/stat", encoding="latin-1") as file:
-                if file.read().rpartition(")")[2].split()[0] not in "TtZX":
-                    return False
-    except OSError:
-        return True  # it is gone
-    return True
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _private_bytes(pid: int) -> int:
-    """Resident memory that is not shared with files or other processes' mappings."""
-    try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-            words = file.read().split()
-        return (int(words[1]) - int(words[2])) * _PAGE
-    except (OSError, IndexError):
-        return 0
 
 
 # -- the private folder --------------------------------------------------------------------------

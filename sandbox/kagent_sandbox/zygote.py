@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from kagent_sandbox import supervisor
+from kagent_sandbox import process_tree, supervisor
 from kagent_sandbox.channel import Channel, ChannelClosed
 from kagent_sandbox.confine import landlock, policy, seccomp, users
 from kagent_sandbox.confine.libc import prctl
@@ -186,8 +186,8 @@ def _reap(supervisors: set[int], *, block: bool = False) -> None:
         known = pid in supervisors
         supervisors.discard(pid)
         if known and os.WIFSIGNALED(status):
-            for orphan in supervisor.children(os.getpid()):
+            for orphan in process_tree.children(os.getpid()):
                 if orphan not in supervisors:
-                    supervisor.kill_tree(orphan)
+                    process_tree.kill_tree(orphan)
         if block:
             return

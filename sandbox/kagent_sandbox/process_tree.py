@@ -1,0 +1,83 @@
+"""A process and all that it started: found, stopped, killed, weighed. Through /proc alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process, of all its threads."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with (
+                contextlib.suppress(OSError),
+                open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file,
+            ):
+                found += [int(word) for word in file.read().split()]
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes under `pid`, parents first."""
+    found: list[int] = []
+    level = [pid]
+    while level:
+        level = [c for p in level for c in children(p)]
+        found += level
+    return found
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and all under it that can be seen."""
+    for victim in (*reversed(descendants(pid)), pid):
+        send(victim, signal.SIGKILL)
+
+
+def stop_tree(first: int, root: int) -> bool:
+    """Stop every thread of every process under `root` and wait until all are.
+
+    False after a second.
+    """
+    deadline = time.monotonic() + 1.0
+    send(first, signal.SIGSTOP)
+    while time.monotonic() < deadline:
+        running = [p for p in descendants(root) if not _stopped(p)]
+        if not running:
+            return True
+        for pid in running:
+            send(pid, signal.SIGSTOP)
+        time.sleep(0.00005)
+    return False
+
+
+def _stopped(pid: int) -> bool:
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/stat", encoding="latin-1") as file:
+                if file.read().rpartition(")")[2].split()[0] not in "TtZX":
+                    return False
+    except OSError:
+        return True  # it is gone
+    return True
+
+
+def send(pid: int, number: int) -> None:
+    """Signal a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def private_bytes(pid: int) -> int:
+    """Resident memory that is not shared with files or other processes' mappings."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            words = file.read().split()
+        return (int(words[1]) - int(words[2])) * _PAGE
+    except (OSError, IndexError):
+        return 0
