@@ -35,9 +35,9 @@ def _count_kept(target_ptr, count_ptr, tokens, ignore_index, BLOCK: tl.constexpr
     tl.store(count_ptr, tl.sum(kept, 0).to(tl.float32))
 
 
-@triton.jit(do_not_specialize=["ignore_index"])
+@triton.jit(do_not_specialize=["vocab", "ignore_index"])
 def _loss_and_gradient(
-    z_ptr,  # [rows, vocab]: logits in, their gradient out
+    z_ptr,  # [rows, stride]: logits in, their gradient out
     target_ptr,
     count_ptr,
     loss_ptr,
@@ -46,7 +46,11 @@ def _loss_and_gradient(
     ignore_index,
     BLOCK: tl.constexpr,
 ):
-    """One row per program: read it for maximum and sum, read it again (from L2) and overwrite."""
+    """One row per program: read it for maximum and sum, read it again (from L2) and overwrite.
+
+    The padding of a row is read and written along: masks at `stride`, a multiple of 16, keep the
+    accesses wide for any vocabulary.
+    """
     row = tl.program_id(0)
     z_ptr += row.to(tl.int64) * stride
     target = tl.load(target_ptr + row)
@@ -58,7 +62,8 @@ def _loss_and_gradient(
     row_sum = 0.0
     for start in range(0, vocab, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        z = tl.load(z_ptr + column, mask=column < vocab, other=-float("inf")).to(tl.float32)
+        z = tl.load(z_ptr + column, mask=column < stride, other=0.0).to(tl.float32)
+        z = tl.where(column < vocab, z, -float("inf"))
         new_max = tl.maximum(row_max, tl.max(z, 0))
         row_sum = row_sum * tl.exp(row_max - new_max) + tl.sum(tl.exp(z - new_max), 0)
         row_max = new_max
@@ -70,9 +75,9 @@ def _loss_and_gradient(
     scale = share / row_sum
     for start in range(0, vocab, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        z = tl.load(z_ptr + column, mask=column < vocab, other=0.0).to(tl.float32)
+        z = tl.load(z_ptr + column, mask=column < stride, other=0.0).to(tl.float32)
         dz = tl.exp(z - row_max) * scale - tl.where(column == target, share, 0.0)
-        tl.store(z_ptr + column, dz.to(z_ptr.dtype.element_ty), mask=column < vocab)
+        tl.store(z_ptr + column, dz.to(z_ptr.dtype.element_ty), mask=column < stride)
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -140,15 +140,14 @@ def _combine(
     tl.store(loss_ptr, tl.sum(total, 0) / count)  # 0 / 0, NaN, if nothing counts, like torch
 
 
-@triton.jit(do_not_specialize=["first", "width", "ignore_index"])
+@triton.jit(do_not_specialize=["first", "ignore_index"])
 def _gradient_of_logits(
-    z_ptr,  # [tokens, width]: logits of columns [first, first + width) in, their gradient out
+    z_ptr,  # [tokens, stride]: logits of columns from `first` on in, their gradient out
     target_ptr,
     lse_ptr,
     count_ptr,
     stride,
     first,
-    width,
     ignore_index,
     BLOCK: tl.constexpr,
 ):
@@ -157,14 +156,15 @@ def _gradient_of_logits(
     share = 1.0 / tl.maximum(tl.load(count_ptr), 1.0)
     share = tl.where(target != ignore_index, share, 0.0)
     lse = tl.load(lse_ptr + row)
+    # The padding of a row is computed along: masks at multiples of 16 keep the accesses wide.
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     z_ptr += row.to(tl.int64) * stride
-    z = tl.load(z_ptr + column, mask=column < width, other=0.0).to(tl.float32)
+    z = tl.load(z_ptr + column, mask=column < stride, other=0.0).to(tl.float32)
     dz = (tl.exp(z - lse) - tl.where(first + column == target, 1.0, 0.0)) * share
-    tl.store(z_ptr + column, dz.to(z_ptr.dtype.element_ty), mask=column < width)
+    tl.store(z_ptr + column, dz.to(z_ptr.dtype.element_ty), mask=column < stride)
 
 
-@triton.jit(do_not_specialize=["numel"])
+@triton.jit
 def _accumulate(
     part_ptr, sum_ptr, out_ptr, numel, FIRST: tl.constexpr, LAST: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -242,11 +242,10 @@ def linear_cross_entropy(
     dx_sum = torch.empty_like(x, dtype=torch.float32)
     for first in range(0, vocab, CHUNK):
         columns = weight[first : first + CHUNK]
-        width = columns.shape[0]
-        z = logits[:, :width]
+        z = logits[:, : columns.shape[0]]
         torch.mm(x, columns.t(), out=z)
-        _gradient_of_logits[(tokens, triton.cdiv(width, 2048))](
-            z, target, lse, count, z.stride(0), first, width, ignore_index, BLOCK=2048
+        _gradient_of_logits[(tokens, triton.cdiv(pitch, 2048))](
+            z, target, lse, count, pitch, first, ignore_index, BLOCK=2048
         )
         torch.mm(z.t(), x, out=dw[first : first + CHUNK])
         torch.mm(z, columns, out=dx_part)
