@@ -184,8 +184,9 @@ def _install_cuda(target: Target) -> None:
 def _install_refusals() -> None:
     torch.compile = refuser("torch.compile", _NO_COMPILE)
     torch.jit.script = refuser("torch.jit.script", _NO_COMPILE)
+    autocast = refuser("torch.autocast", "convert explicitly with .to(dtype)")
     for module in (torch, torch.amp, torch.cuda.amp):
-        module.autocast = refuser("torch.autocast", "convert explicitly with .to(dtype)")
+        setattr(module, "autocast", autocast)  # noqa: B010 - the type checker knows it as a class
     torch.jit.trace = refuser("torch.jit.trace", _NO_COMPILE)
     torch.manual_seed = refuser(
         "torch.manual_seed", "results must follow from the arguments alone: remove random numbers"
