@@ -1,0 +1,56 @@
+"""What tests of seeds share: importing a seed, drawing a case's arguments, and the worst error."""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+from kagent_sandbox.build.request import ScalarSpec
+from kagent_sandbox.compare import allowed, measure_errors, share
+from kagent_sandbox.task import build_case
+
+SEEDS = Path(__file__).parents[2] / "seeds"
+
+
+def import_seed(path):
+    spec = importlib.util.spec_from_file_location(f"seed_{path.parent.name}_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def arguments(task, reference, case, seed, device="cpu"):
+    """Arguments of a call by name, with the declared strides."""
+    device = torch.device(device)
+    drawn = reference.inputs(case, torch.Generator(device).manual_seed(seed), device)
+    given = {}
+    for spec in build_case(task, case).arguments:
+        if isinstance(spec, ScalarSpec):
+            given[spec.name] = spec.value
+            continue
+        value = drawn[spec.name]
+        assert tuple(value.shape) == spec.shape
+        assert value.dtype == getattr(torch, spec.dtype)
+        given[spec.name] = torch.empty_strided(
+            spec.shape, spec.strides, dtype=value.dtype, device=device
+        )
+        given[spec.name].copy_(value)
+    return given
+
+
+def as_tuple(results):
+    return results if isinstance(results, tuple) else (results,)
+
+
+def worst_share(task, reference, given, results):
+    """Largest error over what is allowed, over all results; the contract holds up to 1."""
+    expected = as_tuple(reference.reference(**given))
+    eager = as_tuple(reference.eager(**given))
+    shares = []
+    for declared, result, ref, torchs in zip(
+        task.results, as_tuple(results), expected, eager, strict=True
+    ):
+        assert result.shape == torchs.shape
+        assert result.dtype == torchs.dtype
+        limit = allowed(measure_errors(torchs, ref, declared.row_dims), declared, torchs.dtype)
+        shares.append(share(measure_errors(result, ref, declared.row_dims), limit))
+    return max(shares)

@@ -1,0 +1,207 @@
+"""gelu, softmax and cross_entropy: their tasks hold together, and their seeds compute them."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from kagent_sandbox.build.client import Builder
+from kagent_sandbox.build.request import BuildRequest, Built
+from kagent_sandbox.task import build_case, draw_hidden, load_task
+from seed_cases import SEEDS, arguments, as_tuple, import_seed, worst_share
+
+TASKS = ("gelu", "softmax", "cross_entropy")
+FILES = [f for name in TASKS for f in sorted((SEEDS / name).glob("*_*.py"))]
+CPP = [f for f in FILES if f.stem.startswith("cpp_")]
+CUDA = [f for f in FILES if f.stem.startswith("cuda_")]
+
+
+def name_of(path):
+    return f"{path.parent.name}-{path.stem}"
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def task(request):
+    return load_task(SEEDS / request.param)
+
+
+@pytest.fixture(scope="module")
+def builder():
+    with Builder() as b:
+        yield b
+
+
+# -- tasks ----------------------------------------------------------------------------------------
+
+
+def test_each_task_has_the_kernels_that_are_promised(task):
+    kinds = [f.stem.split("_")[0] for f in FILES if f.parent.name == task.name]
+    assert kinds.count("triton") >= 2
+    assert kinds.count("cuda") >= 1
+    assert kinds.count("cpp") >= (2 if task.name == "softmax" else 1)
+
+
+@pytest.mark.parametrize("kind", ["gpu", "cpu"])
+@pytest.mark.parametrize("which", ["check", "bench"])
+def test_hidden_cases_are_calls_of_the_task(task, kind, which):
+    for seed in range(20):
+        drawn = draw_hidden(task, kind, which, seed)
+        assert len({c.name for c in drawn}) == len(drawn) >= 2
+        for case in drawn:
+            assert all(math.prod(t.shape) > 0 for t in build_case(task, case).results)
+            assert task.min_bytes(case) > task.min_written(case) > 0
+
+
+def test_torchs_own_result_is_within_the_contract(task):
+    reference = task.reference()
+    small = [c for c in task.gpu.check if c.dims["M"] * c.dims["N"] <= 70_000]
+    for case in (*task.cpu.check, *draw_hidden(task, "cpu", "check", 3), *small):
+        given = arguments(task, reference, case, seed=2)
+        assert worst_share(task, reference, given, reference.eager(**given)) <= 1, case.name
+
+
+def test_inputs_differ_by_seed_and_repeat(task):
+    reference, case = task.reference(), task.cpu.check[0]
+    first, again, other = (arguments(task, reference, case, seed) for seed in (1, 1, 2))
+    name = task.arguments[0].name
+    assert torch.equal(first[name], again[name])
+    assert not torch.equal(first[name], other[name])
+
+
+def test_an_unknown_distribution_is_refused(task):
+    reference = task.reference()
+    case = task.cpu.check[0].model_copy(update={"inputs": "cauchy"})
+    with pytest.raises(ValueError, match="cauchy"):
+        reference.inputs(case, torch.Generator(), torch.device("cpu"))
+
+
+def test_cross_entropys_gradient_is_that_of_its_loss():
+    reference = load_task(SEEDS / "cross_entropy").reference()
+    logits = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([0, 6, -100, 3, 3])
+    loss, grad = reference.reference(
+        logits=logits.detach().float(), target=target, ignore_index=-100
+    )
+
+    def mean_loss(x):
+        return torch.nn.functional.cross_entropy(x, target)
+
+    with torch.no_grad():
+        logits.copy_(logits.float())
+    torch.autograd.gradcheck(mean_loss, logits)
+    expected = mean_loss(logits)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(grad, logits.grad)
+
+
+# -- wrong results fail ---------------------------------------------------------------------------
+
+
+def _without_last_column(y):
+    y = y.clone()
+    y[:, -1] = 0
+    return y
+
+
+MUTANTS = {
+    "zeros": torch.zeros_like,
+    "mean": lambda y: y.mean(-1, keepdim=True).expand_as(y).clone(),
+    "scaled": lambda y: y * 1.001,
+    "lost_tail": _without_last_column,
+    "shifted": lambda y: y.roll(1, -1),
+    "bfloat16": lambda y: y.bfloat16().float(),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_wrong_matrix_fails(task, mutant):
+    reference, case = task.reference(), task.cpu.check[0]
+    given = arguments(task, reference, case, seed=4)
+    *others, matrix = as_tuple(reference.eager(**given))
+    assert worst_share(task, reference, given, (*others, MUTANTS[mutant](matrix))) > 1
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.999, 1.001])
+def test_a_wrong_loss_fails(factor):
+    task = load_task(SEEDS / "cross_entropy")
+    reference = task.reference()
+    given = arguments(task, reference, task.cpu.check[1], seed=4)
+    loss, grad = reference.eager(**given)
+    assert worst_share(task, reference, given, (loss * factor, grad)) > 1
+
+
+# -- seeds ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_tunables_are_declared_with_their_default(file):
+    seed = import_seed(file)
+    assert seed.TUNE
+    for name, values in seed.TUNE.items():
+        assert getattr(seed, name) in values
+        assert len(set(values)) == len(values) > 1
+
+
+@pytest.mark.parametrize("file", CPP, ids=name_of)
+def test_cpp_seed_computes_its_task(file, monkeypatch):
+    task, seed = load_task(file.parent), import_seed(file)
+    reference = task.reference()
+    cases = (*task.cpu.check, *draw_hidden(task, "cpu", "check", 5))
+    # The default, and the first and the last value of every tunable.
+    for pick in (None, 0, -1):
+        for name, values in seed.TUNE.items():
+            monkeypatch.setattr(seed, name, getattr(seed, name) if pick is None else values[pick])
+        for case in cases:
+            given = arguments(task, reference, case, seed=6)
+            results = getattr(seed, task.entry)(*given.values())
+            assert worst_share(task, reference, given, results) <= 1, case.name
+
+
+def test_softmax_of_masked_rows_is_as_torch_has_it():
+    x = torch.randn(3, 300)
+    x[0, :280] = -torch.inf
+    x[1] = -torch.inf
+    for file in CPP:
+        if file.parent.name == "softmax":
+            y = import_seed(file).softmax(x)
+            torch.testing.assert_close(y, torch.softmax(x, -1), equal_nan=True)
+            assert (y[0, :280] == 0).all()
+
+
+def test_triton_seeds_compute_their_task_in_the_interpreter():
+    folders = [SEEDS / name for name in TASKS]
+    run = subprocess.run(
+        [sys.executable, Path(__file__).with_name("interpreted.py"), *folders],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    shares = json.loads(run.stdout)
+    assert len(shares) >= 18
+    assert max(shares.values()) <= 1, shares
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("file", CUDA, ids=name_of)
+def test_cuda_seed_builds_without_spills(builder, file, target):
+    task = load_task(file.parent)
+    widest = max(task.gpu.bench, key=lambda c: (c.dims["N"], c.dims["M"]))
+    odd = next(c for c in task.gpu.check if c.dims["N"] == 1021)
+    cases = tuple(build_case(task, c) for c in (widest, odd))
+    built = builder.build(BuildRequest(file.read_text(), task.entry, target, cases))
+    assert isinstance(built, Built), built
+
+    plan = built.plans[0, widest.name]
+    assert all(kernel.spill_bytes == 0 for kernel in plan.kernels)
+    clusters = [launch.cluster for launch in plan.launches if launch.cluster]
+    if target == "sm_90a" and task.name != "gelu":
+        assert clusters == [(8, 1, 1)]  # 131072 columns: 8 blocks of 512 threads of 32 values
+    else:
+        assert clusters == []
