@@ -125,8 +125,9 @@ class Session:
         """The arena belongs to the judge: nothing of the candidate runs. Writes are done at the
         end.
         """
-        assert self._launcher is not None, "enter the session first"
-        with self._launcher.quiesced():
+        with contextlib.ExitStack() as stack:
+            with self._blaming(None) as launcher:  # the process may have died since it answered
+                stack.enter_context(launcher.quiesced())
             yield
             if self._backend.device.type == "cuda":
                 torch.cuda.synchronize(self._backend.device)
