@@ -1,0 +1,155 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kagent_sandbox.interpret import Interpreted, Interpreter
+from kagent_sandbox.interpret_worker import round_to_bf16, widen_bf16
+from kagent_sandbox.task import load_task
+from kagent_sandbox.verdict import Rejected, Stage, Status
+
+TASK = """
+name = "matmul"
+summary = "A product and its row sums"
+entry = "matmul"
+signature = "matmul(a, b) -> Tensor[M, N]"
+bytes = "(M * K + K * N + M * N) * itemsize"
+flops = "2 * M * N * K"
+matrix = true
+dims = { M = "rows", N = "columns", K = "inner" }
+arguments = [{ name = "a", shape = ["M", "K"] }, { name = "b", shape = ["K", "N"] }]
+results = [{ name = "c", shape = ["M", "N"], k = 2.0 }]
+
+[[gpu.check]]
+name = "bf16"
+dtype = "bfloat16"
+M = 40
+N = 24
+K = 50
+
+[[gpu.check]]
+name = "large"
+dtype = "bfloat16"
+M = 4096
+N = 4096
+K = 64
+
+[[gpu.bench]]
+name = "bench"
+dtype = "bfloat16"
+M = 64
+N = 64
+K = 64
+
+[[cpu.check]]
+name = "cpu"
+dtype = "float32"
+M = 2
+N = 2
+K = 2
+
+[[cpu.bench]]
+name = "cpu_bench"
+dtype = "float32"
+M = 2
+N = 2
+K = 2
+"""
+REFERENCE = """
+import torch
+
+def inputs(case, generator, device):
+    d, dtype = case.dims, getattr(torch, case.dtype)
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+    return {"a": normal(d["M"], d["K"]), "b": normal(d["K"], d["N"])}
+
+def reference(*, a, b):
+    return a.double() @ b.double()
+
+def eager(*, a, b):
+    return a @ b
+
+def experts():
+    return {}
+"""
+SOURCE = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["K"])
+@triton.jit
+def _matmul(a_ptr, b_ptr, c_ptr, M, N, K, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for start in range(0, tl.cdiv(K, BLOCK)):
+        k = start * BLOCK + tl.arange(0, BLOCK)
+        a = tl.load(a_ptr + i[:, None] * K + k, mask=(i[:, None] < M) & (k < K), other=0.0)
+        b = tl.load(b_ptr + k[:, None] * N + j, mask=(k[:, None] < K) & (j < N), other=0.0)
+        total += tl.dot(a, b)
+    at = c_ptr + i[:, None] * N + j + OFFSET
+    tl.store(at, total.to(c_ptr.dtype.element_ty), mask=(i[:, None] < M) & (j < N))
+
+
+OFFSET: tl.constexpr = tl.constexpr(0)
+
+
+def matmul(a, b):
+    assert a.is_cuda
+    units = torch.cuda.get_device_properties(a.device).multi_processor_count
+    assert units > 0
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device="cuda")
+    grid = lambda meta: tuple(triton.cdiv(n, meta["BLOCK"]) for n in c.shape)
+    _matmul[grid](a, b, c, a.shape[0], b.shape[1], a.shape[1])
+    return c
+"""
+
+
+@pytest.fixture(scope="module")
+def interpreter(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("matmul")
+    (folder / "task.toml").write_text(TASK)
+    (folder / "reference.py").write_text(REFERENCE)
+    with Interpreter(load_task(folder), 0, allow_tier0=True) as interpreter:
+        yield interpreter
+
+
+def test_a_bfloat16_product_passes(interpreter):
+    found = interpreter.check(SOURCE)
+    assert isinstance(found, Interpreted), found
+    assert found.skipped == ("large",)
+    assert [e.case for e in found.errors] == ["bf16"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status", "text"),
+    [
+        ("tl.dot(a, b)", "tl.dot(a, b) * 1.5", Status.INCORRECT_NUMERICAL, "expected"),
+        ("dtype=a.dtype", "dtype=torch.float32", Status.INCORRECT_DTYPE, "float32"),
+        ("    return c", "    return c[:1]", Status.INCORRECT_SHAPE, "[1, 24]"),
+        ("    return c", "    return None", Status.RUNTIME_ERROR, "NoneType"),
+        ("    return c", "    return undefined_name", Status.RUNTIME_ERROR, "line"),
+        ("def matmul", "def other", Status.RUNTIME_ERROR, "matmul"),
+        ("import torch", "import torch (", Status.COMPILE_ERROR, "SyntaxError"),
+        ("tl.constexpr(0)", "tl.constexpr(1 << 40)", Status.RUNTIME_ERROR, "outside"),
+    ],
+)
+def test_wrong_candidates_are_rejected(interpreter, old, new, status, text):
+    assert old in SOURCE
+    verdict = interpreter.check(SOURCE.replace(old, new))
+    assert isinstance(verdict, Rejected), verdict
+    assert verdict.status is status, verdict
+    assert text in verdict.message
+    assert verdict.stage in {Stage.BUILD, Stage.CHECK}
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=50))
+@settings(deadline=None)
+def test_rounding_to_bfloat16_is_torchs(values):
+    data = np.array(values, dtype=np.float32)
+    ours = torch.from_numpy(widen_bf16(round_to_bf16(data)))
+    theirs = torch.from_numpy(data).bfloat16().float()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
