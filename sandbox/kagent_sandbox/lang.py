@@ -7,11 +7,11 @@
         _softmax.launch(x.shape[0], 256, x, y, x.shape[1], shared=4 * x.shape[1])
         return y
 
-While kagent builds a candidate, launches are recorded and nothing runs. Imported anywhere else, the same file
-compiles for the machine at hand and runs, so that it can be tried, tested and shipped.
+While kagent builds a candidate, launches are recorded and nothing runs. Imported anywhere else, the
+same file compiles for the machine at hand and runs, so that it can be tried, tested and shipped.
 
-A kernel is compiled when it is first launched. Kernels with one name, source, options and defines are one kernel:
-make them inside of the host function where defines depend on shapes or on tunables.
+A kernel is compiled when it is first launched. Kernels with one name, source, options and defines
+are one kernel: make them inside of the host function where defines depend on shapes or on tunables.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ def cuda_kernel(
     """A `__global__` function of a CUDA C++ source.
 
     Args:
-        name: Its name, plain or `namespace::name`, or an instance of a template: `rows<128, float>`.
-        source: CUDA C++. Headers of the toolkit (cuda_bf16.h, mma.h, cooperative_groups.h, cuda/barrier,
+        name: Its name, plain or `namespace::name`, or an instance of a template: `rows<128,
+            float>`.
+        source: CUDA C++. Headers of the toolkit (cuda_bf16.h, mma.h, cooperative_groups.h,
+            cuda/barrier,
             cuda.h for CUtensorMap) can be included; host code cannot.
         options: Options of NVRTC that change code, for example `--use_fast_math`.
         defines: Macros: names to numbers or text.
@@ -69,7 +71,8 @@ def cpp_kernel(
 ) -> CppKernel:
     """An `extern "C"` function of a C++ source, compiled by g++ with -O3 -march=native -fopenmp.
 
-    Its parameters are pointers and numbers (int, int64_t, float, double, bool, ...); it returns nothing.
+    Its parameters are pointers and numbers (int, int64_t, float, double, bool, ...); it returns
+    nothing.
 
     Args:
         name: The function's name.
@@ -101,12 +104,14 @@ class CudaKernel:
         Args:
             grid: Blocks per axis, up to three (all blocks, clusters or not).
             block: Threads per axis, up to three.
-            args: Tensors (their first element's address), numbers by the type of the parameter, numpy
+            args: Tensors (their first element's address), numbers by the type of the parameter,
+                numpy
                 scalars (explicit types), None (a null pointer), `tensor_map(...)`.
             shared: Dynamic shared memory of a block in bytes.
             cluster: Blocks of a cluster per axis (sm_90 and later).
             cooperative: All blocks run at once and may wait for each other.
-            pdl: Start before the kernel ahead has ended (programmatic dependent launch, sm_90 and later).
+            pdl: Start before the kernel ahead has ended (programmatic dependent launch, sm_90 and
+                later).
 
         Raises:
             TypeError: An argument does not fit its parameter.

@@ -1,7 +1,8 @@
 """Kernel arguments: Python values, by the types of the kernel's parameters, as a plan records them.
 
-Host code passes tensors, numbers, None and tensor maps. Sizes of a CUDA kernel's parameters come from its
-cubin; what they are (a float or an int) from the source, as far as a glance at the signature tells.
+Host code passes tensors, numbers, None and tensor maps. Sizes of a CUDA kernel's parameters come
+from its cubin; what they are (a float or an int) from the source, as far as a glance at the
+signature tells.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _argument(value: object, parameter: Parameter, pointer_of: PointerOf, map_of
     raise TypeError(f"got {type(value).__name__}; pass a tensor, a number, None or tensor_map(...)")
 
 
-def _scalar(value: bool | int | float | np.generic, parameter: Parameter) -> Scalar:
+def _scalar(value: bool | float | np.generic, parameter: Parameter) -> Scalar:
     if isinstance(value, np.generic):
         explicit = _NUMPY.get(value.dtype.name)
         if explicit is None or SCALAR_BYTES[explicit] != parameter.nbytes:
@@ -112,7 +113,7 @@ def _scalar(value: bool | int | float | np.generic, parameter: Parameter) -> Sca
     return _typed(type_, value)
 
 
-def _typed(type_: ScalarType, value: float | int | bool) -> Scalar:
+def _typed(type_: ScalarType, value: float | bool) -> Scalar:
     if type_[0] in "fb":
         return Scalar(type_, float(value))
     if isinstance(value, float):
@@ -150,8 +151,10 @@ def cuda_parameters(name: str, source: str, sizes: Sequence[int]) -> tuple[Param
 
 
 def declared_types(name: str, source: str) -> tuple[str, ...] | None:
-    """Types in the signature of `__global__ ... name(...)`, `*` for pointers; None if it is not found."""
-    plain = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.S)
+    """Types in the signature of `__global__ ... name(...)`, `*` for pointers; None if it is not
+    found.
+    """
+    plain = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.DOTALL)
     base = re.escape(name.split("<")[0].split("::")[-1].strip())
     match = re.search(rf"__global__\b[^;{{}}]*?\b{base}\s*\(", plain)
     if match is None:
@@ -171,7 +174,7 @@ def declared_types(name: str, source: str) -> tuple[str, ...] | None:
 
 
 def _type_name(declaration: str) -> str:
-    text = re.sub(r"=.*", "", declaration, flags=re.S)
+    text = re.sub(r"=.*", "", declaration, flags=re.DOTALL)
     if "*" in text or "[" in text:
         return "*"
     words = re.findall(

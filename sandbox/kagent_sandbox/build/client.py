@@ -1,7 +1,7 @@
 """The builder as the agent sees it: a request in, plans and binaries or a rejection out.
 
-The child that answers has run untrusted code: nothing that it says is believed. Plans are parsed and checked,
-binaries are read and hashed again, and what does not fit is TAMPER.
+The child that answers has run untrusted code: nothing that it says is believed. Plans are parsed
+and checked, binaries are read and hashed again, and what does not fit is TAMPER.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Self
 from kagent_sandbox import records
 from kagent_sandbox.build import cpp, headers
 from kagent_sandbox.build.identity import source_hash, tree_hash
-from kagent_sandbox.build.request import Built, BuildRequest
+from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.build.validate import Forged, checked_plan
 from kagent_sandbox.channel import ChannelClosed, ChannelError, ChannelTimeout, Message
 from kagent_sandbox.confine import builder_confinement
 from kagent_sandbox.confine.policy import Confinement
-from kagent_sandbox.forkserver import Child, Exit, ForkServer
+from kagent_sandbox.forkserver import Child, Exit, ForkServer, Isolation
 from kagent_sandbox.plan import MAX_PLAN_BYTES, Plan
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
@@ -35,7 +35,8 @@ _GRACE_S = 3.0  # over the candidate's wall limit, which the child itself keeps 
 
 
 class Builder:
-    """A warm, confined builder. Use as a context manager; `build` may be called from several threads.
+    """A warm, confined builder. Use as a context manager; `build` may be called from several
+    threads.
 
     Args:
         jobs: Candidates that are built at once.
@@ -68,8 +69,18 @@ class Builder:
     ) -> None:
         self._server.close()
 
+    @property
+    def isolation(self) -> Isolation:
+        """What its children are confined by, as observed. Waits until the server has started.
+
+        Raises:
+            ConfinementError: The host lacks what was asked for.
+        """
+        return self._server.isolation
+
     def build(self, request: BuildRequest) -> Built | Rejected:
-        """Trace and compile a candidate for all its cases; blocks while `jobs` others are being built.
+        """Trace and compile a candidate for all its cases; blocks while `jobs` others are being
+        built.
 
         Raises:
             MachineError: This machine lacks a compiler or its headers, or cannot confine.

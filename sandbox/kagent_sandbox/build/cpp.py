@@ -1,8 +1,9 @@
 """C++ to shared objects through g++.
 
-The compiler itself says what parameters a kernel has: a few lines appended to the source write the types of its
-signature, through all typedefs and macros, into a section of the library, where `inspect` reads them. Builds run in
-a private folder under a fixed relative name, so that equal sources give equal bytes.
+The compiler itself says what parameters a kernel has: a few lines appended to the source write the
+types of its signature, through all typedefs and macros, into a section of the library, where
+`inspect` reads them. Builds run in a private folder under a fixed relative name, so that equal
+sources give equal bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kagent_sandbox.build.compile_error import CompileError, check_options, define_text, with_line
@@ -38,10 +38,10 @@ _OPTIONS = (
     r"-f(?!plugin|dump|profile|random|file|debug|macro|compare|sanitize|lto|use-|stack|diag)[\w.=+-]+",
 )
 _ERROR = re.compile(
-    r"^(?P<file>[^\n:]+):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<text>.*)$", re.M
+    r"^(?P<file>[^\n:]+):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<text>.*)$", re.MULTILINE
 )
 _USED_AT = re.compile(
-    rf"^{_FILE}:(?P<line>\d+):(?:\d+:)?\s+(?:required from|instantiated from)", re.M
+    rf"^{_FILE}:(?P<line>\d+):(?:\d+:)?\s+(?:required from|instantiated from)", re.MULTILINE
 )
 
 # One letter per parameter, in the order of the signature; see inspect.CPP_TYPES.
@@ -65,12 +65,12 @@ template <class R, class... A> struct text<R (*)(A...)> {{
 template <class R, class... A> struct text<R (*)(A...) noexcept> : text<R (*)(A...)> {{}};
 template <unsigned n> struct copy {{
   char value[n];
-  constexpr copy(const char* from) : value() {{ for (unsigned i = 0; i < n; ++i) value[i] = from[i]; }}
+  constexpr copy(const char* from) : value() {{ for (unsigned i = 0; i < n; ++i) value[i] = from[i];
+  }}
 }};
 using text_of = text<decltype(&{name})>;
-__attribute__((used, section(".kagent_signature"))) extern const copy<sizeof(text_of::value)> parameters;
-constexpr copy<sizeof(text_of::value)> parameters{{text_of::value}};
-}}
+__attribute__((used, section(".kagent_signature"))) extern const copy<sizeof(text_of::value)>
+parameters; constexpr copy<sizeof(text_of::value)> parameters{{text_of::value}}; }}
 """
 
 
@@ -92,7 +92,8 @@ def compile_cpp(
         folder: Where to build, in a folder of its own; the system's temporary folder if None.
 
     Raises:
-        CompileError: The source or an option was refused; the text is the first error with its line.
+        CompileError: The source or an option was refused; the text is the first error with its
+            line.
         ToolchainError: There is no g++.
     """
     check_options(

@@ -1,8 +1,8 @@
 """CUDA C++ to cubins through NVRTC, which needs no GPU and no driver.
 
-NVRTC is called through cuda.bindings rather than cuda.core's Program: candidates give compiler options as text, and
-errors are wanted as NVRTC's log. An error names the kernel source's own line: lines count within the string
-given to `cuda_kernel`.
+NVRTC is called through cuda.bindings rather than cuda.core's Program: candidates give compiler
+options as text, and errors are wanted as NVRTC's log. An error names the kernel source's own line:
+lines count within the string given to `cuda_kernel`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ _OPTIONS = (
 )
 _IGNORED = {"expt-relaxed-constexpr", "extended-lambda"}  # nvcc's; NVRTC always allows them
 _ERROR = re.compile(
-    r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): (?:catastrophic )?error(?: #\S+)?: (?P<text>.*)$", re.M
+    r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): (?:catastrophic )?error(?: #\S+)?: (?P<text>.*)$",
+    re.MULTILINE,
 )
 _USED_AT = re.compile(r"at line (?P<line>\d+)(?: of (?P<file>\S+))?")
 _PTXAS = re.compile(
     r"^ptxas (?:application ptx input, line (?P<line>\d+); )?(?:error|fatal)\s*: (?P<text>.*)$",
-    re.M,
+    re.MULTILINE,
 )
 
 
@@ -62,10 +63,12 @@ def compile_cuda(
 ) -> CudaBinary:
     """Compile a CUDA source for `target` ("sm_90a").
 
-    `name` is a kernel of the source: plain, qualified (`ns::k`) or an instance of a template (`k<128, float>`).
+    `name` is a kernel of the source: plain, qualified (`ns::k`) or an instance of a template
+    (`k<128, float>`).
 
     Raises:
-        CompileError: The source or an option was refused; the text is the first error with its line.
+        CompileError: The source or an option was refused; the text is the first error with its
+            line.
         ToolchainError: NVRTC or the toolkit's headers are missing or too old.
     """
     check_options(
@@ -122,7 +125,9 @@ def _log(program: object) -> str:
 
 
 def _ptx_line(program: object, line: int) -> str:
-    """Text of a line of the PTX that ptxas refused; NVRTC keeps it when asked for a real architecture."""
+    """Text of a line of the PTX that ptxas refused; NVRTC keeps it when asked for a real
+    architecture.
+    """
     result, size = nvrtc.nvrtcGetPTXSize(program)
     if result != nvrtc.nvrtcResult.NVRTC_SUCCESS or size <= 1:
         return ""

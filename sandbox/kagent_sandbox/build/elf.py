@@ -23,7 +23,9 @@ class ElfError(ValueError):
 
 @dataclass(frozen=True)
 class Section:
-    """A section. `data` is empty for those that occupy no bytes of the file; `size` counts there too."""
+    """A section. `data` is empty for those that occupy no bytes of the file; `size` counts there
+    too.
+    """
 
     name: str
     type: int

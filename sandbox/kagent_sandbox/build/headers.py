@@ -1,7 +1,7 @@
 """Where the CUDA toolkit's headers are: in NVIDIA's wheels or in a toolkit on the host.
 
-NVRTC needs a few parts of the C library besides; those are in `nvrtc_include`, next to this file, and come
-first.
+NVRTC needs a few parts of the C library besides; those are in `nvrtc_include`, next to this file,
+and come first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""When are two candidates the same? By text, and by syntax tree; machine code is compared through plans.
+"""When are two candidates the same? By text, and by syntax tree; machine code is compared through
+plans.
 
-The syntax tree leaves out comments, layout, docstrings and the names of local variables; within kernel sources in
-strings, comments and layout. Two candidates with one tree hash do the same; the reverse does not hold.
+The syntax tree leaves out comments, layout, docstrings and the names of local variables; within
+kernel sources in strings, comments and layout. Two candidates with one tree hash do the same; the
+reverse does not hold.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _rename(node: ast.AST, names: dict[str, str], depth: int) -> None:
-    """Number the locals of every function inside `node`; `names` are those of the functions around it."""
+    """Number the locals of every function inside `node`; `names` are those of the functions around
+    it.
+    """
     if isinstance(node, _Function):
         arguments = node.args
         for outside in (*arguments.defaults, *filter(None, arguments.kw_defaults)):
@@ -135,7 +139,9 @@ def _declared_outside(function: _Function) -> Iterator[str]:
 
 
 def _kernel_source(text: str) -> str:
-    """A CUDA or C++ source without comments, and with one space where tokens need one; other text as is."""
+    """A CUDA or C++ source without comments, and with one space where tokens need one; other text
+    as is.
+    """
     if not _KERNEL_SOURCE.search(text):
         return text
     out: list[str] = []
@@ -151,7 +157,9 @@ def _kernel_source(text: str) -> str:
             out.append("\n" + " ".join(re.sub(r"//[^\n]*|/\*.*?\*/", " ", token).split()) + "\n")
         else:
             # what would read as one token stays apart: `int a`, `b - -c`, `> >`
-            merges = (last == "w" and kind == "word") or (last in _OPERATORS and token[0] in _OPERATORS)
+            merges = (last == "w" and kind == "word") or (
+                last in _OPERATORS and token[0] in _OPERATORS
+            )
             out.append(" " + token if gap and merges else token)
         last, gap = ("w" if kind == "word" else token[-1:]), False
     return "".join(out)

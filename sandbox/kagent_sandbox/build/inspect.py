@@ -1,8 +1,10 @@
-"""What a compiled kernel is and uses, read from its binary without a GPU and without another process.
+"""What a compiled kernel is and uses, read from its binary without a GPU and without another
+process.
 
-Registers, local memory, parameter sizes and shared memory come from a cubin's `.nv.info` and section sizes (as
-`cuobjdump --dump-resource-usage` prints them); widths of global loads from its machine code (as `nvdisasm`
-prints it). The agent reads every binary again with the same functions, because the builder is not trusted.
+Registers, local memory, parameter sizes and shared memory come from a cubin's `.nv.info` and
+section sizes (as `cuobjdump --dump-resource-usage` prints them); widths of global loads from its
+machine code (as `nvdisasm` prints it). The agent reads every binary again with the same functions,
+because the builder is not trusted.
 """
 
 from __future__ import annotations
@@ -148,7 +150,9 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _per_function(data: bytes, index: int) -> dict[int, int]:
-    """Attributes of .nv.info that give one number per function, for the function of that symbol index."""
+    """Attributes of .nv.info that give one number per function, for the function of that symbol
+    index.
+    """
     found = {}
     for attribute, value in _attributes(data):
         if len(value) == 8:
@@ -198,9 +202,11 @@ def _load_widths(text: bytes, architecture: int) -> dict[int, int]:
 
 
 def _code_hash(elf: Elf, symbol: str, kernels: Sequence[str]) -> str:
-    """Hash of what the kernel executes and reads: its own sections and those that no other kernel owns."""
+    """Hash of what the kernel executes and reads: its own sections and those that no other kernel
+    owns.
+    """
     others = [k for k in kernels if k != symbol]
-    digest = hashlib.sha256(f"cubin {elf.flags:x}".encode())
+    digest = hashlib.sha256(f"cubin {_architecture(elf)}".encode())
     parts: list[tuple[str, bytes]] = []
     for section in elf.sections:
         name = section.name
@@ -253,7 +259,9 @@ def _cpp_parameters(elf: Elf) -> tuple[ScalarType | None, ...]:
 
 
 def _library_hash(elf: Elf) -> str:
-    """Hash of a library's loaded contents, and of what it imports; not of the names that it defines."""
+    """Hash of a library's loaded contents, and of what it imports; not of the names that it
+    defines.
+    """
     digest = hashlib.sha256(f"elf {elf.machine}".encode())
     skip = (".note", ".gnu", ".dyn", ".eh_frame", ".comment", ".interp")
     for section in elf.sections:

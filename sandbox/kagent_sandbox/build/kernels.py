@@ -19,7 +19,9 @@ from kagent_sandbox.build.targets import parse_target
 from kagent_sandbox.plan import KernelInfo
 
 cache_folder: Path | None = None
-"""Where binaries are kept for the forks of one candidate: a private folder, never shared between candidates."""
+"""Where binaries are kept for the forks of one candidate: a private folder, never shared between
+candidates.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ def _describe(source: Source, binary: bytes, symbol: str) -> Compiled:
 
 
 def over_limits(info: KernelInfo, launch: Launching, target: str) -> tuple[str, str] | None:
-    """What a launch asks for that the target never grants, and the remedy; None if there is nothing.
+    """What a launch asks for that the target never grants, and the remedy; None if there is
+    nothing.
 
     Not checked: whether a cooperative grid fits the device at once, which is for the launcher.
     """

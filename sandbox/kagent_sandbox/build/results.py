@@ -1,4 +1,6 @@
-"""Whether a plan returns what the task declares. Asked by the builder, and again by whoever receives the plan."""
+"""Whether a plan returns what the task declares. Asked by the builder, and again by whoever
+receives the plan.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from kagent_sandbox.verdict import Rejected, Stage, Status
 
 
 def wrong_results(plan: Plan, case: BuildCase, source: str, entry: str) -> Rejected | None:
-    """The rejection of a plan whose results have another number, shape or dtype; None if all is well.
+    """The rejection of a plan whose results have another number, shape or dtype; None if all is
+    well.
 
     The message names the line of the entry's last `return`.
     """

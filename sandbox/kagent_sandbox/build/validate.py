@@ -1,4 +1,6 @@
-"""Checks of a plan that an untrusted builder sent, against the request and against the binaries themselves."""
+"""Checks of a plan that an untrusted builder sent, against the request and against the binaries
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def checked_plan(
     """Parse a plan; its kernels are described anew from the binaries.
 
     Raises:
-        Forged: It is malformed, is for another target, takes other inputs than the case has, returns other
+        Forged: It is malformed, is for another target, takes other inputs than the case has,
+            returns other
             results, or its kernels are not what it says.
     """
     try:

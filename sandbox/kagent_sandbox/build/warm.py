@@ -1,7 +1,8 @@
-"""Imported by the builder's fork-server: compiles one small kernel of each kind, so that forks find compilers warm.
+"""Imported by the builder's fork-server: compiles one small kernel of each kind, so that forks find
+compilers warm.
 
-A first Triton compile in a process takes 0.4 s, the next 0.06; NVRTC 0.2 s and 0.02. No driver is touched, and no
-thread is left behind.
+A first Triton compile in a process takes 0.4 s, the next 0.06; NVRTC 0.2 s and 0.02. No driver is
+touched, and no thread is left behind.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from triton.backends.compiler import GPUTarget
 
 from kagent_sandbox.build import cuda
 from kagent_sandbox.errors import ToolchainError
-
 
 _IMPORTED_WHEN_TRACING = (
     "kagent_sandbox.build.dispatch",
@@ -58,8 +58,9 @@ def compile_once() -> None:
 def keep_dynamo_out() -> None:
     """Have torch's Python functions not import all of dynamo, which would cost each fork seconds.
 
-    Torch wraps dispatch modes and meta functions so that dynamo, which never runs here, would skip them; the
-    wrapper imports it when first called. A wrapper that already holds its function calls that instead.
+    Torch wraps dispatch modes and meta functions so that dynamo, which never runs here, would skip
+    them; the wrapper imports it when first called. A wrapper that already holds its function calls
+    that instead.
     """
     for module in _IMPORTED_WHEN_TRACING:
         importlib.import_module(module)

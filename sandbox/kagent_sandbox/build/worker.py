@@ -1,11 +1,13 @@
-"""The builder's confined child: imports one candidate, traces every case in a fork of its own, sends plans.
+"""The builder's confined child: imports one candidate, traces every case in a fork of its own,
+sends plans.
 
-Everything here shares its process with the candidate and can be changed by it. So nothing that it sends is
+Everything here shares its process with the candidate and can be changed by it. So nothing that it
+sends is
 believed: `client` checks all of it again.
 
-Messages to the client, in this order: {"loaded": [configs]}, then {"plan": [config, case], "hashes": [...]} with
-the plan and its new binaries as blobs, {"dropped": text}, and last {"done": true} or {"rejected": {...}} or
-{"machine": text}.
+Messages to the client, in this order: {"loaded": [configs]}, then {"plan": [config, case],
+"hashes": [...]} with the plan and its new binaries as blobs, {"dropped": text}, and last {"done":
+true} or {"rejected": {...}} or {"machine": text}.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class _Build:
         self._sent: set[str] = set()  # hashes of binaries
 
     def run(self) -> Mapping[str, object]:
-        """Trace all cases with all configurations, the declared one first; returns the last message."""
+        """Trace all cases with all configurations, the declared one first; returns the last
+        message.
+        """
         kernels.cache_folder = self._folder / "kernels"
         kernels.cache_folder.mkdir()
         module = load_candidate(self._request.source, self._folder, self._target)

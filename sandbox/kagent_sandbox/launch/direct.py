@@ -1,4 +1,6 @@
-"""Run CUDA and C++ kernels on real tensors: a candidate's file, tried or shipped outside of the sandbox."""
+"""Run CUDA and C++ kernels on real tensors: a candidate's file, tried or shipped outside of the
+sandbox.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,94 @@
+import string
+
+from hypothesis import given
+from hypothesis import strategies as st
+from kagent_sandbox.build.identity import source_hash, tree_hash
+
+CANDIDATE = '''
+import torch
+from kagent_sandbox.lang import cuda_kernel
+
+SOURCE = r"""
+#include <cuda_bf16.h>
+__global__ void k(const float *x, float *y, int n) { int i = threadIdx.x; y[i] = x[i] - -1.0f; }
+"""
+
+
+def f(x, scale=2):
+    """Doc."""
+    rows = x.shape[0]
+    y = torch.empty_like(x)
+    for part in range(rows):
+        y[part] = part
+
+    def inner(z):
+        total = rows + z
+        return total * scale
+
+    return inner(3), y
+'''
+
+names = st.text(string.ascii_lowercase, min_size=1, max_size=6).map(lambda s: f"v_{s}")
+blanks = st.text(" \t", max_size=3)
+
+
+@given(st.lists(names, min_size=4, max_size=4, unique=True))
+def test_names_of_locals_do_not_count(new):
+    renamed = CANDIDATE
+    for old, name in zip(("rows", "total", "part", "y"), new, strict=True):
+        body = renamed.index("def f")
+        pieces = renamed[body:]
+        import re
+
+        renamed = renamed[:body] + re.sub(rf"\b{old}\b", name, pieces)
+    assert tree_hash(renamed) == tree_hash(CANDIDATE)
+    assert source_hash(renamed) != source_hash(CANDIDATE)
+
+
+@given(st.integers(0, len(CANDIDATE.splitlines())), st.text(string.printable, max_size=20))
+def test_comments_and_blank_lines_do_not_count(line, text):
+    lines = CANDIDATE.splitlines()
+    source = [i for i, x in enumerate(lines) if '"""' in x]
+    if source[0] < line <= source[1]:
+        comment = "// " + " ".join(text.split()).replace('"', "").rstrip("\\")
+    else:
+        comment = "# " + " ".join(text.split())
+    if source[2] < line <= source[2]:
+        return
+    changed = "\n".join([*lines[:line], "", comment, *lines[line:]])
+    assert tree_hash(changed) == tree_hash(CANDIDATE)
+
+
+@given(blanks, blanks)
+def test_layout_of_kernel_sources_does_not_count(before, after):
+    changed = CANDIDATE.replace("y[i] = x[i]", f"y[i]{before}={after}x[i]")
+    assert tree_hash(changed) == tree_hash(CANDIDATE)
+
+
+def test_what_counts():
+    base = tree_hash(CANDIDATE)
+    for old, new in (
+        ("scale=2", "scale=3"),
+        ("rows + z", "z + rows"),
+        ("rows + z", "part + z"),
+        ("x[i] - -1.0f", "x[i] - -1.5f"),
+        ("x[i] - -1.0f", "x[i]--1.0f"),
+        ("const float *x", "float *x"),
+        ("def f(x", "def g(x"),
+        ("x.shape[0]", "x.shape[1]"),
+        ("#include <cuda_bf16.h>", "#include <cuda_fp16.h>"),
+    ):
+        assert old in CANDIDATE
+        assert tree_hash(CANDIDATE.replace(old, new)) != base, (old, new)
+
+
+def test_two_locals_never_become_one():
+    a = "def f(x):\n    a = 1\n    def g(b):\n        c = 2\n        return a + b + c\n    return g\n"
+    assert tree_hash(a) != tree_hash(a.replace("a + b + c", "c + b + c"))
+    assert tree_hash(a) != tree_hash(a.replace("a + b + c", "a + b + a"))
+    assert tree_hash(a) == tree_hash(a.replace("c = 2", "q = 2").replace("+ c", "+ q"))
+
+
+def test_code_that_reads_its_own_names_is_left_alone():
+    a = "def f(x):\n    a = 1\n    return locals()\n"
+    assert tree_hash(a) != tree_hash(a.replace("a = 1", "b = 1"))
