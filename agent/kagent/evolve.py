@@ -91,6 +91,8 @@ class Evolution:
         self._observe(Started(name, task, self._setting.budget, recorded, seeds))
         stop = Stop.FAILED
         try:
+            if self._reason_to_stop() is None or not self._raced:
+                await self._pilot.prepare()
             await self._restore()
             await self._evaluate_seeds()
             stop = await self._search() if self.lineage.incumbent else Stop.NO_SEED

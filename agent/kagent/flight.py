@@ -19,7 +19,7 @@ from kagent_sandbox.race_result import Race
 from kagent_sandbox.verdict import Rejected, Stage, Status, Verdict
 
 from kagent.duplicates import Known
-from kagent.events import Observer, Proposed, Step, Working
+from kagent.events import Observer, Progress, Proposed, Step, Working
 from kagent.lane import Lane
 from kagent.lineage import Candidate, Facts, Lineage, Proposal
 from kagent.machine import Machine
@@ -122,7 +122,8 @@ class Pilot:
     async def build(self, proposal: Proposal, *, race: bool = False) -> Built | Rejected:
         """Build a proposal's kernel for all cases of the search, or of the final race."""
         machine = self._machine
-        request = (machine.race_request if race else machine.request)(proposal.source)
+        make = machine.race_request if race and machine.race_request else machine.request
+        request = make(proposal.source)
         self._observe(Working(proposal.id, Step.WAIT))
         async with self._lane.build():
             self._observe(Working(proposal.id, Step.BUILD))
@@ -132,11 +133,21 @@ class Pilot:
         return built
 
     async def race(self, contenders: Sequence[Contender]) -> Race:
-        """Time finalists and baselines on hidden cases."""
+        """Time finalists and baselines on hidden cases, where the task has some."""
+        judge, hidden = self._machine.judge, self._machine.race_request is not None
         async with self._lane.measure():
-            return await _in(
-                self._judge_thread, lambda: self._machine.judge.race(contenders, hidden=True)
-            )
+            return await _in(self._judge_thread, lambda: judge.race(contenders, hidden=hidden))
+
+    async def prepare(self) -> None:
+        """Measure what candidates are compared with, before anything else runs."""
+        loop = asyncio.get_running_loop()
+
+        def say(text: str) -> None:  # from the judge's thread
+            loop.call_soon_threadsafe(self._observe, Progress(text))
+
+        async with self._lane.measure():
+            found = await _in(self._judge_thread, lambda: self._machine.prepare(say))
+        self._store.append("baselines", found)
 
     def close(self) -> None:
         """Start nothing more. Threads that still work end when builder and judge are closed."""
@@ -187,10 +198,16 @@ class Pilot:
         self._observe(Working(number, Step.WAIT))
         if flight.before is not None:  # the incumbent is known once all before it are recorded
             await flight.before.recorded.wait()
-        incumbent = self.incumbent
+        best = self.incumbent
+
+        def measure() -> Verdict:
+            if best is None:
+                return judge.measure(built, errors)
+            return judge.measure(built, errors, best.built, best.id, choice=best.choice)
+
         async with self._lane.measure():
             self._observe(Working(number, Step.MEASURE))
-            return await _in(self._judge_thread, lambda: judge.measure(built, errors, incumbent))
+            return await _in(self._judge_thread, measure)
 
 
 def _duplicate(stage: Stage, what: str, same: int) -> Rejected:

@@ -6,7 +6,7 @@ test's are a few lines of arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,9 +32,18 @@ class Judge(Protocol):
         """Whether it is correct on every case, hidden ones included."""
 
     def measure(
-        self, built: Built, errors: Sequence[CaseError], incumbent: Contender | None
+        self,
+        built: Built,
+        errors: tuple[CaseError, ...],
+        incumbent: Built | None = None,
+        against: str = "",
+        *,
+        choice: Mapping[str, int] | None = None,
     ) -> Passed | Rejected:
-        """Its time on every benchmark case, interleaved with the incumbent."""
+        """Its time on every benchmark case, interleaved with the incumbent.
+
+        `against` is the incumbent's id, `choice` its configuration per case.
+        """
 
     def race(self, contenders: Sequence[Contender], *, hidden: bool) -> Race:
         """Time contenders and baselines side by side, on hidden benchmark cases or on visible
@@ -51,7 +60,9 @@ class Machine:
     jobs: int  # builds at once
     quiet: bool  # nothing may be built while it times: kernels run on the cores that build
     request: Callable[[str], BuildRequest]  # of a source, for all cases but the final race's
-    race_request: Callable[[str], BuildRequest]  # of a source, for the final race's too
+    race_request: Callable[[str], BuildRequest] | None  # for the final race; None: same cases
+    prepare: Callable[[Callable[[str], None]], Mapping[str, object]]
+    """Measures baselines and ceilings, says what it does, and returns them as JSON."""
 
 
 def contender(candidate: Candidate, built: Built) -> Contender:

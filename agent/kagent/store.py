@@ -72,6 +72,7 @@ class History:
     lineage: Lineage
     pending: tuple[Proposal, ...]  # accepted, without a verdict: the process ended in between
     budgets: tuple[tuple[int, int], ...]  # (first proposal id, budget) per session
+    baselines: Mapping[str, Any] | None  # as measured at the last session's start
     race: FinalRace | None  # the last one
     stop: Stop | None  # why the last session ended; None if it was killed or goes on
     elapsed_s: float  # working time over all sessions
@@ -204,6 +205,7 @@ class RunStore:
         lineage = Lineage()
         budgets: list[tuple[int, int]] = []
         race: FinalRace | None = None
+        baselines: Mapping[str, Any] | None = None
         stop: Stop | None = None
         elapsed_s = 0.0
         began = latest = 0.0
@@ -220,6 +222,8 @@ class RunStore:
                 elif event.kind == "recorded":
                     row = from_json(StoredVerdict, event.data)
                     lineage.record(Candidate(proposals.pop(row.id), row.verdict, row.facts))
+                elif event.kind == "baselines":
+                    baselines = event.data
                 elif event.kind == "race":
                     race = from_json(FinalRace, event.data)
                 elif event.kind == "stopped":
@@ -229,7 +233,7 @@ class RunStore:
             latest = event.at
         pending = tuple(proposals[i] for i in sorted(proposals))
         elapsed_s += latest - began
-        return History(lineage, pending, tuple(budgets), race, stop, elapsed_s, events)
+        return History(lineage, pending, tuple(budgets), baselines, race, stop, elapsed_s, events)
 
     def _proposal(self, row: StoredProposal) -> Proposal:
         path = self.kernel_path(row.kernel)

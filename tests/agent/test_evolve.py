@@ -160,10 +160,10 @@ def test_time_is_up(tmp_path):
 
 def test_a_broken_machine_ends_the_run_and_is_nobodys_verdict(tmp_path):
     class Dying(FakeJudge):
-        def measure(self, *arguments):
+        def measure(self, *arguments, **more):
             if len(self.measured) == 6:
                 raise DeviceError("the device fell off the bus")
-            return super().measure(*arguments)
+            return super().measure(*arguments, **more)
 
     search, store = evolution(tmp_path / "t", tmp_path / "runs", machine=machine(judge=Dying()))
     with store:

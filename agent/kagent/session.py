@@ -1,0 +1,273 @@
+"""Puts a run together: the task's cases, a builder, a judge, a store, the loop.
+
+This is what `kagent evolve` calls. Nothing is printed; whoever watches passes an observer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import importlib.metadata
+import platform
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kagent_sandbox.build.client import Builder
+from kagent_sandbox.build.request import BuildRequest
+from kagent_sandbox.errors import RunError, TaskError, UserError
+from kagent_sandbox.judge_client import JudgeClient
+from kagent_sandbox.launch.base import DeviceFacts
+from kagent_sandbox.plan import Language
+from kagent_sandbox.records import to_json
+from kagent_sandbox.task import Case, Kind, Task, build_case, draw_hidden
+
+from kagent.config import Config
+from kagent.events import Observer, Stop
+from kagent.evolve import Evolution, SeedText
+from kagent.lineage import Operator
+from kagent.machine import Machine
+from kagent.propose import Proposer, Setting
+from kagent.runs import Manifest, read_manifest
+from kagent.store import History, RunStore
+from kagent.tasks import find_task, seeds_of
+from kagent.tune import Tuner
+
+PACKAGES = ("kagent", "torch", "triton", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a session of a run ended."""
+
+    folder: Path
+    stop: Stop
+    history: History
+
+
+def evolve(
+    task_name: str, config: Config, observe: Observer, resume: Path | None = None
+) -> Outcome:
+    """Run the search, new or resumed, until its budget is used up or it is interrupted.
+
+    Raises:
+        UserError: The task, or the languages asked for, cannot be evolved on this machine.
+        RunError: The run's folder cannot be used.
+        MachineError: The machine failed. What was recorded until then is kept.
+    """
+    task = find_task(task_name)
+    manifest = read_manifest(resume) if resume is not None else None
+    if manifest is not None:
+        _same_task(manifest, task, resume)
+        # What decides the run's course stays as it was; budget, time and cores may change.
+        kept = {
+            n: getattr(manifest, n) for n in ("lang", "proposer", "seed", "in_flight", "configs")
+        }
+        config = config.model_copy(update=kept)
+    kind, seeds = choose_seeds(task, config)
+    proposer = Tuner()
+    secret = secrets.randbits(62)
+    with open_machine(task, kind, config, secret) as (machine, facts, environment):
+        if manifest is not None and resume is not None:
+            _same_machine(manifest, environment, facts, resume)
+            store = RunStore.open(resume)
+        else:
+            made = _manifest(task, kind, config, proposer, facts, environment)
+            store = RunStore.create(config.runs, made)
+        with store:
+            setting = _setting(task, kind, store.manifest, config.budget)
+            search = Evolution(
+                setting, seeds, store, machine, proposer, observe, minutes=config.minutes
+            )
+            try:
+                stop = asyncio.run(search.run())
+            except KeyboardInterrupt:
+                stop = Stop.INTERRUPTED
+            return Outcome(store.folder, stop, store.history())
+
+
+def setting_of(store: RunStore, task: Task) -> Setting:
+    """The setting that a stored run's decisions were taken in, for `kagent.replay`."""
+    manifest = store.manifest
+    kind: Kind = "gpu" if manifest.kind == "gpu" else "cpu"
+    return _setting(task, kind, manifest, store.history().budgets[-1][1])
+
+
+def proposer_of(manifest: Manifest) -> Proposer:
+    """The proposer of a stored run."""
+    if manifest.proposer != Tuner.name:
+        raise RunError(f"this kagent has no proposer {manifest.proposer!r}")
+    return Tuner()
+
+
+@functools.cache
+def has_gpu() -> bool:
+    """Whether the driver knows an NVIDIA GPU that this process may use. Makes no context."""
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        return (
+            driver.cuInit(0) == 0
+            and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+            and count.value > 0
+        )
+    except (OSError, AttributeError):
+        return False
+
+
+def choose_seeds(task: Task, config: Config) -> tuple[Kind, list[SeedText]]:
+    """The device and the seeds that a language stands for on this machine.
+
+    Raises:
+        UserError: There is no such seed, or no device to time it on.
+    """
+    gpu = config.lang in ("triton", "cuda") or (config.lang == "any" and has_gpu())
+    if gpu and not has_gpu():
+        raise UserError(
+            f"timing {config.lang} kernels needs an NVIDIA GPU, and this machine has none. Possible "
+            f"here: --lang cpp evolves {task.name} on the CPU; kagent build compiles for a GPU; "
+            "kagent check runs a Triton kernel in Triton's interpreter"
+        )
+    wanted: tuple[Language, ...] = ("triton", "cuda") if gpu else ("cpp",)
+    if config.lang != "any":
+        wanted = (config.lang,)
+    seeds = [SeedText(s.name, s.source()) for s in seeds_of(task) if s.language in wanted]
+    if not seeds:
+        raise TaskError(
+            f"{task.folder}: no {' or '.join(wanted)} seed there (such as {wanted[0]}_NAME.py)"
+        )
+    return ("gpu" if gpu else "cpu"), seeds
+
+
+@contextlib.contextmanager
+def open_machine(
+    task: Task, kind: Kind, config: Config, secret: int
+) -> Iterator[tuple[Machine, DeviceFacts, Mapping[str, object]]]:
+    """Builder and judge for a task, started; closed at the end, with all that they started.
+
+    `secret` draws the hidden cases: it reaches the judge, and the store only with the final race.
+    """
+    with Builder(config.jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
+        facts = judge.facts
+        isolation = builder.isolation
+        environment: dict[str, object] = {
+            "device": facts.name,
+            "key": facts.key,
+            "memory_bytes": facts.memory_bytes,
+            "isolation": isolation.tier.value,
+            "host": platform.platform(),
+            "python": platform.python_version(),
+            "versions": _versions(),
+        }
+        race = draw_hidden(task, kind, "bench", secret)
+        cases = task.cases(kind)
+        search = [*cases.check, *draw_hidden(task, kind, "check", secret), *cases.bench]
+
+        def prepare(say: Callable[[str], None]) -> Mapping[str, object]:
+            baselines = judge.baselines(say)
+            say("ceilings of the device")
+            return {"baselines": to_json(baselines), "ceilings": to_json(judge.ceilings())}
+
+        machine = Machine(
+            builder=builder,
+            judge=judge,
+            jobs=config.jobs,
+            quiet=kind == "cpu",
+            request=request_maker(task, facts.target, search, config.configs),
+            race_request=request_maker(task, facts.target, race, config.configs) if race else None,
+            prepare=prepare,
+        )
+        yield machine, facts, environment
+
+
+def request_maker(
+    task: Task, target: str, cases: list[Case], configs: int
+) -> Callable[[str], BuildRequest]:
+    """What to ask a builder for, of any source, on some of the task's cases."""
+    built_cases = tuple(build_case(task, c) for c in cases)
+    mutates = tuple(a.name for a in task.arguments if a.mutates)
+
+    def request(source: str) -> BuildRequest:
+        return BuildRequest(
+            source=source,
+            entry=task.entry,
+            target=target,
+            cases=built_cases,
+            allow=task.allow,
+            mutates=mutates,
+            max_configs=configs,
+        )
+
+    return request
+
+
+def _setting(task: Task, kind: Kind, manifest: Manifest, budget: int) -> Setting:
+    return Setting(
+        task=task,
+        kind=kind,
+        target=manifest.target,
+        budget=budget,
+        seed=manifest.seed,
+        in_flight=manifest.in_flight,
+        operators=manifest.operators,
+    )
+
+
+def _manifest(
+    task: Task,
+    kind: Kind,
+    config: Config,
+    proposer: Proposer,
+    facts: DeviceFacts,
+    environment: Mapping[str, object],
+) -> Manifest:
+    operators: tuple[Operator, ...] = proposer.operators
+    return Manifest(
+        task=task.name,
+        task_folder=str(task.folder),
+        task_digest=task.digest,
+        kind=kind,
+        target=facts.target,
+        seed=config.seed,
+        lang=config.lang,
+        proposer=proposer.name,
+        operators=operators,
+        in_flight=config.in_flight,
+        configs=config.configs,
+        environment=environment,
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        version=importlib.metadata.version("kagent"),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def _same_task(manifest: Manifest, task: Task, folder: Path | None) -> None:
+    if manifest.task != task.name:
+        raise RunError(f"{folder}: a run of {manifest.task}, not of {task.name}")
+    if manifest.task_digest != task.digest:
+        raise RunError(
+            f"{folder}: {task.folder} was changed since, and its figures would no longer compare: "
+            "start a new run"
+        )
+
+
+def _same_machine(
+    manifest: Manifest, environment: Mapping[str, object], facts: DeviceFacts, folder: Path
+) -> None:
+    before, now = manifest.environment.get("key"), environment["key"]
+    if (manifest.kind, manifest.target, before) != (facts.kind, facts.target, now):
+        raise RunError(
+            f"{folder}: measured on {before}, and this is {now}: times of the two do not compare; "
+            "start a new run"
+        )
