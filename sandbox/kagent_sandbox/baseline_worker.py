@@ -9,10 +9,8 @@ it dies, the line that is missing says of what.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 import json
-import math
 import os
 import statistics
 import sys
@@ -23,24 +21,18 @@ from typing import Any
 import torch
 
 from kagent_sandbox.launch.baseline_calls import (
-    COMPILE_MODES,
-    EAGER,
     BaselineCall,
     BaselineUnavailableError,
-    expert_names,
+    all_names,
     forget_compiled,
     make_call,
 )
-from kagent_sandbox.launch.plan_ops import void
+from kagent_sandbox.launch.cpu_baselines import CpuBaseline
 from kagent_sandbox.records import from_json
 
 SAMPLES = 30
-_SPAN_US = 300.0  # what is timed on a CPU outlasts the noise of a wake-up
-_MOST_SETS = 48
-_SETS_BYTES = 1 << 30  # of all input sets together
 _CPU_SECONDS = 2.0  # per baseline, beyond the least number of samples
 _LEAST_SAMPLES = 5
-_WARM_UP = 2
 
 
 def main() -> None:
@@ -55,7 +47,7 @@ def main() -> None:
         measure = _gpu_measurer(request["index"])
     for record in request["calls"]:
         call = from_json(BaselineCall, record)
-        for name in _names(call.reference, request["kind"]):
+        for name in all_names(call.reference, request["kind"]):
             pair = [call.case["name"], name]
             if tuple(pair) in skip:
                 continue
@@ -64,11 +56,6 @@ def main() -> None:
             answers.write(json.dumps(answer) + "\n")
         forget_compiled()
         gc.collect()
-
-
-def _names(reference: str, kind: str) -> list[str]:
-    modes = list(COMPILE_MODES) if kind == "gpu" else ["compile"]
-    return [EAGER, *modes, *expert_names(reference)]
 
 
 def _attempt(
@@ -112,51 +99,13 @@ def _gpu_measurer(index: int) -> Callable[[BaselineCall], dict[str, object]]:
 
 
 def _cpu(call: BaselineCall) -> dict[str, object]:
-    """Slope of K calls against 2K, rotating over input sets, as candidates on the CPU are timed.
-
-    K grows until a call's work outlasts the noise of a wake-up; more sets than caches hold keep
-    every call cold.
-    """
-    function = make_call(call, torch.device("cpu"))
-    for _ in range(_WARM_UP):
-        void(function())
-    sets = [function]
-    first_us = min(_elapsed_us(sets) for _ in range(3))
-    nbytes = sum(t.nbytes for t in function.keywords.values() if isinstance(t, torch.Tensor))
-    wanted = max(3, min(_MOST_SETS, 3 * math.ceil(_SPAN_US / max(first_us, 1.0))))
-    count = max(3, min(wanted, _SETS_BYTES // max(1, nbytes)))
-    sets += [functools.partial(function.func, **_copies(function)) for _ in range(count - 1)]
-    k = count // 3
+    baseline = CpuBaseline(make_call(call, torch.device("cpu")))
     times: list[float] = []
     deadline = time.monotonic() + _CPU_SECONDS
     while len(times) < SAMPLES and (len(times) < _LEAST_SAMPLES or time.monotonic() < deadline):
-        turn = len(times) * k % count
-        order = sets[turn:] + sets[:turn]
-        once, twice = order[:k], order[k : 3 * k]
-        if len(times) % 2:
-            long_us = _elapsed_us(twice)
-            times.append((long_us - _elapsed_us(once)) / k)
-        else:
-            short_us = _elapsed_us(once)
-            times.append((_elapsed_us(twice) - short_us) / k)
-    return {"us": max(statistics.median(times), 1e-3), "captured": False, "peak_bytes": 0}
-
-
-def _elapsed_us(functions: Sequence[Callable[[], object]]) -> float:
-    start = time.perf_counter()
-    for function in functions:
-        function()
-    return 1e6 * (time.perf_counter() - start)
-
-
-def _copies(function: functools.partial[object]) -> dict[str, object]:
-    """The function's arguments with tensors of their own, with the same strides."""
-    return {
-        name: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype).copy_(v)
-        if isinstance(v, torch.Tensor)
-        else v
-        for name, v in function.keywords.items()
-    }
+        times += baseline.samples(1)
+    us = max(statistics.median(times), 1e-3)  # a slope of nothing but noise may be negative
+    return {"us": us, "captured": False, "peak_bytes": 0}
 
 
 if __name__ == "__main__":

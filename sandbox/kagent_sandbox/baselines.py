@@ -25,13 +25,19 @@ from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.forkserver import printable
 from kagent_sandbox.launch import cache
 from kagent_sandbox.launch.base import DeviceFacts
-from kagent_sandbox.launch.baseline_calls import COMPILE_MODES, EAGER, BaselineCall
+from kagent_sandbox.launch.baseline_calls import (
+    COMPILE_MODES,
+    EAGER,
+    BaselineCall,
+    all_names,
+)
 from kagent_sandbox.records import to_json
 from kagent_sandbox.task import Case, Kind, Task, build_case
 
 VERSION = 1
 """Of the way of measuring, with the clock's own version: part of the cache's key."""
 ITEM_LIMIT_S = 900.0  # one baseline of one case; max-autotune of a large product takes minutes
+_WORKER: tuple[str, ...] = ("-m", "kagent_sandbox.baseline_worker")
 _SEED = 20  # of baselines' inputs: never those of a candidate
 _FIELDS = ("name", "dtype", "inputs", "scale", "noncontiguous")
 
@@ -109,6 +115,11 @@ def measure_baselines(
     if cases is None:
         cache.save(name, measured)
     return measured
+
+
+def baseline_names(task: Task, kind: Kind) -> list[str]:
+    """All baselines of a task that can be tried here: eager, compile modes, experts."""
+    return all_names(str(task.folder / "reference.py"), kind)
 
 
 def baseline_call(task: Task, case: Case, name: str, seed: int) -> BaselineCall:
@@ -214,7 +225,7 @@ def _run_worker(
     }
     with tempfile.TemporaryFile() as log:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "kagent_sandbox.baseline_worker"],
+            [sys.executable, *_WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

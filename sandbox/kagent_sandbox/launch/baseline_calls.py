@@ -91,9 +91,10 @@ def _function(name: str, module: ModuleType) -> Callable[..., object]:
     return experts[name]
 
 
-def expert_names(reference: str) -> list[str]:
-    """Names of the expert libraries that can be imported here."""
-    return sorted(_import(reference).experts())
+def all_names(reference: str, kind: str) -> list[str]:
+    """All baselines that can be tried here: eager, compile modes, experts that can be imported."""
+    modes = list(COMPILE_MODES) if kind == "gpu" else ["compile"]
+    return [EAGER, *modes, *sorted(_import(reference).experts())]
 
 
 def _import(path: str) -> ModuleType:

@@ -124,6 +124,25 @@ class GpuBackend:
         """
         assert isinstance(arena, GpuArena)
         connection = self._take_spare()
+        try:
+            outcome = self._set_up(connection, arena, baselines or {})
+        except BaseException:
+            connection.kill()
+            raise
+        finally:
+            self._start_spare()
+        return GpuLauncher(
+            connection,
+            settle=lambda: torch.cuda.synchronize(self.device),
+            quiet=self._quiet,
+            after_loss=self._after_loss,
+            baselines=outcome,
+        )
+
+    def _set_up(
+        self, connection: Connection, arena: GpuArena, baselines: Mapping[str, BaselineCall]
+    ) -> Mapping[str, bool | str]:
+        """Have a process map the arena and make baselines ready; what became of these."""
         shared = arena.shared
         connection.ask(
             {"do": "open", "transport": shared.transport, "nbytes": shared.nbytes},
@@ -131,21 +150,14 @@ class GpuBackend:
             blobs=[shared.handle],
             fds=[shared.fd] if shared.transport == "fd" else [],
         )
-        outcome: object = {}
-        if baselines:
-            calls = {key: to_json(call) for key, call in baselines.items()}
-            folder = str(cache.cache_folder() / "inductor")
-            outcome = connection.ask(
-                {"do": "baselines", "calls": calls, "cache": folder}, limit_s=_BASELINES_LIMIT_S
-            )
-        self._start_spare()
-        return GpuLauncher(
-            connection,
-            settle=lambda: torch.cuda.synchronize(self.device),
-            quiet=self._quiet,
-            after_loss=self._after_loss,
-            baselines=cast("Mapping[str, bool | str]", outcome),
+        if not baselines:
+            return {}
+        calls = {key: to_json(call) for key, call in baselines.items()}
+        folder = str(cache.cache_folder() / "inductor")
+        outcome = connection.ask(
+            {"do": "baselines", "calls": calls, "cache": folder}, limit_s=_BASELINES_LIMIT_S
         )
+        return cast("Mapping[str, bool | str]", outcome)
 
     def healthy(self) -> bool:
         """Whether a fresh process computes known results; tries twice."""
@@ -190,7 +202,7 @@ class GpuBackend:
     def _wait_spare(self) -> None:
         """Wait until the next process has its context: it would disturb what is timed."""
         if self._spare is not None and not self._spare_ready:
-            self._spare.receive("context", START_LIMIT_S)
+            self._spare.pid = self._spare.receive("context", START_LIMIT_S)
             self._spare_ready = True
 
     def _quiet(self) -> None:

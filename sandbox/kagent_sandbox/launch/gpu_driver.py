@@ -32,15 +32,9 @@ _FAULT = {
     "CUDA_ERROR_ASSERT",
     "CUDA_ERROR_TENSOR_MEMORY_LEAK",
     "CUDA_ERROR_UNKNOWN",
-}
-_MACHINE = {
+    # these two blame the machine: the health check that follows a fault decides
     "CUDA_ERROR_ECC_UNCORRECTABLE",
-    "CUDA_ERROR_NVLINK_UNCORRECTABLE",
     "CUDA_ERROR_CONTAINED",
-    "CUDA_ERROR_DEVICE_UNAVAILABLE",
-    "CUDA_ERROR_SYSTEM_NOT_READY",
-    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
-    "CUDA_ERROR_NO_DEVICE",
 }
 
 
@@ -57,11 +51,6 @@ class GpuError(Exception):
         if self.name in _RESOURCE:
             return Status.RESOURCE_LIMIT
         return Status.GPU_FAULT if self.name in _FAULT else Status.RUNTIME_ERROR
-
-    @property
-    def machine(self) -> bool:
-        """Whether the machine is to blame rather than the candidate."""
-        return self.name in _MACHINE
 
 
 def call(function: Callable[..., tuple[Any, ...]], *args: object, doing: str) -> Any:

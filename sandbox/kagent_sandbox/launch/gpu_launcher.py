@@ -29,6 +29,7 @@ class Connection:
         self.child = child
         self.untrusted = False  # whether candidates' code has been loaded
         self.dead = False
+        self.pid: object = None  # as it says itself, once it has its context
 
     def ask(
         self,

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from kagent_sandbox.channel import ChannelClosed, Message
 from kagent_sandbox.launch import gpu_ceilings
 from kagent_sandbox.launch.baseline_calls import BaselineCall, make_call
@@ -103,7 +105,8 @@ class _Server:
         outcome: dict[str, object] = {}
         for key, record in request["calls"].items():
             try:
-                call = make_call(from_json(BaselineCall, record), executor.clock.device)
+                with torch.cuda.stream(executor.clock.stream):
+                    call = make_call(from_json(BaselineCall, record), executor.clock.device)
                 baseline = ready(call, executor.clock)
             except Exception as e:  # noqa: BLE001 - a baseline that fails is recorded as such
                 outcome[key] = f"{type(e).__name__}: {e}".partition("\n")[0]

@@ -61,6 +61,10 @@ class Clock:
             self._pool = torch.cuda.graph_pool_handle()
         return self._pool
 
+    def forget_graph_pool(self) -> None:
+        """Use another pool from now on: torch takes no further capture into one that failed."""
+        self._pool = None
+
     def samples(self, work: Sequence[Work], count: int) -> list[float]:
         """`count` device times in µs, rotating over `work`, each from a cold L2.
 
@@ -137,10 +141,11 @@ class Graph:
             )
             try:
                 work()
+                self._graph.capture_end()
             except BaseException:
                 _abandon(self._graph)
+                clock.forget_graph_pool()
                 raise
-            self._graph.capture_end()
         self._stream = driver.CUstream(clock.stream.cuda_stream)
         graph = driver.CUgraph(self._graph.raw_cuda_graph())
         self._exec = call(driver.cuGraphInstantiate, graph, 0, doing="instantiating the graph")

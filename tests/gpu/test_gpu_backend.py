@@ -1,0 +1,178 @@
+"""The device as a whole: facts, ceilings, transports, baselines in the launcher and beside it."""
+
+import time
+
+import pytest
+import torch
+from kagent_sandbox.plan import Fill, Pointer
+from plans import Sketch, cubin, flat
+
+pytestmark = pytest.mark.gpu
+
+TOML = """
+name = "double"
+summary = "Twice x."
+entry = "double"
+signature = "double(x) -> y"
+dims = { N = "elements" }
+bytes = "2 * N * itemsize"
+flops = "0"
+arguments = [{ name = "x", shape = ["N"] }]
+results = [{ name = "y", shape = ["N"], k = 2.0 }]
+[gpu]
+check = [{ name = "g", dtype = "float32", N = 8 }]
+bench = [
+  { name = "small", dtype = "float32", N = 1048576 },
+  { name = "large", dtype = "bfloat16", N = 67108864 },
+]
+[cpu]
+check = [{ name = "c", dtype = "float32", N = 8 }]
+bench = [{ name = "cb", dtype = "float32", N = 64 }]
+"""
+REFERENCE = """
+import torch
+
+def inputs(case, generator, device):
+    x = torch.randn(case.dims["N"], generator=generator, device=device)
+    return {"x": x.to(getattr(torch, case.dtype))}
+
+def reference(*, x):
+    return 2 * x.double()
+
+def eager(*, x):
+    return torch.sin(2 * x)
+
+def waits(*, x):
+    return x * float(x[0].item() > -100)
+
+def fails(*, x):
+    raise ValueError("refuses this shape")
+
+def experts():
+    return {"waits for the device": waits, "fails": fails}
+"""
+
+
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    from kagent_sandbox.task import load_task
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "task.toml").write_text(TOML)
+    (tmp_path / "reference.py").write_text(REFERENCE)
+    return load_task(tmp_path)
+
+
+def test_facts(backend):
+    facts = backend.facts
+    print(facts, "transport", backend._transport, backend._server.isolation)
+    assert facts.kind == "gpu"
+    assert facts.target.startswith("sm_")
+    assert facts.name in facts.key
+    assert torch.__version__ in facts.key
+    assert "unknown" not in facts.key
+    if "H100" in facts.name and "HBM3" in facts.name:
+        assert facts.theoretical_gb_per_s == pytest.approx(3352, rel=0.01)
+        assert facts.target == "sm_90a"
+        assert facts.units == 132
+
+
+@pytest.mark.parametrize("transport", ["fd", "ipc"])
+def test_memory_is_shared_by_either_transport(transport):
+    from kagent_sandbox.errors import DeviceError
+    from kagent_sandbox.launch.gpu_backend import GpuBackend
+
+    with GpuBackend(transport=transport) as backend:
+        arena = backend.arena(8 << 20)
+        try:
+            launcher = backend.launcher(arena)
+        except DeviceError as e:
+            if transport == "ipc":
+                pytest.skip(f"CUDA IPC does not reach the launcher's user here: {e}")
+            raise
+        s = Sketch()
+        y = s.alloc(4096)
+        s.ops.append(Fill(flat(y, 1024, "int32"), 9))
+        launcher.load({})
+        launcher.prepare("f", s.plan(flat(y, 1024, "int32")), {y: 4096})
+        launcher.run("f", limit_s=20.0)
+        assert arena.view(flat(y, 1024, "int32"), 4096).eq(9).all()
+        launcher.close()
+        arena.close()
+
+
+def test_starting_a_launcher_takes_little_of_the_lane(backend, arena):
+    """What the lane waits for, with the next process made ahead; and what making it takes."""
+    backend._quiet()
+    times = []
+    for _ in range(4):
+        start = time.monotonic()
+        launcher = backend.launcher(arena)
+        launcher.load({})
+        times.append(time.monotonic() - start)
+        start = time.monotonic()
+        backend._quiet()
+        ahead = time.monotonic() - start
+        launcher.close()
+    print("launcher ready in", [f"{t:.3f} s" for t in times], f"next made in {ahead:.2f} s")
+    assert min(times) < 1.0
+
+
+def test_ceilings(backend, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    start = time.monotonic()
+    ceilings = backend.ceilings()
+    print(f"{ceilings} in {time.monotonic() - start:.1f} s")
+    facts = backend.facts
+    if facts.theoretical_gb_per_s:
+        for value in (ceilings.copy_gb_per_s, ceilings.read_gb_per_s, ceilings.write_gb_per_s):
+            assert 0.5 * facts.theoretical_gb_per_s < value < 1.02 * facts.theoretical_gb_per_s
+    assert ceilings.tflop_per_s["bfloat16"] > ceilings.tflop_per_s["float32"] > 1
+    start = time.monotonic()
+    assert backend.ceilings() == ceilings
+    assert time.monotonic() - start < 0.5
+
+
+def test_baselines_are_measured_and_failures_recorded(backend, task):
+    from kagent_sandbox.baselines import measure_baselines
+
+    lines = []
+    start = time.monotonic()
+    found = measure_baselines(task, "gpu", backend.facts, lines.append)
+    print("\n".join(lines), f"\n{time.monotonic() - start:.1f} s; failed: {found.failed}")
+    for case in ("small", "large"):
+        assert {"eager", "compile", "compile max-autotune"} <= set(found.us[case]), found.failed
+        assert found.failed[case]["fails"] == "ValueError: refuses this shape"
+        assert found.captured[case]["waits for the device"] is False
+    assert found.peak_bytes["large"]["eager"] >= 2 * 67108864
+    assert measure_baselines(task, "gpu", backend.facts) == found
+
+
+def test_baselines_live_in_the_launcher_beside_a_plan(backend, task):
+    from kagent_sandbox.baselines import baseline_call
+
+    case = task.gpu.bench[1]
+    names = ["eager", "compile", "waits for the device", "fails"]
+    calls = {f"baseline/{n}/0": baseline_call(task, case, n, seed=3) for n in names}
+    arena = backend.arena(1 << 20)
+    launcher = backend.launcher(arena, calls)
+    try:
+        print(launcher.baselines)
+        assert launcher.baselines["baseline/fails/0"] == "ValueError: refuses this shape"
+        assert launcher.baselines["baseline/waits for the device/0"] is False
+        s = Sketch()
+        y = s.alloc(4096)
+        source = 'extern "C" __global__ void one(int* y) { y[threadIdx.x] = 1; }'
+        s.launch(cubin(source), "one", (1,), (32,), Pointer(y, 0))
+        launcher.load(s.binaries)
+        launcher.prepare("plan", s.plan(flat(y, 32, "int32")), s.placement())
+        for key in ("baseline/eager/0", "plan", "baseline/compile/0"):
+            times = launcher.samples([key], 10, limit_s=30.0)
+            print(key, launcher.baselines.get(key), f"{sorted(times)[5]:.2f} µs")
+            assert len(times) == 10
+        us = sorted(launcher.samples(["baseline/compile/0"], 10, limit_s=30.0))[5]
+        assert 60 < us < 600  # 256 MiB moved
+        launcher.samples(["baseline/waits for the device/0"], 3, limit_s=30.0)
+    finally:
+        launcher.close()
+        arena.close()

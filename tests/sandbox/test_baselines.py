@@ -1,0 +1,227 @@
+"""Baselines are measured by a process that may fail, hang or die; figures are cached."""
+
+import dataclasses
+
+import pytest
+import torch
+from kagent_sandbox import baselines
+from kagent_sandbox.errors import ChildDied
+from kagent_sandbox.launch import cache
+from kagent_sandbox.launch.base import DeviceFacts
+from kagent_sandbox.launch.baseline_calls import BaselineUnavailableError, make_call
+from kagent_sandbox.launch.cpu_baselines import CpuBaseline
+from kagent_sandbox.records import from_json, to_json
+from kagent_sandbox.task import load_task
+
+FACTS = DeviceFacts("cpu", "a cpu", "cpu", "a cpu, torch 0", 1 << 30, 1 << 20, 2, 0.0)
+
+TOML = """
+name = "double"
+summary = "Twice x plus c."
+entry = "double"
+signature = "double(x, c) -> y"
+dims = { N = "elements" }
+bytes = "2 * N * itemsize"
+flops = "0"
+arguments = [{ name = "x", shape = ["N", 8] }, { name = "c", value = 3 }]
+results = [{ name = "y", shape = ["N", 8], k = 2.0 }]
+[gpu]
+check = [{ name = "g", dtype = "float32", N = 8 }]
+bench = [{ name = "gb", dtype = "float32", N = 8 }]
+[cpu]
+check = [{ name = "c", dtype = "float32", N = 8 }]
+bench = [
+  { name = "small", dtype = "float32", N = 64 },
+  { name = "large", dtype = "float32", N = 4096 },
+]
+"""
+
+REFERENCE = """
+import os, signal
+import torch
+
+def inputs(case, generator, device):
+    return {"x": torch.randn(case.dims["N"], 8, generator=generator, device=device)}
+
+def reference(*, x, c):
+    return 2 * x.double() + c
+
+def eager(*, x, c):
+    return 2 * x + c
+
+def die(*, x, c):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def fail(*, x, c):
+    raise ValueError("refuses rows of 8\\nand more text")
+
+def experts():
+    return {EXPERTS}
+"""
+
+
+def make_task(folder, experts="{}"):
+    (folder / "task.toml").write_text(TOML)
+    (folder / "reference.py").write_text(REFERENCE.replace("{EXPERTS}", experts))
+    return load_task(folder)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def _only_eager(monkeypatch):
+    """The worker without torch.compile, which takes seconds to import."""
+    worker = "kagent_sandbox.launch.baseline_calls"
+    code = (
+        f"import {worker} as b, kagent_sandbox.baseline_worker as w; "
+        "names = w.all_names; "
+        "w.all_names = lambda r, k: [n for n in names(r, k) if not n.startswith('compile')]; "
+        "w.main()"
+    )
+    monkeypatch.setattr(baselines, "_WORKER", ("-c", code))
+
+
+def fake_worker(monkeypatch, body):
+    """A worker without torch: `body` sees the request and `tell`."""
+    code = (
+        "import json, sys, time\n"
+        "request = json.load(sys.stdin)\n"
+        "tell = lambda **answer: print(json.dumps(answer), flush=True)\n"
+        f"{body}"
+    )
+    monkeypatch.setattr(baselines, "_WORKER", ("-c", code))
+
+
+def test_eager_and_compiled_are_measured(tmp_path):
+    lines = []
+    task = make_task(tmp_path)
+    found = baselines.measure_baselines(task, "cpu", FACTS, lines.append, cases=task.cpu.bench[1:])
+    assert {c: set(t) for c, t in found.us.items()} == {"large": {"eager", "compile"}}
+    assert all(us > 0 for times in found.us.values() for us in times.values())
+    assert len(lines) == 2
+    assert not found.failed
+    name, us = found.fastest("large")
+    assert us == min(found.us["large"].values()) == found.us["large"][name]
+    assert found.fastest_us == {"large": us}
+
+
+@pytest.mark.usefixtures("_only_eager")
+def test_failing_baselines_are_recorded_and_the_rest_goes_on(tmp_path):
+    task = make_task(tmp_path, "{'a dies': die, 'b fails': fail, 'c works': eager}")
+    found = baselines.measure_baselines(task, "cpu", FACTS, cases=task.cpu.bench[:1])
+    assert set(found.us["small"]) == {"eager", "c works"}
+    assert found.failed["small"] == {
+        "a dies": "its process died of SIGSEGV",
+        "b fails": "ValueError: refuses rows of 8",
+    }
+
+
+def test_a_baseline_that_hangs_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "ITEM_LIMIT_S", 1.0)
+    fake_worker(
+        monkeypatch,
+        "if not request['skip']:\n    tell(start=['small', 'eager'])\n    time.sleep(60)\n",
+    )
+    task = make_task(tmp_path)
+    found = baselines.measure_baselines(task, "cpu", FACTS, cases=task.cpu.bench[:1])
+    assert found.us == {"small": {}}
+    assert found.failed == {"small": {"eager": "its process took longer than 1 s"}}
+    assert found.fastest_us == {}
+    with pytest.raises(KeyError, match="no baseline of torch ran in case small"):
+        found.fastest("small")
+
+
+def test_figures_are_cached_by_device_and_task(tmp_path, monkeypatch):
+    fake_worker(
+        monkeypatch,
+        "for call in request['calls']:\n"
+        "    tell(done=[call['case']['name'], 'eager'], us=7.5, captured=True, peak_bytes=64)\n",
+    )
+    task = make_task(tmp_path)
+    lines = []
+
+    def measure(task, facts=FACTS, **more):
+        lines.clear()
+        found = baselines.measure_baselines(task, "cpu", facts, lines.append, **more)
+        return found, len(lines)
+
+    first, said = measure(task)
+    assert said == 2
+    assert first.captured == {"small": {"eager": True}, "large": {"eager": True}}
+    assert first.peak_bytes["large"] == {"eager": 64}
+    assert measure(task) == (first, 0)
+    assert measure(task, dataclasses.replace(FACTS, key="another"))[1] == 2
+    assert measure(task, cached=False)[1] == 2
+    assert measure(task, cases=task.cpu.bench[:1])[1] == 1
+    (tmp_path / "reference.py").write_text((tmp_path / "reference.py").read_text() + "\n# new\n")
+    assert measure(load_task(tmp_path))[1] == 2
+
+
+def test_a_worker_that_does_not_start_is_an_error_with_its_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "_WORKER", ("-c", "raise SystemExit('no torch here')"))
+    with pytest.raises(ChildDied, match="no torch here"):
+        baselines.measure_baselines(make_task(tmp_path), "cpu", FACTS)
+
+
+def test_a_damaged_cache_is_measured_again(tmp_path):
+    cache.save("figures", FACTS)
+    assert cache.load("figures", DeviceFacts) == FACTS
+    (cache.cache_folder() / "figures.json").write_text("{")
+    assert cache.load("figures", DeviceFacts) is None
+    assert cache.load("absent", DeviceFacts) is None
+
+
+def test_an_unwritable_cache_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    cache.save("figures", FACTS)
+    assert cache.load("figures", DeviceFacts) is None
+
+
+def test_calls_travel_as_json_and_draw_the_same_inputs(tmp_path):
+    task = make_task(tmp_path)
+    call = baselines.baseline_call(task, task.cpu.bench[0], "eager", seed=5)
+    copy = from_json(type(call), to_json(call))
+    assert copy == call
+    one, two = (make_call(c, torch.device("cpu")) for c in (call, copy))
+    assert one.keywords["c"] == 3
+    assert one().equal(two())
+    assert one().equal(2 * one.keywords["x"] + 3)
+    other = make_call(dataclasses.replace(call, seed=6), torch.device("cpu"))
+    assert not other.keywords["x"].equal(one.keywords["x"])
+
+
+def test_inputs_have_the_strides_of_the_case(tmp_path):
+    task = make_task(tmp_path)
+    case = task.cpu.bench[0].model_copy(update={"noncontiguous": True})
+    x = make_call(baselines.baseline_call(task, case, "eager", 1), torch.device("cpu")).keywords[
+        "x"
+    ]
+    assert x.stride() == (16, 1)
+
+
+def test_an_expert_that_is_not_there(tmp_path):
+    task = make_task(tmp_path)
+    call = baselines.baseline_call(task, task.cpu.bench[0], "quack", seed=5)
+    with pytest.raises(BaselineUnavailableError, match="quack"):
+        make_call(call, torch.device("cpu"))
+
+
+def test_samples_rotate_over_copies_of_the_inputs(tmp_path):
+    task = make_task(tmp_path)
+    call = make_call(
+        baselines.baseline_call(task, task.cpu.bench[1], "eager", 1), torch.device("cpu")
+    )
+    seen = []
+
+    def watched(*, x, c):
+        seen.append(x.data_ptr())
+        return call.func(x=x, c=c)
+
+    baseline = CpuBaseline(type(call)(watched, **call.keywords))
+    seen.clear()
+    assert len(baseline.samples(4)) == 4
+    assert len(set(seen)) >= 3
