@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Protocol, Self
 import torch
 
 from kagent_sandbox.baselines import baseline_call
+from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.launch.baseline_calls import all_names, forget_compiled, make_call
-from kagent_sandbox.session import LEAST_US, SAMPLE_LIMIT_S
+from kagent_sandbox.session import LEAST_US, SAMPLE_LIMIT_S, Disqualified
+from kagent_sandbox.verdict import Rejected, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,7 +90,10 @@ class _GpuOpened:
         self._launcher.close()
 
     def samples(self, name: str, count: int) -> list[float]:
-        return self._launcher.samples([f"baseline/{name}/0"], count, limit_s=SAMPLE_LIMIT_S)
+        try:
+            return self._launcher.samples([f"baseline/{name}/0"], count, limit_s=SAMPLE_LIMIT_S)
+        except LaunchFailed as e:  # a baseline worked when it was made ready: a candidate broke it
+            raise Disqualified(Rejected(Stage.MEASURE, e.status, str(e))) from e
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ class GpuBackend:
             "kagent_sandbox.launch.gpu_serve:serve",
             preload=["torch", "triton", "cuda.bindings.driver", "kagent_sandbox.launch.gpu_serve"],
             confinement=gpu_launcher_confinement(),
-            env={"CUDA_CACHE_DISABLE": "1"},
+            # baselines of a race are compiled in the launcher itself, without worker processes
+            env={"CUDA_CACHE_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
         )
         self._server.start()
         self._spare: Connection | None = None
@@ -227,6 +228,7 @@ class GpuBackend:
                 self._drop_spare()
                 if attempt:
                     raise
+                torch.cuda.empty_cache()  # perhaps memory was short: torch keeps what it has used
                 continue
             assert self._spare is not None
             connection, self._spare = self._spare, None

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.context import Context
 
 Answer = dict[str, object]
+CACHE_FILES = 8000
+CACHE_BYTES = 512 << 20
 
 
 def serve(context: Context) -> None:
@@ -117,10 +119,14 @@ class _Server:
 
 
 def _warm_compiler_cache(tmp: Path, cache: Path) -> None:
-    """Have Inductor start from what measuring the baselines compiled; it writes here only."""
+    """Have Inductor start from what measuring the baselines compiled; it writes here only.
+
+    A cache that has grown large is left alone: the private folder's size is limited.
+    """
     folder = tmp / "inductor"
     with contextlib.suppress(OSError, shutil.Error):
-        shutil.copytree(cache, folder, dirs_exist_ok=True)
+        sizes = [p.stat().st_size for p in cache.rglob("*") if p.is_file()]
+        if len(sizes) <= CACHE_FILES and sum(sizes) <= CACHE_BYTES:
+            shutil.copytree(cache, folder, dirs_exist_ok=True)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no worker processes in here
