@@ -43,7 +43,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         target.fill_(IGNORE_INDEX)
     elif case.inputs not in ("normal", "constant"):
         raise ValueError(f"cross_entropy knows no distribution {case.inputs!r}")
-    return {"logits": (logits * case.scale).to(getattr(torch, case.dtype)), "target": target}
+    logits = logits.mul_(case.scale).to(getattr(torch, case.dtype))
+    return {"logits": logits, "target": target}
 
 
 def reference(
