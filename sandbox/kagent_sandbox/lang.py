@@ -200,7 +200,8 @@ def tensor_map(
         )
     if swizzle not in {0, 32, 64, 128} or (swizzle and sizes[-1] * width > swizzle):
         raise ValueError(
-            f"swizzle {swizzle} with a box of {sizes[-1] * width} bytes: use 0, 32, 64 or 128, at least as wide"
+            f"swizzle {swizzle} with a box of {sizes[-1] * width} bytes: use 0, 32, 64 or 128, "
+            "at least as wide as the box"
         )
     if interleave not in {0, 16, 32} or l2_promotion not in {0, 64, 128, 256}:
         raise ValueError("interleave is 0, 16 or 32 bytes; l2_promotion 0, 64, 128 or 256")

@@ -21,14 +21,17 @@ _UNSIGNED: dict[int, ScalarType] = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 _FLOATS: dict[int, ScalarType] = {2: "f16", 4: "f32", 8: "f64"}
 _NUMPY: dict[str, ScalarType] = {
     "bool": "i1", "int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32",
-    "uint32": "u32", "int64": "i64", "uint64": "u64", "float16": "f16", "float32": "f32", "float64": "f64",
+    "uint32": "u32", "int64": "i64", "uint64": "u64", "float16": "f16", "float32": "f32",
+    "float64": "f64",
 }  # fmt: skip
 _CUDA_TYPES: dict[str, ScalarType] = {
-    "bool": "i1", "char": "i8", "signed char": "i8", "int8_t": "i8", "unsigned char": "u8", "uint8_t": "u8",
+    "bool": "i1", "char": "i8", "signed char": "i8", "int8_t": "i8", "unsigned char": "u8",
+    "uint8_t": "u8",
     "short": "i16", "int16_t": "i16", "unsigned short": "u16", "uint16_t": "u16", "int": "i32",
     "int32_t": "i32", "unsigned": "u32", "unsigned int": "u32", "uint32_t": "u32", "uint": "u32",
     "long": "i64", "long long": "i64", "int64_t": "i64", "ptrdiff_t": "i64", "unsigned long": "u64",
-    "unsigned long long": "u64", "uint64_t": "u64", "size_t": "u64", "float": "f32", "double": "f64",
+    "unsigned long long": "u64", "uint64_t": "u64", "size_t": "u64", "float": "f32",
+    "double": "f64",
     "half": "f16", "__half": "f16", "__nv_bfloat16": "bf16", "nv_bfloat16": "bf16",
 }  # fmt: skip
 TENSOR_MAP_BYTES = 128

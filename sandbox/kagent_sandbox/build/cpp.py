@@ -127,7 +127,8 @@ def compiler() -> str:
 def _run(command: Sequence[str], folder: str) -> tuple[int, str]:
     """Exit code and the beginning of the log; a compiler that floods its log is stopped."""
     process = subprocess.Popen(
-        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         env={**os.environ, "LC_ALL": "C", "TMPDIR": folder},
     )  # fmt: skip
     assert process.stderr is not None

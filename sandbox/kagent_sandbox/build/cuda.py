@@ -173,8 +173,8 @@ def _source_error(name: str, source: str, log: str, found: re.Match[str]) -> Com
         message = with_line(source, line, text)
     if "could not open source file" in text or "cannot open source file" in text:
         notes.append(
-            "Headers of the CUDA toolkit, libcu++ (<cuda/std/...>) and the C library's constants and "
-            "types can be included; torch, CUTLASS and others cannot."
+            "Headers of the CUDA toolkit, libcu++ (<cuda/std/...>) and the C library's constants "
+            "and types can be included; torch, CUTLASS and others cannot."
         )
     return CompileError(name, "\n".join([message, *notes]))
 

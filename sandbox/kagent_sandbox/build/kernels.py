@@ -1,4 +1,4 @@
-"""Compiled CUDA and C++ kernels: compiled once per source and target, kept on disk between forks."""
+"""CUDA and C++ kernels, compiled once per source and target, and kept on disk between forks."""
 
 from __future__ import annotations
 
@@ -118,13 +118,14 @@ def over_limits(info: KernelInfo, launch: Launching, target: str) -> tuple[str, 
     threads = math.prod(launch.block)
     if threads > limits.threads_per_block or launch.block[2] > 64:
         return (
-            f"kernel {info.name} is launched with {'x'.join(map(str, launch.block))} threads a block",
+            f"kernel {info.name} is launched with blocks of {_times(launch.block)} threads",
             f"use at most {limits.threads_per_block}, 64 along z",
         )
     registers = -(-max(info.registers, 1) // 8) * 8
     if registers * -(-threads // 32) * 32 > limits.registers_per_multiprocessor:
         return (
-            f"kernel {info.name} needs {info.registers} registers a thread, too many for {threads} threads",
+            f"kernel {info.name} needs {info.registers} registers a thread: too many for "
+            f"{threads} threads",
             "declare __launch_bounds__(threads), or use fewer threads",
         )
     shared = launch.shared + info.static_shared_bytes
@@ -135,7 +136,7 @@ def over_limits(info: KernelInfo, launch: Launching, target: str) -> tuple[str, 
         )
     if max(launch.grid[1:]) > 65535:
         return (
-            f"kernel {info.name} is launched with a grid of {'x'.join(map(str, launch.grid))} blocks",
+            f"kernel {info.name} is launched with a grid of {_times(launch.grid)} blocks",
             "y and z take at most 65535: use x for the large axis",
         )
     if (launch.cluster or launch.pdl) and limits.capability < 90:
@@ -144,7 +145,12 @@ def over_limits(info: KernelInfo, launch: Launching, target: str) -> tuple[str, 
         uneven = any(g % c for g, c in zip(launch.grid, launch.cluster, strict=True))
         if uneven or math.prod(launch.cluster) > 16:
             return (
-                f"kernel {info.name}: clusters of {launch.cluster} in a grid of {launch.grid} blocks",
+                f"kernel {info.name}: clusters of {_times(launch.cluster)} in a grid of "
+                f"{_times(launch.grid)} blocks",
                 "a cluster has at most 16 blocks, and the grid is a multiple of it",
             )
     return None
+
+
+def _times(sizes: tuple[int, int, int]) -> str:
+    return "x".join(map(str, sizes))

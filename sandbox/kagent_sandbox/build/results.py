@@ -19,7 +19,8 @@ def wrong_results(plan: Plan, case: BuildCase, source: str, entry: str) -> Rejec
     """
     where = _return_line(source, entry)
     if len(plan.outputs) != len(case.results):
-        message = f"{where}{entry} returns {len(plan.outputs)} tensors, the task declares {len(case.results)}"
+        counts = f"{len(plan.outputs)} tensors, the task declares {len(case.results)}"
+        message = f"{where}{entry} returns {counts}"
         return Rejected(Stage.BUILD, Status.INCORRECT_SHAPE, message, case.name)
     for got, expected in zip(plan.outputs, case.results, strict=True):
         if got.shape != expected.shape:
@@ -34,8 +35,9 @@ def wrong_results(plan: Plan, case: BuildCase, source: str, entry: str) -> Rejec
             return Rejected(
                 Stage.BUILD,
                 Status.INCORRECT_DTYPE,
-                f"{where}result {expected.name} has dtype {got.dtype}, the task declares {expected.dtype}: "
-                f"allocate it with dtype=torch.{expected.dtype} and convert in the kernel's store",
+                f"{where}result {expected.name} has dtype {got.dtype}, the task declares "
+                f"{expected.dtype}: allocate it with dtype=torch.{expected.dtype} and convert in "
+                "the kernel's store",
                 case.name,
             )
     return None
@@ -46,7 +48,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _return_line(source: str, entry: str) -> str:
-    """`line 12: \\`return y\\`: ` for the last return of the entry, or nothing."""
+    """Line number and text of the entry's last return, to begin a message with; or nothing."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

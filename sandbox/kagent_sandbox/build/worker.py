@@ -204,8 +204,8 @@ class _Watch:
             message = f"building all cases takes too long; it was cut while {what}"
         else:
             message = (
-                f"host code of {self._case} ran for {_HOST_LIMIT_S:g} s: is there an endless loop? It should "
-                "only allocate results and launch kernels"
+                f"host code of {self._case} ran for {_HOST_LIMIT_S:g} s: is there an endless loop? "
+                "It should only allocate results and launch kernels"
             )
         return Rejected(Stage.BUILD, Status.TIMEOUT, message, self._case)
 

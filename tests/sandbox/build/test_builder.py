@@ -20,7 +20,10 @@ def case(rows, columns, dtype="float32"):
     return BuildCase(f"{rows}x{columns}", (x,), (dataclasses.replace(x, name="y"),))
 
 
-def request(source, cases=(case(64, 1000), case(3, 17)), target="sm_90a", **changes):
+CASES = (case(64, 1000), case(3, 17))
+
+
+def request(source, cases=CASES, target="sm_90a", **changes):
     return BuildRequest(source, "softmax", target, tuple(cases), **changes)
 
 
