@@ -65,7 +65,7 @@ def task(tmp_path, monkeypatch):
 
 def test_facts(backend):
     facts = backend.facts
-    print(facts, "transport", backend._transport, backend._server.isolation)
+    print(facts, "transport", backend._transport, backend.isolation)
     assert facts.kind == "gpu"
     assert facts.target.startswith("sm_")
     assert facts.name in facts.key

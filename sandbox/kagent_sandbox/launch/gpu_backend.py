@@ -13,7 +13,7 @@ import torch
 
 from kagent_sandbox.confine.presets import gpu_launcher_confinement
 from kagent_sandbox.errors import ChildDied, DeviceError, DeviceWedged
-from kagent_sandbox.forkserver import ForkServer
+from kagent_sandbox.forkserver import ForkServer, Isolation
 from kagent_sandbox.launch import cache
 from kagent_sandbox.launch.base import Arena, Ceilings
 from kagent_sandbox.launch.baseline_calls import BaselineCall
@@ -103,6 +103,15 @@ class GpuBackend:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def isolation(self) -> Isolation:
+        """How launchers are confined, as observed.
+
+        Raises:
+            ConfinementError: This host cannot confine them.
+        """
+        return self._server.isolation
 
     def arena(self, nbytes: int) -> GpuArena:
         """Device memory for one or more plans.

@@ -57,10 +57,11 @@ class Executor:
         with torch.cuda.stream(self.clock.stream):
             for dtype in (torch.bfloat16, torch.float16, torch.float32):
                 a = torch.ones(64, 64, dtype=dtype, device=self.clock.device)
-                torch.mm(a, a, out=torch.empty_like(a))
-                a.addmm_(a, a)
-                a.copy_(a.t().float())
-                a.fill_(2)
+                c = torch.empty_like(a)
+                torch.mm(a, a, out=c)
+                c.addmm_(a, a)
+                c.copy_(a.t().float())
+                c.fill_(2)
         self.clock.sync("warming up")
 
     def health(self) -> list[float]:
