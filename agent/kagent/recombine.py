@@ -20,7 +20,8 @@ from kagent.tunables import read_tunables
 
 GAIN = 0.004  # log speed-up over the better of the two that makes a file with both worth its length
 MAX_PARTS = 3
-PER_FAMILY = 2  # best candidates of each structure that are paired
+FAMILIES = 12  # best structures that are paired
+PER_FAMILY = 2  # best candidates of each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,16 @@ class Crossing:
 
 
 def crossings(setting: Setting, candidates: Sequence[Candidate]) -> list[Crossing]:
-    """All pairs of different structure that would gain, the most promising first."""
+    """Pairs of different structure that would gain, the most promising first.
+
+    `candidates` are ordered by their score, the best first.
+    """
     families: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         tunables = read_tunables(candidate.proposal.source)
         if tunables is not None and isinstance(candidate.verdict, Passed):
+            if tunables.family not in families and len(families) == FAMILIES:
+                continue
             members = families.setdefault(tunables.family, [])
             if len(members) < PER_FAMILY:
                 members.append(candidate)

@@ -128,9 +128,10 @@ def choose_seeds(task: Task, config: Config) -> tuple[Kind, list[SeedText]]:
     gpu = config.lang in ("triton", "cuda") or (config.lang == "any" and has_gpu())
     if gpu and not has_gpu():
         raise UserError(
-            f"timing {config.lang} kernels needs an NVIDIA GPU, and this machine has none. Possible "
-            f"here: --lang cpp evolves {task.name} on the CPU; kagent build compiles for a GPU; "
-            "kagent check runs a Triton kernel in Triton's interpreter"
+            f"timing {config.lang} kernels needs an NVIDIA GPU, and this machine has none. "
+            f"Possible here: --lang cpp evolves {task.name} on the CPU; "
+            "kagent build compiles for a GPU; kagent check runs a Triton kernel in Triton's "
+            "interpreter"
         )
     wanted: tuple[Language, ...] = ("triton", "cuda") if gpu else ("cpp",)
     if config.lang != "any":

@@ -1,0 +1,204 @@
+"""The whole product on the CPU: a real builder, a real judge, a real run of a small task."""
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from kagent.config import load_config
+from kagent.events import Progress, Raced, Started, Stop
+from kagent.replay import replay
+from kagent.session import choose_seeds, evolve, has_gpu, proposer_of, setting_of
+from kagent.store import RunStore
+from kagent.tasks import find_task
+from kagent_sandbox.errors import RunError, TaskError, UserError
+from kagent_sandbox.verdict import Passed
+
+TASK = """
+name = "double"
+summary = "Twice a vector"
+entry = "double"
+signature = "double(x: Tensor[N]) -> Tensor[N]"
+bytes = "2 * N * itemsize"
+written = "N * itemsize"
+flops = "N"
+dims = { N = "elements" }
+arguments = [{ name = "x", shape = ["N"] }]
+results = [{ name = "y", shape = ["N"], k = 2.0 }]
+
+[cpu]
+check = [
+  { name = "few", dtype = "float32", N = 7 },
+  { name = "odd", dtype = "float32", N = 1021 },
+]
+bench = [
+  { name = "short", dtype = "float32", N = 65536 },
+  { name = "long", dtype = "float32", N = 1048576 },
+]
+hidden_check = [{ count = 1, dtype = ["float32"], dims = { N = { min = 2, max = 3000 } } }]
+hidden_bench = [{ count = 1, dtype = ["float32"], dims = { N = { min = 90000, max = 99000 } } }]
+
+[gpu]
+check = [{ name = "gpu_few", dtype = "float32", N = 7 }]
+bench = [{ name = "gpu_long", dtype = "float32", N = 1048576 }]
+"""
+
+REFERENCE = """
+import torch
+
+
+def inputs(case, generator, device):
+    x = torch.randn(case.dims["N"], generator=generator, device=device)
+    return {"x": (x * case.scale).to(getattr(torch, case.dtype))}
+
+
+def reference(x):
+    return x.double() * 2
+
+
+def eager(x):
+    return x * 2
+
+
+def experts():
+    return {}
+"""
+
+
+def kernel(loop):
+    return (
+        textwrap.dedent('''
+        import torch
+        from kagent_sandbox.lang import cpp_kernel
+
+        CHUNK = 4096
+        TUNE = {"CHUNK": [1024, 4096, 16384]}
+        SOURCE = r"""
+        #include <cstdint>
+        extern "C" void twice(const float* x, float* y, int64_t n) {
+          LOOP
+        }
+        """
+
+
+        def double(x: torch.Tensor) -> torch.Tensor:
+            y = torch.empty_like(x)
+            cpp_kernel("twice", SOURCE, defines={"CHUNK": CHUNK})(x, y, x.numel())
+            return y
+    ''')
+        .lstrip()
+        .replace("LOOP", loop)
+    )
+
+
+PARALLEL = "#pragma omp parallel for simd schedule(static, CHUNK)\n  "
+PLAIN = "for (int64_t i = 0; i < n; ++i) y[i] = 2 * x[i];"
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("double")
+    (folder / "task.toml").write_text(TASK)
+    (folder / "reference.py").write_text(REFERENCE)
+    (folder / "cpp_parallel.py").write_text(kernel(PARALLEL + PLAIN))
+    (folder / "cpp_plain.py").write_text(kernel("int64_t c = CHUNK; (void)c; " + PLAIN))
+    (folder / "cpp_wrong.py").write_text(kernel(PLAIN.replace("2 *", "3 *")))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_real_run_is_resumed_and_replayed(task, tmp_path):
+    events = []
+    first = evolve(str(task), load_config(runs=tmp_path / "runs", budget=1), events.append)
+    assert first.stop is Stop.BUDGET
+    seeds = first.history.lineage.seeds
+    assert [c.proposal.name for c in seeds] == ["cpp_parallel", "cpp_plain", "cpp_wrong"]
+    assert [isinstance(c.verdict, Passed) for c in seeds] == [True, True, False]
+    assert isinstance(events[0], Started)
+    assert any(isinstance(e, Progress) for e in events)
+    assert any(isinstance(e, Raced) for e in events)
+    assert first.history.race.winner is not None
+    assert set(first.history.baselines) == {"baselines", "ceilings"}
+
+    config = load_config(runs=tmp_path / "runs", budget=3, seed=99)
+    outcome = evolve(str(task), config, lambda e: None, resume=first.folder)
+    assert outcome.stop is Stop.BUDGET
+    assert outcome.history.lineage.counted == 3
+    assert outcome.history.lineage[3] == first.history.lineage[3]
+    with RunStore.open(outcome.folder, write=False) as store:
+        assert store.manifest.seed == 0
+        assert store.manifest.environment["isolation"]
+        decided = replay(
+            store.history(), setting_of(store, find_task(task)), proposer_of(store.manifest)
+        )
+        assert asyncio.run(decided) is None
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_real_run_cleanly(task, tmp_path):
+    program = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from kagent.config import load_config
+        from kagent.events import Recorded
+        from kagent.session import evolve
+
+        def observe(event):
+            if isinstance(event, Recorded):
+                print("recorded", event.candidate.id, flush=True)
+
+        outcome = evolve(sys.argv[1], load_config(runs=Path(sys.argv[2]), budget=50), observe)
+        print(outcome.stop.value, outcome.folder)
+    """)
+    command = [sys.executable, "-c", program, str(task), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        recorded = 0
+        for line in process.stdout:
+            if line == "recorded 3\n":
+                process.send_signal(signal.SIGINT)
+            recorded += line.startswith("recorded")
+        last = line
+    assert process.returncode == 0
+    assert last.startswith("interrupted ")
+    with RunStore.open(Path(last.split(maxsplit=1)[1].strip())) as store:
+        history = store.history()
+    assert history.stop is Stop.INTERRUPTED
+    assert len(history.lineage) == recorded >= 4
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_timing_gpu_kernels_without_a_gpu_is_one_clear_line(task):
+    with pytest.raises(UserError, match=r"needs an NVIDIA GPU.*--lang cpp evolves double"):
+        choose_seeds(find_task(task), load_config(lang="triton"))
+    kind, seeds = choose_seeds(find_task(task), load_config(lang="any"))
+    assert kind == "cpu"
+    assert len(seeds) == 3
+
+
+def test_a_language_without_a_seed_is_named(task, tmp_path):
+    for path in ("task.toml", "reference.py"):
+        (tmp_path / path).write_bytes((task / path).read_bytes())
+    with pytest.raises(TaskError, match=r"no cpp seed there"):
+        choose_seeds(find_task(tmp_path), load_config(lang="cpp"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"task": "other"}, "a run of other, not of double"),
+        ({"task_digest": "0"}, "was changed since"),
+    ],
+)
+def test_a_run_of_something_else_is_not_resumed(task, tmp_path, change, words):
+    from toy import manifest
+
+    digest = find_task(task).digest
+    made = manifest(**{"task": "double", "task_digest": digest, **change})
+    with RunStore.create(tmp_path, made) as store:
+        pass
+    with pytest.raises(RunError, match=re.escape(words)):
+        evolve(str(task), load_config(), lambda e: None, resume=store.folder)
