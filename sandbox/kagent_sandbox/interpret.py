@@ -1,0 +1,191 @@
+"""Checks Triton candidates without a GPU: in Triton's interpreter, in a confined process.
+
+What it shows: the kernel computes the right values on the small check cases, as far as Triton's
+language defines them. What it does not: races, shared memory, the compiled code's rounding, inline
+assembly, CUDA kernels. An interpreted candidate is never timed and never promoted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import torch
+
+from kagent_sandbox.build.request import ScalarSpec, TensorSpec
+from kagent_sandbox.build.targets import parse_target
+from kagent_sandbox.channel import ChannelError, ChannelTimeout
+from kagent_sandbox.check import Checker
+from kagent_sandbox.confine import interpreter_confinement
+from kagent_sandbox.draws import Draws
+from kagent_sandbox.forkserver import ForkServer
+from kagent_sandbox.judge import check_cases
+from kagent_sandbox.launch.plan_ops import dtype_of
+from kagent_sandbox.plan import ITEMSIZE
+from kagent_sandbox.session import Disqualified
+from kagent_sandbox.task import build_case
+from kagent_sandbox.verdict import CaseError, Rejected, Stage, Status
+
+if TYPE_CHECKING:
+    from kagent_sandbox.forkserver import Child
+    from kagent_sandbox.task import Case, Task
+
+MOST_ELEMENTS = 1 << 17
+"""Of all arguments of a case together: larger cases are skipped."""
+CASE_LIMIT_S = 60.0
+_LOAD_LIMIT_S = 60.0
+_MAX_ANSWER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreted:
+    """The candidate is right in the interpreter, in every case that is not `skipped`."""
+
+    errors: tuple[CaseError, ...]
+    skipped: tuple[str, ...]  # names of cases that are too large, or took too long
+
+
+class Interpreter:
+    """Checks candidates of one task. A context manager."""
+
+    def __init__(
+        self,
+        task: Task,
+        run_seed: int,
+        *,
+        target: str = "sm_90a",
+        most_elements: int = MOST_ELEMENTS,
+        allow_tier0: bool = False,
+    ) -> None:
+        self._task = task
+        self._target = parse_target(target)
+        self._most_elements = most_elements
+        self._cases = check_cases(task, "gpu", run_seed)
+        self._checker = Checker(task, Draws(task, torch.device("cpu")))
+        self._server = ForkServer(
+            "kagent_sandbox.interpret_worker:serve",
+            preload=["torch", "triton", "numpy", "kagent_sandbox.interpret_worker"],
+            confinement=interpreter_confinement(allow_tier0=allow_tier0),
+            env={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        )
+        self._server.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes."""
+        self._server.close()
+
+    def check(self, source: str) -> Interpreted | Rejected:
+        """Run a candidate's file on the check cases that are small enough.
+
+        Raises:
+            TaskError: The task's reference.py fails.
+            ConfinementError: This host cannot confine the process.
+        """
+        small = [c for c in self._cases if self._elements(c) <= self._most_elements]
+        skipped = [c.name for c in self._cases if c not in small]
+        errors: list[CaseError] = []
+        child = self._server.spawn(wall_limit_s=_LOAD_LIMIT_S + CASE_LIMIT_S * len(small))
+        try:
+            self._load(child, source)
+            for case in small:
+                found = self._check(child, case)
+                if found is None:
+                    skipped += [c.name for c in small[small.index(case) :]]
+                    break
+                errors += found
+        except Disqualified as e:
+            return e.verdict
+        finally:
+            child.close()
+        return Interpreted(tuple(errors), tuple(skipped))
+
+    def _elements(self, case: Case) -> int:
+        spec = build_case(self._task, case)
+        tensors = [a for a in spec.arguments if isinstance(a, TensorSpec)]
+        return sum(torch.Size(t.shape).numel() for t in (*tensors, *spec.results))
+
+    def _load(self, child: Child, source: str) -> None:
+        target = self._target
+        device = {
+            "name": target.device_name,
+            "units": target.multiprocessors,
+            "capability": divmod(target.capability, 10),
+            "shared_bytes": target.shared_per_block,
+        }
+        request: dict[str, object] = {"source": source, "entry": self._task.entry, "device": device}
+        self._ask(child, request, [], None, _LOAD_LIMIT_S)
+
+    def _check(self, child: Child, case: Case) -> list[CaseError] | None:
+        """Errors of one case, or None if it takes too long."""
+        draw = self._checker.draws.draw(case)
+        spec = build_case(self._task, case)
+        arguments: list[dict[str, object]] = []
+        blobs: list[bytes] = []
+        for a in spec.arguments:
+            if isinstance(a, ScalarSpec):
+                arguments.append({"value": a.value})
+                continue
+            arguments.append({"shape": list(a.shape), "strides": list(a.strides), "dtype": a.dtype})
+            flat = draw.tensors[a.name].contiguous().reshape(-1)
+            blobs.append(bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
+        answer = self._ask(child, {"arguments": arguments}, blobs, case, CASE_LIMIT_S)
+        if answer is None:
+            return None
+        records, data = answer
+        shapes = [list(r.shape) for r in spec.results]
+        if [r["shape"] for r in records] != shapes:
+            got = [r["shape"] for r in records]
+            raise _out(Status.INCORRECT_SHAPE, f"returns shapes {got}, expected {shapes}", case)
+        dtypes = [r.dtype for r in spec.results]
+        if [r["dtype"] for r in records] != dtypes:
+            got = [r["dtype"] for r in records]
+            raise _out(Status.INCORRECT_DTYPE, f"returns {got}, expected {dtypes}", case)
+        outputs = []
+        for result, blob in zip(spec.results, data, strict=True):
+            if len(blob) != ITEMSIZE[result.dtype] * torch.Size(result.shape).numel():
+                raise _out(Status.TAMPER, "a result of another size than its shape", case)
+            dtype = dtype_of(result.dtype)
+            flat = torch.frombuffer(bytearray(blob), dtype=dtype) if blob else torch.empty(0)
+            outputs.append(flat.to(dtype).reshape(result.shape))
+        return self._checker.compare(outputs, draw, Stage.CHECK)
+
+    def _ask(
+        self,
+        child: Child,
+        request: dict[str, object],
+        blobs: list[bytes],
+        case: Case | None,
+        limit_s: float,
+    ) -> tuple[list[dict[str, Any]], tuple[bytes, ...]] | None:
+        """One question; None when there is no answer in time."""
+        try:
+            child.channel.send(request, blobs)
+            message = child.channel.recv(limit_s, max_bytes=_MAX_ANSWER_BYTES)
+        except ChannelTimeout:
+            child.kill()
+            return None
+        except ChannelError:
+            end = child.wait(2.0) or child.kill()
+            text = f"in Triton's interpreter the process {end.describe()}"
+            if end.signal == 11:
+                text += ": a load or store far outside of its tensor (is a mask missing?)"
+            raise _out(Status.RUNTIME_ERROR, text, case) from None
+        answer = message.obj
+        if isinstance(answer, dict) and "failed" in answer:
+            status, text = cast("list[str]", answer["failed"])
+            raise _out(Status(status), f"{text} (interpreted)", case)
+        records = answer.get("ok") if isinstance(answer, dict) else None
+        if not isinstance(records, list) or len(records) != len(message.blobs):
+            raise _out(Status.TAMPER, "native code wrote to the result channel", case)
+        return cast("list[dict[str, Any]]", records), message.blobs
+
+
+def _out(status: Status, text: str, case: Case | None) -> Disqualified:
+    stage = Stage.BUILD if case is None else Stage.CHECK
+    return Disqualified(Rejected(stage, status, text, case.name if case else None))
