@@ -65,7 +65,8 @@ extern "C" __global__ void tile(const __grid_constant__ CUtensorMap map, float* 
   }
   __syncthreads();
   asm volatile(
-      "{\\n.reg .pred p;\\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0;\\n@p bra D;\\nbra W;\\nD:\\n}"
+      "{\\n.reg .pred p;\\n"
+      "W: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0;\\n@p bra D;\\nbra W;\\nD:\\n}"
       ::"r"(b) : "memory");
   for (int i = threadIdx.x; i < 512; i += blockDim.x) y[i] = s[i];
 }
