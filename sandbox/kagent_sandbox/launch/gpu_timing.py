@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 import cuda.bindings.driver as driver
@@ -40,6 +41,7 @@ class Clock:
             self.flush()
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._pool: tuple[int, int] | None = None
+        self._sharing: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.sync("starting the clock")
 
     def flush(self) -> None:
@@ -55,11 +57,19 @@ class Clock:
         stream = driver.CUstream(self.stream.cuda_stream)
         call(driver.cuStreamSynchronize, stream, doing=doing)
 
-    def graph_pool(self) -> tuple[int, int]:
-        """Memory pool of graphs that share memory."""
-        if self._pool is None:
+    def graph_pool(self, graph: Graph) -> tuple[int, int]:
+        """Memory pool of graphs that share memory, `graph` among them from now on.
+
+        Torch drops a pool with its last graph and fails to capture into it again.
+        """
+        if self._pool is None or not self._sharing:
             self._pool = torch.cuda.graph_pool_handle()
+        self._sharing.add(graph)
         return self._pool
+
+    def leave_graph_pool(self, graph: Graph) -> None:
+        """Tell that a graph's memory is gone."""
+        self._sharing.discard(graph)
 
     def forget_graph_pool(self) -> None:
         """Use another pool from now on: torch takes no further capture into one that failed."""
@@ -133,10 +143,11 @@ class Graph:
         Raises:
             GpuError, RuntimeError: It cannot be captured.
         """
+        self._clock = clock
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.stream(clock.stream):
             self._graph.capture_begin(
-                pool=clock.graph_pool() if share_memory else None,
+                pool=clock.graph_pool(self) if share_memory else None,
                 capture_error_mode="thread_local",
             )
             try:
@@ -144,6 +155,7 @@ class Graph:
                 self._graph.capture_end()
             except BaseException:
                 _abandon(self._graph)
+                clock.leave_graph_pool(self)
                 clock.forget_graph_pool()
                 raise
         self._stream = driver.CUstream(clock.stream.cuda_stream)
@@ -164,6 +176,7 @@ class Graph:
         """Free the graph and its private memory. The stream must be idle."""
         call(driver.cuGraphExecDestroy, self._exec, doing="destroying the graph")
         self._graph.reset()
+        self._clock.leave_graph_pool(self)
 
 
 def _abandon(graph: torch.cuda.CUDAGraph) -> None:
