@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 from kagent_sandbox.errors import RunError
 from kagent_sandbox.figures import Contender
+from kagent_sandbox.race_result import Race
 from kagent_sandbox.verdict import Rejected
 
 from kagent.duplicates import Known
@@ -165,7 +166,7 @@ class Evolution:
                 failed[str(candidate.id)] = built
             else:
                 contenders.append(contender(candidate, built))
-        race = await self._pilot.race(contenders)
+        race = await self._pilot.race(contenders) if contenders else Race((), {})
         race = replace(race, failed={**race.failed, **failed})
         result = FinalRace(tuple(c.id for c in finalists), winner(race, finalists), race)
         self._store.race(result)

@@ -18,7 +18,7 @@ from kagent.merge import Choice, Part, labels, merge
 from kagent.propose import Draft, Setting
 from kagent.tunables import read_tunables
 
-GAIN = 0.004  # log speed-up over the better of the two that makes a file with both worth its length
+GAIN = 0.004  # log speed-up over the better of the two that is worth a longer file; or their noise
 MAX_PARTS = 3
 FAMILIES = 12  # best structures that are paired
 PER_FAMILY = 2  # best candidates of each of them
@@ -75,13 +75,14 @@ def best_crossing(setting: Setting, a: Candidate, b: Candidate) -> list[Crossing
     # Log time of a over b: negative where a is faster.
     ratio = {c.name: math.log(times_a[c.name] / times_b[c.name]) for c in cases}
     alone = min(sum(ratio.values()), 0.0)
+    least = max(GAIN, math.hypot(_stderr(a), _stderr(b)))
     best: Crossing | None = None
     for choice, holds in splits(setting.task, cases):
         inside = sum(ratio[n] for n in holds)
         outside = sum(ratio.values()) - inside
         for first, second, log_time in ((a, b, inside), (b, a, outside)):
             gain = (alone - log_time) / len(cases)
-            if gain > GAIN and (best is None or gain > best.gain + 1e-9):
+            if gain > least and (best is None or gain > best.gain + 1e-9):
                 best = Crossing(first, second, choice, gain)
     return [best] if best else []
 
@@ -145,6 +146,10 @@ def draft(setting: Setting, crossing: Crossing) -> Draft | None:
 
 def _parts(candidate: Candidate) -> list[str]:
     return candidate.proposal.name.split("+")
+
+
+def _stderr(candidate: Candidate) -> float:
+    return candidate.verdict.score_stderr if isinstance(candidate.verdict, Passed) else 0.0
 
 
 def _times(candidate: Candidate) -> Mapping[str, float]:

@@ -1,8 +1,7 @@
 """What to try next: a pure function of the lineage, the run's seed and the proposal's id.
 
 At the budgets that matter here (20 to 200 evaluations) strong pressure on the best and one
-immediate repair of what failed explain nearly all of a search's gain over random sampling; see
-docs/search.md.
+immediate repair of what failed explain nearly all of a search's gain over random sampling.
 """
 
 from __future__ import annotations

@@ -94,7 +94,8 @@ def setting_of(store: RunStore, task: Task) -> Setting:
     """The setting that a stored run's decisions were taken in, for `kagent.replay`."""
     manifest = store.manifest
     kind: Kind = "gpu" if manifest.kind == "gpu" else "cpu"
-    return _setting(task, kind, manifest, store.history().budgets[-1][1])
+    budgets = store.history().budgets
+    return _setting(task, kind, manifest, budgets[-1][1] if budgets else 0)
 
 
 def proposer_of(manifest: Manifest) -> Proposer:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from kagent.lineage import Lineage, Operator, language_of
 from kagent_sandbox.verdict import Comparison, Stage, Status
-from test_select import SEED, child, failure, lineages
+from made import SEED, child, failure, lineages
 
 
 def versus(against, p_faster):

@@ -5,7 +5,7 @@ from kagent.lineage import Facts, Lineage
 from kagent.race import choose_finalists, winner
 from kagent_sandbox.race_result import Race
 from kagent_sandbox.verdict import Comparison
-from test_tune import candidate, passed
+from made import candidate, passed
 
 
 def lineage(*times):

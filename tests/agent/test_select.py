@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent.lineage import Candidate, Facts, Lineage, Operator, Proposal
+from kagent.lineage import Lineage, Operator
 from kagent.select import (
     FLOOR,
     INCUMBENT_SHARE,
@@ -16,50 +16,14 @@ from kagent.select import (
     select,
     to_repair,
 )
-from kagent_sandbox.verdict import Comparison, Rejected, Stage, Status
-from test_tune import candidate, passed
+from kagent_sandbox.verdict import Comparison, Status
+from made import OPERATORS, SEED, child, failure, lineages
 from toy import RandomProposer, setting, toy_task
-
-OPERATORS = (Operator.TUNE, Operator.CROSSOVER, Operator.RECOMBINE)
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
     return setting(toy_task(tmp_path_factory.mktemp("task")), RandomProposer())
-
-
-def child(number, time_us, *, parents=(0,), operator=Operator.TUNE, versus=None, build_s=1.0):
-    verdict = passed({"short": time_us}, versus=versus)
-    proposal = Proposal(number, parents, operator, "cpp_x", f"x = {number}", "")
-    return Candidate(proposal, verdict, Facts("t", f"w{number}", 1, build_s))
-
-
-def failure(number, *, parents=(0,), operator=Operator.TUNE, status=Status.COMPILE_ERROR):
-    proposal = Proposal(number, parents, operator, "cpp_x", f"y = {number}", "")
-    return Candidate(proposal, Rejected(Stage.BUILD, status, "no"))
-
-
-SEED = candidate(0, "x = 0", passed({"short": 100.0}))
-
-
-@st.composite
-def lineages(draw):
-    """A seed and up to 14 descendants, some promoted, some rejected."""
-    lineage = Lineage([SEED])
-    for number in range(1, draw(st.integers(1, 15))):
-        parents = (draw(st.integers(0, number - 1)),)
-        operator = draw(st.sampled_from((*OPERATORS, Operator.REPAIR)))
-        if draw(st.booleans()):
-            against = str(lineage.incumbent.id)
-            versus = Comparison(against, 1.1, 1.0, 1.2, draw(st.sampled_from([0.5, 0.96])))
-            time_us = draw(st.floats(20, 400))
-            lineage.record(
-                child(number, time_us, parents=parents, operator=operator, versus=versus)
-            )
-        else:
-            status = draw(st.sampled_from([Status.TIMEOUT, Status.DUPLICATE]))
-            lineage.record(failure(number, parents=parents, operator=operator, status=status))
-    return lineage
 
 
 @given(lineages(), st.floats(0, 1))

@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent import recombine
 from kagent.events import Stop
-from kagent.lineage import Candidate, Lineage, Operator, Proposal
+from kagent.lineage import Candidate, Lineage, Operator
 from kagent.select import select
 from kagent.tunables import read_tunables
 from kagent.tune import Tuner, propose
-from kagent_sandbox.verdict import CaseTiming, Passed, Rejected, Stage, Status
+from kagent_sandbox.verdict import Rejected, Stage, Status
+from made import candidate, passed
 from toy import (
     SEEDS,
     evolution,
@@ -87,20 +88,6 @@ def test_any_rewrite_reads_back(lists, data):
     assert {t.name: repr(t.current) for t in back.items} == {n: repr(v) for n, v in chosen.items()}
     assert back.family == file.family
     ast.parse(back.source)
-
-
-def passed(times, **more):
-    timings = tuple(
-        CaseTiming(n, t, t, t, 30, 0.5, 1.0, 0.0, baseline_us=100.0) for n, t in times.items()
-    )
-    score = 1.0
-    for t in times.values():
-        score *= (100.0 / t) ** (1 / len(times))
-    return Passed(timings, (), score, 0.0, **more)
-
-
-def candidate(number, source, verdict, name="cpp_plain"):
-    return Candidate(Proposal(number, (), Operator.SEED, name, source, ""), verdict)
 
 
 def brief(task, lineage, operator=Operator.TUNE, number=9, **more):
