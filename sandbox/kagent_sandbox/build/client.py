@@ -85,7 +85,10 @@ class Builder:
         Raises:
             MachineError: This machine lacks a compiler or its headers, or cannot confine.
             ChildDied: The fork-server is gone.
+            ValueError: Two cases of the request have one name.
         """
+        if len({c.name for c in request.cases}) != len(request.cases):
+            raise ValueError("two cases of a build request have one name")
         try:
             tree = _parse(request.source)
         except SyntaxError as e:
