@@ -127,14 +127,14 @@ class Checker:
                 again.write(draw)
         session.run(seat, name)
         with session.quiet():
-            self._refuse_tampering(seat, draw.case, Stage.CHECK)
+            self.refuse_tampering(seat, draw.case, Stage.CHECK)
             first = [t.clone() for t in seat.outputs()] if again is not None else seat.outputs()
             errors = [] if again is not None else self.compare(first, draw, Stage.CHECK)
         if again is None:
             return errors
         session.run(again, name)
         with session.quiet():
-            self._refuse_tampering(again, draw.case, Stage.CHECK)
+            self.refuse_tampering(again, draw.case, Stage.CHECK)
             self._compare_runs(first, again.outputs(), draw)
         return self.compare(first, draw, Stage.CHECK)
 
@@ -166,16 +166,12 @@ class Checker:
             errors.append(error)
         return errors
 
-    def verify_timed(self, seat: Seat, draw: Draw) -> None:
-        """Check the results that a timed block left, and that it changed nothing else.
+    def refuse_tampering(self, seat: Seat, case: Case, stage: Stage) -> None:
+        """Make sure that a seat's guard bands and inputs are as they were written.
 
         Raises:
-            Disqualified: They are wrong, or something was tampered with.
+            Disqualified: They are not.
         """
-        self._refuse_tampering(seat, draw.case, Stage.MEASURE)
-        self.compare(seat.outputs(), draw, Stage.MEASURE, typical=True)
-
-    def _refuse_tampering(self, seat: Seat, case: Case, stage: Stage) -> None:
         tampering = seat.tampering()
         if tampering is not None:
             raise _out(Status.TAMPER, tampering, case, stage)

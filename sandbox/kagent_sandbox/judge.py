@@ -6,12 +6,15 @@ launcher over an arena of the judge's. `check` needs no exclusive device, `measu
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import TYPE_CHECKING, cast
 
 from kagent_sandbox.check import Checker, check_results, seats_for
 from kagent_sandbox.draws import Draws
 from kagent_sandbox.errors import DeviceWedged
+from kagent_sandbox.figures import Contender
+from kagent_sandbox.judge_wire import key_of
 from kagent_sandbox.measure import Meter
 from kagent_sandbox.race import Racer
 from kagent_sandbox.session import Arenas, Disqualified, Session
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kagent_sandbox.build.request import Built
-    from kagent_sandbox.figures import Contender
     from kagent_sandbox.launch.base import Backend, Ceilings
     from kagent_sandbox.race_result import Race
     from kagent_sandbox.rivals import Rivals
@@ -67,6 +69,9 @@ class Judge:
         self._arenas = Arenas(backend)
         self._ceilings: Ceilings | None = None
         self._rng = random.SystemRandom()
+        # Starting a launcher costs a GPU's lane half a second: the one that checked a candidate
+        # waits for its measurement. On a CPU native code that waits could not be trusted to.
+        self._kept: tuple[str, Session] | None = None
 
     @property
     def ceilings(self) -> Ceilings:
@@ -89,17 +94,45 @@ class Judge:
             return e.verdict
 
     def _check(self, built: Built) -> list[CaseError]:
+        self._let_go()
         check_results(self.task, built, self.check_cases)
         nbytes = max(
             seats_for(self.task, c, built.plans[0, c.name], None, count=2)[1]
             for c in self.check_cases
         )
+        keep = self.kind == "gpu"
+        if keep:  # room for `measure` beside an incumbent of the same size
+            likely = Contender("incumbent", built, {})
+            roomy = self._meter().arena_bytes(built, self.check_cases, likely)
+            nbytes = max(nbytes, min(roomy, self._arenas.limit_bytes))
         arena = self._arenas.at_least(nbytes)
         errors: list[CaseError] = []
-        with Session(self.backend, arena, built.binaries, Stage.CHECK) as session:
+        with contextlib.ExitStack() as stack:
+            session = stack.enter_context(Session(self.backend, arena, built.binaries, Stage.CHECK))
             for case in self.check_cases:
                 errors += self._checker.check(session, built, case)
+            if keep:
+                stack.pop_all()
+                self._kept = (key_of(built), session)
         return errors
+
+    def _let_go(self) -> None:
+        """End the session that was kept."""
+        if self._kept is not None:
+            self._kept[1].close()
+            self._kept = None
+
+    def _meter(self) -> Meter:
+        return Meter(
+            task=self.task,
+            backend=self.backend,
+            checker=self._checker,
+            arenas=self._arenas,
+            ceilings=self.ceilings,
+            baselines_us=self.baselines_us,
+            kind=self.kind,
+            rng=self._rng,
+        )
 
     def measure(
         self,
@@ -116,20 +149,15 @@ class Judge:
             MachineError: The device or the host does.
             ValueError: A benchmark case has no baseline.
         """
-        meter = Meter(
-            task=self.task,
-            backend=self.backend,
-            checker=self._checker,
-            arenas=self._arenas,
-            ceilings=self.ceilings,
-            baselines_us=self.baselines_us,
-            kind=self.kind,
-            rng=self._rng,
-        )
+        if self._kept is not None and self._kept[0] != key_of(built):
+            self._let_go()
+        kept = self._kept[1] if self._kept else None
         try:
-            return meter.measure(built, errors, self.check_cases, incumbent, sweep_s)
+            return self._meter().measure(built, errors, self.check_cases, incumbent, sweep_s, kept)
         except Disqualified as e:
             return e.verdict
+        finally:
+            self._let_go()
 
     def race(
         self, contenders: Sequence[Contender], *, hidden: bool, rivals: Rivals | None = None
@@ -140,6 +168,7 @@ class Judge:
             TaskError: The task's reference.py fails.
             MachineError: The device or the host does.
         """
+        self._let_go()
         racer = Racer(
             task=self.task,
             backend=self.backend,
@@ -163,5 +192,6 @@ class Judge:
 
     def close(self) -> None:
         """Give memory and processes back."""
+        self._let_go()
         self._arenas.close()
         self.backend.close()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LEAST_SAMPLES = 30  # a side
 SCREEN_RATIO = 1.5
 """A candidate that is slower than the incumbent by more on every case is not timed further."""
-LOSING_RATIO = 0.9
+LOSING_RATIO = 0.985
 """After the first blocks, a candidate whose interval ends below this is not timed further."""
 WALL_BUDGET_US = 3000.0
 WALL_TRIES = 5
@@ -62,8 +62,9 @@ class Meter:
         check_cases: Sequence[Case],
         incumbent: Contender | None,
         sweep_s: float,
+        kept: Session | None = None,
     ) -> Passed:
-        """Time a checked candidate on every benchmark case.
+        """Time a checked candidate on every benchmark case, in the session `kept` if there is one.
 
         Raises:
             Disqualified: It failed, was wrong in a timed block, or its times cannot be true.
@@ -71,11 +72,16 @@ class Meter:
         began = time.monotonic()
         cases = self.task.cases(self.kind).bench
         check_results(self.task, built, cases)
-        nbytes = max(self._bytes(built, c, incumbent) for c in cases)
-        nbytes = max([nbytes, *(self._bytes(built, c, None) for c in check_cases)])
+        nbytes = self.arena_bytes(built, check_cases, incumbent)
+        if kept is not None and not self.arenas.fits(nbytes):
+            kept.close()
+            kept = None
         arena = self.arenas.at_least(nbytes)
         binaries = {**(incumbent.built.binaries if incumbent else {}), **built.binaries}
-        with Session(self.backend, arena, binaries, Stage.MEASURE) as session:
+        session = Session(self.backend, arena, binaries, Stage.MEASURE)
+        if kept is not None:
+            session = kept.resume(binaries, Stage.MEASURE)
+        with session:
             rankings = self._sweep(session, built, cases, check_cases, incumbent, sweep_s)
             choice = {name: r.order[0] for name, r in rankings.items()}
             candidate = Contender("candidate", built, choice)
@@ -94,6 +100,13 @@ class Meter:
         versus = None if incumbent is None else self._compare(incumbent.id, duels)
         lane_s = time.monotonic() - began
         return replace(passed, versus=versus, screened=not complete, lane_s=lane_s)
+
+    def arena_bytes(
+        self, built: Built, check_cases: Sequence[Case], incumbent: Contender | None
+    ) -> int:
+        """Memory for checking a candidate and timing it beside the incumbent."""
+        bench = [self._bytes(built, c, incumbent) for c in self.task.cases(self.kind).bench]
+        return max(bench + [self._bytes(built, c, None) for c in check_cases])
 
     def _bytes(self, built: Built, case: Case, incumbent: Contender | None) -> int:
         """Arena for the sweep and the duel of one case."""

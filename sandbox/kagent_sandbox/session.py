@@ -59,10 +59,14 @@ class Arenas:
                     f"{self.limit_bytes / 2**20:.0f} MiB are there for it",
                 )
             )
-        if self._arena is None or self._arena.nbytes < nbytes:
+        if self._arena is None or not self.fits(nbytes):
             self.close()
             self._arena = self._backend.arena(min(self.limit_bytes, nbytes + nbytes // 4))
         return self._arena
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether the arena that there is holds `nbytes`; otherwise it will be replaced."""
+        return self._arena is not None and nbytes <= self._arena.nbytes
 
     def close(self) -> None:
         """Give the memory back."""
@@ -86,9 +90,9 @@ class Session:
         launcher: Launcher | None = None,
     ) -> None:
         self.arena = arena
+        self.stage = stage
         self._backend = backend
         self._binaries = binaries
-        self._stage = stage
         self._launcher = launcher
 
     def __enter__(self) -> Self:
@@ -99,13 +103,23 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
         if self._launcher is not None:
             self._launcher.close()
             self._launcher = None
 
+    def resume(self, binaries: Mapping[str, bytes], stage: Stage) -> Self:
+        """For another stage with more binaries: enter it again."""
+        self._binaries = {**self._binaries, **binaries}
+        self.stage = stage
+        return self
+
     def restart(self) -> None:
         """A fresh process with the same binaries and nothing prepared."""
-        self.__exit__()
+        self.close()
         self.__enter__()
 
     def prepare(self, seats: Sequence[Seat], case: str) -> None:
@@ -157,6 +171,6 @@ class Session:
             # On entry there is no launcher yet, and nobody uses what is yielded.
             yield self._launcher  # type: ignore[misc]
         except LaunchFailed as e:
-            raise Disqualified(Rejected(self._stage, e.status, str(e), case)) from e
+            raise Disqualified(Rejected(self.stage, e.status, str(e), case)) from e
         except PlanError as e:
-            raise Disqualified(Rejected(self._stage, Status.TAMPER, str(e), case)) from e
+            raise Disqualified(Rejected(self.stage, Status.TAMPER, str(e), case)) from e
