@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -105,6 +105,20 @@ class Candidate:
         return self.proposal.operator is not Operator.SEED and not self.is_duplicate
 
 
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Logarithm of a candidate's speed-up over the baselines, over all cases and on each.
+
+    Known through the chain of comparisons that were interleaved: candidate against incumbent,
+    that one against the one before it, and so on to a first candidate's own times. Times of
+    different moments are never compared: on a machine that is busy or throttles they drift by far
+    more than what is looked for.
+    """
+
+    log: float
+    cases: Mapping[str, float]
+
+
 def kernel_id(source: str) -> str:
     """16 hexadecimal digits of the text's SHA-256."""
     return hashlib.sha256(source.encode()).hexdigest()[:16]
@@ -117,6 +131,7 @@ class Lineage:
         self._candidates: list[Candidate] = []
         self._incumbents: list[int] = []  # every candidate that was promoted, in order
         self._children: Counter[int] = Counter()
+        self._speeds: dict[int, Speed] = {}
         self._counted = 0
         for candidate in candidates:
             self.record(candidate)
@@ -133,6 +148,8 @@ class Lineage:
         self._counted += candidate.counts
         if not candidate.is_duplicate:
             self._children.update(set(candidate.proposal.parents))
+        if isinstance(candidate.verdict, Passed):
+            self._speeds[candidate.id] = self._speed(candidate.verdict)
         promoted = self._promotes(candidate)
         if promoted:
             self._incumbents.append(candidate.id)
@@ -149,6 +166,17 @@ class Lineage:
             and versus.against == str(self._incumbents[-1])
             and versus.p_faster > PROMOTION
         )
+
+    def _speed(self, verdict: Passed) -> Speed:
+        versus = verdict.versus
+        against = versus.against if versus is not None else ""
+        base = self._speeds.get(int(against)) if against.isdecimal() else None
+        if versus is None or base is None:
+            own = {t.case: _log((t.baseline_us or 1.0) / t.kernel_us) for t in verdict.timings}
+            return Speed(_log(verdict.score), own)
+        ratios = {case: versus.cases.get(case, versus.ratio) for case in base.cases}
+        chained = {case: log + _log(ratios[case]) for case, log in base.cases.items()}
+        return Speed(base.log + _log(versus.ratio), chained)
 
     def __len__(self) -> int:
         return len(self._candidates)
@@ -171,6 +199,7 @@ class Lineage:
         copy._candidates = self._candidates.copy()
         copy._incumbents = self._incumbents.copy()
         copy._children = self._children.copy()
+        copy._speeds = self._speeds.copy()
         copy._counted = self._counted
         return copy
 
@@ -194,12 +223,19 @@ class Lineage:
         """The task's own kernels."""
         return tuple(c for c in self if c.proposal.operator is Operator.SEED)
 
+    def speed(self, candidate_id: int) -> Speed | None:
+        """What to rank a candidate by; None if it was rejected."""
+        return self._speeds.get(candidate_id)
+
+    def log_speed(self, candidate_id: int) -> float:
+        """Logarithm of its speed-up over the baselines; -inf if it was rejected."""
+        speed = self._speeds.get(candidate_id)
+        return speed.log if speed else -math.inf
+
     def passed(self) -> list[Candidate]:
-        """Candidates that were correct and timed, best score first, the earlier first among
-        equals.
-        """
-        scored = [(-c.score, c.id, c) for c in self if c.score is not None]
-        return [c for _, _, c in sorted(scored, key=lambda s: s[:2])]
+        """Candidates that were correct and timed, the fastest first, the earlier among equals."""
+        ranked = sorted(self._speeds, key=lambda i: (-self._speeds[i].log, i))
+        return [self[i] for i in ranked]
 
     def elites(self, count: int = 8) -> list[Candidate]:
         """The incumbent and then the best others that were timed in full."""
@@ -231,10 +267,8 @@ class Lineage:
         )
 
 
-def log_score(candidate: Candidate) -> float:
-    """Natural logarithm of a passed candidate's score."""
-    assert candidate.score is not None
-    return math.log(candidate.score) if candidate.score > 0 else -math.inf
+def _log(ratio: float) -> float:
+    return math.log(ratio) if ratio > 0 else -math.inf
 
 
 def language_of(name: str) -> Language:

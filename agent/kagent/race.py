@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kagent_sandbox.race_result import BEST_OF_TORCH, Race
 from kagent_sandbox.verdict import Comparison, Passed
 
-from kagent.lineage import PROMOTION, Candidate, Lineage, log_score
+from kagent.lineage import PROMOTION, Candidate, Lineage
 
 MOST = 3
 CLOSE = 0.02  # log speed-up below the incumbent's at which a race can still turn out otherwise
@@ -34,10 +34,11 @@ def choose_finalists(lineage: Lineage) -> list[Candidate]:
     if not elites:
         return []
     incumbent = elites[0]
+    limit = lineage.log_speed(incumbent.id) - CLOSE
     close = [
         c
         for c in elites[1:]
-        if log_score(c) > log_score(incumbent) - max(CLOSE, 2 * _stderr(c))
+        if lineage.log_speed(c.id) > limit - max(0.0, 2 * _stderr(c) - CLOSE)
         and (not c.facts or not incumbent.facts or c.facts.work_hash != incumbent.facts.work_hash)
     ]
     return [incumbent, *close][:MOST]

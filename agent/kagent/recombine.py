@@ -7,13 +7,13 @@ prediction is exact but for the noise, since the choice costs nothing on the dev
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kagent_sandbox.task import Case, Task
 from kagent_sandbox.verdict import Passed
 
-from kagent.lineage import Candidate, Operator
+from kagent.lineage import Candidate, Lineage, Operator
 from kagent.merge import Choice, Part, labels, merge
 from kagent.propose import Draft, Setting
 from kagent.tunables import read_tunables
@@ -32,17 +32,15 @@ class Crossing:
     second: Candidate
     choice: Choice
     gain: float  # log speed-up over the better of the two
+    log: float  # predicted log speed-up over the baselines
 
 
-def crossings(setting: Setting, candidates: Sequence[Candidate]) -> list[Crossing]:
-    """Pairs of different structure that would gain, the most promising first.
-
-    `candidates` are ordered by their score, the best first.
-    """
+def crossings(setting: Setting, lineage: Lineage) -> list[Crossing]:
+    """Pairs of different structure that would gain, the most promising first."""
     families: dict[str, list[Candidate]] = {}
-    for candidate in candidates:
+    for candidate in lineage.passed():
         tunables = read_tunables(candidate.proposal.source)
-        if tunables is not None and isinstance(candidate.verdict, Passed):
+        if tunables is not None:
             if tunables.family not in families and len(families) == FAMILIES:
                 continue
             members = families.setdefault(tunables.family, [])
@@ -56,41 +54,42 @@ def crossings(setting: Setting, candidates: Sequence[Candidate]) -> list[Crossin
                 for b in other:
                     parts = _parts(a) + _parts(b)
                     if len(parts) <= MAX_PARTS and len(set(parts)) == len(parts):
-                        found += best_crossing(setting, a, b)
-    return sorted(found, key=lambda c: (-total(c), c.first.id, c.second.id))
+                        found += best_crossing(setting, lineage, a, b)
+    return sorted(found, key=lambda c: (-c.log, c.first.id, c.second.id))
 
 
-def total(crossing: Crossing) -> float:
-    """Predicted log of the score."""
-    scores = [c.score for c in (crossing.first, crossing.second) if c.score is not None]
-    return math.log(max(scores)) + crossing.gain
-
-
-def best_crossing(setting: Setting, a: Candidate, b: Candidate) -> list[Crossing]:
+def best_crossing(setting: Setting, lineage: Lineage, a: Candidate, b: Candidate) -> list[Crossing]:
     """The best split of the benchmark cases between two candidates, if one gains."""
     cases = setting.task.cases(setting.kind).bench
-    times_a, times_b = _times(a), _times(b)
-    if any(c.name not in times_a or c.name not in times_b for c in cases):
+    speed_a, speed_b = lineage.speed(a.id), lineage.speed(b.id)
+    if speed_a is None or speed_b is None:
         return []
-    # Log time of a over b: negative where a is faster.
-    ratio = {c.name: math.log(times_a[c.name] / times_b[c.name]) for c in cases}
-    alone = min(sum(ratio.values()), 0.0)
+    if any(c.name not in speed_a.cases or c.name not in speed_b.cases for c in cases):
+        return []
+    lead = {c.name: speed_a.cases[c.name] - speed_b.cases[c.name] for c in cases}  # of a over b
     least = max(GAIN, math.hypot(_stderr(a), _stderr(b)))
     best: Crossing | None = None
     for choice, holds in splits(setting.task, cases):
-        inside = sum(ratio[n] for n in holds)
-        outside = sum(ratio.values()) - inside
-        for first, second, log_time in ((a, b, inside), (b, a, outside)):
-            gain = (alone - log_time) / len(cases)
+        inside = sum(lead[n] for n in holds)
+        outside = sum(lead.values()) - inside
+        for first, second, ahead in ((a, b, inside), (b, a, outside)):
+            # `ahead` is what taking a on its cases wins over b alone; a alone wins all of `lead`.
+            gain = (ahead - max(0.0, sum(lead.values()))) / len(cases)
             if gain > least and (best is None or gain > best.gain + 1e-9):
-                best = Crossing(first, second, choice, gain)
+                log = max(speed_a.log, speed_b.log) + gain
+                best = Crossing(first, second, choice, gain, log)
     return [best] if best else []
 
 
 def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[Choice, list[str]]]:
     """Conditions on a call's arguments that hold for some of the cases, and for which."""
-    for dim, expression in _expressions(task).items():
-        values = sorted({c.dims[dim] for c in cases})
+    expressions = _expressions(task)
+    values_of = {dim: sorted({c.dims[dim] for c in cases}) for dim in expressions}
+    # Where two dimensions separate the cases alike, the one that varies more is the likelier cause,
+    # and then the inner one: the length of a row rather than the number of rows.
+    inner_first = list(expressions)[::-1]
+    for dim in sorted(inner_first, key=lambda d: -len(values_of[d])):
+        expression, values = expressions[dim], values_of[dim]
         if len(values) < 2:
             continue
         if all(isinstance(v, bool) for v in values):
@@ -132,10 +131,8 @@ def draft(setting: Setting, crossing: Crossing) -> Draft | None:
     choice = crossing.choice
     names = [a.name for a in setting.task.arguments]
     shown = choice.condition.format(*names, constant=choice.value)
-    better = max(crossing.first, crossing.second, key=lambda c: c.score or 0.0)
-    other = crossing.second if better is crossing.first else crossing.first
     return Draft(
-        parents=(better.id, other.id),
+        parents=(first.id, second.id),
         operator=Operator.RECOMBINE,
         name=f"{first.name}+{second.name}",
         source=source,
@@ -150,13 +147,6 @@ def _parts(candidate: Candidate) -> list[str]:
 
 def _stderr(candidate: Candidate) -> float:
     return candidate.verdict.score_stderr if isinstance(candidate.verdict, Passed) else 0.0
-
-
-def _times(candidate: Candidate) -> Mapping[str, float]:
-    verdict = candidate.verdict
-    if not isinstance(verdict, Passed):
-        return {}
-    return {t.case: t.kernel_us for t in verdict.timings if t.kernel_us > 0}
 
 
 def _expressions(task: Task) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from kagent_sandbox.verdict import Passed, Rejected, Status
 
-from kagent.lineage import Candidate, Lineage, Operator, log_score
+from kagent.lineage import Candidate, Lineage, Operator
 from kagent.propose import Brief, Setting
 
 T = TypeVar("T")
@@ -62,9 +62,10 @@ def parent_shares(
     give.
     """
     temperature = HOT + (COLD - HOT) * progress
-    best = max(log_score(c) for c in elites)
+    best = max(lineage.log_speed(c.id) for c in elites)
     weights = [
-        math.exp((log_score(c) - best) / temperature) / math.sqrt(1 + lineage.children(c.id))
+        math.exp((lineage.log_speed(c.id) - best) / temperature)
+        / math.sqrt(1 + lineage.children(c.id))
         for c in elites
     ]
     total = sum(weights)
@@ -99,9 +100,8 @@ def _succeeded(lineage: Lineage, candidate: Candidate) -> bool:
     verdict = candidate.verdict
     if not isinstance(verdict, Passed):
         return False
-    parents = [lineage[p] for p in candidate.proposal.parents]
-    scores = [log_score(p) for p in parents if p.score is not None]
-    return log_score(candidate) > max(scores, default=-math.inf) + max(GAIN, verdict.score_stderr)
+    before = max((lineage.log_speed(p) for p in candidate.proposal.parents), default=-math.inf)
+    return lineage.log_speed(candidate.id) > before + max(GAIN, verdict.score_stderr)
 
 
 def operator_shares(lineage: Lineage, operators: Sequence[Operator]) -> Mapping[Operator, float]:

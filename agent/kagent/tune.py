@@ -15,7 +15,7 @@ from typing import TypeAlias
 from kagent_sandbox.verdict import Rejected
 
 from kagent import recombine
-from kagent.lineage import Candidate, Operator, log_score
+from kagent.lineage import Candidate, Operator
 from kagent.propose import Brief, Draft
 from kagent.tunables import Tunable, Tunables, Value, read_tunables, same, value_text
 
@@ -169,8 +169,9 @@ def _cross(brief: Brief, rng: random.Random, tried: set[Key]) -> Draft | None:
 def _recombine(brief: Brief, rng: random.Random, tried: set[Key]) -> Draft | None:
     """The most promising file of two structures that was not tried."""
     del rng
-    for crossing in recombine.crossings(brief.setting, brief.lineage.passed()):
-        if recombine.total(crossing) < log_score(brief.elites[0]) + recombine.GAIN:
+    best = brief.lineage.log_speed(brief.elites[0].id)
+    for crossing in recombine.crossings(brief.setting, brief.lineage):
+        if crossing.log < best + recombine.GAIN:
             return None  # the incumbent is as good as all that follow
         draft = recombine.draft(brief.setting, crossing)
         if draft is None:

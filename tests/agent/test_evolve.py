@@ -228,7 +228,8 @@ def test_another_measurement_would_have_led_elsewhere(tmp_path):
     assert asyncio.run(replay(history, toy, proposer)) is None
     changed = Lineage()
     for candidate in history.lineage:
-        slower = candidate.id == 1
-        verdict = replace(candidate.verdict, score=0.01) if slower else candidate.verdict
+        verdict = candidate.verdict
+        if candidate.id == 1:
+            verdict = replace(verdict, versus=replace(verdict.versus, ratio=0.01, cases={}))
         changed.record(replace(candidate, verdict=verdict))
     assert asyncio.run(replay(replace(history, lineage=changed), toy, proposer)) is not None

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from hypothesis import given, settings
 from kagent.lineage import Lineage, Operator, language_of
@@ -16,7 +18,7 @@ def test_a_new_incumbent_beats_the_old_one_beyond_doubt():
     assert not lineage.record(child(3, 40.0, versus=versus(0, 1.0)))  # against another one
     assert not lineage.record(child(4, 30.0))  # against nobody
     assert [c.id for c in lineage.promotions] == [0, 2]
-    assert [c.id for c in lineage.elites(3)] == [2, 4, 3]
+    assert [c.id for c in lineage.elites(3)] == [2, 4, 1]
 
 
 def test_the_first_that_passes_is_the_incumbent():
@@ -64,3 +66,14 @@ def test_languages():
     assert language_of("cuda_cluster") == "cuda"
     with pytest.raises(ValueError, match="begins with triton_, cuda_ or cpp_"):
         language_of("softmax")
+
+
+def test_speeds_are_chained_through_comparisons_and_do_not_drift():
+    """The machine becomes ten times slower after the seed: ratios tell, times do not."""
+    better = Comparison("0", 2.0, 1.9, 2.1, 1.0, {"short": 2.0})
+    worse = Comparison("1", 0.5, 0.4, 0.6, 0.0, {"short": 0.5})
+    lineage = Lineage([SEED, child(1, 500.0, versus=better), child(2, 2000.0, versus=worse)])
+    assert [c.id for c in lineage.passed()] == [1, 0, 2]
+    assert lineage.log_speed(1) == pytest.approx(math.log(2))
+    assert lineage.speed(2).cases == pytest.approx({"short": 0.0})
+    assert lineage.speed(3) is None

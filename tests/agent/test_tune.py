@@ -155,7 +155,7 @@ PLAIN = candidate(0, toy_source(), passed({"short": 100.0, "middle": 99.0, "long
 def test_recombination_takes_each_kernel_where_it_is_faster(task):
     draft = propose(brief(task, Lineage([PLAIN, WIDE]), Operator.RECOMBINE))
     assert draft.operator is Operator.RECOMBINE
-    assert draft.parents == (1, 0)
+    assert draft.parents == (0, 1)
     assert draft.name == "cpp_plain+cpp_wide"
     assert "if x.shape[-1] <= N_SPLIT:\n        return _toy_plain(x)" in draft.source
     split = next(t for t in read_tunables(draft.source).items if t.name == "N_SPLIT")
@@ -172,9 +172,9 @@ def test_nothing_is_recombined_where_one_is_always_faster(task):
         passed({"short": 160.0, "middle": 100.0, "long": 101.0}),
         "cpp_wide",
     )
-    assert recombine.crossings(setting(task, Tuner()), [PLAIN, slow]) == []
+    assert recombine.crossings(setting(task, Tuner()), Lineage([PLAIN, slow])) == []
     screened = Candidate(WIDE.proposal, Rejected(Stage.CHECK, Status.TIMEOUT, ""))
-    assert recombine.crossings(setting(task, Tuner()), [PLAIN, screened]) == []
+    assert recombine.crossings(setting(task, Tuner()), Lineage([PLAIN, screened])) == []
 
 
 def test_flags_and_dtypes_separate_cases_too(tmp_path):
