@@ -24,6 +24,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     "shifted" adds a constant to every key, which moves all scores of a row by the same large amount
     and leaves the result alone: it finds a softmax that does not subtract the row's maximum.
     """
+    if case.inputs not in {"normal", "shifted"}:
+        raise ValueError(f"inputs = {case.inputs!r}: use normal or shifted")
     d = case.dims
     b, h, hkv, s, size = (int(d[n]) for n in ("B", "H", "Hkv", "S", "D"))
     dtype: torch.dtype = getattr(torch, case.dtype)

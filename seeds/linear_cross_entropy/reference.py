@@ -23,6 +23,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     "normal": targets anywhere. "ignored": half of them are `ignore_index`; "all_ignored": all of
     them. "tail": targets in the last three columns, which a lost tail of the vocabulary would miss.
     """
+    if case.inputs not in {"normal", "ignored", "all_ignored", "tail"}:
+        raise ValueError(f"inputs = {case.inputs!r}: use normal, ignored, all_ignored or tail")
     d = case.dims
     tokens, hidden, vocab, ignore_index = (int(d[n]) for n in ("T", "D", "V", "ignore_index"))
     dtype: torch.dtype = getattr(torch, case.dtype)
