@@ -15,7 +15,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kagent.events import Event, Finished, Progress, Proposed, Recorded, Started, Step, Working
+from kagent.events import (
+    Event,
+    Finished,
+    Progress,
+    Proposed,
+    Raced,
+    Recorded,
+    Started,
+    Step,
+    Working,
+)
 from kagent.lineage import Candidate, Operator
 
 _RECENT = 8
@@ -85,7 +95,7 @@ class State:
                 self.names[proposal.id] = proposal.name
             case Recorded(candidate, promoted, counted):
                 self._recorded(candidate, promoted=promoted, counted=counted)
-            case Finished():
+            case Raced() | Finished():
                 self.in_flight.clear()
 
     def _recorded(self, candidate: Candidate, *, promoted: bool, counted: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -23,6 +24,8 @@ from kagent_sandbox.plan import (
     TensorRef,
     TorchOp,
 )
+from kagent_sandbox.plan_json import dump_plan
+from kagent_sandbox.records import to_json
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -163,3 +166,29 @@ def built_view(built: Built, *, full: bool) -> RenderableType:
             listing.extend(Text("  " + line) for line in plan_lines(plan))
     dropped = [Text(f"dropped: {reason}", style="yellow") for reason in built.dropped]
     return Group(kernel_table(built), table, *dropped, *listing)
+
+
+def built_json(built: Built) -> Mapping[str, object]:
+    """What `kagent build --json` prints: plans by case and configuration, and kernels."""
+    kernels = {k.hash: k for plan in built.plans.values() for k in plan.kernels}
+    return {
+        "outcome": "built",
+        "target": built.target,
+        "build_s": built.build_s,
+        "source_hash": built.source_hash,
+        "tree_hash": built.tree_hash,
+        "work_hash": built.work_hash,
+        "configs": [dict(c) for c in built.configs],
+        "dropped": list(built.dropped),
+        "kernels": [to_json(k) for k in kernels.values()],
+        "plans": [
+            {
+                "case": case,
+                "config": index,
+                "launches": len(plan.launches),
+                "peak_bytes": plan.peak_bytes,
+                "plan": json.loads(dump_plan(plan)),
+            }
+            for (index, case), plan in built.plans.items()
+        ],
+    }

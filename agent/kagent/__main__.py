@@ -1,0 +1,5 @@
+"""`python -m kagent`."""
+
+from kagent.cli import main
+
+main()

@@ -1,0 +1,195 @@
+"""What this machine offers: compilers, GPU, driver, versions, and isolation as observed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kagent_sandbox.build.client import Builder
+from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
+from kagent_sandbox.confine.probe import probe
+from kagent_sandbox.errors import KagentError, MachineError
+from kagent_sandbox.verdict import Rejected
+
+from kagent.session import PACKAGES, has_gpu
+
+
+class Level(StrEnum):
+    """How a finding should be read."""
+
+    OK = "ok"
+    MISSING = "missing"
+    """Something optional is not there; the text says what that rules out."""
+    BROKEN = "broken"
+    """Something needed does not work; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    level: Level
+    name: str
+    text: str
+
+
+_TENSOR = TensorSpec("x", (4, 16), (16, 1), "float32")
+_CASE = BuildCase("doctor", (_TENSOR,), (TensorSpec("y", (4, 16), (16, 1), "float32"),))
+_CPP = '''
+import torch
+from kagent_sandbox.lang import cpp_kernel
+SOURCE = r"""
+extern "C" void twice(const float* x, float* y, long n) {
+#pragma omp parallel for
+  for (long i = 0; i < n; ++i) y[i] = 2 * x[i];
+}
+"""
+def entry(x):
+    y = torch.empty_like(x)
+    cpp_kernel("twice", SOURCE)(x, y, x.numel())
+    return y
+'''
+_CUDA = '''
+import torch
+from kagent_sandbox.lang import cuda_kernel
+SOURCE = r"""
+#include <cuda_bf16.h>
+extern "C" __global__ void twice(const float* x, float* y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = 2 * x[i];
+}
+"""
+def entry(x):
+    y = torch.empty_like(x)
+    cuda_kernel("twice", SOURCE).launch((1,), (64,), x, y, x.numel())
+    return y
+'''
+_TRITON = """
+import torch, triton
+import triton.language as tl
+@triton.jit
+def _twice(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+def entry(x):
+    y = torch.empty_like(x)
+    _twice[(1,)](x, y, x.numel(), BLOCK=64)
+    return y
+"""
+_COMPILERS = (
+    ("C++ (g++)", _CPP, "cpu"),
+    ("Triton", _TRITON, "sm_90a"),
+    ("CUDA (NVRTC)", _CUDA, "sm_90a"),
+)
+
+
+def examine(say: Callable[[str], None]) -> list[Finding]:
+    """Everything, in the order in which it is reported. `say` is told what is being tried."""
+    found = [
+        Finding(Level.OK, "system", f"{platform.platform()}, {_cores()} cores"),
+        Finding(Level.OK, "Python", f"{platform.python_version()} ({sys.executable})"),
+        _versions(),
+        _gcc(),
+    ]
+    say("compilers")
+    found += _compilers()
+    say("isolation")
+    found.append(_isolation())
+    say("GPU")
+    found.append(_gpu())
+    return found
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _versions() -> Finding:
+    texts, missing = [], []
+    for package in PACKAGES:
+        try:
+            texts.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(package)
+    if missing:
+        remedy = f"not installed: {', '.join(missing)}; run make, or pip install them"
+        return Finding(Level.BROKEN, "packages", f"{', '.join(texts)}; {remedy}")
+    return Finding(Level.OK, "packages", ", ".join(texts))
+
+
+def _gcc() -> Finding:
+    path = shutil.which("g++")
+    if path is None:
+        return Finding(Level.BROKEN, "g++", "not found: apt-get install g++ (Debian, Ubuntu)")
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return Finding(Level.OK, "g++", (done.stdout or done.stderr).splitlines()[0])
+
+
+def _compilers() -> list[Finding]:
+    """Build one small candidate per language in the real builder, confined as in a run."""
+    found = []
+    try:
+        with Builder(1) as builder:
+            for name, source, target in _COMPILERS:
+                request = BuildRequest(source, "entry", target, (_CASE,))
+                found.append(_built(name, target, builder.build(request)))
+    except KagentError as e:
+        found.append(Finding(Level.BROKEN, "builder", str(e)))
+    return found
+
+
+def _built(name: str, target: str, result: Built | Rejected) -> Finding:
+    if isinstance(result, Rejected):
+        return Finding(Level.BROKEN, name, f"{result.status}: {result.message}")
+    text = f"compiles for {target} in {result.build_s:.2f} s, confined"
+    return Finding(Level.OK, name, text)
+
+
+def _isolation() -> Finding:
+    try:
+        seen = probe()
+    except MachineError as e:
+        return Finding(Level.BROKEN, "isolation", str(e))
+    isolation = seen.isolation
+    parts = [f"tier {isolation.tier}", f"Landlock ABI {isolation.landlock_abi}"]
+    parts += ["seccomp"] if isolation.seccomp else []
+    parts += ["own user per child"] if isolation.drops_uid else []
+    stopped = sum(not c.escaped for c in seen.canaries)
+    text = f"{', '.join(parts)}; {stopped} of {len(seen.canaries)} attacks from inside stopped"
+    if seen.escaped:
+        return Finding(
+            Level.BROKEN, "isolation", f"{text}; these got out: {', '.join(seen.escaped)}"
+        )
+    return Finding(Level.OK, "isolation", text)
+
+
+def _gpu() -> Finding:
+    if not has_gpu():
+        return Finding(
+            Level.MISSING,
+            "GPU",
+            "no NVIDIA GPU: C++ kernels are evolved and timed on the CPU; Triton and CUDA kernels "
+            "are compiled, Triton ones interpreted, and not timed",
+        )
+    from kagent_sandbox.launch.gpu_backend import GpuBackend
+
+    try:
+        with GpuBackend() as backend:
+            facts = backend.facts
+            healthy = backend.healthy()
+    except MachineError as e:
+        return Finding(Level.BROKEN, "GPU", str(e))
+    text = (
+        f"{facts.name}, {facts.target}, {facts.units} multiprocessors, "
+        f"{facts.memory_bytes / 2**30:.0f} GiB, {facts.key}"
+    )
+    if not healthy:
+        return Finding(Level.BROKEN, "GPU", f"{text}; a known kernel computes wrong results")
+    return Finding(Level.OK, "GPU", f"{text}; a known kernel computes correctly in a launcher")

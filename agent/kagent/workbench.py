@@ -1,0 +1,182 @@
+"""One candidate file at a time: what `kagent build`, `check` and `bench` do."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kagent_sandbox.build.client import Builder
+from kagent_sandbox.build.request import Built
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.figures import Contender
+from kagent_sandbox.judge_client import JudgeClient
+from kagent_sandbox.launch.base import DeviceFacts
+from kagent_sandbox.plan import Language
+from kagent_sandbox.race_result import Race
+from kagent_sandbox.task import Kind, Task, draw_hidden
+from kagent_sandbox.verdict import CaseError, Rejected
+
+from kagent.session import has_gpu, request_maker
+
+DEFAULT_TARGET = "sm_90a"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What checking a file found. `interpreted`: by Triton's interpreter, not by a device."""
+
+    verdict: tuple[CaseError, ...] | Rejected
+    device: str
+    interpreted: bool = False
+    skipped: tuple[str, ...] = ()  # cases too large to interpret
+
+
+@dataclass(frozen=True, slots=True)
+class Benched:
+    """Candidates beside every baseline on the visible benchmark cases."""
+
+    names: tuple[str, ...]  # of the files, by the contender's id
+    facts: DeviceFacts
+    race: Race
+    rejected: dict[str, Rejected]
+
+
+def read_candidate(path: Path) -> str:
+    """A candidate's text.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f"{path}: {e}") from None
+
+
+def language_of_source(source: str) -> Language:
+    """C++ if it makes a C++ kernel, CUDA if it makes a CUDA kernel and no Triton one."""
+    if re.search(r"\bcpp_kernel\s*\(", source):
+        return "cpp"
+    uses_triton = re.search(r"@(triton\.)?jit\b|@gluon\.jit\b", source)
+    if re.search(r"\bcuda_kernel\s*\(", source) and not uses_triton:
+        return "cuda"
+    return "triton"
+
+
+def build_file(
+    task: Task, path: Path, target: str | None, *, configs: int, jobs: int
+) -> Built | Rejected:
+    """Build for every visible case, on a machine with or without a GPU."""
+    source = read_candidate(path)
+    cpp = language_of_source(source) == "cpp"
+    if target is None:
+        target = "cpu" if cpp else DEFAULT_TARGET
+    if (target == "cpu") != cpp:
+        raise UserError(
+            f"{path}: a {'C++' if cpp else 'GPU'} candidate cannot be built for {target}: "
+            + ("leave --target away" if cpp else "name an architecture such as sm_90a")
+        )
+    cases = task.cases("cpu" if cpp else "gpu")
+    request = request_maker(task, target, [*cases.check, *cases.bench], configs)
+    with Builder(jobs) as builder:
+        return builder.build(request(source))
+
+
+def _kind_of(sources: Sequence[tuple[Path, str]]) -> Kind:
+    kinds: set[Kind] = {"cpu" if language_of_source(s) == "cpp" else "gpu" for _, s in sources}
+    if len(kinds) > 1:
+        names = ", ".join(str(p) for p, _ in sources)
+        raise UserError(f"{names}: C++ and GPU candidates cannot be timed side by side")
+    return kinds.pop()
+
+
+def check_file(task: Task, path: Path, *, jobs: int) -> Checked:
+    """Check on all cases: on the device, or a Triton candidate in the interpreter without one.
+
+    Raises:
+        UserError: A CUDA candidate where there is no GPU.
+    """
+    source = read_candidate(path)
+    kind = _kind_of([(path, source)])
+    secret = secrets.randbits(62)
+    if kind == "gpu" and not has_gpu():
+        return _interpret(task, path, source, secret)
+    cases = [
+        *task.cases(kind).check,
+        *draw_hidden(task, kind, "check", secret),
+    ]
+    with Builder(jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
+        built = builder.build(request_maker(task, judge.facts.target, cases, 1)(source))
+        verdict = built if isinstance(built, Rejected) else judge.check(built)
+        return Checked(verdict, judge.facts.name)
+
+
+def _interpret(task: Task, path: Path, source: str, secret: int) -> Checked:
+    if language_of_source(source) == "cuda":
+        raise UserError(
+            f"{path}: a CUDA candidate can only be checked on an NVIDIA GPU, and this machine has "
+            f"none. Possible here: kagent build {path} --task {task.name} compiles it"
+        )
+    from kagent_sandbox.interpret import Interpreter
+
+    with Interpreter(task, secret) as interpreter:
+        found = interpreter.check(source)
+    if isinstance(found, Rejected):
+        return Checked(found, "Triton's interpreter", interpreted=True)
+    return Checked(found.errors, "Triton's interpreter", interpreted=True, skipped=found.skipped)
+
+
+def bench_files(
+    task: Task, paths: Sequence[Path], *, jobs: int, configs: int, say: Callable[[str], None]
+) -> Benched:
+    """Check candidates, find each one's best configuration, then race them with all baselines.
+
+    Raises:
+        UserError: GPU candidates where there is no GPU.
+    """
+    sources = [(p, read_candidate(p)) for p in paths]
+    kind = _kind_of(sources)
+    if kind == "gpu" and not has_gpu():
+        raise UserError(
+            "timing GPU candidates needs an NVIDIA GPU, and this machine has none. Possible here: "
+            "kagent build compiles them for one, kagent check runs a Triton candidate in Triton's "
+            "interpreter, and C++ candidates are timed on the CPU"
+        )
+    secret = secrets.randbits(62)
+    cases = task.cases(kind)
+    hidden = draw_hidden(task, kind, "check", secret)
+    contenders: list[Contender] = []
+    rejected: dict[str, Rejected] = {}
+    with Builder(jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
+        all_cases = [*cases.check, *hidden, *cases.bench]
+        request = request_maker(task, judge.facts.target, all_cases, configs)
+        judge.baselines(say)
+        judge.ceilings()
+        for path, source in sources:
+            say(f"{path.name}: build, check, measure")
+            entered = _enter(builder.build(request(source)), path.stem, judge)
+            if isinstance(entered, Rejected):
+                rejected[path.stem] = entered
+            else:
+                contenders.append(entered)
+        say("race")
+        race = judge.race(contenders, hidden=False) if contenders else Race((), {})
+        return Benched(tuple(c.id for c in contenders), judge.facts, race, rejected)
+
+
+def _enter(built: Built | Rejected, name: str, judge: JudgeClient) -> Contender | Rejected:
+    """A checked candidate with the fastest configuration of each case."""
+    if isinstance(built, Rejected):
+        return built
+    errors = judge.check(built)
+    if isinstance(errors, Rejected):
+        return errors
+    verdict = judge.measure(built, errors)
+    if isinstance(verdict, Rejected):
+        return verdict
+    return Contender(name, built, {t.case: t.config for t in verdict.timings})
