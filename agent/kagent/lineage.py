@@ -117,6 +117,14 @@ class Speed:
 
     log: float
     cases: Mapping[str, float]
+    stderr: float  # of `log`, by the last comparison
+
+    @property
+    def cautious(self) -> float:
+        """To rank by: `log` less its standard error, so that luck in a noisy moment counts
+        little.
+        """
+        return self.log - self.stderr
 
 
 def kernel_id(source: str) -> str:
@@ -173,10 +181,12 @@ class Lineage:
         base = self._speeds.get(int(against)) if against.isdecimal() else None
         if versus is None or base is None:
             own = {t.case: _log((t.baseline_us or 1.0) / t.kernel_us) for t in verdict.timings}
-            return Speed(_log(verdict.score), own)
+            return Speed(_log(verdict.score), own, verdict.score_stderr)
         ratios = {case: versus.cases.get(case, versus.ratio) for case in base.cases}
         chained = {case: log + _log(ratios[case]) for case, log in base.cases.items()}
-        return Speed(base.log + _log(versus.ratio), chained)
+        # The interval holds 95 %: 3.92 standard errors.
+        stderr = (_log(versus.high) - _log(versus.low)) / 3.92 if versus.low > 0 else 10.0
+        return Speed(base.log + _log(versus.ratio), chained, stderr)
 
     def __len__(self) -> int:
         return len(self._candidates)
@@ -232,9 +242,14 @@ class Lineage:
         speed = self._speeds.get(candidate_id)
         return speed.log if speed else -math.inf
 
+    def rank(self, candidate_id: int) -> float:
+        """`Speed.cautious` of a candidate; -inf if it was rejected."""
+        speed = self._speeds.get(candidate_id)
+        return speed.cautious if speed else -math.inf
+
     def passed(self) -> list[Candidate]:
         """Candidates that were correct and timed, the fastest first, the earlier among equals."""
-        ranked = sorted(self._speeds, key=lambda i: (-self._speeds[i].log, i))
+        ranked = sorted(self._speeds, key=lambda i: (-self._speeds[i].cautious, i))
         return [self[i] for i in ranked]
 
     def elites(self, count: int = 8) -> list[Candidate]:

@@ -62,10 +62,9 @@ def parent_shares(
     give.
     """
     temperature = HOT + (COLD - HOT) * progress
-    best = max(lineage.log_speed(c.id) for c in elites)
+    best = max(lineage.rank(c.id) for c in elites)
     weights = [
-        math.exp((lineage.log_speed(c.id) - best) / temperature)
-        / math.sqrt(1 + lineage.children(c.id))
+        math.exp((lineage.rank(c.id) - best) / temperature) / math.sqrt(1 + lineage.children(c.id))
         for c in elites
     ]
     total = sum(weights)
