@@ -17,10 +17,7 @@ import triton.language as tl
 TUNE = {
     "CHUNK": [4096, 8192, 16384],
     "SPLITS": [4, 8, 16],
-    "BLOCK_T": [64, 128],
     "BLOCK_V": [128, 256],
-    "BLOCK_K": [32, 64],
-    "NUM_WARPS": [4, 8],
     "NUM_STAGES": [3, 4],
 }
 CHUNK = 8192  # columns of logits that exist at a time in the backward pass
