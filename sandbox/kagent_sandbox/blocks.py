@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from kagent_sandbox import figures
-from kagent_sandbox.check import seats_for
+from kagent_sandbox.check import pitch_of, seats_for
 from kagent_sandbox.task import Kind
 from kagent_sandbox.verdict import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kagent_sandbox.check import Checker
     from kagent_sandbox.draws import Draw
     from kagent_sandbox.figures import Contender
@@ -43,21 +41,11 @@ def placements(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
     return max(3, min(_MOST_CPU_PLACEMENTS, 3 * math.ceil(_CPU_SPAN_US / us)))
 
 
-def arena_bytes(
-    task: Task, case: Case, contenders: Sequence[Contender], count: int, start: int = 0
-) -> int:
-    """End of the memory that `count` placements of all contenders take from byte `start` on."""
-    stop = start
-    for contender in contenders:
-        plan = contender.plan(case.name)
-        _, stop = seats_for(task, case, plan, None, count=count, start=stop)
-    return stop
-
-
 @dataclass
 class Table:
-    """Contenders seated side by side for one case, each on inputs of its own seed. A context
-    manager.
+    """Contenders that take turns on one case, each block on inputs of its own seed.
+
+    All sit in the same places, so that none is favoured by its addresses. A context manager.
     """
 
     session: Session
@@ -67,20 +55,26 @@ class Table:
     count: int  # placements of each
     blocks: dict[str, list[tuple[float, ...]]] = field(init=False)
     _seats: dict[str, list[Seat]] = field(init=False)
+    side: str = field(init=False)  # whose turn it is, or was: who is to blame for a failure
     _last: Draw | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.side = next(iter(self.contenders))
 
     def __enter__(self) -> Self:
         self.blocks = {side: [] for side in self.contenders}
         self._seats = {}
-        stop = 0
-        for side, contender in self.contenders.items():
-            self._seats[side], stop = seats_for(
+        plans = {side: c.plan(self.case.name) for side, c in self.contenders.items()}
+        pitch = pitch_of(plans.values())
+        for side, plan in plans.items():
+            self.side = side
+            self._seats[side] = seats_for(
                 self.checker.task,
                 self.case,
-                contender.plan(self.case.name),
+                plan,
                 self.session.arena,
                 count=self.count,
-                start=stop,
+                pitch=pitch,
                 prefix=f"t{side}",
             )
             self.session.prepare(self._seats[side], self.case.name)
@@ -97,24 +91,31 @@ class Table:
         Raises:
             Disqualified: The contender failed, or its results are wrong.
         """
-        seats = self._seats[side]
-        draw = self.checker.draws.draw(self.case, other_than=self._last)
-        self._last = draw
-        with self.session.quiet():
-            for seat in seats:
-                seat.write(draw)
-        block = self.session.samples(seats, samples, self.case.name)
+        draw = self._write(side)
+        block = self.session.samples(self._seats[side], samples, self.case.name)
         self.blocks[side].append(tuple(block))
         if verify:
             self._verify(side, draw)
 
     def wall_us(self, side: str, count: int) -> float:
         """µs per execution by the judge's own clock."""
+        self._write(side)
         return self.session.wall_us(self._seats[side], count, self.case.name)
 
     def now_us(self, side: str) -> float:
         """The slowest of a few more samples: what the device does at this moment."""
+        self._write(side)
         return max(self.session.samples(self._seats[side], 3, self.case.name))
+
+    def _write(self, side: str) -> Draw:
+        """Fresh inputs and poison for a side's seats; whatever the others left there is gone."""
+        self.side = side
+        draw = self.checker.draws.draw(self.case, other_than=self._last)
+        self._last = draw
+        with self.session.quiet():
+            for seat in self._seats[side]:
+                seat.write(draw)
+        return draw
 
     def _verify(self, side: str, draw: Draw) -> None:
         seats = self._seats[side]

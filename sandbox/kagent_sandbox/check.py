@@ -9,7 +9,7 @@ import torch
 
 from kagent_sandbox import compare
 from kagent_sandbox.build.request import TensorSpec
-from kagent_sandbox.layout import lay_out_many
+from kagent_sandbox.layout import lay_out, lay_out_many
 from kagent_sandbox.plan import PlanError
 from kagent_sandbox.seat import Seat, draw_bits
 from kagent_sandbox.session import Disqualified
@@ -17,7 +17,7 @@ from kagent_sandbox.task import build_case
 from kagent_sandbox.verdict import CaseError, Rejected, Stage, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from kagent_sandbox.build.request import Built
     from kagent_sandbox.draws import Draw, Draws
@@ -53,36 +53,38 @@ def check_results(task: Task, built: Built, cases: Sequence[Case]) -> None:
             raise _out(Status.INCORRECT_DTYPE, f"returns {dtypes}, expected {want}", case)
 
 
+def pitch_of(plans: Iterable[Plan]) -> int:
+    """Bytes from one placement to the next that suit all of the plans."""
+    return max(lay_out(p).stop for p in plans)
+
+
 def seats_for(
     task: Task,
     case: Case,
     plan: Plan,
-    arena: Arena | None,
+    arena: Arena,
     *,
     count: int,
-    start: int = 0,
+    pitch: int | None = None,
     prefix: str = "",
-) -> tuple[list[Seat], int]:
-    """`count` placements of a case's plan from byte `start` on, and the first byte after them.
+) -> list[Seat]:
+    """`count` placements of a case's plan, from the arena's start on, every `pitch` bytes.
 
-    Without an arena only the size is worked out. `prefix` makes the launcher's keys unique.
+    `prefix` makes the launcher's keys unique.
 
     Raises:
         Disqualified: The plan's inputs are not the case's.
     """
-    layouts = lay_out_many(plan, count, start)
-    if arena is None:
-        return [], layouts[-1].stop
+    layouts = lay_out_many(plan, count, pitch)
     inputs = [a for a in build_case(task, case).arguments if isinstance(a, TensorSpec)]
     mutates = {a.name for a in task.arguments if a.mutates}
     try:
-        seats = [
+        return [
             Seat(f"{prefix}/{case.name}/{i}", plan, layout, arena, inputs, mutates)
             for i, layout in enumerate(layouts)
         ]
     except PlanError as e:
         raise _out(Status.TAMPER, str(e), case) from e
-    return seats, layouts[-1].stop
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Checker:
             Disqualified: A wrong result, two different ones, or tampering.
         """
         plan = built.plans[config, case.name]
-        seats, _ = seats_for(
+        seats = seats_for(
             self.task, case, plan, session.arena, count=2 if thorough else 1, prefix=f"c{config}"
         )
         session.prepare(seats, case.name)

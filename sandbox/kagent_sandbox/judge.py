@@ -10,10 +10,9 @@ import contextlib
 import random
 from typing import TYPE_CHECKING, cast
 
-from kagent_sandbox.check import Checker, check_results, seats_for
+from kagent_sandbox.check import Checker, check_results, pitch_of
 from kagent_sandbox.draws import Draws
 from kagent_sandbox.errors import DeviceWedged
-from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge_wire import key_of
 from kagent_sandbox.measure import Meter
 from kagent_sandbox.race import Racer
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kagent_sandbox.build.request import Built
+    from kagent_sandbox.figures import Contender
     from kagent_sandbox.launch.base import Backend, Ceilings
     from kagent_sandbox.race_result import Race
     from kagent_sandbox.rivals import Rivals
@@ -96,14 +96,10 @@ class Judge:
     def _check(self, built: Built) -> list[CaseError]:
         self._let_go()
         check_results(self.task, built, self.check_cases)
-        nbytes = max(
-            seats_for(self.task, c, built.plans[0, c.name], None, count=2)[1]
-            for c in self.check_cases
-        )
+        nbytes = 2 * pitch_of(built.plans[0, c.name] for c in self.check_cases)
         keep = self.kind == "gpu"
         if keep:  # room for `measure` beside an incumbent of the same size
-            likely = Contender("incumbent", built, {})
-            roomy = self._meter().arena_bytes(built, self.check_cases, likely)
+            roomy = self._meter().arena_bytes(built, self.check_cases, None)
             nbytes = max(nbytes, min(roomy, self._arenas.limit_bytes))
         arena = self._arenas.at_least(nbytes)
         errors: list[CaseError] = []

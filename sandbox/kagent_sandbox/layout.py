@@ -69,17 +69,20 @@ def lay_out(plan: Plan, start: int = 0, *, align: int = ALIGN, guard: int = GUAR
     return Layout(placement, tuple(guards), tuple(scratch), start, stop)
 
 
-def lay_out_many(plan: Plan, count: int, start: int = 0, *, stagger: int = 0) -> list[Layout]:
-    """Several disjoint placements of one plan, one after the other.
+def lay_out_many(plan: Plan, count: int, pitch: int | None = None) -> list[Layout]:
+    """Several placements of one plan, one every `pitch` bytes; by default they touch.
 
-    `stagger` bytes (a multiple of the alignment) separate them, so that they do not fall on the
-    same sets of a cache: where buffers lie shifts a 28 µs kernel by 0.7 %.
+    Plans that are timed against each other get one pitch and so the same addresses: where buffers
+    lie makes 0.7 % at 28 µs, and 0.8 % at 800 µs on an H100.
+
+    Raises:
+        ValueError: The pitch is too small for the plan.
     """
-    layouts: list[Layout] = []
-    for _ in range(count):
-        layouts.append(lay_out(plan, start))
-        start = layouts[-1].stop + stagger
-    return layouts
+    size = lay_out(plan).stop
+    pitch = size if pitch is None else pitch
+    if pitch < size or pitch % ALIGN:
+        raise ValueError(f"a pitch of {pitch} bytes for placements of {size}")
+    return [lay_out(plan, i * pitch) for i in range(count)]
 
 
 def _round_up(value: int, multiple: int) -> int:

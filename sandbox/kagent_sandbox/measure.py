@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kagent_sandbox import figures, timing
-from kagent_sandbox.blocks import BLOCK_SAMPLES, Table, arena_bytes, placements
-from kagent_sandbox.check import Checker, check_results, seats_for
+from kagent_sandbox.blocks import BLOCK_SAMPLES, Table, placements
+from kagent_sandbox.check import Checker, check_results, pitch_of
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.session import Arenas, Disqualified, Session
 from kagent_sandbox.sweep import Sweeper
@@ -104,17 +104,15 @@ class Meter:
     def arena_bytes(
         self, built: Built, check_cases: Sequence[Case], incumbent: Contender | None
     ) -> int:
-        """Memory for checking a candidate and timing it beside the incumbent."""
-        bench = [self._bytes(built, c, incumbent) for c in self.task.cases(self.kind).bench]
-        return max(bench + [self._bytes(built, c, None) for c in check_cases])
-
-    def _bytes(self, built: Built, case: Case, incumbent: Contender | None) -> int:
-        """Arena for the sweep and the duel of one case."""
-        count = self._count(case)
-        plans = [p for (_, name), p in built.plans.items() if name == case.name]
-        most = max(seats_for(self.task, case, p, None, count=count)[1] for p in plans)
-        rivals = [incumbent] if incumbent else []
-        return arena_bytes(self.task, case, rivals, count, start=most)
+        """Memory for checking a candidate and timing it and the incumbent in turns."""
+        bench = self.task.cases(self.kind).bench
+        most = 0
+        for case in (*bench, *check_cases):
+            plans = [p for (_, name), p in built.plans.items() if name == case.name]
+            if incumbent is not None and case in bench:
+                plans.append(incumbent.plan(case.name))
+            most = max(most, self._count(case) * pitch_of(plans))
+        return most
 
     def _count(self, case: Case) -> int:
         return placements(self.task, case, self.kind, self.ceilings)

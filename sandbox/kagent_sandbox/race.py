@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from kagent_sandbox import figures, timing
-from kagent_sandbox.blocks import BLOCK_SAMPLES, Table, arena_bytes, placements
-from kagent_sandbox.check import Checker, check_results
+from kagent_sandbox.blocks import BLOCK_SAMPLES, Table, placements
+from kagent_sandbox.check import Checker, check_results, pitch_of
 from kagent_sandbox.launch.baseline_calls import COMPILE_MODES, EAGER
 from kagent_sandbox.race_result import BEST_OF_TORCH, Race, RaceCase, Ratio
 from kagent_sandbox.session import Arenas, Disqualified, Session
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kagent_sandbox.figures import Contender
     from kagent_sandbox.launch.base import Arena, Backend, Ceilings
-    from kagent_sandbox.rivals import Rivals
+    from kagent_sandbox.rivals import Opened, Rivals
     from kagent_sandbox.task import Case, Kind, Task
 
 Blocks: TypeAlias = "dict[str, list[tuple[float, ...]]]"
@@ -59,16 +59,20 @@ class Racer:
                 failed[runner.id] = e.verdict
                 runners.remove(runner)
         samples: dict[str, Blocks] = {}
+        missing: dict[str, Mapping[str, str]] = {}
         while runners:
             try:
-                samples = self._run(runners, cases, rivals)
+                samples = self._run(runners, cases, rivals, missing)
                 break
             except _OutError as e:
                 failed[e.id] = e.verdict
                 runners = [r for r in runners if r.id != e.id]
         ids = [r.id for r in runners]
         by_id = {r.id: r for r in runners}
-        results = [self._case(c, samples[c.name], by_id) for c in cases] if runners else []
+        results = [
+            replace(self._case(c, samples[c.name], by_id), missing=missing.get(c.name, {}))
+            for c in (cases if runners else ())
+        ]
         overall = {i: self._overall(i, ids, samples) for i in ids}
         return Race(tuple(results), overall, failed)
 
@@ -86,16 +90,27 @@ class Racer:
         return replace(contender, choice=choice)
 
     def _run(
-        self, runners: Sequence[Contender], cases: Sequence[Case], rivals: Rivals | None
+        self,
+        runners: Sequence[Contender],
+        cases: Sequence[Case],
+        rivals: Rivals | None,
+        missing: dict[str, Mapping[str, str]],
     ) -> dict[str, Blocks]:
-        """Blocks of samples of everyone, per case."""
+        """Blocks of samples of everyone, per case; notes in `missing` who did not run, and why."""
         counts = {c.name: placements(self.task, c, self.kind, self.ceilings) for c in cases}
-        nbytes = max(arena_bytes(self.task, c, runners, counts[c.name]) for c in cases)
+        nbytes = max(counts[c.name] * pitch_of(r.plan(c.name) for r in runners) for c in cases)
         try:
             arena = self.arenas.at_least(nbytes)
         except Disqualified as e:
             raise _OutError(runners[-1].id, e.verdict) from e
-        return {c.name: self._run_case(runners, c, counts[c.name], arena, rivals) for c in cases}
+        found: dict[str, Blocks] = {}
+        for case in cases:
+            with contextlib.ExitStack() as stack:
+                opened = stack.enter_context(rivals.open(case, arena)) if rivals else None
+                if opened is not None:
+                    missing[case.name] = opened.missing
+                found[case.name] = self._run_case(runners, case, counts[case.name], arena, opened)
+        return found
 
     def _run_case(
         self,
@@ -103,7 +118,7 @@ class Racer:
         case: Case,
         count: int,
         arena: Arena,
-        rivals: Rivals | None,
+        opened: Opened | None,
     ) -> Blocks:
         """A fresh launcher per case: baselines inside of it keep their memory until it ends."""
         block = BLOCK_SAMPLES[self.kind]
@@ -111,26 +126,21 @@ class Racer:
         binaries = {h: b for r in runners for h, b in r.built.binaries.items()}
         sides = {r.id: r for r in runners}
         secret = {i: self.rng.randrange(rounds) for i in sides}
-        current = runners[0].id
-        with contextlib.ExitStack() as stack:
-            opened = stack.enter_context(rivals.open(case, arena)) if rivals else None
-            theirs: Blocks = {n: [] for n in (opened.names if opened else ())}
-            launcher = opened.launcher if opened else None
-            try:
-                session = stack.enter_context(
-                    Session(self.backend, arena, binaries, Stage.MEASURE, launcher)
-                )
-                table = stack.enter_context(Table(session, self.checker, case, sides, count))
+        theirs: Blocks = {n: [] for n in (opened.names if opened else ())}
+        launcher = opened.launcher if opened else None
+        session = Session(self.backend, arena, binaries, Stage.MEASURE, launcher)
+        table = Table(session, self.checker, case, sides, count)
+        try:
+            with session, table:
                 for turn in range(rounds):
                     # Everyone is next to everyone, and first and last, equally often.
                     for name in _order([*sides, *theirs], turn):
                         if opened is not None and name in theirs:
                             theirs[name].append(tuple(opened.samples(name, block)))
                         else:
-                            current = name
                             table.sample(name, block, verify=secret[name] == turn)
-            except Disqualified as e:
-                raise _OutError(current, e.verdict) from e
+        except Disqualified as e:
+            raise _OutError(table.side, e.verdict) from e
         return {**table.blocks, **theirs}
 
     def _case(

@@ -32,6 +32,7 @@ class RaceCase:
     candidates: Mapping[str, CaseTiming]
     baselines: Mapping[str, CaseTiming]
     ratios: tuple[Ratio, ...]
+    missing: Mapping[str, str] = field(default_factory=dict)  # baseline -> why it did not run
 
 
 @dataclass(frozen=True, slots=True)

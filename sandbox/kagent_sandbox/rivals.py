@@ -6,7 +6,6 @@ CPU they run in the judge's own process, which no candidate shares, timed by the
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import math
@@ -24,7 +23,7 @@ from kagent_sandbox.session import LEAST_US, SAMPLE_LIMIT_S, Disqualified
 from kagent_sandbox.verdict import Rejected, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kagent_sandbox.launch.base import Arena, Launcher
     from kagent_sandbox.launch.gpu_backend import GpuBackend
@@ -39,6 +38,7 @@ class Opened(Protocol):
     """The baselines of one case, ready to be timed. A context manager."""
 
     names: Sequence[str]
+    missing: Mapping[str, str]  # baselines that do not run here, and why
     launcher: Launcher | None  # to be used for the candidates too, where baselines live in it
 
     def samples(self, name: str, count: int) -> list[float]:
@@ -80,8 +80,9 @@ class _GpuOpened:
     def __init__(self, launcher: GpuLauncher) -> None:
         self.launcher: Launcher | None = launcher
         self._launcher = launcher
-        ready = [key for key, how in launcher.baselines.items() if isinstance(how, bool)]
-        self.names: Sequence[str] = [k.split("/")[1] for k in ready]
+        outcome = {key.split("/")[1]: how for key, how in launcher.baselines.items()}
+        self.names: Sequence[str] = [n for n, how in outcome.items() if isinstance(how, bool)]
+        self.missing: Mapping[str, str] = {n: h for n, h in outcome.items() if isinstance(h, str)}
 
     def __enter__(self) -> Self:
         return self
@@ -106,11 +107,13 @@ class CpuRivals:
         """See `Rivals`."""
         del arena
         ready: dict[str, list[Callable[[], object]]] = {}
+        missing: dict[str, str] = {}
         for name in _names(self.task, "cpu"):
-            # An expert library or a compiler may raise anything: that baseline is left out.
-            with contextlib.suppress(Exception):
+            try:
                 ready[name] = self._sets(case, name)
-        return _CpuOpened(ready)
+            except Exception as e:  # noqa: BLE001 - an expert or a compiler may raise anything
+                missing[name] = f"{type(e).__name__}: {e}".partition("\n")[0]
+        return _CpuOpened(ready, missing)
 
     def _sets(self, case: Case, name: str) -> list[Callable[[], object]]:
         """The baseline bound to several sets of inputs, warmed up."""
@@ -137,8 +140,11 @@ def _elsewhere(function: functools.partial[object]) -> Callable[[], object]:
 class _CpuOpened:
     launcher: Launcher | None = None
 
-    def __init__(self, ready: dict[str, list[Callable[[], object]]]) -> None:
+    def __init__(
+        self, ready: dict[str, list[Callable[[], object]]], missing: Mapping[str, str]
+    ) -> None:
         self._ready = ready
+        self.missing = missing
         self.names: Sequence[str] = list(ready)
 
     def __enter__(self) -> Self:

@@ -96,10 +96,14 @@ class Session:
         self._launcher = launcher
 
     def __enter__(self) -> Self:
-        with self._blaming(None):
-            if self._launcher is None:
-                self._launcher = self._backend.launcher(self.arena)
-            self._launcher.load(self._binaries)
+        try:
+            with self._blaming(None):
+                if self._launcher is None:
+                    self._launcher = self._backend.launcher(self.arena)
+                self._launcher.load(self._binaries)
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

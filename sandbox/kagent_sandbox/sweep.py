@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kagent_sandbox.check import seats_for
+from kagent_sandbox.check import pitch_of, seats_for
 from kagent_sandbox.plan_json import plan_identity
 from kagent_sandbox.session import Disqualified
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kagent_sandbox.build.request import Built
-    from kagent_sandbox.draws import Draws
+    from kagent_sandbox.draws import Draw, Draws
     from kagent_sandbox.plan import Plan
     from kagent_sandbox.seat import Seat
     from kagent_sandbox.session import Session
@@ -68,34 +68,49 @@ class Sweeper:
         """
         began = time.monotonic()
         configs = _distinct(built, case, configs)
-        seats: dict[int, list[Seat]] = {}
-        region = 0
-        arena = session.arena
-        for i in configs:
-            plan = built.plans[i, case.name]
-            seats[i], stop = seats_for(self.task, case, plan, arena, count=count, prefix=f"s{i}")
-            region = max(region, stop)
-        rival: list[Seat] = []
-        if incumbent is not None:
-            rival, _ = seats_for(
-                self.task, case, incumbent, arena, count=count, start=region, prefix="si"
-            )
-        session.prepare(rival, case.name)
-        self._write(session, case, [s for i in configs for s in seats[i]], rival)
+        plans = {i: built.plans[i, case.name] for i in configs}
+        rivals = [] if incumbent is None else [incumbent]
+        pitch = pitch_of([*plans.values(), *rivals])
 
-        samples: dict[int, list[float]] = {}
+        def seats_of(plan: Plan, prefix: str) -> list[Seat]:
+            return seats_for(
+                self.task,
+                case,
+                plan,
+                session.arena,
+                count=count,
+                pitch=pitch,
+                prefix=prefix,
+            )
+
         number = FIRST_SAMPLES
+        rival_us: list[float] = []
+        for plan in rivals:
+            seats = seats_of(plan, "rival")
+            session.prepare(seats, case.name)
+            self._write(session, seats, self.draws.draw(case))
+            rival_us = session.samples(seats, number, case.name)
+            session.forget(seats)
+
+        seated = {i: seats_of(plan, f"s{i}") for i, plan in plans.items()}
+        draw = self.draws.draw(case)
+        places: list[tuple[int, ...]] | None = None  # where the inputs lie now
+        samples: dict[int, list[float]] = {}
         alive = list(configs)
-        rival_us = session.samples(rival, number, case.name) if rival else []
         while True:
             for i in list(alive):
                 late = time.monotonic() - began > self.cap_s
                 if late and i not in samples and samples:
                     alive.remove(i)
-                elif not self._time(session, case, seats[i], number, samples, i):
+                    continue
+                wanted = [s.input_places for s in seated[i]]
+                if wanted != places:
+                    self._write(session, seated[i], draw)
+                    places = wanted
+                if not self._time(session, case, seated[i], number, samples, i):
                     alive.remove(i)
-                    for kept in [*(seats[j] for j in samples), rival]:
-                        session.prepare(kept, case.name)
+                    for j in samples:
+                        session.prepare(seated[j], case.name)
             alive.sort(key=lambda i: statistics.median(samples[i]))
             best = statistics.median(samples[alive[0]])
             hopeless = bool(rival_us) and best > HOPELESS * statistics.median(rival_us)
@@ -104,7 +119,7 @@ class Sweeper:
                 break
             alive = alive[: math.ceil(len(alive) / 2)]
             number = min(MOST_SAMPLES, 2 * number)
-        session.forget([s for i in samples for s in seats[i]] + rival)
+        session.forget([s for i in samples for s in seated[i]])
         beaten = sorted(
             (i for i in samples if i not in alive), key=lambda i: statistics.median(samples[i])
         )
@@ -133,22 +148,13 @@ class Sweeper:
         samples.setdefault(config, []).extend(more)
         return True
 
-    def _write(
-        self, session: Session, case: Case, seats: Sequence[Seat], rival: Sequence[Seat]
-    ) -> None:
-        """Inputs for all seats; plans of one candidate have theirs in the same place, nearly
-        always.
+    def _write(self, session: Session, seats: Sequence[Seat], draw: Draw) -> None:
+        """Inputs for all seats. Plans of one candidate have theirs in the same places, nearly
+        always, so that this is rarely done twice.
         """
-        draw = self.draws.draw(case)
         with session.quiet():
-            seen = set()
             for seat in seats:
-                places = seat.input_places
-                if places not in seen:
-                    seat.write_inputs(draw)
-                seen.add(places)
-            for seat in rival:
-                seat.write_inputs(self.draws.draw(case, other_than=draw))
+                seat.write_inputs(draw)
 
 
 def _distinct(built: Built, case: Case, configs: Sequence[int]) -> list[int]:

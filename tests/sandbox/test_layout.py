@@ -1,5 +1,6 @@
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent_sandbox.layout import ALIGN, GUARD, lay_out, lay_out_many
@@ -61,10 +62,19 @@ def test_a_freed_slot_is_reused_by_a_buffer_of_its_size():
     assert len(layout.scratch) == 2
 
 
-@given(plans(), st.integers(1, 4))
+@given(plans(), st.integers(1, 4), st.integers(0, 3))
 @settings(deadline=None)
-def test_placements_are_disjoint(plan, count):
-    layouts = lay_out_many(plan, count, 128)
-    assert len(layouts) == count
+def test_placements_are_disjoint_and_equally_far_apart(plan, count, spare):
+    pitch = lay_out(plan).stop + spare * ALIGN
+    layouts = lay_out_many(plan, count, pitch)
+    assert [x.start for x in layouts] == [i * pitch for i in range(count)]
     for one, other in itertools.pairwise(layouts):
         assert one.stop <= other.start
+        moved = {b: at + pitch for b, at in one.placement.items()}
+        assert moved == other.placement
+
+
+def test_a_pitch_that_is_too_small_is_refused():
+    plan = Plan("cpu", (Buffer(0, "input", 10_000, "x"),), (), (), ())
+    with pytest.raises(ValueError, match="pitch"):
+        lay_out_many(plan, 2, ALIGN)

@@ -7,6 +7,7 @@ always being made ahead; nothing is timed while that goes on.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Self, cast
 
 import torch
@@ -163,9 +164,12 @@ class GpuBackend:
         if not baselines:
             return {}
         calls = {key: to_json(call) for key, call in baselines.items()}
+        # As text: the process runs as another user, who may not read a user's task folder.
+        references = {c.reference: Path(c.reference).read_text() for c in baselines.values()}
         folder = str(cache.cache_folder() / "inductor")
         outcome = connection.ask(
-            {"do": "baselines", "calls": calls, "cache": folder}, limit_s=_BASELINES_LIMIT_S
+            {"do": "baselines", "calls": calls, "references": references, "cache": folder},
+            limit_s=_BASELINES_LIMIT_S,
         )
         return cast("Mapping[str, bool | str]", outcome)
 

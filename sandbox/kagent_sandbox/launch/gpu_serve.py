@@ -104,8 +104,15 @@ class _Server:
         """Compile and capture baselines on own memory, before the lock; what became of each."""
         assert not self._locked, "baselines are compiled before the lock"
         _warm_compiler_cache(self._context.tmp, Path(request["cache"]))
+        references = {}
+        for i, (path, text) in enumerate(request["references"].items()):
+            folder = self._context.tmp / f"reference_{i}"
+            folder.mkdir()
+            references[path] = folder / "reference.py"
+            references[path].write_text(text)
         outcome: dict[str, object] = {}
         for key, record in request["calls"].items():
+            record["reference"] = str(references[record["reference"]])
             try:
                 with torch.cuda.stream(executor.clock.stream):
                     call = make_call(from_json(BaselineCall, record), executor.clock.device)
