@@ -12,7 +12,7 @@ Three relative errors, each against what torch's own implementation errs in the 
 Allowed is k times torch's error plus a floor. For row and element the floor is `floor *
 eps(dtype)`. For bias it is `floor * eps` times the larger of 1/sqrt(effective number of elements),
 what independent rounding leaves, and a constant for what approximate exp and tanh instructions may
-add (see `_bias_share`).
+add (see `_bias_share`), or the result's own `bias`.
 
 Infinities and NaNs must be exactly where the reference has them. Integer results must be equal.
 
@@ -173,7 +173,7 @@ def allowed(torch_errors: Errors, result: Result, dtype: torch.dtype) -> Errors:
     return Errors(
         row=result.k * torch_errors.row + floor,
         element=result.k * torch_errors.element + floor,
-        bias=result.k * torch_errors.bias + floor * max(independent, _bias_share(eps)),
+        bias=result.k * torch_errors.bias + floor * max(independent, _bias_share(eps), result.bias),
     )
 
 

@@ -53,7 +53,9 @@ class Result(_Model):
     """One result of the entry function, in order, with what it may err.
 
     The candidate may err by at most `k` times what torch's own implementation errs in the same
-    dtype, plus `floor` times the dtype's machine epsilon; see `kagent_sandbox.compare`.
+    dtype, plus `floor` times the dtype's machine epsilon; see `kagent_sandbox.compare`. `bias` is
+    the part of that floor by which the whole result may be off in one direction: 0 where rounding
+    averages out, 0.5 where many nearly equal numbers are rounded alike on the way.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Result(_Model):
     dtype: str = "$dtype"
     k: float = Field(gt=0)
     floor: float = Field(default=1.0, ge=0)
+    bias: float = Field(default=0.0, ge=0, le=1)
     row_dims: int = Field(
         default=1, ge=0
     )  # trailing dimensions that make one row; 0: the whole tensor
