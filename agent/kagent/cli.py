@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from kagent_sandbox.errors import KagentError, RunError
+from kagent_sandbox.errors import KagentError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -29,7 +29,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+# Tables need room, and a pipe has no width of its own.
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 TaskOption = Annotated[str, typer.Option("--task", help="A task's name, or its folder's path.")]
@@ -133,11 +134,8 @@ def _opening(config: Config) -> Text:
 
 def _report(outcome: Outcome, task: str, *, matrix: bool) -> None:
     """The end of a run: winner, hidden cases against baselines, losses, path, next command."""
-    from kagent_sandbox.records import from_json
-
     from kagent import tables
     from kagent.display import clock
-    from kagent.race import FinalRace
     from kagent.show import path_view
 
     lineage, run = outcome.history.lineage, outcome.folder
@@ -150,8 +148,7 @@ def _report(outcome: Outcome, task: str, *, matrix: bool) -> None:
     if best is None:
         out.print("no candidate passed; kagent show tells why: " + f"kagent show {run}")
         return
-    stored = outcome.history.race
-    final = from_json(FinalRace, stored) if stored is not None else None
+    final = outcome.history.race
     winner = lineage[final.winner] if final is not None and final.winner is not None else best
     out.print(path_view(lineage, winner))
     if final is not None:
@@ -353,11 +350,8 @@ def show(
     json_: JsonOption = False,
 ) -> None:
     """Show a run, or one of its candidates."""
-    from kagent_sandbox.records import RecordError, from_json
-
     from kagent import show as views
     from kagent import tables
-    from kagent.race import FinalRace
     from kagent.runs import find_run
 
     store, history = views.read_history(find_run(load_config(runs=folder).runs, run))
@@ -373,13 +367,11 @@ def show(
         _print_json(views.run_json(store, history))
         return
     out.print(views.run_view(store, history))
-    if history.race is not None:
-        try:
-            final = from_json(FinalRace, history.race)
-        except RecordError as e:
-            raise RunError(f"{store.folder}: the stored race is damaged: {e}") from None
+    matrix = store.manifest.matrix
+    final = history.race
+    if final is not None:
         out.print(Text("final race, on hidden cases", style="bold"))
-        out.print(tables.race_table(final.race, matrix=False))
+        out.print(tables.race_table(final.race, matrix=matrix))
         if final.winner is not None:
             name = lineage[final.winner].proposal.name
             out.print(_verdict(final, final.winner, name))

@@ -164,9 +164,8 @@ def _isolation() -> Finding:
     stopped = sum(not c.escaped for c in seen.canaries)
     text = f"{', '.join(parts)}; {stopped} of {len(seen.canaries)} attacks from inside stopped"
     if seen.escaped:
-        return Finding(
-            Level.BROKEN, "isolation", f"{text}; these got out: {', '.join(seen.escaped)}"
-        )
+        text += f"; these got out: {', '.join(seen.escaped)}"
+        return Finding(Level.BROKEN, "isolation", text)
     return Finding(Level.OK, "isolation", text)
 
 

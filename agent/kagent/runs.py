@@ -23,6 +23,7 @@ class Manifest:
     task: str
     task_folder: str
     task_digest: str
+    matrix: bool  # its work is matrix products: rates are shown in TFLOP/s
     kind: str  # "gpu" or "cpu"
     target: str
     seed: int

@@ -232,6 +232,7 @@ def _manifest(
         task=task.name,
         task_folder=str(task.folder),
         task_digest=task.digest,
+        matrix=task.matrix,
         kind=kind,
         target=facts.target,
         seed=config.seed,

@@ -95,7 +95,7 @@ def run_json(store: RunStore, history: History) -> Mapping[str, object]:
         "path": [c.id for c in lineage.path(best.id)] if best else [],
         "stop": history.stop,
         "elapsed_s": history.elapsed_s,
-        "race": history.race,
+        "race": to_json(history.race) if history.race else None,
         "candidates": [candidate_json(c, source=False) for c in lineage],
         "pending": [p.id for p in history.pending],
     }

@@ -231,6 +231,7 @@ def manifest(**changes):
         "task": "toy",
         "task_folder": "toy",
         "task_digest": "0",
+        "matrix": False,
         "kind": "cpu",
         "target": "cpu",
         "seed": 0,
