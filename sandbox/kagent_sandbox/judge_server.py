@@ -100,6 +100,7 @@ class Server:
 
     def _baselines(self, request: Json, _: Sequence[bytes]) -> Json:
         judge = self.judge
+        self._rivals.expect()
         found: Baselines = measure_baselines(
             judge.task,
             judge.kind,

@@ -52,6 +52,9 @@ class Opened(Protocol):
 class Rivals(Protocol):
     """Where baselines come from."""
 
+    def expect(self) -> None:
+        """Begin, without waiting, what `open` will need: a race is going to come."""
+
     def open(self, case: Case, arena: Arena) -> Opened:
         """Compile and warm up all baselines of a case; those that fail are left out."""
 
@@ -66,6 +69,10 @@ class GpuRivals:
 
     task: Task
     backend: GpuBackend
+
+    def expect(self) -> None:
+        """See `Rivals`."""
+        self.backend.expect_race()
 
     def open(self, case: Case, arena: Arena) -> Opened:
         """See `Rivals`."""
@@ -102,6 +109,9 @@ class CpuRivals:
     """Baselines in the judge's own process."""
 
     task: Task
+
+    def expect(self) -> None:
+        """See `Rivals`: nothing is needed."""
 
     def open(self, case: Case, arena: Arena) -> Opened:
         """See `Rivals`."""

@@ -138,6 +138,11 @@ class Task(_Model):
         return self.gpu if kind == "gpu" else self.cpu
 
     @functools.cached_property
+    def known_build_cases(self) -> dict[tuple[object, ...], BuildCase]:
+        """Memory of `build_case`."""
+        return {}
+
+    @functools.cached_property
     def digest(self) -> str:
         """Hash of task.toml and reference.py: results of different digests are not comparable."""
         files = (self.folder / "task.toml", self.folder / "reference.py")
@@ -353,12 +358,19 @@ def evaluate(formula: str, names: Mapping[str, float]) -> float:
 
 
 def build_case(task: Task, case: Case) -> BuildCase:
-    """The call that host code sees in a case.
+    """The call that host code sees in a case; worked out once per case.
 
     Non-contiguous cases pad the last dimension: each row of an input starts 8 elements after the end of
     the one before.
     """
 
+    key = (case.name, case.dtype, case.noncontiguous, *sorted(case.dims.items()))
+    if key not in task.known_build_cases:
+        task.known_build_cases[key] = _build_case(task, case)
+    return task.known_build_cases[key]
+
+
+def _build_case(task: Task, case: Case) -> BuildCase:
     def spec(name: str, shape: Sequence[Size], dtype: str, *, pad: bool) -> TensorSpec:
         sizes = task.shape(shape, case)
         strides = [1] * len(sizes)

@@ -6,7 +6,7 @@ always being made ahead; nothing is timed while that goes on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self, cast
 
@@ -34,6 +34,27 @@ _CEILINGS_LIMIT_S = 300.0
 _BASELINES_LIMIT_S = 1800.0  # max-autotune of a large product takes minutes
 _CHILD_LIMIT_S = 24 * 3600.0
 _HEALTHY = [3 * (2**20 - 1) * 2**19 + 2**20, 256.0**3]  # see Executor.health
+
+
+_PRELOAD = ("torch", "triton", "cuda.bindings.driver", "kagent_sandbox.launch.gpu_serve")
+# None of these touches the driver, without which a fork could not use the GPU.
+_COMPILER = (
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch._inductor.codegen.cuda_combined_scheduling",
+    "torch._inductor.codegen.triton",
+    "torch._inductor.runtime.triton_heuristics",
+)
+
+
+def _server(preload: Sequence[str]) -> ForkServer:
+    return ForkServer(
+        "kagent_sandbox.launch.gpu_serve:serve",
+        preload=preload,
+        confinement=gpu_launcher_confinement(),
+        # baselines of a race are compiled in the launcher itself, without worker processes
+        env={"CUDA_CACHE_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+    )
 
 
 class GpuArena:
@@ -82,14 +103,9 @@ class GpuBackend:
         self.device = torch.device("cuda", index)
         self._index = index
         self._transport = transport or best_transport(index)
-        self._server = ForkServer(
-            "kagent_sandbox.launch.gpu_serve:serve",
-            preload=["torch", "triton", "cuda.bindings.driver", "kagent_sandbox.launch.gpu_serve"],
-            confinement=gpu_launcher_confinement(),
-            # baselines of a race are compiled in the launcher itself, without worker processes
-            env={"CUDA_CACHE_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
-        )
+        self._server = _server(_PRELOAD)
         self._server.start()
+        self._race_server: ForkServer | None = None
         self._spare: Connection | None = None
         self._spare_ready = False
         torch.zeros(1, device=self.device)  # the judge's own context, while the server imports
@@ -134,14 +150,15 @@ class GpuBackend:
             DeviceError: The process does not start, or cannot map the arena.
         """
         assert isinstance(arena, GpuArena)
-        connection = self._take_spare()
+        connection = self._race_connection() if baselines else self._take_spare()
         try:
             outcome = self._set_up(connection, arena, baselines or {})
         except BaseException:
             connection.kill()
             raise
         finally:
-            self._start_spare()
+            if self._spare is None:
+                self._start_spare()
         return GpuLauncher(
             connection,
             settle=lambda: torch.cuda.synchronize(self.device),
@@ -197,21 +214,49 @@ class GpuBackend:
         cache.save(name, measured)
         return measured
 
+    def expect_race(self) -> None:
+        """Begin to import torch's compiler for the launchers of a race; does not wait for it.
+
+        The import takes 12 s on a cold file system (H100 host, torch 2.11), and each of a race's
+        launchers would pay it.
+        """
+        if self._race_server is None:
+            self._race_server = _server((*_PRELOAD, *_COMPILER))
+            self._race_server.start()
+
     def close(self) -> None:
         """End all helper processes."""
         if self._spare is not None:
             self._spare.kill()
             self._spare = None
         self._server.close()
+        if self._race_server is not None:
+            self._race_server.close()
+
+    def _race_connection(self) -> Connection:
+        """A process with a context that can compile baselines before it is locked."""
+        self.expect_race()
+        assert self._race_server is not None
+        connection = self._connect(self._race_server)
+        try:
+            connection.pid = connection.receive("context", START_LIMIT_S)
+        except BaseException:
+            connection.kill()
+            raise
+        return connection
+
+    def _connect(self, server: ForkServer) -> Connection:
+        """A new process that is making its context."""
+        connection = Connection(server.spawn(wall_limit_s=_CHILD_LIMIT_S, lock_first=False))
+        connection.send({"do": "context", "device": self._index})
+        return connection
 
     # -- the process made ahead ------------------------------------------------------------------
 
     def _start_spare(self) -> None:
         """Begin to make the next launcher process; does not wait for it."""
-        child = self._server.spawn(wall_limit_s=_CHILD_LIMIT_S, lock_first=False)
-        self._spare = Connection(child)
+        self._spare = self._connect(self._server)
         self._spare_ready = False
-        self._spare.send({"do": "context", "device": self._index})
 
     def _wait_spare(self) -> None:
         """Wait until the next process has its context: it would disturb what is timed."""
