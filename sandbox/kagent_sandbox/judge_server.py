@@ -99,8 +99,9 @@ class Server:
         return to_json(self.judge.ceilings)
 
     def _baselines(self, request: Json, _: Sequence[bytes]) -> Json:
-        judge = self.judge
-        self._rivals.expect()
+        judge, rivals = self.judge, self._rivals
+        assert rivals is not None, "the first request is open"
+        rivals.expect()
         found: Baselines = measure_baselines(
             judge.task,
             judge.kind,
