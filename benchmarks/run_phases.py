@@ -42,8 +42,8 @@ def main() -> None:
         verdicts = [c.verdict for c in history.lineage if isinstance(c.verdict, Passed)]
         lanes = [v.lane_s for v in verdicts if v.screened is screened]
         if lanes:
-            text = f"{statistics.median(lanes):7.2f} s  (most {max(lanes):.2f}, {len(lanes)} candidates)"
-            print(f"measure, {name:<15} {text}")
+            middle, most = statistics.median(lanes), max(lanes)
+            print(f"measure, {name:<15} {middle:7.2f} s  (most {most:.2f}, {len(lanes)} of them)")
 
 
 if __name__ == "__main__":
