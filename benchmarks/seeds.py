@@ -30,10 +30,8 @@ def markdown(result: Benched, *, matrix: bool) -> str:
     for case in result.race.cases:
         timings = {**case.baselines, **case.candidates}
         for name, t in sorted(timings.items(), key=lambda item: item[1].kernel_us):
-            ratios = [
-                r for r in case.ratios if r.candidate == name and r.against == BEST_OF_TORCH
-            ]
-            ratio = "".join(f"{r.value:.3f} ({r.low:.3f}–{r.high:.3f})" for r in ratios)
+            r = case.ratio(name, BEST_OF_TORCH)
+            ratio = f"{r.value:.3f} ({r.low:.3f}–{r.high:.3f})" if r else ""
             shown = f"**{name}**" if name in case.candidates else name
             value = t.tflop_per_s if matrix else t.gb_per_s
             lines.append(

@@ -28,12 +28,13 @@ from kagent.events import (
 )
 from kagent.lineage import Candidate, Operator
 
-_RECENT = 8
+_RECENT = 8  # verdicts that the panel shows
+_BAR = 50  # characters
 
 
-def speed_text(score: float | None) -> str:
-    """'1.234×', the speed-up over the fastest baseline."""
-    return "–" if score is None else f"{score:.3f}×"
+def speed_text(speed_up: float) -> str:
+    """'1.234×', the speed-up over the best of torch; '–' where there is none (0)."""
+    return f"{speed_up:.3f}×" if speed_up > 0 else "–"
 
 
 def roofline(passed: Passed) -> float:
@@ -49,21 +50,25 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def outcome(candidate: Candidate, *, promoted: bool) -> tuple[str, str]:
+def first_line(verdict: Rejected) -> str:
+    """The beginning of a rejection's message."""
+    return (verdict.message.strip().splitlines() or [""])[0]
+
+
+def outcome(candidate: Candidate, speed_up: float, *, promoted: bool = False) -> tuple[str, str]:
     """What became of a candidate in a few words, and the colour to say it in."""
     verdict = candidate.verdict
     if isinstance(verdict, Rejected):
-        first = verdict.message.strip().splitlines() or [""]
         where = f" ({verdict.case})" if verdict.case else ""
-        return f"{verdict.stage} {verdict.status}{where}: {first[0]}", "red"
-    share = f"{speed_text(verdict.score)}, {roofline(verdict):.0%} of the roofline"
+        return f"{verdict.stage} {verdict.status}{where}: {first_line(verdict)}", "red"
+    speed = speed_text(speed_up)
     if promoted:
-        return f"{share}, new incumbent", "bold green"
+        return f"{speed}, {roofline(verdict):.0%} of the roofline, new incumbent", "bold green"
     if verdict.screened:
-        return f"{share} after a few samples", "dim"
+        return f"{speed} after a few samples", "dim"
     if verdict.versus is not None:
-        return f"{share}, {verdict.versus.ratio:.3f}× the incumbent", "default"
-    return share, "default"
+        return f"{speed}, {verdict.versus.ratio:.3f}× the incumbent", "default"
+    return speed, "default"
 
 
 class State:
@@ -72,7 +77,7 @@ class State:
     def __init__(self) -> None:
         self.started: Started | None = None
         self.began_s = time.monotonic()
-        self.incumbent: Candidate | None = None
+        self.incumbent: Recorded | None = None
         self.counted = 0
         self.first_counted: int | None = None  # of this session
         self.search_began_s: float | None = None
@@ -93,20 +98,21 @@ class State:
                 self.in_flight[proposal_id] = step
             case Proposed(proposal):
                 self.names[proposal.id] = proposal.name
-            case Recorded(candidate, promoted, counted):
-                self._recorded(candidate, promoted=promoted, counted=counted)
+            case Recorded():
+                self._recorded(event)
             case Raced() | Finished():
                 self.in_flight.clear()
 
-    def _recorded(self, candidate: Candidate, *, promoted: bool, counted: int) -> None:
+    def _recorded(self, event: Recorded) -> None:
+        candidate = event.candidate
         if self.search_began_s is None and candidate.counts:
             self.search_began_s = time.monotonic()
-            self.first_counted = counted
+            self.first_counted = event.counted
         self.in_flight.pop(candidate.id, None)
-        self.counted = counted
+        self.counted = event.counted
         self.note = ""
-        if promoted:
-            self.incumbent = candidate
+        if event.promoted:
+            self.incumbent = event
         if isinstance(candidate.verdict, Rejected):
             self.rejected[candidate.verdict.stage.value] += 1
         else:
@@ -131,6 +137,17 @@ class State:
         steps = Counter(step.value for step in self.in_flight.values())
         return ", ".join(f"{n} {step}" for step, n in steps.items()) or "–"
 
+    def incumbent_text(self) -> Text:
+        """The best so far, and how fast it is."""
+        if self.incumbent is None or not isinstance(self.incumbent.candidate.verdict, Passed):
+            return Text("none yet")
+        best = self.incumbent.candidate
+        text = Text(f"#{best.id} {best.proposal.name}", "bold")
+        text.append(f"  {speed_text(self.incumbent.speed_up)} the best of torch", "green")
+        return text.append(
+            f", {roofline(self.incumbent.candidate.verdict):.0%} of the roofline", "default"
+        )
+
     def rejected_text(self) -> str:
         """'3 build, 1 check'."""
         return ", ".join(f"{n} {stage}" for stage, n in self.rejected.items()) or "none"
@@ -140,10 +157,10 @@ def record_line(event: Recorded, budget: int) -> Text:
     """One line per verdict."""
     candidate = event.candidate
     proposal = candidate.proposal
-    text, style = outcome(candidate, promoted=event.promoted)
+    text, style = outcome(candidate, event.speed_up, promoted=event.promoted)
     place = "seed" if proposal.operator is Operator.SEED else f"{event.counted}/{budget}"
     line = Text(f"#{candidate.id:<3} {place:>6}  ")
-    line.append(f"{proposal.name[:28]:<28} ", "cyan")
+    line.append(f"{proposal.name[:24]:<20} ", "cyan")
     line.append(text, style)
     if proposal.operator is not Operator.SEED:
         line.append(f"  {proposal.operator.value}: {proposal.hypothesis}", "dim")
@@ -209,32 +226,26 @@ class LiveDisplay:
         if isinstance(event, Recorded):
             line = record_line(event, self._state.budget)
             if event.promoted or event.candidate.proposal.operator is Operator.SEED:
-                self._console.print(line)  # stays on the screen
+                self._console.print(line, no_wrap=True, overflow="ellipsis")  # stays on the screen
             else:
                 self._recent = [*self._recent[-_RECENT + 1 :], line]
 
     def _render(self) -> RenderableType:
         state = self._state
-        incumbent, best = state.incumbent, "none yet"
-        if incumbent is not None and isinstance(incumbent.verdict, Passed):
-            share = roofline(incumbent.verdict)
-            best = (
-                f"#{incumbent.id} {incumbent.proposal.name}   {speed_text(incumbent.score)} the "
-                f"fastest baseline   {share:.0%} of the roofline"
-            )
         left = state.remaining_s()
+        remaining = "" if left is None else f", about {clock(left)} remaining"
         table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim")
-        table.add_column()
-        table.add_row("incumbent", Text(best, "bold green"))
-        table.add_row("evaluated", f"{state.counted} of {state.budget}   {state.passed} passed")
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        bar = ProgressBar(total=max(state.budget, 1), completed=state.counted, width=_BAR)
+        table.add_row("incumbent", state.incumbent_text())
+        table.add_row("", bar)
+        table.add_row("evaluated", f"{state.counted} of {state.budget}")
+        table.add_row("passed", f"{state.passed}, seeds included")
         table.add_row("rejected", state.rejected_text())
         table.add_row("in flight", state.note or state.flight_text())
-        remaining = "–" if left is None else f"about {clock(left)}"
-        elapsed = clock(time.monotonic() - state.began_s)
-        table.add_row("time", f"{elapsed} elapsed, {remaining} remaining")
-        bar = ProgressBar(total=max(state.budget, 1), completed=state.counted, width=60)
-        return Group(*self._recent, Text(), bar, table)
+        table.add_row("time", f"{clock(time.monotonic() - state.began_s)} elapsed{remaining}")
+        return Group(*self._recent, Text(), table)
 
 
 def display_for(console: Console) -> PlainDisplay | LiveDisplay:

@@ -84,6 +84,7 @@ class Recorded:
     candidate: Candidate
     promoted: bool  # it is the new incumbent
     counted: int  # evaluations charged to the budget so far
+    speed_up: float  # over the best of torch, as the lineage's comparisons have it; 0: rejected
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ one that it was.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -100,6 +101,7 @@ class Evolution:
             await self._race()
         except BaseException as e:
             stop = Stop.INTERRUPTED if isinstance(e, asyncio.CancelledError) else Stop.FAILED
+            self._observe(Progress("stopping once the step in progress is over"))
             raise
         finally:
             await self._abandon()
@@ -210,7 +212,8 @@ class Evolution:
             assert flight.built is not None
             self._pilot.incumbent = contender(candidate, flight.built)
         flight.land()
-        self._observe(Recorded(candidate, promoted, self.lineage.counted))
+        speed_up = math.exp(self.lineage.log_speed(candidate.id))
+        self._observe(Recorded(candidate, promoted, self.lineage.counted, speed_up))
         return True
 
     async def _abandon(self) -> None:

@@ -27,8 +27,9 @@ from kagent_sandbox.plan import (
 from kagent_sandbox.plan_json import dump_plan
 from kagent_sandbox.records import to_json
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
+
+from kagent.grid import Column, Grid
 
 _SHORT = {
     "bfloat16": "bf16",
@@ -121,7 +122,13 @@ def widths_text(widths: Mapping[int, int]) -> str:
     return ", ".join(f"{w} B ×{n}" for w, n in sorted(widths.items(), reverse=True)) or "–"
 
 
-def kernel_table(built: Built) -> Table:
+def _shared(static: int, dynamic: int) -> str:
+    """'33 KiB': static and dynamic together, and apart where there are both."""
+    total = human_bytes(static + dynamic)
+    return f"{total} ({human_bytes(static)} static)" if static and dynamic else total
+
+
+def kernel_table(built: Built) -> Grid:
     """Every distinct kernel with its resources; of dynamic shared memory the most it is given."""
     dynamic: Counter[str] = Counter()
     kernels: dict[str, KernelInfo] = {}
@@ -129,32 +136,46 @@ def kernel_table(built: Built) -> Table:
         kernels |= {k.hash: k for k in plan.kernels}
         for launch in plan.launches:
             dynamic[launch.kernel] = max(dynamic[launch.kernel], launch.shared)
-    table = Table(title=f"kernels for {built.target}", title_justify="left")
-    for name in ("kernel", "code", "language"):
-        table.add_column(name)
-    for name in ("registers", "spills", "shared, static + dynamic", "global loads", "binary"):
-        table.add_column(name, justify="right")
+    table = Grid(
+        (
+            Column("kernel"),
+            Column("language", drop=3),
+            Column("registers", right=True),
+            Column("spills", right=True),
+            Column("shared memory", right=True),
+            Column("global loads", right=True),
+            Column("binary", right=True, drop=1),
+            Column("code", drop=2),
+        ),
+        title=f"kernels for {built.target}",
+    )
     for key, k in kernels.items():
+        gpu = k.language != "cpp"  # g++ reports none of these
         table.add_row(
             k.name,
-            key[:8],
             k.language,
-            str(k.registers) if k.registers else "–",
-            human_bytes(k.spill_bytes),
-            f"{human_bytes(k.static_shared_bytes)} + {human_bytes(dynamic[key])}",
+            str(k.registers) if gpu else "–",
+            human_bytes(k.spill_bytes) if gpu else "–",
+            _shared(k.static_shared_bytes, dynamic[key]) if gpu else "–",
             widths_text(k.load_bytes),
             human_bytes(len(built.binaries[key])),
+            key[:8],
         )
     return table
 
 
 def built_view(built: Built, *, full: bool) -> RenderableType:
     """Kernels, then a line per case and configuration; with `full` every plan, line by line."""
-    table = Table(title="plans", title_justify="left")
-    table.add_column("case")
-    table.add_column("configuration")
-    for name in ("launches", "other operations", "peak memory"):
-        table.add_column(name, justify="right")
+    table = Grid(
+        (
+            Column("case"),
+            Column("configuration", wrap=True),
+            Column("launches", right=True),
+            Column("other steps", right=True, drop=1),
+            Column("peak memory", right=True),
+        ),
+        title="plans",
+    )
     listing: list[RenderableType] = []
     for (index, case), plan in sorted(built.plans.items(), key=lambda item: item[0][0]):
         others = sum(not isinstance(op, Alloc | Free | Launch) for op in plan.ops)
@@ -165,7 +186,7 @@ def built_view(built: Built, *, full: bool) -> RenderableType:
             listing.append(Text(f"\n{case} ({config})", style="bold"))
             listing.extend(Text("  " + line) for line in plan_lines(plan))
     dropped = [Text(f"dropped: {reason}", style="yellow") for reason in built.dropped]
-    return Group(kernel_table(built), table, *dropped, *listing)
+    return Group(kernel_table(built), Text(), table, *dropped, *listing)
 
 
 def built_json(built: Built) -> Mapping[str, object]:

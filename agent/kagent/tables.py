@@ -1,37 +1,50 @@
-"""Tables of `kagent tasks`, `check`, `bench` and of a run's end."""
+"""Tables of `kagent tasks`, `check`, `bench` and of a race."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kagent_sandbox.race_result import BEST_OF_TORCH, Race, RaceCase, Ratio
 from kagent_sandbox.task import Task
-from kagent_sandbox.verdict import CaseError, CaseTiming, Rejected
+from kagent_sandbox.verdict import CaseError, Comparison, Rejected
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from kagent.show import numbers
+from kagent.grid import Column, Grid
+from kagent.lineage import Lineage
 from kagent.tasks import seeds_of
 
+Labels = Mapping[str, str]
+"""What to call a contender of a race, by its id; one that is not in it is called by its id."""
 
-def tasks_table(tasks: Iterable[Task]) -> Table:
-    """Names, signatures and seeds."""
-    table = Table()
-    for header in ("task", "what it is", "signature", "seeds"):
-        table.add_column(header, overflow="fold")
+
+def tasks_table(tasks: Iterable[Task]) -> Grid:
+    """Names, what they are, signatures and seeds."""
+    table = Grid((Column("task"), Column("what it is, signature, seeds", wrap=True)))
     for task in tasks:
+        table.add_section()
         names = ", ".join(s.name for s in seeds_of(task))
-        table.add_row(task.name, task.summary, task.signature, names)
+        about = Text(f"{task.summary}\n")
+        about.append(f"{task.signature}\n", "dim").append(names, "cyan")
+        table.add_row(Text(task.name, "bold"), about)
     return table
 
 
-def errors_table(errors: Sequence[CaseError], device: str) -> Table:
+def errors_table(errors: Sequence[CaseError], title: str) -> Grid:
     """Each result's errors beside torch's own in the same dtype."""
-    table = numbers(
-        *("case", "result", "row", "torch", "element", "torch", "bias", "torch", "of tolerance"),
-        title=f"relative errors against the reference, on {device}",
-        left=2,
+    table = Grid(
+        (
+            Column("case"),
+            Column("result"),
+            Column("row", right=True),
+            Column("torch's", right=True),
+            Column("element", right=True, drop=1),
+            Column("torch's", right=True, drop=2),
+            Column("bias", right=True, drop=3),
+            Column("torch's", right=True, drop=4),
+            Column("of tolerance", right=True),
+        ),
+        title=title,
     )
     for e in errors:
         table.add_row(
@@ -51,6 +64,11 @@ def rejected_text(name: str, verdict: Rejected) -> Text:
     return text
 
 
+def candidate_labels(lineage: Lineage) -> Labels:
+    """'#57 cpp_rows' for every candidate of a run."""
+    return {str(c.id): f"#{c.id} {c.proposal.name}" for c in lineage}
+
+
 def case_shape(case: RaceCase) -> str:
     """'bf16_16384x1024', or for a hidden case its dtype and dimensions."""
     if not case.case.startswith("hidden_"):
@@ -58,74 +76,93 @@ def case_shape(case: RaceCase) -> str:
     return f"{case.dtype} " + " ".join(f"{k}={v}" for k, v in case.dims.items())
 
 
-def _ratio(case: RaceCase, candidate: str, against: str) -> Ratio | None:
-    matches = (r for r in case.ratios if (r.candidate, r.against) == (candidate, against))
-    return next(matches, None)
-
-
-def race_table(race: Race, *, matrix: bool) -> RenderableType:
-    """Every case: candidates, then baselines, with each candidate's ratio to the best of torch."""
-    parts: list[RenderableType] = []
+def race_table(race: Race, *, matrix: bool, labels: Labels | None = None) -> RenderableType:
+    """Every case: candidates and baselines by time, each candidate beside the best of torch."""
     rate = "TFLOP/s" if matrix else "GB/s"
-    table = numbers(
-        *("case", "kernel", "ms", "95 % interval", rate, "roofline", "× best of torch", "95 %"),
-        left=2,
+    table = Grid(
+        (
+            Column("case"),
+            Column("kernel"),
+            Column("ms", right=True),
+            Column("95 % interval", right=True, drop=4),
+            Column(rate, right=True, drop=1),
+            Column("roofline", right=True, drop=2),
+            Column("× torch", right=True),
+            Column("95 % interval", right=True, drop=3),
+        )
     )
     for case in race.cases:
         table.add_section()
-        rows: list[tuple[str, CaseTiming, bool]] = [
-            *((n, t, True) for n, t in case.candidates.items()),
-            *((n, t, False) for n, t in case.baselines.items()),
-        ]
-        for i, (name, t, candidate) in enumerate(sorted(rows, key=lambda r: r[1].kernel_us)):
-            ratio = _ratio(case, name, BEST_OF_TORCH) if candidate else None
+        timings = {**case.baselines, **case.candidates}
+        for i, (name, t) in enumerate(sorted(timings.items(), key=lambda n: n[1].kernel_us)):
+            mine = name in case.candidates
+            ratio = case.ratio(name, BEST_OF_TORCH) if mine else None
             table.add_row(
                 case_shape(case) if i == 0 else "",
-                Text(name, style="bold" if candidate else "dim"),
+                Text((labels or {}).get(name, name), style="bold" if mine else "dim"),
                 f"{t.kernel_us / 1e3:.4f}",
                 f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
-                f"{t.tflop_per_s if matrix else t.gb_per_s:.0f}",
+                f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
                 f"{t.roofline_share:.0%}",
                 ratio_text(ratio),
                 f"{ratio.low:.3f}–{ratio.high:.3f}" if ratio else "",
             )
-    parts.append(table)
-    parts.extend(rejected_text(name, verdict) for name, verdict in race.failed.items())
-    return Group(*parts)
+    failed = [rejected_text((labels or {}).get(n, n), v) for n, v in race.failed.items()]
+    return Group(*([table] if race.cases else []), *_missing(race), *failed)
 
 
-def ratio_text(ratio: Ratio | None) -> Text:
+def _missing(race: Race) -> list[Text]:
+    """Baselines that did not run, with where and why."""
+    cases: dict[tuple[str, str], list[str]] = {}
+    for case in race.cases:
+        for name, reason in case.missing.items():
+            cases.setdefault((name, reason), []).append(case_shape(case))
+    return [
+        Text(f"{name} did not run on {', '.join(where)}: {reason}", "dim")
+        for (name, reason), where in cases.items()
+    ]
+
+
+def ratio_text(ratio: Ratio | Comparison | None) -> Text:
     """Green when faster beyond its interval, red when slower beyond it."""
     if ratio is None:
         return Text("")
     style = "green" if ratio.low > 1 else "red" if ratio.high < 1 else ""
-    return Text(f"{ratio.value:.3f}", style=style)
+    value = ratio.value if isinstance(ratio, Ratio) else ratio.ratio
+    return Text(f"{value:.3f}×", style=style)
 
 
-def overall_table(race: Race) -> Table:
-    """Each candidate against everyone else, over all cases."""
-    table = numbers(
-        "candidate",
-        "against",
-        "ratio",
-        "95 % interval",
-        "P(faster)",
-        title="over all cases",
-        left=2,
+def overall_table(
+    race: Race, labels: Labels | None = None, *, only: str | None = None, title: str
+) -> Grid:
+    """Each candidate (or `only` one) against everyone else, over all cases."""
+    table = Grid(
+        (
+            Column("candidate"),
+            Column("against"),
+            Column("speed-up", right=True),
+            Column("95 % interval", right=True),
+            Column("P(faster)", right=True, drop=1),
+        ),
+        title=title,
     )
+    named = {**(labels or {}), BEST_OF_TORCH: "best of torch, case by case"}
     for name, comparisons in race.overall.items():
-        for c in comparisons:
-            against = "best of torch, case by case" if c.against == BEST_OF_TORCH else c.against
-            interval = f"{c.low:.3f}–{c.high:.3f}"
-            table.add_row(name, against, f"{c.ratio:.3f}", interval, f"{c.p_faster:.2f}")
+        if only not in (None, name):
+            continue
+        table.add_section()
+        ordered = sorted(comparisons, key=lambda c: c.against != BEST_OF_TORCH)
+        for i, c in enumerate(ordered):
+            table.add_row(
+                Text(named.get(name, name) if i == 0 else "", "bold"),
+                named.get(c.against, c.against),
+                ratio_text(c),
+                f"{c.low:.3f}–{c.high:.3f}",
+                f"{c.p_faster:.2f}",
+            )
     return table
 
 
 def losses(race: Race, candidate: str) -> list[str]:
     """Cases where a candidate is slower than the best of torch beyond its interval."""
-    found = []
-    for case in race.cases:
-        ratio = _ratio(case, candidate, BEST_OF_TORCH)
-        if ratio is not None and ratio.high < 1:
-            found.append(f"{case_shape(case)} ({ratio.value:.3f}×)")
-    return found
+    return [f"{case_shape(case)} ({r.value:.3f}×)" for case, r in race.losses(candidate)]

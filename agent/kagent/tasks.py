@@ -55,7 +55,7 @@ def find_task(name_or_path: str | Path) -> Task:
     if path.is_dir():
         return load_task(path)
     close = difflib.get_close_matches(text, names, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}."
     raise TaskError(f"no task {text!r}: {hint} A folder with a task.toml works by its path.")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge_client import JudgeClient
 from kagent_sandbox.launch.base import DeviceFacts
 from kagent_sandbox.plan import Language
-from kagent_sandbox.race_result import Race
+from kagent_sandbox.race_result import BEST_OF_TORCH, Race
 from kagent_sandbox.task import Kind, Task, draw_hidden
 from kagent_sandbox.verdict import CaseError, Rejected
 
@@ -54,8 +54,10 @@ def read_candidate(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"{path}: {e}") from None
+    except OSError as e:
+        raise UserError(f"{path}: {e.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8 text") from None
 
 
 def language_of_source(source: str) -> Language:
@@ -139,6 +141,7 @@ def bench_files(
     Raises:
         UserError: GPU candidates where there is no GPU.
     """
+    contender_names(paths)
     sources = [(p, read_candidate(p)) for p in paths]
     kind = _kind_of(sources)
     if kind == "gpu" and not has_gpu():
@@ -155,18 +158,34 @@ def bench_files(
     with Builder(jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
         all_cases = [*cases.check, *hidden, *cases.bench]
         request = request_maker(task, judge.facts.target, all_cases, configs)
-        judge.baselines(say)
+        baselines = judge.baselines(say)
         judge.ceilings()
-        for path, source in sources:
-            say(f"{path.name}: build, check, measure")
-            entered = _enter(builder.build(request(source)), path.stem, judge)
+        taken = {name for times in baselines.us.values() for name in times} | {BEST_OF_TORCH}
+        for (_, source), name in zip(sources, contender_names(paths, taken), strict=True):
+            say(f"{name}: build, check, measure")
+            entered = _enter(builder.build(request(source)), name, judge)
             if isinstance(entered, Rejected):
-                rejected[path.stem] = entered
+                rejected[name] = entered
             else:
                 contenders.append(entered)
         say("race")
         race = judge.race(contenders, hidden=False) if contenders else Race((), {})
         return Benched(tuple(c.id for c in contenders), judge.facts, race, rejected)
+
+
+def contender_names(paths: Sequence[Path], taken: Collection[str] = ()) -> list[str]:
+    """A name for each file: without folder and suffix, unless that is another's or a baseline's.
+
+    Raises:
+        UserError: A file is named twice.
+    """
+    if len(set(paths)) < len(paths):
+        raise UserError(f"{next(p for p in paths if paths.count(p) > 1)}: named twice")
+    stems = [p.stem for p in paths]
+    return [
+        str(p) if stems.count(stem) > 1 or stem in taken else stem
+        for p, stem in zip(paths, stems, strict=True)
+    ]
 
 
 def _enter(built: Built | Rejected, name: str, judge: JudgeClient) -> Contender | Rejected:

@@ -25,12 +25,8 @@ from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.forkserver import printable
 from kagent_sandbox.launch import cache
 from kagent_sandbox.launch.base import DeviceFacts
-from kagent_sandbox.launch.baseline_calls import (
-    COMPILE_MODES,
-    EAGER,
-    BaselineCall,
-    all_names,
-)
+from kagent_sandbox.launch.baseline_calls import BaselineCall, all_names
+from kagent_sandbox.race_result import TORCH
 from kagent_sandbox.records import to_json
 from kagent_sandbox.task import Case, Kind, Task, build_case
 
@@ -59,7 +55,7 @@ class Baselines:
         Raises:
             KeyError: None of them ran in this case.
         """
-        torch_us = {n: us for n, us in self.us[case].items() if n == EAGER or n in COMPILE_MODES}
+        torch_us = {n: us for n, us in self.us[case].items() if n in TORCH}
         if not torch_us:
             raise KeyError(f"no baseline of torch ran in case {case}: {self.failed.get(case)}")
         name = min(torch_us, key=lambda n: torch_us[n])
@@ -70,7 +66,7 @@ class Baselines:
         """µs of the fastest of eager and the torch.compile modes, per case that has one."""
         found = {}
         for case, times in self.us.items():
-            if any(n == EAGER or n in COMPILE_MODES for n in times):
+            if any(n in TORCH for n in times):
                 found[case] = self.fastest(case)[1]
         return found
 

@@ -15,8 +15,7 @@ import numpy as np
 from kagent_sandbox import figures, timing
 from kagent_sandbox.blocks import BLOCK_SAMPLES, Table, placements
 from kagent_sandbox.check import Checker, check_results, pitch_of
-from kagent_sandbox.launch.baseline_calls import COMPILE_MODES, EAGER
-from kagent_sandbox.race_result import BEST_OF_TORCH, Race, RaceCase, Ratio
+from kagent_sandbox.race_result import BEST_OF_TORCH, TORCH, Race, RaceCase, Ratio
 from kagent_sandbox.session import Arenas, Disqualified, Session
 from kagent_sandbox.verdict import CaseTiming, Comparison, Rejected, Stage
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 Blocks: TypeAlias = "dict[str, list[tuple[float, ...]]]"
 LEAST_SAMPLES = 30  # of everyone
-TORCH = (EAGER, *COMPILE_MODES)
-"""Baselines of torch alone: candidates are scored against the fastest of them."""
 
 
 @dataclass(frozen=True)

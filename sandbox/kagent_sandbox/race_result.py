@@ -7,6 +7,16 @@ from dataclasses import dataclass, field
 
 from kagent_sandbox.verdict import CaseTiming, Comparison, Rejected
 
+EAGER = "eager"
+COMPILE_MODES: Mapping[str, str] = {
+    "compile": "default",
+    "compile max-autotune": "max-autotune-no-cudagraphs",
+}
+"""Baselines that are torch.compile modes, by name. On the CPU only the default is measured."""
+
+TORCH = (EAGER, *COMPILE_MODES)
+"""Baselines of torch alone: candidates are scored against the fastest of them."""
+
 BEST_OF_TORCH = "torch"
 """Name of the comparison with the fastest of eager and the torch.compile modes, case by case."""
 
@@ -34,6 +44,18 @@ class RaceCase:
     ratios: tuple[Ratio, ...]
     missing: Mapping[str, str] = field(default_factory=dict)  # baseline -> why it did not run
 
+    @property
+    def fastest_of_torch(self) -> str | None:
+        """Name of the fastest of eager and the torch.compile modes; None if none of them ran."""
+        ran = [n for n in TORCH if n in self.baselines]
+        return min(ran, key=lambda n: self.baselines[n].kernel_us, default=None)
+
+    def ratio(self, candidate: str, against: str) -> Ratio | None:
+        """The comparison of a candidate with anyone who ran here, or with `BEST_OF_TORCH`."""
+        other = self.fastest_of_torch if against == BEST_OF_TORCH else against
+        found = (r for r in self.ratios if (r.candidate, r.against) == (candidate, other))
+        return next(found, None)
+
 
 @dataclass(frozen=True, slots=True)
 class Race:
@@ -42,3 +64,8 @@ class Race:
     cases: tuple[RaceCase, ...]
     overall: Mapping[str, tuple[Comparison, ...]]
     failed: Mapping[str, Rejected] = field(default_factory=dict)
+
+    def losses(self, candidate: str) -> list[tuple[RaceCase, Ratio]]:
+        """Cases where a candidate is slower than the best of torch beyond its 95 % interval."""
+        ratios = ((case, case.ratio(candidate, BEST_OF_TORCH)) for case in self.cases)
+        return [(case, r) for case, r in ratios if r is not None and r.high < 1]

@@ -18,12 +18,7 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
-EAGER = "eager"
-COMPILE_MODES: Mapping[str, str] = {
-    "compile": "default",
-    "compile max-autotune": "max-autotune-no-cudagraphs",
-}
-"""Baselines that are torch.compile modes, by name. On the CPU only the default is measured."""
+from kagent_sandbox.race_result import COMPILE_MODES, EAGER
 
 _modules = itertools.count()
 

@@ -1,0 +1,59 @@
+"""What all commands share: the application, where they print, and how errors end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from kagent_sandbox.errors import KagentError
+from rich.console import Console
+from rich.text import Text
+
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
+
+app = typer.Typer(
+    help="Evolve GPU kernels, and keep only the speed-ups that can be proved.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# Tables need room, and a pipe has no width of its own.
+out = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 150)
+err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+TaskOption = Annotated[str, typer.Option("--task", help="A task's name, or its folder's path.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+JobsOption = Annotated[int | None, typer.Option(help="Builds at once (all cores).", min=1)]
+RunsOption = Annotated[Path | None, typer.Option("--runs", help="Folder of run folders (runs/).")]
+
+
+def main() -> None:
+    """Run the command line; every error is one clear text and a non-zero exit."""
+    try:
+        app(standalone_mode=True)
+    except KagentError as e:
+        err.print(Text(f"kagent: {e}", style="red"))
+        sys.exit(e.exit_code)
+
+
+def print_json(value: object) -> None:
+    """JSON on stdout, for programs."""
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+@contextlib.contextmanager
+def status(*, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A spinner on a terminal, a line each elsewhere; on stderr, so that stdout stays clean."""
+    if quiet:
+        yield lambda _text: None
+    elif err.is_terminal:
+        with err.status("starting") as spinner:
+            yield lambda text: spinner.update(Text(text))
+    else:
+        yield lambda text: err.print(text)

@@ -1,0 +1,160 @@
+"""Commands about tasks and single files: tasks, build, check, bench."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from kagent.cli.app import JobsOption, JsonOption, TaskOption, app, out, print_json, status
+from kagent.config import load_config
+
+
+@app.command()
+def tasks(json_: JsonOption = False) -> None:
+    """List the tasks that ship with kagent, and their seeds."""
+    from kagent import tables
+    from kagent.tasks import find_task, seeds_of, task_names
+
+    known = [find_task(name) for name in task_names()]
+    if json_:
+        print_json(
+            [
+                {
+                    "name": t.name,
+                    "summary": t.summary,
+                    "signature": t.signature,
+                    "folder": str(t.folder),
+                    "seeds": [{"name": s.name, "language": s.language} for s in seeds_of(t)],
+                    "gpu_bench": [c.name for c in t.gpu.bench],
+                    "cpu_bench": [c.name for c in t.cpu.bench],
+                }
+                for t in known
+            ]
+        )
+        return
+    out.print(tables.tasks_table(known))
+
+
+@app.command()
+def build(
+    file: Annotated[Path, typer.Argument(help="A candidate.")],
+    task: TaskOption,
+    target: Annotated[
+        str | None, typer.Option(help="sm_80, sm_90a, sm_100, ... (sm_90a; C++: cpu).")
+    ] = None,
+    configs: Annotated[int, typer.Option(help="Configurations to build.", min=1)] = 1,
+    full: Annotated[bool, typer.Option("--full", help="Print every plan line by line.")] = False,
+    jobs: JobsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Compile a candidate, also without a GPU, and show its plans and kernels."""
+    from kagent_sandbox.records import to_json
+    from kagent_sandbox.verdict import Rejected
+
+    from kagent import planview
+    from kagent.tables import rejected_text
+    from kagent.tasks import find_task
+    from kagent.workbench import build_file
+
+    with status(quiet=json_) as say:
+        say(f"building {file.name}")
+        jobs = jobs or load_config().jobs
+        built = build_file(find_task(task), file, target, configs=configs, jobs=jobs)
+    if isinstance(built, Rejected):
+        if json_:
+            print_json({"outcome": "rejected", "verdict": to_json(built)})
+        else:
+            out.print(rejected_text(file.name, built))
+        raise typer.Exit(1)
+    if json_:
+        print_json(planview.built_json(built))
+    else:
+        out.print(planview.built_view(built, full=full))
+        out.print(f"built in {built.build_s:.2f} s")
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="A candidate.")],
+    task: TaskOption,
+    jobs: JobsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Check a candidate on all cases, against float64 and torch's own error."""
+    from kagent_sandbox.records import to_json
+    from kagent_sandbox.verdict import Rejected
+
+    from kagent import tables
+    from kagent.tasks import find_task
+    from kagent.workbench import check_file
+
+    with status(quiet=json_) as say:
+        say(f"building and checking {file.name}")
+        checked = check_file(find_task(task), file, jobs=jobs or load_config().jobs)
+    verdict = checked.verdict
+    failed = isinstance(verdict, Rejected)
+    if json_:
+        print_json(
+            {
+                "outcome": "rejected" if failed else "passed",
+                "device": checked.device,
+                "interpreted": checked.interpreted,
+                "skipped": list(checked.skipped),
+                "verdict": to_json(verdict) if isinstance(verdict, Rejected) else None,
+                "errors": [] if isinstance(verdict, Rejected) else [to_json(e) for e in verdict],
+            }
+        )
+    elif isinstance(verdict, Rejected):
+        out.print(tables.rejected_text(file.name, verdict))
+    else:
+        title = f"relative errors against the reference, on {checked.device}"
+        out.print(tables.errors_table(verdict, title))
+        if checked.interpreted:
+            skipped = f"; too large for it: {', '.join(checked.skipped)}" if checked.skipped else ""
+            out.print(Text(f"interpreted, not run on a GPU: values only{skipped}", "yellow"))
+        count = f"{len(verdict)} result" + ("s" if len(verdict) != 1 else "")
+        out.print(Text(f"{file.name}: correct in {count}", "bold green"))
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    files: Annotated[list[Path], typer.Argument(help="Candidates.")],
+    task: TaskOption,
+    configs: Annotated[int, typer.Option(help="Configurations tried per candidate.", min=1)] = 1,
+    jobs: JobsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Time candidates beside every baseline on the task's benchmark cases."""
+    from kagent_sandbox.records import to_json
+
+    from kagent import tables
+    from kagent.tasks import find_task
+    from kagent.workbench import bench_files
+
+    found = find_task(task)
+    with status(quiet=json_) as say:
+        result = bench_files(
+            found, files, jobs=jobs or load_config().jobs, configs=configs, say=say
+        )
+    if json_:
+        print_json(
+            {
+                "device": to_json(result.facts),
+                "race": to_json(result.race),
+                "rejected": {n: to_json(v) for n, v in result.rejected.items()},
+            }
+        )
+    else:
+        out.print(f"{found.name} on {result.facts.name}\n")
+        if result.names:
+            out.print(tables.race_table(result.race, matrix=found.matrix))
+            out.print(tables.overall_table(result.race, title="\nover all cases"))
+        for name, verdict in result.rejected.items():
+            out.print(tables.rejected_text(name, verdict))
+    if result.rejected:
+        raise typer.Exit(1)

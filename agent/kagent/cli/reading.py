@@ -1,0 +1,77 @@
+"""Commands that only read: runs, show, doctor."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from kagent.cli.app import JsonOption, RunsOption, app, out, print_json, status
+from kagent.config import load_config
+
+
+@app.command()
+def runs(folder: RunsOption = None, json_: JsonOption = False) -> None:
+    """List the runs."""
+    from kagent import show as views
+
+    where = load_config(runs=folder).runs
+    rows = views.runs_json(where)
+    if json_:
+        print_json(rows)
+    elif rows:
+        out.print(views.runs_view(rows))
+    else:
+        out.print(f"no runs in {where}: kagent evolve softmax starts one")
+
+
+@app.command()
+def show(
+    run: Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")],
+    candidate: Annotated[int | None, typer.Argument(help="A candidate's id.", min=0)] = None,
+    folder: RunsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show a run, or one of its candidates."""
+    from kagent import report
+    from kagent import show as views
+    from kagent import show_candidate as one
+    from kagent.runs import find_run
+
+    store, history = views.read_history(find_run(load_config(runs=folder).runs, run))
+    lineage = history.lineage
+    if candidate is not None:
+        found = one.find_candidate(lineage, candidate)
+        if json_:
+            print_json(one.candidate_json(found))
+        else:
+            out.print(one.candidate_view(store, lineage, found))
+        return
+    if json_:
+        print_json(views.run_json(store, history))
+        return
+    out.print(views.run_view(store, history))
+    if history.race is not None:
+        for part in report.race_view(history.race, lineage, matrix=store.manifest.matrix):
+            out.print(part)
+
+
+@app.command()
+def doctor(json_: JsonOption = False) -> None:
+    """Say what this machine can do: compilers, GPU, versions, isolation as observed."""
+    from kagent.doctor import Level, examine
+
+    with status(quiet=json_) as say:
+        found = examine(say)
+    if json_:
+        print_json([{"level": f.level.value, "name": f.name, "text": f.text} for f in found])
+    else:
+        styles = {Level.OK: "green", Level.MISSING: "yellow", Level.BROKEN: "red"}
+        table = Table.grid(padding=(0, 2))
+        for f in found:
+            table.add_row(Text(f.level.value, styles[f.level]), Text(f.name, "bold"), Text(f.text))
+        out.print(table)
+    if any(f.level is Level.BROKEN for f in found):
+        raise typer.Exit(3)

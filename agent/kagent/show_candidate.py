@@ -1,0 +1,163 @@
+"""What `kagent show RUN ID` prints: one candidate of a run."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.records import to_json
+from kagent_sandbox.verdict import Passed, Rejected
+from rich.console import Group, RenderableType
+from rich.syntax import Syntax
+from rich.text import Text
+
+from kagent.display import outcome, roofline, speed_text
+from kagent.grid import Column, Grid
+from kagent.lineage import Candidate, Lineage
+from kagent.planview import config_text, human_bytes, widths_text
+from kagent.store import RunStore
+from kagent.tables import errors_table, rejected_text
+
+
+def find_candidate(lineage: Lineage, candidate_id: int) -> Candidate:
+    """A candidate by id.
+
+    Raises:
+        UserError: There is none.
+    """
+    if not 0 <= candidate_id < len(lineage):
+        have = f"0 to {len(lineage) - 1}" if len(lineage) else "none yet"
+        raise UserError(f"no candidate {candidate_id}: the run has {have}")
+    return lineage[candidate_id]
+
+
+def candidate_json(candidate: Candidate, *, source: bool = True) -> Mapping[str, object]:
+    """A candidate; its verdict has `outcome`: passed or rejected."""
+    proposal = dict(_mapping(to_json(candidate.proposal)))
+    if not source:
+        proposal.pop("source")
+    return {
+        "proposal": proposal,
+        "outcome": "passed" if isinstance(candidate.verdict, Passed) else "rejected",
+        "verdict": to_json(candidate.verdict),
+        "facts": to_json(candidate.facts) if candidate.facts else None,
+    }
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    assert isinstance(value, dict)
+    return value
+
+
+def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
+    """Cases of a passed candidate. A configuration that all cases share stands in the title."""
+    verdict = candidate.verdict
+    assert isinstance(verdict, Passed)
+    title = f"#{candidate.id} {candidate.proposal.name} on the visible cases"
+    used = {t.config for t in verdict.timings}
+    if len(used) == 1:
+        title += f", {config_text(verdict.configs[used.pop()])}"
+    table = Grid(
+        (
+            Column("case"),
+            *([Column("configuration", drop=6)] if used else []),
+            Column("ms", right=True),
+            Column("95 % interval", right=True, drop=5),
+            Column("TFLOP/s" if matrix else "GB/s", right=True, drop=2),
+            Column("roofline", right=True, drop=1),
+            Column("torch, ms", right=True, drop=3),
+            Column("× torch", right=True),
+            Column("peak memory", right=True, drop=4),
+        ),
+        title=title,
+    )
+    for t in verdict.timings:
+        ratio = t.baseline_us / t.kernel_us if t.baseline_us else None
+        table.add_row(
+            t.case,
+            *([config_text(verdict.configs[t.config])] if used else []),
+            f"{t.kernel_us / 1e3:.4f}",
+            f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
+            f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
+            f"{t.roofline_share:.0%}",
+            f"{t.baseline_us / 1e3:.4f}" if t.baseline_us else "–",
+            Text(speed_text(ratio or 0.0), style="red" if ratio is not None and ratio < 1 else ""),
+            human_bytes(t.peak_bytes),
+        )
+    return table
+
+
+def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> RenderableType:
+    """Verdict, cases, errors, resources, and what was changed in the first parent's source.
+
+    A candidate without a parent is shown whole.
+    """
+    p, verdict = candidate.proposal, candidate.verdict
+    head = Text(f"#{candidate.id} {p.name}", "bold")
+    if p.parents:
+        parents = ", ".join(f"#{i} {lineage[i].proposal.name}" for i in p.parents)
+        head.append(f"   {p.operator} of {parents}", "default")
+    head.append(f"\n{p.hypothesis}\n", "dim")
+    parts: list[RenderableType] = [head]
+    if isinstance(verdict, Rejected):
+        parts.append(rejected_text(f"#{candidate.id}", verdict))
+    else:
+        share = f"{outcome(candidate, math.exp(lineage.log_speed(candidate.id)))[0]}"
+        share += f", {roofline(verdict):.0%} of the roofline; "
+        share += f"held the device {verdict.lane_s:.2f} s\n"
+        parts += [Text(share), timing_table(candidate, matrix=store.manifest.matrix)]
+        if verdict.errors:
+            title = "relative errors against float64"
+            parts += [Text(), errors_table(verdict.errors, title)]
+        if any(r.get("language") != "cpp" for r in verdict.resources):
+            parts += [Text(), resource_table(verdict)]
+    path = store.kernel_path(p.kernel)
+    if p.parents:
+        parent = lineage[p.parents[0]]
+        parts += [Text(f"\nwhat changed in #{parent.id}; the whole file is {path}", "bold")]
+        parts.append(_diff(parent.proposal.source, p.source, f"#{parent.id}", f"#{candidate.id}"))
+    else:
+        parts += [Text(f"\n{path}", "bold"), _listing(p.source)]
+    return Group(*parts)
+
+
+def _diff(before: str, after: str, name: str, new_name: str) -> Text:
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), name, new_name, lineterm=""
+    )
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    return Text("\n").join(Text(line, styles.get(line[:1], "")) for line in lines)
+
+
+def _listing(source: str) -> Text:
+    """Numbered lines: messages name them."""
+    lines = Syntax("", "python", theme="ansi_dark").highlight(source.rstrip("\n")).split("\n")
+    return Text("\n").join(
+        Text(f"{number:>4} ", "dim").append_text(line) for number, line in enumerate(lines, 1)
+    )
+
+
+def resource_table(verdict: Passed) -> Grid:
+    """Kernels with what the compiler says they use."""
+    table = Grid(
+        (
+            Column("kernel"),
+            Column("registers", right=True),
+            Column("spills", right=True),
+            Column("shared memory", right=True),
+            Column("global loads", right=True),
+        )
+    )
+    for r in verdict.resources:
+        widths = r.get("load_bytes")
+        loads = {int(k): int(v) for k, v in widths.items()} if isinstance(widths, Mapping) else {}
+        table.add_row(
+            str(r.get("name", "?")),
+            str(r.get("registers", "–")),
+            human_bytes(int(str(r.get("spill_bytes", 0)))),
+            human_bytes(int(str(r.get("shared_bytes", 0)))),
+            widths_text(loads),
+        )
+    return table
