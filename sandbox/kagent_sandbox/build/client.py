@@ -7,6 +7,7 @@ and checked, binaries are read and hashed again, and what does not fit is TAMPER
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ _MAX_MESSAGE_BYTES = 128 << 20
 _MAX_CONFIGS = 256
 _MAX_DROPPED = 256
 _MAX_TEXT = 4000
+_MAX_LANES = 8  # of one candidate: a fork each for tracing and compiling
 _GRACE_S = 3.0  # over the candidate's wall limit, which the child itself keeps to
 
 
@@ -39,12 +41,15 @@ class Builder:
     threads.
 
     Args:
-        jobs: Candidates that are built at once.
+        jobs: Candidates that are built at once. Cores that no candidate of its own keeps busy trace
+            and compile several cases of one at once.
         confinement: What the child may use; `builder_confinement()` if None.
     """
 
     def __init__(self, jobs: int = 1, *, confinement: Confinement | None = None) -> None:
         self._slots = threading.BoundedSemaphore(jobs)
+        self._active = 0  # builds that run
+        self._lock = threading.Lock()
         self._server = ForkServer(
             "kagent_sandbox.build.worker:handle",
             preload=(
@@ -97,14 +102,22 @@ class Builder:
             self._slots,
             self._server.spawn(wall_limit_s=request.wall_limit_s + _GRACE_S) as child,
         ):
-            return _Answers(request, child, tree).collect()
+            with self._lock:
+                self._active += 1
+                lanes = max(1, len(os.sched_getaffinity(0)) // self._active)
+            try:
+                return _Answers(request, child, tree, min(lanes, _MAX_LANES)).collect()
+            finally:
+                with self._lock:
+                    self._active -= 1
 
 
 class _Answers:
     """Collects what the child sends, and believes none of it."""
 
-    def __init__(self, request: BuildRequest, child: Child, tree: str) -> None:
+    def __init__(self, request: BuildRequest, child: Child, tree: str, lanes: int = 1) -> None:
         self._request = request
+        self._lanes = lanes
         self._child = child
         self._tree = tree
         self._start = time.monotonic()
@@ -116,7 +129,9 @@ class _Answers:
 
     def collect(self) -> Built | Rejected:
         try:
-            self._child.channel.send(records.to_json(self._request))
+            self._child.channel.send(
+                {"request": records.to_json(self._request), "lanes": self._lanes}
+            )
             while True:
                 left = self._start + self._request.wall_limit_s + _GRACE_S - time.monotonic()
                 message = self._child.channel.recv(max(0.0, left), max_bytes=_MAX_MESSAGE_BYTES)

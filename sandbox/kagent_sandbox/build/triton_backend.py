@@ -22,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import _allocation
 from triton.runtime.jit import JITFunction
 
+from kagent_sandbox.build.compile_fork import compile_ahead
 from kagent_sandbox.build.configs import install_autotuner
 from kagent_sandbox.build.fakes import refuse
 from kagent_sandbox.build.inspect import kernel_info
@@ -229,6 +230,8 @@ def install(target: Target) -> None:
     def limited(self: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = current_recorder()
         with compile_limit(self.fn.__name__, recorder.compile_limit_s if recorder else None):
+            if len(args) >= 6:  # key, signature, device, constexprs, options, attrs
+                compile_ahead(self, args[1], args[3], args[5], args[4])
             return original(self, *args, **kwargs)
 
     limited.limited = True  # type: ignore[attr-defined]

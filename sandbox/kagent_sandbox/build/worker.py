@@ -2,8 +2,7 @@
 sends plans.
 
 Everything here shares its process with the candidate and can be changed by it. So nothing that it
-sends is
-believed: `client` checks all of it again.
+sends is believed: `client` checks all of it again.
 
 Messages to the client, in this order: {"loaded": [configs]}, then {"plan": [config, case],
 "hashes": [...]} with the plan and its new binaries as blobs, {"dropped": text}, and last {"done":
@@ -12,9 +11,9 @@ true} or {"rejected": {...}} or {"machine": text}.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
-import signal
 import time
 import traceback
 from collections.abc import Mapping
@@ -23,30 +22,32 @@ from types import ModuleType
 from typing import cast
 
 from kagent_sandbox import records
-from kagent_sandbox.build import kernels, limits
+from kagent_sandbox.build import compile_fork, kernels, limits
+from kagent_sandbox.build.case_forks import CaseForks
 from kagent_sandbox.build.configs import apply_config, enumerate_configs
 from kagent_sandbox.build.policy import BuildRejected
 from kagent_sandbox.build.request import BuildCase, BuildRequest
 from kagent_sandbox.build.results import wrong_results
 from kagent_sandbox.build.targets import Target, parse_target
 from kagent_sandbox.build.trace import load_candidate, trace_case
-from kagent_sandbox.channel import Channel, ChannelError, ChannelTimeout, Message
+from kagent_sandbox.channel import Channel, Message
 from kagent_sandbox.context import Context
 from kagent_sandbox.errors import MachineError
 from kagent_sandbox.plan_json import dump_plan
-from kagent_sandbox.verdict import Rejected, Stage, Status
+from kagent_sandbox.verdict import Rejected, Status
 
-_COMPILE_GRACE_S = 1.0  # a compile that Python can still interrupt ends itself
-_HOST_LIMIT_S = 10.0  # host code of one case, compiles not counted: it takes milliseconds
+_MAX_LANES = 64
 _SPARE_S = 1.0  # of the candidate's wall limit, kept to send what there is
 
 
 def handle(ctx: Context) -> None:
     """Build the candidate of the one request that comes in."""
-    request = records.from_json(BuildRequest, ctx.channel.recv(60.0).obj)
+    asked = cast("dict[str, object]", ctx.channel.recv(60.0).obj)
+    request = records.from_json(BuildRequest, asked["request"])
+    lanes = min(cast("int", asked["lanes"]), len(request.cases), _MAX_LANES)
     deadline = time.monotonic() + request.wall_limit_s - _SPARE_S
     try:
-        ctx.channel.send(_Build(request, ctx.channel, ctx.tmp, deadline).run())
+        ctx.channel.send(_Build(request, ctx.channel, ctx.tmp, deadline, max(1, lanes)).run())
     except BuildRejected as e:
         ctx.channel.send({"rejected": records.to_json(Rejected(e.stage, e.status, e.message))})
     except MachineError as e:
@@ -55,9 +56,10 @@ def handle(ctx: Context) -> None:
 
 class _Build:
     def __init__(
-        self, request: BuildRequest, channel: Channel, folder: Path, deadline: float
+        self, request: BuildRequest, channel: Channel, folder: Path, deadline: float, lanes: int
     ) -> None:
         self._request = request
+        self._lanes = lanes  # cases that are traced at once
         self._channel = channel
         self._folder = folder
         self._deadline = deadline
@@ -76,8 +78,8 @@ class _Build:
         gc.freeze()  # the tracer collects garbage at every allocation: only its own, please
         self._channel.send({"loaded": [dict(c) for c in configs]})
         for index, config in enumerate(configs):
-            for case in self._request.cases:
-                failure = self._case(module, index, config, case)
+            for case, result in self._forks(module, config).results(self._request.cases):
+                failure = self._passed_on(index, case, result)
                 if failure is None:
                     continue
                 if index == 0:
@@ -94,36 +96,39 @@ class _Build:
                 break
         return {"done": True}
 
-    def _case(
-        self, module: ModuleType, index: int, config: Mapping[str, object], case: BuildCase
+    def _forks(self, module: ModuleType, config: Mapping[str, object]) -> CaseForks:
+        """What traces the cases of one configuration."""
+        known = {} if self._target.is_cpu else compile_fork.module_kernels(module)
+        prepare = functools.partial(apply_config, module, config)
+
+        def trace(case: BuildCase, channel: Channel, compiler: Channel | None) -> None:
+            compile_fork.use(compiler, known)
+            self._trace(channel, module, config, case)
+
+        return CaseForks(
+            self._lanes,
+            trace,
+            functools.partial(compile_fork.CompileFork, known, prepare) if known else None,
+            self._request.compile_limit_s,
+            self._deadline,
+        )
+
+    def _passed_on(
+        self, index: int, case: BuildCase, result: Message | Rejected
     ) -> Rejected | None:
-        """Fork, trace one case there, pass on what it sends; the rejection if there is one."""
-        ours, theirs = Channel.pair()
-        with ours:
-            pid = os.fork()
-            if pid == 0:
-                os.setpgid(0, 0)
-                ours.close()
-                self._trace(Channel(theirs), module, config, case)
-            theirs.close()
-            watch = _Watch(ours, case.name, self._request.compile_limit_s, self._deadline)
-            try:
-                message = watch.result()
-            except ChannelError:
-                message = None  # it died, or it was killed for its time
-            finally:
-                _kill_group(pid)
-                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if message is None:
-            return watch.rejection or _died(status, watch.compiling, case.name)
-        answer = cast("dict[str, object]", message.obj)
+        """Send the plan of a case; the rejection if there is one instead."""
+        if isinstance(result, Rejected):
+            return result
+        answer = cast("dict[str, object]", result.obj)
         if "machine" in answer:
             raise MachineError(str(answer["machine"]))
         if "rejected" in answer:
             return records.from_json(Rejected, answer["rejected"])
         hashes = [str(h) for h in cast("list[object]", answer["hashes"])]
-        self._channel.send({"plan": [index, case.name], "hashes": hashes}, message.blobs)
-        self._sent.update(hashes)
+        plan, *binaries = result.blobs
+        new = {h: b for h, b in zip(hashes, binaries, strict=True) if h not in self._sent}
+        self._channel.send({"plan": [index, case.name], "hashes": [*new]}, [plan, *new.values()])
+        self._sent.update(new)
         return None
 
     def _trace(
@@ -157,77 +162,3 @@ class _Build:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-
-
-class _Watch:
-    """Reads what a case's fork sends, and keeps the time of its compiles and of its host code."""
-
-    def __init__(
-        self, channel: Channel, case: str, compile_limit_s: float, deadline: float
-    ) -> None:
-        self.compiling: str | None = None
-        self.rejection: Rejected | None = None
-        self._channel = channel
-        self._case = case
-        self._compile_limit_s = compile_limit_s
-        self._deadline = deadline
-
-    def result(self) -> Message:
-        """The message with the result.
-
-        Raises:
-            ChannelError: The fork died, or ran out of time (`rejection` says so).
-        """
-        host_left = _HOST_LIMIT_S
-        while True:
-            start = time.monotonic()
-            limit = self._compile_limit_s + _COMPILE_GRACE_S if self.compiling else host_left
-            try:
-                message = self._channel.recv(max(0.0, min(limit, self._deadline - start)))
-            except ChannelTimeout:
-                self.rejection = self._timeout()
-                raise
-            spent = time.monotonic() - start
-            if not self.compiling:
-                host_left -= spent
-            answer = message.obj
-            if not isinstance(answer, dict) or "compiling" not in answer:
-                return message
-            self.compiling = cast("str | None", answer["compiling"])
-
-    def _timeout(self) -> Rejected:
-        if self.compiling and time.monotonic() < self._deadline:
-            error = limits.too_slow(self.compiling, self._compile_limit_s)
-            return Rejected(Stage.BUILD, Status.TIMEOUT, error.message, self._case)
-        if time.monotonic() >= self._deadline:
-            what = f"compiling kernel {self.compiling}" if self.compiling else "tracing"
-            message = f"building all cases takes too long; it was cut while {what}"
-        else:
-            message = (
-                f"host code of {self._case} ran for {_HOST_LIMIT_S:g} s: is there an endless loop? "
-                "It should only allocate results and launch kernels"
-            )
-        return Rejected(Stage.BUILD, Status.TIMEOUT, message, self._case)
-
-
-def _kill_group(pid: int) -> None:
-    """End the fork and the compilers that it may have left."""
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue
-
-
-def _died(status: int, compiling: str | None, case: str) -> Rejected:
-    doing = f"while compiling kernel {compiling}" if compiling else "in host code"
-    if status < 0:
-        how = f"died of {signal.Signals(-status).name}"
-    else:
-        how = f"ended itself with status {status}"
-    return Rejected(
-        Stage.BUILD,
-        Status.RUNTIME_ERROR,
-        f"the process that traced {case} {how} {doing}",
-        case,
-    )
