@@ -3,9 +3,9 @@
     python benchmarks/build_latency.py [--task softmax] [--lang triton] [--builds 10] [--cores 1]
         [--target sm_90a] [--json FILE]
 
-Builder and client share `--cores` cores. The cases are those of a run: visible and hidden checks, and
-the benchmarks. Every build is of a text of its own (a constant that nothing reads), in a private
-folder: nothing is taken from an earlier build.
+Builder and client share `--cores` cores. The cases are those of a run: visible and hidden checks,
+and the benchmarks. Every build is of a text of its own (a constant that nothing reads), in a
+private folder: nothing is taken from an earlier build.
 """
 
 import argparse
@@ -63,7 +63,8 @@ def main() -> None:
     versions = {v: importlib.metadata.version(v) for v in VERSIONS}
     print(
         f"{len(cores)} core(s) of {processor()}, {platform.release()}, "
-        f"Python {platform.python_version()}, {', '.join(map(' '.join, versions.items()))}, {target}"
+        f"Python {platform.python_version()}, "
+        f"{', '.join(map(' '.join, versions.items()))}, {target}"
     )
     rows: dict[str, list[float]] = {}
     with Builder(1) as builder:
@@ -78,7 +79,8 @@ def main() -> None:
             p90 = times[min(len(times) - 1, round(0.9 * (len(times) - 1)))]
             print(
                 f"{seed.name}: {len(built[0].plans)} cases, {binaries:g} binaries: "
-                f"median {statistics.median(times):.2f} s, p90 {p90:.2f} s, of {len(times)} builds",
+                f"median {statistics.median(times):.2f} s, p90 {p90:.2f} s, best {times[0]:.2f} s, "
+                f"of {len(times)} builds",
                 flush=True,
             )
     if options.json:

@@ -12,7 +12,8 @@ def _gpu_missing() -> str | None:
         import torch
     except ImportError:
         return "torch is not installed"
-    # A look at the driver that creates no context: a parent with a CUDA context cannot fork launchers.
+    # A look at the driver that creates no context: a parent with a CUDA context cannot fork
+    # launchers.
     return None if torch.cuda.is_available() else "no NVIDIA GPU here"
 
 

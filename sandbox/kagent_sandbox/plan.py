@@ -133,7 +133,9 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """Write literal bytes into a contiguous view: a small tensor that host code made from Python values."""
+    """Write literal bytes into a contiguous view: a small tensor that host code made from Python
+    values.
+    """
 
     tensor: TensorRef
     data: bytes
@@ -143,9 +145,9 @@ class Const:
 class TorchOp:
     """An operation of torch that the task allows, in its out= or in-place form: it writes `writes`.
 
-    `args` and `kwargs` hold JSON scalars, lists, `TensorRef`s, and strings `dtype:NAME`. For an out=
-    overload `writes` are passed as out, in order; for an in-place overload (the name ends in `_`)
-    `writes` holds the first argument, which is in `args` too.
+    `args` and `kwargs` hold JSON scalars, lists, `TensorRef`s, and strings `dtype:NAME`. For an
+    out= overload `writes` are passed as out, in order; for an in-place overload (the name ends in
+    `_`) `writes` holds the first argument, which is in `args` too.
     """
 
     name: str  # for example "aten::mm.out", "aten::addmm_"
@@ -179,8 +181,8 @@ class Scalar:
 class TensorMap:
     """A TMA descriptor (CUtensorMap, 128 bytes by value), encoded by cuTensorMapEncodeTiled.
 
-    `dims` and `box` are innermost first, as the driver wants them; `strides` are in bytes, one fewer
-    than dims.
+    `dims` and `box` are innermost first, as the driver wants them; `strides` are in bytes, one
+    fewer than dims.
     """
 
     buffer: int

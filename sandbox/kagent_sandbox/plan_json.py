@@ -1,8 +1,9 @@
 """Plans as JSON: written by the builder, read by the judge, which trusts nothing in them.
 
 `parse_plan` accepts only what it has checked: versions, types, sizes, finite numbers, every view
-inside of its buffer, every buffer allocated before it is used and not after it is freed, every launch
-with a kernel that the plan declares and as many arguments as that kernel has. Unknown keys are errors.
+inside of its buffer, every buffer allocated before it is used and not after it is freed, every
+launch with a kernel that the plan declares and as many arguments as that kernel has. Unknown keys
+are errors.
 """
 
 from __future__ import annotations

@@ -193,7 +193,8 @@ class Task(_Model):
                 odd = case.dims.keys() - self.dims.keys()
                 if missing or odd:
                     raise ValueError(
-                        f"case {case.name}: dimensions missing {sorted(missing)}, unknown {sorted(odd)}"
+                        f"case {case.name}: dimensions missing {sorted(missing)}, "
+                        f"unknown {sorted(odd)}"
                     )
                 if case.dtype not in ITEMSIZE:
                     raise ValueError(f"case {case.name}: unknown dtype {case.dtype!r}")
@@ -213,8 +214,8 @@ class Task(_Model):
 class Reference(Protocol):
     """What a task's reference.py defines.
 
-    Tensors of `inputs` are named like the task's tensor arguments; all functions take the arguments of the
-    entry function by keyword (tensors and scalars) and return a tensor or a tuple of them.
+    Tensors of `inputs` are named like the task's tensor arguments; all functions take the arguments
+    of the entry function by keyword (tensors and scalars) and return a tensor or a tuple of them.
     """
 
     def inputs(
@@ -236,7 +237,8 @@ def load_task(folder: Path) -> Task:
     """Read a task folder.
 
     Raises:
-        TaskError: A file is missing, not TOML, or does not fit the schema; the text names key and remedy.
+        TaskError: A file is missing, not TOML, or does not fit the schema; the text names key and
+            remedy.
     """
     path = folder / "task.toml"
     try:
@@ -360,10 +362,9 @@ def evaluate(formula: str, names: Mapping[str, float]) -> float:
 def build_case(task: Task, case: Case) -> BuildCase:
     """The call that host code sees in a case; worked out once per case.
 
-    Non-contiguous cases pad the last dimension: each row of an input starts 8 elements after the end of
-    the one before.
+    Non-contiguous cases pad the last dimension: each row of an input starts 8 elements after the
+    end of the one before.
     """
-
     key = (case.name, case.dtype, case.noncontiguous, *sorted(case.dims.items()))
     if key not in task.known_build_cases:
         task.known_build_cases[key] = _build_case(task, case)
@@ -390,7 +391,7 @@ def _build_case(task: Task, case: Case) -> BuildCase:
 
 
 def scalar(task: Task, argument: Argument, case: Case) -> int | float | bool:
-    """Value of a scalar argument: a name of a dimension keeps its type, a formula gives a number."""
+    """Value of a scalar argument: a dimension keeps its type, a formula gives a number."""
     value = argument.value
     if isinstance(value, str):
         return case.dims[value] if value in case.dims else task.formula(value, case)

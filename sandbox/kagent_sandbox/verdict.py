@@ -66,8 +66,8 @@ class Rejected:
 class CaseError:
     """How far a result is from the float64 reference, against how far torch's own is (same dtype).
 
-    Errors are relative (see `kagent_sandbox.compare`): `row` the worst row's L2 error over its norm,
-    `element` the worst element's, `bias` the scale error of the whole result.
+    Errors are relative (see `kagent_sandbox.compare`): `row` the worst row's L2 error over its
+    norm, `element` the worst element's, `bias` the scale error of the whole result.
     """
 
     case: str
@@ -83,7 +83,9 @@ class CaseError:
 
 @dataclass(frozen=True, slots=True)
 class CaseTiming:
-    """Device time of one benchmark case. `low_us` and `high_us` bound the median with 95 % confidence."""
+    """Device time of one benchmark case. `low_us` and `high_us` bound the median with 95 %
+    confidence.
+    """
 
     case: str
     kernel_us: float

@@ -7,7 +7,6 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from kagent_sandbox import plan as p
 from kagent_sandbox.plan_json import dump_plan, parse_plan, plan_identity
 

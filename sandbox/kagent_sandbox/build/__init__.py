@@ -1,1 +1,3 @@
-"""From a candidate's source to plans and binaries, without a GPU and without trusting the candidate."""
+"""From a candidate's source to plans and binaries, without a GPU and without trusting the
+candidate.
+"""

@@ -25,8 +25,8 @@ HOST_LIMIT_S = 10.0  # host code of one case, compiles not counted: it takes mil
 _MESSAGE_S = 30.0  # for the rest of a message that has begun
 
 Trace = Callable[[BuildCase, Channel, Channel | None], None]
-"""Runs in the fork: traces the case, sends the result, never returns. The channels lead to the worker
-and to the compile fork.
+"""Runs in the fork: traces the case, sends the result, never returns. The channels lead to the
+worker and to the compile fork.
 """
 
 

@@ -1,10 +1,10 @@
 """A fork of a candidate's process that stays, and compiles Triton kernels for the forks that trace.
 
-A case is traced in a fresh fork, where the compiler's memory and code must be paged in again: 30 ms of
-each compile. Here the second compile finds them. A tracing fork asks with the kernel's name and plain
-data; the kernel comes back through Triton's cache in the candidate's private folder, under the very
-key that the tracing fork looks for. What cannot be asked that way, or fails, it compiles itself. Both
-are the candidate's own processes: neither needs to trust the other.
+A case is traced in a fresh fork, where the compiler's memory and code must be paged in again: 30 ms
+of each compile. Here the second compile finds them. A tracing fork asks with the kernel's name and
+plain data; the kernel comes back through Triton's cache in the candidate's private folder, under
+the very key that the tracing fork looks for. What cannot be asked that way, or fails, it compiles
+itself. Both are the candidate's own processes: neither needs to trust the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _kernels: Mapping[str, Any] = {}
 
 def use(channel: Channel | None, kernels: Mapping[str, Any]) -> None:
     """In a tracing fork: ask at the other end of `channel`."""
-    global _channel, _kernels  # noqa: PLW0603 - a fork's own state
+    global _channel, _kernels
     _channel, _kernels = channel, kernels
 
 
@@ -104,8 +104,9 @@ def _compile(kernels: Mapping[str, Any], text: str) -> None:
     name, key, signature, constexprs, attrs, options = ast.literal_eval(text)
     if kernels[name].cache_key == key:  # else host code has changed what the kernel reads
         source = ASTSource(kernels[name], signature, constexprs, attrs)
-        target = driver.active.get_current_target()
-        triton.compile(source, target=target, options=options)
+        active: Any = driver.active
+        compiler: Any = triton.compile
+        compiler(source, target=active.get_current_target(), options=options)
 
 
 def end_group(pid: int) -> int:

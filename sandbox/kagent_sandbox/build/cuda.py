@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from cuda.bindings import nvrtc
+import cuda.bindings.nvrtc as nvrtc
 
 from kagent_sandbox.build.compile_error import CompileError, check_options, define_text, with_line
 from kagent_sandbox.build.headers import include_dirs
@@ -105,7 +106,7 @@ def _compile(name: str, source: str, target: str, flags: Sequence[str]) -> CudaB
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def _checked(answer: tuple[object, ...]) -> object:
+def _checked(answer: tuple[Any, ...]) -> Any:
     result, *values = answer
     if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise ToolchainError(f"NVRTC failed: {_result_text(result)}")

@@ -90,8 +90,8 @@ def _rename(node: ast.AST, names: dict[str, str], depth: int) -> None:
         node.name = names.get(node.name, node.name)
     elif isinstance(node, ast.Nonlocal):
         node.names = [names.get(n, n) for n in node.names]
-    for child in ast.iter_child_nodes(node):
-        _rename(child, names, depth)
+    for inside in ast.iter_child_nodes(node):
+        _rename(inside, names, depth)
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[ast.arg]:

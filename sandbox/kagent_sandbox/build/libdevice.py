@@ -1,9 +1,9 @@
 """Link kernels with an excerpt of libdevice: NVIDIA's library of mathematics in LLVM bitcode.
 
-Triton reads all of it (470 KB) for each kernel that calls one function, an exponential even: 25 ms of
-a compile of 80. Almost all kernels need only a few functions. These are taken out once, with all that
-they call and as they are, so that the machine code stays the same; a kernel that needs others is
-linked with the whole library.
+Triton reads all of it (470 KB) for each kernel that calls one function, an exponential even: 25 ms
+of a compile of 80. Almost all kernels need only a few functions. These are taken out once, with all
+that they call and as they are, so that the machine code stays the same; a kernel that needs others
+is linked with the whole library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from triton._C.libtriton import ir, llvm
+from triton._C import libtriton
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 
@@ -25,13 +25,16 @@ _UNARY = (
     "floorf ceilf rintf truncf fast_sinf fast_cosf"
 )
 _BINARY = "fmaxf fminf fast_fdividef"
+_native: Any = libtriton  # its modules are made at run time: no type checker knows them
+_ir, _llvm = _native.ir, _native.llvm
 _TARGET = GPUTarget("cuda", 90, 32)  # what libdevice holds is the same for all
 
 
 def install() -> None:
     """Have Triton link with the excerpt where that is enough. To be called once."""
-    link = llvm.link_extern_libs
-    library = dict(make_backend(_TARGET).parse_options({}).extern_libs)["libdevice"]
+    link = _llvm.link_extern_libs
+    options: Any = make_backend(_TARGET).parse_options({})
+    library = dict(options.extern_libs)["libdevice"]
     names, text = _excerpt(library, link)
 
     @functools.wraps(link)
@@ -40,7 +43,7 @@ def install() -> None:
         enough = list(paths) == [library] and needed <= names
         link(module, [_written(text)] if enough else paths)
 
-    llvm.link_extern_libs = link_least
+    _llvm.link_extern_libs = link_least
 
 
 def _excerpt(library: str, link: Any) -> tuple[frozenset[str], str]:
@@ -50,17 +53,18 @@ def _excerpt(library: str, link: Any) -> tuple[frozenset[str], str]:
         f"llvm.func @__nv_{name}({', '.join(['f32'] * arity)}) -> f32"
         for name, arity in arities.items()
     )
-    context = ir.context()
-    ir.load_dialects(context)
-    make_backend(_TARGET).load_dialects(context)
+    context = _ir.context()
+    _ir.load_dialects(context)
+    backend: Any = make_backend(_TARGET)
+    backend.load_dialects(context)
     with tempfile.NamedTemporaryFile("w", suffix=".mlir") as file:
         file.write(f"module {{\n{declared}\n}}\n")
         file.flush()
-        declarations = ir.parse_mlir_module(file.name, context)
-    llvm.init_targets()
-    llvm_context = llvm.context()
-    module = llvm.to_module(declarations, llvm_context)
-    llvm.attach_datalayout(module, "nvptx64-nvidia-cuda", "sm_90a", "")
+        declarations = _ir.parse_mlir_module(file.name, context)
+    _llvm.init_targets()
+    llvm_context = _llvm.context()
+    module = _llvm.to_module(declarations, llvm_context)
+    _llvm.attach_datalayout(module, "nvptx64-nvidia-cuda", "sm_90a", "")
     link(module, [library])
     # linking makes them internal, where the next linker would not find them
     text = re.sub(r"^define internal (.*@__nv_)", r"define \1", str(module), flags=re.MULTILINE)
@@ -69,7 +73,7 @@ def _excerpt(library: str, link: Any) -> tuple[frozenset[str], str]:
 
 
 def _written(text: str) -> str:
-    """The excerpt as a file: in the private folder, because nobody else may write what is linked."""
+    """The excerpt as a file in the private folder: nobody else may write what is linked."""
     path = Path(tempfile.gettempdir()) / "libdevice.ll"
     if not path.exists():
         partial = path.with_suffix(f".{os.getpid()}")

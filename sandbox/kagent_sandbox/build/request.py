@@ -1,4 +1,4 @@
-"""What a builder is asked and what it answers. Plain data: the builder's process needs no pydantic."""
+"""What a builder is asked and what it answers, as plain data."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class BuildRequest:
 class Built:
     """Plans per (index into configs, case name), and the binaries that they launch, by hash.
 
-    A configuration that could not be built for some case is missing from `plans` there; the declared one
-    (index 0) is always complete. `dropped` says why others are missing.
+    A configuration that could not be built for some case is missing from `plans` there; the
+    declared one (index 0) is always complete. `dropped` says why others are missing.
     """
 
     source_hash: str

@@ -1,7 +1,8 @@
-"""Imported by the builder's fork-server: builds a small candidate, so that forks find all of it warm.
+"""Imported by the builder's fork-server: builds a small candidate, so that forks find all of it
+warm.
 
-A first Triton compile in a process takes 0.4 s, the next 0.06; NVRTC 0.2 s and 0.02; the first trace
-10 ms, the next 1. No driver is touched, and no thread is left behind.
+A first Triton compile in a process takes 0.4 s, the next 0.06; NVRTC 0.2 s and 0.02; the first
+trace 10 ms, the next 1. No driver is touched, and no thread is left behind.
 """
 
 from __future__ import annotations

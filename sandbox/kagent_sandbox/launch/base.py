@@ -1,9 +1,11 @@
-"""The one interface between the judge and a device: memory that both see, and a process that runs plans.
+"""The one interface between the judge and a device: memory that both see, and a process that runs
+plans.
 
-The judge owns the memory (an `Arena`: sealed shared memory on the CPU, a CUDA IPC allocation on a GPU) and
-writes inputs, poison and guard bands into it, and reads results from it, itself. A `Launcher` is a confined,
-disposable process that maps the arena, loads binaries and executes plans where the judge placed them. It is
-never given a reference, a tolerance or a seed. Tests on the CPU therefore exercise the judge that GPUs use.
+The judge owns the memory (an `Arena`: sealed shared memory on the CPU, a CUDA IPC allocation on a
+GPU) and writes inputs, poison and guard bands into it, and reads results from it, itself. A
+`Launcher` is a confined, disposable process that maps the arena, loads binaries and executes plans
+where the judge placed them. It is never given a reference, a tolerance or a seed. Tests on the CPU
+therefore exercise the judge that GPUs use.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class LaunchFailed(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What a device is. `key` names device, driver and versions: figures with one key are comparable."""
+    """What a device is. `key` names device, driver and versions: figures with one key are
+    comparable.
+    """
 
     kind: str  # "gpu" or "cpu"
     name: str
@@ -59,7 +63,7 @@ class Arena(Protocol):
     nbytes: int
 
     def view(self, tensor: TensorRef, base: int) -> torch.Tensor:
-        """The judge's own view of a plan's tensor whose buffer starts at byte `base` of the arena."""
+        """The judge's own view of a plan's tensor whose buffer starts at byte `base`."""
 
     def bytes(self, start: int, stop: int) -> torch.Tensor:
         """uint8 view of a range of bytes."""
@@ -69,17 +73,20 @@ class Arena(Protocol):
 
 
 class Launcher(Protocol):
-    """A confined process that executes plans. Everything it answers is untrusted but for the judge's clock.
+    """A confined process that executes plans. Everything it answers is untrusted but for the
+    judge's clock.
 
-    All methods raise `LaunchFailed` when the candidate's code is to blame (fault, hang past its limit, a
-    binary that does not load) and `kagent_sandbox.errors.MachineError` when the machine is.
+    All methods raise `LaunchFailed` when the candidate's code is to blame (fault, hang past its
+    limit, a binary that does not load) and `kagent_sandbox.errors.MachineError` when the machine
+    is.
     """
 
     def load(self, binaries: Mapping[str, bytes]) -> None:
         """Lock the process down (first call) and take binaries by hash; loads lazily."""
 
     def prepare(self, key: str, plan: Plan, placement: Mapping[int, int]) -> None:
-        """Resolve a plan whose buffer `id` starts at byte `placement[id]` of the arena, under a name.
+        """Resolve a plan whose buffer `id` starts at byte `placement[id]` of the arena, under a
+        name.
 
         A second placement of the same plan is another key: timing rotates over several.
         """
@@ -97,14 +104,17 @@ class Launcher(Protocol):
         """Execute once and return when the device is idle. The arena is quiescent afterwards."""
 
     def samples(self, keys: Sequence[str], count: int, *, limit_s: float) -> list[float]:
-        """`count` device times in µs of one execution, rotating over placements, each from a cold cache.
+        """`count` device times in µs of one execution, rotating over placements, each from a cold
+        cache.
 
-        GPU: CUDA-graph replays between events, L2 flushed by reading before each. CPU: slope of K calls
-        against 2K on the judge's clock; each of `keys` runs at most once per sample.
+        GPU: CUDA-graph replays between events, L2 flushed by reading before each. CPU: slope of K
+        calls against 2K on the judge's clock; each of `keys` runs at most once per sample.
         """
 
     def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> float:
-        """µs per execution by the judge's own clock: slope of `count` back-to-back against twice that."""
+        """µs per execution by the judge's own clock: slope of `count` back-to-back against twice
+        that.
+        """
 
     def close(self) -> None:
         """End the process and all that it started."""

@@ -13,6 +13,7 @@ import statistics
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import cuda.bindings.driver as driver
 import torch
@@ -40,7 +41,7 @@ class Clock:
             self._sink = torch.zeros((), dtype=torch.int64, device=device)
             self.flush()
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # torch versions differ in its type
         self._sharing: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.sync("starting the clock")
 
@@ -57,7 +58,7 @@ class Clock:
         stream = driver.CUstream(self.stream.cuda_stream)
         call(driver.cuStreamSynchronize, stream, doing=doing)
 
-    def graph_pool(self, graph: Graph) -> tuple[int, int]:
+    def graph_pool(self, graph: Graph) -> Any:
         """Memory pool of graphs that share memory, `graph` among them from now on.
 
         Torch drops a pool with its last graph and fails to capture into it again.
