@@ -102,15 +102,21 @@ class Table:
         self._write(side)
         return self.session.wall_us(self._seats[side], count, self.case.name)
 
+    def unseen(self, side: str, samples: int) -> tuple[float, ...]:
+        """A block on inputs that no earlier one had, not kept among `blocks`."""
+        self._write(side, self.checker.draws.fresh(self.case))
+        return tuple(self.session.samples(self._seats[side], samples, self.case.name))
+
     def now_us(self, side: str) -> float:
         """The slowest of a few more samples: what the device does at this moment."""
         self._write(side)
         return max(self.session.samples(self._seats[side], 3, self.case.name))
 
-    def _write(self, side: str) -> Draw:
+    def _write(self, side: str, draw: Draw | None = None) -> Draw:
         """Fresh inputs and poison for a side's seats; whatever the others left there is gone."""
         self.side = side
-        draw = self.checker.draws.draw(self.case, other_than=self._last)
+        if draw is None:
+            draw = self.checker.draws.draw(self.case, other_than=self._last)
         self._last = draw
         with self.session.quiet():
             for seat in self._seats[side]:

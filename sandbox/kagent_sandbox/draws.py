@@ -62,10 +62,10 @@ class Draws:
             TaskError: `inputs` of the task fails or does not give what task.toml declares.
         """
         if self.device.type != "cpu":
-            return self._fresh(case)
+            return self.fresh(case)
         pool = self._pools.setdefault(case.name, [])
         if len(pool) < POOL:
-            pool.append(self._fresh(case))
+            pool.append(self.fresh(case))
             return pool[-1]
         return self._random.choice([d for d in pool if d is not other_than])
 
@@ -94,7 +94,12 @@ class Draws:
         self._yardsticks[draw.case.name] = draw.known_errors
         return draw.known_errors
 
-    def _fresh(self, case: Case) -> Draw:
+    def fresh(self, case: Case) -> Draw:
+        """Inputs of a case that nothing has seen before.
+
+        Raises:
+            TaskError: `inputs` of the task fails or does not give what task.toml declares.
+        """
         generator = torch.Generator(device=self.device).manual_seed(secrets.randbits(63))
         try:
             tensors = self._reference.inputs(case, generator, self.device)
@@ -125,7 +130,7 @@ class Draws:
         try:
             with torch.no_grad():
                 value = function(**arguments)
-        except Exception as e:  # see _fresh
+        except Exception as e:  # see fresh
             raise TaskError(f"{self.task.name}: {which} of {draw.case.name}: {e!r}") from e
         results = value if isinstance(value, tuple | list) else (value,)
         shapes = [r.shape for r in build_case(self.task, draw.case).results]

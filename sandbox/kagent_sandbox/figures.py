@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.task import Case, Task
 
 MATRIX_PEAK_OVER_CEILING = 1.5
-"""No product runs faster than this times the measured ceiling (H100: 989 TFLOP/s peak, 738
-measured).
+"""No product on a GPU runs faster than this times the measured ceiling (H100: 989 TFLOP/s peak, 738
+measured). A CPU's clock and its neighbours' load vary more between two measurements.
 """
 WALL_TOLERANCE: Mapping[str, float] = {"gpu": 0.8, "cpu": 0.5}
 """A sample may fall short of wall time by a launch's overhead, but not by more than this.
@@ -73,8 +73,8 @@ def suspicion(
     """Why a time cannot be true, or None.
 
     Bytes that fit the second-level cache need not leave it within the measurement; the rest must
-    cross the memory's pins, at most at their theoretical rate. Does not apply where that rate is
-    unknown (CPUs).
+    cross the memory's pins, at most at their theoretical rate. Neither this nor the peak of matrix
+    products applies to CPUs, whose rates are unknown.
     """
     must_move = task.min_bytes(case) - min(task.min_written(case), facts.l2_bytes)
     if facts.theoretical_gb_per_s > 0:
@@ -85,7 +85,7 @@ def suspicion(
                 f"at the memory's theoretical {facts.theoretical_gb_per_s:.0f} GB/s"
             )
     peak = ceilings.tflop_per_s.get(case.dtype)
-    if task.matrix and peak:
+    if task.matrix and peak and facts.kind == "gpu":
         floor_us = task.flop_count(case) / (peak * MATRIX_PEAK_OVER_CEILING) / 1e6
         if us < floor_us:
             return f"{us:.1f} µs, but its products take {floor_us:.1f} µs at the device's peak"

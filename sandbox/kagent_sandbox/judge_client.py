@@ -28,6 +28,7 @@ from kagent_sandbox.judge_wire import (
 )
 from kagent_sandbox.launch.base import Ceilings, DeviceFacts
 from kagent_sandbox.launch.cache import cache_folder
+from kagent_sandbox.launch.openmp import WAITING
 from kagent_sandbox.race_result import Race
 from kagent_sandbox.records import from_json, to_json
 from kagent_sandbox.verdict import CaseError, Passed, Rejected
@@ -60,10 +61,10 @@ class JudgeClient:
         compiled = str(cache_folder() / "inductor")
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": compiled}
         if kind == "cpu":
-            # Threads that spin after a reference was computed would disturb what is timed next, and
-            # baselines must not pay for page faults that candidates' arena does not have.
-            environment |= {"OMP_WAIT_POLICY": "passive", "MALLOC_MMAP_MAX_": "0"}
-            environment |= {"MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+            # The final race's baselines run here: they wait like candidates do, and must not pay
+            # for page faults that candidates' arena does not have.
+            environment |= WAITING
+            environment |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "kagent_sandbox.judge_server", str(theirs.fileno())],

@@ -44,6 +44,16 @@ def test_times_below_the_floor_are_suspect(task, case):
     assert figures.suspicion(task, case, 0.5 * floor_us, unknown, CEILINGS, 0.0) is None
 
 
+def test_only_gpus_have_a_peak_of_matrix_products(task, case):
+    product = task.model_copy(update={"matrix": True, "flops": "M * N * 1000"})
+    peak_us = 4096**2 * 1000 / (1.5 * 50e6)
+    text = figures.suspicion(product, case, 0.9 * peak_us, facts(), CEILINGS, 0.0)
+    assert text is not None
+    assert "products" in text
+    cpu = facts("cpu", 0.0)
+    assert figures.suspicion(product, case, 0.9 * peak_us, cpu, CEILINGS, 0.0) is None
+
+
 def test_clocks_that_disagree_are_suspect(task, case):
     assert figures.suspicion(task, case, 100.0, facts(), CEILINGS, 110.0) is None
     text = figures.suspicion(task, case, 100.0, facts(), CEILINGS, 200.0)

@@ -14,6 +14,7 @@ from kagent_sandbox.launch.cpu_arena import CpuArena
 from kagent_sandbox.launch.cpu_ceilings import cached_ceilings
 from kagent_sandbox.launch.cpu_facts import cpu_facts
 from kagent_sandbox.launch.cpu_launcher import CpuLauncher
+from kagent_sandbox.launch.openmp import WAITING
 from kagent_sandbox.plan import Alloc, Buffer, Fill, Plan, TensorRef
 
 
@@ -31,7 +32,12 @@ class CpuBackend:
             preload=["torch"],
             confinement=cpu_launcher_confinement(memory_bytes=memory, allow_tier0=allow_tier0),
             # Read when libgomp is loaded, so they must be there before the import.
-            env={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_DYNAMIC": "false"},
+            env={
+                "OMP_NUM_THREADS": threads,
+                "MKL_NUM_THREADS": threads,
+                "OMP_DYNAMIC": "false",
+                **WAITING,
+            },
         )
         self._server.start()
 
