@@ -194,7 +194,7 @@ class PlainDisplay:
             line = record_line(event, self._state.budget)
             self._console.print(line, soft_wrap=True, crop=False)
         elif isinstance(event, Progress):
-            self._console.print(event.text, soft_wrap=True, highlight=False)
+            self._console.print(Text(event.text), soft_wrap=True)
 
 
 class LiveDisplay:
@@ -243,7 +243,7 @@ class LiveDisplay:
         table.add_row("evaluated", f"{state.counted} of {state.budget}")
         table.add_row("passed", f"{state.passed}, seeds included")
         table.add_row("rejected", state.rejected_text())
-        table.add_row("in flight", state.note or state.flight_text())
+        table.add_row("in flight", Text(state.note or state.flight_text()))
         table.add_row("time", f"{clock(time.monotonic() - state.began_s)} elapsed{remaining}")
         return Group(*self._recent, Text(), table)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -40,6 +41,9 @@ _SHORT = {
     "int32": "i32",
     "bool": "b1",
 }
+
+
+_BUILTIN = {"f": "float", "d": "double", "i": "int", "j": "unsigned", "l": "long", "m": "size_t"}
 
 
 def human_bytes(count: float) -> str:
@@ -96,7 +100,8 @@ def _launch(op: Launch, names: Mapping[int, str], kernel: KernelInfo) -> str:
     notes += ["cooperative"] if op.cooperative else []
     notes += ["pdl"] if op.pdl else []
     args = ", ".join(_argument(a, names) for a in op.args)
-    return f"launch {kernel.name} grid={op.grid} block={op.block} {' '.join(notes)} ({args})"
+    name = kernel_label(kernel.name)
+    return f"launch {name} grid={op.grid} block={op.block} {' '.join(notes)} ({args})"
 
 
 def _argument(arg: Arg, names: Mapping[int, str]) -> str:
@@ -122,6 +127,35 @@ def widths_text(widths: Mapping[int, int]) -> str:
     return ", ".join(f"{w} B ×{n}" for w, n in sorted(widths.items(), reverse=True)) or "–"
 
 
+def kernel_label(symbol: str) -> str:
+    """A kernel's name as its source has it: 'rows<__half, 8>' for '_Z4rowsI6__halfLi8EEvPKT_'.
+
+    Of mangled names it knows what kernels are named like: a function, perhaps of a template over
+    types and numbers. Others stay as they are.
+    """
+    found = re.match(r"_Z(\d+)", symbol)
+    if found is None:
+        return symbol
+    rest = symbol[found.end() :]
+    name, rest = rest[: int(found[1])], rest[int(found[1]) :]
+    if not rest.startswith("I"):
+        return name
+    rest, arguments = rest[1:], []
+    while rest and not rest.startswith("E"):
+        if found := re.match(r"L[a-z](n?\d+)E", rest):
+            arguments.append(found[1].replace("n", "-"))
+        elif found := re.match(r"\d+", rest):
+            size = int(found[0])
+            arguments.append(rest[found.end() : found.end() + size])
+            rest = rest[size:]
+        elif found := re.match(r"[fdijlm]", rest):
+            arguments.append(_BUILTIN[found[0]])
+        else:
+            return symbol
+        rest = rest[found.end() :]
+    return f"{name}<{', '.join(arguments)}>"
+
+
 def _shared(static: int, dynamic: int) -> str:
     """'33 KiB': static and dynamic together, and apart where there are both."""
     total = human_bytes(static + dynamic)
@@ -138,7 +172,7 @@ def kernel_table(built: Built) -> Grid:
             dynamic[launch.kernel] = max(dynamic[launch.kernel], launch.shared)
     table = Grid(
         (
-            Column("kernel"),
+            Column("kernel", wrap=True),
             Column("language", drop=3),
             Column("registers", right=True),
             Column("spills", right=True),
@@ -152,7 +186,7 @@ def kernel_table(built: Built) -> Grid:
     for key, k in kernels.items():
         gpu = k.language != "cpp"  # g++ reports none of these
         table.add_row(
-            k.name,
+            kernel_label(k.name),
             k.language,
             str(k.registers) if gpu else "–",
             human_bytes(k.spill_bytes) if gpu else "–",
@@ -166,22 +200,24 @@ def kernel_table(built: Built) -> Grid:
 
 def built_view(built: Built, *, full: bool) -> RenderableType:
     """Kernels, then a line per case and configuration; with `full` every plan, line by line."""
+    several = len(built.configs) > 1
     table = Grid(
         (
             Column("case"),
-            Column("configuration", wrap=True),
+            *([Column("configuration", wrap=True)] if several else []),
             Column("launches", right=True),
             Column("other steps", right=True, drop=1),
             Column("peak memory", right=True),
         ),
-        title="plans",
+        title="plans" if several else f"plans, {config_text(built.configs[0])}",
     )
     listing: list[RenderableType] = []
     for (index, case), plan in sorted(built.plans.items(), key=lambda item: item[0][0]):
         others = sum(not isinstance(op, Alloc | Free | Launch) for op in plan.ops)
         config = config_text(built.configs[index])
         peak = human_bytes(plan.peak_bytes)
-        table.add_row(case, config, str(len(plan.launches)), str(others), peak)
+        chosen = [config] if several else []
+        table.add_row(case, *chosen, str(len(plan.launches)), str(others), peak)
         if full:
             listing.append(Text(f"\n{case} ({config})", style="bold"))
             listing.extend(Text("  " + line) for line in plan_lines(plan))
@@ -201,7 +237,10 @@ def built_json(built: Built) -> Mapping[str, object]:
         "work_hash": built.work_hash,
         "configs": [dict(c) for c in built.configs],
         "dropped": list(built.dropped),
-        "kernels": [to_json(k) for k in kernels.values()],
+        "kernels": [
+            {**to_json(k), "load_bytes": {str(w): n for w, n in k.load_bytes.items()}}
+            for k in kernels.values()
+        ],
         "plans": [
             {
                 "case": case,

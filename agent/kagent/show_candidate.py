@@ -16,7 +16,7 @@ from rich.text import Text
 from kagent.display import outcome, roofline, speed_text
 from kagent.grid import Column, Grid
 from kagent.lineage import Candidate, Lineage
-from kagent.planview import config_text, human_bytes, widths_text
+from kagent.planview import config_text, human_bytes, kernel_label, widths_text
 from kagent.store import RunStore
 from kagent.tables import errors_table, rejected_text
 
@@ -143,7 +143,7 @@ def resource_table(verdict: Passed) -> Grid:
     """Kernels with what the compiler says they use."""
     table = Grid(
         (
-            Column("kernel"),
+            Column("kernel", wrap=True),
             Column("registers", right=True),
             Column("spills", right=True),
             Column("shared memory", right=True),
@@ -154,7 +154,7 @@ def resource_table(verdict: Passed) -> Grid:
         widths = r.get("load_bytes")
         loads = {int(k): int(v) for k, v in widths.items()} if isinstance(widths, Mapping) else {}
         table.add_row(
-            str(r.get("name", "?")),
+            kernel_label(str(r.get("name", "?"))),
             str(r.get("registers", "–")),
             human_bytes(int(str(r.get("spill_bytes", 0)))),
             human_bytes(int(str(r.get("shared_bytes", 0)))),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.request import Built
+from kagent_sandbox.build.targets import parse_target
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge_client import JudgeClient
@@ -73,7 +74,11 @@ def language_of_source(source: str) -> Language:
 def build_file(
     task: Task, path: Path, target: str | None, *, configs: int, jobs: int
 ) -> Built | Rejected:
-    """Build for every visible case, on a machine with or without a GPU."""
+    """Build for every visible case, on a machine with or without a GPU.
+
+    Raises:
+        UserError: There is no such file or target, or the target is not for its language.
+    """
     source = read_candidate(path)
     cpp = language_of_source(source) == "cpp"
     if target is None:
@@ -83,6 +88,7 @@ def build_file(
             f"{path}: a {'C++' if cpp else 'GPU'} candidate cannot be built for {target}: "
             + ("leave --target away" if cpp else "name an architecture such as sm_90a")
         )
+    parse_target(target)
     cases = task.cases("cpu" if cpp else "gpu")
     request = request_maker(task, target, [*cases.check, *cases.bench], configs)
     with Builder(jobs) as builder:

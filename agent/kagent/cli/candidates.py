@@ -110,7 +110,8 @@ def check(
     elif isinstance(verdict, Rejected):
         out.print(tables.rejected_text(file.name, verdict))
     else:
-        title = f"relative errors against the reference, on {checked.device}"
+        where = f"{'in' if checked.interpreted else 'on'} {checked.device}"
+        title = f"relative errors against the reference, {where}"
         out.print(tables.errors_table(verdict, title))
         if checked.interpreted:
             skipped = f"; too large for it: {', '.join(checked.skipped)}" if checked.skipped else ""

@@ -1,0 +1,109 @@
+import io
+
+from kagent.display import LiveDisplay, PlainDisplay, State, clock, display_for, outcome
+from kagent.events import Finished, Progress, Proposed, Recorded, Started, Step, Stop, Working
+from kagent.lineage import Candidate, Operator, Proposal
+from kagent_sandbox.verdict import Comparison, Rejected, Stage, Status
+from made import passed
+from rich.cells import cell_len
+from rich.console import Console
+
+
+def recorded(number, verdict, *, operator=Operator.TUNE, promoted=False, counted=0, speed_up=1.0):
+    proposal = Proposal(number, (), operator, "cpp_rows", f"x = {number}", "BLOCK 1 → 2 " * 8)
+    return Recorded(Candidate(proposal, verdict), promoted, counted, speed_up)
+
+
+LONG = "element [0, 3] differs\nsecond line"
+EVENTS = [
+    Started("toy-1", "toy", 10, 0, 1),
+    Progress("baselines"),
+    Working(0, Step.BUILD),
+    recorded(0, passed({"a": 90.0}), operator=Operator.SEED, promoted=True, speed_up=1.111),
+    Working(1, Step.MEASURE),
+    Working(2, Step.BUILD),
+    recorded(1, Rejected(Stage.CHECK, Status.INCORRECT_NUMERICAL, LONG, "a"), counted=1),
+    recorded(
+        3,
+        passed({"a": 80.0}, versus=Comparison("0", 1.125, 1.1, 1.2, 0.99)),
+        promoted=True,
+        counted=2,
+        speed_up=1.25,
+    ),
+]
+
+
+def live(width):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=40)
+    with LiveDisplay(console) as display:
+        for event in EVENTS:
+            display(event)
+        panel = Console(file=io.StringIO(), width=width)
+        panel.print(display._render())
+    return console.file.getvalue(), panel.file.getvalue()
+
+
+def test_the_panel_says_where_a_run_stands():
+    for width in (80, 100):
+        screen, panel = live(width)
+        assert "#3 cpp_rows  1.250× the best of torch, 50% of the roofline" in panel
+        assert "2 of 10" in panel
+        assert "1 check" in panel
+        assert "1 build" in panel
+        assert "remaining" in panel
+        assert "INCORRECT_NUMERICAL (a): element [0, 3]" in panel
+        assert "second line" not in panel
+        assert "new incumbent" in screen
+        assert all(cell_len(line) <= width for line in panel.splitlines())
+
+
+def test_a_verdict_takes_one_line_at_80_columns():
+    _, panel = live(80)
+    assert sum("BLOCK" in line or "#1" in line for line in panel.splitlines()) == 1
+
+
+def test_elsewhere_than_on_a_terminal_a_line_per_verdict():
+    console = Console(file=io.StringIO(), width=40)
+    with PlainDisplay(console) as display:
+        for event in [*EVENTS, Finished(Stop.BUDGET)]:
+            display(event)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[0] == "baselines"
+    assert lines[1].startswith("#0     seed  cpp_rows             1.111×, 50% of the roofline, new")
+    assert "#1     1/10  cpp_rows" in lines[2]
+    assert "\x1b" not in console.file.getvalue()
+
+
+def test_the_display_fits_the_console():
+    assert isinstance(display_for(Console(file=io.StringIO())), PlainDisplay)
+    assert isinstance(display_for(Console(file=io.StringIO(), force_terminal=True)), LiveDisplay)
+
+
+def test_remaining_time_needs_two_verdicts():
+    state = State()
+    state.see(EVENTS[0])
+    assert state.remaining_s() is None
+    state.see(EVENTS[3])
+    state.see(EVENTS[6])
+    assert state.remaining_s() is None
+    state.see(EVENTS[7])
+    assert state.remaining_s() >= 0
+
+
+def test_what_became_of_a_candidate_in_words():
+    tied = passed({"a": 80.0}, versus=Comparison("0", 0.99, 0.9, 1.1, 0.4))
+    assert outcome(recorded(1, tied).candidate, 1.2) == ("1.200×, 0.990× the incumbent", "default")
+    screened = passed({"a": 300.0}, screened=True)
+    assert outcome(recorded(1, screened).candidate, 0.3) == ("0.300× after a few samples", "dim")
+    assert clock(65) == "1:05"
+    assert clock(3723) == "1:02:03"
+
+
+def test_names_of_proposals_are_text_not_markup():
+    console = Console(file=io.StringIO(), width=80)
+    with PlainDisplay(console) as display:
+        display(Started("r", "t", 1, 0, 0))
+        display(Progress("[bold]baseline[/bold]"))
+        display(Proposed(EVENTS[3].candidate.proposal))
+    assert console.file.getvalue() == "[bold]baseline[/bold]\n"

@@ -1,0 +1,66 @@
+import json
+
+import pytest
+from commands import run
+from kagent import doctor
+from kagent.doctor import Level
+from kagent_sandbox.confine.probe import probe
+from kagent_sandbox.errors import MachineError
+from kagent_sandbox.verdict import Rejected, Stage, Status
+
+
+@pytest.fixture(scope="module")
+def found():
+    said = []
+    findings = doctor.examine(said.append)
+    assert said == ["compilers", "isolation", "GPU"]
+    return {f.name: f for f in findings}
+
+
+def test_every_language_is_compiled_in_confinement(found):
+    for name in ("C++ (g++)", "Triton", "CUDA (NVRTC)"):
+        assert found[name].level is Level.OK, found[name].text
+        assert "confined" in found[name].text
+
+
+def test_isolation_is_what_was_observed(found):
+    seen = probe()
+    assert f"tier {seen.isolation.tier}" in found["isolation"].text
+    assert f"of {len(seen.canaries)} attacks from inside stopped" in found["isolation"].text
+
+
+def test_a_machine_without_a_gpu_is_told_what_works(found):
+    if not doctor.has_gpu():
+        assert found["GPU"].level is Level.MISSING
+        assert "C++ kernels are evolved" in found["GPU"].text
+
+
+def test_what_is_missing_comes_with_a_remedy(monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert "apt-get install g++" in doctor._gcc().text
+    monkeypatch.setattr(doctor, "PACKAGES", ("torch", "no-such-package"))
+    versions = doctor._versions()
+    assert versions.level is Level.BROKEN
+    assert "not installed: no-such-package; run make" in versions.text
+    verdict = Rejected(Stage.BUILD, Status.COMPILE_ERROR, "cc1plus is missing")
+    assert doctor._built("C++", "cpu", verdict).level is Level.BROKEN
+
+    def no_landlock():
+        raise MachineError("Landlock is missing: use a kernel of 5.13 or newer")
+
+    monkeypatch.setattr(doctor, "probe", no_landlock)
+    assert "Landlock is missing" in doctor._isolation().text
+
+
+def test_the_command_prints_findings_and_fails_when_something_is_broken(monkeypatch, capsys):
+    made = [doctor.Finding(Level.OK, "Python", "3"), doctor.Finding(Level.BROKEN, "g++", "gone")]
+    monkeypatch.setattr(doctor, "examine", lambda say: made)
+    plain = run(monkeypatch, capsys, "doctor")
+    assert plain.code == 3
+    assert [line.split() for line in plain.out.splitlines()] == [
+        ["ok", "Python", "3"],
+        ["broken", "g++", "gone"],
+    ]
+    as_json = run(monkeypatch, capsys, "doctor", "--json")
+    assert json.loads(as_json.out)[1] == {"level": "broken", "name": "g++", "text": "gone"}
+    assert as_json.err == ""

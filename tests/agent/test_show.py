@@ -1,0 +1,145 @@
+import io
+import json
+
+import pytest
+from commands import made_final, run, stored_run
+from kagent.display import clock
+from kagent.lineage import Lineage
+from kagent.report import end_of_run, next_flags, verdict
+from kagent.session import Outcome
+from kagent.show import path_view, read_history
+from kagent.show_candidate import candidate_view, find_candidate
+from kagent.tables import candidate_labels
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.verdict import Rejected
+from made import failure
+from rich.cells import cell_len
+from rich.console import Console
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return stored_run(tmp_path_factory.mktemp("stored"), race=made_final())
+
+
+def rendered(parts, width):
+    console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
+    for part in parts:
+        console.print(part)
+    return console.file.getvalue()
+
+
+def test_a_run_shows_its_path_cases_rejections_and_race(folder, monkeypatch, capsys):
+    shown = run(monkeypatch, capsys, "show", folder)
+    assert shown.code == 0
+    assert folder.name in shown.out
+    assert f"12 evaluated in {clock(read_history(folder)[1].elapsed_s)}" in shown.out
+    for words in ("path", "one of the task's own kernels", "rejected", "INCORRECT_NUMERICAL"):
+        assert words in shown.out
+    assert "#1 cpp_wide: 1.265× the best of eager and torch.compile (95 %: 1.200–1.300)" in (
+        shown.out
+    )
+    assert "it loses on: float32 M=8 N=1024 (0.800×)" in shown.out
+
+
+def test_a_run_as_json_is_complete_and_alone_on_stdout(folder, monkeypatch, capsys):
+    shown = run(monkeypatch, capsys, "show", folder, "--json")
+    data = json.loads(shown.out)
+    assert data["run"] == folder.name
+    assert len(data["candidates"]) == len(read_history(folder)[1].lineage)
+    assert {c["outcome"] for c in data["candidates"]} == {"passed", "rejected"}
+    assert "source" not in data["candidates"][0]["proposal"]
+    assert data["race"]["winner"] == 1
+
+
+def test_every_candidate_can_be_shown(folder, monkeypatch, capsys):
+    store, history = read_history(folder)
+    for candidate in history.lineage:
+        text = rendered([candidate_view(store, history.lineage, candidate)], 80)
+        assert candidate.proposal.name in text
+        assert f"kernels/{candidate.proposal.kernel}.py" in text.replace("\n", "")
+        if isinstance(candidate.verdict, Rejected):
+            assert candidate.verdict.message in text
+        else:
+            assert "middle" in text
+    seed = run(monkeypatch, capsys, "show", folder, 0).out
+    assert "   2 import torch" in seed
+    child = next(c for c in history.lineage if c.proposal.parents)
+    data = json.loads(run(monkeypatch, capsys, "show", folder, child.id, "--json").out)
+    assert data["proposal"]["source"] == child.proposal.source
+    shown = run(monkeypatch, capsys, "show", folder, child.id).out
+    assert f"--- #{child.proposal.parents[0]}" in shown
+
+
+def test_an_unknown_candidate_is_answered_with_the_range(folder, monkeypatch, capsys):
+    shown = run(monkeypatch, capsys, "show", folder, 99)
+    assert shown.code == 2
+    assert "no candidate 99: the run has 0 to " in shown.err
+    with pytest.raises(UserError, match="the run has none yet"):
+        find_candidate(Lineage(), 0)
+
+
+def test_runs_are_listed_beside_damaged_and_newer_ones(tmp_path, monkeypatch, capsys):
+    folder = stored_run(tmp_path, budget=2)
+    newer = tmp_path / "runs" / "newer"
+    newer.mkdir()
+    text = (folder / "run.json").read_text()
+    (newer / "run.json").write_text(text.replace('"format": 1', '"format": 2'))
+    damaged = tmp_path / "runs" / "damaged"
+    damaged.mkdir()
+    (damaged / "run.json").write_text("{")
+    listed = run(monkeypatch, capsys, "runs", "--runs", tmp_path / "runs")
+    assert listed.code == 0
+    assert f"{folder.name}" in listed.out
+    assert "2/2" in listed.out
+    assert "run format 2" in listed.out
+    assert "update kagent to read it" in listed.out
+    rows = json.loads(run(monkeypatch, capsys, "runs", "--runs", tmp_path / "runs", "--json").out)
+    assert sorted("error" in row for row in rows) == [False, True, True]
+    shown = run(monkeypatch, capsys, "show", "newer", "--runs", tmp_path / "runs")
+    assert shown.code == 4
+    assert "run format 2" in shown.err
+
+
+def outcome(folder, stop=None):
+    _, history = read_history(folder)
+    return Outcome(folder, stop or history.stop, history)
+
+
+def test_the_end_of_a_run_fits_80_columns_and_says_what_next(folder):
+    parts = end_of_run(outcome(folder), "toy", matrix=False, flags={"--runs": "my runs"})
+    text = rendered(parts, 80)
+    tables = [line for line in text.splitlines() if "winner:" not in line and "next:" not in line]
+    assert all(cell_len(line) <= 80 for line in tables)
+    for words in ("path", "final race, on hidden cases", "#1 cpp_wide", "it loses on", "eager"):
+        assert words in text
+    assert f"next:   kagent show {folder.name} 1 --runs 'my runs'" in text.replace("\n", " ")
+    assert "go on" not in text
+
+
+def test_an_interrupted_run_says_how_to_go_on(folder):
+    flags = next_flags(folder.parent, folder.parent, 70, 50)
+    stop = type(outcome(folder).stop)("interrupted")
+    text = rendered(end_of_run(outcome(folder, stop), "toy", matrix=False, flags=flags), 120)
+    assert f"go on:  kagent evolve toy --budget 70 --resume {folder.name}" in text
+
+
+def test_a_race_that_everyone_lost_has_no_winner(folder):
+    from dataclasses import replace
+
+    from kagent.report import race_view
+    from kagent_sandbox.race_result import Race
+
+    _, history = read_history(folder)
+    labels = candidate_labels(history.lineage)
+    nobody = replace(made_final(), winner=None, race=Race((), {}, {}))
+    text = rendered(race_view(nobody, history.lineage, matrix=False), 80)
+    assert "every finalist failed" in text
+    alone = replace(made_final(), race=Race((), {"1": ()}))
+    assert "without a baseline" in verdict(alone, labels).plain
+
+
+def test_a_run_in_which_nothing_passed_can_be_shown():
+    lineage = Lineage([failure(0, parents=())])
+    assert lineage.incumbent is None
+    assert path_view(lineage, lineage[0]).row_count == 1

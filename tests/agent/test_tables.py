@@ -1,0 +1,100 @@
+import io
+
+from commands import made_race, race_case
+from hypothesis import given
+from hypothesis import strategies as st
+from kagent import tables
+from kagent.grid import Column, Grid
+from kagent_sandbox.race_result import BEST_OF_TORCH
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+
+def rendered(part, width):
+    console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
+    console.print(part)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.booleans(), st.integers(0, 3)), min_size=1),
+    st.integers(20, 120),
+)
+def test_a_grid_is_never_wider_than_the_terminal(columns, width):
+    grid = Grid([Column(f"c{i}", right, drop) for i, (_, right, drop) in enumerate(columns)])
+    grid.add_row(*("x" * size for size, _, _ in columns))
+    lines = rendered(grid, width)
+    assert all(cell_len(line) <= width for line in lines)
+    shown = grid.shown(width)
+    kept = [columns[i][2] for i in range(len(columns)) if i in shown]
+    gone = [columns[i][2] for i in range(len(columns)) if i not in shown]
+    assert all(gone), "a column that may not be left out was"
+    assert not gone or min(gone) >= max((k for k in kept if k), default=0)
+
+
+def test_a_grid_leaves_out_columns_before_it_wraps_and_then_wraps_one():
+    grid = Grid(
+        (Column("name"), Column("why", wrap=True), Column("more", drop=1), Column("n", right=True))
+    )
+    grid.add_row("kernel", "because of " + "many " * 12, "m" * 20, "1.5")
+    assert "more" in rendered(grid, 120)[0]
+    narrow = rendered(grid, 50)
+    assert "more" not in narrow[0]
+    assert narrow[2].endswith("1.5")
+    assert len(narrow) == 4
+
+
+def test_markup_in_a_name_is_only_text():
+    grid = Grid((Column("file"),))
+    grid.add_row("[red]a[/red]")
+    assert rendered(grid, 40)[2] == "[red]a[/red]"
+
+
+def test_the_best_of_torch_of_a_case_is_its_fastest_baseline_of_torch():
+    first, second = made_race().cases
+    assert first.fastest_of_torch == "compile"
+    assert first.ratio("1", BEST_OF_TORCH).value == 2.0
+    assert second.fastest_of_torch == "eager"
+    assert second.ratio("1", BEST_OF_TORCH).value == 0.8
+    assert first.ratio("1", "expert").value == 0.8
+    assert first.ratio("1", "nobody") is None
+    assert race_case("c", {"1": 5.0}, {"expert": 4.0}).ratio("1", BEST_OF_TORCH) is None
+
+
+def test_losses_are_cases_that_are_slower_beyond_the_interval():
+    race = made_race()
+    assert [case.case for case, _ in race.losses("1")] == ["hidden_bench_1"]
+    assert tables.losses(race, "1") == ["float32 M=8 N=1024 (0.800×)"]
+    assert tables.losses(race, "0") == ["float32 M=8 N=1024 (0.889×)"]
+
+
+def test_a_race_at_80_columns_names_everyone_and_compares_every_case():
+    labels = {"1": "#1 triton_online+triton_rows", "0": "#0 triton_rows"}
+    lines = rendered(tables.race_table(made_race(), matrix=False, labels=labels), 80)
+    assert lines[0].split()[:2] == ["case", "kernel"]
+    rows = [line for line in lines[2:] if line]
+    assert len(rows) == 11
+    assert "expert" in rows[0]
+    assert "#1 triton_online+triton_rows" in rows[1]
+    assert "2.000×" in rows[1]
+    assert "1.667×" in rows[2]
+    assert [r for r in rows if "0.800×" in r]
+    assert rows[-1].startswith("compile max-autotune did not run on float32 M=8 N=1024: out of")
+    wide = rendered(tables.race_table(made_race(), matrix=False, labels=labels), 130)
+    assert any("1.980–2.020" in line for line in wide)
+
+
+def test_over_all_cases_the_best_of_torch_comes_first():
+    lines = rendered(tables.overall_table(made_race(), only="1", title="all"), 80)
+    assert lines[0] == "all"
+    assert "best of torch" in lines[3]
+    assert "1.265×" in lines[3]
+    assert len(lines) == 6
+
+
+def test_ratios_are_coloured_only_beyond_their_interval():
+    first, second = made_race().cases
+    assert tables.ratio_text(first.ratio("1", "eager")).style == "green"
+    assert tables.ratio_text(second.ratio("1", "eager")).style == "red"
+    assert tables.ratio_text(None) == Text("")

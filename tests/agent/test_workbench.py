@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import pytest
+from kagent.session import has_gpu
+from kagent.tasks import find_task, seeds_of, task_names
+from kagent.workbench import (
+    bench_files,
+    build_file,
+    check_file,
+    contender_names,
+    language_of_source,
+    read_candidate,
+)
+from kagent_sandbox.errors import UserError
+
+CPP = "from kagent_sandbox.lang import cpp_kernel\nk = cpp_kernel('k', '')\n"
+TRITON = "@triton.jit\ndef k(): pass\n"
+CUDA = "k = cuda_kernel('k', '')\n"
+
+
+def quiet(text):
+    pass
+
+
+def write(folder, **files):
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    return [folder / f"{name}.py" for name in files]
+
+
+def test_the_language_is_read_from_the_source():
+    assert language_of_source(CPP) == "cpp"
+    assert language_of_source(CUDA) == "cuda"
+    assert language_of_source(TRITON) == "triton"
+    assert language_of_source(TRITON + CUDA) == "triton"
+    for name in task_names():
+        for seed in seeds_of(find_task(name)):
+            assert language_of_source(seed.source()) == seed.language, seed.path
+
+
+def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path):
+    with pytest.raises(UserError, match=r"nope.py: no such file"):
+        read_candidate(tmp_path / "nope.py")
+    with pytest.raises(UserError, match="Is a directory"):
+        read_candidate(tmp_path)
+    (tmp_path / "binary.py").write_bytes(b"\xff\xfe\0")
+    with pytest.raises(UserError, match="not UTF-8 text"):
+        read_candidate(tmp_path / "binary.py")
+
+
+def test_names_are_short_where_they_are_unmistakable():
+    a, b, c = Path("a/rows.py"), Path("b/rows.py"), Path("c/online.py")
+    assert contender_names([a, c]) == ["rows", "online"]
+    assert contender_names([a, b, c]) == ["a/rows.py", "b/rows.py", "online"]
+    assert contender_names([a, c], {"rows", "eager"}) == ["a/rows.py", "online"]
+    with pytest.raises(UserError, match=r"a/rows.py: named twice"):
+        contender_names([a, c, a])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "words"),
+    [
+        (CPP, "sm_90a", "a C.. candidate cannot be built for sm_90a: leave --target away"),
+        (TRITON, "cpu", "a GPU candidate cannot be built for cpu: name an architecture"),
+        (TRITON, "sm_99", "unknown target 'sm_99': expected cpu or one of sm_80"),
+    ],
+)
+def test_a_target_that_makes_no_sense_is_refused_before_building(tmp_path, source, target, words):
+    (path,) = write(tmp_path, candidate=source)
+    with pytest.raises(UserError, match=words):
+        build_file(find_task("softmax"), path, target, configs=1, jobs=1)
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_without_a_gpu_it_is_said_what_is_possible_instead(tmp_path):
+    task = find_task("softmax")
+    cuda, triton, cpp = write(tmp_path, cuda=CUDA, triton=TRITON, cpp=CPP)
+    with pytest.raises(
+        UserError, match=r"only be checked on an NVIDIA GPU.*kagent build .* --task"
+    ):
+        check_file(task, cuda, jobs=1)
+    with pytest.raises(UserError, match=r"needs an NVIDIA GPU.*C\+\+ candidates are timed on the"):
+        bench_files(task, [triton], jobs=1, configs=1, say=quiet)
+    with pytest.raises(UserError, match="cannot be timed side by side"):
+        bench_files(task, [triton, cpp], jobs=1, configs=1, say=quiet)
