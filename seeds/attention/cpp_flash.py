@@ -15,12 +15,14 @@ from kagent_sandbox.lang import cpp_kernel
 
 TUNE = {
     "BLOCK_M": [24, 48, 96],
-    "BLOCK_N": [64, 128],
+    "BLOCK_N": [64, 128, 256],
     "ROWS": [2, 4, 6],
+    "SCHEDULE": ["static", "dynamic", "guided"],
 }
 BLOCK_M = 48  # queries of a thread's tile, a multiple of ROWS
 BLOCK_N = 64  # keys of a tile
 ROWS = 6  # rows whose sums are in registers: 6 x 4 vectors, of AVX-512's 32
+SCHEDULE = "dynamic"  # of query tiles: causal ones differ in length
 
 SOURCE = r"""
 #include <algorithm>
@@ -162,7 +164,7 @@ extern "C" void flash_attention(const float* q, const float* k, const float* v, 
         }
       }
     // The last tiles see the most keys and go first, so that no long one is left for the end.
-#pragma omp for collapse(2) schedule(dynamic)
+#pragma omp for collapse(2) schedule(SCHEDULE)
     for (int64_t h = 0; h < batch * heads; ++h)
       for (int64_t t = query_tiles - 1; t >= 0; --t) {
         const int64_t b = h / heads, kv = h % heads / (heads / kv_heads);
@@ -186,7 +188,13 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -
     tiles = -(-s // BLOCK_N)
     keys = torch.empty(b, hkv, tiles, d, BLOCK_N, dtype=q.dtype, device=q.device)
     o = torch.empty(b, h, s, d, dtype=q.dtype, device=q.device)
-    defines = {"HEAD_DIM": d, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "ROWS": ROWS}
+    defines = {
+        "HEAD_DIM": d,
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_N": BLOCK_N,
+        "ROWS": ROWS,
+        "SCHEDULE": SCHEDULE,
+    }
     cpp_kernel("flash_attention", SOURCE, defines=defines)(
         q, k, v, keys, o, b, h, hkv, s,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],

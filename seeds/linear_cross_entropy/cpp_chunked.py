@@ -10,8 +10,16 @@ float32.
 import torch
 from kagent_sandbox.lang import cpp_kernel
 
-TUNE = {"CHUNK": [16, 32, 64, 128, 256]}
+TUNE = {
+    "CHUNK": [16, 32, 64, 128, 256],
+    "SCHEDULE": ["static", "dynamic", "guided"],
+    "ROWS_PER_TURN": [1, 4],
+    "VECTOR_BITS": [256, 512],
+}
 CHUNK = 64  # tokens
+SCHEDULE = "dynamic"  # rows that do not count cost next to nothing
+ROWS_PER_TURN = 1  # rows of logits that a thread takes at a time
+VECTOR_BITS = 256  # that the compiler prefers; wider ones lower the clock of some CPUs
 
 SOURCE = r"""
 #include <algorithm>
@@ -69,7 +77,7 @@ extern "C" void loss_and_gradient(float* z, const int64_t* target, float* losses
                                   int64_t tokens, int64_t first, int64_t rows, int64_t vocab,
                                   int64_t ignore_index) {
   const int64_t count = tokens - std::count(target, target + tokens, ignore_index);
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(SCHEDULE, ROWS_PER_TURN)
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t t = target[first + row];
     if (t == ignore_index) {
@@ -91,7 +99,9 @@ def linear_cross_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mean loss of x [T, D] @ weight.T [D, V] against target [T], and d loss / dx and dw."""
     tokens, vocab = x.shape[0], weight.shape[0]
-    kernel = cpp_kernel("loss_and_gradient", SOURCE)
+    defines = {"SCHEDULE": SCHEDULE, "ROWS_PER_TURN": ROWS_PER_TURN}
+    options = (f"-mprefer-vector-width={VECTOR_BITS}",)
+    kernel = cpp_kernel("loss_and_gradient", SOURCE, options=options, defines=defines)
     loss = torch.zeros((), dtype=torch.float32, device=x.device)
     losses = torch.empty(CHUNK, dtype=torch.float32, device=x.device)
     logits = torch.empty(min(CHUNK, tokens), vocab, dtype=x.dtype, device=x.device)
