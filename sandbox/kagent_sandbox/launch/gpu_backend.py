@@ -37,23 +37,19 @@ _HEALTHY = [3 * (2**20 - 1) * 2**19 + 2**20, 256.0**3]  # see Executor.health
 
 
 _PRELOAD = ("torch", "triton", "cuda.bindings.driver", "kagent_sandbox.launch.gpu_serve")
-# None of these touches the driver, without which a fork could not use the GPU.
-_COMPILER = (
-    "torch._dynamo",
-    "torch._inductor.compile_fx",
-    "torch._inductor.codegen.cuda_combined_scheduling",
-    "torch._inductor.codegen.triton",
-    "torch._inductor.runtime.triton_heuristics",
-)
+_COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
+# Importing the compiler asks whether there is a GPU. Asked of the driver, no fork could use the
+# GPU any more; NVML answers without it.
+_COMPILER_ENV = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
-def _server(preload: Sequence[str]) -> ForkServer:
+def _server(preload: Sequence[str], env: Mapping[str, str]) -> ForkServer:
     return ForkServer(
         "kagent_sandbox.launch.gpu_serve:serve",
         preload=preload,
         confinement=gpu_launcher_confinement(),
         # baselines of a race are compiled in the launcher itself, without worker processes
-        env={"CUDA_CACHE_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+        env={"CUDA_CACHE_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", **env},
     )
 
 
@@ -103,7 +99,7 @@ class GpuBackend:
         self.device = torch.device("cuda", index)
         self._index = index
         self._transport = transport or best_transport(index)
-        self._server = _server(_PRELOAD)
+        self._server = _server(_PRELOAD, {})
         self._server.start()
         self._race_server: ForkServer | None = None
         self._spare: Connection | None = None
@@ -221,7 +217,7 @@ class GpuBackend:
         launchers would pay it.
         """
         if self._race_server is None:
-            self._race_server = _server((*_PRELOAD, *_COMPILER))
+            self._race_server = _server((*_PRELOAD, *_COMPILER), _COMPILER_ENV)
             self._race_server.start()
 
     def close(self) -> None:
@@ -234,12 +230,19 @@ class GpuBackend:
             self._race_server.close()
 
     def _race_connection(self) -> Connection:
-        """A process with a context that can compile baselines before it is locked."""
+        """A process with a context that has torch's compiler imported.
+
+        Where that import spoils the GPU for forks after all (another torch), it is one that has
+        not: slower, and otherwise the same.
+        """
         self.expect_race()
         assert self._race_server is not None
         connection = self._connect(self._race_server)
         try:
             connection.pid = connection.receive("context", START_LIMIT_S)
+        except DeviceError:
+            connection.kill()
+            return self._take_spare()
         except BaseException:
             connection.kill()
             raise
