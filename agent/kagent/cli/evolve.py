@@ -77,7 +77,7 @@ def evolve(
             err.print("kagent: interrupted before the run began; nothing was stored")
         raise
     for part in report.end_of_run(outcome, task, matrix=found.matrix, flags=flags):
-        out.print(part)
+        out.print(part, soft_wrap=isinstance(part, Text))  # commands and paths can be copied
     if outcome.stop in (Stop.INTERRUPTED, Stop.NO_SEED):
         raise typer.Exit(INTERRUPTED if outcome.stop is Stop.INTERRUPTED else 1)
 

@@ -1,0 +1,297 @@
+"""The command line: in this process where it only reads, and as real processes where it works."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from commands import run
+from kagent import workbench
+from kagent.runs import list_runs
+from kagent.session import has_gpu
+from kagent.store import RunStore
+from kagent.tasks import find_task
+from kagent_sandbox.build.client import Builder
+from kagent_sandbox.judge_client import JudgeClient
+from test_session import PARALLEL, PLAIN, REFERENCE, TASK, kernel
+
+without_gpu = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """A task of one statement, so that a run takes seconds."""
+    folder = tmp_path_factory.mktemp("double")
+    (folder / "task.toml").write_text(re.sub(r"  { name = \"long\".*\n", "", TASK))
+    (folder / "reference.py").write_text(REFERENCE)
+    (folder / "cpp_parallel.py").write_text(kernel(PARALLEL + PLAIN))
+    (folder / "wrong.py").write_text(kernel(PLAIN.replace("2 *", "3 *")))
+    item = kernel(PLAIN).replace("    y = torch", "    print(x.sum().item())\n    y = torch")
+    (folder / "item.py").write_text(item)
+    (folder / "triton_twice.py").write_text(
+        textwrap.dedent("""
+            import torch
+            import triton
+            import triton.language as tl
+
+            @triton.jit
+            def twice(x, y, n, BLOCK: tl.constexpr):
+                i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+                tl.store(y + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+            def double(x):
+                y = torch.empty_like(x)
+                twice[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
+                return y
+        """)
+    )
+    return folder
+
+
+@pytest.fixture
+def kagent(monkeypatch, capsys):
+    return lambda *words: run(monkeypatch, capsys, *words)
+
+
+@pytest.fixture(scope="module")
+def machine(task):
+    with Builder(1) as builder, JudgeClient(task, "cpu", 1) as judge:
+        yield builder, judge
+
+
+@pytest.fixture
+def warm(machine, kagent, monkeypatch):
+    """`kagent` on a builder and a judge that have been started already."""
+    builder, judge = machine
+    monkeypatch.setattr(workbench, "Builder", lambda jobs: contextlib.nullcontext(builder))
+    monkeypatch.setattr(workbench, "JudgeClient", lambda *_: contextlib.nullcontext(judge))
+    monkeypatch.setattr(workbench.secrets, "randbits", lambda _: 1)
+    return kagent
+
+
+def process(*words, cwd=None, **more):
+    return subprocess.run(
+        [sys.executable, "-m", "kagent", *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        check=False,
+        timeout=120,
+        **more,
+    )
+
+
+def test_tasks_are_listed(kagent):
+    listed = kagent("tasks")
+    assert listed.code == 0
+    for name in ("attention", "cross_entropy", "gelu", "linear_cross_entropy", "softmax"):
+        assert name in listed.out
+    rows = json.loads(kagent("tasks", "--json").out)
+    (softmax,) = [r for r in rows if r["name"] == "softmax"]
+    assert {"name": "triton_rows", "language": "triton"} in softmax["seeds"]
+    assert softmax["gpu_bench"]
+
+
+def test_a_triton_candidate_is_built_for_a_gpu_that_is_not_there(task, warm):
+    file = task / "triton_twice.py"
+    for target in ("sm_80", "sm_100"):
+        shown = warm("build", file, "--task", task, "--target", target, "--jobs", 1)
+        assert shown.code == 0
+        for words in (f"kernels for {target}", "registers", "global loads", "16 B ×", "launches"):
+            assert words in shown.out
+    data = json.loads(warm("build", file, "--task", task, "--jobs", 1, "--json").out)
+    assert data["target"] == "sm_90a"
+    assert {p["case"] for p in data["plans"]} == {"gpu_few", "gpu_long"}
+    assert data["kernels"][0]["registers"] > 0
+
+
+def test_a_cuda_seed_is_built_with_named_kernels(warm):
+    task = find_task("gelu")
+    built = warm("build", task.folder / "cuda_vector.py", "--task", "gelu", "--jobs", 2)
+    assert built.code == 0, built.err
+    assert "kernels for sm_90a" in built.out
+    assert "_Z" not in built.out
+
+
+def test_a_cpp_candidate_is_built_with_every_plan_in_full(task, warm):
+    file = task / "cpp_parallel.py"
+    shown = warm("build", file, "--task", task, "--configs", 2, "--full", "--jobs", 1)
+    assert shown.code == 0
+    assert "kernels for cpu" in shown.out
+    assert "CHUNK=1024" in shown.out
+    assert "launch twice" in shown.out
+
+
+def test_a_rejected_candidate_comes_with_line_and_remedy(task, warm):
+    shown = warm("build", task / "item.py", "--task", task, "--jobs", 1)
+    assert shown.code == 1
+    assert shown.out.startswith("item.py: POLICY (build)")
+    assert "x.sum().item()" in shown.out
+    data = json.loads(warm("build", task / "item.py", "--task", task, "--json").out)
+    assert data["outcome"] == "rejected"
+    assert data["verdict"]["status"] == "POLICY"
+
+
+def test_checking_runs_every_case_on_the_cpu(task, warm):
+    good = warm("check", task / "cpp_parallel.py", "--task", task, "--jobs", 1)
+    assert good.code == 0, good.err
+    assert "odd" in good.out
+    assert "correct in 3 results" in good.out
+    wrong = warm("check", task / "wrong.py", "--task", task, "--json", "--jobs", 1)
+    assert wrong.code == 1
+    data = json.loads(wrong.out)
+    assert (data["outcome"], data["interpreted"]) == ("rejected", False)
+    assert data["verdict"]["status"] == "INCORRECT_NUMERICAL"
+
+
+@without_gpu
+def test_triton_is_interpreted_and_says_so(task, kagent):
+    shown = kagent("check", task / "triton_twice.py", "--task", task)
+    assert shown.code == 0, shown.err
+    assert "interpreted, not run on a GPU: values only" in shown.out
+
+
+@without_gpu
+def test_timing_a_gpu_candidate_without_a_gpu_is_one_line(task, kagent):
+    shown = kagent("bench", task / "triton_twice.py", "--task", task)
+    assert (shown.code, shown.out) == (2, "")
+    assert "needs an NVIDIA GPU" in shown.err
+    assert "Traceback" not in shown.err
+    evolved = kagent("evolve", task, "--lang", "triton")
+    assert evolved.code == 2
+    assert "--lang cpp evolves double" in evolved.err
+
+
+@pytest.mark.slow
+def test_candidates_are_timed_beside_the_baselines_and_failures_named(task):
+    files = [task / "cpp_parallel.py", task / "wrong.py"]
+    done = process("bench", *files, "--task", task, "--json")
+    assert done.returncode == 1, done.stderr
+    data = json.loads(done.stdout)
+    assert [c["case"] for c in data["race"]["cases"]] == ["short"]
+    assert set(data["race"]["cases"][0]["baselines"]) >= {"eager"}
+    assert data["rejected"]["wrong"]["status"] == "INCORRECT_NUMERICAL"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("build", "x.py", "--task", "softmx"), 2, "did you mean softmax? A folder with"),
+        (("build", "nope.py", "--task", "softmax"), 2, "nope.py: no such file"),
+        (("evolve", "softmax", "--resume", "nope"), 4, "no run 'nope' in runs: it has none"),
+        (("evolve", "softmax", "--budget", "-1"), 2, "'--budget'"),
+        (("evolve", "softmax", "--lang", "rust"), 2, "'--lang'"),
+        (("evolve", "softmax", "--minutes", "-1"), 2, "option minutes"),
+        (("show", "nope"), 4, "no run 'nope'"),
+        (("bench", "--task", "softmax"), 2, "Missing argument"),
+    ],
+)
+def test_mistakes_are_answered_in_a_line(kagent, tmp_path, monkeypatch, words, code, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").write_text("")
+    ended = kagent(*words)
+    assert ended.code == code
+    assert said in " ".join(ended.err.split())
+    assert "Traceback" not in ended.err
+
+
+def test_settings_come_from_flags_then_the_environment_then_kagent_toml(
+    kagent, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert "no runs in runs:" in kagent("runs").out
+    (tmp_path / "kagent.toml").write_text('runs = "from_toml"')
+    assert "no runs in from_toml:" in kagent("runs").out
+    monkeypatch.setenv("KAGENT_RUNS", "from_environment")
+    assert "no runs in from_environment:" in kagent("runs").out
+    assert "no runs in from_flag:" in kagent("runs", "--runs", "from_flag").out
+    (tmp_path / "kagent.toml").write_text("rnus = 1")
+    assert "no option 'rnus': there are runs" in kagent("runs").err
+    (tmp_path / "kagent.toml").write_text("runs = ")
+    assert "kagent.toml or pyproject.toml" in kagent("runs").err
+    (tmp_path / "kagent.toml").unlink()
+    monkeypatch.setenv("KAGENT_JOBS", "many")
+    ended = kagent("runs")
+    assert (ended.code, ended.out) == (2, "")
+    assert "option jobs" in ended.err
+
+
+def test_a_folder_that_cannot_be_written_is_a_clear_error(task, tmp_path):
+    (tmp_path / "runs").write_text("a file is in the way")
+    done = process("evolve", task, "--runs", tmp_path / "runs", "--budget", 0, "--lang", "cpp")
+    assert done.returncode == 4
+    assert str(tmp_path / "runs") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_pipe_is_no_error(tmp_path):
+    command = f"{sys.executable} -m kagent tasks --json | head -c 1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout == "["
+    assert done.stderr == ""
+
+
+def descendants(pid):
+    """All living descendants of a process."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            try:
+                stat = Path(f"/proc/{entry}/stat").read_text()
+            except OSError:
+                continue
+            parents[int(entry)] = int(stat.rpartition(")")[2].split()[1])
+    found, grown = {pid}, True
+    while grown:
+        more = {p for p, parent in parents.items() if parent in found} - found
+        found |= more
+        grown = bool(more)
+    return found - {pid}
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_no_process(task, tmp_path):
+    words = ["evolve", task, "--lang", "cpp", "--budget", "60", "--runs", tmp_path / "my runs"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "kagent", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as started:
+        lines = []
+        children = set()
+        for line in started.stdout:
+            lines.append(line)
+            if line.startswith("#1 "):
+                children = descendants(started.pid)
+                started.send_signal(signal.SIGINT)
+        assert started.wait(60) == 130, started.stderr.read()
+        assert started.stderr.read() == ""
+    assert children
+    deadline = time.monotonic() + 30
+    while any(os.path.exists(f"/proc/{p}") for p in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [p for p in children if os.path.exists(f"/proc/{p}")]
+    text = "".join(lines)
+    assert "\x1b" not in text
+    (folder,) = list_runs(tmp_path / "my runs")
+    assert "ended: interrupted" in text
+    again = f"kagent evolve {task} --runs '{tmp_path}/my runs' --budget 60 --resume {folder.name}"
+    assert f"go on:  {again}" in text
+    with RunStore.open(folder, write=False) as store:
+        recorded = len(store.history().lineage)
+
+    done = process(*words[:4], "--budget", 1, "--runs", tmp_path / "my runs", "--resume", "latest")
+    assert done.returncode == 0, done.stderr
+    assert f"kagent show {folder.name}" in done.stdout
+    assert "the winner over all hidden cases" in done.stdout
+    with RunStore.open(folder, write=False) as store:
+        assert len(store.history().lineage) >= recorded
+        assert store.history().race is not None
