@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import fcntl
+import hashlib
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, cast
 
@@ -102,10 +106,14 @@ def _serve(channel: Channel, kernels: Mapping[str, Any], prepare: Callable[[], N
 
 def _compile(kernels: Mapping[str, Any], text: str) -> None:
     name, key, signature, constexprs, attrs, options = ast.literal_eval(text)
-    if kernels[name].cache_key == key:  # else host code has changed what the kernel reads
-        source = ASTSource(kernels[name], signature, constexprs, attrs)
-        active: Any = driver.active
-        compiler: Any = triton.compile
+    if kernels[name].cache_key != key:
+        return  # host code has changed what the kernel reads
+    source = ASTSource(kernels[name], signature, constexprs, attrs)
+    active: Any = driver.active
+    compiler: Any = triton.compile
+    lock = Path(tempfile.gettempdir()) / f"{hashlib.sha256(text.encode()).hexdigest()}.lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # another lane may be at it: then it is in the cache
         compiler(source, target=active.get_current_target(), options=options)
 
 
