@@ -1,6 +1,7 @@
 """The command line run in this process, and a stored run and a race to show."""
 
 import asyncio
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -22,10 +23,13 @@ def run(monkeypatch, capsys, *words):
     """`kagent WORDS...` in this process; what is not a clean exit fails the test."""
     monkeypatch.setattr(sys, "argv", ["kagent", *map(str, words)])
     code = 0
+    handler = signal.getsignal(signal.SIGINT)
     try:
         main()
     except SystemExit as e:
         code = e.code or 0
+    finally:
+        signal.signal(signal.SIGINT, handler)
     printed = capsys.readouterr()
     return Ended(code, printed.out, printed.err)
 

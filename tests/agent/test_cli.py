@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from commands import run
 from kagent import workbench
+from kagent.events import Stop
 from kagent.runs import list_runs
 from kagent.session import has_gpu
 from kagent.store import RunStore
@@ -76,15 +77,21 @@ def warm(machine, kagent, monkeypatch):
     return kagent
 
 
-def process(*words, cwd=None, **more):
+@pytest.fixture
+def process(tmp_path, monkeypatch):
+    """`kagent` as a process. Its torch compiles nothing: test_session times what torch compiles."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return _process
+
+
+def _process(*words):
     return subprocess.run(
         [sys.executable, "-m", "kagent", *map(str, words)],
         capture_output=True,
         text=True,
-        cwd=cwd,
         check=False,
         timeout=120,
-        **more,
     )
 
 
@@ -170,7 +177,7 @@ def test_timing_a_gpu_candidate_without_a_gpu_is_one_line(task, kagent):
 
 
 @pytest.mark.slow
-def test_candidates_are_timed_beside_the_baselines_and_failures_named(task):
+def test_candidates_are_timed_beside_the_baselines_and_failures_named(task, process):
     files = [task / "cpp_parallel.py", task / "wrong.py"]
     done = process("bench", *files, "--task", task, "--json")
     assert done.returncode == 1, done.stderr
@@ -223,7 +230,7 @@ def test_settings_come_from_flags_then_the_environment_then_kagent_toml(
     assert "option jobs" in ended.err
 
 
-def test_a_folder_that_cannot_be_written_is_a_clear_error(task, tmp_path):
+def test_a_folder_that_cannot_be_written_is_a_clear_error(task, process, tmp_path):
     (tmp_path / "runs").write_text("a file is in the way")
     done = process("evolve", task, "--runs", tmp_path / "runs", "--budget", 0, "--lang", "cpp")
     assert done.returncode == 4
@@ -257,7 +264,7 @@ def descendants(pid):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_no_process(task, tmp_path):
+def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_no_process(task, process, tmp_path):
     words = ["evolve", task, "--lang", "cpp", "--budget", "60", "--runs", tmp_path / "my runs"]
     with subprocess.Popen(
         [sys.executable, "-m", "kagent", *map(str, words)],
@@ -269,7 +276,7 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_no_process(task, tmp_p
         children = set()
         for line in started.stdout:
             lines.append(line)
-            if line.startswith("#1 "):
+            if not children and line.startswith("#1 "):
                 children = descendants(started.pid)
                 started.send_signal(signal.SIGINT)
         assert started.wait(60) == 130, started.stderr.read()
@@ -286,7 +293,9 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_no_process(task, tmp_p
     again = f"kagent evolve {task} --runs '{tmp_path}/my runs' --budget 60 --resume {folder.name}"
     assert f"go on:  {again}" in text
     with RunStore.open(folder, write=False) as store:
+        assert store.history().stop is Stop.INTERRUPTED
         recorded = len(store.history().lineage)
+    assert recorded == text.count("\n#")
 
     done = process(*words[:4], "--budget", 1, "--runs", tmp_path / "my runs", "--resume", "latest")
     assert done.returncode == 0, done.stderr

@@ -2,11 +2,7 @@
 
 import asyncio
 import re
-import signal
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 from kagent.config import load_config
@@ -136,38 +132,6 @@ def test_a_real_run_is_resumed_and_replayed(task, tmp_path):
             store.history(), setting_of(store, find_task(task)), proposer_of(store.manifest)
         )
         assert asyncio.run(decided) is None
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_a_real_run_cleanly(task, tmp_path):
-    program = textwrap.dedent("""
-        import sys
-        from pathlib import Path
-        from kagent.config import load_config
-        from kagent.events import Recorded
-        from kagent.session import evolve
-
-        def observe(event):
-            if isinstance(event, Recorded):
-                print("recorded", event.candidate.id, flush=True)
-
-        outcome = evolve(sys.argv[1], load_config(runs=Path(sys.argv[2]), budget=50), observe)
-        print(outcome.stop.value, outcome.folder)
-    """)
-    command = [sys.executable, "-c", program, str(task), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        recorded = 0
-        for line in process.stdout:
-            if line == "recorded 3\n":
-                process.send_signal(signal.SIGINT)
-            recorded += line.startswith("recorded")
-        last = line
-    assert process.returncode == 0
-    assert last.startswith("interrupted ")
-    with RunStore.open(Path(last.split(maxsplit=1)[1].strip())) as store:
-        history = store.history()
-    assert history.stop is Stop.INTERRUPTED
-    assert len(history.lineage) == recorded >= 4
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +41,9 @@ def main() -> None:
     except KagentError as e:
         err.print(Text(f"kagent: {e}", style="red"))
         sys.exit(e.exit_code)
+    finally:
+        # All is said and stored: another Ctrl-C would only show how the interpreter ends.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def print_json(value: object) -> None:
