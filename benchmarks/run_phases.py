@@ -31,9 +31,8 @@ def main() -> None:
     print(f"{seeds} seeds                  {recorded[seeds - 1] - prepared:7.1f} s")
     search_s = recorded[-1] - recorded[seeds - 1]
     counted = history.lineage.counted
-    print(
-        f"{counted} evaluations           {search_s:7.1f} s  ({search_s / max(counted, 1):.2f} s each)"
-    )
+    each_s = search_s / max(counted, 1)
+    print(f"{counted} evaluations           {search_s:7.1f} s  ({each_s:.2f} s each)")
     print(f"final race               {raced - recorded[-1]:7.1f} s")
     print(f"whole                    {events[-1].at - start:7.1f} s")
     builds = [c.facts.build_s for c in history.lineage if c.facts]

@@ -103,7 +103,6 @@ def verdict(final: FinalRace, labels: Mapping[str, str]) -> Text:
     return text.append("\nit loses on: " + ", ".join(lost) if lost else "\nit loses on no case")
 
 
-def next_flags(runs: Path, usual: Path, budget: int, usual_budget: int) -> Mapping[str, str]:
-    """Options that a next command needs to find the run and to have the same budget."""
-    flags = {"--runs": str(runs)} if runs != usual else {}
-    return flags | ({"--budget": str(budget)} if budget != usual_budget else {})
+def next_flags(runs: Path, usual: Path) -> Mapping[str, str]:
+    """Options that a next command needs to find the run."""
+    return {"--runs": str(runs)} if runs != usual else {}

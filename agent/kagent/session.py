@@ -79,7 +79,10 @@ def evolve(
             made = _manifest(task, kind, config, proposer, facts, environment)
             store = RunStore.create(config.runs, made)
         with store:
-            setting = _setting(task, kind, store.manifest, config.budget)
+            budget = config.budget
+            if manifest is not None and "budget" not in config.model_fields_set:
+                budget = store.history().budget  # the run's own, unless another one is given
+            setting = _setting(task, kind, store.manifest, budget)
             search = Evolution(
                 setting, seeds, store, machine, proposer, observe, minutes=config.minutes
             )
@@ -94,8 +97,7 @@ def setting_of(store: RunStore, task: Task) -> Setting:
     """The setting that a stored run's decisions were taken in, for `kagent.replay`."""
     manifest = store.manifest
     kind: Kind = "gpu" if manifest.kind == "gpu" else "cpu"
-    budgets = store.history().budgets
-    return _setting(task, kind, manifest, budgets[-1][1] if budgets else 0)
+    return _setting(task, kind, manifest, store.history().budget)
 
 
 def proposer_of(manifest: Manifest) -> Proposer:

@@ -46,7 +46,7 @@ def runs_json(runs: Path) -> list[Mapping[str, object]]:
                 "device": store.manifest.environment.get("device"),
                 "started": store.manifest.started,
                 "evaluated": history.lineage.counted,
-                "budget": history.budgets[-1][1] if history.budgets else None,
+                "budget": history.budget if history.budgets else None,
                 "incumbent": best.id if best else None,
                 "speed_up": math.exp(history.lineage.log_speed(best.id)) if best else None,
                 "stop": history.stop,

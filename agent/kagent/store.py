@@ -78,6 +78,11 @@ class History:
     elapsed_s: float  # working time over all sessions
     events: tuple[StoredEvent, ...] = field(default=(), repr=False)
 
+    @property
+    def budget(self) -> int:
+        """The budget of the last session, 0 before the first one."""
+        return self.budgets[-1][1] if self.budgets else 0
+
     def budget_at(self, proposal_id: int) -> int:
         """The budget that was in force when a proposal was selected."""
         return [b for first, b in self.budgets if first <= proposal_id][-1]
@@ -243,6 +248,8 @@ class RunStore:
             raise RunError(f"{path}: {e}") from None
         fields = {n: getattr(row, n) for n in StoredProposal.__dataclass_fields__ if n != "kernel"}
         proposal = Proposal(**fields, source=source)
+        if any(not 0 <= parent < row.id for parent in row.parents):
+            raise ValueError(f"candidate {row.id} cannot have the parents {row.parents}")
         if proposal.kernel != row.kernel:
             raise RunError(f"{path}: its text was changed after it was stored")
         return proposal

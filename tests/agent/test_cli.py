@@ -290,7 +290,7 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_no_process(task, proce
     assert "\x1b" not in text
     (folder,) = list_runs(tmp_path / "my runs")
     assert "ended: interrupted" in text
-    again = f"kagent evolve {task} --runs '{tmp_path}/my runs' --budget 60 --resume {folder.name}"
+    again = f"kagent evolve {task} --runs '{tmp_path}/my runs' --resume {folder.name}"
     assert f"go on:  {again}" in text
     with RunStore.open(folder, write=False) as store:
         assert store.history().stop is Stop.INTERRUPTED

@@ -118,10 +118,10 @@ def test_the_end_of_a_run_fits_80_columns_and_says_what_next(folder):
 
 
 def test_an_interrupted_run_says_how_to_go_on(folder):
-    flags = next_flags(folder.parent, folder.parent, 70, 50)
+    flags = next_flags(folder.parent, folder.parent)
     stop = type(outcome(folder).stop)("interrupted")
     text = rendered(end_of_run(outcome(folder, stop), "toy", matrix=False, flags=flags), 120)
-    assert f"go on:  kagent evolve toy --budget 70 --resume {folder.name}" in text
+    assert f"go on:  kagent evolve toy --resume {folder.name}" in text
 
 
 def test_a_race_that_everyone_lost_has_no_winner(folder):

@@ -190,6 +190,21 @@ def test_a_read_only_runs_folder_is_one_clear_line(tmp_path):
     assert "cannot be written: make it writable, or name another place with --runs" in answer
 
 
+def test_the_budget_is_the_last_sessions(folder):
+    with RunStore.open(folder) as store:
+        assert store.history().budget == 10
+        store.begin(3, 70)
+        assert store.history().budget == 70
+
+
+def test_a_candidate_cannot_descend_from_a_later_one(folder):
+    with RunStore.open(folder) as store:
+        source = "x = 9\n"
+        store.propose(Proposal(3, (3,), Operator.TUNE, "cpp_x", source, "", None, 3))
+        with pytest.raises(RunError, match="cannot have the parents"):
+            store.history()
+
+
 def test_a_run_in_a_read_only_folder_can_be_read(folder):
     copy = folder.parent / "copy"
     shutil.copytree(folder, copy)

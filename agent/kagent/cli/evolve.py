@@ -61,10 +61,8 @@ def evolve(
     found = find_task(task)
     session.choose_seeds(found, config)  # what cannot work is said before anything starts
     out.print(_opening(config))
-    usual = load_config()
-    flags = report.next_flags(
-        config.runs if folder is None else folder.parent, usual.runs, config.budget, usual.budget
-    )
+    runs_used = config.runs if folder is None else folder.parent
+    flags = report.next_flags(runs_used, load_config().runs)
     begun: list[str] = []
     try:
         with display_for(out) as display:
