@@ -11,6 +11,7 @@ fail() {
 
 command -v "$PYTHON" >/dev/null 2>&1 ||
     fail "no $PYTHON found: install Python 3.11 or newer, or name one with make PYTHON=/path/to/python3"
+"$PYTHON" -c pass || fail "$PYTHON does not run; name another one with make PYTHON=/path/to/python3"
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "$("$PYTHON" --version) is too old: kagent needs 3.11 or newer; name one with make PYTHON=python3.12"
 command -v g++ >/dev/null 2>&1 ||

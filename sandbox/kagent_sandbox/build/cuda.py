@@ -7,9 +7,14 @@ lines count within the string given to `cuda_kernel`.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import cuda.bindings.nvrtc as nvrtc
@@ -88,7 +93,23 @@ def compile_cuda(
     return _compile(name, source, target, flags)
 
 
+@functools.cache
+def _load_nvrtc() -> None:
+    """Load NVRTC from NVIDIA's wheel wherever Python finds it.
+
+    NVIDIA's own loader looks into this interpreter's site-packages only, not into those of a host
+    that a path file names (`make TORCH=host`). It takes a library that is loaded already.
+    """
+    nvidia = importlib.util.find_spec("nvidia")
+    for place in (nvidia.submodule_search_locations or ()) if nvidia else ():
+        for library in sorted(Path(place).glob("*/lib/libnvrtc.so.*")):
+            with contextlib.suppress(OSError):  # a build for another system: the loader decides
+                ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+                return
+
+
 def _compile(name: str, source: str, target: str, flags: Sequence[str]) -> CudaBinary:
+    _load_nvrtc()
     fixed = [f"--gpu-architecture={target}", "--diag-suppress=1444"]  # of NVIDIA's own headers
     options = [*fixed, *(f"--include-path={d}" for d in include_dirs()), *flags]
     program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), _FILE.encode(), 0, [], []))
