@@ -1,9 +1,10 @@
 """A run's folder: everything that happened, committed as it happens.
 
-    run.json         task, configuration, environment (`Manifest`); written once lineage.sqlite
-    append-only events; write-ahead log, so that a killed process loses nothing committed
-    kernels/ID.py    every proposal's text by its content; logs/N.txt what building candidate N
-    printed lock             held by the one process that writes
+    run.json         task, configuration, environment (`Manifest`); written once
+    lineage.sqlite   append-only events; write-ahead log: a killed process loses nothing committed
+    kernels/ID.py    every proposal's text by its content
+    logs/N.txt       what building candidate N printed
+    lock             held by the one process that writes
 
 What survives: SIGKILL of the process at any moment. A power cut may lose the last events (they are
 not synced one by one), but not the order or integrity of those before.

@@ -1,13 +1,15 @@
 """Errors of the machine and of the user, never of a kernel (those are verdicts).
 
-KagentError ├── UserError            bad input: what was given, what was expected, what to do │
-└── TaskError        a task folder that does not make sense ├── MachineError         this host
-cannot do what was asked │   ├── ToolchainError   a compiler or its headers are missing or broken │
-├── ConfinementError the isolation that was asked for is not to be had here │   └── DeviceError
-the GPU or its driver │       └── DeviceWedged it no longer computes correctly after a fault: stop,
-keep the results ├── RunError             a run's folder: full disk, read-only, in use, damaged, of
-a newer version └── ChildDied            a trusted helper process ended unexpectedly (a bug, or the
-out-of-memory killer)
+KagentError
+├── UserError            bad input: what was given, what was expected, what to do
+│   └── TaskError        a task folder that does not make sense
+├── MachineError         this host cannot do what was asked
+│   ├── ToolchainError   a compiler or its headers are missing or broken
+│   ├── ConfinementError the isolation that was asked for is not to be had here
+│   └── DeviceError      the GPU or its driver
+│       └── DeviceWedged it no longer computes correctly after a fault
+├── RunError             a run's folder: full disk, read-only, in use, damaged, too new
+└── ChildDied            a trusted process ended unexpectedly
 """
 
 from __future__ import annotations
