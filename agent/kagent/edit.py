@@ -40,11 +40,6 @@ class Text:
         start = self.at(node.lineno, node.col_offset)
         return start, self.at(node.end_lineno, node.end_col_offset)
 
-    def of(self, node: ast.expr | ast.stmt | ast.alias | ast.arg) -> str:
-        """Text of a node."""
-        start, stop = self.span(node)
-        return self.source[start:stop]
-
     def lines_of(self, node: ast.stmt) -> tuple[int, int]:
         """Span of the whole lines of a top-level statement, decorators included."""
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])

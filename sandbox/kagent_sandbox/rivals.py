@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 
-from kagent_sandbox.baselines import baseline_call
+from kagent_sandbox.baselines import baseline_call, baseline_names
 from kagent_sandbox.launch.base import LaunchFailed
-from kagent_sandbox.launch.baseline_calls import all_names, forget_compiled, make_call
+from kagent_sandbox.launch.baseline_calls import forget_compiled, make_call
 from kagent_sandbox.session import LEAST_US, SAMPLE_LIMIT_S, Disqualified
 from kagent_sandbox.verdict import Rejected, Stage
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.launch.base import Arena, Launcher
     from kagent_sandbox.launch.gpu_backend import GpuBackend
     from kagent_sandbox.launch.gpu_launcher import GpuLauncher
-    from kagent_sandbox.task import Case, Kind, Task
+    from kagent_sandbox.task import Case, Task
 
 _CPU_SPAN_US = 300.0  # as candidates' (see `blocks.placements`)
 _MOST_CPU_SETS = 48
@@ -59,10 +59,6 @@ class Rivals(Protocol):
         """Compile and warm up all baselines of a case; those that fail are left out."""
 
 
-def _names(task: Task, kind: Kind) -> list[str]:
-    return all_names(str(task.folder / "reference.py"), kind)
-
-
 @dataclass(frozen=True)
 class GpuRivals:
     """Baselines inside of the race's launcher."""
@@ -78,7 +74,7 @@ class GpuRivals:
         """See `Rivals`."""
         calls = {
             f"baseline/{name}/0": baseline_call(self.task, case, name, secrets.randbits(31))
-            for name in _names(self.task, "gpu")
+            for name in baseline_names(self.task, "gpu")
         }
         return _GpuOpened(self.backend.launcher(arena, calls))
 
@@ -118,7 +114,7 @@ class CpuRivals:
         del arena
         ready: dict[str, list[Callable[[], object]]] = {}
         missing: dict[str, str] = {}
-        for name in _names(self.task, "cpu"):
+        for name in baseline_names(self.task, "cpu"):
             try:
                 ready[name] = self._sets(case, name)
             except Exception as e:  # noqa: BLE001 - an expert or a compiler may raise anything

@@ -10,17 +10,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import cuda.bindings.nvrtc as nvrtc
 
 from kagent_sandbox.build.compile_error import CompileError, check_options, define_text, with_line
-from kagent_sandbox.build.headers import include_dirs
+from kagent_sandbox.build.headers import include_dirs, wheel_folders
 from kagent_sandbox.errors import ToolchainError
 from kagent_sandbox.verdict import Status
 
@@ -100,9 +98,8 @@ def _load_nvrtc() -> None:
     NVIDIA's own loader looks into this interpreter's site-packages only, not into those of a host
     that a path file names (`make TORCH=host`). It takes a library that is loaded already.
     """
-    nvidia = importlib.util.find_spec("nvidia")
-    for place in (nvidia.submodule_search_locations or ()) if nvidia else ():
-        for library in sorted(Path(place).glob("*/lib/libnvrtc.so.*")):
+    for folder in wheel_folders():
+        for library in sorted(folder.glob("*/lib/libnvrtc.so.*")):
             with contextlib.suppress(OSError):  # a build for another system: the loader decides
                 ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
                 return

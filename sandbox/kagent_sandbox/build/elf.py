@@ -12,9 +12,9 @@ from functools import cached_property
 MAX_SECTIONS = 4096
 MAX_SYMBOLS = 1 << 16
 
-SHT_PROGBITS, SHT_SYMTAB, SHT_NOBITS, SHT_DYNSYM = 1, 2, 8, 11
+SHT_SYMTAB, SHT_NOBITS, SHT_DYNSYM = 2, 8, 11
 SHF_ALLOC = 2
-EM_X86_64, EM_CUDA = 62, 190
+EM_CUDA = 190
 
 
 class ElfError(ValueError):

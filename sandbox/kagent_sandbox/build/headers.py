@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,23 +36,15 @@ def include_dirs() -> tuple[str, ...]:
     raise ToolchainError(f"the headers of the CUDA toolkit are not to be found: {_REMEDY}")
 
 
-@functools.cache
-def toolkit_version() -> tuple[int, int] | None:
-    """Version of the headers, (13, 0), from cuda.h; None where it does not say."""
-    for folder in include_dirs()[1:]:
-        path = Path(folder, "cuda.h")
-        if path.is_file() and (
-            found := re.search(r"#define CUDA_VERSION (\d+)", path.read_text(errors="replace"))
-        ):
-            return int(found[1]) // 1000, int(found[1]) % 1000 // 10
-    return None
+def wheel_folders() -> list[Path]:
+    """Where NVIDIA's wheels put their files, wherever Python finds them."""
+    nvidia = importlib.util.find_spec("nvidia")
+    return [Path(p) for p in (nvidia.submodule_search_locations or ())] if nvidia else []
 
 
 def _candidates() -> Iterator[Path]:
     """Include folders, the likeliest to fit the installed NVRTC first."""
-    nvidia = importlib.util.find_spec("nvidia")
-    roots = [Path(p) for p in (nvidia.submodule_search_locations or ())] if nvidia else []
-    for root in roots:
+    for root in wheel_folders():
         yield root / "cu13" / "include"  # CUDA 13's wheels share one folder
         yield root / "cuda_runtime" / "include"
     yield Path("/usr/local/cuda/include")

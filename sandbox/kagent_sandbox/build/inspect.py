@@ -69,18 +69,6 @@ def kernel_info(binary: bytes, symbol: str, language: Language) -> KernelInfo:
         raise InspectError(f"kernel {symbol}: {e}") from None
 
 
-def kernel_names(binary: bytes) -> tuple[str, ...]:
-    """Symbols of all kernels of a cubin, in order of their symbol table.
-
-    Raises:
-        InspectError: The binary is malformed.
-    """
-    try:
-        return _kernels(read_elf(binary))
-    except (ElfError, struct.error) as e:
-        raise InspectError(str(e)) from None
-
-
 def cpp_parameters(binary: bytes) -> tuple[ScalarType | None, ...]:
     """Types of the parameters of the kernel in a shared object that `cpp` built; None is a pointer.
 
