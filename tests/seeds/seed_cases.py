@@ -11,6 +11,11 @@ from kagent_sandbox.task import build_case
 SEEDS = Path(__file__).parents[2] / "seeds"
 
 
+def name_of(path):
+    """Of a seed's file, for a test's id."""
+    return f"{path.parent.name}-{path.stem}"
+
+
 def import_seed(path):
     spec = importlib.util.spec_from_file_location(f"seed_{path.parent.name}_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)

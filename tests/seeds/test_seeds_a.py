@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.task import build_case, draw_hidden, load_task
-from seed_cases import SEEDS, arguments, as_tuple, import_seed, worst_share
+from seed_cases import SEEDS, arguments, as_tuple, import_seed, name_of, worst_share
 
 TASKS = ("gelu", "softmax", "cross_entropy")
 FILES = [f for name in TASKS for f in sorted((SEEDS / name).glob("*_*.py"))]
@@ -20,19 +19,9 @@ CPP = [f for f in FILES if f.stem.startswith("cpp_")]
 CUDA = [f for f in FILES if f.stem.startswith("cuda_")]
 
 
-def name_of(path):
-    return f"{path.parent.name}-{path.stem}"
-
-
 @pytest.fixture(scope="module", params=TASKS)
 def task(request):
     return load_task(SEEDS / request.param)
-
-
-@pytest.fixture(scope="module")
-def builder():
-    with Builder() as b:
-        yield b
 
 
 # -- tasks ----------------------------------------------------------------------------------------

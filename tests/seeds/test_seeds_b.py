@@ -7,11 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cuda_on_cpu import CudaOnCpu
-from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.interpret import Interpreted, Interpreter
 from kagent_sandbox.task import Case, build_case, draw_hidden, load_task
-from seed_cases import SEEDS, arguments, import_seed, worst_share
+from seed_cases import SEEDS, arguments, import_seed, name_of, worst_share
 
 TASKS = ("attention", "linear_cross_entropy")
 FILES = [f for name in TASKS for f in sorted((SEEDS / name).glob("*_*.py"))]
@@ -19,19 +18,9 @@ CPP = [f for f in FILES if f.stem.startswith("cpp_")]
 GPU = [f for f in FILES if f not in CPP]
 
 
-def name_of(path):
-    return f"{path.parent.name}-{path.stem}"
-
-
 @pytest.fixture(scope="module", params=TASKS)
 def task(request):
     return load_task(SEEDS / request.param)
-
-
-@pytest.fixture(scope="module")
-def builder():
-    with Builder() as b:
-        yield b
 
 
 # -- tasks ----------------------------------------------------------------------------------------
