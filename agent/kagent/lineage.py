@@ -28,14 +28,32 @@ class Operator(StrEnum):
     """A file of the task's folder."""
     TUNE = "tune"
     """One parent with other values of its tunables."""
+    SWEEP = "sweep"
+    """A new incumbent as it is, with more configurations of its tunables tried per case."""
     CROSSOVER = "crossover"
-    """Tunables of two parents of one structure, mixed."""
+    """Two parents mixed: their tunables by the tuner, their ideas by a model."""
     RECOMBINE = "recombine"
     """Two parents in one file that chooses between them by the call's shape."""
     STRUCTURE = "structure"
-    """Another algorithm or another mapping to the hardware."""
+    """A parent with one structural change: another mapping to the hardware, another algorithm."""
+    REWRITE = "rewrite"
+    """A new file, written from the task and one technique instead of from a parent's text."""
     REPAIR = "repair"
     """A rejected proposal, mended with its error in view."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who wrote a proposal, and what that cost: all calls for it together, duplicates included."""
+
+    model: str  # as the user named it; "ask/tell" for an answer from outside
+    card: str = ""  # the technique that the prompt named
+    calls: int = 1
+    seconds: float = 0.0  # from the request to the end of the reply
+    input_tokens: int | None = None  # None: the endpoint did not say
+    output_tokens: int | None = None
+    dollars: float | None = None  # None: no price is known for the model
+    ask: int | None = None  # number of the prompt that was answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +69,9 @@ class Proposal:
     predicted: float | None = None  # speed-up over the first parent, where one was named
     seen: int = 0  # records in the lineage when it was selected
     attempt: int = 0  # how many drafts before this one were duplicates
+    origin: Origin | None = None  # None: a seed, or the work of the tuner
+    fault: str = ""  # why a reply holds no kernel; `source` is empty then
+    configs: int | None = None  # configurations of its tunables to build; None: as the run has it
 
     @property
     def kernel(self) -> str:
@@ -90,9 +111,11 @@ class Candidate:
 
     @property
     def cost_s(self) -> float:
-        """Seconds of building and of the timed lane that it took."""
+        """Seconds of the model, of building and of the timed lane that it took."""
         lane = self.verdict.lane_s if isinstance(self.verdict, Passed) else 0.0
-        return lane + (self.facts.build_s if self.facts else 0.0)
+        origin = self.proposal.origin
+        call = origin.seconds if origin is not None else 0.0
+        return call + lane + (self.facts.build_s if self.facts else 0.0)
 
     @property
     def is_duplicate(self) -> bool:
@@ -101,8 +124,9 @@ class Candidate:
 
     @property
     def counts(self) -> bool:
-        """Whether it was charged to the budget: seeds and duplicates are free."""
-        return self.proposal.operator is not Operator.SEED and not self.is_duplicate
+        """Whether it was charged to the budget: seeds, sweeps and duplicates are free."""
+        free = (Operator.SEED, Operator.SWEEP)
+        return self.proposal.operator not in free and not self.is_duplicate
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kagent_sandbox.task import Kind, Task
 
-from kagent.lineage import Candidate, Lineage, Operator, Proposal
+from kagent.lineage import Candidate, Lineage, Operator, Origin, Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,9 @@ class Draft:
     source: str
     hypothesis: str
     predicted: float | None = None
+    origin: Origin | None = None
+    fault: str = ""
+    configs: int | None = None
 
     def proposal(self, brief: Brief) -> Proposal:
         """The draft as the proposal of the brief's id."""
@@ -73,6 +76,9 @@ class Draft:
             predicted=self.predicted,
             seen=len(brief.lineage),
             attempt=brief.attempt,
+            origin=self.origin,
+            fault=self.fault,
+            configs=self.configs,
         )
 
 

@@ -13,7 +13,7 @@ from kagent_sandbox.records import RecordError, from_json
 
 from kagent.lineage import Operator
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)

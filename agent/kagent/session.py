@@ -162,6 +162,7 @@ def open_machine(
             "device": facts.name,
             "key": facts.key,
             "memory_bytes": facts.memory_bytes,
+            "facts": to_json(facts),
             "isolation": isolation.tier.value,
             "host": platform.platform(),
             "python": platform.python_version(),

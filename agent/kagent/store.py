@@ -27,7 +27,7 @@ from kagent_sandbox.verdict import Verdict
 
 from kagent.disk import clear_errors, connect, connect_to_read, take_lock, write_file
 from kagent.events import Stop
-from kagent.lineage import Candidate, Facts, Lineage, Operator, Proposal
+from kagent.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal
 from kagent.race import FinalRace
 from kagent.runs import Manifest, fresh_folder, read_manifest
 
@@ -55,6 +55,9 @@ class StoredProposal:
     predicted: float | None
     seen: int
     attempt: int
+    origin: Origin | None = None
+    fault: str = ""
+    configs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ class Stage(StrEnum):
 class Status(StrEnum):
     """Why a candidate was rejected."""
 
+    NO_KERNEL = "NO_KERNEL"
+    """The reply holds no kernel file: prose, several files, another language, or cut short."""
     COMPILE_ERROR = "COMPILE_ERROR"
     """The compiler, or Python, refused the source."""
     POLICY = "POLICY"

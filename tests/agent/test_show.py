@@ -84,7 +84,7 @@ def test_runs_are_listed_beside_damaged_and_newer_ones(tmp_path, monkeypatch, ca
     newer = tmp_path / "runs" / "newer"
     newer.mkdir()
     text = (folder / "run.json").read_text()
-    (newer / "run.json").write_text(text.replace('"format": 1', '"format": 2'))
+    (newer / "run.json").write_text(text.replace('"format": 2', '"format": 3'))
     damaged = tmp_path / "runs" / "damaged"
     damaged.mkdir()
     (damaged / "run.json").write_text("{")
@@ -92,7 +92,7 @@ def test_runs_are_listed_beside_damaged_and_newer_ones(tmp_path, monkeypatch, ca
     assert listed.code == 0
     assert f"{folder.name}" in listed.out
     assert "2/2" in listed.out
-    assert "run format 2" in listed.out
+    assert "run format 3" in listed.out
     assert "update kagent to read it" in listed.out
     rows = json.loads(run(monkeypatch, capsys, "runs", "--runs", tmp_path / "runs", "--json").out)
     assert sorted("error" in row for row in rows) == [False, True, True]
