@@ -98,7 +98,7 @@ def test_runs_are_listed_beside_damaged_and_newer_ones(tmp_path, monkeypatch, ca
     assert sorted("error" in row for row in rows) == [False, True, True]
     shown = run(monkeypatch, capsys, "show", "newer", "--runs", tmp_path / "runs")
     assert shown.code == 4
-    assert "run format 2" in shown.err
+    assert "run format 3" in shown.err
 
 
 def outcome(folder, stop=None):
