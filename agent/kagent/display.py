@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from types import TracebackType
@@ -26,7 +25,7 @@ from kagent.events import (
     Step,
     Working,
 )
-from kagent.lineage import Candidate, Operator
+from kagent.lineage import Candidate, Operator, roofline_share
 
 _RECENT = 8  # verdicts that the panel shows
 _BAR = 50  # characters
@@ -35,12 +34,6 @@ _BAR = 50  # characters
 def speed_text(speed_up: float) -> str:
     """'1.234×', the speed-up over the best of torch; '–' where there is none (0)."""
     return f"{speed_up:.3f}×" if speed_up > 0 else "–"
-
-
-def roofline(passed: Passed) -> float:
-    """Geometric mean of the share of the roofline over the benchmark cases."""
-    shares = [t.roofline_share for t in passed.timings if t.roofline_share > 0]
-    return math.exp(sum(map(math.log, shares)) / len(shares)) if shares else 0.0
 
 
 def clock(seconds: float) -> str:
@@ -63,7 +56,10 @@ def outcome(candidate: Candidate, speed_up: float, *, promoted: bool = False) ->
         return f"{verdict.stage} {verdict.status}{where}: {first_line(verdict)}", "red"
     speed = speed_text(speed_up)
     if promoted:
-        return f"{speed}, {roofline(verdict):.0%} of the roofline, new incumbent", "bold green"
+        return (
+            f"{speed}, {roofline_share(verdict):.0%} of the roofline, new incumbent",
+            "bold green",
+        )
     if verdict.screened:
         return f"{speed} after a few samples", "dim"
     if verdict.versus is not None:
@@ -145,7 +141,7 @@ class State:
         text = Text(f"#{best.id} {best.proposal.name}", "bold")
         text.append(f"  {speed_text(self.incumbent.speed_up)} the best of torch", "green")
         return text.append(
-            f", {roofline(self.incumbent.candidate.verdict):.0%} of the roofline", "default"
+            f", {roofline_share(self.incumbent.candidate.verdict):.0%} of the roofline", "default"
         )
 
     def rejected_text(self) -> str:

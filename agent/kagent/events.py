@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from kagent.lineage import Candidate, Proposal
+from kagent.calls import ModelCall, Spent
+from kagent.lineage import Candidate, Operator, Proposal
 from kagent.race import FinalRace
 
 
@@ -34,6 +35,14 @@ class Stop(StrEnum):
     """The proposer has nothing left that was not tried."""
     TIME = "time"
     """The time that was given is over."""
+    COST = "cost"
+    """The next call of the model could cost more than is left of the money."""
+    TOKENS = "tokens"
+    """The next call of the model could take more than is left of the tokens."""
+    GOAL = "goal"
+    """The incumbent reached the share of the roofline that was asked for."""
+    ANSWERED = "answered"
+    """All answers that were given are judged; nothing was to be asked."""
     INTERRUPTED = "interrupted"
     """Ctrl-C or the like. The run can be resumed."""
     FAILED = "failed"
@@ -58,6 +67,39 @@ class Progress:
     """A long step before or after the search: baselines, ceilings, the final race."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A brief was put to the proposer."""
+
+    ask: int
+    operator: Operator
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A model's call is over; `spent` is what all calls of the run have cost by now."""
+
+    ask: int
+    call: ModelCall
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """A call gave nothing usable, for the `in_a_row`-th time."""
+
+    error: str
+    in_a_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An ask is no longer open: accepted as a candidate, or dropped (None)."""
+
+    ask: int
+    proposal_id: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,5 +143,17 @@ class Finished:
     stop: Stop
 
 
-Event: TypeAlias = Started | Progress | Working | Proposed | Recorded | Raced | Finished
+Event: TypeAlias = (
+    Started
+    | Progress
+    | Asked
+    | Called
+    | CallFailed
+    | Answered
+    | Working
+    | Proposed
+    | Recorded
+    | Raced
+    | Finished
+)
 Observer: TypeAlias = Callable[[Event], None]

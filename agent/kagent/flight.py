@@ -1,14 +1,13 @@
-"""One proposal's way from its brief to its verdict, among others that are on theirs.
+"""One accepted proposal's way to its verdict, among others that are on theirs.
 
 Building is done in any order. Everything that decides is done in the order of ids, by waiting for
-the flight before: being accepted, being told apart from earlier work, being timed against the
-incumbent.
+the flight before: being told apart from earlier work, being timed against the incumbent.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -19,54 +18,32 @@ from kagent_sandbox.race_result import Race
 from kagent_sandbox.verdict import Rejected, Stage, Status, Verdict
 
 from kagent.duplicates import Known
-from kagent.events import Observer, Progress, Proposed, Step, Working
+from kagent.events import Observer, Progress, Step, Working
 from kagent.lane import Lane
 from kagent.lineage import Candidate, Facts, Lineage, Proposal
 from kagent.machine import Machine
-from kagent.propose import Brief, Proposer
+from kagent.propose import Brief
 from kagent.store import RunStore
 
 T = TypeVar("T")
-RESAMPLES = 8  # drafts for one brief before a duplicate is taken for an answer
 
 
 @dataclass(eq=False)
 class Flight:
-    """A proposal between its selection and its verdict."""
+    """A proposal between its acceptance and its verdict."""
 
-    proposal_id: int
+    proposal: Proposal
     before: Flight | None  # the one with the id before, unless that was recorded long ago
-    brief: Brief | None = None  # None for seeds
-    proposal: Proposal | None = None  # once accepted
+    brief: Brief | None = None  # that it answers; None for seeds, and for what a session took up
     built: Built | None = None  # once told apart from all earlier work
-    accepted: asyncio.Event = field(default_factory=asyncio.Event)  # or known to come to nothing
     told_apart: asyncio.Event = field(default_factory=asyncio.Event)
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[Candidate | None] | None = None
+    task: asyncio.Task[Candidate] | None = None
 
     def land(self) -> None:
         """Its verdict is recorded: let the next one be timed, and go of binaries and the past."""
         self.built = self.before = None
         self.recorded.set()
-
-
-async def first_new(
-    proposer: Proposer, brief: Brief, earlier: Callable[[], Awaitable[Known | None]]
-) -> Proposal | None:
-    """Ask until the draft is no duplicate of an earlier proposal, at most `RESAMPLES` times.
-
-    `earlier` waits until all proposals with smaller ids are known; None when one of them found
-    nothing new, and then neither does this one.
-    """
-    draft = await proposer.propose(brief)
-    known = await earlier()
-    if known is None:
-        return None
-    pending = known.since(len(brief.lineage))
-    while draft is not None and known.find(draft.source) is not None and brief.attempt < RESAMPLES:
-        brief = replace(brief, attempt=brief.attempt + 1, pending=pending)
-        draft = await proposer.propose(brief)
-    return None if draft is None else draft.proposal(brief)
 
 
 class Pilot:
@@ -80,50 +57,47 @@ class Pilot:
         known: Known,
         store: RunStore,
         machine: Machine,
-        proposer: Proposer,
         observe: Observer,
     ) -> None:
         self.incumbent: Contender | None = None
         self._known = known
         self._store = store
         self._machine = machine
-        self._proposer = proposer
         self._observe = observe
         self._lane = Lane(machine.jobs, quiet=machine.quiet)
         self._build_threads = ThreadPoolExecutor(machine.jobs, "build")
         self._judge_thread = ThreadPoolExecutor(1, "judge")
         self._work = {c.facts.work_hash: c.id for c in reversed(list(lineage)) if c.facts}
 
-    async def fly(self, flight: Flight) -> Candidate | None:
-        """From brief to verdict; None when there was nothing new to propose."""
-        if flight.proposal is None:
-            await self._propose(flight)
-        flight.accepted.set()
+    async def fly(self, flight: Flight) -> Candidate:
+        """From acceptance to verdict."""
         proposal = flight.proposal
-        if proposal is None:
+        verdict = self._read(proposal)
+        if verdict is not None:
             flight.told_apart.set()
-            return None
-        same = self._known.find(proposal.source)
-        if same is not None and same < proposal.id:
-            flight.told_apart.set()
-            return Candidate(proposal, _duplicate(Stage.PARSE, "text", same))
+            return Candidate(proposal, verdict)
         built = await self.build(proposal)
-        verdict, facts = await self._tell_apart(flight, built)
-        if verdict is None:
-            verdict = await self._check_and_measure(flight)
-        return Candidate(proposal, verdict, facts)
+        found, facts = await self._tell_apart(flight, built)
+        if found is None:
+            found = await self._check_and_measure(flight)
+        return Candidate(proposal, found, facts)
 
-    def accept(self, proposal: Proposal) -> None:
-        """Commit a proposal to the store, before any work is put into it."""
-        self._store.propose(proposal)
-        self._known.add(proposal)
-        self._observe(Proposed(proposal))
+    def _read(self, proposal: Proposal) -> Rejected | None:
+        """What the text alone decides."""
+        if proposal.fault:
+            return Rejected(Stage.PARSE, Status.NO_KERNEL, proposal.fault)
+        same = self._known.same(proposal)
+        if same is not None and same < proposal.id:
+            return _duplicate(Stage.PARSE, "text", same)
+        return None
 
     async def build(self, proposal: Proposal, *, race: bool = False) -> Built | Rejected:
         """Build a proposal's kernel for all cases of the search, or of the final race."""
         machine = self._machine
         make = machine.race_request if race and machine.race_request else machine.request
         request = make(proposal.source)
+        if proposal.configs is not None:
+            request = replace(request, max_configs=proposal.configs)
         self._observe(Working(proposal.id, Step.WAIT))
         async with self._lane.build():
             self._observe(Working(proposal.id, Step.BUILD))
@@ -154,21 +128,6 @@ class Pilot:
         self._build_threads.shutdown(wait=False, cancel_futures=True)
         self._judge_thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _propose(self, flight: Flight) -> None:
-        assert flight.brief is not None
-
-        async def earlier() -> Known | None:
-            if flight.before is not None:
-                await flight.before.accepted.wait()
-                if flight.before.proposal is None:
-                    return None
-            return self._known
-
-        self._observe(Working(flight.proposal_id, Step.PROPOSE))
-        flight.proposal = await first_new(self._proposer, flight.brief, earlier)
-        if flight.proposal is not None:
-            self.accept(flight.proposal)
-
     async def _tell_apart(
         self, flight: Flight, built: Built | Rejected
     ) -> tuple[Verdict | None, Facts | None]:
@@ -179,15 +138,15 @@ class Pilot:
             flight.told_apart.set()
             return built, None
         facts = Facts(built.tree_hash, built.work_hash, len(built.configs), built.build_s)
-        same = self._work.setdefault(facts.work_hash, flight.proposal_id)
+        same = self._work.setdefault(facts.work_hash, flight.proposal.id)
         flight.told_apart.set()
-        if same != flight.proposal_id:
+        if same != flight.proposal.id:
             return _duplicate(Stage.BUILD, "machine code", same), facts
         flight.built = built
         return None, facts
 
     async def _check_and_measure(self, flight: Flight) -> Verdict:
-        judge, built, number = self._machine.judge, flight.built, flight.proposal_id
+        judge, built, number = self._machine.judge, flight.built, flight.proposal.id
         assert built is not None
         self._observe(Working(number, Step.WAIT))
         async with self._lane.check():

@@ -42,6 +42,10 @@ class Operator(StrEnum):
     """A rejected proposal, mended with its error in view."""
 
 
+FREE = (Operator.SEED, Operator.SWEEP)
+"""What is not charged to the budget; neither are duplicates."""
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Who wrote a proposal, and what that cost: all calls for it together, duplicates included."""
@@ -53,7 +57,6 @@ class Origin:
     input_tokens: int | None = None  # None: the endpoint did not say
     output_tokens: int | None = None
     dollars: float | None = None  # None: no price is known for the model
-    ask: int | None = None  # number of the prompt that was answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Proposal:
     predicted: float | None = None  # speed-up over the first parent, where one was named
     seen: int = 0  # records in the lineage when it was selected
     attempt: int = 0  # how many drafts before this one were duplicates
+    ask: int | None = None  # number of the decision that it answers; None: a seed, or not asked for
     origin: Origin | None = None  # None: a seed, or the work of the tuner
     fault: str = ""  # why a reply holds no kernel; `source` is empty then
     configs: int | None = None  # configurations of its tunables to build; None: as the run has it
@@ -125,8 +129,7 @@ class Candidate:
     @property
     def counts(self) -> bool:
         """Whether it was charged to the budget: seeds, sweeps and duplicates are free."""
-        free = (Operator.SEED, Operator.SWEEP)
-        return self.proposal.operator not in free and not self.is_duplicate
+        return self.proposal.operator not in FREE and not self.is_duplicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +307,13 @@ class Lineage:
         return Counter(
             (c.verdict.stage, c.verdict.status) for c in self if isinstance(c.verdict, Rejected)
         )
+
+
+def roofline_share(verdict: Verdict) -> float:
+    """Geometric mean of the share of the roofline over the benchmark cases; 0 if there is none."""
+    timings = verdict.timings if isinstance(verdict, Passed) else ()
+    shares = [t.roofline_share for t in timings if t.roofline_share > 0]
+    return math.exp(sum(map(math.log, shares)) / len(shares)) if shares else 0.0
 
 
 def _log(ratio: float) -> float:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kagent_sandbox.task import Kind, Task
 
+from kagent.events import Stop
 from kagent.lineage import Candidate, Lineage, Operator, Origin, Proposal
 
 
@@ -20,8 +21,19 @@ class Setting:
     target: str
     budget: int
     seed: int
-    in_flight: int  # proposals worked on at once
+    in_flight: int  # proposals between their selection and their verdict
     operators: tuple[Operator, ...]  # those that the proposer can carry out
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A decision of `select` as it is stored: with the lineage it gives the same brief again."""
+
+    number: int  # counts the decisions of a run; asks that nobody answers leave gaps in nothing
+    seen: int  # records in the lineage when it was taken
+    budget: int  # of the run at that time
+    operator: Operator
+    parent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +45,7 @@ class Brief:
     """
 
     setting: Setting
-    id: int
+    id: int  # number of the ask; an answer becomes the candidate whose turn it is when it comes
     lineage: Lineage  # as it stood when the decision was taken; not to be appended to
     operator: Operator
     parent: Candidate
@@ -46,6 +58,10 @@ class Brief:
         """This brief's own random numbers: the same on every replay."""
         stream = f"{self.setting.seed}/{self.id}/propose/{self.attempt}"
         return random.Random(stream)  # noqa: S311 - a search, not a secret
+
+    def ask(self) -> Ask:
+        """The decision, to be stored."""
+        return Ask(self.id, len(self.lineage), self.setting.budget, self.operator, self.parent.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +80,10 @@ class Draft:
     fault: str = ""
     configs: int | None = None
 
-    def proposal(self, brief: Brief) -> Proposal:
-        """The draft as the proposal of the brief's id."""
+    def proposal(self, brief: Brief, number: int) -> Proposal:
+        """The draft as the answer to a brief, and candidate `number`."""
         return Proposal(
-            id=brief.id,
+            id=number,
             parents=self.parents,
             operator=self.operator,
             name=self.name,
@@ -76,19 +92,50 @@ class Draft:
             predicted=self.predicted,
             seen=len(brief.lineage),
             attempt=brief.attempt,
+            ask=brief.id,
             origin=self.origin,
             fault=self.fault,
             configs=self.configs,
         )
 
 
+class CapReached(Exception):  # noqa: N818 - no error: the run ends as it was told to
+    """A limit on money or tokens leaves no room for another call."""
+
+    def __init__(self, stop: Stop) -> None:
+        super().__init__(stop.value)
+        self.stop = stop
+
+
+class Nobody:
+    """The proposer of sessions that only judge what was answered before."""
+
+    name = "ask/tell"
+    operators: tuple[Operator, ...] = ()
+    at_once = 0
+    resamples = 0
+
+    async def propose(self, brief: Brief) -> Draft | None:
+        """Nothing: it is never asked."""
+        raise AssertionError(brief)
+
+
 class Proposer(Protocol):
     """Invents kernels. Given equal briefs it gives equal drafts, from `brief.rng()` or stored
-    replies.
+    replies; a model need not, but what it answered is stored.
     """
 
     name: str
     operators: tuple[Operator, ...]
+    at_once: int
+    """Briefs that it works on at once. With 1, a run is the same whatever the work's timing."""
+    resamples: int
+    """Drafts for one brief before a duplicate is taken for an answer."""
 
     async def propose(self, brief: Brief) -> Draft | None:
-        """A draft, or None when there is nothing left that was not tried."""
+        """A draft, or None when there is nothing left that was not tried.
+
+        Raises:
+            CapReached: A limit on money or tokens leaves no room for another call.
+            ModelError: The model cannot be reached, or does not answer.
+        """

@@ -4,46 +4,90 @@ then.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from kagent_sandbox.errors import RunError
+from kagent_sandbox.records import RecordError, from_json
+
+from kagent.asking import first_new
 from kagent.duplicates import Known
-from kagent.flight import first_new
-from kagent.lineage import Operator, Proposal
-from kagent.propose import Brief, Proposer, Setting
+from kagent.lineage import Lineage, Operator, Proposal
+from kagent.propose import Ask, Brief, Proposer, Setting
 from kagent.select import select
 from kagent.store import History
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first proposal that comes out otherwise. `now` is None if nothing is proposed at all."""
+    """The first decision that comes out otherwise. `now` is None if nothing is proposed at all."""
 
-    then: Proposal
-    now: Proposal | None
+    then: Proposal | Ask
+    now: Proposal | Ask | None
 
 
-async def replay(history: History, setting: Setting, proposer: Proposer) -> Divergence | None:
+async def replay(
+    history: History, setting: Setting, proposer: Proposer | None
+) -> Divergence | None:
     """The first difference to the stored run, or None if every decision is the same.
 
-    `setting.budget` is taken from the store, session by session.
+    `setting.budget` is taken from the store, ask by ask. Without a proposer (a model, or answers
+    from outside) only what was asked for is compared, not what was answered.
+
+    Raises:
+        RunError: An event is damaged.
     """
-    proposals = [*(c.proposal for c in history.lineage), *history.pending]
-    known = Known()
-    briefs: dict[int, Brief] = {}
-
-    async def earlier() -> Known:
-        return known
-
-    for then in proposals:
-        if then.operator is not Operator.SEED:
-            budget = history.budget_at(then.id)
-            pending = [briefs[i] for i in range(then.seen, then.id) if i in briefs]
-            brief = select(
-                replace(setting, budget=budget), history.lineage.as_of(then.seen), then.id, pending
+    proposals = {p.ask: p for p in _proposals(history)}
+    known, lineage = Known(), Lineage()
+    by_id = {p.id: p for p in proposals.values()}
+    for seed in (p for p in _proposals(history) if p.operator is Operator.SEED):
+        by_id[seed.id] = seed
+    open_briefs: dict[int, Brief] = {}
+    for kind, number, ask in _steps(history):
+        if ask is not None:
+            now = select(
+                replace(setting, budget=ask.budget),
+                lineage.as_of(len(lineage)),
+                ask.number,
+                list(open_briefs.values()),
             )
-            briefs[then.id] = brief
-            now = await first_new(proposer, brief, earlier)
-            if now != then:
-                return Divergence(then, now)
-        known.add(then)
+            if now.ask() != ask:
+                return Divergence(ask, now.ask())
+            open_briefs[ask.number] = now
+        elif kind == "dropped":
+            open_briefs.pop(number, None)
+        elif kind == "proposed":
+            then = by_id[number]
+            brief = open_briefs.get(then.ask) if then.ask is not None else None
+            if brief is not None and proposer is not None:
+                found = await first_new(proposer, brief, known)
+                again = None if found is None else found[1].proposal(found[0], then.id)
+                if again != then:
+                    return Divergence(then, again)
+            known.add(then)
+        elif kind == "recorded":
+            # The caller's lineage counts, not the events' verdicts: a test may have changed it.
+            candidate = history.lineage[number]
+            lineage.record(candidate)
+            if candidate.proposal.ask is not None:
+                open_briefs.pop(candidate.proposal.ask, None)
     return None
+
+
+def _proposals(history: History) -> list[Proposal]:
+    return [*(c.proposal for c in history.lineage), *history.pending]
+
+
+def _steps(history: History) -> Iterator[tuple[str, int, Ask | None]]:
+    """Kind, number and, of decisions, the ask, of the events that replaying needs."""
+    for event in history.events:
+        try:
+            if event.kind == "asked":
+                ask = from_json(Ask, event.data)
+                yield event.kind, ask.number, ask
+            elif event.kind == "dropped":
+                yield event.kind, event.data["ask"], None
+            elif event.kind in ("proposed", "recorded"):
+                yield event.kind, event.data["id"], None
+        except (RecordError, KeyError) as e:
+            raise RunError(f"event {event.seq} is damaged: {e}") from None

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from kagent_sandbox.verdict import Passed, Rejected, Status
 
 from kagent.lineage import Candidate, Lineage, Operator
-from kagent.propose import Brief, Setting
+from kagent.propose import Ask, Brief, Setting
+from kagent.tunables import read_tunables
 
 T = TypeVar("T")
 
@@ -23,17 +25,21 @@ INCUMBENT_SHARE = 0.7
 POOL = 8
 HOT, COLD = 0.1, 0.04  # temperature on log speed-up at the start and at the end of the budget
 GAIN = 0.005  # log speed-up over its parent that counts as an operator's success
+SWEEP_CONFIGS = 16  # at most, of a new incumbent's tunables
 FLOOR = 0.05  # no operator's share falls below this: it may be late that it pays
 
-REPAIRABLE = frozenset(Status) - {Status.DUPLICATE, Status.SUSPECT, Status.TAMPER}
+REPAIRABLE = frozenset(Status) - {
+    Status.DUPLICATE,
+    Status.SUSPECT,
+    Status.TAMPER,
+    Status.NO_KERNEL,  # there is no file to mend
+}
 REPAIR_TRIALS = 4  # repairs before their rate of success decides
 REPAIR_RATE = 0.15
 
 
-def select(
-    setting: Setting, lineage: Lineage, proposal_id: int, pending: Sequence[Brief] = ()
-) -> Brief:
-    """The brief of a proposal. `pending` are the briefs of earlier proposals without a verdict.
+def select(setting: Setting, lineage: Lineage, number: int, pending: Sequence[Brief] = ()) -> Brief:
+    """The brief of ask `number`. `pending` are the briefs of earlier asks without a verdict.
 
     Raises:
         ValueError: Nothing has passed yet, so that there is no parent.
@@ -41,15 +47,32 @@ def select(
     elites = lineage.elites(POOL)
     if not elites:
         raise ValueError("nothing to select from: no candidate passed")
-    rng = random.Random(f"{setting.seed}/{proposal_id}/select")  # noqa: S311 - a search, not a secret
-    progress = min(1.0, lineage.counted / max(1, setting.budget))
+    rng = random.Random(f"{setting.seed}/{number}/select")  # noqa: S311 - a search, not a secret
+    progress = progress_of(lineage, setting.budget)
     failed = to_repair(lineage, pending) if Operator.REPAIR in setting.operators else None
-    if failed is not None:
+    if Operator.SWEEP in setting.operators and to_sweep(lineage, pending) is not None:
+        operator, parent = Operator.SWEEP, elites[0]
+    elif failed is not None:
         operator, parent = Operator.REPAIR, failed
     else:
         operator = _draw(rng, operator_shares(lineage, setting.operators))
         parent = lineage[_draw(rng, parent_shares(lineage, elites, progress))]
-    return Brief(setting, proposal_id, lineage, operator, parent, tuple(elites), progress)
+    return Brief(setting, number, lineage, operator, parent, tuple(elites), progress)
+
+
+def brief_again(setting: Setting, lineage: Lineage, ask: Ask) -> Brief:
+    """The brief of a stored ask, from the run's lineage as it is now."""
+    before = lineage.as_of(ask.seen)
+    setting = replace(setting, budget=ask.budget)
+    elites = tuple(before.elites(POOL))
+    progress = progress_of(before, ask.budget)
+    parent = before[ask.parent]
+    return Brief(setting, ask.number, before, ask.operator, parent, elites, progress)
+
+
+def progress_of(lineage: Lineage, budget: int) -> float:
+    """Share of the budget that is used up, 0 to 1."""
+    return min(1.0, lineage.counted / max(1, budget))
 
 
 def parent_shares(
@@ -106,9 +129,10 @@ def _succeeded(lineage: Lineage, candidate: Candidate) -> bool:
 def operator_shares(lineage: Lineage, operators: Sequence[Operator]) -> Mapping[Operator, float]:
     """Probability of each operator: its successes per second, smoothed, and never below `FLOOR`.
 
-    Repairs are not drawn; they follow a failure (`to_repair`).
+    Repairs and sweeps are not drawn: they follow a failure (`to_repair`) and a promotion
+    (`to_sweep`).
     """
-    drawn = [o for o in operators if o is not Operator.REPAIR]
+    drawn = [o for o in operators if o not in (Operator.REPAIR, Operator.SWEEP)]
     stats = arms(lineage, drawn)
     tried = sum(a.tried for a in stats.values())
     typical_s = sum(a.seconds for a in stats.values()) / tried if tried else 1.0
@@ -143,6 +167,33 @@ def to_repair(lineage: Lineage, pending: Sequence[Brief]) -> Candidate | None:
         ):
             return candidate
     return None
+
+
+def to_sweep(lineage: Lineage, pending: Sequence[Brief]) -> int | None:
+    """Configurations of the incumbent's tunables to try: as many as take less time than a call of
+    the model. None if those are fewer than two, or it was swept.
+    """
+    incumbent = lineage.incumbent
+    calls = [
+        o.seconds / max(1, o.calls)
+        for o in (c.proposal.origin for c in lineage)
+        if o is not None and o.seconds > 0
+    ]
+    if incumbent is None or incumbent.facts is None or not calls:
+        return None
+    swept = {
+        p
+        for c in lineage
+        if c.proposal.operator is Operator.SWEEP
+        for p in (c.id, *c.proposal.parents)
+    }
+    swept.update(b.parent.id for b in pending if b.operator is Operator.SWEEP)
+    file = read_tunables(incumbent.proposal.source)
+    if incumbent.id in swept or file is None or all(len(t.values) < 2 for t in file.items):
+        return None
+    each_s = max(0.05, incumbent.facts.build_s / max(1, incumbent.facts.configs))
+    count = min(SWEEP_CONFIGS, int(statistics.median(calls) / each_s))
+    return count if count >= 2 else None
 
 
 def _draw(rng: random.Random, shares: Mapping[T, float]) -> T:

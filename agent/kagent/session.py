@@ -28,7 +28,7 @@ from kagent_sandbox.task import Case, Kind, Task, build_case, draw_hidden
 
 from kagent.config import Config
 from kagent.events import Observer, Stop
-from kagent.evolve import Evolution, SeedText
+from kagent.evolve import Evolution, Limits, SeedText
 from kagent.lineage import Operator
 from kagent.machine import Machine
 from kagent.propose import Proposer, Setting
@@ -83,9 +83,8 @@ def evolve(
             if manifest is not None and "budget" not in config.model_fields_set:
                 budget = store.history().budget  # the run's own, unless another one is given
             setting = _setting(task, kind, store.manifest, budget)
-            search = Evolution(
-                setting, seeds, store, machine, proposer, observe, minutes=config.minutes
-            )
+            limits = Limits(seconds=60 * config.minutes if config.minutes is not None else None)
+            search = Evolution(setting, seeds, store, machine, proposer, observe, limits)
             try:
                 stop = asyncio.run(search.run())
             except KeyboardInterrupt:

@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 from rich.syntax import Syntax
 from rich.text import Text
 
-from kagent.display import outcome, roofline, speed_text
+from kagent.display import outcome, speed_text
 from kagent.grid import Column, Grid
-from kagent.lineage import Candidate, Lineage
+from kagent.lineage import Candidate, Lineage, roofline_share
 from kagent.planview import config_text, human_bytes, kernel_label, widths_text
 from kagent.store import RunStore
 from kagent.tables import errors_table, rejected_text
@@ -105,7 +105,7 @@ def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> R
         parts.append(rejected_text(f"#{candidate.id}", verdict))
     else:
         share = f"{outcome(candidate, math.exp(lineage.log_speed(candidate.id)))[0]}"
-        share += f", {roofline(verdict):.0%} of the roofline; "
+        share += f", {roofline_share(verdict):.0%} of the roofline; "
         share += f"held the device {verdict.lane_s:.2f} s\n"
         parts += [Text(share), timing_table(candidate, matrix=store.manifest.matrix)]
         if verdict.errors:

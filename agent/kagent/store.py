@@ -3,6 +3,8 @@
     run.json         task, configuration, environment (`Manifest`); written once
     lineage.sqlite   append-only events; write-ahead log: a killed process loses nothing committed
     kernels/ID.py    every proposal's text by its content
+    prompts/N.md     what was asked with ask number N (N-2.md: asked again, after a duplicate)
+    replies/N.md     what was answered, word for word
     logs/N.txt       what building candidate N printed
     lock             held by the one process that writes
 
@@ -25,9 +27,11 @@ from kagent_sandbox.errors import RunError
 from kagent_sandbox.records import RecordError, from_json, to_json
 from kagent_sandbox.verdict import Verdict
 
+from kagent.calls import ModelCall, Spent
 from kagent.disk import clear_errors, connect, connect_to_read, take_lock, write_file
 from kagent.events import Stop
 from kagent.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal
+from kagent.propose import Ask
 from kagent.race import FinalRace
 from kagent.runs import Manifest, fresh_folder, read_manifest
 
@@ -55,6 +59,7 @@ class StoredProposal:
     predicted: float | None
     seen: int
     attempt: int
+    ask: int | None = None
     origin: Origin | None = None
     fault: str = ""
     configs: int | None = None
@@ -75,7 +80,10 @@ class History:
 
     lineage: Lineage
     pending: tuple[Proposal, ...]  # accepted, without a verdict: the process ended in between
-    budgets: tuple[tuple[int, int], ...]  # (first proposal id, budget) per session
+    asks: tuple[Ask, ...]  # open: neither answered nor dropped
+    asked: int  # asks so far: the number of the next one
+    budgets: tuple[int, ...]  # per session
+    spent: Spent
     baselines: Mapping[str, Any] | None  # as measured at the last session's start
     race: FinalRace | None  # the last one
     stop: Stop | None  # why the last session ended; None if it was killed or goes on
@@ -85,11 +93,7 @@ class History:
     @property
     def budget(self) -> int:
         """The budget of the last session, 0 before the first one."""
-        return self.budgets[-1][1] if self.budgets else 0
-
-    def budget_at(self, proposal_id: int) -> int:
-        """The budget that was in force when a proposal was selected."""
-        return [b for first, b in self.budgets if first <= proposal_id][-1]
+        return self.budgets[-1] if self.budgets else 0
 
 
 class RunStore:
@@ -153,9 +157,37 @@ class RunStore:
                 "INSERT INTO events (at, kind, data) VALUES (?, ?, ?)", (time.time(), kind, text)
             )
 
-    def begin(self, first_id: int, budget: int) -> None:
+    def begin(self, budget: int) -> None:
         """Note that a session begins, and its budget."""
-        self.append("session", {"first": first_id, "budget": budget})
+        self.append("session", {"budget": budget})
+
+    def ask(self, ask: Ask) -> None:
+        """Keep a decision, before anybody is asked."""
+        self.append("asked", to_json(ask))
+
+    def drop(self, ask: int) -> None:
+        """Note that an ask has no answer and is not to be put again."""
+        self.append("dropped", {"ask": ask})
+
+    def call(self, call: ModelCall, prompt: str, reply: str | None) -> None:
+        """Keep a model's call: both texts first, so that no event names a missing file."""
+        self.write_text("prompts", call.ask, call.attempt, prompt)
+        if reply is not None:
+            self.write_text("replies", call.ask, call.attempt, reply)
+        self.append("call", to_json(call))
+
+    def write_text(self, kind: str, ask: int, attempt: int, text: str) -> Path:
+        """Keep a prompt or a reply ("prompts", "replies"); returns where."""
+        path = self.text_path(kind, ask, attempt)
+        with clear_errors(self.folder):
+            path.parent.mkdir(exist_ok=True)
+            write_file(path, text)
+        return path
+
+    def text_path(self, kind: str, ask: int, attempt: int = 0) -> Path:
+        """Where a prompt or a reply is."""
+        again = f"-{attempt + 1}" if attempt else ""
+        return self.folder / kind / f"{ask:04}{again}.md"
 
     def propose(self, proposal: Proposal) -> None:
         """Keep an accepted proposal; its text first, so that no event names a missing file."""
@@ -212,7 +244,10 @@ class RunStore:
         events = tuple(self.events())
         proposals: dict[int, Proposal] = {}
         lineage = Lineage()
-        budgets: list[tuple[int, int]] = []
+        asks: dict[int, Ask] = {}
+        asked = 0
+        spent = Spent()
+        budgets: list[int] = []
         race: FinalRace | None = None
         baselines: Mapping[str, Any] | None = None
         stop: Stop | None = None
@@ -221,13 +256,22 @@ class RunStore:
         for event in events:
             try:
                 if event.kind == "session":
-                    budgets.append((event.data["first"], event.data["budget"]))
+                    budgets.append(event.data["budget"])
                     stop = None
                     elapsed_s += latest - began
                     began = event.at
                 elif event.kind == "proposed":
                     proposal = self._proposal(from_json(StoredProposal, event.data))
                     proposals[proposal.id] = proposal
+                    asks.pop(-1 if proposal.ask is None else proposal.ask, None)
+                elif event.kind == "asked":
+                    ask = from_json(Ask, event.data)
+                    asks[ask.number] = ask
+                    asked = max(asked, ask.number + 1)
+                elif event.kind == "dropped":
+                    asks.pop(event.data["ask"], None)
+                elif event.kind == "call":
+                    spent = spent.and_call(from_json(ModelCall, event.data))
                 elif event.kind == "recorded":
                     row = from_json(StoredVerdict, event.data)
                     lineage.record(Candidate(proposals.pop(row.id), row.verdict, row.facts))
@@ -242,7 +286,19 @@ class RunStore:
             latest = event.at
         pending = tuple(proposals[i] for i in sorted(proposals))
         elapsed_s += latest - began
-        return History(lineage, pending, tuple(budgets), baselines, race, stop, elapsed_s, events)
+        return History(
+            lineage=lineage,
+            pending=pending,
+            asks=tuple(asks.values()),
+            asked=asked,
+            budgets=tuple(budgets),
+            spent=spent,
+            baselines=baselines,
+            race=race,
+            stop=stop,
+            elapsed_s=elapsed_s,
+            events=events,
+        )
 
     def _proposal(self, row: StoredProposal) -> Proposal:
         path = self.kernel_path(row.kernel)

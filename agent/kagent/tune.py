@@ -34,6 +34,8 @@ class Tuner:
 
     name = "tune"
     operators: tuple[Operator, ...] = (Operator.TUNE, Operator.CROSSOVER, Operator.RECOMBINE)
+    at_once = 1
+    resamples = 8
 
     async def propose(self, brief: Brief) -> Draft | None:
         """The next untried file, or None when all neighbours of all that passed were tried."""

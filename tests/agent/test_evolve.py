@@ -3,7 +3,9 @@ from dataclasses import replace
 
 import pytest
 from kagent.events import Finished, Recorded, Started, Stop
+from kagent.evolve import Limits
 from kagent.lineage import Lineage, Operator
+from kagent.propose import Ask
 from kagent.replay import replay
 from kagent.tune import Tuner
 from kagent_sandbox.errors import DeviceError, RunError
@@ -58,7 +60,7 @@ def test_resuming_continues_the_run(tmp_path):
         assert lineage.counted == budget
     # The temperature falls over the budget, so that only the first part must be the same run.
     assert [c.id for c in history.lineage] == list(range(len(lineage)))
-    assert history.budgets[0] == (0, 0)
+    assert history.budgets[0] == 0
     assert len(history.budgets) == 4
     assert essence(whole)[:2] == essence(lineage)[:2]
 
@@ -136,7 +138,7 @@ def test_the_same_machine_code_is_not_judged_twice(tmp_path):
 def test_nothing_left_to_propose_ends_the_run(tmp_path):
     class Short(RandomProposer):
         async def propose(self, brief):
-            return await super().propose(brief) if brief.id < 9 else None
+            return await super().propose(brief) if brief.id < 7 else None
 
     lineage, stop, _ = run(tmp_path, "runs", proposer=Short())
     assert stop is Stop.EXHAUSTED
@@ -153,7 +155,7 @@ def test_without_a_seed_that_passes_there_is_nothing_to_improve(tmp_path):
 
 
 def test_time_is_up(tmp_path):
-    lineage, stop, _ = run(tmp_path, "runs", minutes=0.0)
+    lineage, stop, _ = run(tmp_path, "runs", limits=Limits(seconds=1e-9))
     assert stop is Stop.TIME
     assert lineage.counted == 0
 
@@ -217,7 +219,7 @@ def test_stored_measurements_replay_to_the_same_decisions(tmp_path):
     assert asyncio.run(replay(history, toy, proposer)) is None
 
     divergence = asyncio.run(replay(history, replace(toy, seed=1), proposer))
-    assert divergence.then.id >= 2
+    assert isinstance(divergence.then, Ask)  # it already selects otherwise
     assert divergence.now != divergence.then
 
 

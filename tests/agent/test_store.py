@@ -29,7 +29,7 @@ REJECTED = Rejected(Stage.BUILD, Status.POLICY, "no\nline 2", "case")
 
 
 def fill(store):
-    store.begin(0, 10)
+    store.begin(10)
     for number, verdict in enumerate((PASSED, REJECTED)):
         store.propose(proposal(number, f"x = {number}\n"))
         store.record(
@@ -53,7 +53,7 @@ def test_what_is_written_is_read(tmp_path):
     assert [p.source for p in history.pending] == ["x = 1\n"]
     assert history.pending[0] == proposal(2)
     assert history.stop is Stop.BUDGET
-    assert history.budget_at(1) == 10
+    assert history.budgets == (10,)
     assert sorted(p.name for p in folder.iterdir()) == [
         "kernels",
         "lineage.sqlite",
@@ -193,7 +193,7 @@ def test_a_read_only_runs_folder_is_one_clear_line(tmp_path):
 def test_the_budget_is_the_last_sessions(folder):
     with RunStore.open(folder) as store:
         assert store.history().budget == 10
-        store.begin(3, 70)
+        store.begin(70)
         assert store.history().budget == 70
 
 

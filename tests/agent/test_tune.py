@@ -113,7 +113,7 @@ def test_every_combination_is_proposed_once_and_then_nothing(task):
         assert all(t.current in t.values for t in items)
         seen.add(values)
         verdict = passed({"short": 100.0})
-        proposal = draft.proposal(brief(task, lineage, number=number))
+        proposal = draft.proposal(brief(task, lineage, number=number), number)
         lineage.record(Candidate(replace(proposal, id=number), verdict))
     assert len(seen) == 24
     assert number == 24

@@ -205,6 +205,8 @@ class RandomProposer:
 
     name = "random"
     operators = (Operator.TUNE, Operator.STRUCTURE, Operator.REPAIR)
+    at_once = 1
+    resamples = 8
 
     def __init__(self, delay_s=0.0, seed=0):
         self.delay_s = delay_s

@@ -1,0 +1,47 @@
+"""What calls of a model cost: one call, and the sum over a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One call of a model. With `error`, nothing usable came back."""
+
+    ask: int
+    attempt: int
+    model: str
+    card: str
+    seconds: float
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    dollars: float | None = None
+    truncated: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What all calls of a run have cost so far."""
+
+    calls: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    dollars: float = 0.0
+    unpriced: int = 0  # calls whose price is not known: `dollars` is without them
+    seconds: float = 0.0
+
+    def and_call(self, call: ModelCall) -> Spent:
+        """With one more call."""
+        unpriced = call.dollars is None and not call.error
+        return Spent(
+            calls=self.calls + 1,
+            failed=self.failed + bool(call.error),
+            input_tokens=self.input_tokens + (call.input_tokens or 0),
+            output_tokens=self.output_tokens + (call.output_tokens or 0),
+            dollars=self.dollars + (call.dollars or 0.0),
+            unpriced=self.unpriced + unpriced,
+            seconds=self.seconds + call.seconds,
+        )
