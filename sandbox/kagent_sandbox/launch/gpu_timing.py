@@ -138,6 +138,8 @@ class Graph:
     def __init__(self, clock: Clock, work: Work, *, share_memory: bool = False) -> None:
         """Capture `work`, which must have run on the clock's stream before (lazy loading).
 
+        It is kept until `close`: replays read the memory of whatever it refers to.
+
         With `share_memory` what the work allocates may be reused by other such graphs' work, so
         that results do not outlive the next replay of any of them.
 
@@ -145,6 +147,7 @@ class Graph:
             GpuError, RuntimeError: It cannot be captured.
         """
         self._clock = clock
+        self._work: Work | None = work
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.stream(clock.stream):
             self._graph.capture_begin(
@@ -177,6 +180,7 @@ class Graph:
         """Free the graph and its private memory. The stream must be idle."""
         call(driver.cuGraphExecDestroy, self._exec, doing="destroying the graph")
         self._graph.reset()
+        self._work = None
         self._clock.leave_graph_pool(self)
 
 
