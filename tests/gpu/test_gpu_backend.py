@@ -148,28 +148,33 @@ def test_baselines_are_measured_and_failures_recorded(backend, task):
     assert measure_baselines(task, "gpu", backend.facts) == found
 
 
-def test_a_captured_baseline_keeps_its_inputs():
-    """A replay reads addresses: what lay there must not be given to anybody else."""
-    from kagent_sandbox.launch.gpu_baselines import ready
-    from kagent_sandbox.launch.gpu_timing import Clock
+def test_a_graph_keeps_the_inputs_of_its_work():
+    """A replay reads addresses: what lies there must not be given to anybody else."""
+    from kagent_sandbox.launch.gpu_timing import Clock, Graph
 
     clock = Clock(torch.device("cuda"))
     count = 4 << 20
     result = torch.zeros(count, device=clock.device)
 
-    def double_of_ones():
+    def captured():
         given = torch.ones(count, device=clock.device)
-        return lambda: torch.mul(given, 2, out=result)
 
-    baseline = ready(double_of_ones(), clock)
-    assert baseline.captured
+        def work():
+            torch.mul(given, 2, out=result)
+
+        with torch.cuda.stream(clock.stream):
+            work()
+        torch.cuda.synchronize()
+        return Graph(clock, work)
+
+    graph = captured()
     others = [torch.full((count,), 7.0, device=clock.device) for _ in range(3)]
     torch.cuda.synchronize()
-    baseline.work()
+    graph.replay()
     clock.sync("replaying")
     assert result.eq(2).all()
     assert all(o.eq(7).all() for o in others)
-    baseline.close()
+    graph.close()
 
 
 def test_baselines_live_in_the_launcher_beside_a_plan(backend, task):
