@@ -17,43 +17,29 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What a call used up, as far as the endpoint said."""
-
-    input_tokens: int | None = None
-    output_tokens: int | None = None  # reasoning tokens included
-    dollars: float | None = None  # None: no price is known, or no tokens were reported
-    seconds: float = 0.0  # from the request to the end of the reply
-
-
-@dataclass(frozen=True, slots=True)
 class Reply:
     """A model's text, and what it cost."""
 
     text: str
     model: str  # as the user named it
     truncated: bool  # cut at the token limit, or at kagent's own limit of characters
-    usage: Usage = Usage()
+    input_tokens: int | None  # None: the endpoint did not say
+    output_tokens: int | None  # reasoning tokens included
+    dollars: float | None  # None: no price is known, or no tokens were reported
+    seconds: float  # from the request to the end of the reply
 
-    @property
-    def input_tokens(self) -> int | None:
-        """Tokens of the prompt."""
-        return self.usage.input_tokens
 
-    @property
-    def output_tokens(self) -> int | None:
-        """Tokens that were written, reasoning included."""
-        return self.usage.output_tokens
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a failed call cost all the same, as far as the endpoint said."""
 
-    @property
-    def dollars(self) -> float | None:
-        """Price of the call; None where no price is known."""
-        return self.usage.dollars
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    dollars: float | None = None
+    seconds: float = 0.0
 
-    @property
-    def seconds(self) -> float:
-        """From the request to the end of the reply."""
-        return self.usage.seconds
+
+NOTHING = Usage()
 
 
 class ModelError(KagentError):
@@ -62,10 +48,10 @@ class ModelError(KagentError):
 
     Attributes:
         permanent: Asking again cannot help: the key, the model's name, the quota, the address.
-        usage: What the call cost all the same: an empty reply is paid for too.
+        usage: What the call cost: an empty or refused reply is paid for too.
     """
 
-    def __init__(self, message: str, *, permanent: bool, usage: Usage = Usage()) -> None:
+    def __init__(self, message: str, *, permanent: bool, usage: Usage = NOTHING) -> None:
         super().__init__(message)
         self.permanent = permanent
         self.usage = usage
