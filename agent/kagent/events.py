@@ -81,7 +81,6 @@ class Asked:
 class Called:
     """A model's call is over; `spent` is what all calls of the run have cost by now."""
 
-    ask: int
     call: ModelCall
     spent: Spent
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -330,3 +331,13 @@ def language_of(name: str) -> Language:
         if name.startswith(f"{language}_"):
             return language
     raise ValueError(f"{name}: a seed's name begins with triton_, cuda_ or cpp_")
+
+
+def language_of_source(source: str) -> Language:
+    """C++ if it makes a C++ kernel, CUDA if it makes a CUDA kernel and no Triton one."""
+    if re.search(r"\bcpp_kernel\s*\(", source):
+        return "cpp"
+    uses_triton = re.search(r"@(triton\.)?jit\b|@gluon\.jit\b", source)
+    if re.search(r"\bcuda_kernel\s*\(", source) and not uses_triton:
+        return "cuda"
+    return "triton"

@@ -7,7 +7,7 @@ prediction is exact but for the noise, since the choice costs nothing on the dev
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kagent_sandbox.task import Case, Task
@@ -15,7 +15,7 @@ from kagent_sandbox.verdict import Passed
 
 from kagent.lineage import Candidate, Lineage, Operator
 from kagent.merge import Choice, Part, labels, merge
-from kagent.propose import Draft, Setting
+from kagent.propose import Brief, Draft, Setting
 from kagent.tunables import read_tunables
 
 GAIN = 0.004  # log speed-up over the better of the two that is worth a longer file; or their noise
@@ -33,6 +33,18 @@ class Crossing:
     choice: Choice
     gain: float  # log speed-up over the better of the two
     log: float  # predicted log speed-up over the baselines
+
+
+def best(brief: Brief, is_new: Callable[[str], bool]) -> Draft | None:
+    """The most promising file of two structures that is new, if it should beat the incumbent."""
+    incumbent = brief.lineage.log_speed(brief.elites[0].id)
+    for crossing in crossings(brief.setting, brief.lineage):
+        if crossing.log < incumbent + GAIN:
+            return None  # the incumbent is as good as all that follow
+        draft = _draft(brief.setting, crossing)
+        if draft is not None and is_new(draft.source):
+            return draft
+    return None
 
 
 def crossings(setting: Setting, lineage: Lineage) -> list[Crossing]:
@@ -116,7 +128,7 @@ def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[Choice, list[str
             yield Choice(f"{{{tensor}}}.dtype == torch.{dtype}", "faster for this dtype"), holds
 
 
-def draft(setting: Setting, crossing: Crossing) -> Draft | None:
+def _draft(setting: Setting, crossing: Crossing) -> Draft | None:
     """The file that chooses, or None where the two cannot be merged."""
     first, second = crossing.first.proposal, crossing.second.proposal
     label_a, label_b = labels([first.name, second.name])

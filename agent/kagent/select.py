@@ -169,6 +169,23 @@ def to_repair(lineage: Lineage, pending: Sequence[Brief]) -> Candidate | None:
     return None
 
 
+def mate(brief: Brief) -> Candidate | None:
+    """The elite that a crossover joins to the parent: the one that is ahead of it by most on some
+    cases, another structure before one of the same; None where there is no second elite.
+    """
+    speed = brief.lineage.speed(brief.parent.id)
+    ours = speed.cases if speed is not None else {}
+
+    def ahead(candidate: Candidate) -> tuple[bool, float, int]:
+        theirs = brief.lineage.speed(candidate.id)
+        gains = [log - ours.get(case, log) for case, log in theirs.cases.items()] if theirs else []
+        other = candidate.proposal.name != brief.parent.proposal.name
+        return other, sum(g for g in gains if g > 0), -candidate.id
+
+    others = [c for c in brief.elites if c.id != brief.parent.id]
+    return max(others, key=ahead, default=None)
+
+
 def to_sweep(lineage: Lineage, pending: Sequence[Brief]) -> int | None:
     """Configurations of the incumbent's tunables to try: as many as take less time than a call of
     the model. None if those are fewer than two, or it was swept.

@@ -171,17 +171,12 @@ def _cross(brief: Brief, rng: random.Random, tried: set[Key]) -> Draft | None:
 def _recombine(brief: Brief, rng: random.Random, tried: set[Key]) -> Draft | None:
     """The most promising file of two structures that was not tried."""
     del rng
-    best = brief.lineage.log_speed(brief.elites[0].id)
-    for crossing in recombine.crossings(brief.setting, brief.lineage):
-        if crossing.log < best + recombine.GAIN:
-            return None  # the incumbent is as good as all that follow
-        draft = recombine.draft(brief.setting, crossing)
-        if draft is None:
-            continue
-        file = read_tunables(draft.source)
-        if file is not None and _key(file) not in tried:
-            return draft
-    return None
+
+    def is_new(source: str) -> bool:
+        file = read_tunables(source)
+        return file is not None and _key(file) not in tried
+
+    return recombine.best(brief, is_new)
 
 
 def _draft(

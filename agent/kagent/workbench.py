@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ from kagent_sandbox.errors import UserError
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge_client import JudgeClient
 from kagent_sandbox.launch.base import DeviceFacts
-from kagent_sandbox.plan import Language
 from kagent_sandbox.race_result import BEST_OF_TORCH, Race
 from kagent_sandbox.task import Kind, Task, draw_hidden
 from kagent_sandbox.verdict import CaseError, Rejected
 
+from kagent.lineage import language_of_source
 from kagent.session import has_gpu, request_maker
 
 DEFAULT_TARGET = "sm_90a"
@@ -59,16 +58,6 @@ def read_candidate(path: Path) -> str:
         raise UserError(f"{path}: {e.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8 text") from None
-
-
-def language_of_source(source: str) -> Language:
-    """C++ if it makes a C++ kernel, CUDA if it makes a CUDA kernel and no Triton one."""
-    if re.search(r"\bcpp_kernel\s*\(", source):
-        return "cpp"
-    uses_triton = re.search(r"@(triton\.)?jit\b|@gluon\.jit\b", source)
-    if re.search(r"\bcuda_kernel\s*\(", source) and not uses_triton:
-        return "cuda"
-    return "triton"
 
 
 def build_file(
