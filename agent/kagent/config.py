@@ -214,8 +214,9 @@ class Config(BaseSettings):
     configs: int = Field(
         1, ge=1, le=64, description="configurations of its tunables tried per candidate"
     )
-    minutes: float | None = Field(None, gt=0, description="time after which nothing new starts")
-    max_time: Seconds | None = Field(None, description="wall clock of the run: 90s, 8m, 1h30m")
+    max_time: Seconds | None = Field(
+        None, description="wall clock of the search, the final race not counted: 90s, 8m, 1h30m"
+    )
     max_cost: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="dollars that the run may cost"
     )

@@ -14,7 +14,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from kagent.calls import Spent
 from kagent.events import (
+    Answered,
+    Asked,
+    Called,
+    CallFailed,
     Event,
     Finished,
     Progress,
@@ -25,7 +30,7 @@ from kagent.events import (
     Step,
     Working,
 )
-from kagent.lineage import Candidate, Operator, roofline_share
+from kagent.lineage import Candidate, Operator, Proposal, roofline_share
 
 _RECENT = 8  # verdicts that the panel shows
 _BAR = 50  # characters
@@ -41,6 +46,23 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def spent_text(spent: Spent, max_dollars: float | None = None) -> str:
+    """'$0.41 of $2.00, 12 calls (1 failed), 61,204 tokens in, 9,518 out'."""
+    dollars = f"${spent.dollars:.2f}" if spent.dollars or not spent.unpriced else ""
+    if dollars and max_dollars is not None:
+        dollars += f" of ${max_dollars:.2f}"
+    if dollars and spent.unpriced:
+        dollars += f" without {spent.unpriced} calls of unknown price"
+    failed = f" ({spent.failed} failed)" if spent.failed else ""
+    parts = [
+        dollars,
+        f"{spent.calls} calls{failed}",
+        f"{spent.input_tokens:,} tokens in",
+        f"{spent.output_tokens:,} out",
+    ]
+    return ", ".join(p for p in parts if p)
 
 
 def first_line(verdict: Rejected) -> str:
@@ -79,7 +101,8 @@ class State:
         self.search_began_s: float | None = None
         self.rejected: Counter[str] = Counter()
         self.passed = 0
-        self.in_flight: dict[int, Step] = {}
+        self.in_flight: dict[tuple[str, int], Step] = {}  # asks, and candidates
+        self.spent = Spent()
         self.note = ""
         self.names: dict[int, str] = {}
 
@@ -90,8 +113,16 @@ class State:
                 self.started = event
             case Progress(text):
                 self.note = text
+            case Asked(ask, _):
+                self.in_flight["ask", ask] = Step.PROPOSE
+            case Answered(ask, _):
+                self.in_flight.pop(("ask", ask), None)
+            case Called(_, spent):
+                self.spent = spent
+            case CallFailed(error, in_a_row):
+                self.note = f"{error} ({in_a_row} in a row)"
             case Working(proposal_id, step):
-                self.in_flight[proposal_id] = step
+                self.in_flight["candidate", proposal_id] = step
             case Proposed(proposal):
                 self.names[proposal.id] = proposal.name
             case Recorded():
@@ -104,7 +135,7 @@ class State:
         if self.search_began_s is None and candidate.counts:
             self.search_began_s = time.monotonic()
             self.first_counted = event.counted
-        self.in_flight.pop(candidate.id, None)
+        self.in_flight.pop(("candidate", candidate.id), None)
         self.counted = event.counted
         self.note = ""
         if event.promoted:
@@ -159,10 +190,16 @@ def record_line(event: Recorded, budget: int) -> Text:
     line.append(f"{proposal.name[:24]:<20} ", "cyan")
     line.append(text, style)
     if proposal.operator is not Operator.SEED:
-        line.append(f"  {proposal.operator.value}: {proposal.hypothesis}", "dim")
+        line.append(f"  {proposal.operator.value}: {_one_line(proposal)}", "dim")
     line.no_wrap = True
     line.overflow = "ellipsis"
     return line
+
+
+def _one_line(proposal: Proposal) -> str:
+    """Hypothesis and, where one was made, prediction."""
+    said = " ".join(proposal.hypothesis.split()) or "(no hypothesis)"
+    return said if proposal.predicted is None else f"[{proposal.predicted:.2f}× predicted] {said}"
 
 
 class PlainDisplay:
@@ -191,13 +228,16 @@ class PlainDisplay:
             self._console.print(line, soft_wrap=True, crop=False)
         elif isinstance(event, Progress):
             self._console.print(Text(event.text), soft_wrap=True)
+        elif isinstance(event, CallFailed):
+            self._console.print(Text(f"{event.error} ({event.in_a_row} in a row)"), soft_wrap=True)
 
 
 class LiveDisplay:
     """A panel that stays at the bottom while the last verdicts scroll above it."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, max_dollars: float | None = None) -> None:
         self._console = console
+        self._max_dollars = max_dollars
         self._state = State()
         self._recent: list[Text] = []
         self._live = Live(
@@ -240,10 +280,12 @@ class LiveDisplay:
         table.add_row("passed", f"{state.passed}, seeds included")
         table.add_row("rejected", state.rejected_text())
         table.add_row("in flight", Text(state.note or state.flight_text()))
+        if state.spent.calls:
+            table.add_row("spent", Text(spent_text(state.spent, self._max_dollars)))
         table.add_row("time", f"{clock(time.monotonic() - state.began_s)} elapsed{remaining}")
         return Group(*self._recent, Text(), table)
 
 
-def display_for(console: Console) -> PlainDisplay | LiveDisplay:
-    """Live on a terminal, plain elsewhere."""
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+def display_for(console: Console, max_dollars: float | None = None) -> PlainDisplay | LiveDisplay:
+    """Live on a terminal, plain elsewhere. `max_dollars`: shown beside what was spent."""
+    return LiveDisplay(console, max_dollars) if console.is_terminal else PlainDisplay(console)

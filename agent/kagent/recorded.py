@@ -14,7 +14,7 @@ from kagent.store import History
 class Recorded:
     """A `Proposer`. The brief counts for nothing but its place in the order."""
 
-    operators: tuple[Operator, ...] = ()
+    operators: tuple[Operator, ...] = (Operator.TUNE,)  # what briefs ask for is not looked at
     at_once = 1
     resamples = 0  # what was a duplicate then is one again
 

@@ -14,16 +14,17 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from kagent import tables
-from kagent.display import clock
+from kagent.display import clock, spent_text
 from kagent.events import Stop
 from kagent.lineage import Lineage
 from kagent.race import FinalRace
 from kagent.show import path_view
+from kagent.store import History
 
 if TYPE_CHECKING:
     from kagent.session import Outcome
 
-RESUMABLE = (Stop.INTERRUPTED, Stop.TIME, Stop.FAILED)
+RESUMABLE = (Stop.INTERRUPTED, Stop.TIME, Stop.FAILED, Stop.COST, Stop.TOKENS)
 
 
 def end_of_run(
@@ -39,6 +40,8 @@ def end_of_run(
         "default",
     )
     yield head
+    if outcome.history.spent.calls:
+        yield cost_text(outcome.history)
     best, final = lineage.incumbent, outcome.history.race
     if best is None:
         yield Text("no candidate passed; why, says the next command")
@@ -57,6 +60,20 @@ def end_of_run(
     yield Text("next:   ").append_text(
         _command("kagent", "show", folder.name, *more, *_words(runs))
     )
+
+
+def cost_text(history: History) -> Text:
+    """What the models' calls cost, in all and per accepted improvement."""
+    spent, lineage = history.spent, history.lineage
+    gains = [c for c in lineage.promotions if c.proposal.origin is not None]
+    text = Text(f"cost: {spent_text(spent)}")
+    if gains and spent.dollars:
+        each = spent.dollars / len(gains)
+        text.append(f"; {len(gains)} accepted improvements by models, ${each:.2f} each")
+    elif gains:
+        tokens = (spent.input_tokens + spent.output_tokens) // len(gains)
+        text.append(f"; {len(gains)} accepted improvements by models, {tokens:,} tokens each")
+    return text
 
 
 def _words(flags: Mapping[str, str]) -> Iterator[str]:

@@ -29,9 +29,9 @@ from kagent_sandbox.task import Case, Kind, Task, build_case, draw_hidden
 from kagent.config import Config
 from kagent.events import Observer, Stop
 from kagent.evolve import Evolution, Limits, SeedText
-from kagent.lineage import Operator
 from kagent.machine import Machine
-from kagent.propose import Proposer, Setting
+from kagent.propose import Nobody, Proposer, Setting
+from kagent.proposers import check_models, open_proposer, operators_of, recording, window_of
 from kagent.runs import Manifest, read_manifest
 from kagent.store import History, RunStore
 from kagent.tasks import find_task, seeds_of
@@ -61,35 +61,72 @@ def evolve(
     """
     task = find_task(task_name)
     manifest = read_manifest(resume) if resume is not None else None
-    if manifest is not None:
-        _same_task(manifest, task, resume)
-        # What decides the run's course stays as it was; budget, time and cores may change.
-        kept = {
-            n: getattr(manifest, n) for n in ("lang", "proposer", "seed", "in_flight", "configs")
-        }
-        config = config.model_copy(update=kept)
+    config = settled(config, task, manifest, resume)
     kind, seeds = choose_seeds(task, config)
-    proposer = Tuner()
     secret = secrets.randbits(62)
     with open_machine(task, kind, config, secret) as (machine, facts, environment):
         if manifest is not None and resume is not None:
             _same_machine(manifest, environment, facts, resume)
             store = RunStore.open(resume)
         else:
-            made = _manifest(task, kind, config, proposer, facts, environment)
+            made = _manifest(task, kind, config, facts, environment)
             store = RunStore.create(config.runs, made)
         with store:
             budget = config.budget
             if manifest is not None and "budget" not in config.model_fields_set:
                 budget = store.history().budget  # the run's own, unless another one is given
             setting = _setting(task, kind, store.manifest, budget)
-            limits = Limits(seconds=60 * config.minutes if config.minutes is not None else None)
-            search = Evolution(setting, seeds, store, machine, proposer, observe, limits)
+            limits = Limits(seconds=config.max_time, stop_at=config.stop_at)
+
+            async def search() -> Stop:
+                async with contextlib.AsyncExitStack() as stack:
+                    proposer = await open_proposer(config, task, store, observe, stack)
+                    evolution = Evolution(setting, seeds, store, machine, proposer, observe, limits)
+                    return await evolution.run()
+
             try:
-                stop = asyncio.run(search.run())
+                stop = asyncio.run(search())
             except KeyboardInterrupt:
                 stop = Stop.INTERRUPTED
             return Outcome(store.folder, stop, store.history())
+
+
+def settled(
+    config: Config, task: Task, manifest: Manifest | None = None, resume: Path | None = None
+) -> Config:
+    """The configuration with what a resumed run, or the run to replay, has decided before.
+
+    Raises:
+        RunError: The run to resume or to replay cannot be used.
+        UserError: It is a run of another task, or needs a GPU and there is none; no model is set,
+            or its key or price is missing.
+    """
+    if manifest is not None:
+        _same_task(manifest, task, resume)
+        if manifest.proposer == Nobody.name:
+            raise UserError(
+                f"{resume}: a run that is answered from outside: kagent ask and kagent tell go on "
+                "with it, kagent judge judges what was told"
+            )
+        # What decides the run's course stays as it was; budget, time and cores may change.
+        kept: dict[str, object] = {
+            n: getattr(manifest, n) for n in ("lang", "proposer", "seed", "configs")
+        }
+        config = config.model_copy(update=kept)
+    found = recording(config, task.name)
+    if found is not None:
+        given = config.model_fields_set
+        if found.kind == "gpu" and not has_gpu():
+            raise UserError(
+                f"{found.name} holds kernels for an NVIDIA GPU, and this machine has none: replay "
+                "it where there is one"
+            )
+        update: dict[str, object] = {} if "lang" in given else {"lang": found.lang}
+        if "budget" not in given:
+            update["budget"] = found.evaluations
+        config = config.model_copy(update=update)
+    check_models(config)
+    return config
 
 
 def setting_of(store: RunStore, task: Task) -> Setting:
@@ -99,11 +136,15 @@ def setting_of(store: RunStore, task: Task) -> Setting:
     return _setting(task, kind, manifest, store.history().budget)
 
 
-def proposer_of(manifest: Manifest) -> Proposer:
-    """The proposer of a stored run."""
-    if manifest.proposer != Tuner.name:
-        raise RunError(f"this kagent has no proposer {manifest.proposer!r}")
-    return Tuner()
+def proposer_of(manifest: Manifest) -> Proposer | None:
+    """The proposer that decides a stored run's proposals once more; None if they came from outside
+    of kagent, from a model or a person.
+
+    Raises:
+        RunError: There is no proposer of that name.
+    """
+    operators_of(manifest.proposer)
+    return Tuner() if manifest.proposer == Tuner.name else None
 
 
 @functools.cache
@@ -225,11 +266,9 @@ def _manifest(
     task: Task,
     kind: Kind,
     config: Config,
-    proposer: Proposer,
     facts: DeviceFacts,
     environment: Mapping[str, object],
 ) -> Manifest:
-    operators: tuple[Operator, ...] = proposer.operators
     return Manifest(
         task=task.name,
         task_folder=str(task.folder),
@@ -239,9 +278,9 @@ def _manifest(
         target=facts.target,
         seed=config.seed,
         lang=config.lang,
-        proposer=proposer.name,
-        operators=operators,
-        in_flight=config.in_flight,
+        proposer=config.proposer,
+        operators=operators_of(config.proposer),
+        in_flight=window_of(config),
         configs=config.configs,
         environment=environment,
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),

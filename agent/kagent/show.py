@@ -12,7 +12,7 @@ from kagent_sandbox.verdict import Rejected
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kagent.display import clock, first_line, speed_text
+from kagent.display import clock, first_line, speed_text, spent_text
 from kagent.grid import Column, Grid
 from kagent.lineage import Candidate, Lineage, Operator
 from kagent.runs import list_runs
@@ -97,6 +97,7 @@ def run_json(store: RunStore, history: History) -> Mapping[str, object]:
         "path": [c.id for c in lineage.path(best.id)] if best else [],
         "stop": history.stop,
         "elapsed_s": history.elapsed_s,
+        "spent": to_json(history.spent),
         "race": to_json(history.race) if history.race else None,
         "candidates": [candidate_json(c, source=False) for c in lineage],
         "pending": [p.id for p in history.pending],
@@ -111,6 +112,8 @@ def run_view(store: RunStore, history: History) -> RenderableType:
         f"{lineage.counted} evaluated in {clock(history.elapsed_s)}, "
         f"{len(lineage.passed())} passed, ended: {history.stop or 'not yet'}\n"
     )
+    if history.spent.calls:
+        head.append(f"cost: {spent_text(history.spent)}\n")
     best = lineage.incumbent
     if best is None:
         return Group(head, Text("no candidate has passed yet\n"), _rejections(lineage))

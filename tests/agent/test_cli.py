@@ -195,7 +195,7 @@ def test_candidates_are_timed_beside_the_baselines_and_failures_named(task, proc
         (("evolve", "softmax", "--resume", "nope"), 4, "no run 'nope' in runs: it has none"),
         (("evolve", "softmax", "--budget", "-1"), 2, "'--budget'"),
         (("evolve", "softmax", "--lang", "rust"), 2, "'--lang'"),
-        (("evolve", "softmax", "--minutes", "-1"), 2, "option minutes"),
+        (("evolve", "softmax", "--max-time", "soon"), 2, "option max_time: expected a time such as 90s"),
         (("show", "nope"), 4, "no run 'nope'"),
         (("bench", "--task", "softmax"), 2, "Missing argument"),
     ],

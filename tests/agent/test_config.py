@@ -29,7 +29,7 @@ def test_an_unknown_option_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("budget", -1), ("jobs", 0), ("lang", "rust"), ("minutes", 0)]
+    ("option", "value"), [("budget", -1), ("jobs", 0), ("lang", "rust"), ("max_time", 0)]
 )
 def test_a_wrong_value_is_named(option, value):
     with pytest.raises(UserError, match=f"option {option}: .*got {value!r}"):

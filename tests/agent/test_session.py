@@ -72,7 +72,7 @@ def kernel(loop):
         from kagent_sandbox.lang import cpp_kernel
 
         CHUNK = 4096
-        TUNE = {"CHUNK": [1024, 4096, 16384]}
+        TUNE = {"CHUNK": [1024, 2048, 4096, 8192, 16384]}
         SOURCE = r"""
         #include <cstdint>
         extern "C" void twice(const float* x, float* y, int64_t n) {

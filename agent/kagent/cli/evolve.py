@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -23,17 +24,49 @@ def evolve(
         Literal["triton", "cuda", "cpp", "any"] | None,
         typer.Option(help="Language of the seeds: any = Triton and CUDA on a GPU, else C++."),
     ] = None,
-    proposer: Annotated[Literal["tune"] | None, typer.Option(help="What proposes kernels.")] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Model to ask, as NAME or NAME=WEIGHT; may be repeated."),
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="Address of an OpenAI-compatible endpoint.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of the model's sampling (the endpoint's own).")
+    ] = None,
+    bandit: Annotated[
+        bool | None,
+        typer.Option(
+            "--bandit", help="Prefer the models that gain most per dollar.", show_default=False
+        ),
+    ] = None,
+    proposer: Annotated[
+        str | None,
+        typer.Option(help="tune, model or replay:RUN (model if one is set, else tune)."),
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Folder with prompt templates and cards of your own.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of all random decisions (0).")] = None,
     jobs: JobsOption = None,
     in_flight: Annotated[
-        int | None, typer.Option(help="Proposals worked on at once (4).", min=1)
+        int | None, typer.Option(help="Model calls, or proposals, at once (4).", min=1)
     ] = None,
     configs: Annotated[
         int | None, typer.Option(help="Configurations tried per candidate (1).", min=1)
     ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="Start nothing new after this time.")
+    max_cost: Annotated[
+        float | None, typer.Option(help="Dollars that the run may cost, calls in flight included.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens that the run may use, calls in flight included.")
+    ] = None,
+    max_time: Annotated[
+        str | None,
+        typer.Option(help="End the search after 90s, 8m, 1h30m; the final race follows."),
+    ] = None,
+    stop_at: Annotated[
+        float | None, typer.Option(help="End at this share of the roofline, such as 0.95.")
     ] = None,
     runs: RunsOption = None,
     resume: Annotated[
@@ -43,29 +76,40 @@ def evolve(
     """Evolve a task's kernel: propose, build, check, measure, keep the fastest lineage."""
     from kagent import report, session
     from kagent.display import display_for
-    from kagent.runs import find_run
+    from kagent.runs import find_run, read_manifest
     from kagent.tasks import find_task
 
     config = load_config(
         budget=budget,
         lang=lang,
+        model=model or None,
+        base_url=base_url,
+        temperature=temperature,
+        bandit=bandit,
         proposer=proposer,
+        prompts=prompts,
         seed=seed,
         jobs=jobs,
         in_flight=in_flight,
         configs=configs,
-        minutes=minutes,
+        max_cost=max_cost,
+        max_tokens=max_tokens,
+        max_time=max_time,
+        stop_at=stop_at,
         runs=runs,
     )
     folder = find_run(config.runs, resume) if resume is not None else None
     found = find_task(task)
-    session.choose_seeds(found, config)  # what cannot work is said before anything starts
-    out.print(_opening(config))
+    manifest = read_manifest(folder) if folder is not None else None
+    # What cannot work is said before anything starts.
+    will_be = session.settled(config, found, manifest, folder)
+    session.choose_seeds(found, will_be)
+    out.print(_opening(will_be))
     runs_used = config.runs if folder is None else folder.parent
     flags = report.next_flags(runs_used, load_config().runs)
     begun: list[str] = []
     try:
-        with display_for(out) as display:
+        with display_for(out, max_dollars=config.max_cost) as display:
             outcome = session.evolve(task, config, _noting(display, begun), folder)
     except (KagentError, KeyboardInterrupt) as e:
         if begun:
@@ -81,10 +125,15 @@ def evolve(
 
 
 def _opening(config: Config) -> Text:
-    return Text(
-        f"proposals come from the built-in tuner ({config.proposer}): no language model is used",
-        style="dim",
-    )
+    if config.proposer == "model":
+        models = ", ".join(f"{m.name} at {m.host}" for m in config.model_configs())
+        text = f"proposals come from {models}"
+    elif config.proposer == "tune":
+        text = "proposals come from the built-in tuner (tune): no language model is used"
+    else:
+        run = config.proposer.removeprefix("replay:")
+        text = f"proposals are those of {run}, measured anew: no language model is used"
+    return Text(text, style="dim")
 
 
 def _noting(display: Observer, begun: list[str]) -> Observer:

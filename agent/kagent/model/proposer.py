@@ -31,6 +31,9 @@ class Chat(Protocol):
     async def complete(self, prompt: Prompt) -> Reply:
         """The model's reply. Raises ModelError."""
 
+    async def close(self) -> None:
+        """Close its connections."""
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
