@@ -1,0 +1,386 @@
+"""Runs whose proposals come from (scripted) models, on the toy landscape."""
+
+import asyncio
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kagent.calls import ModelCall, Spent
+from kagent.events import CallFailed, Recorded, Stop
+from kagent.evolve import Limits
+from kagent.lineage import Operator, roofline_share
+from kagent.model.chat import ModelError, Prompt, Reply
+from kagent.model.proposer import Model, ModelProposer
+from kagent.model.purse import Most, Purse
+from kagent.model.spec import ModelConfig, Prices
+from kagent.propose import CapReached
+from kagent.recorded import Recorded as Repeater
+from kagent.replay import replay
+from kagent_sandbox.verdict import Rejected, Status
+from toy import FakeBuilder, evolution, machine, setting, toy_source, toy_task
+
+PRICES = Prices(input=1.0, output=10.0)
+
+
+class Script:
+    """Answers like a model: `answer(number)` gives a text, an error, or (seconds, text)."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.calls = 0
+        self.at_once = self.most_at_once = 0
+
+    async def complete(self, prompt):
+        number, self.calls = self.calls, self.calls + 1
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            said = self.answer(number)
+            seconds, said = said if isinstance(said, tuple) else (0.0, said)
+            await asyncio.sleep(seconds)
+        finally:
+            self.at_once -= 1
+        if isinstance(said, Exception):
+            raise said
+        return Reply(said, "script", False, 20, 500, 0.005, 20.0)
+
+    async def close(self):
+        pass
+
+
+def reply(source, hypothesis="wider is faster", predicted="1.10×"):
+    return f"Hypothesis: {hypothesis}\nPredicted speed-up: {predicted}\n\n```python\n{source}```\n"
+
+
+def kernels(number):
+    widths, depths = (1, 2, 4, 8, 16, 32), (1, 2, 3, 4)
+    x, y = list(itertools.product(widths, depths))[(7 * number + 5) % 24]
+    return reply(toy_source(x, y, extra=f"Z = {number}"))
+
+
+def made(script, store, *, spent=None, at_once=4, prices=PRICES, **caps):
+    config = ModelConfig("script", "http://127.0.0.1:1/v1", prices=prices, reply_tokens=1000)
+    purse = Purse(spent or Spent(), **caps)
+    return ModelProposer(
+        [Model(config, script)],
+        lambda brief: Prompt(
+            "system", f"ask {brief.id}: {brief.operator} of {brief.parent.id}", "c"
+        ),
+        store.call,
+        purse,
+        lambda event: None,
+        at_once=at_once,
+    )
+
+
+def run(
+    tmp_path, answer, name="runs", *, observe=None, limits=None, budget=12, in_flight=6, **more
+):
+    script = Script(answer)
+    seen = []
+
+    def watch(event):
+        seen.append(event)
+        if observe is not None:
+            observe(event)
+
+    class Late:
+        """The proposer, made once the store is there."""
+
+        operators = ModelProposer.operators
+        name, resamples, at_once = "model", 2, more.pop("at_once", 4)
+
+        async def propose(self, brief):
+            return await self.inner.propose(brief)
+
+    late = Late()
+    build = more.pop("machine", None)
+    search, store = evolution(
+        tmp_path / "task",
+        tmp_path / name,
+        proposer=late,
+        budget=budget,
+        in_flight=in_flight,
+        observe=watch,
+        limits=limits,
+        **({"machine": build} if build else {}),
+    )
+    late.inner = made(script, store, spent=store.history().spent, at_once=late.at_once, **more)
+    with store:
+        try:
+            stop = asyncio.run(search.run())
+        except ModelError as e:
+            stop = e
+        return stop, store.history(), script, seen, store
+
+
+def test_replies_become_candidates_and_all_of_it_is_stored(tmp_path):
+    stop, history, script, _, store = run(tmp_path, lambda n: (0.02, kernels(n)))
+    assert stop is Stop.BUDGET
+    assert history.lineage.counted == 12
+    answered = [c for c in history.lineage if c.proposal.origin is not None]
+    assert answered
+    for candidate in answered:
+        proposal = candidate.proposal
+        assert proposal.hypothesis == "wider is faster"
+        assert proposal.predicted == 1.10
+        assert proposal.origin.model == "script"
+        assert proposal.origin.card == "c"
+        text = store.text_path("prompts", proposal.ask, proposal.attempt).read_text()
+        assert f"ask {proposal.ask}: " in text
+        assert "system" in text
+        assert (
+            proposal.source
+            in store.text_path("replies", proposal.ask, proposal.attempt).read_text()
+        )
+    assert history.spent.calls == script.calls
+    assert history.spent.dollars == pytest.approx(0.005 * script.calls)
+    assert history.spent.input_tokens == 20 * script.calls
+    assert script.most_at_once == 4
+
+
+def test_a_slow_reply_holds_up_nobody(tmp_path):
+    """The first call never ends before the run does: all others are evaluated meanwhile."""
+    order = []
+
+    def answer(number):
+        return (0.5, kernels(99)) if number == 0 else kernels(number)
+
+    _, history, _, seen, _ = run(tmp_path, answer, budget=10, observe=order.append)
+    first = next(c for c in history.lineage if c.proposal.ask == 0)
+    assert first.id == len(history.lineage) - 1
+    assert [e.candidate.id for e in seen if isinstance(e, Recorded)] == list(
+        range(len(history.lineage))
+    )
+
+
+def test_what_was_decided_is_decided_again(tmp_path):
+    def answer(number):
+        return (
+            0.001 * (number * 7 % 5),
+            reply("BROKEN = 1\n" + toy_source(extra=f"Z = {number}"))
+            if number % 3 == 0
+            else kernels(number),
+        )
+
+    _, history, _, _, _ = run(tmp_path, answer, budget=20)
+    toy = setting(toy_task(tmp_path / "task"), ModelProposer, in_flight=6)
+    assert asyncio.run(replay(history, toy, None)) is None
+    assert asyncio.run(replay(history, replace(toy, seed=1), None)) is not None
+
+
+def test_a_run_that_was_killed_asks_again_what_was_not_answered(tmp_path):
+    """Cancelled in the middle: open asks and proposals without a verdict are taken up."""
+
+    def stop_at(count):
+        def observe(event):
+            if isinstance(event, Recorded) and event.candidate.id == count:
+                raise KeyboardInterrupt
+
+        return observe
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, lambda n: (0.01, kernels(n)), observe=stop_at(5))
+    stop, history, _, _, _ = run(tmp_path, lambda n: kernels(n + 12))
+    assert stop is Stop.BUDGET
+    assert history.asks == ()
+    assert history.pending == ()
+    asks = [c.proposal.ask for c in history.lineage if c.proposal.ask is not None]
+    assert sorted(asks) == list(range(len(asks)))
+    toy = setting(toy_task(tmp_path / "task"), ModelProposer, budget=12, in_flight=6)
+    assert asyncio.run(replay(history, toy, None)) is None
+
+
+def test_prose_counts_and_is_told_why(tmp_path):
+    stop, history, _, _, _ = run(tmp_path, lambda n: f"I would try {n} warps.", budget=5)
+    assert stop is Stop.BUDGET
+    replies = [c for c in history.lineage if c.proposal.origin is not None]
+    assert len(replies) >= 4
+    assert all(c.verdict.status is Status.NO_KERNEL for c in replies)
+    assert all(c.verdict.message for c in replies)
+    assert not any(c.proposal.operator is Operator.REPAIR for c in replies)
+
+
+def test_three_failures_in_a_row_end_the_run_and_keep_what_was_evaluated(tmp_path):
+    def answer(number):
+        return (
+            kernels(number)
+            if number < 4
+            else ModelError("script: no answer; try later", permanent=False)
+        )
+
+    stop, history, script, seen, _ = run(tmp_path, answer, at_once=1)
+    assert isinstance(stop, ModelError)
+    assert script.calls == 7
+    assert [e.in_a_row for e in seen if isinstance(e, CallFailed)] == [1, 2, 3]
+    assert sum(c.proposal.origin is not None for c in history.lineage) == 4
+    assert history.spent.failed == 3
+    assert history.stop is Stop.FAILED
+    assert history.race is None
+    stop, history, _, _, _ = run(tmp_path, lambda n: kernels(n + 8), at_once=1)
+    assert stop is Stop.BUDGET
+
+
+def test_a_failure_between_replies_is_asked_again(tmp_path):
+    def answer(number):
+        return (
+            ModelError("script: a moment's trouble", permanent=False)
+            if number % 3
+            else kernels(number)
+        )
+
+    stop, history, _, _, _ = run(tmp_path, answer, at_once=1)
+    assert stop is Stop.BUDGET
+    assert history.spent.failed > 3
+
+
+def test_a_permanent_failure_ends_the_run_at_once(tmp_path):
+    stop, history, script, _, _ = run(
+        tmp_path, lambda n: ModelError("script: the key was refused", permanent=True), at_once=1
+    )
+    assert isinstance(stop, ModelError)
+    assert script.calls == 1
+    assert history.lineage.counted == 0
+
+
+def test_duplicates_are_asked_for_again_and_then_free(tmp_path):
+    same = reply(toy_source(4, 2))
+    stop, history, script, _, _ = run(
+        tmp_path, lambda n: kernels(n) if n > 20 else same, budget=4, at_once=1
+    )
+    assert stop is Stop.BUDGET
+    assert script.calls > 20
+    duplicates = [c for c in history.lineage if c.is_duplicate and c.proposal.origin is not None]
+    assert duplicates
+    assert [c.proposal.origin.calls for c in duplicates] == [3] * len(duplicates)
+    assert all(c.proposal.origin.dollars == pytest.approx(0.015) for c in duplicates)
+
+
+class TunableBuilder(FakeBuilder):
+    """More configurations are other work."""
+
+    def build(self, request):
+        built = super().build(request)
+        if isinstance(built, Rejected) or request.max_configs == 1:
+            return built
+        count = request.max_configs
+        plan = next(iter(built.plans.values()))
+        return replace(built, configs=({},) * count, plans={(i, "c"): plan for i in range(count)})
+
+
+def test_new_incumbents_are_swept_for_nothing(tmp_path):
+    _, history, _, _, _ = run(tmp_path, kernels, machine=machine(TunableBuilder()), budget=15)
+    sweeps = [c for c in history.lineage if c.proposal.operator is Operator.SWEEP]
+    assert sweeps
+    for sweep in sweeps:
+        parent = history.lineage[sweep.proposal.parents[0]]
+        assert sweep.proposal.source == parent.proposal.source
+        assert 2 <= sweep.proposal.configs <= 16
+        assert parent in history.lineage.as_of(sweep.proposal.seen).promotions
+        assert not sweep.counts
+    swept = [s.proposal.parents[0] for s in sweeps]
+    assert len(set(swept)) == len(swept)
+
+
+@pytest.mark.parametrize(
+    ("caps", "stop"), [({"max_dollars": 0.1}, Stop.COST), ({"max_tokens": 12_000}, Stop.TOKENS)]
+)
+def test_limits_count_what_is_in_flight(tmp_path, caps, stop):
+    ended, history, script, _, _ = run(tmp_path, lambda n: (0.01, kernels(n)), budget=50, **caps)
+    assert ended is stop
+    used = history.spent.input_tokens + history.spent.output_tokens
+    assert 0 < used <= caps.get("max_tokens", 10**9)
+    assert 0 < history.spent.dollars <= caps.get("max_dollars", 10**9)
+    assert history.lineage.counted > 0
+    # What earlier sessions spent counts too: nothing more fits.
+    again, history, script, _, _ = run(tmp_path, kernels, budget=50, **caps)
+    assert again is stop
+    assert script.calls <= 4
+
+
+def test_time_is_up_for_calls_in_flight_too(tmp_path):
+    stop, history, _, _, _ = run(tmp_path, lambda n: (600, kernels(n)), limits=Limits(seconds=0.3))
+    assert stop is Stop.TIME
+    assert all(c.proposal.origin is None for c in history.lineage)
+    assert len(history.asks) == 4
+
+
+def test_enough_is_enough(tmp_path):
+    stop, history, _, _, _ = run(tmp_path, kernels, limits=Limits(stop_at=0.5))
+    assert stop is Stop.GOAL
+    assert roofline_share(history.lineage.incumbent.verdict) >= 0.5
+    assert history.lineage.counted <= 1
+
+
+def test_a_recorded_run_is_repeated_with_the_same_decisions(tmp_path):
+    def answer(number):
+        if number % 5 == 2:
+            return "nothing but prose"
+        return (0.002 * (number % 4), kernels(number))
+
+    _, recorded, _, _, _ = run(tmp_path, answer, machine=machine(TunableBuilder()))
+    proposer = Repeater("recorded", recorded)
+    budget = sum(c.counts for c in recorded.lineage)
+    search, store = evolution(
+        tmp_path / "task",
+        tmp_path / "again",
+        proposer=proposer,
+        budget=budget,
+        machine=machine(TunableBuilder()),
+    )
+    with store:
+        assert asyncio.run(search.run()) is Stop.BUDGET
+        again = store.history()
+
+    def essence(lineage):
+        return [
+            (
+                c.proposal.source,
+                c.proposal.parents,
+                c.proposal.operator,
+                c.proposal.predicted,
+                c.proposal.fault,
+                c.verdict,
+            )
+            for c in lineage
+        ]
+
+    counted = essence(recorded.lineage)[: len(again.lineage)]
+    assert essence(again.lineage) == counted
+    assert [c.id for c in again.lineage.promotions] == [
+        c.id for c in recorded.lineage.promotions if c.id < len(again.lineage)
+    ]
+    toy = setting(toy_task(tmp_path / "task"), proposer, budget=budget)
+    assert asyncio.run(replay(again, toy, Repeater("recorded", recorded))) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50), st.booleans()), max_size=30),
+    st.integers(1, 300),
+    st.integers(1, 4),
+)
+def test_a_purse_never_lets_more_be_spent_than_its_limit(calls, limit, at_once):
+    """Whatever calls take (never more than the most they were let in with), and in any order."""
+
+    async def main():
+        purse = Purse(Spent(), max_tokens=limit)
+        gate = asyncio.Semaphore(at_once)
+
+        async def one(most, share, fails):
+            async with gate, purse.hold(Most(most, None)):
+                await asyncio.sleep(0)
+                used = None if fails else min(most, share)
+                call = ModelCall(0, 0, "m", "", 0.0, used, None if fails else 0)
+                purse.pay(call, Most(most, None))
+                return most if fails else used
+
+        tasks = [asyncio.create_task(one(*c)) for c in calls]
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(e, int | CapReached) for e in ended)
+        assert sum(e for e in ended if isinstance(e, int)) <= limit
+        if sum(c[0] for c in calls) <= limit:
+            assert not any(isinstance(e, CapReached) for e in ended)
+
+    asyncio.run(main())
