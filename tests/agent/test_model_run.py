@@ -254,8 +254,9 @@ def test_duplicates_are_asked_for_again_and_then_free(tmp_path):
     assert script.calls > 20
     duplicates = [c for c in history.lineage if c.is_duplicate and c.proposal.origin is not None]
     assert duplicates
-    assert [c.proposal.origin.calls for c in duplicates] == [3] * len(duplicates)
-    assert all(c.proposal.origin.dollars == pytest.approx(0.015) for c in duplicates)
+    for origin in (c.proposal.origin for c in duplicates):
+        assert origin.calls in (2, 3)  # one of the drafts may have been the harness's own
+        assert origin.dollars == pytest.approx(0.005 * origin.calls)
 
 
 class TunableBuilder(FakeBuilder):
