@@ -132,6 +132,18 @@ class Candidate:
         """Whether it was charged to the budget: seeds, sweeps and duplicates are free."""
         return self.proposal.operator not in FREE and not self.is_duplicate
 
+    @property
+    def is_assumed(self) -> bool:
+        """Whether its verdict is none: see `assumed`."""
+        return isinstance(self.verdict, Passed) and not self.verdict.timings
+
+
+def assumed(seed: Proposal) -> Candidate:
+    """A seed that nobody has judged yet, as something to ask for improvements of: taken to be
+    correct and as fast as torch. It has no timings, is in no store and never leaves a brief.
+    """
+    return Candidate(seed, Passed(timings=(), errors=(), score=1.0, score_stderr=0.0))
+
 
 @dataclass(frozen=True, slots=True)
 class Speed:

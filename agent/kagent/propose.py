@@ -40,6 +40,9 @@ class Ask:
 class Brief:
     """One decision of `select`, with all that a proposer may base its answer on.
 
+    While nothing has passed, the lineage goes on with seeds that wait for their verdicts, as they
+    are assumed to be (`kagent.lineage.assumed`); the parent is one of them.
+
     `pending` holds the texts of accepted proposals that `lineage` does not hold yet. It is empty on
     the first attempt, so that several briefs can be worked on at once, and complete on later ones.
     """
@@ -59,9 +62,14 @@ class Brief:
         stream = f"{self.setting.seed}/{self.id}/propose/{self.attempt}"
         return random.Random(stream)  # noqa: S311 - a search, not a secret
 
+    @property
+    def seen(self) -> int:
+        """Records that it was taken on: those of the lineage that are not merely assumed."""
+        return sum(not c.is_assumed for c in self.lineage)
+
     def ask(self) -> Ask:
         """The decision, to be stored."""
-        return Ask(self.id, len(self.lineage), self.setting.budget, self.operator, self.parent.id)
+        return Ask(self.id, self.seen, self.setting.budget, self.operator, self.parent.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +98,7 @@ class Draft:
             source=self.source,
             hypothesis=self.hypothesis,
             predicted=self.predicted,
-            seen=len(brief.lineage),
+            seen=brief.seen,
             attempt=brief.attempt,
             ask=brief.id,
             origin=self.origin,

@@ -37,11 +37,9 @@ async def replay(
     Raises:
         RunError: An event is damaged.
     """
-    proposals = {p.ask: p for p in _proposals(history)}
     known, lineage = Known(), Lineage()
-    by_id = {p.id: p for p in proposals.values()}
-    for seed in (p for p in _proposals(history) if p.operator is Operator.SEED):
-        by_id[seed.id] = seed
+    by_id = {p.id: p for p in _proposals(history)}
+    seeds = [p for p in by_id.values() if p.operator is Operator.SEED]
     open_briefs: dict[int, Brief] = {}
     for kind, number, ask in _steps(history):
         if ask is not None:
@@ -50,6 +48,7 @@ async def replay(
                 lineage.as_of(len(lineage)),
                 ask.number,
                 list(open_briefs.values()),
+                seeds,
             )
             if now.ask() != ask:
                 return Divergence(ask, now.ask())

@@ -32,10 +32,17 @@ class Manifest:
     operators: tuple[Operator, ...]
     in_flight: int
     configs: int
-    environment: Mapping[str, object]  # device, driver, versions, isolation tier
+    environment: Mapping[str, object]  # device, driver, versions, isolation; {}: none opened yet
     started: str  # local time, ISO 8601
     version: str  # of kagent
     format: int = FORMAT
+    id: str = ""  # random: copies of one run share it; empty in runs of earlier versions
+
+    @property
+    def device(self) -> str:
+        """What it is measured on; where no device was opened for it yet, what it is for."""
+        known = self.environment.get("device")
+        return str(known) if known else f"{self.target} (not measured yet)"
 
 
 def read_manifest(folder: Path) -> Manifest:

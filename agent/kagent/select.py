@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from kagent_sandbox.verdict import Passed, Rejected, Status
 
-from kagent.lineage import Candidate, Lineage, Operator
+from kagent.lineage import Candidate, Lineage, Operator, Proposal, assumed
 from kagent.propose import Ask, Brief, Setting
 from kagent.tunables import read_tunables
 
@@ -38,15 +38,32 @@ REPAIR_TRIALS = 4  # repairs before their rate of success decides
 REPAIR_RATE = 0.15
 
 
-def select(setting: Setting, lineage: Lineage, number: int, pending: Sequence[Brief] = ()) -> Brief:
-    """The brief of ask `number`. `pending` are the briefs of earlier asks without a verdict.
+UNTIMED = (Operator.STRUCTURE, Operator.REWRITE, Operator.CROSSOVER)
+"""What can be asked for before anything was timed: constants are not to be guessed."""
+
+
+def select(
+    setting: Setting,
+    lineage: Lineage,
+    number: int,
+    pending: Sequence[Brief] = (),
+    seeds: Sequence[Proposal] = (),
+) -> Brief:
+    """The brief of ask `number`.
+
+    Args:
+        setting: Of the run.
+        lineage: As it stands.
+        number: Of the ask.
+        pending: Briefs of earlier asks without a verdict.
+        seeds: The run's seeds, for asks while nothing has passed.
 
     Raises:
-        ValueError: Nothing has passed yet, so that there is no parent.
+        ValueError: Nothing has passed, and no seed waits for its verdict: there is no parent.
     """
     elites = lineage.elites(POOL)
     if not elites:
-        raise ValueError("nothing to select from: no candidate passed")
+        return _untimed(setting, _with_assumed(lineage, seeds), number)
     rng = random.Random(f"{setting.seed}/{number}/select")  # noqa: S311 - a search, not a secret
     progress = progress_of(lineage, setting.budget)
     failed = to_repair(lineage, pending) if Operator.REPAIR in setting.operators else None
@@ -60,9 +77,32 @@ def select(setting: Setting, lineage: Lineage, number: int, pending: Sequence[Br
     return Brief(setting, number, lineage, operator, parent, tuple(elites), progress)
 
 
-def brief_again(setting: Setting, lineage: Lineage, ask: Ask) -> Brief:
-    """The brief of a stored ask, from the run's lineage as it is now."""
+def _untimed(setting: Setting, lineage: Lineage, number: int) -> Brief:
+    """With nothing known, neighbours take different seeds, and every seed all operators in turn."""
+    elites = [c for c in lineage if c.is_assumed]
+    if not elites:
+        raise ValueError("nothing to select from: no candidate passed")
+    fitting = [o for o in UNTIMED if o is not Operator.CROSSOVER or len(elites) > 1]
+    operators = [o for o in fitting if o in setting.operators] or [Operator.STRUCTURE]
+    turn, place = divmod(number, len(elites))
+    elites = elites[place:] + elites[:place]
+    operator = operators[(turn + place) % len(operators)]
+    return Brief(setting, number, lineage, operator, elites[0], tuple(elites), 0.0)
+
+
+def _with_assumed(lineage: Lineage, seeds: Sequence[Proposal]) -> Lineage:
+    """The lineage, continued with the seeds that have no verdict in it."""
+    return Lineage([*lineage, *(assumed(s) for s in seeds if s.id >= len(lineage))])
+
+
+def brief_again(
+    setting: Setting, lineage: Lineage, ask: Ask, seeds: Sequence[Proposal] = ()
+) -> Brief:
+    """The brief of a stored ask, from the run's lineage as it is now; `seeds` as in `select`."""
     before = lineage.as_of(ask.seen)
+    if not before.elites(1):
+        setting = replace(setting, budget=ask.budget)
+        return _untimed(setting, _with_assumed(before, seeds), ask.number)
     setting = replace(setting, budget=ask.budget)
     elites = tuple(before.elites(POOL))
     progress = progress_of(before, ask.budget)

@@ -66,10 +66,10 @@ def evolve(
     secret = secrets.randbits(62)
     with open_machine(task, kind, config, secret) as (machine, facts, environment):
         if manifest is not None and resume is not None:
-            _same_machine(manifest, environment, facts, resume)
+            same_machine(manifest, environment, facts, resume)
             store = RunStore.open(resume)
         else:
-            made = _manifest(task, kind, config, facts, environment)
+            made = new_manifest(task, kind, facts.target, config, environment)
             store = RunStore.create(config.runs, made)
         with store:
             budget = config.budget
@@ -102,7 +102,7 @@ def settled(
             or its key or price is missing.
     """
     if manifest is not None:
-        _same_task(manifest, task, resume)
+        same_task(manifest, task, resume)
         if manifest.proposer == Nobody.name:
             raise UserError(
                 f"{resume}: a run that is answered from outside: kagent ask and kagent tell go on "
@@ -176,15 +176,24 @@ def choose_seeds(task: Task, config: Config) -> tuple[Kind, list[SeedText]]:
             "kagent build compiles for a GPU; kagent check runs a Triton kernel in Triton's "
             "interpreter"
         )
-    wanted: tuple[Language, ...] = ("triton", "cuda") if gpu else ("cpp",)
-    if config.lang != "any":
-        wanted = (config.lang,)
+    kind: Kind = "gpu" if gpu else "cpu"
+    return kind, seeds_for(task, kind, config.lang)
+
+
+def seeds_for(task: Task, kind: Kind, lang: str) -> list[SeedText]:
+    """The seeds in a language, or for "any" all those for a kind of device.
+
+    Raises:
+        TaskError: There is none.
+    """
+    usual: tuple[Language, ...] = ("triton", "cuda") if kind == "gpu" else ("cpp",)
+    wanted: tuple[str, ...] = usual if lang == "any" else (lang,)
     seeds = [SeedText(s.name, s.source()) for s in seeds_of(task) if s.language in wanted]
     if not seeds:
         raise TaskError(
             f"{task.folder}: no {' or '.join(wanted)} seed there (such as {wanted[0]}_NAME.py)"
         )
-    return ("gpu" if gpu else "cpu"), seeds
+    return seeds
 
 
 @contextlib.contextmanager
@@ -262,20 +271,17 @@ def _setting(task: Task, kind: Kind, manifest: Manifest, budget: int) -> Setting
     )
 
 
-def _manifest(
-    task: Task,
-    kind: Kind,
-    config: Config,
-    facts: DeviceFacts,
-    environment: Mapping[str, object],
+def new_manifest(
+    task: Task, kind: Kind, target: str, config: Config, environment: Mapping[str, object]
 ) -> Manifest:
+    """What a new run is. `environment` is empty until a device was opened for it."""
     return Manifest(
         task=task.name,
         task_folder=str(task.folder),
         task_digest=task.digest,
         matrix=task.matrix,
         kind=kind,
-        target=facts.target,
+        target=target,
         seed=config.seed,
         lang=config.lang,
         proposer=config.proposer,
@@ -285,6 +291,7 @@ def _manifest(
         environment=environment,
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         version=importlib.metadata.version("kagent"),
+        id=secrets.token_hex(8),
     )
 
 
@@ -296,7 +303,12 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _same_task(manifest: Manifest, task: Task, folder: Path | None) -> None:
+def same_task(manifest: Manifest, task: Task, folder: Path | None) -> None:
+    """Make sure that a run is one of this task, as it is now.
+
+    Raises:
+        RunError: It is not.
+    """
     if manifest.task != task.name:
         raise RunError(f"{folder}: a run of {manifest.task}, not of {task.name}")
     if manifest.task_digest != task.digest:
@@ -306,11 +318,21 @@ def _same_task(manifest: Manifest, task: Task, folder: Path | None) -> None:
         )
 
 
-def _same_machine(
+def same_machine(
     manifest: Manifest, environment: Mapping[str, object], facts: DeviceFacts, folder: Path
 ) -> None:
+    """Make sure that times of this machine compare with those that a run has; it may have none yet.
+
+    Raises:
+        RunError: They do not.
+    """
     before, now = manifest.environment.get("key"), environment["key"]
-    if (manifest.kind, manifest.target, before) != (facts.kind, facts.target, now):
+    if (manifest.kind, manifest.target) != (facts.kind, facts.target):
+        raise RunError(
+            f"{folder}: a run for {manifest.target}, and this is {now} ({facts.target}): go on "
+            "where there is such a device, or start a new run"
+        )
+    if before not in (None, now):
         raise RunError(
             f"{folder}: measured on {before}, and this is {now}: times of the two do not compare; "
             "start a new run"

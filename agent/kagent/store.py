@@ -17,11 +17,11 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeAlias
 
 from kagent_sandbox.errors import RunError
 from kagent_sandbox.records import RecordError, from_json, to_json
@@ -34,6 +34,9 @@ from kagent.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal
 from kagent.propose import Ask
 from kagent.race import FinalRace
 from kagent.runs import Manifest, fresh_folder, read_manifest
+
+Row: TypeAlias = tuple[str, Mapping[str, Any]]
+"""Kind and JSON of an event that is to be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class History:
     baselines: Mapping[str, Any] | None  # as measured at the last session's start
     race: FinalRace | None  # the last one
     stop: Stop | None  # why the last session ended; None if it was killed or goes on
-    elapsed_s: float  # working time over all sessions
+    elapsed_s: float  # working time over all sessions, without asking and telling
     events: tuple[StoredEvent, ...] = field(default=(), repr=False)
 
     @property
@@ -136,7 +139,7 @@ class RunStore:
             db: sqlite3.Connection | None = None
             try:
                 db = connect(path) if write else connect_to_read(path)
-                db.execute("SELECT seq FROM events LIMIT 1")
+                manifest = _as_measured(folder, manifest, db)
             except BaseException:
                 if db is not None:
                     db.close()
@@ -151,19 +154,41 @@ class RunStore:
         Raises:
             RunError: The disk is full, or the folder is not writable.
         """
-        text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+        self.append_all([(kind, data)])
+
+    def append_all(self, rows: Iterable[Row]) -> None:
+        """Commit several events: all of them or, if the process ends, none.
+
+        Raises:
+            RunError: The disk is full, or the folder is not writable.
+        """
+        now = time.time()
+        self._insert((now, kind, _compact(data)) for kind, data in rows)
+
+    def adopt(self, events: Iterable[StoredEvent]) -> None:
+        """Commit events of a copy of this run, as they were when they happened; all or none.
+
+        Raises:
+            RunError: The disk is full, or the folder is not writable.
+        """
+        self._insert((e.at, e.kind, _compact(e.data)) for e in events)
+
+    def _insert(self, rows: Iterable[tuple[float, str, str]]) -> None:
         with clear_errors(self.folder), self._db:
-            self._db.execute(
-                "INSERT INTO events (at, kind, data) VALUES (?, ?, ?)", (time.time(), kind, text)
-            )
+            self._db.executemany("INSERT INTO events (at, kind, data) VALUES (?, ?, ?)", rows)
 
     def begin(self, budget: int) -> None:
         """Note that a session begins, and its budget."""
         self.append("session", {"budget": budget})
 
-    def ask(self, ask: Ask) -> None:
-        """Keep a decision, before anybody is asked."""
-        self.append("asked", to_json(ask))
+    def measured_on(self, environment: Mapping[str, object]) -> None:
+        """Keep the device of a run that was made without one: from now on it is the run's own."""
+        self.append("machine", {"environment": environment})
+        self.manifest = replace(self.manifest, environment=environment)
+
+    def ask(self, ask: Ask, *more: Row) -> None:
+        """Keep a decision, before anybody is asked, with `more` events that belong to it."""
+        self.append_all([("asked", to_json(ask)), *more])
 
     def drop(self, ask: int) -> None:
         """Note that an ask has no answer and is not to be put again."""
@@ -189,16 +214,20 @@ class RunStore:
         again = f"-{attempt + 1}" if attempt else ""
         return self.folder / kind / f"{ask:04}{again}.md"
 
-    def propose(self, proposal: Proposal) -> None:
-        """Keep an accepted proposal; its text first, so that no event names a missing file."""
-        path = self.kernel_path(proposal.kernel)
-        if not path.exists():
-            with clear_errors(self.folder):
-                write_file(path, proposal.source)
-        row = StoredProposal(
-            **{n: getattr(proposal, n) for n in StoredProposal.__dataclass_fields__}
-        )
-        self.append("proposed", to_json(row))
+    def propose(self, *proposals: Proposal, more: Iterable[Row] = ()) -> None:
+        """Keep accepted proposals, with `more` events that belong to them.
+
+        Their texts come first, so that no event names a missing file.
+        """
+        rows = []
+        for proposal in proposals:
+            path = self.kernel_path(proposal.kernel)
+            if not path.exists():
+                with clear_errors(self.folder):
+                    write_file(path, proposal.source)
+            fields = {n: getattr(proposal, n) for n in StoredProposal.__dataclass_fields__}
+            rows.append(("proposed", to_json(StoredProposal(**fields))))
+        self.append_all([*rows, *more])
 
     def record(self, candidate: Candidate) -> None:
         """Keep the verdict of an accepted proposal."""
@@ -251,15 +280,11 @@ class RunStore:
         race: FinalRace | None = None
         baselines: Mapping[str, Any] | None = None
         stop: Stop | None = None
-        elapsed_s = 0.0
-        began = latest = 0.0
         for event in events:
             try:
                 if event.kind == "session":
                     budgets.append(event.data["budget"])
                     stop = None
-                    elapsed_s += latest - began
-                    began = event.at
                 elif event.kind == "proposed":
                     proposal = self._proposal(from_json(StoredProposal, event.data))
                     proposals[proposal.id] = proposal
@@ -283,9 +308,7 @@ class RunStore:
                     stop = Stop(event.data["stop"])
             except (RecordError, KeyError, ValueError) as e:
                 raise RunError(f"{self.folder}: event {event.seq} is damaged: {e}") from None
-            latest = event.at
         pending = tuple(proposals[i] for i in sorted(proposals))
-        elapsed_s += latest - began
         return History(
             lineage=lineage,
             pending=pending,
@@ -296,7 +319,7 @@ class RunStore:
             baselines=baselines,
             race=race,
             stop=stop,
-            elapsed_s=elapsed_s,
+            elapsed_s=_working_s(events),
             events=events,
         )
 
@@ -328,3 +351,31 @@ class RunStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _compact(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False)
+
+
+def _as_measured(folder: Path, manifest: Manifest, db: sqlite3.Connection) -> Manifest:
+    """The manifest; of a run that was made without a device, with the one that judged it first."""
+    found = db.execute("SELECT seq, data FROM events WHERE kind = 'machine' LIMIT 1").fetchone()
+    if found is None:
+        return manifest
+    try:
+        return replace(manifest, environment=dict(json.loads(found[1])["environment"]))
+    except (ValueError, KeyError, TypeError) as e:
+        raise RunError(f"{folder}: event {found[0]} is damaged: {e}") from None
+
+
+def _working_s(events: Iterable[StoredEvent]) -> float:
+    """Seconds in sessions. Asking and telling (`opened`) are no part of one."""
+    total = began = latest = 0.0
+    inside = False
+    for event in events:
+        if event.kind in ("session", "opened", "stopped"):
+            end = event.at if event.kind == "stopped" else latest  # a killed one has no end
+            total += end - began if inside else 0.0
+            began, inside = event.at, event.kind == "session"
+        latest = event.at
+    return total + (latest - began if inside else 0.0)
