@@ -55,3 +55,10 @@ class ModelError(KagentError):
         super().__init__(message)
         self.permanent = permanent
         self.usage = usage
+
+
+def whole(text: str) -> str:
+    """The text with halves of characters (lone surrogates, which JSON may hold and no file can)
+    joined where both are there, and replaced elsewhere.
+    """
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
