@@ -1,0 +1,87 @@
+"""A task as its author wrote it: contract, meaning in torch, tolerance, visible check cases."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from kagent_sandbox.task import Argument, Kind, Result, Size, Task
+
+from kagent.prompting.cases import case_line
+
+SHOWN_FUNCTIONS = ("eager",)
+MEANING_LINES = 30
+
+
+@dataclass(frozen=True, slots=True)
+class TaskText:
+    """Lines for a prompt."""
+
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    tolerances: tuple[str, ...]
+    meaning: str  # source of torch's own implementation
+    inputs: str  # what reference.py says about the distributions
+    checks: tuple[str, ...]
+    allowed: tuple[str, ...]  # torch operations beyond allocation, views, copies and fills
+
+
+def about_task(task: Task, kind: Kind) -> TaskText:
+    """What a kernel's author must know of a task."""
+    functions = _functions(task)
+    eager = functions.get("eager")
+    inputs = functions.get("inputs")
+    return TaskText(
+        arguments=tuple(_argument(a) for a in task.arguments),
+        results=tuple(f"{r.name}: {_tensor(r.shape, r.dtype)}" for r in task.results),
+        tolerances=tuple(_tolerance(r) for r in task.results),
+        meaning=_cut(eager[0]) if eager is not None else "",
+        inputs=" ".join(inputs[1].split()) if inputs is not None else "",
+        checks=tuple(case_line(task, c) for c in task.cases(kind).check),
+        allowed=tuple(a.replace("aten::", "torch.") for a in task.allow),
+    )
+
+
+def _functions(task: Task) -> dict[str, tuple[str, str]]:
+    """Source without docstring, and docstring, of reference.py's functions."""
+    source = (task.folder / "reference.py").read_text(encoding="utf-8")
+    found: dict[str, tuple[str, str]] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef):
+            text = ast.get_docstring(node) or ""
+            if text:
+                node.body = node.body[1:] or [ast.Pass()]
+            found[node.name] = (ast.unparse(node), text)
+    return found
+
+
+def _cut(text: str) -> str:
+    lines = text.splitlines()
+    return "\n".join(lines[:MEANING_LINES])
+
+
+def _argument(argument: Argument) -> str:
+    if argument.shape is None:
+        kind = {bool: "flag", int: "integer", float: "number"}.get(type(argument.value), "number")
+        value = f", {argument.value} here" if not isinstance(argument.value, str) else ""
+        return f"{argument.name}: a plain Python {kind}{value}"
+    text = f"{argument.name}: {_tensor(argument.shape, argument.dtype)}"
+    return text + (" (may be written)" if argument.mutates else "")
+
+
+def _tensor(shape: tuple[Size, ...], dtype: str) -> str:
+    kind = "the case's dtype" if dtype == "$dtype" else dtype
+    return f"[{', '.join(map(str, shape))}] in {kind}" if shape else f"scalar tensor [] in {kind}"
+
+
+def _tolerance(result: Result) -> str:
+    rows = (
+        "the whole tensor is one row"
+        if result.row_dims == 0
+        else (
+            "a row is the last dimension"
+            if result.row_dims == 1
+            else f"a row is the last {result.row_dims} dimensions"
+        )
+    )
+    return f"{result.name}: k = {result.k:g}, floor = {result.floor:g} eps; {rows}"

@@ -1,0 +1,159 @@
+"""Technique cards: read from prompts/cards/*.md, and which of them apply.
+
+    +++
+    title = "A row spread over a cluster of blocks"
+    bound = ["memory"]
+    languages = ["cuda"]
+    tasks = "any except gelu"
+    capability = 90
+    +++
+    ## When it pays
+    ...
+
+Front matter is TOML; prompts/README.md lists its keys. Sections of the languages that a prompt does
+not need are left out of it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.plan import Language
+from pydantic import BaseModel, ConfigDict, Field
+
+Bound = Literal["memory", "compute", "latency"]
+Need = Literal["several_launches", "narrow_loads", "spills"]
+
+WHEN, WRONG = "When it pays", "What goes wrong"
+HEADINGS: Mapping[str, Language] = {"Triton": "triton", "CUDA": "cuda", "C++": "cpp"}
+_SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
+_EXCEPT = re.compile(r"any except ([\w, ]+)")
+
+
+class FrontMatter(BaseModel):
+    """What a card says about itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    bound: tuple[Bound, ...] = Field(min_length=1)
+    languages: tuple[Language, ...] = Field(min_length=1)
+    tasks: str | tuple[str, ...] = "any"  # "any", "any except A, B", or a list of names
+    capability: int = 0  # least compute capability: 90; 0: any
+    targets: tuple[str, ...] = ()  # only these: "sm_90a"; empty: all
+    needs: tuple[Need, ...] = ()  # facts of the parent, one of which must hold or be unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One technique. `sections` are Markdown by heading."""
+
+    name: str  # of its file, without the suffix
+    front: FrontMatter
+    sections: Mapping[str, str]
+
+    @property
+    def title(self) -> str:
+        """What the technique is called."""
+        return self.front.title
+
+    def is_for_task(self, name: str) -> bool:
+        """Whether the technique makes sense for a task."""
+        tasks = self.front.tasks
+        if not isinstance(tasks, str):
+            return name in tasks
+        found = _EXCEPT.fullmatch(tasks)
+        return found is None or name not in re.split(r"\W+", found[1])
+
+    def text(self, languages: Collection[Language]) -> str:
+        """When it pays, how it is written in these languages, and what goes wrong."""
+        kept = [WHEN, *(h for h, lang in HEADINGS.items() if lang in languages), WRONG]
+        return "\n\n".join(f"**{h}**\n\n{self.sections[h]}" for h in kept if h in self.sections)
+
+    def written_in(self, languages: Collection[Language]) -> tuple[Language, ...]:
+        """Of these languages, those that it has a section for."""
+        return tuple(n for n in self.front.languages if n in languages)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is the same for all prompts of a run: the task, the target, the languages."""
+
+    task: str
+    target: str
+    capability: int  # 0: a CPU
+    languages: tuple[Language, ...]  # that a candidate may be written in
+
+
+def suits(card: Card, place: Place) -> bool:
+    """Whether a card can be used in a run at all."""
+    front = card.front
+    return (
+        bool(card.written_in(place.languages))
+        and card.is_for_task(place.task)
+        and place.capability >= front.capability
+        and (not front.targets or place.target in front.targets)
+    )
+
+
+def helps(card: Card, bounds: Collection[str], facts: Collection[str]) -> bool:
+    """Whether it can help a parent: what limits it, and what is known or possible about it."""
+    front = card.front
+    return not set(front.bound).isdisjoint(bounds) and (
+        not front.needs or not set(front.needs).isdisjoint(facts)
+    )
+
+
+def load_cards(folders: Sequence[Path]) -> dict[str, Card]:
+    """All cards by name, those of later folders instead of earlier ones of the same name.
+
+    Raises:
+        UserError: A card is malformed; the text names file and key.
+    """
+    found: dict[str, Card] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.md")):
+            found[path.stem] = read_card(path)
+    return dict(sorted(found.items()))
+
+
+def read_card(path: Path) -> Card:
+    """One card.
+
+    Raises:
+        UserError: It is malformed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f"{path}: {e}") from None
+    parts = text.split("+++\n", 2)
+    if len(parts) != 3 or parts[0].strip():
+        raise UserError(f"{path}:1: a card begins with its front matter between two lines of +++")
+    try:
+        front = FrontMatter(**tomllib.loads(parts[1]))
+    except tomllib.TOMLDecodeError as e:
+        raise UserError(f"{path}: front matter: {e}") from None
+    except pydantic.ValidationError as e:
+        first = e.errors()[0]
+        key = ".".join(str(p) for p in first["loc"][:1])
+        raise UserError(f"{path}: front matter: {key}: {first['msg']}") from None
+    return Card(path.stem, front, _sections(path, parts[2], front))
+
+
+def _sections(path: Path, text: str, front: FrontMatter) -> dict[str, str]:
+    pieces = _SECTION.split(text)
+    sections = {h.strip(): body.strip() for h, body in zip(pieces[1::2], pieces[2::2], strict=True)}
+    wanted = [WHEN, *(h for h, lang in HEADINGS.items() if lang in front.languages), WRONG]
+    if missing := [h for h in wanted if not sections.get(h)]:
+        raise UserError(f"{path}: lacks a section {', '.join('## ' + h for h in missing)}")
+    if odd := sections.keys() - set(wanted):
+        raise UserError(f"{path}: section ## {min(odd)} is none of {', '.join(wanted)}")
+    return sections

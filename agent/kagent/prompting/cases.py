@@ -1,0 +1,128 @@
+"""The benchmark cases of a task as a prompt shows them: bytes, operations, floors, baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kagent_sandbox import figures
+from kagent_sandbox.build.request import TensorSpec
+from kagent_sandbox.launch.base import Ceilings
+from kagent_sandbox.race_result import TORCH
+from kagent_sandbox.task import Case, Kind, Task, build_case
+
+from kagent.prompting.hardware import Hardware
+from kagent.prompting.situation import Situation
+from kagent.prompting.text import amount, microseconds, table
+
+LATENCY_US = 20.0  # floors below this are as much about launching and filling the device as bytes
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchCase:
+    """One visible benchmark case."""
+
+    name: str
+    shape: str  # "bf16 M=16384 N=1024"
+    nbytes: float
+    flops: float
+    floor_us: float | None  # at the ceilings; None where no rate is known
+    bound: str  # "memory", "compute"; what the floor is made of
+    baselines: Mapping[str, float]  # µs
+
+    @property
+    def best_of_torch(self) -> tuple[str, float] | None:
+        """Name and µs of the fastest of eager and the torch.compile modes."""
+        known = {n: us for n, us in self.baselines.items() if n in TORCH}
+        if not known:
+            return None
+        name = min(known, key=lambda n: known[n])
+        return name, known[name]
+
+
+def bench_cases(task: Task, kind: Kind, device: Hardware, situation: Situation) -> list[BenchCase]:
+    """The visible benchmark cases, in the task's order."""
+    ceilings = device.ceilings or data_sheet(device)
+    return [
+        BenchCase(
+            name=case.name,
+            shape=shape_text(case),
+            nbytes=task.min_bytes(case),
+            flops=task.flop_count(case),
+            floor_us=figures.attainable_us(task, case, ceilings) if ceilings else None,
+            bound=_bound(task, case, ceilings),
+            baselines=situation.baselines.get(case.name, {}),
+        )
+        for case in task.cases(kind).bench
+    ]
+
+
+def data_sheet(device: Hardware) -> Ceilings | None:
+    """Rates that nobody attains, for want of measured ones; None for a CPU."""
+    if device.is_cpu or device.theoretical_gb_per_s <= 0:
+        return None
+    rate, peak = device.theoretical_gb_per_s, device.peak_tflop_per_s
+    return Ceilings(rate, rate, rate, {"bfloat16": peak, "float16": peak} if peak else {})
+
+
+def _bound(task: Task, case: Case, ceilings: Ceilings | None) -> str:
+    if not task.matrix:
+        return "memory"
+    if ceilings is None or not ceilings.tflop_per_s.get(case.dtype):
+        return "compute"
+    products_us = task.flop_count(case) / ceilings.tflop_per_s[case.dtype] / 1e6
+    return "compute" if products_us >= figures.attainable_us(task, case, ceilings) else "memory"
+
+
+def bounds_of(cases: list[BenchCase], launches: int | None) -> frozenset[str]:
+    """What limits the task: "latency" where floors are short or a call has several launches."""
+    found = {c.bound for c in cases}
+    if any(c.floor_us is not None and c.floor_us < LATENCY_US for c in cases):
+        found.add("latency")
+    if launches is None or launches > 1:
+        found.add("latency")
+    return frozenset(found)
+
+
+def shape_text(case: Case) -> str:
+    """'bf16 M=16384 N=1024'."""
+    dims = " ".join(f"{k}={v}" for k, v in case.dims.items())
+    return f"{_SHORT.get(case.dtype, case.dtype)} {dims}"
+
+
+def case_line(task: Task, case: Case) -> str:
+    """A check case: shape, and what is special about its inputs and strides."""
+    notes = [f"inputs {case.inputs}"] if case.inputs != "normal" else []
+    notes += [f"scale {case.scale:g}"] if case.scale != 1.0 else []
+    if case.noncontiguous:
+        tensors = [a for a in build_case(task, case).arguments if isinstance(a, TensorSpec)]
+        strides = ", ".join(
+            f"{t.name} has strides {tuple(t.strides)}" for t in tensors if len(t.shape) > 1
+        )
+        notes.append(strides or "not contiguous")
+    return f"{case.name}: {shape_text(case)}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def cases_table(cases: list[BenchCase], *, matrix: bool) -> str:
+    """All cases: what must move or be computed, the floor, what torch and libraries take."""
+    rows = []
+    for c in cases:
+        best = c.best_of_torch
+        others = sorted((us, n) for n, us in c.baselines.items() if n not in TORCH)
+        rows.append(
+            [
+                c.name,
+                c.shape,
+                amount(c.nbytes, "B"),
+                amount(c.flops, "FLOP") if matrix else "",
+                microseconds(c.floor_us) if c.floor_us is not None else "",
+                f"{microseconds(best[1])} ({best[0]})" if best else "",
+                ", ".join(f"{n} {microseconds(us)}" for us, n in others),
+            ]
+        )
+    head = (
+        *("case", "shape", "must move", "work", "floor, µs"),
+        *("best of torch, µs", "libraries, µs"),
+    )
+    return table(head, rows)

@@ -1,0 +1,117 @@
+"""Which other candidates a prompt shows beside the parent, and how much of them."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kagent.lineage import Candidate, Lineage
+from kagent.prompting.cases import BenchCase
+from kagent.prompting.measured import case_logs, docstring
+from kagent.prompting.text import clipped, fenced, ratio
+from kagent.propose import Brief
+from kagent.tunables import read_tunables
+
+MOST = 2
+SHORT_LINES = 80  # a source of at most so many lines is shown whole
+DIFF_LINES = 50
+HOST_LINES = 40
+ABOUT_LINES = 14
+WORTH = 0.01  # log speed-up in some case that makes a candidate of a known structure worth showing
+
+
+@dataclass(frozen=True, slots=True)
+class Elite:
+    """Another candidate: how it compares with the parent, and its source or its essence."""
+
+    id: int
+    name: str
+    speed: str  # against the parent over all cases
+    cases: str  # against the parent, case by case
+    body: str  # Markdown
+
+
+def diverse(brief: Brief, count: int = MOST) -> list[Candidate]:
+    """Elites that add something to the parent: another structure, or cases that they win.
+
+    Each next one is chosen for what it adds to the parent and those before it, the faster first
+    among equals.
+    """
+    chosen = [brief.parent]
+    while len(chosen) <= count:
+        rest = [c for c in brief.elites if c.id not in {x.id for x in chosen}]
+        gains = {c.id: _adds(c, chosen, brief.lineage) for c in rest}
+        best = max(rest, key=lambda c: gains[c.id], default=None)  # the first among equals
+        if best is None or gains[best.id] <= WORTH:
+            break
+        chosen.append(best)
+    return chosen[1:]
+
+
+def _adds(candidate: Candidate, others: Sequence[Candidate], lineage: Lineage) -> float:
+    mine = case_logs(candidate, lineage)
+    theirs = [case_logs(c, lineage) for c in others]
+    gain = 0.0
+    for case, log in mine.items():
+        best = max((t[case] for t in theirs if case in t), default=log)
+        if math.isfinite(log) and math.isfinite(best):
+            gain += max(0.0, log - best)
+    new = _family(candidate) not in {_family(c) for c in others}
+    return gain + (2 * WORTH if new else 0.0)
+
+
+def _family(candidate: Candidate) -> str:
+    """What candidates share that differ in the values of tunables alone."""
+    file = read_tunables(candidate.proposal.source)
+    return file.family if file is not None else candidate.proposal.source
+
+
+def elite(
+    candidate: Candidate,
+    brief: Brief,
+    cases: Sequence[BenchCase],
+    *,
+    whole: bool,
+) -> Elite:
+    """Describe an elite; with `whole` its source is shown however long it is."""
+    lineage, parent = brief.lineage, brief.parent
+    mine, theirs = case_logs(candidate, lineage), case_logs(parent, lineage)
+    both = [c.name for c in cases if c.name in mine and c.name in theirs]
+    versus = ", ".join(f"{name} {ratio(math.exp(mine[name] - theirs[name]))}" for name in both)
+    total = math.exp(sum(mine[n] - theirs[n] for n in both) / len(both)) if both else 0.0
+    return Elite(
+        id=candidate.id,
+        name=candidate.proposal.name,
+        speed=ratio(total) if both else "",
+        cases=versus,
+        body=body(candidate, parent, brief.setting.task.entry, whole=whole),
+    )
+
+
+def body(candidate: Candidate, parent: Candidate, entry: str, *, whole: bool) -> str:
+    """The source if it is short, else how it differs from the parent, else its essence."""
+    source = candidate.proposal.source
+    if whole or source.count("\n") < SHORT_LINES:
+        return fenced(source, "python")
+    before = parent.proposal.source.splitlines()
+    diff = list(difflib.unified_diff(before, source.splitlines(), lineterm="", n=2))[2:]
+    if 0 < len(diff) <= DIFF_LINES:
+        return f"It differs from #{parent.id} in this:\n\n" + fenced("\n".join(diff), "diff")
+    return essence(source, entry)
+
+
+def essence(source: str, entry: str) -> str:
+    """What the file says about itself, and its host function."""
+    parts = [clipped(docstring(source), ABOUT_LINES)]
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = ast.Module([], [])
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == entry:
+            host = ast.get_source_segment(source, node) or ""
+            parts.append(fenced(clipped(host, HOST_LINES), "python"))
+    return "\n\n".join(p for p in parts if p)

@@ -1,0 +1,80 @@
+"""A short record of what was tried: the idea, what it promised, what it did, why it failed."""
+
+from __future__ import annotations
+
+import math
+
+from kagent_sandbox.verdict import Rejected
+
+from kagent.lineage import Candidate, Lineage, Operator
+from kagent.prompting.text import one_line, ratio
+from kagent.propose import Brief
+
+MOST = 12
+MOST_TUNED = 3  # changes of constants: each tells little
+IDEA_CHARS = 160
+REASON_CHARS = 140
+HIDDEN = "hidden_"  # how the names of hidden cases begin
+
+
+def ledger(brief: Brief) -> list[str]:
+    """One line per attempt: the parent's own line first, then what was tried on the parent, then
+    the rest; each the newest first.
+    """
+    lineage, parent = brief.lineage, brief.parent
+    own = lineage.path(parent.id)[::-1]
+    line = {c.id for c in own}
+    if isinstance(parent.verdict, Rejected):
+        own = own[1:]  # a repair shows it in full
+    newest = [c for c in reversed(list(lineage)) if c.id not in line]
+    tried = [c for c in newest if parent.id in c.proposal.parents]
+    rest = [c for c in newest if parent.id not in c.proposal.parents]
+    chosen: list[Candidate] = []
+    tuned = 0
+    for candidate in (*own, *tried, *rest):
+        if not _counts(candidate):
+            continue
+        if candidate.proposal.operator is Operator.TUNE:
+            tuned += 1
+            if tuned > MOST_TUNED:
+                continue
+        chosen.append(candidate)
+    return [entry(c, lineage) for c in chosen[:MOST]]
+
+
+def _counts(candidate: Candidate) -> bool:
+    """Seeds have no idea to tell; a duplicate was not tried; a sweep is the harness's work."""
+    free = (Operator.SEED, Operator.SWEEP)
+    return candidate.proposal.operator not in free and not candidate.is_duplicate
+
+
+def entry(candidate: Candidate, lineage: Lineage) -> str:
+    """'#31 structure of #19: IDEA (predicted 1.15×) → 0.970× #19'."""
+    p = candidate.proposal
+    parents = " and ".join(f"#{i}" for i in p.parents)
+    idea = one_line(p.hypothesis, IDEA_CHARS) or "(no hypothesis)"
+    promise = f" (predicted {ratio(p.predicted)})" if p.predicted else ""
+    return f"#{p.id} {p.operator} of {parents}: {idea}{promise} → {outcome(candidate, lineage)}"
+
+
+def outcome(candidate: Candidate, lineage: Lineage) -> str:
+    """What became of it, against its first parent where that one was timed."""
+    verdict = candidate.verdict
+    if isinstance(verdict, Rejected):
+        return f"{verdict.status}{where(verdict)}: {one_line(verdict.message, REASON_CHARS)}"
+    if not verdict.timings:
+        return "correct, not measured"
+    promoted = ", new incumbent" if candidate.id in {c.id for c in lineage.promotions} else ""
+    mine = lineage.log_speed(candidate.id)
+    base = max((lineage.log_speed(i) for i in candidate.proposal.parents[:1]), default=-math.inf)
+    if not math.isfinite(base):  # the parent was rejected: against torch
+        return f"works, {ratio(math.exp(mine))} the best of torch{promoted}"
+    coarse = " (few samples)" if verdict.screened else ""
+    return f"{ratio(math.exp(mine - base))} #{candidate.proposal.parents[0]}{coarse}{promoted}"
+
+
+def where(verdict: Rejected) -> str:
+    """' in case bf16_33x4096'; of a hidden case only that it is one."""
+    if not verdict.case:
+        return ""
+    return " in a hidden case" if verdict.case.startswith(HIDDEN) else f" in {verdict.case}"

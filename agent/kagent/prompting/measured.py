@@ -1,0 +1,224 @@
+"""A candidate as a prompt shows it: its time in each case, where it loses, what its kernels use."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kagent_sandbox.plan import Language
+from kagent_sandbox.verdict import CaseTiming, Passed
+
+from kagent.lineage import Candidate, Lineage
+from kagent.planview import config_text, kernel_label, widths_text
+from kagent.prompting.cases import BenchCase
+from kagent.prompting.hardware import Hardware
+from kagent.prompting.text import kib, microseconds, one_line, plural, ratio, table
+
+MOST_KERNELS = 8
+AT_ROOFLINE = 0.97  # a case with more of the roofline has little left to gain
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is known about a candidate. Tables are Markdown, empty where nothing was measured."""
+
+    id: int
+    name: str
+    source: str
+    about: str  # first paragraph of its docstring
+    languages: tuple[Language, ...]
+    incumbent: bool
+    measured: bool
+    coarse: bool  # timed on a few samples only
+    speed: str  # "1.418×" the best of torch
+    times: str
+    kernels: str
+    headroom: str
+    numerics: str
+    launches: int | None
+    facts: frozenset[str]  # "several_launches", "narrow_loads", "spills": what cards ask for
+
+
+def languages_of(source: str) -> tuple[Language, ...]:
+    """What a file's kernels are written in."""
+    found: list[Language] = []
+    if re.search(r"@(triton\.|gluon\.)?jit\b", source):
+        found.append("triton")
+    if re.search(r"\bcuda_kernel\s*\(", source):
+        found.append("cuda")
+    if re.search(r"\bcpp_kernel\s*\(", source):
+        found.append("cpp")
+    return tuple(found)
+
+
+def docstring(source: str) -> str:
+    """The file's docstring, or nothing."""
+    try:
+        return ast.get_docstring(ast.parse(source)) or ""
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+
+
+def measured(
+    candidate: Candidate,
+    lineage: Lineage,
+    cases: Sequence[BenchCase],
+    device: Hardware,
+    visible: frozenset[str],
+    *,
+    matrix: bool,
+) -> Measured:
+    """Describe a candidate. `visible` are the names of the cases that a prompt may mention."""
+    p, verdict = candidate.proposal, candidate.verdict
+    passed = verdict if isinstance(verdict, Passed) else None
+    timings = passed.timings if passed is not None else ()
+    incumbent = lineage.incumbent
+    log = lineage.log_speed(candidate.id) if timings else -math.inf
+    return Measured(
+        id=candidate.id,
+        name=p.name,
+        source=p.source,
+        about=one_line(docstring(p.source).partition("\n\n")[0], 300),
+        languages=languages_of(p.source),
+        incumbent=bool(timings) and incumbent is not None and incumbent.id == candidate.id,
+        measured=bool(timings),
+        coarse=passed is not None and passed.screened,
+        speed=ratio(math.exp(log)) if math.isfinite(log) else "",
+        times=_times(candidate, lineage, cases, matrix=matrix) if timings else "",
+        kernels=_kernels(passed, device) if passed is not None else "",
+        headroom=_headroom(timings, cases),
+        numerics=_numerics(passed, visible) if passed is not None else "",
+        launches=max(t.launches for t in timings) if timings else None,
+        facts=_facts(passed, timings),
+    )
+
+
+def case_logs(candidate: Candidate, lineage: Lineage) -> Mapping[str, float]:
+    """Logarithm of its speed-up over torch per case; empty if it was not timed."""
+    speed = lineage.speed(candidate.id)
+    timed = isinstance(candidate.verdict, Passed) and candidate.verdict.timings
+    return speed.cases if speed is not None and timed else {}
+
+
+def _times(
+    candidate: Candidate, lineage: Lineage, cases: Sequence[BenchCase], *, matrix: bool
+) -> str:
+    verdict = candidate.verdict
+    assert isinstance(verdict, Passed)
+    logs = case_logs(candidate, lineage)
+    floors = {c.name: c.floor_us for c in cases}
+    several = len(verdict.configs) > 1
+    rows = []
+    for t in verdict.timings:
+        floor_us = floors.get(t.case)
+        log = logs.get(t.case, -math.inf)
+        rows.append(
+            [
+                t.case,
+                microseconds(t.kernel_us),
+                f"{microseconds(t.low_us)}–{microseconds(t.high_us)}",
+                f"{t.tflop_per_s:.0f}" if matrix else f"{t.gb_per_s:,.0f}",
+                microseconds(floor_us) if floor_us is not None else "",
+                f"{t.roofline_share:.0%}",
+                ratio(math.exp(log)) if t.baseline_us and math.isfinite(log) else "",
+                str(t.launches),
+                config_text(verdict.configs[t.config]) if several else "",
+            ]
+        )
+    rate = "TFLOP/s" if matrix else "GB/s"
+    head = ("case", "µs", "95 %", rate, "floor, µs", "of roofline", "× best of torch", "launches")
+    return table((*head, "configuration"), rows)
+
+
+def _headroom(timings: Sequence[CaseTiming], cases: Sequence[BenchCase]) -> str:
+    """Where the score can still grow: cases furthest below their roofline first."""
+    known = {c.name for c in cases}
+    below = sorted(
+        (t for t in timings if t.case in known and 0 < t.roofline_share < AT_ROOFLINE),
+        key=lambda t: t.roofline_share,
+    )
+    if not timings:
+        return ""
+    if not below:
+        return (
+            f"Every case is within {1 - AT_ROOFLINE:.0%} of its roofline: what is left is in "
+            "launches, tails and start-up."
+        )
+    gains = [f"{t.case} (up to {1 / t.roofline_share:.2f}×)" for t in below[:3]]
+    return f"Furthest below the roofline: {', '.join(gains)}."
+
+
+def _numerics(verdict: Passed, visible: frozenset[str]) -> str:
+    errors = [e for e in verdict.errors if e.case in visible]
+    if not errors:
+        return ""
+    worst = max(errors, key=lambda e: e.share_of_tolerance)
+    return (
+        f"Of the tolerance it uses at most {worst.share_of_tolerance:.0%} ({worst.output}, "
+        f"{worst.case})."
+    )
+
+
+def _facts(passed: Passed | None, timings: Sequence[CaseTiming]) -> frozenset[str]:
+    """Facts that are known to hold, or may hold because nobody knows."""
+    if passed is None or not timings or not passed.resources:
+        return frozenset({"several_launches", "narrow_loads", "spills"})
+    found = set()
+    if any(t.launches > 1 for t in timings):
+        found.add("several_launches")
+    loads = [_widths(r) for r in passed.resources]
+    if any(width < 16 for widths in loads for width in widths):
+        found.add("narrow_loads")
+    if any(_number(r, "spill_bytes") for r in passed.resources):
+        found.add("spills")
+    return frozenset(found)
+
+
+def _kernels(verdict: Passed, device: Hardware) -> str:
+    """Kernels with what the compiler says they use; those that spill most, then the largest."""
+    if device.is_cpu or not verdict.resources:
+        return ""
+    ordered = sorted(
+        verdict.resources,
+        key=lambda r: (-_number(r, "spill_bytes"), -_number(r, "registers")),
+    )
+    seen: dict[tuple[str, ...], None] = {}
+    for r in ordered:
+        seen[_kernel_row(r, device)] = None
+    rows = list(seen)[:MOST_KERNELS]
+    head = ("kernel", "threads", "registers", "spills", "shared memory", "global loads", "resident")
+    text = table(head, rows)
+    left = len(seen) - len(rows)
+    return text + (f"\n({plural(left, 'further kernel')} not shown)" if left else "")
+
+
+def _kernel_row(r: Mapping[str, object], device: Hardware) -> tuple[str, ...]:
+    threads, registers = _number(r, "threads"), _number(r, "registers")
+    shared = _number(r, "shared_bytes")
+    resident = ""
+    if threads and registers and device.architecture is not None:
+        s = device.residency(threads, registers, shared)
+        resident = f"{s.blocks} blocks, {s.warps}/{s.most_warps} warps ({s.limit})"
+    return (
+        kernel_label(str(r.get("name", "?"))),
+        str(threads) if threads else "",
+        str(registers),
+        kib(_number(r, "spill_bytes")),
+        kib(shared),
+        widths_text(_widths(r)),
+        resident,
+    )
+
+
+def _number(r: Mapping[str, object], key: str) -> int:
+    value = r.get(key, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _widths(r: Mapping[str, object]) -> dict[int, int]:
+    """Bytes per thread of a global load -> how many such instructions."""
+    loads = r.get("load_bytes")
+    return {int(k): int(v) for k, v in loads.items()} if isinstance(loads, Mapping) else {}

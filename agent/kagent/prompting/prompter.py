@@ -1,0 +1,191 @@
+"""From a brief to the two messages that a model is sent: pure, so that a run can be replayed.
+
+The system message holds what is the same for a whole run (task, device, rules), so that endpoints
+can cache it; the user message holds the decision: parent, elites, ledger, card, what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.plan import Language
+from kagent_sandbox.task import Kind, Task
+from kagent_sandbox.verdict import Rejected
+
+from kagent.lineage import Candidate, Operator
+from kagent.model.chat import Prompt
+from kagent.prompting.about import TaskText, about_task
+from kagent.prompting.cards import Card, Place, helps, load_cards, suits
+from kagent.prompting.cases import bench_cases, bounds_of, cases_table
+from kagent.prompting.deal import deal
+from kagent.prompting.elites import diverse, elite
+from kagent.prompting.fault import distil
+from kagent.prompting.hardware import hardware
+from kagent.prompting.ledger import ledger
+from kagent.prompting.measured import Measured, measured
+from kagent.prompting.situation import Situation
+from kagent.prompting.templates import Templates, folders
+from kagent.propose import Brief
+from kagent.select import mate
+from kagent.tunables import read_tunables, value_text
+
+TEMPLATES: Mapping[Operator, str] = {
+    Operator.STRUCTURE: "structure",
+    Operator.REWRITE: "rewrite",
+    Operator.CROSSOVER: "crossover",
+    Operator.REPAIR: "repair",
+    Operator.TUNE: "tune",
+}
+"""What a model can be asked for, and the template of each."""
+
+
+class Prompter:
+    """Writes the prompts of one run."""
+
+    def __init__(
+        self,
+        task: Task,
+        kind: Kind,
+        target: str,
+        situation: Situation,
+        folder: Path | None = None,
+    ) -> None:
+        """Read templates and cards; `folder` holds the user's own, which replace kagent's.
+
+        Raises:
+            UserError: A card is malformed, or the folder or the target does not exist.
+        """
+        places = folders(folder)
+        self._templates = Templates(places)
+        self._task, self._kind = task, kind
+        self._device = hardware(target, situation.device, situation.ceilings)
+        self._cases = bench_cases(task, kind, self._device, situation)
+        checks = task.cases(kind)
+        self._visible = frozenset(c.name for c in (*checks.check, *checks.bench))
+        self._languages = _languages(kind, situation.lang)
+        place = Place(task.name, target, self._device.target.capability, self._languages)
+        self._cards = load_cards([p / "cards" for p in places])
+        self._deck = [c for c in self._cards.values() if suits(c, place)]
+        self._about: TaskText = about_task(task, kind)
+
+    @property
+    def cards(self) -> tuple[str, ...]:
+        """Names of the cards that suit the run."""
+        return tuple(c.name for c in self._deck)
+
+    def write(self, brief: Brief, card: str | None = None) -> Prompt:
+        """The prompt for a brief; with `card`, with that technique instead of the dealt one.
+
+        Raises:
+            UserError: A template is wrong, or there is no such card.
+            ValueError: The operator is none that a model can carry out.
+        """
+        operator = brief.operator
+        if operator not in TEMPLATES:
+            raise ValueError(f"a model cannot be asked for {operator}")
+        second = mate(brief) if operator is Operator.CROSSOVER else None
+        if operator is Operator.CROSSOVER and second is None:
+            operator = Operator.STRUCTURE  # there is nothing to cross with
+        parent = self._describe(brief.parent, brief)
+        chosen = self._card(brief, operator, parent) if card is None else self._named(card)
+        shared = self._shared()
+        values = {
+            **shared,
+            "parent": parent,
+            "tunables": _tunables(parent.source),
+            "elites": self._elites(brief, operator, second),
+            "ledger": ledger(brief),
+            "card": chosen,
+            "card_text": self._card_text(chosen, operator, parent),
+            "fault": self._fault(brief.parent),
+            "base": _base(brief),
+        }
+        return Prompt(
+            system=self._templates.render("system", shared),
+            user=self._templates.render(TEMPLATES[operator], values),
+            card=chosen.name if chosen is not None else "",
+        )
+
+    def _shared(self) -> dict[str, object]:
+        return {
+            "task": self._task,
+            "about": self._about,
+            "kind": self._kind,
+            "device": self._device,
+            "languages": self._languages,
+            "cases": self._cases,
+            "cases_table": cases_table(self._cases, matrix=self._task.matrix),
+        }
+
+    def _describe(self, candidate: Candidate, brief: Brief) -> Measured:
+        return measured(
+            candidate,
+            brief.lineage,
+            self._cases,
+            self._device,
+            self._visible,
+            matrix=self._task.matrix,
+        )
+
+    def _elites(self, brief: Brief, operator: Operator, second: Candidate | None) -> list[object]:
+        if operator in (Operator.REPAIR, Operator.TUNE):
+            return []
+        if second is not None:
+            return [elite(second, brief, self._cases, whole=True)]
+        count = 1 if operator is Operator.REWRITE else 2
+        return [elite(c, brief, self._cases, whole=False) for c in diverse(brief, count)]
+
+    def _fault(self, candidate: Candidate) -> object:
+        verdict = candidate.verdict
+        if not isinstance(verdict, Rejected):
+            return None
+        return distil(verdict, candidate.proposal.source, self._task, self._kind)
+
+    # -- the technique ---------------------------------------------------------------------------
+
+    def _card(self, brief: Brief, operator: Operator, parent: Measured) -> Card | None:
+        if operator is Operator.REPAIR:  # the technique that failed is the one to get right
+            origin = brief.parent.proposal.origin
+            return self._cards.get(origin.card) if origin is not None else None
+        if operator not in (Operator.STRUCTURE, Operator.REWRITE):
+            return None
+        bounds = bounds_of(self._cases, parent.launches)
+        helpful = [c for c in self._deck if helps(c, bounds, parent.facts)]
+        return deal(brief, self._deck, helpful)
+
+    def _named(self, name: str) -> Card:
+        if name not in self._cards:
+            raise UserError(f"no card {name!r}: there are {', '.join(self._cards)}")
+        return self._cards[name]
+
+    def _card_text(self, card: Card | None, operator: Operator, parent: Measured) -> str:
+        """Its text for the parent's language; for those that may be chosen where there is none."""
+        if card is None:
+            return ""
+        own = card.written_in(parent.languages)
+        if own and operator is not Operator.REWRITE:
+            return card.text(own)
+        return card.text(card.written_in(self._languages) or card.front.languages)
+
+
+def _base(brief: Brief) -> Candidate:
+    """What a prediction is measured against: the parent, or of a rejected one its own parent."""
+    path = brief.lineage.path(brief.parent.id)
+    return next((c for c in reversed(path) if not isinstance(c.verdict, Rejected)), brief.parent)
+
+
+def _languages(kind: Kind, lang: str) -> tuple[Language, ...]:
+    """What candidates may be written in."""
+    known: tuple[Language, ...] = ("cpp",) if kind == "cpu" else ("triton", "cuda")
+    return tuple(n for n in known if lang in ("any", n)) or known
+
+
+def _tunables(source: str) -> list[str]:
+    """'BLOCK = 1024, of 512, 1024, 2048' for every tunable of a file."""
+    file = read_tunables(source)
+    return [
+        f"{t.name} = {value_text(t.current)}, of {', '.join(map(value_text, t.values))}"
+        for t in (file.items if file is not None else ())
+    ]

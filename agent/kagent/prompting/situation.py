@@ -1,0 +1,57 @@
+"""What a prompt says beyond its brief: the device, its ceilings, and what torch takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kagent_sandbox.errors import RunError
+from kagent_sandbox.launch.base import Ceilings, DeviceFacts
+from kagent_sandbox.records import RecordError, from_json
+
+from kagent.runs import Manifest
+from kagent.store import History
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Facts of a run that stay the same for all of its prompts."""
+
+    device: DeviceFacts | None = None  # None: nobody has asked a device yet
+    ceilings: Ceilings | None = None
+    baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """µs by visible benchmark case and baseline; empty where none was measured."""
+    lang: str = "any"  # the run's --lang: what kernels may be written in
+
+
+def situation_of(manifest: Manifest, history: History) -> Situation:
+    """The situation of a stored run.
+
+    Raises:
+        RunError: Its records are damaged.
+    """
+    try:
+        facts = manifest.environment.get("facts")
+        device = from_json(DeviceFacts, facts) if facts is not None else None
+        measured = history.baselines or {}
+        ceilings = measured.get("ceilings")
+        return Situation(
+            device=device,
+            ceilings=from_json(Ceilings, ceilings) if ceilings is not None else None,
+            baselines=_times(measured.get("baselines")),
+            lang=manifest.lang,
+        )
+    except (RecordError, TypeError, ValueError, AttributeError) as e:
+        raise RunError(f"a record of the run is damaged: {e}") from None
+
+
+def _times(baselines: Mapping[str, Any] | None) -> Mapping[str, Mapping[str, float]]:
+    """`Baselines.us` of the stored JSON. (The class itself comes with torch, which takes a second
+    to import.)
+    """
+    us = (baselines or {}).get("us", {})
+    return {
+        str(case): {str(name): float(value) for name, value in times.items()}
+        for case, times in us.items()
+    }

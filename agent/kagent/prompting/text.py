@@ -1,0 +1,83 @@
+"""Text for prompts: numbers in few characters, tables, and quotations that cannot break out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+ELLIPSIS = "…"
+
+
+def printable(text: str) -> str:
+    """Without control characters (terminal escapes, bells); tabs as spaces."""
+    return "".join(c for c in text.expandtabs(4) if c == "\n" or c.isprintable())
+
+
+def one_line(text: str, limit: int) -> str:
+    """On one line, without control characters, at most `limit` characters."""
+    flat = " ".join(printable(text).split())
+    return flat if len(flat) <= limit else flat[: limit - 1].rstrip() + ELLIPSIS
+
+
+def clipped(text: str, lines: int, width: int = 200) -> str:
+    """The first lines of a text; what is left out is said."""
+    all_lines = printable(text).rstrip("\n").split("\n")
+    kept = [x if len(x) <= width else x[: width - 1] + ELLIPSIS for x in all_lines[:lines]]
+    left = len(all_lines) - len(kept)
+    return "\n".join([*kept, f"[{left} more lines]"] if left > 0 else kept)
+
+
+def fenced(text: str, info: str = "text") -> str:
+    """A fenced block that holds the text whatever it contains: the fence is longer than any in
+    it.
+    """
+    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    body = text.rstrip("\n")
+    return f"{fence}{info}\n{body}\n{fence}"
+
+
+def microseconds(us: float) -> str:
+    """Three or four digits: 21.2, 353, 1,130."""
+    return f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 100 else f"{us:,.0f}"
+
+
+def ratio(value: float) -> str:
+    """A speed-up: '1.234×'; a dash where there is none."""
+    return f"{value:.3f}×" if math.isfinite(value) and value > 0 else "–"
+
+
+def amount(value: float, unit: str) -> str:
+    """With a decimal prefix: 67.1 MB, 4.40 TFLOP."""
+    if value <= 0:
+        return f"0 {unit}"
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def kib(count: int) -> str:
+    """Bytes of shared memory or of spills: '0', '96 B', '33 KiB'."""
+    if count == 0:
+        return "0"
+    return f"{count} B" if count < 1024 else f"{count / 1024:.4g} KiB"
+
+
+def plural(count: int, noun: str) -> str:
+    """'1 launch', '3 launches'."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table. Columns that are empty in every row are left out."""
+    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    lines = [
+        [head[i] for i in kept],
+        ["---"] * len(kept),
+        *([row[i] for i in kept] for row in rows),
+    ]
+    return "\n".join("| " + " | ".join(cell or "–" for cell in line) + " |" for line in lines)
