@@ -3,7 +3,8 @@
     python benchmarks/run_phases.py RUN_FOLDER
 
 Prints the wall-clock time of the phases (baselines and ceilings, search, final race), and medians
-of what a candidate took to build and of how long it held the timed lane.
+of what a candidate took to build, of how long it held the timed lane, and on what it spent that
+(parts of the lane as in `kagent_sandbox.lane_clock`; seeds are left out: the first has no rival).
 """
 
 import statistics
@@ -37,12 +38,23 @@ def main() -> None:
     print(f"whole                    {events[-1].at - start:7.1f} s")
     builds = [c.facts.build_s for c in history.lineage if c.facts]
     print(f"build, median            {statistics.median(builds):7.2f} s")
+    tried = [c for c in history.lineage if c.proposal.operator is not Operator.SEED]
+    verdicts = [c.verdict for c in tried if isinstance(c.verdict, Passed)]
     for name, screened in (("let go early", True), ("timed in full", False)):
-        verdicts = [c.verdict for c in history.lineage if isinstance(c.verdict, Passed)]
-        lanes = [v.lane_s for v in verdicts if v.screened is screened]
-        if lanes:
+        chosen = [v for v in verdicts if v.screened is screened]
+        if chosen:
+            lanes = [v.lane_s for v in chosen]
             middle, most = statistics.median(lanes), max(lanes)
-            print(f"measure, {name:<15} {middle:7.2f} s  (most {most:.2f}, {len(lanes)} of them)")
+            print(f"lane, {name:<18} {middle:7.2f} s  (most {most:.2f}, {len(lanes)} of them)")
+            print(f"  {parts(chosen)}")
+
+
+def parts(verdicts: list[Passed]) -> str:
+    """Median of every part of the lane, in ms, the longest first."""
+    names = {name for v in verdicts for name in v.lane}
+    ms = {n: 1e3 * statistics.median(v.lane.get(n, 0.0) for v in verdicts) for n in names}
+    ordered = sorted(ms, key=lambda n: -ms[n])
+    return ", ".join(f"{n} {ms[n]:.0f}" for n in ordered) + " ms" if ms else "parts unknown"
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from kagent_sandbox import figures
 from kagent_sandbox.check import pitch_of, seats_for
@@ -22,8 +22,23 @@ if TYPE_CHECKING:
     from kagent_sandbox.session import Session
     from kagent_sandbox.task import Case, Task
 
-BLOCK_SAMPLES: Mapping[Kind, int] = {"gpu": 5, "cpu": 10}
-"""Samples per block. Fresh inputs cost a CPU more than a sample does."""
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a candidate and the incumbent take turns on one kind of device."""
+
+    samples: int  # per block
+    phases: tuple[int, ...]  # pairs of blocks; after each, a candidate that clearly loses is let go
+    seats: int | None  # placements that one block rotates over; None: all
+
+
+PACES: Mapping[Kind, Pace] = {
+    # Every block costs fresh inputs, which cost more than its samples. Simulated over six cases,
+    # with noise between and within blocks: four pairs of eight samples err as rarely, and find as
+    # small a difference, as six pairs of five.
+    "gpu": Pace(8, (1, 1, 2), 1),
+    "cpu": Pace(10, (1, 1, 1), None),
+}
 _CPU_SPAN_US = 300.0
 _MOST_CPU_PLACEMENTS = 48
 
@@ -45,7 +60,8 @@ def placements(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
 class Table:
     """Contenders that take turns on one case, each block on inputs of its own seed.
 
-    All sit in the same places, so that none is favoured by its addresses. A context manager.
+    All sit in the same places, so that none is favoured by its addresses; from block to block a
+    contender moves to its next places. It lasts as long as its session.
     """
 
     session: Session
@@ -53,17 +69,23 @@ class Table:
     case: Case
     contenders: Mapping[str, Contender]
     count: int  # placements of each
+    at_once: int | None  # placements that one block rotates over; None: all
     blocks: dict[str, list[tuple[float, ...]]] = field(init=False)
-    _seats: dict[str, list[Seat]] = field(init=False)
     side: str = field(init=False)  # whose turn it is, or was: who is to blame for a failure
+    _seats: dict[str, list[Seat]] = field(init=False, default_factory=dict)
+    _written: Sequence[Seat] = field(init=False, default=())  # where this side's inputs are
     _last: Draw | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.side = next(iter(self.contenders))
-
-    def __enter__(self) -> Self:
         self.blocks = {side: [] for side in self.contenders}
-        self._seats = {}
+
+    def prepare(self) -> None:
+        """Seat everyone.
+
+        Raises:
+            Disqualified: The plan of `side` cannot be had in the launcher.
+        """
         plans = {side: c.plan(self.case.name) for side, c in self.contenders.items()}
         pitch = pitch_of(plans.values())
         for side, plan in plans.items():
@@ -78,12 +100,6 @@ class Table:
                 prefix=f"t{side}",
             )
             self.session.prepare(self._seats[side], self.case.name)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            for seats in self._seats.values():
-                self.session.forget(seats)
 
     def sample(self, side: str, samples: int, *, verify: bool = False) -> None:
         """Time one block on fresh inputs and poisoned results; with `verify`, check what it left.
@@ -91,50 +107,73 @@ class Table:
         Raises:
             Disqualified: The contender failed, or its results are wrong.
         """
-        draw = self._write(side)
-        block = self.session.samples(self._seats[side], samples, self.case.name)
-        self.blocks[side].append(tuple(block))
+        seats, draw = self._write(side)
+        block = self.session.samples(seats, samples, self.case.name)
         if verify:
-            self._verify(side, draw)
+            self._verify(seats, draw)
+        self.blocks[side].append(tuple(block))
+
+    def verify(self, side: str) -> None:
+        """Check one run on fresh inputs, timed like a block but not kept among `blocks`.
+
+        Raises:
+            Disqualified: The contender failed, or its results are wrong.
+        """
+        seats, draw = self._write(side)
+        self.session.samples(seats, 1, self.case.name)
+        self._verify(seats, draw)
 
     def wall_us(self, side: str, count: int) -> float:
-        """µs per execution by the judge's own clock."""
-        self._write(side)
-        return self.session.wall_us(self._seats[side], count, self.case.name)
+        """µs per execution by the judge's own clock, on the side's last inputs if they are there
+        still.
+        """
+        seats = self._written if self.side == side and self._written else self._write(side)[0]
+        return self.session.wall_us(seats, count, self.case.name)
 
     def unseen(self, side: str, samples: int) -> tuple[float, ...]:
         """A block on inputs that no earlier one had, not kept among `blocks`."""
-        self._write(side, self.checker.draws.fresh(self.case))
-        return tuple(self.session.samples(self._seats[side], samples, self.case.name))
+        seats, _ = self._write(side, self.checker.draws.fresh(self.case))
+        return tuple(self.session.samples(seats, samples, self.case.name))
 
     def now_us(self, side: str) -> float:
         """The slowest of a few more samples: what the device does at this moment."""
-        self._write(side)
-        return max(self.session.samples(self._seats[side], 3, self.case.name))
+        seats, _ = self._write(side)
+        return max(self.session.samples(seats, 3, self.case.name))
 
-    def _write(self, side: str, draw: Draw | None = None) -> Draw:
+    def _now(self, side: str) -> list[Seat]:
+        """A side's places for its next block: every block moves on by as many as it takes."""
+        seats = self._seats[side]
+        if self.at_once is None:
+            return seats
+        first = len(self.blocks[side]) * self.at_once
+        return [seats[(first + i) % len(seats)] for i in range(self.at_once)]
+
+    def _write(self, side: str, draw: Draw | None = None) -> tuple[list[Seat], Draw]:
         """Fresh inputs and poison for a side's seats; whatever the others left there is gone."""
         self.side = side
-        if draw is None:
-            draw = self.checker.draws.draw(self.case, other_than=self._last)
-        self._last = draw
-        with self.session.quiet():
-            for seat in self._seats[side]:
-                seat.write(draw)
-        return draw
-
-    def _verify(self, side: str, draw: Draw) -> None:
-        seats = self._seats[side]
-        if any(a.mutates for a in self.checker.task.arguments):
-            # Repeated runs have changed their own inputs: what counts is one run on fresh ones.
+        seats = self._now(side)
+        with self.session.clock.part("inputs"):
+            if draw is None:
+                draw = self.checker.draws.draw(self.case, other_than=self._last)
+            self._last = draw
             with self.session.quiet():
                 for seat in seats:
                     seat.write(draw)
-            for seat in seats:
-                self.session.run(seat, self.case.name)
-        with self.session.quiet():
-            for seat in seats:
-                self.checker.refuse_tampering(seat, self.case, Stage.MEASURE)
-            # Which of the placements is compared is as secret as which block is.
-            chosen = random.SystemRandom().choice(seats)
-            self.checker.compare(chosen.outputs(), draw, Stage.MEASURE, typical=True)
+        self._written = seats
+        return seats, draw
+
+    def _verify(self, seats: Sequence[Seat], draw: Draw) -> None:
+        with self.session.clock.part("compare"):
+            if any(a.mutates for a in self.checker.task.arguments):
+                # Repeated runs have changed their own inputs: what counts is one run on fresh ones.
+                with self.session.quiet():
+                    for seat in seats:
+                        seat.write(draw)
+                for seat in seats:
+                    self.session.run(seat, self.case.name)
+            with self.session.quiet():
+                for seat in seats:
+                    self.checker.refuse_tampering(seat, self.case, Stage.MEASURE)
+                # Which of the placements is compared is as secret as which block is.
+                chosen = random.SystemRandom().choice(seats)
+                self.checker.compare(chosen.outputs(), draw, Stage.MEASURE, typical=True)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from kagent_sandbox.check import Checker, check_results, pitch_of
 from kagent_sandbox.draws import Draws
 from kagent_sandbox.errors import DeviceWedged
 from kagent_sandbox.judge_wire import key_of
+from kagent_sandbox.lane_clock import LaneClock
 from kagent_sandbox.measure import Meter
 from kagent_sandbox.race import Racer
 from kagent_sandbox.session import Arenas, Disqualified, Session
@@ -25,13 +29,19 @@ if TYPE_CHECKING:
 
     from kagent_sandbox.build.request import Built
     from kagent_sandbox.figures import Contender
-    from kagent_sandbox.launch.base import Backend, Ceilings
+    from kagent_sandbox.launch.base import Arena, Backend, Ceilings
     from kagent_sandbox.race_result import Race
     from kagent_sandbox.rivals import Rivals
     from kagent_sandbox.task import Case, Kind, Task
 
 SWEEP_S = 0.5
 """Lane seconds per case that finding the best configuration may take."""
+REMEMBERED = 64
+"""Checked candidates of which the judge knows what their check took."""
+MOST_KEPT = 4
+KEPT_SHARE_BYTES = 8 << 30
+"""A launcher that waits for its candidate's turn holds a context, nearly 1 GiB of a GPU: one is
+kept for every so many bytes of memory."""
 
 
 def check_cases(task: Task, kind: Kind, run_seed: int) -> list[Case]:
@@ -47,6 +57,20 @@ def bench_cases(task: Task, kind: Kind) -> list[Case]:
 def race_cases(task: Task, kind: Kind, run_seed: int) -> list[Case]:
     """Hidden benchmark cases of a run: finalists are built for these before the final race."""
     return draw_hidden(task, kind, "bench", run_seed)
+
+
+@dataclass
+class _Checked:
+    """What is left of a candidate's check: its cost, and on a GPU the launcher."""
+
+    seconds: float
+    session: Session | None = None
+
+    def let_go(self) -> None:
+        """End the launcher, if there is one."""
+        if self.session is not None:
+            self.session.close()
+            self.session = None
 
 
 class Judge:
@@ -69,9 +93,12 @@ class Judge:
         self._arenas = Arenas(backend)
         self._ceilings: Ceilings | None = None
         self._rng = random.SystemRandom()
-        # Starting a launcher costs a GPU's lane half a second: the one that checked a candidate
-        # waits for its measurement. On a CPU native code that waits could not be trusted to.
-        self._kept: tuple[str, Session] | None = None
+        # Starting a launcher costs a GPU's lane half a second: those that checked a candidate wait
+        # for its measurement, which is not always the next one: checks come in any order. On a CPU
+        # native code that waits could not be trusted to.
+        self._checked: OrderedDict[str, _Checked] = OrderedDict()
+        gpu, memory = self.kind == "gpu", backend.facts.memory_bytes
+        self._most_kept = max(1, min(MOST_KEPT, memory // KEPT_SHARE_BYTES)) if gpu else 0
 
     @property
     def ceilings(self) -> Ceilings:
@@ -94,36 +121,60 @@ class Judge:
             return e.verdict
 
     def _check(self, built: Built) -> list[CaseError]:
-        self._let_go()
+        began = time.perf_counter()
+        key = key_of(built)
+        self._forget(key)
         check_results(self.task, built, self.check_cases)
         nbytes = 2 * pitch_of(built.plans[0, c.name] for c in self.check_cases)
-        keep = self.kind == "gpu"
-        if keep:  # room for `measure` beside an incumbent of the same size
+        if self._most_kept:  # room for `measure` beside an incumbent of the same size
             roomy = self._meter().arena_bytes(built, self.check_cases, None)
             nbytes = max(nbytes, min(roomy, self._arenas.limit_bytes))
-        arena = self._arenas.at_least(nbytes)
+        arena = self._arena(nbytes)
         errors: list[CaseError] = []
         with contextlib.ExitStack() as stack:
             session = stack.enter_context(Session(self.backend, arena, built.binaries, Stage.CHECK))
             for case in self.check_cases:
                 errors += self._checker.check(session, built, case)
-            if keep:
+            if self._most_kept:
                 stack.pop_all()
-                self._kept = (key_of(built), session)
+        self._checked[key] = _Checked(
+            time.perf_counter() - began, session if self._most_kept else None
+        )
+        self._trim()
         return errors
 
+    def _arena(self, nbytes: int) -> Arena:
+        """An arena of that size; launchers that are kept do not outlive the one they have mapped.
+
+        Raises:
+            Disqualified: More than the device can spare.
+        """
+        if not self._arenas.fits(nbytes):
+            self._let_go()
+        return self._arenas.at_least(nbytes)
+
+    def _forget(self, key: str) -> _Checked:
+        """Take what is left of a candidate's check out of the books."""
+        return self._checked.pop(key, None) or _Checked(0.0)
+
+    def _trim(self) -> None:
+        """Keep what the newest checks have left."""
+        while len(self._checked) > REMEMBERED:
+            self._checked.popitem(last=False)[1].let_go()
+        kept = [c for c in self._checked.values() if c.session is not None]
+        for checked in kept[: max(0, len(kept) - self._most_kept)]:
+            checked.let_go()
+
     def _let_go(self) -> None:
-        """End the session that was kept."""
-        if self._kept is not None:
-            self._kept[1].close()
-            self._kept = None
+        """End all launchers that were kept."""
+        for checked in self._checked.values():
+            checked.let_go()
 
     def _meter(self) -> Meter:
         return Meter(
             task=self.task,
             backend=self.backend,
             checker=self._checker,
-            arenas=self._arenas,
             ceilings=self.ceilings,
             baselines_us=self.baselines_us,
             kind=self.kind,
@@ -145,15 +196,40 @@ class Judge:
             MachineError: The device or the host does.
             ValueError: A benchmark case has no baseline.
         """
-        if self._kept is not None and self._kept[0] != key_of(built):
-            self._let_go()
-        kept = self._kept[1] if self._kept else None
+        checked = self._forget(key_of(built))
+        clock = LaneClock()
         try:
-            return self._meter().measure(built, errors, self.check_cases, incumbent, sweep_s, kept)
+            with clock.part("other"):
+                passed = self._measure(built, errors, incumbent, sweep_s, checked, clock)
         except Disqualified as e:
             return e.verdict
         finally:
-            self._let_go()
+            checked.let_go()
+        lane = {"check": checked.seconds, **clock.seconds}
+        return replace(passed, lane_s=sum(lane.values()), lane=lane)
+
+    def _measure(
+        self,
+        built: Built,
+        errors: Sequence[CaseError],
+        incumbent: Contender | None,
+        sweep_s: float,
+        checked: _Checked,
+        clock: LaneClock,
+    ) -> Passed:
+        meter = self._meter()
+        check_results(self.task, built, bench_cases(self.task, self.kind))
+        nbytes = meter.arena_bytes(built, self.check_cases, incumbent)
+        if not self._arenas.fits(nbytes):
+            checked.let_go()  # it has mapped an arena that is too small
+        arena = self._arena(nbytes)
+        binaries = {**(incumbent.built.binaries if incumbent else {}), **built.binaries}
+        if checked.session is not None:
+            session = checked.session.resume(binaries, Stage.MEASURE, clock)
+        else:
+            session = Session(self.backend, arena, binaries, Stage.MEASURE, clock=clock)
+        with session:
+            return meter.measure(session, built, errors, self.check_cases, incumbent, sweep_s)
 
     def race(
         self, contenders: Sequence[Contender], *, hidden: bool, rivals: Rivals | None = None

@@ -1,4 +1,4 @@
-"""How fast is a candidate? Sweep, screen, then ABBA blocks beside the incumbent."""
+"""How fast is a candidate? Configurations first, then ABBA blocks beside the incumbent."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kagent_sandbox import figures, timing
-from kagent_sandbox.blocks import BLOCK_SAMPLES, Table, placements
-from kagent_sandbox.check import Checker, check_results, pitch_of
+from kagent_sandbox.blocks import PACES, Table, placements
+from kagent_sandbox.check import Checker, pitch_of
 from kagent_sandbox.figures import Contender
-from kagent_sandbox.session import Arenas, Disqualified, Session
-from kagent_sandbox.sweep import Sweeper
+from kagent_sandbox.session import Disqualified, Session
+from kagent_sandbox.sweep import Sweeper, distinct
 from kagent_sandbox.verdict import (
     CaseError,
     Comparison,
@@ -30,14 +30,13 @@ if TYPE_CHECKING:
 
     from kagent_sandbox.build.request import Built
     from kagent_sandbox.launch.base import Backend, Ceilings
-    from kagent_sandbox.sweep import Ranking
     from kagent_sandbox.task import Case, Kind, Task
 
-LEAST_SAMPLES = 30  # a side
-SCREEN_RATIO = 1.5
-"""A candidate that is slower than the incumbent by more on every case is not timed further."""
+SURE_SAMPLES = 10  # a side
 LOSING_RATIO = 0.985
-"""After the first blocks, a candidate whose interval ends below this is not timed further."""
+"""A candidate whose interval ends below this is not timed further, ..."""
+FAR_RATIO = 0.9
+"""... and below this while a side has fewer samples than `SURE_SAMPLES`."""
 WALL_BUDGET_US = 3000.0
 ALARM_TRIES = 8
 """How often a suspicion is looked into before it is believed: a busy host raises some."""
@@ -51,7 +50,6 @@ class Meter:
     task: Task
     backend: Backend
     checker: Checker
-    arenas: Arenas
     ceilings: Ceilings
     baselines_us: Mapping[str, float]
     kind: Kind
@@ -59,49 +57,29 @@ class Meter:
 
     def measure(
         self,
+        session: Session,
         built: Built,
         errors: Sequence[CaseError],
         check_cases: Sequence[Case],
         incumbent: Contender | None,
         sweep_s: float,
-        kept: Session | None = None,
     ) -> Passed:
-        """Time a checked candidate on every benchmark case, in the session `kept` if there is one.
+        """Time a checked candidate on every benchmark case, in a session that has its binaries
+        and the incumbent's, over an arena of at least `arena_bytes`.
 
         Raises:
             Disqualified: It failed, was wrong in a timed block, or its times cannot be true.
         """
-        began = time.monotonic()
         cases = self.task.cases(self.kind).bench
-        check_results(self.task, built, cases)
-        nbytes = self.arena_bytes(built, check_cases, incumbent)
-        if kept is not None and not self.arenas.fits(nbytes):
-            kept.close()
-            kept = None
-        arena = self.arenas.at_least(nbytes)
-        binaries = {**(incumbent.built.binaries if incumbent else {}), **built.binaries}
-        session = Session(self.backend, arena, binaries, Stage.MEASURE)
-        if kept is not None:
-            session = kept.resume(binaries, Stage.MEASURE)
-        with session:
-            rankings = self._sweep(session, built, cases, check_cases, incumbent, sweep_s)
-            choice = {name: r.order[0] for name, r in rankings.items()}
-            candidate = Contender("candidate", built, choice)
-            if self._hopeless(rankings):
-                self._verify_once(session, cases, candidate)
-                blocks = {n: [tuple(r.samples[r.order[0]])] for n, r in rankings.items()}
-                passed = self._passed(candidate, errors, cases, blocks)
-                duels = {
-                    n: timing.Duel((tuple(r.samples[r.order[0]]),), (tuple(r.incumbent),))
-                    for n, r in rankings.items()
-                }
-                complete = False
-            else:
-                complete, blocks, duels = self._duel(session, cases, candidate, incumbent)
-                passed = self._passed(candidate, errors, cases, blocks)
-        versus = None if incumbent is None else self._compare(incumbent.id, duels)
-        lane_s = time.monotonic() - began
-        return replace(passed, versus=versus, screened=not complete, lane_s=lane_s)
+        choice = self._sweep(session, built, cases, check_cases, incumbent, sweep_s)
+        candidate = Contender("candidate", built, choice)
+        sides = {"a": candidate} | ({"b": incumbent} if incumbent else {})
+        tables = {c.name: self._table(session, c, sides) for c in cases}
+        complete = self._take_turns(session, tables)
+        blocks = {name: table.blocks["a"] for name, table in tables.items()}
+        passed = self._passed(candidate, errors, cases, blocks)
+        versus = None if incumbent is None else self._compare(incumbent.id, tables)
+        return replace(passed, versus=versus, screened=not complete)
 
     def arena_bytes(
         self, built: Built, check_cases: Sequence[Case], incumbent: Contender | None
@@ -119,6 +97,12 @@ class Meter:
     def _count(self, case: Case) -> int:
         return placements(self.task, case, self.kind, self.ceilings)
 
+    def _table(self, session: Session, case: Case, sides: Mapping[str, Contender]) -> Table:
+        at_once = PACES[self.kind].seats
+        table = Table(session, self.checker, case, sides, self._count(case), at_once)
+        table.prepare()
+        return table
+
     # -- configurations --------------------------------------------------------------------------
 
     def _sweep(
@@ -129,27 +113,28 @@ class Meter:
         check_cases: Sequence[Case],
         incumbent: Contender | None,
         sweep_s: float,
-    ) -> dict[str, Ranking]:
-        """Rank configurations per case; the winners are checked like the declared one was."""
+    ) -> dict[str, int]:
+        """The fastest configuration of each case that has several; the winners are checked like
+        the declared one was.
+        """
         sweeper = Sweeper(self.task, self.checker.draws, sweep_s)
-        configs = list(range(len(built.configs)))
-        rankings: dict[str, Ranking] = {}
-        for case in cases:
-            plan = incumbent.plan(case.name) if incumbent else None
-            rankings[case.name] = sweeper.rank(
-                session, built, case, configs, plan, self._count(case)
-            )
+        choice: dict[str, int] = {}
         good, bad = {0}, set[int]()
-        for name, ranking in rankings.items():
-            for config in ranking.order:
+        for case in cases:
+            order: Sequence[int] = distinct(built, case)
+            if len(order) > 1:
+                session.hush()
+                plan = incumbent.plan(case.name) if incumbent else None
+                count = self._count(case)
+                order = sweeper.rank(session, built, case, order, plan, count)
+            for config in order:
                 if config not in good | bad:
                     right = self._right(session, built, check_cases, config)
                     (good if right else bad).add(config)
                 if config in good:
+                    choice[case.name] = config
                     break
-            order = tuple(i for i in ranking.order if i not in bad)
-            rankings[name] = replace(ranking, order=order)
-        return rankings
+        return choice
 
     def _right(
         self, session: Session, built: Built, check_cases: Sequence[Case], config: int
@@ -165,72 +150,51 @@ class Meter:
             return False
         return True
 
-    def _hopeless(self, rankings: Mapping[str, Ranking]) -> bool:
-        return all(
-            bool(r.incumbent)
-            and statistics.median(r.samples[r.order[0]])
-            > SCREEN_RATIO * statistics.median(r.incumbent)
-            for r in rankings.values()
-        )
-
-    def _verify_once(self, session: Session, cases: Sequence[Case], candidate: Contender) -> None:
-        for case in cases:
-            sides = {"a": candidate}
-            with Table(session, self.checker, case, sides, self._count(case)) as table:
-                table.sample("a", 1, verify=True)
-
     # -- against the incumbent -------------------------------------------------------------------
 
-    def _duel(
-        self,
-        session: Session,
-        cases: Sequence[Case],
-        candidate: Contender,
-        incumbent: Contender | None,
-    ) -> tuple[bool, dict[str, list[tuple[float, ...]]], dict[str, timing.Duel]]:
-        """Blocks in ABBA order; after a few, candidates that clearly lose are let go.
+    def _take_turns(self, session: Session, tables: Mapping[str, Table]) -> bool:
+        """Blocks in ABBA order on every case; whether all were timed.
 
-        Returns whether all blocks were timed, the candidate's blocks per case, and the duels.
+        A candidate that clearly loses is let go early. Of every case one block's results are
+        checked; which one is secret.
         """
-        sides = {"a": candidate} | ({"b": incumbent} if incumbent else {})
-        total = -(-LEAST_SAMPLES // BLOCK_SAMPLES[self.kind])
-        first = -(-total // 3)
-        secret = {c.name: self.rng.randrange(total) for c in cases}
-        blocks: dict[str, list[tuple[float, ...]]] = {c.name: [] for c in cases}
-        rivals: dict[str, list[tuple[float, ...]]] = {c.name: [] for c in cases}
+        pace = PACES[self.kind]
+        total = sum(pace.phases)
+        alone = all(len(t.contenders) == 1 for t in tables.values())
+        order = timing.abba(total).lower()
+        secret = {name: self.rng.randrange(total) for name in tables}
+        session.hush()
         done = 0
-        for pairs in (first, total - first) if incumbent else (total,):
-            last = done + pairs == total
-            for case in cases:
-                with Table(session, self.checker, case, sides, self._count(case)) as table:
-                    self._blocks(table, pairs, secret[case.name] - done)
-                    blocks[case.name] += table.blocks["a"]
-                    rivals[case.name] += table.blocks.get("b", [])
-                    if last:
-                        self._refuse_suspicion(table, case, blocks[case.name])
+        for pairs in (total,) if alone else pace.phases:
+            turns = order[2 * done : 2 * (done + pairs)]
             done += pairs
-            duels = {n: timing.Duel(tuple(blocks[n]), tuple(b)) for n, b in rivals.items() if b}
-            if not last and self._compare("", duels).high < LOSING_RATIO:
-                late = [c for c in cases if secret[c.name] >= done]
-                self._verify_once(session, late, candidate)
-                return False, blocks, duels
-        return True, blocks, duels
+            for name, table in tables.items():
+                for side in turns:
+                    if side in table.contenders:
+                        checked = side == "a" and len(table.blocks["a"]) == secret[name]
+                        table.sample(side, pace.samples, verify=checked)
+                if done == total:
+                    self._refuse_suspicion(table)
+            if done < total and self._loses(tables):
+                for name, table in tables.items():
+                    if secret[name] >= done:
+                        table.verify("a")
+                return False
+        return True
 
-    def _blocks(self, table: Table, pairs: int, secret: int) -> None:
-        """Time `pairs` blocks of each side; the results of the candidate's block `secret` are
-        checked.
+    def _loses(self, tables: Mapping[str, Table]) -> bool:
+        """Whether a candidate is slower than the incumbent beyond the doubt that is left."""
+        samples = min(sum(map(len, t.blocks["a"])) for t in tables.values())
+        limit = FAR_RATIO if samples < SURE_SAMPLES else LOSING_RATIO
+        return self._compare("", tables).high < limit
+
+    def _refuse_suspicion(self, table: Table) -> None:
+        """Look into a candidate's times on one case right after its last block.
+
+        Raises:
+            Disqualified: They cannot be true.
         """
-        order = timing.abba(pairs).lower()
-        seen = 0
-        for side in order:
-            if side not in table.contenders:
-                continue
-            table.sample(side, BLOCK_SAMPLES[self.kind], verify=side == "a" and seen == secret)
-            seen += side == "a"
-
-    def _refuse_suspicion(
-        self, table: Table, case: Case, blocks: Sequence[Sequence[float]]
-    ) -> None:
+        case, blocks = table.case, table.blocks["a"]
         us = timing.median_interval([x for b in blocks for x in b]).value
         runs = max(3, min(50, int(WALL_BUDGET_US / us)))
         for _ in range(ALARM_TRIES):
@@ -256,7 +220,11 @@ class Meter:
             seen.append(table.unseen("a", 3))
         return figures.remembers(seen)
 
-    def _compare(self, against: str, duels: Mapping[str, timing.Duel]) -> Comparison:
+    def _compare(self, against: str, tables: Mapping[str, Table]) -> Comparison:
+        duels = {
+            name: timing.Duel(tuple(t.blocks["a"]), tuple(t.blocks["b"]))
+            for name, t in tables.items()
+        }
         gpu = self.kind == "gpu"
         noise = {n: timing.systematic(statistics.median(d.a[0]), gpu=gpu) for n, d in duels.items()}
         rng = np.random.default_rng(len(duels))

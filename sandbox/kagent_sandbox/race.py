@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from kagent_sandbox import figures, timing
-from kagent_sandbox.blocks import BLOCK_SAMPLES, Table, placements
+from kagent_sandbox.blocks import PACES, Table, placements
 from kagent_sandbox.check import Checker, check_results, pitch_of
 from kagent_sandbox.race_result import BEST_OF_TORCH, TORCH, Race, RaceCase, Ratio
 from kagent_sandbox.session import Arenas, Disqualified, Session
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.task import Case, Kind, Task
 
 Blocks: TypeAlias = "dict[str, list[tuple[float, ...]]]"
-LEAST_SAMPLES = 30  # of everyone
+ROUNDS: Mapping[Kind, int] = {"gpu": 6, "cpu": 3}
+SAMPLES: Mapping[Kind, int] = {"gpu": 5, "cpu": 10}  # of everyone, per round
 
 
 @dataclass(frozen=True)
@@ -118,17 +119,17 @@ class Racer:
         opened: Opened | None,
     ) -> Blocks:
         """A fresh launcher per case: baselines inside of it keep their memory until it ends."""
-        block = BLOCK_SAMPLES[self.kind]
-        rounds = -(-LEAST_SAMPLES // block)
+        block, rounds = SAMPLES[self.kind], ROUNDS[self.kind]
         binaries = {h: b for r in runners for h, b in r.built.binaries.items()}
         sides = {r.id: r for r in runners}
         secret = {i: self.rng.randrange(rounds) for i in sides}
         theirs: Blocks = {n: [] for n in (opened.names if opened else ())}
         launcher = opened.launcher if opened else None
         session = Session(self.backend, arena, binaries, Stage.MEASURE, launcher)
-        table = Table(session, self.checker, case, sides, count)
+        table = Table(session, self.checker, case, sides, count, PACES[self.kind].seats)
         try:
-            with session, table:
+            with session:
+                table.prepare()
                 for turn in range(rounds):
                     # Everyone is next to everyone, and first and last, equally often.
                     for name in _order([*sides, *theirs], turn):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
+from kagent_sandbox.lane_clock import LaneClock
 from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.plan import PlanError
 from kagent_sandbox.verdict import Rejected, Stage, Status
@@ -78,7 +79,8 @@ class Arenas:
 class Session:
     """A launcher over an arena, for the binaries of one evaluation. A context manager.
 
-    `launcher`, where given, is used (and closed) instead of a fresh one of the backend's.
+    `launcher`, where given, is used (and closed) instead of a fresh one of the backend's. `clock`
+    is told what the time is spent on.
     """
 
     def __init__(
@@ -88,16 +90,18 @@ class Session:
         binaries: Mapping[str, bytes],
         stage: Stage,
         launcher: Launcher | None = None,
+        clock: LaneClock | None = None,
     ) -> None:
         self.arena = arena
         self.stage = stage
+        self.clock = LaneClock() if clock is None else clock
         self._backend = backend
         self._binaries = binaries
         self._launcher = launcher
 
     def __enter__(self) -> Self:
         try:
-            with self._blaming(None):
+            with self.clock.part("start"), self._blaming(None):
                 if self._launcher is None:
                     self._launcher = self._backend.launcher(self.arena)
                 self._launcher.load(self._binaries)
@@ -112,13 +116,15 @@ class Session:
     def close(self) -> None:
         """End the process."""
         if self._launcher is not None:
-            self._launcher.close()
+            with self.clock.part("close"):
+                self._launcher.close()
             self._launcher = None
 
-    def resume(self, binaries: Mapping[str, bytes], stage: Stage) -> Self:
+    def resume(self, binaries: Mapping[str, bytes], stage: Stage, clock: LaneClock) -> Self:
         """For another stage with more binaries: enter it again."""
         self._binaries = {**self._binaries, **binaries}
         self.stage = stage
+        self.clock = clock
         return self
 
     def restart(self) -> None:
@@ -128,7 +134,7 @@ class Session:
 
     def prepare(self, seats: Sequence[Seat], case: str) -> None:
         """Resolve the seats' plans in the launcher."""
-        with self._blaming(case) as launcher:
+        with self.clock.part("prepare"), self._blaming(case) as launcher:
             for seat in seats:
                 launcher.prepare(seat.key, seat.plan, seat.layout.placement)
 
@@ -137,6 +143,11 @@ class Session:
         with self._blaming(None) as launcher:
             for seat in seats:
                 launcher.forget(seat.key)
+
+    def hush(self) -> None:
+        """Wait until nothing else is being started or ended on the device: times count now."""
+        with self.clock.part("wait"), self._blaming(None) as launcher:
+            launcher.hush()
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
@@ -159,13 +170,13 @@ class Session:
         self, seats: Sequence[Seat], count: int, case: str, *, limit_s: float = SAMPLE_LIMIT_S
     ) -> list[float]:
         """`count` device times in µs, rotating over the seats. All positive."""
-        with self._blaming(case) as launcher:
+        with self.clock.part("samples"), self._blaming(case) as launcher:
             samples = launcher.samples([s.key for s in seats], count, limit_s=limit_s)
         return [max(us, LEAST_US) for us in samples]
 
     def wall_us(self, seats: Sequence[Seat], count: int, case: str) -> float:
         """µs per execution by the judge's own clock."""
-        with self._blaming(case) as launcher:
+        with self.clock.part("wall"), self._blaming(case) as launcher:
             return launcher.wall_us([s.key for s in seats], count, limit_s=SAMPLE_LIMIT_S)
 
     @contextlib.contextmanager

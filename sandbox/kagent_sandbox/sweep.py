@@ -15,7 +15,7 @@ from kagent_sandbox.plan_json import plan_identity
 from kagent_sandbox.session import Disqualified
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from kagent_sandbox.build.request import Built
     from kagent_sandbox.draws import Draw, Draws
@@ -29,15 +29,6 @@ MOST_SAMPLES = 12  # per round and configuration
 HOPELESS = 3.0
 """The sweep ends after its first round when nothing is within this factor of the incumbent."""
 RUN_LIMIT_S = 2.0  # a configuration that hangs costs the lane no more
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Configurations of one case, best first, with their samples in µs; and the incumbent's."""
-
-    order: tuple[int, ...]
-    samples: Mapping[int, Sequence[float]]
-    incumbent: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -56,18 +47,16 @@ class Sweeper:
         configs: Sequence[int],
         incumbent: Plan | None,
         count: int,
-    ) -> Ranking:
-        """Time `configs` (the declared one, 0, among them) on one case until one is left or time
-        is up.
+    ) -> tuple[int, ...]:
+        """`configs` (the declared one, 0, among them) in the order of their speed on one case.
 
-        Configurations with the same plan are timed once. One that fails is dropped; the declared
-        one may not.
+        They are timed until one is left or time is up. One that fails is dropped; the declared one
+        may not.
 
         Raises:
             Disqualified: The declared configuration failed.
         """
         began = time.monotonic()
-        configs = _distinct(built, case, configs)
         plans = {i: built.plans[i, case.name] for i in configs}
         rivals = [] if incumbent is None else [incumbent]
         pitch = pitch_of([*plans.values(), *rivals])
@@ -123,7 +112,7 @@ class Sweeper:
         beaten = sorted(
             (i for i in samples if i not in alive), key=lambda i: statistics.median(samples[i])
         )
-        return Ranking((*alive, *beaten), samples, rival_us)
+        return (*alive, *beaten)
 
     def _time(
         self,
@@ -152,17 +141,17 @@ class Sweeper:
         """Inputs for all seats. Plans of one candidate have theirs in the same places, nearly
         always, so that this is rarely done twice.
         """
-        with session.quiet():
+        with session.clock.part("inputs"), session.quiet():
             for seat in seats:
                 seat.write_inputs(draw)
 
 
-def _distinct(built: Built, case: Case, configs: Sequence[int]) -> list[int]:
+def distinct(built: Built, case: Case) -> list[int]:
     """Configurations that exist for the case, without those that make the same plan as an earlier
-    one.
+    one. The declared one, 0, is the first.
     """
     kept: dict[str, int] = {}
-    for i in configs:
+    for i in range(len(built.configs)):
         plan = built.plans.get((i, case.name))
         if plan is not None:
             kept.setdefault(plan_identity(plan), i)

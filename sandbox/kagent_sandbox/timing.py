@@ -38,8 +38,8 @@ class Duel:
 
 
 def abba(pairs: int) -> str:
-    """Order of blocks: "ABBAABBA…", with `pairs` blocks of each kernel."""
-    return "".join("AB" if i % 2 == 0 else "BA" for i in range(pairs))
+    """Order of blocks: "…ABBAABBA", with `pairs` blocks of each kernel, the last one of A."""
+    return "".join("BA" if i % 2 == 0 else "AB" for i in reversed(range(pairs)))
 
 
 def median_interval(samples: Sequence[float]) -> Interval:
@@ -87,8 +87,14 @@ def _medians(
     width = min(len(b) for b in blocks)
     table = np.asarray([b[:width] for b in blocks], dtype=np.float64)
     picks = rng.integers(0, width, size=(*pairs.shape, width))
-    drawn = table[pairs[:, :, None], picks]
-    return np.asarray(np.median(drawn.reshape(len(pairs), -1), axis=1), dtype=np.float64)
+    picks += pairs[:, :, None] * width
+    drawn = table.ravel().take(picks.reshape(len(pairs), -1))
+    drawn.sort(axis=1)  # five times as fast as np.median: it is done while a candidate waits
+    middle = drawn.shape[1] // 2
+    upper = drawn[:, middle]
+    if drawn.shape[1] % 2:
+        return np.asarray(upper, dtype=np.float64)
+    return np.asarray((drawn[:, middle - 1] + upper) / 2, dtype=np.float64)
 
 
 def ratio(duel: Duel, rng: np.random.Generator, *, noise: float = 0.0) -> Interval:

@@ -127,7 +127,8 @@ class Passed:
     resources: tuple[Mapping[str, object], ...] = ()  # one per kernel: name, registers, spills, ...
     versus: Comparison | None = None
     screened: bool = False  # hopeless after a few samples: times are coarse
-    lane_s: float = 0.0  # how long the candidate held the device
+    lane_s: float = 0.0  # how long the candidate held the device, its check included
+    lane: Mapping[str, float] = field(default_factory=dict)  # the same by part (`LaneClock`)
 
 
 Verdict: TypeAlias = Passed | Rejected

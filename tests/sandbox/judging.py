@@ -151,10 +151,10 @@ def plan_for(case, digest, *, dtype=None, shape=None, zero_first=False):
     return Plan("cpu", buffers, ops, (y,), (kernel,))
 
 
-def built(task, seed, *sources, race=False, **options):
+def built(task, seed, *sources, kind="cpu", race=False, **options):
     """A candidate with one configuration per source."""
-    cases = [*check_cases(task, "cpu", seed), *bench_cases(task, "cpu")]
-    cases += race_cases(task, "cpu", seed) if race else []
+    cases = [*check_cases(task, kind, seed), *bench_cases(task, kind)]
+    cases += race_cases(task, kind, seed) if race else []
     plans, binaries = {}, {}
     for i, source in enumerate(sources):
         digest, data = compiled(source)

@@ -20,9 +20,19 @@ def duel(rng, a_us, b_us, spread=0.01, pairs=6, width=5):
 def test_abba_balances_position(pairs):
     order = timing.abba(pairs)
     assert order.count("A") == order.count("B") == pairs
+    assert order.endswith("A")
+    assert all({order[i], order[i + 1]} == {"A", "B"} for i in range(0, 2 * pairs, 2))
     if pairs % 2 == 0:
         where = {side: sum(i for i, s in enumerate(order) if s == side) for side in "AB"}
         assert where["A"] == where["B"]
+
+
+@given(st.integers(1, 5), st.integers(1, 9))
+@settings(deadline=None, max_examples=30)
+def test_resampling_one_value_gives_it_back(pairs, width):
+    block = tuple(tuple([7.0] * width) for _ in range(pairs))
+    logs = timing.bootstrap_log_ratios(timing.Duel(block, block), np.random.default_rng(0))
+    assert np.all(logs == 0)
 
 
 @given(st.lists(positive, min_size=1, max_size=60))

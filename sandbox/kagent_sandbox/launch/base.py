@@ -100,6 +100,12 @@ class Launcher(Protocol):
         CPU: the process is stopped (SIGSTOP). GPU: nothing to do, the device is idle between calls.
         """
 
+    def hush(self) -> None:
+        """Wait until no other process is being started or ended on the device.
+
+        `samples` and `wall_us` wait for it by themselves. CPU: nothing to wait for.
+        """
+
     def run(self, key: str, *, limit_s: float) -> None:
         """Execute once and return when the device is idle. The arena is quiescent afterwards."""
 

@@ -169,6 +169,10 @@ class GpuLauncher:
         """Nothing to do: the device is idle between calls."""
         return contextlib.nullcontext()
 
+    def hush(self) -> None:
+        """Wait until no other process is being started or ended on the device."""
+        self._quiet()
+
     def run(self, key: str, *, limit_s: float) -> None:
         """Execute once; the device is idle afterwards.
 

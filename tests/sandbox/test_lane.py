@@ -1,0 +1,175 @@
+"""A GPU's lane on the CPU: real launchers of native code that tell made-up times."""
+
+import dataclasses
+import random
+
+import pytest
+from judging import BODY, GOOD, SLOW, built, compiled, write_task
+from kagent_sandbox.figures import Contender
+from kagent_sandbox.judge import Judge
+from kagent_sandbox.launch.base import Ceilings
+from kagent_sandbox.launch.cpu_backend import CpuBackend
+from kagent_sandbox.task import load_task
+from kagent_sandbox.verdict import Passed, Rejected, Status
+
+SEED = 3
+GIB = 1 << 30
+SLOWER = BODY % "y[i * cols + j] = x[i * step + j] * 2.0f + 0.0f;"
+TIMES = {GOOD: 500.0, SLOW: 5000.0, SLOWER: 515.0}
+
+
+class Told:
+    """Runs what it is told to, and tells the time that the kernel's source stands for."""
+
+    def __init__(self, launcher, log):
+        self._launcher = launcher
+        self._log = log
+        self._us = {}
+        self._random = random.Random(1)
+
+    def __getattr__(self, name):
+        return getattr(self._launcher, name)
+
+    def prepare(self, key, plan, placement):
+        hashes = {compiled(source)[0]: us for source, us in TIMES.items()}
+        self._us[key] = hashes[plan.kernels[0].hash]
+        self._launcher.prepare(key, plan, placement)
+
+    def hush(self):
+        self._log.append("hush")
+
+    def samples(self, keys, count, *, limit_s):
+        self._log.append((*keys, count))
+        for key in keys:
+            self._launcher.run(key, limit_s=limit_s)
+        return [self._us[keys[0]] * self._random.uniform(0.999, 1.001) for _ in range(count)]
+
+    def wall_us(self, keys, count, *, limit_s):
+        self._log.append(("wall", *keys))
+        return self._us[keys[0]]
+
+
+class GpuLike(CpuBackend):
+    """Is treated like a GPU of 32 GiB."""
+
+    def __init__(self):
+        super().__init__(allow_tier0=True)
+        self.facts = dataclasses.replace(self.facts, kind="gpu", memory_bytes=32 * GIB)
+        self.log = []
+        self.started = 0
+
+    def ceilings(self):
+        return Ceilings(10.0, 10.0, 10.0, {})
+
+    def launcher(self, arena):
+        self.started += 1
+        return Told(super().launcher(arena), self.log)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    return load_task(write_task(tmp_path_factory.mktemp("scale")))
+
+
+@pytest.fixture(scope="module")
+def backend():
+    with GpuLike() as made:
+        yield made
+
+
+@pytest.fixture
+def judge(task, backend):
+    made = Judge(task, backend, SEED, {"gpu_bench": 600.0})
+    backend.log.clear()
+    backend.started = 0
+    yield made
+    made._let_go()
+    made._arenas.close()
+
+
+def make(task, *sources):
+    return built(task, SEED, *sources, kind="gpu")
+
+
+def evaluate(judge, source, incumbent=None):
+    candidate = make(judge.task, source)
+    errors = judge.check(candidate)
+    assert not isinstance(errors, Rejected), errors
+    judge.backend.log.clear()
+    against = None if incumbent is None else Contender("best", make(judge.task, incumbent), {})
+    return judge.measure(candidate, errors, against)
+
+
+def test_a_tie_is_timed_in_full_in_abba_order_from_place_to_place(judge, backend):
+    passed = evaluate(judge, GOOD, GOOD)
+    assert isinstance(passed, Passed), passed
+    assert not passed.screened
+    assert passed.timings[0].samples == 32
+    blocks = [entry for entry in backend.log if entry[-1] == 8]
+    sides = "".join(key[1] for key, _ in blocks)
+    assert sides == "abbaabba"
+    places = [key.rpartition("/")[2] for key, _ in blocks]
+    assert places == ["0", "0", "1", "1", "0", "0", "1", "1"]
+    # The wall clock is taken where the last block was, on its inputs.
+    assert ("wall", "ta/gpu_bench/1") in backend.log
+    assert backend.log[0] == "hush"
+
+
+def test_a_loser_is_let_go_as_soon_as_it_is_clear(judge):
+    far = evaluate(judge, SLOW, GOOD)
+    assert isinstance(far, Passed), far
+    assert (far.screened, far.timings[0].samples) == (True, 8)
+    assert far.versus.high < 0.9
+    near = evaluate(judge, SLOWER, GOOD)
+    assert isinstance(near, Passed), near
+    assert (near.screened, near.timings[0].samples) == (True, 16)
+
+
+def test_whoever_is_let_go_has_been_checked_while_it_was_timed(judge):
+    wrong = BODY % "y[i * cols + j] = (rows > 60 ? 2.5f : 2.0f) * x[i * step + j];"  # when timed
+    TIMES[wrong] = 5000.0
+    for _ in range(4):  # which block is checked is drawn anew
+        verdict = evaluate(judge, wrong, GOOD)
+        assert isinstance(verdict, Rejected)
+        assert verdict.status is Status.INCORRECT_NUMERICAL
+
+
+def test_parts_of_the_lane_add_up(judge):
+    passed = evaluate(judge, GOOD, GOOD)
+    assert isinstance(passed, Passed)
+    assert sum(passed.lane.values()) == pytest.approx(passed.lane_s)
+    assert {"check", "prepare", "inputs", "samples", "compare", "close"} <= passed.lane.keys()
+    assert passed.lane["check"] > 0
+
+
+def test_launchers_wait_for_their_candidates_whatever_the_order(judge, backend):
+    first, second = make(judge.task, GOOD), make(judge.task, SLOWER)
+    errors = [judge.check(first), judge.check(second)]
+    assert backend.started == 2
+    for candidate, found in zip((first, second), errors, strict=True):
+        passed = judge.measure(candidate, found)
+        assert isinstance(passed, Passed), passed
+    assert backend.started == 2
+
+
+def test_no_more_launchers_are_kept_than_memory_has_room_for(judge, backend):
+    sources = [BODY % f"y[i * cols + j] = 2.0f * x[i * step + j]; /* {i} */" for i in range(6)]
+    TIMES.update(dict.fromkeys(sources, 500.0))
+    candidates = [make(judge.task, s) for s in sources]
+    errors = [judge.check(c) for c in candidates]
+    kept = [c for c in judge._checked.values() if c.session is not None]
+    assert len(kept) == 4  # one per 8 GiB
+    assert isinstance(judge.measure(candidates[5], errors[5]), Passed)
+    assert backend.started == 6
+    assert isinstance(judge.measure(candidates[0], errors[0]), Passed)
+    assert backend.started == 7
+
+
+def test_a_larger_arena_ends_the_launchers_that_have_mapped_the_smaller(judge, backend):
+    candidate = make(judge.task, GOOD)
+    errors = judge.check(candidate)
+    small = judge._arenas.at_least(1)
+    judge._arena(small.nbytes + 1)
+    assert all(c.session is None for c in judge._checked.values())
+    assert isinstance(judge.measure(candidate, errors), Passed)
+    assert backend.started == 2
