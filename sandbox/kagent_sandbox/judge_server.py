@@ -159,7 +159,7 @@ def _backend(task: Task, kind: str, index: int) -> tuple[Backend, Rivals]:
         from kagent_sandbox.launch.gpu_backend import GpuBackend
     except ImportError as e:
         raise MachineError(f"no GPU can be used here: {e}") from None
-    gpu = GpuBackend(index)
+    gpu = GpuBackend(index, products=bool(task.allow))
     return gpu, GpuRivals(task, gpu)
 
 

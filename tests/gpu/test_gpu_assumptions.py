@@ -47,12 +47,11 @@ def test_uid_can_be_dropped_before_the_context():
 
 def test_a_fork_of_a_process_that_imported_everything_can_make_its_context():
     python("""
-        import triton, kagent_sandbox.launch.gpu_serve
+        import triton, cuda.core, kagent_sandbox.launch.gpu_serve
         pid = os.fork()
         if pid == 0:
             try:
                 assert float(torch.ones(4, device='cuda').sum()) == 4
-                import cuda.core
                 cuda.core.Device(0).set_current()
             except BaseException:
                 import traceback

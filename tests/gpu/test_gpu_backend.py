@@ -103,19 +103,39 @@ def test_memory_is_shared_by_either_transport(transport):
 
 def test_starting_a_launcher_takes_little_of_the_lane(backend, arena):
     """What the lane waits for, with the next process made ahead; and what making it takes."""
-    backend._quiet()
-    times = []
+    spares, times = backend._spares, []
     for _ in range(4):
+        spares.drop()
         start = time.monotonic()
+        spares.begin()
+        spares.quiet()
+        ahead = time.monotonic()
         launcher = backend.launcher(arena)
         launcher.load({})
-        times.append(time.monotonic() - start)
-        start = time.monotonic()
-        backend._quiet()
-        ahead = time.monotonic() - start
+        ready = time.monotonic()
+        spares.quiet()
+        closing = time.monotonic()
         launcher.close()
-    print("launcher ready in", [f"{t:.3f} s" for t in times], f"next made in {ahead:.2f} s")
+        closed = time.monotonic()
+        spares.wait_ended()
+        ended = time.monotonic()
+        times.append(ready - ahead)
+        print(
+            f"made ahead in {ahead - start:.2f} s, ready in {ready - ahead:.3f} s, "
+            f"closed in {closed - closing:.3f} s, gone after {ended - closing:.3f} s"
+        )
     assert min(times) < 1.0
+
+
+def test_a_launcher_for_plans_without_products_does_not_load_their_library():
+    from kagent_sandbox.launch.gpu_backend import GpuBackend
+
+    for products in (True, False):
+        with GpuBackend(products=products) as backend:
+            start = time.monotonic()
+            backend._spares.quiet()
+            print(f"products {products}: next made in {time.monotonic() - start:.2f} s")
+            assert backend.healthy()
 
 
 def test_ceilings(backend, tmp_path, monkeypatch):

@@ -63,6 +63,7 @@ class Judge:
             settle=lambda: self.count("settled"),
             quiet=lambda: self.count("quieted"),
             after_loss=self.after_loss,
+            end=lambda connection: connection.kill(),
             baselines={},
         )
 

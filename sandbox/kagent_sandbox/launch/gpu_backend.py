@@ -1,11 +1,11 @@
 """One NVIDIA GPU: arenas, launchers, health.
 
-A launcher process takes about half a second to start (context, clock, warm-up), so the next one is
-always being made ahead; nothing is timed while that goes on.
+Launcher processes are made ahead (`gpu_spares`); nothing is timed while that goes on.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self, cast
@@ -13,7 +13,7 @@ from typing import Self, cast
 import torch
 
 from kagent_sandbox.confine.presets import gpu_launcher_confinement
-from kagent_sandbox.errors import ChildDied, DeviceError, DeviceWedged
+from kagent_sandbox.errors import DeviceError, DeviceWedged
 from kagent_sandbox.forkserver import ForkServer, Isolation
 from kagent_sandbox.launch import cache
 from kagent_sandbox.launch.base import Arena, Ceilings
@@ -22,12 +22,12 @@ from kagent_sandbox.launch.gpu_driver import GpuError
 from kagent_sandbox.launch.gpu_facts import gpu_facts
 from kagent_sandbox.launch.gpu_launcher import Connection, GpuLauncher
 from kagent_sandbox.launch.gpu_memory import Transport, allocate, best_transport, bytes_tensor
+from kagent_sandbox.launch.gpu_spares import START_LIMIT_S, Spares
 from kagent_sandbox.launch.gpu_timing import TIMING_VERSION
 from kagent_sandbox.launch.plan_ops import strided_view
 from kagent_sandbox.plan import TensorRef
 from kagent_sandbox.records import to_json
 
-START_LIMIT_S = 120.0
 _OPEN_LIMIT_S = 60.0
 _HEALTH_LIMIT_S = 30.0
 _CEILINGS_LIMIT_S = 300.0
@@ -36,7 +36,14 @@ _CHILD_LIMIT_S = 24 * 3600.0
 _HEALTHY = [3 * (2**20 - 1) * 2**19 + 2**20, 256.0**3]  # see Executor.health
 
 
-_PRELOAD = ("torch", "triton", "cuda.bindings.driver", "kagent_sandbox.launch.gpu_serve")
+# None of these touches the driver when it is imported, which would spoil it for forks.
+_PRELOAD = (
+    "torch",
+    "triton",
+    "cuda.bindings.driver",
+    "cuda.core",
+    "kagent_sandbox.launch.gpu_serve",
+)
 _COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
 # Importing the compiler asks whether there is a GPU. Asked of the driver, no fork could use the
 # GPU any more; NVML answers without it.
@@ -88,8 +95,13 @@ class GpuArena:
 class GpuBackend:
     """See `kagent_sandbox.launch.base.Backend`. Use as a context manager."""
 
-    def __init__(self, index: int = 0, *, transport: Transport | None = None) -> None:
+    def __init__(
+        self, index: int = 0, *, transport: Transport | None = None, products: bool = True
+    ) -> None:
         """Start on device `index`; `transport` overrides how memory is shared (for tests).
+
+        `products` says whether plans may call matrix products of torch: their library is then
+        loaded in every launcher before it is locked.
 
         Raises:
             DeviceError: There is no such device, or it does not work.
@@ -102,11 +114,14 @@ class GpuBackend:
         self._server = _server(_PRELOAD, {})
         self._server.start()
         self._race_server: ForkServer | None = None
-        self._spare: Connection | None = None
-        self._spare_ready = False
+        self._products = products
+        self._spares = Spares(
+            functools.partial(self._connect, self._server),
+            torch.cuda.empty_cache,  # torch keeps what references have used
+        )
         torch.zeros(1, device=self.device)  # the judge's own context, while the server imports
         try:
-            self._start_spare()
+            self._spares.begin()
         except BaseException:
             self._server.close()
             raise
@@ -132,6 +147,7 @@ class GpuBackend:
         Raises:
             DeviceError: There is not enough.
         """
+        self._spares.wait_ended()  # they had the last arena mapped
         return GpuArena(nbytes, self._index, self._transport)
 
     def launcher(
@@ -146,20 +162,20 @@ class GpuBackend:
             DeviceError: The process does not start, or cannot map the arena.
         """
         assert isinstance(arena, GpuArena)
-        connection = self._race_connection() if baselines else self._take_spare()
+        connection = self._race_connection() if baselines else self._spares.take()
         try:
             outcome = self._set_up(connection, arena, baselines or {})
         except BaseException:
             connection.kill()
             raise
         finally:
-            if self._spare is None:
-                self._start_spare()
+            self._spares.begin(least=1)
         return GpuLauncher(
             connection,
             settle=lambda: torch.cuda.synchronize(self.device),
-            quiet=self._quiet,
+            quiet=self._spares.quiet,
             after_loss=self._after_loss,
+            end=self._spares.end,
             baselines=outcome,
         )
 
@@ -200,12 +216,12 @@ class GpuBackend:
         cached = cache.load(name, Ceilings)
         if cached is not None:
             return cached
-        connection = self._take_spare()
+        connection = self._spares.take()
         try:
+            self._spares.quiet()
             fields = connection.ask({"do": "ceilings"}, limit_s=_CEILINGS_LIMIT_S)
         finally:
-            connection.kill()
-            self._start_spare()
+            self._spares.end(connection)
         measured = Ceilings(**cast("dict[str, float]", fields))  # type: ignore[arg-type]
         cache.save(name, measured)
         return measured
@@ -222,9 +238,7 @@ class GpuBackend:
 
     def close(self) -> None:
         """End all helper processes."""
-        if self._spare is not None:
-            self._spare.kill()
-            self._spare = None
+        self._spares.close()
         self._server.close()
         if self._race_server is not None:
             self._race_server.close()
@@ -242,7 +256,7 @@ class GpuBackend:
             connection.pid = connection.receive("context", START_LIMIT_S)
         except DeviceError:
             connection.kill()
-            return self._take_spare()
+            return self._spares.take()
         except BaseException:
             connection.kill()
             raise
@@ -251,68 +265,24 @@ class GpuBackend:
     def _connect(self, server: ForkServer) -> Connection:
         """A new process that is making its context."""
         connection = Connection(server.spawn(wall_limit_s=_CHILD_LIMIT_S, lock_first=False))
-        connection.send({"do": "context", "device": self._index})
+        connection.send({"do": "context", "device": self._index, "products": self._products})
         return connection
 
-    # -- the process made ahead ------------------------------------------------------------------
-
-    def _start_spare(self) -> None:
-        """Begin to make the next launcher process; does not wait for it."""
-        self._spare = self._connect(self._server)
-        self._spare_ready = False
-
-    def _wait_spare(self) -> None:
-        """Wait until the next process has its context: it would disturb what is timed."""
-        if self._spare is not None and not self._spare_ready:
-            self._spare.pid = self._spare.receive("context", START_LIMIT_S)
-            self._spare_ready = True
-
-    def _quiet(self) -> None:
-        """Wait until nothing is being started; a spare that failed is made again when needed."""
-        try:
-            self._wait_spare()
-        except DeviceError:
-            self._drop_spare()
-
-    def _take_spare(self) -> Connection:
-        """A process with a context. One that died while it waited is replaced once.
-
-        Raises:
-            DeviceError: No process comes up.
-        """
-        for attempt in range(2):
-            try:
-                if self._spare is None:
-                    self._start_spare()
-                self._wait_spare()
-            except (DeviceError, ChildDied):
-                self._drop_spare()
-                if attempt:
-                    raise
-                torch.cuda.empty_cache()  # perhaps memory was short: torch keeps what it has used
-                continue
-            assert self._spare is not None
-            connection, self._spare = self._spare, None
-            return connection
-        raise AssertionError("unreachable")
-
-    def _drop_spare(self) -> None:
-        if self._spare is not None:
-            self._spare.kill()
-            self._spare = None
-
     def _check_fresh(self) -> bool:
-        """Compute known results in a process that is started now, and keep it as the spare."""
-        self._drop_spare()
+        """Compute known results in a process that is started now, and keep it as a spare."""
+        self._spares.drop()
         try:
-            self._start_spare()
-            self._wait_spare()
-            assert self._spare is not None
-            good = self._spare.ask({"do": "health"}, limit_s=_HEALTH_LIMIT_S) == _HEALTHY
+            connection = self._spares.take()
+        except DeviceError:
+            return False
+        try:
+            good = connection.ask({"do": "health"}, limit_s=_HEALTH_LIMIT_S) == _HEALTHY
         except DeviceError:
             good = False
-        if not good:
-            self._drop_spare()
+        if good:
+            self._spares.give_back(connection)
+        else:
+            connection.kill()
         return good
 
     def _after_loss(self) -> None:

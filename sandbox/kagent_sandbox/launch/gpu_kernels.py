@@ -47,7 +47,6 @@ class Kernels:
         self._stream = stream
         self._limits = device_limits(index)
         self._device = call(driver.cuDeviceGet, index, doing="opening the device")
-        # imported here: the fork-server's parent must stay clear of the driver
         self._core = importlib.import_module("cuda.core")
         self._core.Device(index).set_current()
         self._binaries: dict[str, bytes] = {}

@@ -124,6 +124,7 @@ class GpuLauncher:
         settle: Callable[[], None],
         quiet: Callable[[], None],
         after_loss: Callable[[], None],
+        end: Callable[[Connection], None],
         baselines: Mapping[str, bool | str],
     ) -> None:
         """Over a process that has its context and the arena open.
@@ -131,8 +132,9 @@ class GpuLauncher:
         Args:
             connection: To the process.
             settle: Waits until the judge's own work on the device is done.
-            quiet: Waits until no other process is being started on the device.
+            quiet: Waits until no other process is being started or ended on the device.
             after_loss: Checks the device after a fault or a kill; raises `DeviceWedged`.
+            end: Ends the process without waiting for it; `quiet` waits.
             baselines: What became of the baselines that were asked for: True when captured, False
                 when called from Python, text when failed.
         """
@@ -140,6 +142,7 @@ class GpuLauncher:
         self._settle = settle
         self._quiet = quiet
         self._after_loss = after_loss
+        self._end = end
         self.baselines = baselines
 
     def load(self, binaries: Mapping[str, bytes]) -> None:
@@ -221,8 +224,8 @@ class GpuLauncher:
         return 1e6 * max(0.0, elapsed[2] - elapsed[1]) / count
 
     def close(self) -> None:
-        """End the process and all that it started."""
-        self._connection.kill()
+        """End the process and all that it started, without waiting for it."""
+        self._end(self._connection)
 
     def _ask(
         self, do: str, limit_s: float, *, blobs: Sequence[bytes] = (), **rest: object

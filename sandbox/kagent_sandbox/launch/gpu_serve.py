@@ -67,7 +67,7 @@ class _Server:
     def _perform(self, request: Mapping[str, Any], message: Message) -> object:
         do = request["do"]
         if do == "context":
-            self._executor = Executor(request["device"])
+            self._executor = Executor(request["device"], request["products"])
             return os.getpid()
         executor = self._executor
         assert executor is not None, "the first request makes the context"
