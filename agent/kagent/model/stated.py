@@ -1,0 +1,85 @@
+"""What a reply says beside its file: the hypothesis, and the speed-up that is expected of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+MOST_HYPOTHESIS = 4000
+"""Characters that are kept."""
+
+_LEAD = r"[ \t>#*_+.)\d-]*"  # of a heading, a list, bold type
+_HYPOTHESIS = re.compile(rf"({_LEAD})hypothesis([ \t*_]*)(?::(.*)|$)", re.IGNORECASE | re.DOTALL)
+_PREDICTED = re.compile(
+    rf"{_LEAD}(?:predicted|expected|estimated)[ \t_-]*(?:speed[ -]?up|gain)[^:]{{0,40}}(?::(.*)|$)",
+    re.IGNORECASE | re.DOTALL,
+)
+_UNIT = r"\s*(%|percent|×|x\b|times|fold)?"
+_NUMBER = r"(\d{1,9}(?:[.,]\d{1,9})?)"
+_FACTOR = re.compile(
+    rf"([+−-]?)\s*{_NUMBER}{_UNIT}(?:\s*(?:-|–|—|to)\s*{_NUMBER}{_UNIT})?", re.IGNORECASE
+)
+
+
+def begins(text: str) -> bool:
+    """Whether a text begins with its hypothesis."""
+    return _HYPOTHESIS.match(text.lstrip()[:200].split("\n")[0]) is not None
+
+
+def hypothesis(lines: Sequence[str]) -> str:
+    """The paragraph that begins with "Hypothesis:", else the first one, as one line."""
+    for i, line in enumerate(lines):
+        match = _HYPOTHESIS.match(line)
+        if match is not None:
+            lead, middle, rest = match[1], match[2], match[3] or ""
+            first = rest.strip()
+            if ("*" in lead or "_" in lead) and not middle.strip():
+                first = first.strip("*_")  # bold type ends in here
+            return _one_line([first, *_paragraph(lines, i + 1, skip=not first)])
+    return _one_line(_paragraph(lines, 0, skip=True))
+
+
+def _paragraph(lines: Sequence[str], start: int, *, skip: bool) -> Iterator[str]:
+    """Lines up to an empty one or the prediction; `skip`: empty lines and headings before it."""
+    length = 0
+    for line in lines[start:]:
+        if _PREDICTED.match(line) or length > MOST_HYPOTHESIS:
+            return
+        text = line.strip()
+        if skip and (not text or text.startswith("#")):
+            continue
+        if not text:
+            return
+        skip = False
+        length += len(text)
+        yield text
+
+
+def _one_line(parts: Iterable[str]) -> str:
+    text = " ".join(" ".join(parts).split())
+    return text if len(text) <= MOST_HYPOTHESIS else f"{text[: MOST_HYPOTHESIS - 2]} …"
+
+
+def predicted(lines: Sequence[str]) -> float | None:
+    """Speed-up that the reply states."""
+    for i, line in enumerate(lines):
+        match = _PREDICTED.match(line)
+        if match is not None:
+            value = (match[1] or "").strip(" \t*_")
+            following = (text for text in lines[i + 1 : i + 3] if text.strip())
+            return _factor(value or next(following, ""))
+    return None
+
+
+def _factor(text: str) -> float | None:
+    """1.15 of "1.15×", "15 %", "1.1–1.2x", "about 15% faster"; None where there is no number."""
+    match = _FACTOR.search(text[:200])
+    if match is None:
+        return None
+    sign, low, unit, high, unit_high = match.groups()
+    ends = [float(n.replace(",", ".")) for n in (low, high) if n]
+    value = sum(ends) / len(ends)
+    if (unit_high or unit or "").lower() in ("%", "percent"):
+        slower = sign in ("-", "−") or "slower" in text[:200].lower()
+        value = 1 + (-value if slower else value) / 100
+    return value if 0 < value <= 1000 else None
