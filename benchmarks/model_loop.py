@@ -92,11 +92,12 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=50)
     parser.add_argument("--latency", type=float, default=2.0)
     parser.add_argument("--in-flight", type=int, default=4)
+    parser.add_argument("--runs", type=Path, help="keep the run's folder here")
     options = parser.parse_args()
     endpoint = Endpoint(options.task, options.latency, seed=1)
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(
-            runs=Path(folder),
+            runs=options.runs or Path(folder),
             budget=options.budget,
             lang="cpp",
             model=["scripted"],

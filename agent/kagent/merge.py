@@ -16,6 +16,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kagent_sandbox.syntax import parse
+
 from kagent.edit import Edit, Text
 from kagent.scopes import RenameError, bound_by, module_names, rename
 from kagent.tunables import Value, read_tunables, value_text
@@ -90,7 +92,7 @@ class _Module:
 
     def __init__(self, part: Part, entry: str) -> None:
         self.part = part
-        self.tree = ast.parse(part.source)
+        self.tree = parse(part.source)
         self.text = Text(part.source)
         self.names = module_names(self.tree)
         statements = self.tree.body

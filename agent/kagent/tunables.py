@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kagent_sandbox.syntax import parse
+
 from kagent.edit import Edit, Text
 
 Value: TypeAlias = int | float | bool | str
@@ -79,7 +81,7 @@ class Tunables:
 def read_tunables(source: str) -> Tunables | None:
     """The tunables of a file; None where it is not Python. A file without any has an empty list."""
     try:
-        tree = ast.parse(source)
+        tree = parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     text = Text(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from kagent_sandbox.syntax import parse
 from kagent_sandbox.task import Argument, Kind, Result, Size, Task
 
 from kagent.prompting.cases import case_line
@@ -46,7 +47,7 @@ def _functions(task: Task) -> dict[str, tuple[str, str]]:
     """Source without docstring, and docstring, of reference.py's functions."""
     source = (task.folder / "reference.py").read_text(encoding="utf-8")
     found: dict[str, tuple[str, str]] = {}
-    for node in ast.parse(source).body:
+    for node in parse(source).body:
         if isinstance(node, ast.FunctionDef):
             text = ast.get_docstring(node) or ""
             if text:

@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kagent_sandbox.syntax import parse
+
 from kagent.lineage import Candidate, Lineage
 from kagent.prompting.cases import BenchCase
 from kagent.prompting.measured import case_logs, docstring
@@ -107,7 +109,7 @@ def essence(source: str, entry: str) -> str:
     """What the file says about itself, and its host function."""
     parts = [clipped(docstring(source), ABOUT_LINES)]
     try:
-        tree = ast.parse(source)
+        tree = parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         tree = ast.Module([], [])
     for node in tree.body:

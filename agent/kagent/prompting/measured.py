@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kagent_sandbox.plan import Language
+from kagent_sandbox.syntax import parse
 from kagent_sandbox.verdict import CaseTiming, Passed
 
 from kagent.lineage import Candidate, Lineage
@@ -57,7 +58,7 @@ def languages_of(source: str) -> tuple[Language, ...]:
 def docstring(source: str) -> str:
     """The file's docstring, or nothing."""
     try:
-        return ast.get_docstring(ast.parse(source)) or ""
+        return ast.get_docstring(parse(source)) or ""
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
 

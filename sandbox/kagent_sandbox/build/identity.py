@@ -13,6 +13,8 @@ import hashlib
 import re
 from collections.abc import Iterator
 
+from kagent_sandbox.syntax import parse
+
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _READS_NAMES = frozenset({"locals", "globals", "vars", "eval", "exec", "dir"})
 _KERNEL_SOURCE = re.compile(r"__global__|extern\s+\"C\"|#include|__device__")
@@ -35,7 +37,7 @@ def tree_hash(source: str) -> str:
     Raises:
         SyntaxError: It is not Python.
     """
-    tree = ast.parse(source)
+    tree = parse(source)
     used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -8,6 +8,7 @@ import ast
 
 from kagent_sandbox.build.request import BuildCase
 from kagent_sandbox.plan import Plan
+from kagent_sandbox.syntax import parse
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
 
@@ -50,7 +51,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 def _return_line(source: str, entry: str) -> str:
     """Line number and text of the entry's last return, to begin a message with; or nothing."""
     try:
-        tree = ast.parse(source)
+        tree = parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
     lines = source.splitlines()
