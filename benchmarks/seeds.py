@@ -38,6 +38,13 @@ def markdown(result: Benched, *, matrix: bool) -> str:
                 f"| {case.case} | {shown} | {t.kernel_us / 1e3:.4f} | {value:.0f} "
                 f"| {t.roofline_share:.0%} | {ratio} |"
             )
+    for name, passed in result.measured.items():
+        if name not in result.race.overall:
+            lines += [
+                f"| {t.case} | {name}, by itself | {t.kernel_us / 1e3:.4f} "
+                f"| {t.tflop_per_s if matrix else t.gb_per_s:.0f} | {t.roofline_share:.0%} | |"
+                for t in passed.timings
+            ]
     for name, verdict in {**result.rejected, **result.race.failed}.items():
         text = f"{verdict.status}: {verdict.message[:300]}"
         lines.append(f"| {verdict.case or ''} | {name} | {text} |")
@@ -72,9 +79,17 @@ def main() -> None:
         took = time.monotonic() - began
         print(f"## {name} ({where}, {time.strftime('%Y-%m-%d')}, {took:.0f} s)\n")
         print(markdown(result, matrix=task.matrix) + "\n", flush=True)
+        if result.failure is not None:
+            print(f"The race failed: {result.failure}\n", flush=True)
         if options.out:
             rejected = {n: to_json(v) for n, v in result.rejected.items()}
-            data = {"where": where, "race": to_json(result.race), "rejected": rejected}
+            measured = {n: to_json(v) for n, v in result.measured.items()}
+            data = {
+                "where": where,
+                "race": to_json(result.race),
+                "measured": measured,
+                "rejected": rejected,
+            }
             (options.out / f"{name}.json").write_text(json.dumps(data, indent=1))
 
 

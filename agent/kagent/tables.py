@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kagent_sandbox.race_result import BEST_OF_TORCH, Race, RaceCase, Ratio
 from kagent_sandbox.task import Task
-from kagent_sandbox.verdict import CaseError, Comparison, Rejected
+from kagent_sandbox.verdict import CaseError, Comparison, Passed, Rejected
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -109,6 +109,36 @@ def race_table(race: Race, *, matrix: bool, labels: Labels | None = None) -> Ren
             )
     failed = [rejected_text((labels or {}).get(n, n), v) for n, v in race.failed.items()]
     return Group(*([table] if race.cases else []), *_missing(race), *failed)
+
+
+def measured_table(measured: Mapping[str, Passed], *, matrix: bool, title: str) -> Grid:
+    """Candidates' own times per case, beside the fastest baseline's, measured before."""
+    rate = "TFLOP/s" if matrix else "GB/s"
+    table = Grid(
+        (
+            Column("candidate"),
+            Column("case"),
+            Column("ms", right=True),
+            Column("95 % interval", right=True, drop=2),
+            Column(rate, right=True, drop=1),
+            Column("roofline", right=True),
+            Column("× torch", right=True),
+        ),
+        title=title,
+    )
+    for name, passed in measured.items():
+        table.add_section()
+        for i, t in enumerate(passed.timings):
+            table.add_row(
+                Text(name if i == 0 else "", "bold"),
+                t.case,
+                f"{t.kernel_us / 1e3:.4f}",
+                f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
+                f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
+                f"{t.roofline_share:.0%}",
+                f"{t.baseline_us / t.kernel_us:.3f}×" if t.baseline_us else "",
+            )
+    return table
 
 
 def _missing(race: Race) -> list[Text]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.request import Built
 from kagent_sandbox.build.targets import parse_target
-from kagent_sandbox.errors import UserError
+from kagent_sandbox.errors import KagentError, UserError
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge_client import JudgeClient
 from kagent_sandbox.launch.base import DeviceFacts
 from kagent_sandbox.race_result import BEST_OF_TORCH, Race
 from kagent_sandbox.task import Kind, Task, draw_hidden
-from kagent_sandbox.verdict import CaseError, Rejected
+from kagent_sandbox.verdict import CaseError, Passed, Rejected
 
 from kagent.lineage import language_of_source
 from kagent.session import has_gpu, request_maker
@@ -36,12 +36,17 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Benched:
-    """Candidates beside every baseline on the visible benchmark cases."""
+    """Candidates beside every baseline on the visible benchmark cases.
 
-    names: tuple[str, ...]  # of the files, by the contender's id
+    `measured` are the times that each candidate has by itself, which the race does without. They
+    are what there is where it failed: `failure` says why.
+    """
+
     facts: DeviceFacts
+    measured: dict[str, Passed]
     race: Race
     rejected: dict[str, Rejected]
+    failure: KagentError | None = None
 
 
 def read_candidate(path: Path) -> str:
@@ -135,6 +140,7 @@ def bench_files(
 
     Raises:
         UserError: GPU candidates where there is no GPU.
+        KagentError: The machine failed before any candidate was timed.
     """
     contender_names(paths)
     sources = [(p, read_candidate(p)) for p in paths]
@@ -148,24 +154,35 @@ def bench_files(
     secret = secrets.randbits(62)
     cases = task.cases(kind)
     hidden = draw_hidden(task, kind, "check", secret)
-    contenders: list[Contender] = []
-    rejected: dict[str, Rejected] = {}
     with Builder(jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
         all_cases = [*cases.check, *hidden, *cases.bench]
         request = request_maker(task, judge.facts.target, all_cases, configs)
         baselines = judge.baselines(say)
         judge.ceilings()
         taken = {name for times in baselines.us.values() for name in times} | {BEST_OF_TORCH}
-        for (_, source), name in zip(sources, contender_names(paths, taken), strict=True):
-            say(f"{name}: build, check, measure")
-            entered = _enter(builder.build(request(source)), name, judge)
-            if isinstance(entered, Rejected):
-                rejected[name] = entered
-            else:
-                contenders.append(entered)
-        say("race")
-        race = judge.race(contenders, hidden=False) if contenders else Race((), {})
-        return Benched(tuple(c.id for c in contenders), judge.facts, race, rejected)
+        names = contender_names(paths, taken)
+        bench = Benched(judge.facts, {}, Race((), {}), {})
+        contenders: list[Contender] = []
+        try:
+            for (_, source), name in zip(sources, names, strict=True):
+                say(f"{name}: build, check, measure")
+                built = builder.build(request(source))
+                verdict = _evaluate(built, judge)
+                if isinstance(verdict, Rejected):
+                    bench.rejected[name] = verdict
+                    continue
+                assert not isinstance(built, Rejected), "it was measured"
+                bench.measured[name] = verdict
+                contenders.append(
+                    Contender(name, built, {t.case: t.config for t in verdict.timings})
+                )
+            say("race")
+            race = judge.race(contenders, hidden=False) if contenders else bench.race
+        except KagentError as e:
+            if not bench.measured:
+                raise
+            return replace(bench, failure=e)
+        return replace(bench, race=race)
 
 
 def contender_names(paths: Sequence[Path], taken: Collection[str] = ()) -> list[str]:
@@ -183,14 +200,9 @@ def contender_names(paths: Sequence[Path], taken: Collection[str] = ()) -> list[
     ]
 
 
-def _enter(built: Built | Rejected, name: str, judge: JudgeClient) -> Contender | Rejected:
-    """A checked candidate with the fastest configuration of each case."""
+def _evaluate(built: Built | Rejected, judge: JudgeClient) -> Passed | Rejected:
+    """A checked candidate's times, with the fastest configuration of each case."""
     if isinstance(built, Rejected):
         return built
     errors = judge.check(built)
-    if isinstance(errors, Rejected):
-        return errors
-    verdict = judge.measure(built, errors)
-    if isinstance(verdict, Rejected):
-        return verdict
-    return Contender(name, built, {t.case: t.config for t in verdict.timings})
+    return errors if isinstance(errors, Rejected) else judge.measure(built, errors)

@@ -20,6 +20,7 @@ from kagent.session import has_gpu
 from kagent.store import RunStore
 from kagent.tasks import find_task
 from kagent_sandbox.build.client import Builder
+from kagent_sandbox.errors import ChildDied, DeviceWedged
 from kagent_sandbox.judge_client import JudgeClient
 from test_session import PARALLEL, PLAIN, REFERENCE, TASK, kernel
 
@@ -176,6 +177,39 @@ def test_timing_a_gpu_candidate_without_a_gpu_is_one_line(task, kagent):
     assert "--lang cpp evolves double" in evolved.err
 
 
+def test_times_are_not_lost_with_the_race(task, warm, machine, monkeypatch):
+    """Real times of a real judge, whose process is gone when it is to race."""
+
+    def dies(*_, **__):
+        raise ChildDied("the judge's process ended: out of memory")
+
+    monkeypatch.setattr(machine[1], "race", dies)
+    files = [task / "cpp_parallel.py", task / "wrong.py"]
+    shown = warm("bench", *files, "--task", task, "--jobs", 1)
+    assert shown.code == 1
+    assert "cpp_parallel" in shown.out
+    assert "the race did not finish for them" in shown.out
+    assert "INCORRECT_NUMERICAL" in shown.out
+    assert "the judge's process ended: out of memory" in shown.err
+    data = json.loads(warm("bench", *files, "--task", task, "--jobs", 1, "--json").out)
+    assert data["failure"] == "the judge's process ended: out of memory"
+    (timing,) = data["measured"]["cpp_parallel"]["timings"]
+    assert timing["kernel_us"] > 0
+    assert data["race"]["cases"] == []
+
+
+def test_a_machine_that_fails_before_anything_is_timed_is_an_error(
+    task, warm, machine, monkeypatch
+):
+    def wedged(*_, **__):
+        raise DeviceWedged("no longer computes correctly")
+
+    monkeypatch.setattr(machine[1], "measure", wedged)
+    shown = warm("bench", task / "cpp_parallel.py", "--task", task, "--jobs", 1)
+    assert (shown.code, shown.out) == (3, "")
+    assert "no longer computes correctly" in shown.err
+
+
 @pytest.mark.slow
 def test_candidates_are_timed_beside_the_baselines_and_failures_named(task, process):
     files = [task / "cpp_parallel.py", task / "wrong.py"]
@@ -185,6 +219,7 @@ def test_candidates_are_timed_beside_the_baselines_and_failures_named(task, proc
     assert [c["case"] for c in data["race"]["cases"]] == ["short"]
     assert set(data["race"]["cases"][0]["baselines"]) >= {"eager"}
     assert data["rejected"]["wrong"]["status"] == "INCORRECT_NUMERICAL"
+    assert (list(data["measured"]), data["failure"]) == (["cpp_parallel"], None)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +230,11 @@ def test_candidates_are_timed_beside_the_baselines_and_failures_named(task, proc
         (("evolve", "softmax", "--resume", "nope"), 4, "no run 'nope' in runs: it has none"),
         (("evolve", "softmax", "--budget", "-1"), 2, "'--budget'"),
         (("evolve", "softmax", "--lang", "rust"), 2, "'--lang'"),
-        (("evolve", "softmax", "--max-time", "soon"), 2, "option max_time: expected a time such as 90s"),
+        (
+            ("evolve", "softmax", "--max-time", "soon"),
+            2,
+            "option max_time: expected a time such as 90s",
+        ),
         (("show", "nope"), 4, "no run 'nope'"),
         (("bench", "--task", "softmax"), 2, "Missing argument"),
     ],

@@ -142,20 +142,29 @@ def bench(
         result = bench_files(
             found, files, jobs=jobs or load_config().jobs, configs=configs, say=say
         )
+    alone = {n: v for n, v in result.measured.items() if n not in result.race.overall}
     if json_:
         print_json(
             {
                 "device": to_json(result.facts),
                 "race": to_json(result.race),
+                "measured": {n: to_json(v) for n, v in result.measured.items()},
                 "rejected": {n: to_json(v) for n, v in result.rejected.items()},
+                "failure": None if result.failure is None else str(result.failure),
             }
         )
     else:
         out.print(f"{found.name} on {result.facts.name}\n")
-        if result.names:
+        if result.race.cases or result.race.failed:
             out.print(tables.race_table(result.race, matrix=found.matrix))
+        if result.race.overall:
             out.print(tables.overall_table(result.race, title="\nover all cases"))
+        if alone:
+            title = "timed by themselves, not beside each other: the race did not finish for them"
+            out.print(tables.measured_table(alone, matrix=found.matrix, title=title))
         for name, verdict in result.rejected.items():
             out.print(tables.rejected_text(name, verdict))
-    if result.rejected:
+    if result.failure is not None:
+        raise result.failure
+    if result.rejected or result.race.failed:
         raise typer.Exit(1)
