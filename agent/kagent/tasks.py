@@ -59,6 +59,14 @@ def find_task(name_or_path: str | Path) -> Task:
     raise TaskError(f"no task {text!r}: {hint} A folder with a task.toml works by its path.")
 
 
+def is_task(name_or_path: str) -> bool:
+    """Whether it names a task that `find_task` would find: one of kagent's, or a folder's path."""
+    path = Path(name_or_path).expanduser()
+    return name_or_path in task_names() or any(
+        p.name == "task.toml" and p.is_file() for p in (path, path / "task.toml")
+    )
+
+
 def seeds_of(task: Task, language: Language | None = None) -> list[Seed]:
     """The task's seeds in the order of their names, all or those of one language."""
     seeds = [

@@ -1,0 +1,243 @@
+"""Answers from outside: which ask each one is for, what it proposes, whether it was told before.
+
+An answer is the text of a whole reply (hypothesis, prediction, one fenced file) or a plain kernel
+file. It is for the ask that `--ask` names, or its first line, or its file's name; a plain kernel
+may be for none.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.records import to_json
+from kagent_sandbox.task import Task
+from kagent_sandbox.verdict import Rejected
+
+from kagent.answers import draft_of
+from kagent.asktell.desk import Desk, Told, read_desk
+from kagent.asktell.opening import identity, setting_for
+from kagent.asktell.questions import named_by_header
+from kagent.lineage import Operator, Origin, Proposal, kernel_id, language_of_source
+from kagent.model.reply import Answer, read_reply
+from kagent.propose import Brief, Draft, Nobody
+from kagent.store import RunStore
+from kagent.workbench import read_candidate
+
+MOST_CHARACTERS = 4_000_000  # of an answer: far more than any model writes
+_NUMBERED = re.compile(r"(\d{4,})(?:[-_. ].*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An answer as it came. `label` is the file's name, `ask` the number that it is for."""
+
+    text: str
+    label: str
+    ask: int | None
+    is_kernel: bool  # a plain kernel file, not a reply that holds one
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What became of an answer: candidate `id`, or with `again`, that it had been told as `id`."""
+
+    id: int
+    ask: int | None
+    label: str
+    fault: str = ""  # why a reply holds no kernel: recorded, and counted, all the same
+    again: bool = False
+
+
+def read_answers(
+    paths: Sequence[Path], store: RunStore, desk: Desk, entry: str, ask: int | None = None
+) -> list[Given]:
+    """Read files and find out what each one answers; `ask` is the user's word on a single file.
+
+    Raises:
+        UserError: A file cannot be read, is for another run, or for an ask that there is not.
+    """
+    if ask is not None and len(paths) > 1:
+        raise UserError(f"--ask {ask} is for one file, and {len(paths)} were given")
+    return [
+        given(read_candidate(path), path.name, store, desk, entry, ask=ask, file=True)
+        for path in paths
+    ]
+
+
+def given(
+    text: str,
+    label: str,
+    store: RunStore,
+    desk: Desk,
+    entry: str,
+    *,
+    ask: int | None = None,
+    file: bool = False,
+) -> Given:
+    """An answer with the ask that it is for. `file`: the label is a file's name, which may say.
+
+    Raises:
+        UserError: It is for another run, for an ask that there is not, or too large.
+    """
+    if len(text) > MOST_CHARACTERS:
+        most = f"an answer has at most {MOST_CHARACTERS:,}"
+        raise UserError(f"{label}: {len(text):,} characters, and {most}")
+    text = text.removeprefix("\ufeff")
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise UserError(f"{label}: holds half a character (a lone surrogate), which is no text")
+    is_kernel = (file and label.endswith(".py")) or _is_kernel(text, entry)
+    if ask is None:
+        ask = _named(text, label, store, file=file)
+    if ask is None and not is_kernel:
+        raise UserError(
+            f"{label}: a reply to which ask? Name the file after it (0007.md), begin it with the "
+            "first line of the prompt's file, or say --ask 7"
+        )
+    if ask is not None and ask not in desk.asks:
+        have = f"0 to {max(desk.asks)}" if desk.asks else "none yet"
+        raise UserError(f"{label}: no ask {ask} in {store.folder.name}: it has {have}")
+    return Given(text, label, ask, is_kernel)
+
+
+def _named(text: str, label: str, store: RunStore, *, file: bool) -> int | None:
+    """The ask that an answer names: in its first line, or by its file's name."""
+    numbered = _NUMBERED.fullmatch(label) if file else None
+    by_name = int(numbered[1]) if numbered is not None else None
+    said = named_by_header(text)
+    if said is None:
+        return by_name
+    number, run = said
+    if run != identity(store.folder, store.manifest):
+        raise UserError(f"{label}: answers an ask of another run ({run}), not of {store.folder}")
+    if by_name not in (None, number):
+        raise UserError(f"{label}: its name says ask {by_name}, its text ask {number}: say --ask")
+    return number
+
+
+def _is_kernel(text: str, entry: str) -> bool:
+    """Whether a text is Python that defines the entry, rather than a reply around such a file."""
+    try:
+        statements = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(isinstance(s, ast.FunctionDef) and s.name == entry for s in statements)
+
+
+def accept(
+    store: RunStore, task: Task, answers: Sequence[Given], budget: int, parent: int | None = None
+) -> list[Accepted]:
+    """Make candidates of answers, in order, and keep them; each is committed by itself.
+
+    Args:
+        store: The run, open for writing.
+        task: Its task.
+        answers: What was told.
+        budget: Of the run before its first session.
+        parent: What kernels that nobody asked for descend from; by default the incumbent.
+
+    Raises:
+        UserError: There is no such parent, or an answer to an ask was given one.
+        RunError: The run cannot be written.
+    """
+    desk = read_desk(store.history())
+    setting = setting_for(store, task, desk.history, budget)
+    proposals, told = desk.proposals, list(desk.told)
+    if parent is not None and not 0 <= parent < len(proposals):
+        raise UserError(f"no candidate {parent}: the run has 0 to {len(proposals) - 1}")
+    asked = [a for a in answers if a.ask is not None]
+    if parent is not None and asked:
+        raise UserError(f"{asked[0].label} answers ask {asked[0].ask}, which has its own parent")
+    accepted = []
+    for answer in answers:
+        if answer.ask is None:
+            brief, draft = None, _unasked(answer, desk, parent)
+        else:
+            brief = desk.brief(setting, answer.ask)
+            draft = _asked(answer, brief, desk.cards.get(answer.ask, ""))
+        same = _told_before(answer, draft, proposals, told)
+        if same is not None:
+            accepted.append(Accepted(same, answer.ask, answer.label, draft.fault, again=True))
+            continue
+        if not any(not a.again for a in accepted):
+            store.append("opened", {"by": "tell"})
+        proposal = _proposal(draft, brief, len(proposals), len(desk.history.lineage))
+        record = Told(proposal.id, answer.ask, kernel_id(answer.text), answer.label)
+        if answer.ask is not None:
+            before = sum(t.ask == answer.ask for t in told)
+            store.write_text("replies", answer.ask, before, answer.text)
+        store.propose(proposal, more=[("told", to_json(record))])
+        proposals.append(proposal)
+        told.append(record)
+        accepted.append(Accepted(proposal.id, answer.ask, answer.label, draft.fault))
+    return accepted
+
+
+def _told_before(
+    answer: Given, draft: Draft, proposals: Sequence[Proposal], told: Sequence[Told]
+) -> int | None:
+    """The candidate that this answer is already: the same text for the same ask, or for any where
+    nobody asked. (A kernel that answers a second ask is an answer, and a duplicate.)
+    """
+    text, kernel = kernel_id(answer.text), kernel_id(draft.source)
+    for t in told:
+        if t.text == text and t.ask == answer.ask:
+            return t.id
+    for p in proposals:
+        if not draft.fault and p.kernel == kernel and answer.ask in (None, p.ask):
+            return p.id
+    return None
+
+
+def _asked(answer: Given, brief: Brief, card: str) -> Draft:
+    found: Answer | Rejected
+    if answer.is_kernel:
+        found = Answer(_about(answer.text), None, answer.text)
+    else:
+        found = read_reply(answer.text, brief.setting.task.entry)
+    return draft_of(brief, found, Origin(Nobody.name, card))
+
+
+def _unasked(answer: Given, desk: Desk, parent: int | None) -> Draft:
+    """A kernel that nobody asked for: a new file, whatever it was made from."""
+    incumbent = desk.history.lineage.incumbent
+    if parent is None:
+        parent = incumbent.id if incumbent is not None else 0
+    stem = re.sub(r"\W+", "_", Path(answer.label).stem).strip("_").lower() or "told"
+    language = language_of_source(answer.text)
+    return Draft(
+        parents=(parent,),
+        operator=Operator.REWRITE,
+        name=stem if stem.startswith(f"{language}_") else f"{language}_{stem}",
+        source=answer.text,
+        hypothesis=_about(answer.text),
+        origin=Origin(Nobody.name),
+    )
+
+
+def _proposal(draft: Draft, brief: Brief | None, number: int, seen: int) -> Proposal:
+    if brief is not None:
+        return draft.proposal(brief, number)
+    return Proposal(
+        id=number,
+        parents=draft.parents,
+        operator=draft.operator,
+        name=draft.name,
+        source=draft.source,
+        hypothesis=draft.hypothesis,
+        seen=seen,
+        origin=draft.origin,
+    )
+
+
+def _about(source: str) -> str:
+    """The first line of a file's docstring."""
+    try:
+        text = ast.get_docstring(ast.parse(source)) or ""
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        text = ""
+    return (text.strip().splitlines() or ["(no hypothesis)"])[0][:400]

@@ -1,0 +1,192 @@
+"""Judging what was told, from the run's folder alone: here, or where the GPU is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.launch.base import DeviceFacts
+from kagent_sandbox.task import Task
+
+from kagent.asktell.opening import kind_of, setting_for
+from kagent.config import Config
+from kagent.events import Observer, Progress, Stop
+from kagent.evolve import Evolution, Limits
+from kagent.machine import Machine
+from kagent.propose import Nobody
+from kagent.race import choose_finalists
+from kagent.runs import Manifest
+from kagent.session import has_gpu, open_machine, same_machine
+from kagent.store import History, RunStore
+
+T = TypeVar("T")
+
+CLOSING_S = 10.0  # what closing builder and judge can take, of a deadline
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A machine that judges one run, open for several sessions."""
+
+    machine: Machine
+    facts: DeviceFacts
+    environment: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How judging ended. `recorded` are the candidates that got their verdicts now."""
+
+    folder: Path
+    stop: Stop | None  # None: there was nothing to judge
+    history: History
+    recorded: tuple[int, ...]
+
+    @property
+    def left(self) -> int:
+        """Candidates that still wait."""
+        return len(self.history.pending)
+
+
+def can_judge(manifest: Manifest, folder: Path) -> None:
+    """Make sure that this machine has the kind of device that a run is for.
+
+    Raises:
+        UserError: It has not.
+    """
+    if manifest.kind == "gpu" and not has_gpu():
+        name = folder.name
+        raise UserError(
+            f"{folder}: judging it needs an NVIDIA GPU ({manifest.target}), and this machine has "
+            f"none. Possible here: kagent ask {name}, kagent tell {name} FILE --queue. Then copy "
+            f"the folder to such a machine, kagent judge {name} there, copy it back beside this "
+            f"one, and kagent merge {name} COPY"
+        )
+
+
+def has_work(history: History, *, race: bool) -> bool:
+    """Whether anything waits for a verdict, or for the race that was asked for."""
+    if history.pending or not race:
+        return bool(history.pending)
+    finalists = [c.id for c in choose_finalists(history.lineage)]
+    return bool(finalists) and (history.race is None or list(history.race.finalists) != finalists)
+
+
+@contextlib.contextmanager
+def open_bench(task: Task, manifest: Manifest, config: Config) -> Iterator[Bench]:
+    """Builder and judge for a run. Baselines are measured once, however many sessions follow."""
+    config = config.model_copy(update={"configs": manifest.configs})
+    opened = open_machine(task, kind_of(manifest), config, secrets.randbits(62))
+    with opened as (machine, facts, environment):
+        found: list[Mapping[str, object]] = []
+
+        def prepare(say: Callable[[str], None]) -> Mapping[str, object]:
+            if not found:
+                found.append(machine.prepare(say))
+            return found[0]
+
+        yield Bench(replace(machine, prepare=prepare), facts, environment)
+
+
+def judge(
+    store: RunStore,
+    task: Task,
+    bench: Bench,
+    observe: Observer,
+    budget: int,
+    *,
+    deadline_s: float | None = None,
+    race: bool = False,
+) -> Judged:
+    """Judge what waits, in order, each verdict committed as it comes.
+
+    Args:
+        store: The run, open for writing.
+        task: Its task.
+        bench: The machine.
+        observe: Is told what happens.
+        budget: Of the run before its first session.
+        deadline_s: On `time.monotonic`: what is in progress then is let go.
+        race: Whether the finalists race on hidden cases once all is judged.
+
+    Raises:
+        RunError: The run belongs to another device, or cannot be written.
+        MachineError: The machine failed; what was recorded until then is kept.
+    """
+    same_machine(store.manifest, bench.environment, bench.facts, store.folder)
+    if not store.manifest.environment:
+        store.measured_on(bench.environment)
+    history = store.history()
+    setting = setting_for(store, task, history, budget)
+    evolution = Evolution(setting, (), store, bench.machine, Nobody(), observe, Limits(race=race))
+    try:
+        stop = asyncio.run(_until(evolution, deadline_s))
+    except KeyboardInterrupt:
+        stop = Stop.INTERRUPTED
+    if stop is Stop.TIME:
+        store.stop(stop)  # the search itself only knows that it was interrupted
+    after = store.history()
+    recorded = range(len(history.lineage), len(after.lineage))
+    return Judged(store.folder, stop, after, tuple(recorded))
+
+
+def judge_all(
+    store: RunStore,
+    task: Task,
+    config: Config,
+    observe: Observer,
+    *,
+    deadline_s: float | None = None,
+    race: bool = False,
+) -> Judged:
+    """Judge what waits on a machine that is opened for it, if anything does.
+
+    Raises:
+        UserError: This machine lacks the device.
+        RunError, MachineError: As `judge`.
+    """
+    can_judge(store.manifest, store.folder)
+    history = store.history()
+    if not has_work(history, race=race):
+        return Judged(store.folder, None, history, ())
+    observe(Progress("starting builder and judge"))
+    with open_bench(task, store.manifest, config) as bench:
+        budget = config.budget
+        return judge(store, task, bench, observe, budget, deadline_s=deadline_s, race=race)
+
+
+async def _until(evolution: Evolution, deadline_s: float | None) -> Stop:
+    left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+    limit = asyncio.timeout(left_s)
+    try:
+        async with limit:
+            return await evolution.run()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        return Stop.TIME
+
+
+def deadline_of(begun_s: float, seconds: float) -> float:
+    """When to let go, on `time.monotonic`, for a command that began at `begun_s` to be over in
+    time.
+    """
+    return begun_s + seconds - min(CLOSING_S, seconds / 4)
+
+
+def apart_from_loops(work: Callable[[], T]) -> T:
+    """Call `work`, which runs an event loop of its own, from where there may be one already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    with ThreadPoolExecutor(1, "kagent") as threads:
+        return threads.submit(work).result()

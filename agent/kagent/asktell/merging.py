@@ -1,0 +1,180 @@
+"""Bringing home what was judged elsewhere: events of a copy of a run that this one has not.
+
+The copy's log begins like this one's. What it has beyond that is added here in its order, as it
+happened there: verdicts, baselines, the race, and asks and answers of its own where they do not
+clash with those made here meanwhile. Two verdicts for one candidate do clash. All that is new is
+committed at once, or nothing is.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from kagent_sandbox.errors import RunError, UserError
+
+from kagent.asktell.opening import identity
+from kagent.disk import clear_errors
+from kagent.store import History, RunStore, StoredEvent
+
+Key: TypeAlias = tuple[float, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What came home: ids of candidates with a verdict now, and of those that are new."""
+
+    verdicts: tuple[int, ...]
+    accepted: tuple[int, ...]
+    asks: tuple[int, ...]
+    race: bool
+    events: int  # 0: all was here already
+
+
+def merge(home: Path, copy: Path) -> Merged:
+    """Add to `home` what its copy has beyond it.
+
+    Raises:
+        UserError: The two are one folder, or not of one run.
+        RunError: They contradict each other; nothing was changed. Or a folder cannot be used.
+    """
+    if home.resolve() == copy.resolve():
+        raise UserError(f"{copy}: is the run itself: name the copy that was judged elsewhere")
+    with RunStore.open(home) as ours, RunStore.open(copy, write=False) as theirs:
+        run, other = identity(home, ours.manifest), identity(copy, theirs.manifest)
+        if run != other:
+            raise UserError(
+                f"{copy}: a run of its own ({theirs.manifest.task}, {other}), no copy of {home} "
+                f"({ours.manifest.task}, {run})"
+            )
+        news = _News(home, copy, ours.history())
+        for event in theirs.history().events:
+            news.take(event)
+        _copy_files(news, theirs, ours)
+        if news.events:
+            ours.adopt(news.events)
+    return Merged(
+        tuple(news.verdicts),
+        tuple(news.accepted),
+        tuple(news.asks),
+        any(e.kind == "race" for e in news.events),
+        len(news.events),
+    )
+
+
+@dataclass
+class _News:
+    """Events of the copy that are not here, and whether they fit."""
+
+    home: Path
+    copy: Path
+    history: History
+    events: list[StoredEvent] = field(default_factory=list)
+    verdicts: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    asks: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._known = {_key(e) for e in self.history.events}
+        self._proposals = {e.data["id"]: e.data for e in self._ours("proposed")}
+        self._asks = {e.data["number"]: e.data for e in self._ours("asked")}
+        self._judged = len(self.history.lineage)
+        self._machine = next((e.data for e in self._ours("machine")), None)
+
+    def _ours(self, kind: str) -> Iterable[StoredEvent]:
+        return (e for e in self.history.events if e.kind == kind)
+
+    def take(self, event: StoredEvent) -> None:
+        """The copy's next event.
+
+        Raises:
+            RunError: It contradicts what is here.
+        """
+        if _key(event) not in self._known and self._is_new(event):
+            self.events.append(event)
+
+    def _is_new(self, event: StoredEvent) -> bool:
+        data = event.data
+        match event.kind:
+            case "recorded":
+                return self._verdict(data["id"])
+            case "proposed":
+                return self._proposal(data["id"], event)
+            case "asked":
+                return self._ask(data["number"], event)
+            case "told" | "looked":
+                return data["id"] in self.accepted
+            case "prompted" | "call":
+                return data["ask"] in self.asks
+            case "machine":
+                return self._device(event)
+            case _:
+                return True
+
+    def _verdict(self, number: int) -> bool:
+        if number != self._judged:
+            raise self._clash(
+                f"candidate {number} was judged in both, by two measurements that cannot both count"
+            )
+        self._judged += 1
+        self.verdicts.append(number)
+        return True
+
+    def _proposal(self, number: int, event: StoredEvent) -> bool:
+        ours = self._proposals.get(number)
+        if ours is None and number == len(self._proposals):
+            self._proposals[number] = event.data
+            self.accepted.append(number)
+            return True
+        if ours is None or any(ours[n] != event.data[n] for n in ("kernel", "ask", "fault")):
+            raise self._clash(f"both accepted a candidate {number}, and they are two kernels")
+        return False
+
+    def _ask(self, number: int, event: StoredEvent) -> bool:
+        ours = self._asks.get(number)
+        if ours is None and number == len(self._asks):
+            self._asks[number] = event.data
+            self.asks.append(number)
+            return True
+        if ours != event.data:
+            raise self._clash(f"both put an ask {number}, and they are two decisions")
+        return False
+
+    def _device(self, event: StoredEvent) -> bool:
+        if self._machine is None:
+            self._machine = event.data
+            return True
+        ours, theirs = (d["environment"].get("key") for d in (self._machine, event.data))
+        if ours != theirs:
+            raise self._clash(
+                f"one was measured on {ours}, the other on {theirs}, and their times do not compare"
+            )
+        return False
+
+    def _clash(self, what: str) -> RunError:
+        return RunError(f"{self.copy} and {self.home} went on apart: {what}. Nothing was changed")
+
+
+def _key(event: StoredEvent) -> Key:
+    return event.at, event.kind, json.dumps(event.data, sort_keys=True)
+
+
+def _copy_files(news: _News, theirs: RunStore, ours: RunStore) -> None:
+    """Texts of what is new, before any event names them; a file that is here stays as it is."""
+    proposed = [e.data for e in news.events if e.kind == "proposed"]
+    wanted = [theirs.kernel_path(p["kernel"]) for p in proposed]
+    answered = {p["ask"] for p in proposed if p.get("ask") is not None}
+    for kind, asks in (("prompts", news.asks), ("replies", answered.union(news.asks))):
+        folder = theirs.folder / kind
+        wanted += [p for n in asks for p in folder.glob(f"{n:04}*.md")]
+    wanted += [theirs.folder / "logs" / f"{n}.txt" for n in news.verdicts]
+    with clear_errors(ours.folder):
+        for path in wanted:
+            place = ours.folder / path.relative_to(theirs.folder)
+            if path.is_file() and not place.exists():
+                place.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, place)

@@ -1,0 +1,126 @@
+"""The next prompts of a run, as files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from kagent_sandbox.errors import RunError, UserError
+from kagent_sandbox.records import to_json
+
+from kagent.answers import text_of
+from kagent.asktell.desk import Desk, Prompted, read_desk
+from kagent.asktell.opening import identity, kind_of, ready, setting_for, task_of_run
+from kagent.config import Config
+from kagent.lineage import Operator
+from kagent.model.chat import Prompt
+from kagent.prompting import Prompter, situation_of
+from kagent.propose import Ask
+from kagent.select import select
+from kagent.store import RunStore
+
+_RULE = "\n\n---\n\n"  # between the two messages, as `text_of` has it
+_HEADER = re.compile(r"^\W*kagent ask (\d+) of run ([0-9a-f]+)\b", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One prompt that waits for an answer."""
+
+    id: int  # number of the ask
+    operator: Operator
+    parent: int  # candidate that is to be improved
+    card: str  # the technique in it; empty where there is none
+    system: str
+    user: str
+    path: Path  # the prompt's file
+
+    @property
+    def prompt(self) -> str:
+        """Both messages in one text."""
+        return text_of(Prompt(self.system, self.user))
+
+
+def ask(folder: Path, count: int, config: Config) -> list[Question]:
+    """Decide on the next asks, write their prompts, and keep both.
+
+    Raises:
+        UserError: Nothing is left to improve, the run has a proposer of its own, or the prompts'
+            templates are wrong.
+        RunError: The run cannot be read or written.
+    """
+    with RunStore.open(folder) as store:
+        manifest = store.manifest
+        task = task_of_run(folder, manifest)
+        ready(store, task)
+        desk = read_desk(store.history())
+        history = desk.history
+        setting = setting_for(store, task, history, config.budget)
+        situation = situation_of(manifest, history)
+        prompter = Prompter(task, kind_of(manifest), manifest.target, situation, config.prompts)
+        store.append("opened", {"by": "ask"})
+        pending = [desk.brief(setting, a.number) for a in desk.under_way]
+        questions = []
+        for number in range(history.asked, history.asked + count):
+            try:
+                brief = select(setting, history.lineage, number, pending, desk.seeds)
+            except ValueError:
+                raise UserError(
+                    f"{folder}: every seed was rejected (kagent show {folder.name}), so that there "
+                    f"is nothing to improve: tell a kernel of your own with kagent tell "
+                    f"{folder.name} FILE.py"
+                ) from None
+            pending.append(brief)
+            prompt = prompter.write(brief)
+            text = f"{header(number, identity(folder, manifest))}\n\n{text_of(prompt)}"
+            path = store.write_text("prompts", number, 0, text)
+            prompted = Prompted(number, prompt.card)
+            store.ask(brief.ask(), ("prompted", to_json(prompted)))
+            questions.append(_question(brief.ask(), prompt, path))
+        return questions
+
+
+def open_questions(store: RunStore, desk: Desk) -> list[Question]:
+    """Prompts that nobody has answered, as they were written.
+
+    Raises:
+        RunError: A prompt's file is gone.
+    """
+    found = []
+    for asked in desk.open:
+        path = store.text_path("prompts", asked.number)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise RunError(f"{path}: {e}") from None
+        system, _, user = text.partition("-->\n\n")[2].partition(_RULE)
+        prompt = Prompt(system, user, desk.cards.get(asked.number, ""))
+        found.append(_question(asked, prompt, path))
+    return found
+
+
+def _question(asked: Ask, prompt: Prompt, path: Path) -> Question:
+    return Question(
+        id=asked.number,
+        operator=asked.operator,
+        parent=asked.parent,
+        card=prompt.card,
+        system=prompt.system.rstrip() + "\n",
+        user=prompt.user.rstrip() + "\n",
+        path=path,
+    )
+
+
+def header(number: int, run: str) -> str:
+    """The first lines of a prompt's file. An answer that repeats the first one needs no name."""
+    return (
+        f"<!-- kagent ask {number:04} of run {run} -->\n"
+        f"<!-- answer in a file whose name begins with {number:04}, or repeat the line above -->"
+    )
+
+
+def named_by_header(text: str) -> tuple[int, str] | None:
+    """Ask and run that an answer says it is for."""
+    found = _HEADER.search(text)
+    return (int(found[1]), found[2]) if found is not None else None

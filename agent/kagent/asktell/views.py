@@ -1,0 +1,188 @@
+"""What asking, telling, judging and merging print."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from kagent_sandbox.records import to_json
+from rich.console import RenderableType
+from rich.text import Text
+
+from kagent.asktell.answers import Accepted
+from kagent.asktell.desk import Desk, Looked
+from kagent.asktell.judging import Judged
+from kagent.asktell.merging import Merged
+from kagent.asktell.questions import Question
+from kagent.display import first_line, speed_text
+from kagent.events import Stop
+from kagent.grid import Column, Grid
+from kagent.report import race_view
+from kagent.runs import Manifest
+from kagent.store import History
+
+
+def command(*words: object, flags: Mapping[str, str]) -> Text:
+    """A `kagent` command to copy, quoted as a shell needs it; `...` stays as it is."""
+    given = [str(w) for w in words] + [w for pair in flags.items() for w in pair]
+    return Text(
+        " ".join(w if w == "FILE..." else shlex.quote(w) for w in ("kagent", *given)), "bold"
+    )
+
+
+def questions_view(questions: Sequence[Question], desk: Desk) -> Grid:
+    """Which prompt asks for what, and where it is."""
+    table = Grid(
+        (
+            Column("ask", right=True),
+            Column("operator"),
+            Column("parent"),
+            Column("card", drop=1),
+            Column("prompt", wrap=True),
+        )
+    )
+    names = {p.id: p.name for p in desk.proposals}
+    for q in questions:
+        parent = f"#{q.parent} {names[q.parent]}"
+        table.add_row(str(q.id), q.operator, parent, q.card or "–", str(q.path))
+    return table
+
+
+def question_json(question: Question) -> Mapping[str, object]:
+    """A question without its text, which is in the file."""
+    return {
+        "ask": question.id,
+        "operator": question.operator,
+        "parent": question.parent,
+        "card": question.card,
+        "file": str(question.path),
+    }
+
+
+def how_to_answer(name: str, manifest: Manifest, flags: Mapping[str, str]) -> Iterator[Text]:
+    """What to do with open prompts."""
+    yield Text("answer each in a file that begins with its number (0000.md), then:")
+    here = "evaluates them on this machine"
+    yield command("tell", name, "FILE...", flags=flags).append(f"   {here}", "default")
+    there = f"accepts them without a device ({manifest.target}); kagent judge and merge follow"
+    told = command("tell", name, "FILE...", "--queue", flags=flags)
+    yield told.append(f"   {there}", "default")
+
+
+def accepted_text(accepted: Accepted) -> Text:
+    """One line about an answer."""
+    ask = "" if accepted.ask is None else f", ask {accepted.ask}"
+    if accepted.again:
+        return Text(
+            f"{accepted.label}{ask}: told before, as candidate #{accepted.id}; nothing was added",
+            "dim",
+        )
+    text = Text(f"{accepted.label}{ask}: candidate #{accepted.id}")
+    return text.append(f"; NO_KERNEL: {accepted.fault}", "red") if accepted.fault else text
+
+
+def looked_text(looked: Looked, name: str) -> Text:
+    """One line about what building and interpreting showed."""
+    text = Text(f"#{looked.id:<3} ").append(f"{name} ", "cyan")
+    if looked.build_s is not None:
+        text.append(f"builds for {looked.target} in {looked.build_s:.1f} s")
+    if looked.rejected is not None:
+        verdict = looked.rejected
+        where = f" ({verdict.case})" if verdict.case else ""
+        joint = "; " if looked.build_s is not None else ""
+        text.append(f"{joint}{verdict.stage} {verdict.status}{where}: {first_line(verdict)}", "red")
+    elif looked.interpreted:
+        skipped = f" (too large for it: {', '.join(looked.skipped)})" if looked.skipped else ""
+        text.append(f"; right in Triton's interpreter{skipped}", "green")
+    return text
+
+
+def queued_text(history: History, folder: Path, flags: Mapping[str, str]) -> Iterator[Text]:
+    """How those that wait get their verdicts."""
+    name = folder.name
+    yield Text(
+        f"{len(history.pending)} wait for a judge, seeds included. On a machine with the device, "
+        "on this folder or on a copy of it:"
+    )
+    yield command("judge", name, flags=flags)
+    yield Text("then, where a copy was judged:")
+    yield command("merge", name, f"COPY/{name}", flags=flags)
+
+
+def judged_view(
+    judged: Judged, manifest: Manifest, flags: Mapping[str, str]
+) -> Iterator[RenderableType]:
+    """How many verdicts there are, the best, the race, and what is left to do."""
+    history, name = judged.history, judged.folder.name
+    yield Text(f"{len(judged.recorded)} judged, {judged.left} left", "bold")
+    yield best_text(history)
+    if history.race is not None and _raced_now(judged):
+        yield from race_view(history.race, history.lineage, matrix=manifest.matrix)
+    if judged.left:
+        why = " (the time was over)" if judged.stop is Stop.TIME else ""
+        yield Text(f"go on{why}: ").append_text(command("judge", name, flags=flags))
+    else:
+        yield Text("next: ").append_text(command("ask", name, flags=flags))
+
+
+def _raced_now(judged: Judged) -> bool:
+    """Whether the race is of the session that just ended."""
+    kinds = [e.kind for e in judged.history.events]
+    return "race" in kinds and kinds[::-1].index("race") < kinds[::-1].index("session")
+
+
+def best_text(history: History) -> Text:
+    """The incumbent."""
+    best = history.lineage.incumbent
+    if best is None:
+        return Text("nothing has passed yet")
+    speed = speed_text(math.exp(history.lineage.log_speed(best.id)))
+    return Text(f"the best so far: #{best.id} {best.proposal.name}, {speed} the best of torch")
+
+
+def merged_text(merged: Merged, history: History) -> Text:
+    """What came home."""
+    if not merged.events:
+        return Text("nothing new: all of it is here already")
+    parts = [f"{len(merged.verdicts)} verdicts"]
+    parts += [f"{len(merged.accepted)} candidates that were told there"] if merged.accepted else []
+    parts += [f"{len(merged.asks)} asks"] if merged.asks else []
+    parts += ["the final race"] if merged.race else []
+    return Text(f"{', '.join(parts)} came home; {len(history.pending)} still wait")
+
+
+def told_json(
+    accepted: Sequence[Accepted], looked: Mapping[int, Looked], history: History
+) -> list[Mapping[str, object]]:
+    """One object per answer, with its verdict where there is one."""
+    rows: list[Mapping[str, object]] = []
+    for a in accepted:
+        row: dict[str, object] = {
+            "label": a.label,
+            "ask": a.ask,
+            "candidate": a.id,
+            "told_before": a.again,
+            "fault": a.fault or None,
+        }
+        if a.id in looked:
+            row["looked"] = to_json(looked[a.id])
+        if a.id < len(history.lineage):
+            row["verdict"] = to_json(history.lineage[a.id].verdict)
+            row["speed_up"] = math.exp(history.lineage.log_speed(a.id))
+        rows.append(row)
+    return rows
+
+
+def judged_json(judged: Judged) -> Mapping[str, object]:
+    """How judging ended."""
+    best = judged.history.lineage.incumbent
+    return {
+        "run": judged.folder.name,
+        "stop": judged.stop,
+        "judged": list(judged.recorded),
+        "left": judged.left,
+        "incumbent": best.id if best is not None else None,
+        "race": to_json(judged.history.race) if judged.history.race is not None else None,
+    }

@@ -1,0 +1,266 @@
+"""`kagent ask`, `tell`, `judge` and `merge`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from kagent_sandbox.errors import RunError, UserError
+from rich.text import Text
+
+from kagent.cli.app import (
+    INTERRUPTED,
+    JobsOption,
+    JsonOption,
+    RunsOption,
+    app,
+    out,
+    print_json,
+    status,
+)
+from kagent.config import load_config, parse_seconds
+from kagent.events import Event, Observer, Progress, Recorded, Started, Stop
+
+RunArgument = Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")]
+
+
+@app.command()
+def ask(
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN|TASK", help="A run to go on with, or a task for a new one."),
+    ],
+    count: Annotated[int, typer.Option("-n", help="Prompts to write.", min=1)] = 1,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List prompts without an answer, write none.")
+    ] = False,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Of a new run: sm_90a, ..., cpu (this machine's GPU, else its CPU)."),
+    ] = None,
+    lang: Annotated[
+        Literal["triton", "cuda", "cpp", "any"] | None,
+        typer.Option(help="Of a new run: language of the seeds (any)."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of a new run: of all random decisions (0).")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Folder with prompt templates and cards of your own.")
+    ] = None,
+    runs: RunsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Write a run's next prompts as files, for whoever answers them."""
+    from kagent import report
+    from kagent.asktell import opening, questions, views
+    from kagent.asktell.desk import read_desk
+    from kagent.runs import find_run
+    from kagent.store import RunStore
+    from kagent.tasks import is_task, task_names
+
+    config = load_config(lang=lang, seed=seed, prompts=prompts, runs=runs)
+    if is_task(run):
+        if list_:
+            raise UserError(f"{run}: a task; --list is for a run (kagent runs)")
+        folder = opening.new_run(run, config, target)
+    else:
+        given = {"--target": target, "--lang": lang, "--seed": seed}
+        try:
+            folder = find_run(config.runs, run)
+        except RunError as e:
+            names = ", ".join(task_names())
+            raise UserError(f"{e}; nor is it a task: there are {names}, or a folder") from None
+        for flag in (f for f, value in given.items() if value is not None):
+            raise UserError(f"{flag} is for a new run, and {folder} exists")
+    made = [] if list_ else questions.ask(folder, count, config)
+    with RunStore.open(folder, write=False) as store:
+        manifest, desk = store.manifest, read_desk(store.history())
+        shown = questions.open_questions(store, desk) if list_ else made
+    flags = report.next_flags(folder.parent, load_config().runs)
+    if json_:
+        rows = [views.question_json(q) for q in shown]
+        print_json({"run": folder.name, "folder": str(folder), "asks": rows})
+        return
+    out.print(Text(f"{folder}: {manifest.task} for {manifest.device}", "bold"))
+    if not shown:
+        out.print("no prompt waits for an answer")
+        return
+    out.print(views.questions_view(shown, desk))
+    for line in views.how_to_answer(folder.name, manifest, flags):
+        out.print(line, soft_wrap=True)
+
+
+@app.command()
+def tell(
+    run: RunArgument,
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Replies (0007.md: of ask 7), or kernels (.py) without an ask."),
+    ],
+    queue: Annotated[
+        bool, typer.Option("--queue", help="Accept without timing: kagent judge does that.")
+    ] = False,
+    ask: Annotated[
+        int | None, typer.Option("--ask", help="The ask that the file answers.", min=0)
+    ] = None,
+    parent: Annotated[
+        int | None,
+        typer.Option(help="What an unasked kernel descends from (the incumbent).", min=0),
+    ] = None,
+    race: Annotated[
+        bool, typer.Option("--race", help="Race the finalists on hidden cases at the end.")
+    ] = False,
+    jobs: JobsOption = None,
+    runs: RunsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Take answers into a run, and evaluate them here unless they are queued."""
+    from kagent import report
+    from kagent.asktell import answers, judging, views
+    from kagent.asktell.desk import read_desk
+    from kagent.asktell.looking import look_at
+    from kagent.asktell.opening import ready, task_of_run
+    from kagent.runs import find_run
+    from kagent.store import RunStore
+
+    if queue and race:
+        raise UserError("--race is for what is evaluated here: leave --queue away")
+    config = load_config(jobs=jobs, runs=runs)
+    folder = find_run(config.runs, run)
+    flags = report.next_flags(folder.parent, load_config().runs)
+    with RunStore.open(folder) as store:
+        manifest = store.manifest
+        task = task_of_run(folder, manifest)
+        ready(store, task)
+        if not queue:
+            judging.can_judge(manifest, folder)
+        read = answers.read_answers(files, store, read_desk(store.history()), task.entry, ask)
+        accepted = answers.accept(store, task, read, config.budget, parent)
+        if not json_:
+            for each in accepted:
+                out.print(views.accepted_text(each), soft_wrap=True)
+        if queue:
+            desk = read_desk(store.history())
+            with status(quiet=json_) as say:
+                new = [a.id for a in accepted if not a.again]
+                for looked in look_at(store, task, desk, new, config.jobs, say):
+                    if not json_:
+                        name = desk.proposals[looked.id].name
+                        out.print(views.looked_text(looked, name), soft_wrap=True)
+            judged = None
+        else:
+            with _watching(json_) as observe:
+                judged = judging.judge_all(store, task, config, observe, race=race)
+        history = store.history()
+    if json_:
+        print_json(views.told_json(accepted, read_desk(history).looked, history))
+    elif judged is not None:
+        for part in views.judged_view(judged, store.manifest, flags):
+            out.print(part, soft_wrap=isinstance(part, Text))
+    else:
+        for line in views.queued_text(history, folder, flags):
+            out.print(line, soft_wrap=True)
+    _exit(judged.stop if judged is not None else None)
+
+
+@app.command()
+def judge(
+    run: RunArgument,
+    deadline: Annotated[
+        str | None, typer.Option(help="Be over after 90s, 8m, 1h30m; what is left can wait.")
+    ] = None,
+    race: Annotated[
+        bool, typer.Option("--race", help="Race the finalists on hidden cases at the end.")
+    ] = False,
+    jobs: JobsOption = None,
+    runs: RunsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Judge what waits in a run, from its folder alone: on the machine that has the device."""
+    from kagent import report
+    from kagent.asktell import judging, views
+    from kagent.asktell.opening import task_of_run
+    from kagent.runs import find_run
+    from kagent.store import RunStore
+
+    begun_s = time.monotonic()
+    config = load_config(jobs=jobs, runs=runs)
+    deadline_s = None if deadline is None else judging.deadline_of(begun_s, _seconds(deadline))
+    folder = find_run(config.runs, run)
+    flags = report.next_flags(folder.parent, load_config().runs)
+    with RunStore.open(folder) as store:
+        task = task_of_run(folder, store.manifest)
+        with _watching(json_) as observe:
+            judged = judging.judge_all(
+                store, task, config, observe, deadline_s=deadline_s, race=race
+            )
+        manifest = store.manifest
+    if json_:
+        print_json(views.judged_json(judged))
+    else:
+        for part in views.judged_view(judged, manifest, flags):
+            out.print(part, soft_wrap=isinstance(part, Text))
+    _exit(judged.stop)
+
+
+@app.command()
+def merge(
+    run: RunArgument,
+    copy: Annotated[
+        Path, typer.Argument(metavar="FROM", help="Folder of a copy that was judged elsewhere.")
+    ],
+    runs: RunsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Bring verdicts home from a copy of a run that was judged elsewhere."""
+    from kagent_sandbox.records import to_json
+
+    from kagent.asktell import merging, views
+    from kagent.runs import find_run
+    from kagent.show import read_history
+
+    folder = find_run(load_config(runs=runs).runs, run)
+    merged = merging.merge(folder, copy)
+    if json_:
+        print_json(to_json(merged))
+        return
+    _, history = read_history(folder)
+    out.print(views.merged_text(merged, history), soft_wrap=True)
+    out.print(views.best_text(history), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _watching(quiet: bool) -> Iterator[Observer]:
+    """Verdicts on stdout, a line each; what is being done on stderr."""
+    from kagent.display import record_line
+
+    with status(quiet=quiet) as say:
+        budget = 0
+
+        def observe(event: Event) -> None:
+            nonlocal budget
+            if isinstance(event, Started):
+                budget = event.budget
+            elif isinstance(event, Progress):
+                say(event.text)
+            elif isinstance(event, Recorded) and not quiet:
+                out.print(record_line(event, budget), soft_wrap=True, crop=False)
+
+        yield observe
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as e:
+        raise UserError(f"--deadline {text}: {e}") from None
+
+
+def _exit(stop: Stop | None) -> None:
+    if stop in (Stop.INTERRUPTED, Stop.NO_SEED):
+        raise typer.Exit(INTERRUPTED if stop is Stop.INTERRUPTED else 1)
