@@ -82,7 +82,7 @@ def evolve(
     config = load_config(
         budget=budget,
         lang=lang,
-        model=model or None,
+        model=",".join(model) if model else None,
         base_url=base_url,
         temperature=temperature,
         bandit=bandit,
@@ -106,7 +106,9 @@ def evolve(
     session.choose_seeds(found, will_be)
     out.print(_opening(will_be))
     runs_used = config.runs if folder is None else folder.parent
-    flags = report.next_flags(runs_used, load_config().runs)
+    flags = dict(report.next_flags(runs_used, load_config().runs))
+    given = {"--model": ",".join(model or ()), "--base-url": base_url or ""}
+    flags.update({name: value for name, value in given.items() if value})
     begun: list[str] = []
     try:
         with display_for(out, max_dollars=config.max_cost) as display:
