@@ -4,29 +4,36 @@ then kagent.toml, then [tool.kagent] of pyproject.toml, then the defaults here.
 
 from __future__ import annotations
 
-import math
+import difflib
 import os
-import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import Any, Literal
 
 import pydantic
 from kagent_sandbox.errors import UserError
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
-    NoDecode,
     PydanticBaseSettingsSource,
     PyprojectTomlConfigSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
-from kagent.model.spec import OPENAI_URL, ModelConfig, Prices, host_of, is_local
+from kagent.model.spec import OPENAI_URL, ModelConfig, host_of, is_local
+from kagent.options import (
+    Address,
+    Key,
+    ModelTable,
+    Names,
+    Proposer,
+    Seconds,
+    parse_key,
+    parse_model_flag,
+)
 
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 _SECRET = ("api_key", "base_url")  # never shown in an error: an address may hold a password
 NO_MODEL = (
     "set a model: --model NAME, KAGENT_MODEL, or model in kagent.toml, with KAGENT_BASE_URL and "
@@ -39,124 +46,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def parse_seconds(value: object) -> float:
-    """Seconds of "90s", "8m", "1h30m", or of a plain number of seconds.
-
-    Raises:
-        ValueError: It is none of these, or not above 0.
-    """
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
-    else:
-        text = str(value).strip().lower().replace(" ", "")
-        match = _DURATION.fullmatch(text)
-        if not text or match is None:
-            raise ValueError("expected a time such as 90s, 8m, 1h30m, or a number of seconds")
-        seconds = sum(
-            float(part or 0) * unit
-            for part, unit in zip(match.groups(), (3600, 60, 1), strict=True)
-        )
-    if not (0 < seconds < math.inf):
-        raise ValueError("expected a time above 0")
-    return seconds
-
-
-def parse_model_flag(text: str) -> tuple[str, float]:
-    """Name and weight of "NAME" (weight 1) or "NAME=WEIGHT".
-
-    Raises:
-        ValueError: There is no name, or the weight is not a number above 0.
-    """
-    name, equals, weight = text.strip().rpartition("=")
-    if not equals:
-        name, weight = weight, "1"
-    try:
-        share = float(weight)
-    except ValueError:
-        share = math.nan
-    if not name.strip():
-        raise ValueError(f"{text!r} names no model: expected NAME or NAME=WEIGHT")
-    if not 0 < share < math.inf:
-        raise ValueError(f"{text!r}: the weight of a model is a number above 0, as in NAME=2")
-    return name.strip(), share
-
-
-def _names(value: object) -> object:
-    """The models of a flag that may be repeated, or of one text with commas."""
-    parts = value.split(",") if isinstance(value, str) else value
-    if isinstance(parts, list | tuple):
-        for part in parts:
-            parse_model_flag(str(part))
-        return tuple(str(part).strip() for part in parts)
-    return value
-
-
-def _address(url: str) -> str:
-    """A base URL that can be called, and shown."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("expected an address such as https://openrouter.ai/api/v1")
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        raise ValueError("expected an address without user, password, ? or #: a key is set apart")
-    _ = parts.port  # raises ValueError where it is no number
-    return url.rstrip("/")
-
-
-def _key(key: SecretStr) -> SecretStr | None:
-    """A key as it is sent: surrounding white space is a slip of copying."""
-    text = key.get_secret_value().strip()
-    if not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError("a key is printable ASCII without spaces")
-    return SecretStr(text) if text else None
-
-
-def _proposer(value: str) -> str:
-    if value not in ("tune", "model") and not value.startswith("replay:"):
-        raise ValueError("expected tune, model or replay:RUN")
-    return value
-
-
 def _default_proposer(data: dict[str, Any]) -> str:
     return "model" if data.get("model") or data.get("models") else "tune"
-
-
-Seconds = Annotated[float, BeforeValidator(parse_seconds)]
-Address = Annotated[str, AfterValidator(_address)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
-Proposer = Annotated[str, AfterValidator(_proposer)]
-Key = Annotated[SecretStr, AfterValidator(_key)]
-
-
-class ModelTable(BaseModel):
-    """A `[[models]]` table of kagent.toml. What it leaves out is as in the options of a run."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str = Field(min_length=1, description="as the endpoint knows it")
-    base_url: Address | None = Field(None, description="its address")
-    api_key_env: str | None = Field(None, description="variable that holds its key")
-    temperature: float | None = Field(None, ge=0, le=2, description="of its sampling")
-    reply_tokens: int | None = Field(None, ge=1, description="most output tokens of a reply")
-    weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="share of the calls")
-    input_price: float | None = Field(
-        None, ge=0, allow_inf_nan=False, description="dollars per million input tokens"
-    )
-    output_price: float | None = Field(
-        None, ge=0, allow_inf_nan=False, description="dollars per million output tokens"
-    )
-
-    @property
-    def prices(self) -> Prices | None:
-        """What the user says that it costs."""
-        if self.input_price is None or self.output_price is None:
-            return None
-        return Prices(self.input_price, self.output_price)
-
-    @pydantic.model_validator(mode="after")
-    def _both_prices(self) -> ModelTable:
-        if (self.input_price is None) != (self.output_price is None):
-            raise ValueError("input_price and output_price are set together")
-        return self
 
 
 class _OpenAIVariables(PydanticBaseSettingsSource):
@@ -277,9 +168,12 @@ class Config(BaseSettings):
     def _key_of(self, table: ModelTable, address: str) -> SecretStr | None:
         """The table's own key, else the run's, which is only ever sent to the run's address."""
         if table.api_key_env is not None:
-            given = os.environ.get(table.api_key_env, "").strip()
-            if given:
-                return SecretStr(given)
+            try:
+                given = parse_key(SecretStr(os.environ.get(table.api_key_env, "")))
+            except ValueError as e:
+                raise UserError(f"variable {table.api_key_env}: {e}") from None
+            if given is not None:
+                return given
             remedy = f"set the variable {table.api_key_env}"
         elif address == self.base_url:
             if self.api_key is not None:
@@ -298,15 +192,44 @@ def load_config(**flags: object) -> Config:
     Raises:
         UserError: A value does not fit, or an option does not exist; the text says which and where.
     """
+    _no_misspelt_variable()
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         return Config(**given)  # type: ignore[arg-type]
     except pydantic.ValidationError as e:
-        first = e.errors()[0]
-        name = ".".join(str(p) for p in first["loc"])
-        if first["type"] == "extra_forbidden":
-            have = ", ".join(Config.model_fields)
-            raise UserError(f"no option {name!r}: there are {have}") from None
-        raise UserError(f"option {name}: {first['msg']}, got {first['input']!r}") from None
+        text = _fault(e)
+    except SettingsError as e:
+        text = f"{e}: expected JSON"
     except ValueError as e:  # TOML that cannot be read
-        raise UserError(f"kagent.toml or pyproject.toml: {e}") from None
+        text = f"kagent.toml or pyproject.toml: {e}"
+    raise UserError(text)  # out of the handlers: what was caught may hold a key
+
+
+def _fault(error: pydantic.ValidationError) -> str:
+    """The first thing that is wrong with the options, without a value that should stay unseen."""
+    first = error.errors()[0]
+    place = [p for p in first["loc"] if isinstance(p, str | int)]
+    if first["type"] == "extra_forbidden":
+        nested = len(place) > 1
+        have = ", ".join(ModelTable.model_fields if nested else Config.model_fields)
+        where = f" in {_named(place[:-1])}" if nested else ""
+        return f"no option {place[-1]!r}{where}: there are {have}"
+    problem = first["msg"].removeprefix("Value error, ")
+    secret = place[-1] in _SECRET if place else True
+    return f"option {_named(place)}: {problem}" + ("" if secret else f", got {first['input']!r}")
+
+
+def _named(place: list[str | int]) -> str:
+    """models[0].name of ("models", 0, "name")."""
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).removeprefix(".")
+
+
+def _no_misspelt_variable() -> None:
+    """Raise UserError where a variable is almost an option. Others of the prefix are not ours."""
+    for name in os.environ:
+        option = name.removeprefix("KAGENT_").lower()
+        if not name.startswith("KAGENT_") or option in Config.model_fields:
+            continue
+        near = difflib.get_close_matches(option, Config.model_fields, 1, 0.8)
+        if near:
+            raise UserError(f"no option {name}: is KAGENT_{near[0].upper()} meant?")

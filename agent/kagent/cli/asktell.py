@@ -22,8 +22,9 @@ from kagent.cli.app import (
     print_json,
     status,
 )
-from kagent.config import load_config, parse_seconds
+from kagent.config import load_config
 from kagent.events import Event, Observer, Progress, Recorded, Started, Stop
+from kagent.options import parse_seconds
 
 RunArgument = Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")]
 
@@ -56,7 +57,6 @@ def ask(
     json_: JsonOption = False,
 ) -> None:
     """Write a run's next prompts as files, for whoever answers them."""
-    from kagent import report
     from kagent.asktell import opening, questions, views
     from kagent.asktell.desk import read_desk
     from kagent.runs import find_run
@@ -81,7 +81,7 @@ def ask(
     with RunStore.open(folder, write=False) as store:
         manifest, desk = store.manifest, read_desk(store.history())
         shown = questions.open_questions(store, desk) if list_ else made
-    flags = report.next_flags(folder.parent, load_config().runs)
+    flags = _flags(folder)
     if json_:
         rows = [views.question_json(q) for q in shown]
         print_json({"run": folder.name, "folder": str(folder), "asks": rows})
@@ -120,7 +120,6 @@ def tell(
     json_: JsonOption = False,
 ) -> None:
     """Take answers into a run, and evaluate them here unless they are queued."""
-    from kagent import report
     from kagent.asktell import answers, judging, views
     from kagent.asktell.desk import read_desk
     from kagent.asktell.looking import look_at
@@ -132,7 +131,7 @@ def tell(
         raise UserError("--race is for what is evaluated here: leave --queue away")
     config = load_config(jobs=jobs, runs=runs)
     folder = find_run(config.runs, run)
-    flags = report.next_flags(folder.parent, load_config().runs)
+    flags = _flags(folder)
     with RunStore.open(folder) as store:
         manifest = store.manifest
         task = task_of_run(folder, manifest)
@@ -182,7 +181,6 @@ def judge(
     json_: JsonOption = False,
 ) -> None:
     """Judge what waits in a run, from its folder alone: on the machine that has the device."""
-    from kagent import report
     from kagent.asktell import judging, views
     from kagent.asktell.opening import task_of_run
     from kagent.runs import find_run
@@ -192,7 +190,7 @@ def judge(
     config = load_config(jobs=jobs, runs=runs)
     deadline_s = None if deadline is None else judging.deadline_of(begun_s, _seconds(deadline))
     folder = find_run(config.runs, run)
-    flags = report.next_flags(folder.parent, load_config().runs)
+    flags = _flags(folder)
     with RunStore.open(folder) as store:
         task = task_of_run(folder, store.manifest)
         with _watching(json_) as observe:
@@ -252,6 +250,11 @@ def _watching(quiet: bool) -> Iterator[Observer]:
                 out.print(record_line(event, budget), soft_wrap=True, crop=False)
 
         yield observe
+
+
+def _flags(folder: Path) -> list[str]:
+    """What a next command needs to find the run by its name."""
+    return ["--runs", str(folder.parent)] if folder.parent != load_config().runs else []
 
 
 def _seconds(text: str) -> float:
