@@ -22,8 +22,9 @@ from kagent.answers import draft_of
 from kagent.asktell.desk import Desk, Told, read_desk
 from kagent.asktell.opening import identity, setting_for
 from kagent.asktell.questions import named_by_header
-from kagent.lineage import Operator, Origin, Proposal, kernel_id, language_of_source
+from kagent.lineage import Operator, Origin, Proposal, kernel_id
 from kagent.model.reply import Answer, read_reply
+from kagent.prompting.measured import languages_of
 from kagent.propose import Brief, Draft, Nobody
 from kagent.store import RunStore
 from kagent.workbench import read_candidate
@@ -208,11 +209,11 @@ def _unasked(answer: Given, desk: Desk, parent: int | None) -> Draft:
     if parent is None:
         parent = incumbent.id if incumbent is not None else 0
     stem = re.sub(r"\W+", "_", Path(answer.label).stem).strip("_").lower() or "told"
-    language = language_of_source(answer.text)
+    languages = languages_of(answer.text)
     return Draft(
         parents=(parent,),
         operator=Operator.REWRITE,
-        name=stem if stem.startswith(f"{language}_") else f"{language}_{stem}",
+        name=stem if not languages or stem.startswith(languages) else f"{languages[0]}_{stem}",
         source=answer.text,
         hypothesis=_about(answer.text),
         origin=Origin(Nobody.name),

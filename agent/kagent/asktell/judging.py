@@ -63,12 +63,10 @@ def can_judge(manifest: Manifest, folder: Path) -> None:
         UserError: It has not.
     """
     if manifest.kind == "gpu" and not has_gpu():
-        name = folder.name
         raise UserError(
             f"{folder}: judging it needs an NVIDIA GPU ({manifest.target}), and this machine has "
-            f"none. Possible here: kagent ask {name}, kagent tell {name} FILE --queue. Then copy "
-            f"the folder to such a machine, kagent judge {name} there, copy it back beside this "
-            f"one, and kagent merge {name} COPY"
+            "none: queue answers here (kagent tell --queue), judge a copy of the folder where "
+            "there is one (kagent judge), and bring the verdicts home (kagent merge)"
         )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from kagent_sandbox.build.client import Builder
 from kagent_sandbox.records import to_json
 from kagent_sandbox.task import Kind, Task
-from kagent_sandbox.verdict import Rejected
+from kagent_sandbox.verdict import Rejected, Stage, Status
 
 from kagent.asktell.desk import Desk, Looked
 from kagent.asktell.opening import kind_of
@@ -86,7 +86,7 @@ def look_at(
 ) -> Iterator[Looked]:
     """Look at candidates that were told, one by one; each finding is kept before it is returned.
 
-    Replies without a kernel, and texts that are known, are not built.
+    Texts that are known are not built again; a reply without a kernel has nothing to look at.
 
     Raises:
         MachineError: This host lacks a compiler, or cannot confine one.
@@ -96,9 +96,15 @@ def look_at(
     kind, target = kind_of(manifest), manifest.target
     with Looker(task, kind, target, configs=manifest.configs, jobs=jobs) as looker:
         for proposal in (desk.proposals[n] for n in numbers):
-            if proposal.fault or known.same(proposal) != proposal.id:
+            if proposal.fault:
                 continue
-            say(f"#{proposal.id} {proposal.name}: build for {target}")
-            looked = looker.look(proposal)
+            same = known.same(proposal)
+            if same is not None and same != proposal.id:
+                text = f"the same text as candidate {same}"
+                duplicate = Rejected(Stage.PARSE, Status.DUPLICATE, text)
+                looked = Looked(proposal.id, target, rejected=duplicate)
+            else:
+                say(f"#{proposal.id} {proposal.name}: build for {target}")
+                looked = looker.look(proposal)
             store.append("looked", to_json(looked))
             yield looked

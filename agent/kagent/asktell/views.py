@@ -24,12 +24,10 @@ from kagent.runs import Manifest
 from kagent.store import History
 
 
-def command(*words: object, flags: Mapping[str, str]) -> Text:
-    """A `kagent` command to copy, quoted as a shell needs it; `...` stays as it is."""
-    given = [str(w) for w in words] + [w for pair in flags.items() for w in pair]
-    return Text(
-        " ".join(w if w == "FILE..." else shlex.quote(w) for w in ("kagent", *given)), "bold"
-    )
+def command(*words: object, flags: Sequence[str]) -> Text:
+    """A `kagent` command to copy, quoted as a shell needs it; `FILE...` stays as it is."""
+    given = ("kagent", *map(str, words), *flags)
+    return Text(" ".join(w if w == "FILE..." else shlex.quote(w) for w in given), "bold")
 
 
 def questions_view(questions: Sequence[Question], desk: Desk) -> Grid:
@@ -61,7 +59,7 @@ def question_json(question: Question) -> Mapping[str, object]:
     }
 
 
-def how_to_answer(name: str, manifest: Manifest, flags: Mapping[str, str]) -> Iterator[Text]:
+def how_to_answer(name: str, manifest: Manifest, flags: Sequence[str]) -> Iterator[Text]:
     """What to do with open prompts."""
     yield Text("answer each in a file that begins with its number (0000.md), then:")
     here = "evaluates them on this machine"
@@ -99,7 +97,7 @@ def looked_text(looked: Looked, name: str) -> Text:
     return text
 
 
-def queued_text(history: History, folder: Path, flags: Mapping[str, str]) -> Iterator[Text]:
+def queued_text(history: History, folder: Path, flags: Sequence[str]) -> Iterator[Text]:
     """How those that wait get their verdicts."""
     name = folder.name
     yield Text(
@@ -112,7 +110,7 @@ def queued_text(history: History, folder: Path, flags: Mapping[str, str]) -> Ite
 
 
 def judged_view(
-    judged: Judged, manifest: Manifest, flags: Mapping[str, str]
+    judged: Judged, manifest: Manifest, flags: Sequence[str]
 ) -> Iterator[RenderableType]:
     """How many verdicts there are, the best, the race, and what is left to do."""
     history, name = judged.history, judged.folder.name

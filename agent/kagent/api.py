@@ -1,0 +1,266 @@
+"""kagent from Python: what `kagent ask`, `tell`, `judge` and `merge` do, as methods of a run.
+
+docs/agents.md has examples. Everything here is what the command line does, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kagent.asktell import answers, judging, merging, questions
+from kagent.asktell.desk import read_desk
+from kagent.asktell.judging import Bench, Judged
+from kagent.asktell.looking import look_at
+from kagent.asktell.merging import Merged
+from kagent.asktell.opening import new_run, ready, task_of_run
+from kagent.asktell.questions import Question
+from kagent.asktell.results import Best, Result, best_of, result_of
+from kagent.config import load_config
+from kagent.events import Event, Observer, Stop
+from kagent.runs import Manifest, find_run, read_manifest
+from kagent.show import read_history
+from kagent.store import History, RunStore
+
+__all__ = ["Best", "Question", "Result", "Run"]
+
+
+class Run:
+    """A run that is answered from outside. Its state is its folder: programs may end and go on.
+
+    Evaluating opens a builder and a judge at the first answer and keeps them until `close`, or
+    the end of the `with` block. Settings that are not given come from KAGENT_* and kagent.toml.
+    """
+
+    def __init__(
+        self,
+        task: str | Path,
+        *,
+        target: str | None = None,
+        lang: str | None = None,
+        seed: int | None = None,
+        runs: str | Path | None = None,
+        prompts: str | Path | None = None,
+        jobs: int | None = None,
+        observe: Observer | None = None,
+    ) -> None:
+        """Make a new run.
+
+        Args:
+            task: A task's name, or its folder.
+            target: "sm_90a", ..., "cpu"; by default this machine's GPU, else its CPU.
+            lang: Of the seeds: "triton", "cuda", "cpp" or "any" (the default).
+            seed: Of all random decisions.
+            runs: Folder that the run's folder is made in.
+            prompts: Folder of prompt templates and cards of your own.
+            jobs: Builds at once.
+            observe: Is told what happens (`kagent.events`).
+
+        Raises:
+            UserError: There is no such task or target, or an option does not fit.
+            RunError: The folder cannot be written.
+        """
+        config = load_config(lang=lang, seed=seed, runs=runs, prompts=prompts, jobs=jobs)
+        self._begin(new_run(str(task), config, target), prompts, jobs, observe)
+
+    @classmethod
+    def open(
+        cls,
+        run: str | Path,
+        *,
+        runs: str | Path | None = None,
+        prompts: str | Path | None = None,
+        jobs: int | None = None,
+        observe: Observer | None = None,
+    ) -> Self:
+        """Go on with a run: its name, path, or "latest".
+
+        Raises:
+            RunError: There is none, or its folder is damaged.
+        """
+        folder = find_run(load_config(runs=runs).runs, str(run))
+        read_manifest(folder)
+        opened = cls.__new__(cls)
+        opened._begin(folder, prompts, jobs, observe)  # noqa: SLF001 - its own class
+        return opened
+
+    def _begin(
+        self,
+        folder: Path,
+        prompts: str | Path | None,
+        jobs: int | None,
+        observe: Observer | None,
+    ) -> None:
+        self.folder = folder
+        self._config = load_config(prompts=prompts, jobs=jobs)
+        self._observe = observe or _nobody
+        self._bench: Bench | None = None
+        self._open = contextlib.ExitStack()
+        weakref.finalize(self, self._open.close)  # also where nobody calls `close`
+
+    # -- asking and telling ----------------------------------------------------------------------
+
+    def ask(self, count: int = 1) -> list[Question]:
+        """The next prompts. They are files in the run's folder too, and stay open until answered.
+
+        Raises:
+            UserError: Nothing is left to improve, or the run has a proposer of its own.
+            RunError: The run cannot be read or written.
+        """
+        return questions.ask(self.folder, count, self._config)
+
+    def open_asks(self) -> list[Question]:
+        """Prompts that nobody has answered yet, also those of an earlier program."""
+        with RunStore.open(self.folder, write=False) as store:
+            return questions.open_questions(store, read_desk(store.history()))
+
+    def tell(
+        self,
+        brief: Question | int | None,
+        text: str,
+        *,
+        queue: bool = False,
+        parent: int | None = None,
+    ) -> Result:
+        """Take an answer: a model's whole reply, or the text of a kernel file.
+
+        Args:
+            brief: What it answers, or its number; None for a kernel that nobody asked for.
+            text: The answer.
+            queue: Accept, build and where possible interpret it, but leave judging to `judge`,
+                perhaps on another machine.
+            parent: What an unasked kernel descends from; by default the best.
+
+        Raises:
+            UserError: There is no such ask, or no device to evaluate on.
+            RunError: The run cannot be read or written.
+            MachineError: This machine failed. The answer is kept and waits for `judge`.
+        """
+        number = brief.id if isinstance(brief, Question) else brief
+        return judging.apart_from_loops(lambda: self._tell(number, text, queue, parent))
+
+    def _tell(self, number: int | None, text: str, queue: bool, parent: int | None) -> Result:
+        with RunStore.open(self.folder) as store:
+            task = task_of_run(self.folder, store.manifest)
+            ready(store, task)
+            if not queue:
+                judging.can_judge(store.manifest, self.folder)
+            desk = read_desk(store.history())
+            label = f"{number:04}" if number is not None else "told"
+            given = answers.given(text, label, store, desk, task.entry, ask=number)
+            (accepted,) = answers.accept(store, task, [given], self._config.budget, parent)
+            if queue and not accepted.again:
+                desk, jobs = read_desk(store.history()), self._config.jobs
+                for _ in look_at(store, task, desk, [accepted.id], jobs, _silent):
+                    pass
+            elif not queue:
+                self._judge(store, deadline_s=None, race=False)
+            return result_of(accepted, store.history())
+
+    # -- judging ---------------------------------------------------------------------------------
+
+    def judge(self, *, deadline_s: float | None = None, race: bool = False) -> Judged:
+        """Judge what waits: seeds, and answers that were queued.
+
+        Args:
+            deadline_s: Be over after so many seconds; what is left waits for the next time.
+            race: Let the finalists race on hidden cases at the end.
+
+        Raises:
+            UserError: This machine lacks the device.
+            RunError: The run belongs to another device, or cannot be written.
+            MachineError: The machine failed; verdicts until then are kept.
+        """
+        begun_s = time.monotonic()
+        limit = None if deadline_s is None else judging.deadline_of(begun_s, deadline_s)
+
+        def work() -> Judged:
+            with RunStore.open(self.folder) as store:
+                return self._judge(store, deadline_s=limit, race=race)
+
+        return judging.apart_from_loops(work)
+
+    def _judge(self, store: RunStore, *, deadline_s: float | None, race: bool) -> Judged:
+        judging.can_judge(store.manifest, self.folder)
+        history = store.history()
+        if not judging.has_work(history, race=race):
+            return Judged(self.folder, None, history, ())
+        task = task_of_run(self.folder, store.manifest)
+        if self._bench is None:
+            opening = judging.open_bench(task, store.manifest, self._config)
+            self._bench = self._open.enter_context(opening)
+        stop: Stop | None = None
+        try:
+            judged = judging.judge(
+                store,
+                task,
+                self._bench,
+                self._observe,
+                self._config.budget,
+                deadline_s=deadline_s,
+                race=race,
+            )
+            stop = judged.stop
+        finally:
+            if stop in (None, Stop.TIME, Stop.INTERRUPTED):
+                self.close()  # it may be at work still: the next time begins with a new one
+        if stop is Stop.INTERRUPTED:
+            raise KeyboardInterrupt
+        return judged
+
+    def merge(self, copy: str | Path) -> Merged:
+        """Bring verdicts home from a copy of the run's folder that was judged elsewhere.
+
+        Raises:
+            UserError: It is no copy of this run.
+            RunError: The two contradict each other; nothing was changed.
+        """
+        return merging.merge(self.folder, Path(copy))
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the run is: task, target, device, seed."""
+        return read_history(self.folder)[0].manifest
+
+    @property
+    def history(self) -> History:
+        """Everything that happened."""
+        return read_history(self.folder)[1]
+
+    @property
+    def best(self) -> Best | None:
+        """The fastest correct candidate; None while nothing has passed."""
+        return best_of(*read_history(self.folder))
+
+    def close(self) -> None:
+        """End builder and judge, if they were started. The run can still be used."""
+        self._bench = None
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<kagent.Run {self.folder}>"
+
+
+def _nobody(_: Event) -> None:
+    """Watches, and says nothing."""
+
+
+def _silent(_: str) -> None:
+    """Is told what is done, and says nothing."""

@@ -1,0 +1,98 @@
+"""What became of an answer, and the best of a run, as programs see them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from kagent_sandbox.verdict import Passed, Rejected, Verdict
+
+from kagent.asktell.answers import Accepted
+from kagent.asktell.desk import Looked, read_desk
+from kagent.store import History, RunStore
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of an answer. Its text form says it in a line."""
+
+    id: int  # the candidate that it is
+    ask: int | None
+    again: bool  # it had been told before: nothing was added
+    fault: str  # why the reply holds no kernel; empty if it holds one
+    verdict: Verdict | None  # None: queued, and not judged yet
+    speed_up: float | None  # over the best of torch; None if it was rejected or is not judged
+    looked: Looked | None  # of a queued answer: whether it builds, and is right as far as seen
+    promoted: bool  # it is the best now
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is correct and was timed."""
+        return isinstance(self.verdict, Passed)
+
+    def __str__(self) -> str:
+        return f"#{self.id}: {self._became()}{' (told before)' if self.again else ''}"
+
+    def _became(self) -> str:
+        found = self.looked.rejected if self.looked is not None else None
+        rejected = self.verdict if isinstance(self.verdict, Rejected) else found
+        if rejected is not None:
+            return f"{rejected.stage} {rejected.status}: {rejected.message}"
+        if self.speed_up is not None:
+            best = ", the best so far" if self.promoted else ""
+            return f"{self.speed_up:.3f}× the best of torch{best}"
+        if self.fault:
+            return f"NO_KERNEL: {self.fault}"
+        if self.looked is None:
+            return "waits for a judge"
+        right = ", right in Triton's interpreter" if self.looked.interpreted else ""
+        return f"builds for {self.looked.target}{right}, waits for a judge"
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The fastest correct candidate of a run. Its text form says which, and how fast."""
+
+    id: int
+    name: str
+    source: str
+    path: Path
+    speed_up: float  # over the best of torch, as the search has it; the final race decides
+    verdict: Passed
+
+    def __str__(self) -> str:
+        return f"#{self.id} {self.name}: {self.speed_up:.3f}× the best of torch, {self.path}"
+
+
+def result_of(accepted: Accepted, history: History) -> Result:
+    """What became of an answer."""
+    lineage = history.lineage
+    verdict = lineage[accepted.id].verdict if accepted.id < len(lineage) else None
+    passed, best = isinstance(verdict, Passed), lineage.incumbent
+    return Result(
+        id=accepted.id,
+        ask=accepted.ask,
+        again=accepted.again,
+        fault=accepted.fault,
+        verdict=verdict,
+        speed_up=math.exp(lineage.log_speed(accepted.id)) if passed else None,
+        looked=read_desk(history).looked.get(accepted.id),
+        promoted=best is not None and best.id == accepted.id,
+    )
+
+
+def best_of(store: RunStore, history: History) -> Best | None:
+    """The incumbent."""
+    found = history.lineage.incumbent
+    if found is None or not isinstance(found.verdict, Passed):
+        return None
+    proposal = found.proposal
+    return Best(
+        id=found.id,
+        name=proposal.name,
+        source=proposal.source,
+        path=store.kernel_path(proposal.kernel),
+        speed_up=math.exp(history.lineage.log_speed(found.id)),
+        verdict=found.verdict,
+    )
