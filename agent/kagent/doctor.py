@@ -1,4 +1,4 @@
-"""What this machine offers: compilers, GPU, driver, versions, and isolation as observed."""
+"""What this machine offers: compilers, GPU, driver, versions, isolation as observed, models."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
 from kagent_sandbox.confine.probe import probe
-from kagent_sandbox.errors import KagentError, MachineError
+from kagent_sandbox.errors import KagentError, MachineError, UserError
 from kagent_sandbox.verdict import Rejected
 
+from kagent.config import NO_MODEL, load_config
 from kagent.session import PACKAGES, has_gpu
 
 
@@ -90,8 +91,13 @@ _COMPILERS = (
 )
 
 
-def examine(say: Callable[[str], None]) -> list[Finding]:
-    """Everything, in the order in which it is reported. `say` is told what is being tried."""
+def examine(say: Callable[[str], None], **flags: object) -> list[Finding]:
+    """Everything, in the order in which it is reported.
+
+    Args:
+        say: Is told what is being tried.
+        flags: Options that were given, for `load_config`.
+    """
     found = [
         Finding(Level.OK, "system", f"{platform.platform()}, {_cores()} cores"),
         Finding(Level.OK, "Python", f"{platform.python_version()} ({sys.executable})"),
@@ -104,6 +110,8 @@ def examine(say: Callable[[str], None]) -> list[Finding]:
     found.append(_isolation())
     say("GPU")
     found.append(_gpu())
+    say("models")
+    found += _models(flags)
     return found
 
 
@@ -192,3 +200,25 @@ def _gpu() -> Finding:
     if not healthy:
         return Finding(Level.BROKEN, "GPU", f"{text}; a known kernel computes wrong results")
     return Finding(Level.OK, "GPU", f"{text}; a known kernel computes correctly in a launcher")
+
+
+def _models(flags: Mapping[str, object]) -> list[Finding]:
+    """Call each model that is set. That none is set is no fault."""
+    try:
+        models = load_config(**flags).model_configs()
+    except UserError as e:
+        return [Finding(Level.BROKEN, "configuration", str(e))]
+    if not models:
+        text = f"none is set: the built-in tuner proposes. To ask a language model, {NO_MODEL}"
+        return [Finding(Level.MISSING, "model", text)]
+    from kagent.model.chat import Reply
+    from kagent.model.trial import try_models
+
+    return [
+        Finding(
+            Level.OK if isinstance(trial.result, Reply) else Level.BROKEN,
+            f"model {trial.model.name}",
+            trial.text,
+        )
+        for trial in try_models(models)
+    ]

@@ -10,10 +10,14 @@ from kagent_sandbox.verdict import Rejected, Stage, Status
 
 
 @pytest.fixture(scope="module")
-def found():
+def found(tmp_path_factory):
     said = []
-    findings = doctor.examine(said.append)
-    assert said == ["compilers", "isolation", "GPU"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("nothing-set"))
+        for name in ("KAGENT_MODEL", "OPENAI_MODEL", "KAGENT_MODELS"):
+            patch.delenv(name, raising=False)
+        findings = doctor.examine(said.append)
+    assert said == ["compilers", "isolation", "GPU", "models"]
     return {f.name: f for f in findings}
 
 
@@ -35,6 +39,12 @@ def test_a_machine_without_a_gpu_is_told_what_works(found):
         assert "C++ kernels are evolved" in found["GPU"].text
 
 
+def test_no_model_is_no_fault_and_says_how_to_set_one(found):
+    assert found["model"].level is Level.MISSING
+    for words in ("none is set", "built-in tuner", "--model NAME", "KAGENT_BASE_URL"):
+        assert words in found["model"].text
+
+
 def test_what_is_missing_comes_with_a_remedy(monkeypatch):
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     assert "apt-get install g++" in doctor._gcc().text
@@ -54,7 +64,7 @@ def test_what_is_missing_comes_with_a_remedy(monkeypatch):
 
 def test_the_command_prints_findings_and_fails_when_something_is_broken(monkeypatch, capsys):
     made = [doctor.Finding(Level.OK, "Python", "3"), doctor.Finding(Level.BROKEN, "g++", "gone")]
-    monkeypatch.setattr(doctor, "examine", lambda say: made)
+    monkeypatch.setattr(doctor, "examine", lambda say, **flags: made)
     plain = run(monkeypatch, capsys, "doctor")
     assert plain.code == 3
     assert [line.split() for line in plain.out.splitlines()] == [

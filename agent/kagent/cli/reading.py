@@ -59,12 +59,18 @@ def show(
 
 
 @app.command()
-def doctor(json_: JsonOption = False) -> None:
-    """Say what this machine can do: compilers, GPU, versions, isolation as observed."""
+def doctor(
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model to try; may be repeated.")
+    ] = None,
+    base_url: Annotated[str | None, typer.Option(help="Its address.")] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Say what works here: compilers, GPU, isolation as observed, and the models that are set."""
     from kagent.doctor import Level, examine
 
     with status(quiet=json_) as say:
-        found = examine(say)
+        found = examine(say, model=model or None, base_url=base_url)
     if json_:
         print_json([{"level": f.level.value, "name": f.name, "text": f.text} for f in found])
     else:
