@@ -117,7 +117,6 @@ class Checker:
                 max(pair, key=lambda e: e.share_of_tolerance)
                 for pair in zip(errors, other, strict=True)
             ]
-        session.forget(seats)
         return errors
 
     def _run(self, session: Session, seat: Seat, draw: Draw, again: Seat | None) -> list[CaseError]:

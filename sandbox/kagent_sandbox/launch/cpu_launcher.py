@@ -88,7 +88,7 @@ class CpuLauncher:
 
     def run(self, key: str, *, limit_s: float) -> None:
         """Execute once and return when it is done."""
-        self._arm([key])
+        self._arm([[key]])
         self._go(limit_s)
 
     def samples(self, keys: Sequence[str], count: int, *, limit_s: float) -> list[float]:
@@ -106,17 +106,16 @@ class CpuLauncher:
         if k < 1:
             raise ValueError(f"{len(keys)} keys: a slope needs at least three placements")
         deadline = time.monotonic() + limit_s
-        slopes: list[float] = []
+        order: list[list[str]] = []
         for i in range(count):
             turn = i * k % len(keys)
-            order = [*keys[turn:], *keys[:turn]]
-            parts = [order[:k], order[k : 3 * k]]
-            took = {}
-            for part in parts if i % 2 == 0 else reversed(parts):
-                self._arm(part)
-                took[len(part)] = self._go(deadline - time.monotonic())
-            slopes.append((took[2 * k] - took[k]) / k * 1e6)
-        return slopes
+            turned = [*keys[turn:], *keys[:turn]]
+            parts = [turned[:k], turned[k : 3 * k]]
+            order += parts if i % 2 == 0 else parts[::-1]
+        self._arm(order)
+        took = [self._go(deadline - time.monotonic()) for _ in order]
+        differences = [b - a for a, b in zip(took[::2], took[1::2], strict=True)]
+        return [(s if i % 2 == 0 else -s) / k * 1e6 for i, s in enumerate(differences)]
 
     def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> float:
         """µs per execution by the judge's clock: slope of `count` back-to-back against twice that.
@@ -126,8 +125,8 @@ class CpuLauncher:
         """
         deadline = time.monotonic() + limit_s
         took = []
-        for runs in (count, 2 * count):
-            self._arm([keys[i % len(keys)] for i in range(runs)])
+        self._arm([[keys[i % len(keys)] for i in range(n)] for n in (count, 2 * count)])
+        for _ in range(2):
             seconds = self._go(deadline - time.monotonic())
             start = time.perf_counter()
             self._ask({"do": "ping"}, (), deadline - time.monotonic())
@@ -140,12 +139,12 @@ class CpuLauncher:
 
     # -- the protocol ----------------------------------------------------------------------------
 
-    def _arm(self, keys: Sequence[str]) -> None:
-        """Line up executions, so that going is nothing but running them."""
-        self._ask({"do": "arm", "keys": list(keys)}, (), _PREPARE_S)
+    def _arm(self, parts: Sequence[Sequence[str]]) -> None:
+        """Line up executions, so that each `_go` is nothing but running those of its part."""
+        self._ask({"do": "arm", "parts": [list(keys) for keys in parts]}, (), _PREPARE_S)
 
     def _go(self, limit_s: float) -> float:
-        """Run what is lined up; seconds on the judge's clock."""
+        """Run the next part of what is lined up; seconds on the judge's clock."""
         start = time.perf_counter()
         self._ask({"do": "go"}, (), limit_s)
         return time.perf_counter() - start
