@@ -19,6 +19,8 @@ from kagent.runs import list_runs
 from kagent.show_candidate import candidate_json, timing_table
 from kagent.store import History, RunStore
 
+MOST_WAITING = 12  # candidates that are named
+
 
 def read_history(folder: Path) -> tuple[RunStore, History]:
     """A run, opened for reading only, and its history. The store is closed already."""
@@ -44,6 +46,7 @@ def runs_json(runs: Path) -> list[Mapping[str, object]]:
                 "run": folder.name,
                 "task": store.manifest.task,
                 "device": store.manifest.environment.get("device"),
+                "target": store.manifest.target,
                 "started": store.manifest.started,
                 "evaluated": history.lineage.counted,
                 "budget": history.budget if history.budgets else None,
@@ -77,9 +80,9 @@ def runs_view(rows: list[Mapping[str, object]]) -> RenderableType:
         table.add_row(
             str(row["run"]),
             str(row["task"]),
-            str(row["device"]),
+            str(row["device"] or f"{row['target']} (not measured yet)"),
             str(row["stop"] or "not ended"),
-            f"{row['evaluated']}/{row['budget']}",
+            f"{row['evaluated']}/{row['budget'] or '–'}",
             "–" if row["incumbent"] is None else f"#{row['incumbent']}",
             speed_text(speed_up if isinstance(speed_up, float) else 0.0),
         )
@@ -101,19 +104,21 @@ def run_json(store: RunStore, history: History) -> Mapping[str, object]:
         "race": to_json(history.race) if history.race else None,
         "candidates": [candidate_json(c, source=False) for c in lineage],
         "pending": [p.id for p in history.pending],
+        "open_asks": [a.number for a in history.asks],
     }
 
 
 def run_view(store: RunStore, history: History) -> RenderableType:
     """Head, the incumbent's path edit by edit, its cases, the rejections with an example each."""
     lineage, manifest = history.lineage, store.manifest
-    head = Text(f"{store.folder.name}   {manifest.task} on {manifest.environment.get('device')}\n")
+    head = Text(f"{store.folder.name}   {manifest.task} on {manifest.device}\n")
     head.append(
         f"{lineage.counted} evaluated in {clock(history.elapsed_s)}, "
         f"{len(lineage.passed())} passed, ended: {history.stop or 'not yet'}\n"
     )
     if history.spent.calls:
         head.append(f"cost: {spent_text(history.spent)}\n")
+    head.append_text(_waiting(history))
     best = lineage.incumbent
     if best is None:
         return Group(head, Text("no candidate has passed yet\n"), _rejections(lineage))
@@ -125,6 +130,19 @@ def run_view(store: RunStore, history: History) -> RenderableType:
         Text(),
         _rejections(lineage),
     )
+
+
+def _waiting(history: History) -> Text:
+    """What has no verdict and what has no answer yet, where there is any."""
+    text = Text()
+    if history.pending:
+        names = ", ".join(f"#{p.id} {p.name}" for p in history.pending[:MOST_WAITING])
+        more = len(history.pending) - MOST_WAITING
+        text.append(f"waiting for a verdict: {names}{f' and {more} more' if more > 0 else ''}\n")
+    if history.asks:
+        numbers = ", ".join(str(a.number) for a in history.asks)
+        text.append(f"waiting for an answer: ask {numbers}\n")
+    return text
 
 
 def path_view(lineage: Lineage, best: Candidate) -> Grid:
