@@ -29,7 +29,7 @@ from kagent.store import History, RunStore
 
 T = TypeVar("T")
 
-CLOSING_S = 10.0  # what closing builder and judge can take, of a deadline
+CLOSING_S = 8.0  # of a deadline, for letting go: the judge may be in the middle of a sample
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def deadline_of(begun_s: float, seconds: float) -> float:
     """When to let go, on `time.monotonic`, for a command that began at `begun_s` to be over in
     time.
     """
-    return begun_s + seconds - min(CLOSING_S, seconds / 4)
+    return begun_s + seconds - min(CLOSING_S, seconds / 2)
 
 
 def apart_from_loops(work: Callable[[], T]) -> T:

@@ -115,7 +115,7 @@ def judged_view(
     """How many verdicts there are, the best, the race, and what is left to do."""
     history, name = judged.history, judged.folder.name
     yield Text(f"{len(judged.recorded)} judged, {judged.left} left", "bold")
-    yield best_text(history)
+    yield best_text(history, judged.folder)
     if history.race is not None and _raced_now(judged):
         yield from race_view(history.race, history.lineage, matrix=manifest.matrix)
     if judged.left:
@@ -131,13 +131,17 @@ def _raced_now(judged: Judged) -> bool:
     return "race" in kinds and kinds[::-1].index("race") < kinds[::-1].index("session")
 
 
-def best_text(history: History) -> Text:
-    """The incumbent."""
-    best = history.lineage.incumbent
+def best_text(history: History, folder: Path) -> Text:
+    """The incumbent and its file; after a race its winner."""
+    lineage, race = history.lineage, history.race
+    best = lineage.incumbent
     if best is None:
         return Text("nothing has passed yet")
-    speed = speed_text(math.exp(history.lineage.log_speed(best.id)))
-    return Text(f"the best so far: #{best.id} {best.proposal.name}, {speed} the best of torch")
+    won = lineage[race.winner] if race is not None and race.winner is not None else best
+    which = "the winner of the last race" if won is not best else "the best so far"
+    speed = speed_text(math.exp(lineage.log_speed(won.id)))
+    text = Text(f"{which}: #{won.id} {won.proposal.name}, {speed} the best of torch in the search")
+    return text.append(f"\n{folder / 'kernels' / f'{won.proposal.kernel}.py'}", "dim")
 
 
 def merged_text(merged: Merged, history: History) -> Text:

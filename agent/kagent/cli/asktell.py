@@ -229,7 +229,7 @@ def merge(
         return
     _, history = read_history(folder)
     out.print(views.merged_text(merged, history), soft_wrap=True)
-    out.print(views.best_text(history), soft_wrap=True)
+    out.print(views.best_text(history, folder), soft_wrap=True)
 
 
 @contextlib.contextmanager
