@@ -149,10 +149,10 @@ def _why_none(blocks: Sequence[Block], text: str, entry: str, *, truncated: bool
     if not text.strip():
         return f"the reply is empty: {FORM}"
     if truncated or any(not b.closed for b in blocks):
-        lines = text.count("\n") + 1
+        until = "ended" if blocks else "began"
         return (
-            f"the reply was cut short after {lines} lines, before its file ended: write a shorter "
-            "file and less around it (or raise reply_tokens)"
+            f"the reply was cut short in its line {text.count(chr(10)) + 1}, before its file "
+            f"{until}: write a shorter file and less around it (or raise reply_tokens)"
         )
     changes = [b for b in blocks if b.tag in ("diff", "patch") or _DIFF_TEXT.search(b.body)]
     if changes:

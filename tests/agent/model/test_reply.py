@@ -238,14 +238,16 @@ class TestWhatIsRefused:
     )
     def test_cut_short(self, source, truncated):
         message = refusal(HEAD + f"```python\n{source}", truncated=truncated)
-        assert "was cut short after " in message
+        assert "was cut short in its line " in message
+        assert ", before its file ended: " in message
         assert "write a shorter file and less around it (or raise reply_tokens)" in message
 
     def test_cut_short_where_it_happens_to_make_sense(self):
         assert "was cut short" in refusal(HEAD + f"```python\n{FILE}", truncated=True)
 
     def test_cut_short_before_the_file(self):
-        assert "was cut short" in refusal("Hypothesis: the row of the soft", truncated=True)
+        message = refusal("Hypothesis: the row of the soft", truncated=True)
+        assert "was cut short in its line 1, before its file began" in message
         assert "ends before its thinking does" in refusal("<think>softmax ...", truncated=True)
 
     def test_a_file_without_the_entry(self):
