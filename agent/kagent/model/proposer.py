@@ -15,14 +15,12 @@ from kagent.events import Called, Observer
 from kagent.lineage import Operator
 from kagent.model.chat import ModelError, Prompt, Reply
 from kagent.model.choose import choose
-from kagent.model.pricing import most_dollars
+from kagent.model.pricing import CHARS_PER_TOKEN, most_dollars
 from kagent.model.purse import Most, Purse
 from kagent.model.reply import read_reply
 from kagent.model.spec import ModelConfig
 from kagent.propose import Brief, Draft
 from kagent.select import to_sweep
-
-CHARS_PER_TOKEN = 2  # fewer than any tokenizer takes of such text: an upper bound of tokens
 
 
 class Chat(Protocol):
@@ -105,7 +103,14 @@ class ModelProposer:
             try:
                 reply = await model.chat.complete(prompt)
             except ModelError as e:
-                call = replace(call, seconds=time.monotonic() - begun, error=str(e))
+                call = replace(
+                    call,
+                    seconds=time.monotonic() - begun,
+                    input_tokens=e.usage.input_tokens,
+                    output_tokens=e.usage.output_tokens,
+                    dollars=e.usage.dollars,
+                    error=str(e),
+                )
                 self._over(call, prompt, None, most)
                 raise
             call = replace(
