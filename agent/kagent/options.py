@@ -80,7 +80,7 @@ def _address(url: str) -> str:
         raise ValueError("expected an address such as https://openrouter.ai/api/v1")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ValueError("expected an address without user, password, ? or #: a key is set apart")
-    return url.rstrip("/")
+    return url.rstrip("/").removesuffix("/chat/completions")  # as an endpoint's page may show it
 
 
 def parse_key(key: SecretStr) -> SecretStr | None:

@@ -275,6 +275,10 @@ class TestKeysAndAddresses:
         assert without.api_key is None
         assert with_key.api_key.get_secret_value() == KEY
 
+    def test_the_address_of_the_call_itself_will_do(self):
+        for end in ("", "/", "/chat/completions", "/chat/completions/"):
+            assert load_config(base_url=LOCAL + end).base_url == LOCAL
+
     def test_white_space_around_a_key_is_dropped(self, monkeypatch):
         monkeypatch.setenv("KAGENT_API_KEY", f" {KEY}\n")
         assert load_config().api_key.get_secret_value() == KEY

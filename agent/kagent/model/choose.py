@@ -55,7 +55,7 @@ def shares_of(
     usual = sum(costs.values()) / calls if calls else 1.0
     if usual <= 0:
         return plain  # nothing has cost anything
-    rates = {name: (gains[name] + HOPE) / (costs[name] + usual) for name in plain}
+    rates = {name: (gains[name] + HOPE) / (costs[name] / usual + 1) for name in plain}
     earned = {name: plain[name] * rate**2 for name, rate in rates.items()}
     sum_earned = sum(earned.values())
     return {

@@ -136,7 +136,7 @@ class Endpoint:
 
     def _judge(self, heard: Heard) -> Failure | None:
         """What is wrong with a reply that has ended."""
-        again = "try again, or name another model"
+        again = failures.AGAIN
         if heard.error is not None:
             return failures.of_stated(heard.error, self._scrub)
         if not heard.seen:

@@ -18,9 +18,11 @@ from kagent.model.hearing import member
 from kagent.model.spec import ModelConfig
 
 KEY_REMEDY = "check KAGENT_API_KEY, OPENAI_API_KEY, or the variable that api_key_env names"
+AGAIN = "try again later, or name another model"
 ADDRESS_REMEDY = "check the base URL, which usually ends in /v1"
 _QUOTA = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
-_NO_MODEL = ("model_not_found", "does not exist", "not found", "not a valid model", "unknown model")
+_NO_MODEL = ("not exist", "not found", "not a valid model", "unknown model", "invalid model")
+_NOT_FOUND = ("model_not_found", "not_found_error")
 _SHOWN = 240  # characters of a server's own words
 _SECRET_FROM = 8  # characters: shorter keys are placeholders such as EMPTY
 
@@ -96,35 +98,47 @@ def of_status(error: openai.APIStatusError, model: ModelConfig, tries: int, say:
     """A reply with a status of 300 or more."""
     status = error.status_code
     text = shown(say(words(error)))
-    page = text.lstrip().lower().startswith(("<!doctype", "<html"))
+    page = text.lower().startswith(("<!doctype", "<html"))
     said = f"{status}" if page or not text else f"{status}: {text}"
-    lost = any(w in text.lower() for w in _NO_MODEL) or error.code == "model_not_found"
     if quota_used_up(status, error.code, error.type):
         remedy = "add credit at the provider, or name another model"
         return Failure(f"quota or credit is used up ({said})", remedy, permanent=True)
-    if status == 401:
+    if status == 401 or (status == 400 and "api key" in text.lower()):
         what = "refused the key" if model.api_key is not None else "wants a key"
         return Failure(f"{what} ({said})", KEY_REMEDY, permanent=True)
     if status == 403:
         remedy = "check that the key may use this model, or name another one"
         return Failure(f"refused access ({said})", remedy, permanent=True)
-    if status in (400, 404) and lost and "model" in text.lower():
+    if status in (400, 404) and _knows_no_model(error, text):
         remedy = "check the model's name, and that the base URL is the one it is served at"
         return Failure(f"does not know the model ({said})", remedy, permanent=True)
     if status in (404, 405) or status < 400:
-        return Failure(f"serves no chat completions there ({said})", ADDRESS_REMEDY, permanent=True)
+        remedy = f"{ADDRESS_REMEDY}, and the model's name"
+        return Failure(f"serves no chat completions there ({said})", remedy, permanent=True)
     if status == 429:
-        wait = error.response.headers.get("retry-after", "")
-        asked = f", it asks to wait {shown(say(wait))} s" if wait else ""
-        remedy = "wait, or lower in_flight"
-        return Failure(f"limits the rate{asked} ({said}), {_tried(tries)}", remedy)
+        asked = _asked_to_wait(error.response, say)
+        return Failure(f"limits the rate{asked} ({said}), {_tried(tries)}", "lower in_flight")
     if status >= 500 or status in (408, 409):
-        remedy = "try again later, or name another model"
-        return Failure(f"failed ({said}), {_tried(tries)}", remedy)
-    if status in (400, 413, 422) and too_much(text):
+        return Failure(f"failed ({said}), {_tried(tries)}", AGAIN)
+    if status == 413 or (status in (400, 422) and too_much(text)):
         remedy = f"lower reply_tokens ({model.reply_tokens}), or take a model with a larger context"
         return Failure(f"cannot take that much ({said})", remedy)
     return Failure(f"refused the request ({said})", "check the model's settings in kagent.toml")
+
+
+def _knows_no_model(error: openai.APIStatusError, text: str) -> bool:
+    said = text.lower()
+    stated = error.code in _NOT_FOUND or error.type in _NOT_FOUND
+    return stated or ("model" in said and any(words in said for words in _NO_MODEL))
+
+
+def _asked_to_wait(response: httpx2.Response, say: Scrub) -> str:
+    """What Retry-After says: seconds, or a date."""
+    wait = shown(say(response.headers.get("retry-after", "")))
+    if not wait:
+        return ""
+    until = f"{wait} s" if wait.replace(".", "", 1).isdecimal() else f"until {wait}"
+    return f" and asks to wait {until}"
 
 
 def of_connection(error: Exception, tries: int, say: Scrub) -> Failure:
@@ -165,7 +179,7 @@ def of_stated(error: object, say: Scrub) -> Failure:
         return Failure(f"quota or credit is used up ({said})", remedy, permanent=True)
     if number in (401, 403):
         return Failure(f"refused access ({number}: {said})", KEY_REMEDY, permanent=True)
-    return Failure(f"failed in mid-reply ({said})", "try again later, or name another model")
+    return Failure(f"failed in mid-reply ({said})", AGAIN)
 
 
 def _tried(tries: int) -> str:

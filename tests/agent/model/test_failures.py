@@ -75,8 +75,20 @@ PERMANENT = [
         says(400, error_body("tiny is not a valid model ID", code=400)),
         "does not know the model (400: tiny is not a valid model ID); check the model's name",
     ),
+    (
+        says(400, [error_body("API key not valid. Please pass a valid API key.", code=400)]),
+        "refused the key (400: API key not valid. Please pass a valid API key.); check KAGENT",
+    ),
+    (says(400, error_body("Model Not Exist")), "does not know the model (400: Model Not Exist)"),
+    (
+        says(404, error_body("model: tiny", type="not_found_error")),
+        "does not know the model (404: model: tiny)",
+    ),
     (says(404, {"detail": "Not Found"}), "serves no chat completions there (404: Not Found)"),
-    (says(404, "<html><h1>404</h1></html>"), "serves no chat completions there (404); check the"),
+    (
+        says(404, "<html><h1>404</h1></html>"),
+        "serves no chat completions there (404); check the base URL",
+    ),
     (says(405, {"detail": "Method Not Allowed"}), "check the base URL"),
     (
         says(429, error_body("You exceeded your current quota", code="insufficient_quota")),
@@ -101,7 +113,14 @@ def test_what_asking_again_cannot_help(answer, text):
 
 
 PASSING = [
-    (says(429, error_body("slow down")), "limits the rate (429: slow down), asked once; wait"),
+    (
+        says(429, error_body("slow down")),
+        "limits the rate (429: slow down), asked once; lower in_flight",
+    ),
+    (
+        says(429, error_body("no"), ["Retry-After: Wed, 21 Oct 2099 07:28:00 GMT"]),
+        "and asks to wait until Wed, 21 Oct 2099 07:28:00 GMT (429: no)",
+    ),
     (says(500, error_body("oops")), "failed (500: oops), asked once; try again later"),
     (says(503, "<html>down for maintenance</html>"), "failed (503), asked once"),
     (says(529, ""), "failed (529"),
@@ -115,7 +134,7 @@ PASSING = [
         says(400, error_body("max_tokens is too large: 16000", param="max_tokens")),
         "cannot take that much (400: max_tokens is too large: 16000); lower reply_tokens (16000)",
     ),
-    (says(413, ""), "refused the request (413"),
+    (says(413, ""), "cannot take that much (413"),
     (says(200, {"id": "c", "choices": None}), "answered without choices"),
     (says(200, {"id": "c", "choices": []}), "sent an empty reply"),
     (says(200, "[1, 2"), "something that is no JSON ([1, 2)"),
@@ -185,7 +204,7 @@ class TestTryingAgain:
     def test_a_wait_beyond_the_wall_clock_is_not_begun(self):
         limited = says(429, error_body("slow"), ["Retry-After: 60"])
         error, requests = fails(limited, retries=4)
-        assert "it asks to wait 60 s (429: slow)" in str(error)
+        assert "and asks to wait 60 s (429: slow)" in str(error)
         assert requests == 1
 
     def test_after_server_errors_until_tries_are_used_up(self):
