@@ -251,6 +251,8 @@ class Judge:
             rng=self._rng,
         )
         cases = self.race_cases if hidden else bench_cases(self.task, self.kind)
+        if hidden and rivals is not None and contenders:
+            rivals.compile_ahead(cases)  # for visible ones the compiler's cache is warm
         return racer.race(contenders, cases, rivals)
 
     def health(self) -> None:

@@ -11,7 +11,7 @@ import gc
 import math
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
@@ -19,6 +19,7 @@ import torch
 from kagent_sandbox.baselines import baseline_call, baseline_names
 from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.launch.baseline_calls import forget_compiled, make_call
+from kagent_sandbox.race_result import COMPILE_MODES
 from kagent_sandbox.session import LEAST_US, SAMPLE_LIMIT_S, Disqualified
 from kagent_sandbox.verdict import Rejected, Stage
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.launch.gpu_launcher import GpuLauncher
     from kagent_sandbox.task import Case, Task
 
+CALL_SHARE = 4
+"""Device memory of one call over the task's bytes: inputs while they are drawn, temporaries."""
 _CPU_SPAN_US = 300.0  # as candidates' (see `blocks.placements`)
 _MOST_CPU_SETS = 48
 
@@ -55,6 +58,11 @@ class Rivals(Protocol):
     def expect(self) -> None:
         """Begin, without waiting, what `open` will need: a race is going to come."""
 
+    def compile_ahead(self, cases: Sequence[Case]) -> None:
+        """Begin and end what `open` would do for one case after the other, where all of them can
+        be done at once. Nothing is being timed meanwhile.
+        """
+
     def open(self, case: Case, arena: Arena) -> Opened:
         """Compile and warm up all baselines of a case; those that fail are left out."""
 
@@ -65,10 +73,29 @@ class GpuRivals:
 
     task: Task
     backend: GpuBackend
+    _compiled: dict[str, list[bytes]] = field(default_factory=dict)  # by case
 
     def expect(self) -> None:
         """See `Rivals`."""
         self.backend.expect_race()
+
+    def compile_ahead(self, cases: Sequence[Case]) -> None:
+        """See `Rivals`. What is kept is code; which of several kernels is the fastest is decided
+        when the race's launcher is alone with the device.
+
+        Left out are matrix products: there the compiler times variants while it compiles, and
+        keeps the one that was faster beside the others.
+        """
+        self._compiled.clear()
+        if self.task.matrix:
+            return
+        pairs = [(case, mode) for case in cases for mode in COMPILE_MODES]
+        calls = [baseline_call(self.task, c, mode, secrets.randbits(31)) for c, mode in pairs]
+        most_bytes = max((self.task.min_bytes(c) for c in cases), default=0)
+        made = self.backend.compile_ahead(calls, int(CALL_SHARE * most_bytes))
+        for (case, _), archive in zip(pairs, made, strict=True):
+            if archive:
+                self._compiled.setdefault(case.name, []).append(archive)
 
     def open(self, case: Case, arena: Arena) -> Opened:
         """See `Rivals`."""
@@ -76,7 +103,8 @@ class GpuRivals:
             f"baseline/{name}/0": baseline_call(self.task, case, name, secrets.randbits(31))
             for name in baseline_names(self.task, "gpu")
         }
-        return _GpuOpened(self.backend.launcher(arena, calls))
+        compiled = self._compiled.get(case.name, ())
+        return _GpuOpened(self.backend.launcher(arena, calls, compiled))
 
 
 class _GpuOpened:
@@ -108,6 +136,9 @@ class CpuRivals:
 
     def expect(self) -> None:
         """See `Rivals`: nothing is needed."""
+
+    def compile_ahead(self, cases: Sequence[Case]) -> None:
+        """See `Rivals`: they are compiled where they run, which is in this process."""
 
     def open(self, case: Case, arena: Arena) -> Opened:
         """See `Rivals`."""

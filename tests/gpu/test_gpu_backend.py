@@ -8,6 +8,7 @@ from kagent_sandbox.plan import Fill, Pointer
 from plans import Sketch, cubin, flat
 
 pytestmark = pytest.mark.gpu
+GIB = 1 << 30
 
 TOML = """
 name = "double"
@@ -224,4 +225,31 @@ def test_baselines_live_in_the_launcher_beside_a_plan(backend, task):
         launcher.samples(["baseline/waits for the device/0"], 3, limit_s=30.0)
     finally:
         launcher.close()
+        arena.close()
+
+
+def test_what_was_compiled_ahead_is_loaded_by_the_launcher_of_a_race(backend, task):
+    from kagent_sandbox.baselines import baseline_call
+
+    case = task.gpu.bench[1]
+    backend.expect_race()
+    backend._race.connection().kill()  # the compiler is imported
+    modes = ["compile", "compile max-autotune"]
+    start = time.monotonic()
+    compiled = backend.compile_ahead([baseline_call(task, case, m, seed=4) for m in modes], GIB)
+    print(f"compiled ahead in {time.monotonic() - start:.1f} s: {[len(a) for a in compiled]} bytes")
+    assert all(compiled)
+    calls = {f"baseline/{m}/0": baseline_call(task, case, m, seed=5) for m in modes}
+    arena = backend.arena(1 << 20)
+    try:
+        for archives in ((), compiled):
+            start = time.monotonic()
+            launcher = backend.launcher(arena, calls, archives)
+            what = "loading" if archives else "compiling"
+            print(f"launcher ready in {time.monotonic() - start:.1f} s, {what}")
+            assert all(isinstance(how, bool) for how in launcher.baselines.values())
+            us = {k: sorted(launcher.samples([k], 10, limit_s=30.0))[5] for k in calls}
+            print({k: f"{v:.1f} µs" for k, v in us.items()})
+            launcher.close()
+    finally:
         arena.close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Self, cast
 
 import torch
@@ -18,20 +17,17 @@ from kagent_sandbox.forkserver import ForkServer, Isolation
 from kagent_sandbox.launch import cache
 from kagent_sandbox.launch.base import Arena, Ceilings
 from kagent_sandbox.launch.baseline_calls import BaselineCall
-from kagent_sandbox.launch.gpu_driver import GpuError
+from kagent_sandbox.launch.gpu_arena import GpuArena
 from kagent_sandbox.launch.gpu_facts import gpu_facts
 from kagent_sandbox.launch.gpu_launcher import Connection, GpuLauncher
-from kagent_sandbox.launch.gpu_memory import Transport, allocate, best_transport, bytes_tensor
-from kagent_sandbox.launch.gpu_spares import START_LIMIT_S, Spares
+from kagent_sandbox.launch.gpu_memory import Transport, best_transport
+from kagent_sandbox.launch.gpu_race import BASELINES_LIMIT_S, RaceProcesses, described
+from kagent_sandbox.launch.gpu_spares import Spares
 from kagent_sandbox.launch.gpu_timing import TIMING_VERSION
-from kagent_sandbox.launch.plan_ops import strided_view
-from kagent_sandbox.plan import TensorRef
-from kagent_sandbox.records import to_json
 
 _OPEN_LIMIT_S = 60.0
 _HEALTH_LIMIT_S = 30.0
 _CEILINGS_LIMIT_S = 300.0
-_BASELINES_LIMIT_S = 1800.0  # max-autotune of a large product takes minutes
 _CHILD_LIMIT_S = 24 * 3600.0
 _HEALTHY = [3 * (2**20 - 1) * 2**19 + 2**20, 256.0**3]  # see Executor.health
 
@@ -60,38 +56,6 @@ def _server(preload: Sequence[str], env: Mapping[str, str]) -> ForkServer:
     )
 
 
-class GpuArena:
-    """Device memory that the judge owns and launchers map."""
-
-    def __init__(self, nbytes: int, index: int, transport: Transport) -> None:
-        try:
-            self.shared = allocate(nbytes, index, transport)
-        except GpuError as e:
-            if e.name != "CUDA_ERROR_OUT_OF_MEMORY":
-                raise DeviceError(str(e)) from None
-            torch.cuda.empty_cache()  # torch holds on to what references have used
-            try:
-                self.shared = allocate(nbytes, index, transport)
-            except GpuError as again:
-                raise DeviceError(str(again)) from None
-        self.nbytes = self.shared.nbytes
-        device = torch.device("cuda", index)
-        self._bytes = bytes_tensor(self.shared.address, self.nbytes, device)
-
-    def view(self, tensor: TensorRef, base: int) -> torch.Tensor:
-        """The judge's own view of a plan's tensor whose buffer starts at byte `base`."""
-        return strided_view(self._bytes, tensor, base)
-
-    def bytes(self, start: int, stop: int) -> torch.Tensor:
-        """uint8 view of a range of bytes."""
-        return self._bytes[start:stop]
-
-    def close(self) -> None:
-        """Give the memory back; no view may be used afterwards."""
-        torch.cuda.synchronize(self._bytes.device)
-        self.shared.close()
-
-
 class GpuBackend:
     """See `kagent_sandbox.launch.base.Backend`. Use as a context manager."""
 
@@ -113,8 +77,12 @@ class GpuBackend:
         self._transport = transport or best_transport(index)
         self._server = _server(_PRELOAD, {})
         self._server.start()
-        self._race_server: ForkServer | None = None
         self._products = products
+        self._race = RaceProcesses(
+            lambda: _server((*_PRELOAD, *_COMPILER), _COMPILER_ENV),
+            self._connect,
+            self._free_bytes,
+        )
         self._spares = Spares(
             functools.partial(self._connect, self._server),
             torch.cuda.empty_cache,  # torch keeps what references have used
@@ -151,12 +119,16 @@ class GpuBackend:
         return GpuArena(nbytes, self._index, self._transport)
 
     def launcher(
-        self, arena: Arena, baselines: Mapping[str, BaselineCall] | None = None
+        self,
+        arena: Arena,
+        baselines: Mapping[str, BaselineCall] | None = None,
+        compiled: Sequence[bytes] = (),
     ) -> GpuLauncher:
         """A fresh process over the arena.
 
         With `baselines` (the final race) these are compiled and captured in it before it locks
         itself, on memory and inputs of its own; `samples` takes their keys beside plans' keys.
+        `compiled` is what `compile_ahead` gave for them.
 
         Raises:
             DeviceError: The process does not start, or cannot map the arena.
@@ -164,7 +136,7 @@ class GpuBackend:
         assert isinstance(arena, GpuArena)
         connection = self._race_connection() if baselines else self._spares.take()
         try:
-            outcome = self._set_up(connection, arena, baselines or {})
+            outcome = self._set_up(connection, arena, baselines or {}, compiled)
         except BaseException:
             connection.kill()
             raise
@@ -180,7 +152,11 @@ class GpuBackend:
         )
 
     def _set_up(
-        self, connection: Connection, arena: GpuArena, baselines: Mapping[str, BaselineCall]
+        self,
+        connection: Connection,
+        arena: GpuArena,
+        baselines: Mapping[str, BaselineCall],
+        compiled: Sequence[bytes],
     ) -> Mapping[str, bool | str]:
         """Have a process map the arena and make baselines ready; what became of these."""
         shared = arena.shared
@@ -192,15 +168,17 @@ class GpuBackend:
         )
         if not baselines:
             return {}
-        calls = {key: to_json(call) for key, call in baselines.items()}
-        # As text: the process runs as another user, who may not read a user's task folder.
-        references = {c.reference: Path(c.reference).read_text() for c in baselines.values()}
         folder = str(cache.cache_folder() / "inductor")
         outcome = connection.ask(
-            {"do": "baselines", "calls": calls, "references": references, "cache": folder},
-            limit_s=_BASELINES_LIMIT_S,
+            {"do": "baselines", "cache": folder, **described(baselines)},
+            limit_s=BASELINES_LIMIT_S,
+            blobs=compiled,
         )
         return cast("Mapping[str, bool | str]", outcome)
+
+    def compile_ahead(self, calls: Sequence[BaselineCall], need_bytes: int) -> list[bytes]:
+        """See `RaceProcesses`; to be given to `launcher`."""
+        return self._race.compile_ahead(calls, need_bytes)
 
     def healthy(self) -> bool:
         """Whether a fresh process computes known results; tries twice."""
@@ -227,21 +205,14 @@ class GpuBackend:
         return measured
 
     def expect_race(self) -> None:
-        """Begin to import torch's compiler for the launchers of a race; does not wait for it.
-
-        The import takes 12 s on a cold file system (H100 host, torch 2.11), and each of a race's
-        launchers would pay it.
-        """
-        if self._race_server is None:
-            self._race_server = _server((*_PRELOAD, *_COMPILER), _COMPILER_ENV)
-            self._race_server.start()
+        """Begin to import torch's compiler for the launchers of a race; does not wait for it."""
+        self._race.expect()
 
     def close(self) -> None:
         """End all helper processes."""
         self._spares.close()
         self._server.close()
-        if self._race_server is not None:
-            self._race_server.close()
+        self._race.close()
 
     def _race_connection(self) -> Connection:
         """A process with a context that has torch's compiler imported.
@@ -249,18 +220,15 @@ class GpuBackend:
         Where that import spoils the GPU for forks after all (another torch), it is one that has
         not: slower, and otherwise the same.
         """
-        self.expect_race()
-        assert self._race_server is not None
-        connection = self._connect(self._race_server)
         try:
-            connection.pid = connection.receive("context", START_LIMIT_S)
+            return self._race.connection()
         except DeviceError:
-            connection.kill()
             return self._spares.take()
-        except BaseException:
-            connection.kill()
-            raise
-        return connection
+
+    def _free_bytes(self) -> int:
+        """Memory that other processes can have."""
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(self.device)[0])
 
     def _connect(self, server: ForkServer) -> Connection:
         """A new process that is making its context."""

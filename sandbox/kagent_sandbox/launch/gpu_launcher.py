@@ -61,8 +61,18 @@ class Connection:
 
     def receive(self, doing: str, limit_s: float) -> object:
         """The answer to the request sent last; see `ask`."""
+        return self._receive(doing, limit_s, REPLY_BYTES)[0]
+
+    def receive_blob(self, doing: str, limit_s: float, max_bytes: int) -> bytes:
+        """The answer to the request sent last, where that is one blob; see `ask`."""
+        _, blobs = self._receive(doing, limit_s, max_bytes)
+        return blobs[0] if blobs else b""
+
+    def _receive(
+        self, doing: str, limit_s: float, max_bytes: int
+    ) -> tuple[object, Sequence[bytes]]:
         try:
-            answer = self.child.channel.recv(limit_s, max_bytes=REPLY_BYTES).obj
+            message = self.child.channel.recv(limit_s, max_bytes=max_bytes)
         except ChannelTimeout:
             self.kill()
             raise self._failure(
@@ -73,11 +83,12 @@ class Connection:
         except ChannelError as e:
             self.kill()
             raise self._failure(Status.TAMPER, f"a malformed answer to {doing!r}: {e}") from None
+        answer = message.obj
         if not isinstance(answer, dict) or len(answer) != 1:
             self.kill()
             raise self._failure(Status.TAMPER, f"a malformed answer to {doing!r}")
         if "ok" in answer:
-            return answer["ok"]
+            return answer["ok"], message.blobs
         failed = answer.get("failed")
         if (
             isinstance(failed, list)
@@ -90,8 +101,8 @@ class Connection:
                 self.kill()
             raise self._failure(status, failed[1][:2000])
         self.kill()
-        message = f"the launcher failed at {doing!r}: {str(answer.get('error'))[:2000]}"
-        raise self._failure(Status.RUNTIME_ERROR, message)
+        text = f"the launcher failed at {doing!r}: {str(answer.get('error'))[:2000]}"
+        raise self._failure(Status.RUNTIME_ERROR, text)
 
     def kill(self) -> None:
         """End the process and all that it started."""

@@ -6,20 +6,19 @@ run, it may have written anything into this process's pinned memory.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kagent_sandbox.channel import ChannelClosed, Message
-from kagent_sandbox.launch import gpu_ceilings
+from kagent_sandbox.launch import compiler_cache, gpu_ceilings
 from kagent_sandbox.launch.baseline_calls import BaselineCall, make_call
 from kagent_sandbox.launch.gpu_baselines import ready
 from kagent_sandbox.launch.gpu_exec import Executor
+from kagent_sandbox.launch.plan_ops import void
 from kagent_sandbox.plan import PlanError
 from kagent_sandbox.plan_json import parse_plan
 from kagent_sandbox.records import from_json
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from kagent_sandbox.context import Context
 
 Answer = dict[str, object]
-CACHE_FILES = 8000
-CACHE_BYTES = 512 << 20
 
 
 def serve(context: Context) -> None:
@@ -41,7 +38,9 @@ def serve(context: Context) -> None:
             message = context.channel.recv(None, max_fds=1)
         except ChannelClosed:
             return
-        context.channel.send(server.answer(message))
+        answer = server.answer(message)
+        blobs = [b for b in answer.values() if isinstance(b, bytes)]
+        context.channel.send({"ok": None} if blobs else answer, blobs)
 
 
 class _Server:
@@ -51,7 +50,10 @@ class _Server:
         self._locked = False
 
     def answer(self, message: Message) -> Answer:
-        """Perform one request: {"ok": result}, {"failed": [status, message]} or {"error": text}."""
+        """Perform one request: {"ok": result}, {"failed": [status, message]} or {"error": text}.
+
+        A result that is bytes is to be sent as a blob.
+        """
         request = message.obj
         assert isinstance(request, dict)
         try:
@@ -80,7 +82,8 @@ class _Server:
                 message.fds[0] if message.fds else -1,
                 request["nbytes"],
             ),
-            "baselines": lambda: self._baselines(request, executor),
+            "compile": lambda: self._compile(request, executor),
+            "baselines": lambda: self._baselines(request, message, executor),
             "load": lambda: self._load(request, message, executor),
             "prepare": lambda: executor.prepare(
                 request["key"],
@@ -100,23 +103,33 @@ class _Server:
             self._locked = True
         executor.kernels.add(dict(zip(request["hashes"], message.blobs, strict=True)))
 
-    def _baselines(self, request: Mapping[str, Any], executor: Executor) -> dict[str, object]:
+    def _compile(self, request: Mapping[str, Any], executor: Executor) -> bytes:
+        """Call baselines once, for what that makes the compiler leave behind."""
+        folder = self._context.tmp / "inductor"
+        compiler_cache.use(folder)
+        for _, call in self._calls(request):
+            with torch.cuda.stream(executor.clock.stream):
+                void(make_call(call, executor.clock.device)())
+            executor.clock.sync("compiling a baseline")
+        return compiler_cache.pack(folder)
+
+    def _baselines(
+        self, request: Mapping[str, Any], message: Message, executor: Executor
+    ) -> dict[str, object]:
         """Compile and capture baselines on own memory, before the lock; what became of each."""
         assert not self._locked, "baselines are compiled before the lock"
-        _warm_compiler_cache(self._context.tmp, Path(request["cache"]))
-        references = {}
-        for i, (path, text) in enumerate(request["references"].items()):
-            folder = self._context.tmp / f"reference_{i}"
-            folder.mkdir()
-            references[path] = folder / "reference.py"
-            references[path].write_text(text)
+        folder = self._context.tmp / "inductor"
+        compiler_cache.use(folder)
+        for archive in message.blobs:
+            compiler_cache.unpack(archive, folder)
+        if not message.blobs:  # what measuring the baselines compiled
+            compiler_cache.copy(Path(request["cache"]), folder)
         outcome: dict[str, object] = {}
-        for key, record in request["calls"].items():
-            record["reference"] = str(references[record["reference"]])
+        for key, call in self._calls(request):
             try:
                 with torch.cuda.stream(executor.clock.stream):
-                    call = make_call(from_json(BaselineCall, record), executor.clock.device)
-                baseline = ready(call, executor.clock)
+                    function = make_call(call, executor.clock.device)
+                baseline = ready(function, executor.clock)
             except Exception as e:  # noqa: BLE001 - a baseline that fails is recorded as such
                 outcome[key] = f"{type(e).__name__}: {e}".partition("\n")[0]
                 continue
@@ -124,16 +137,14 @@ class _Server:
             outcome[key] = baseline.captured
         return outcome
 
-
-def _warm_compiler_cache(tmp: Path, cache: Path) -> None:
-    """Have Inductor start from what measuring the baselines compiled; it writes here only.
-
-    A cache that has grown large is left alone: the private folder's size is limited.
-    """
-    folder = tmp / "inductor"
-    with contextlib.suppress(OSError, shutil.Error):
-        sizes = [p.stat().st_size for p in cache.rglob("*") if p.is_file()]
-        if len(sizes) <= CACHE_FILES and sum(sizes) <= CACHE_BYTES:
-            shutil.copytree(cache, folder, dirs_exist_ok=True)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    def _calls(self, request: Mapping[str, Any]) -> Iterator[tuple[str, BaselineCall]]:
+        """The baselines of a request, on copies of their reference.py."""
+        references = {}
+        for i, (path, text) in enumerate(request["references"].items()):
+            folder = self._context.tmp / f"reference_{i}"
+            folder.mkdir(exist_ok=True)
+            references[path] = folder / "reference.py"
+            references[path].write_text(text)
+        for key, record in request["calls"].items():
+            record["reference"] = str(references[record["reference"]])
+            yield key, from_json(BaselineCall, record)

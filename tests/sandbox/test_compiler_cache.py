@@ -1,0 +1,252 @@
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from kagent_sandbox.errors import DeviceError
+from kagent_sandbox.launch import compiler_cache, gpu_race
+from kagent_sandbox.launch.baseline_calls import BaselineCall
+from kagent_sandbox.launch.gpu_race import RaceProcesses
+from kagent_sandbox.race_result import COMPILE_MODES
+from kagent_sandbox.rivals import GpuRivals
+from kagent_sandbox.task import draw_hidden
+
+
+def carried(source, target):
+    """Everything that goes from one folder to another, which is all that is left."""
+    archive = compiler_cache.pack(source)
+    shutil.rmtree(source)
+    compiler_cache.unpack(archive, target)
+    return sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
+
+
+def test_a_kernel_is_found_by_triton_in_the_folder_that_it_was_carried_to(tmp_path, monkeypatch):
+    cache = pytest.importorskip("triton.runtime.cache")
+    here, there = tmp_path / "here", tmp_path / "there"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # to be restored
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    compiler_cache.use(here)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(here)
+    made = cache.FileCacheManager("abc")
+    binary = made.put(b"\x7fELF", "k.cubin")
+    made.put_group("k.json", {"k.cubin": binary})
+    assert carried(here, there) == ["triton/abc/__grp__k.json", "triton/abc/k.cubin"]
+    compiler_cache.use(there)
+    group = cache.FileCacheManager("abc").get_group("k.json")
+    assert group == {"k.cubin": str(there / "triton/abc/k.cubin")}
+
+
+def test_what_was_found_to_be_the_fastest_stays_behind(tmp_path):
+    folder = tmp_path / "a"
+    (folder / "xy").mkdir(parents=True)
+    (folder / "xy/k.py").write_text("code")
+    (folder / "xy/k.best_config").write_text(json.dumps({"XBLOCK": 4}))
+    assert carried(folder, tmp_path / "b") == ["xy/k.py"]
+
+
+def test_more_than_may_be_carried_is_nothing(tmp_path, monkeypatch):
+    (tmp_path / "k.py").write_bytes(bytes(100))
+    monkeypatch.setattr(compiler_cache, "_MOST_PACKED_BYTES", 99)
+    assert compiler_cache.pack(tmp_path) == b""
+    compiler_cache.unpack(b"", tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_nothing_is_written_outside_of_the_folder(tmp_path):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name in ("../out", "/tmp/kagent-out", "in"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            archive.addfile(info, io.BytesIO(b"x"))
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    compiler_cache.unpack(stream.getvalue(), tmp_path / "b")
+    assert [p.name for p in tmp_path.rglob("*")] == ["b", "in"]
+    assert not os.path.exists("/tmp/kagent-out")
+
+
+def test_a_folder_that_is_not_there_is_no_loss(tmp_path):
+    compiler_cache.copy(tmp_path / "nothing", tmp_path / "b")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/k.best_config").write_text("{}")
+    compiler_cache.copy(tmp_path / "a", tmp_path / "b")  # was found alone: it may stay
+    assert (tmp_path / "b/k.best_config").exists()
+
+
+COMPILE = """
+import importlib.util, pathlib, sys
+from kagent_sandbox.launch import compiler_cache
+mode, reference, folder, archive = sys.argv[1], *map(pathlib.Path, sys.argv[2:])
+compiler_cache.use(folder)
+if mode == "load":
+    compiler_cache.unpack(archive.read_bytes(), folder)
+import torch
+from torch._dynamo.utils import counters
+spec = importlib.util.spec_from_file_location("reference", reference)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+x = torch.randn(31, 17)
+y = torch.compile(module.eager, dynamic=False, mode="max-autotune-no-cudagraphs")(x=x)
+assert torch.allclose(y, x * 2 + 1)
+assert counters["inductor"]["fxgraph_cache_hit"] == (mode == "load"), counters["inductor"]
+if mode == "make":
+    archive.write_bytes(compiler_cache.pack(folder))
+"""
+
+
+@pytest.mark.slow
+def test_torch_loads_what_another_process_compiled_elsewhere(tmp_path):
+    """A folder, a reference.py and a process of its own each, as two launchers have."""
+    for mode in ("make", "load"):
+        folder = tmp_path / mode
+        folder.mkdir()
+        reference = folder / "reference.py"
+        reference.write_text("def eager(*, x):\n    return x * 2 + 1\n")
+        command = [sys.executable, "-c", COMPILE, mode, reference, folder / "cache"]
+        done = subprocess.run(
+            [*command, tmp_path / "archive"],
+            capture_output=True,
+            text=True,
+            timeout=170,
+            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        shutil.rmtree(folder)
+
+
+class Process:
+    """Compiles a call, unless it is to fail."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.pid = None
+
+    def receive(self, doing, limit_s):
+        if self.machine.broken:
+            raise DeviceError("no context")
+        return 1
+
+    def send(self, request):
+        (self.name,) = request["calls"]
+        assert request["references"][REFERENCE] == Path(REFERENCE).read_text()
+
+    def receive_blob(self, doing, limit_s, max_bytes):
+        with self.machine.lock:
+            self.machine.running += 1
+            self.machine.most = max(self.machine.most, self.machine.running)
+        time.sleep(0.02)
+        with self.machine.lock:
+            self.machine.running -= 1
+        if self.name == "fails":
+            raise DeviceError("out of memory")
+        return self.name.encode()
+
+    def kill(self):
+        self.machine.ended += 1
+
+
+class Machine:
+    def __init__(self, *, broken=False):
+        self.broken = broken
+        self.lock = threading.Lock()
+        self.running = self.most = self.ended = self.servers = 0
+
+    def start(self):
+        self.servers += 1
+
+    def close(self):
+        self.servers -= 1
+
+
+GIB = 1 << 30
+REFERENCE = str(Path(__file__).parents[2] / "seeds/softmax/reference.py")
+
+
+def processes(machine, free_gib):
+    return RaceProcesses(lambda: machine, lambda _: Process(machine), lambda: free_gib * GIB)
+
+
+def calls(*names):
+    return [BaselineCall(n, REFERENCE, {"name": "c"}, {}, {}, 0) for n in names]
+
+
+@pytest.mark.parametrize(("free_gib", "most"), [(6, 0), (15, 3), (1000, 4)])
+def test_as_many_are_compiled_at_once_as_the_device_has_room_for(monkeypatch, free_gib, most):
+    monkeypatch.setattr(gpu_race, "usable_cores", lambda: 4)
+    machine = Machine()
+    race = processes(machine, free_gib)
+    names = [f"n{i}" for i in range(12)]
+    made = race.compile_ahead(calls(*names), 2 * GIB)
+    race.close()
+    assert machine.most == most
+    assert machine.ended == (12 if most else 0)
+    assert made == ([n.encode() for n in names] if most else [b""] * 12)
+    assert machine.servers == 0
+
+
+def test_a_call_that_fails_is_left_to_the_launcher(monkeypatch):
+    monkeypatch.setattr(gpu_race, "usable_cores", lambda: 2)
+    machine = Machine()
+    assert processes(machine, 99).compile_ahead(calls("a", "fails", "b"), 0) == [b"a", b"", b"b"]
+    assert machine.ended == 3
+    broken = Machine(broken=True)
+    assert processes(broken, 99).compile_ahead(calls("a", "b"), 0) == [b"", b""]
+    assert broken.ended == 2
+
+
+class Device:
+    """What a GPU's backend is asked for."""
+
+    def __init__(self, failing=()):
+        self.asked = []
+        self.given = []
+        self.failing = failing
+
+    def compile_ahead(self, calls, need_bytes):
+        self.asked = [(c.case["name"], c.name) for c in calls]
+        self.need_bytes = need_bytes
+        return [b"" if c.name in self.failing else f"{c.name}".encode() for c in calls]
+
+    def launcher(self, arena, baselines, compiled):
+        self.given.append((len(baselines), list(compiled)))
+        return SimpleNamespace(baselines=dict.fromkeys(baselines, True), close=lambda: None)
+
+
+@pytest.fixture(scope="module")
+def softmax():
+    from kagent.tasks import find_task
+
+    return find_task("softmax")
+
+
+def test_all_hidden_cases_are_compiled_before_the_first_is_opened(softmax):
+    cases = draw_hidden(softmax, "gpu", "bench", 1)
+    device = Device(failing=["compile"])
+    rivals = GpuRivals(softmax, device)
+    rivals.compile_ahead(cases)
+    assert device.asked == [(c.name, mode) for c in cases for mode in COMPILE_MODES]
+    assert device.need_bytes > max(softmax.min_bytes(c) for c in cases)
+    rivals.open(cases[1], None)
+    assert device.given[0][1] == [b"compile max-autotune"]
+    rivals.open(softmax.gpu.bench[0], None)  # a visible case was not asked for
+    assert device.given[1][1] == []
+    assert device.given[1][0] >= 3
+
+
+def test_products_are_compiled_where_the_compiler_is_alone():
+    from kagent.tasks import find_task
+
+    task = find_task("attention")
+    device = Device()
+    GpuRivals(task, device).compile_ahead(draw_hidden(task, "gpu", "bench", 1))
+    assert device.asked == []
