@@ -1,0 +1,116 @@
+"""Runs that are answered from outside, over the toy task and the toy machine."""
+
+import asyncio
+import contextlib
+import shutil
+
+import pytest
+from kagent.asktell import answers, judging, merging, opening, questions
+from kagent.asktell.desk import read_desk
+from kagent.config import load_config
+from kagent.replay import replay
+from kagent.session import setting_of
+from kagent.store import RunStore
+from kagent_sandbox.launch.base import DeviceFacts
+from kagent_sandbox.records import to_json
+from toy import machine, toy_source, toy_task
+
+FACTS = DeviceFacts("cpu", "Toy 1", "cpu", "Toy 1, driver 7", 0, 0, 1, 0.0)
+
+
+def make_task(folder):
+    task = toy_task(folder)
+    (folder / "cpp_plain.py").write_text(toy_source())
+    (folder / "cpp_wide.py").write_text(toy_source(flavour="wide"))
+    return task
+
+
+def opener(facts=FACTS, **parts):
+    """What stands for `session.open_machine`."""
+
+    @contextlib.contextmanager
+    def open_toy(task, kind, config, secret):
+        made = {"device": facts.name, "key": facts.key, "facts": to_json(facts)}
+        yield machine(**parts), facts, made
+
+    return open_toy
+
+
+@pytest.fixture
+def toy_machine(monkeypatch):
+    """The machine that judges: the toy. Call it to have another one."""
+
+    def use(facts=FACTS, **parts):
+        monkeypatch.setattr(judging, "open_machine", opener(facts, **parts))
+
+    use()
+    return use
+
+
+def kernel(x=1, y=1, note=0, **more):
+    return toy_source(x, y, extra=f"Z = {note}", **more)
+
+
+def reply(x=1, y=1, note=0, predicted=1.2, hypothesis="wider loads", **more):
+    return (
+        f"Hypothesis: {hypothesis}\nPredicted speed-up: {predicted}×\n\n"
+        f"```python\n{kernel(x, y, note, **more)}```\n"
+    )
+
+
+def start(folder, runs="runs", **options):
+    """A new run of the toy task; its folder."""
+    make_task(folder / "toy")
+    config = load_config(runs=folder / runs, **options)
+    return opening.new_run(str(folder / "toy"), config, None)
+
+
+def ask(run, count=1):
+    return questions.ask(run, count, load_config())
+
+
+def tell(run, *given, parent=None):
+    """Accept pairs of ask (or None) and text, without judging."""
+    with RunStore.open(run) as store:
+        task = opening.task_of_run(run, store.manifest)
+        opening.ready(store, task)
+        desk = read_desk(store.history())
+        read = [answers.given(t, "x", store, desk, task.entry, ask=n) for n, t in given]
+        return answers.accept(store, task, read, 50, parent)
+
+
+def judge(run, **options):
+    events = options.pop("events", [])
+    with RunStore.open(run) as store:
+        task = opening.task_of_run(run, store.manifest)
+        return judging.judge_all(store, task, load_config(), events.append, **options)
+
+
+def merge(home, copy):
+    return merging.merge(home, copy)
+
+
+def copied(run, name="copy"):
+    """The run's folder copied beside it."""
+    return shutil.copytree(run, run.parent / name)
+
+
+def history_of(run):
+    with RunStore.open(run, write=False) as store:
+        return store.history()
+
+
+def desk_of(run):
+    return read_desk(history_of(run))
+
+
+def divergence(run):
+    """What replaying finds: nothing."""
+    with RunStore.open(run, write=False) as store:
+        task = opening.task_of_run(run, store.manifest)
+        return asyncio.run(replay(store.history(), setting_of(store, task), None))
+
+
+def essence(run):
+    """All that a run decided and found, without the times of the day."""
+    return [(e.kind, e.data) for e in history_of(run).events if e.kind != "opened"]

@@ -1,0 +1,223 @@
+"""`kagent.Run`, as a program uses it."""
+
+import asyncio
+import subprocess
+import sys
+
+import kagent
+import pytest
+from kagent.asktell import judging
+from kagent.events import Recorded, Stop
+from kagent_sandbox.errors import DeviceError, RunError, UserError
+from outside import (
+    copied,
+    divergence,
+    kernel,
+    make_task,
+    opener,
+    reply,
+    toy_machine,  # noqa: F401 - a fixture
+)
+from toy import FakeJudge, toy_source
+
+pytestmark = pytest.mark.usefixtures("toy_machine")
+
+
+@pytest.fixture
+def task(tmp_path):
+    make_task(tmp_path / "toy")
+    return tmp_path / "toy"
+
+
+@pytest.fixture
+def run(task, tmp_path):
+    with kagent.Run(task, runs=tmp_path / "runs") as run:
+        yield run
+
+
+def test_the_names_are_those_that_are_documented():
+    assert kagent.__all__ == ["Best", "KagentError", "Question", "Result", "Run"]
+    assert dir(kagent) == kagent.__all__
+    for name in kagent.__all__:
+        assert getattr(kagent, name).__name__ == name
+        assert getattr(kagent, name).__doc__
+    assert issubclass(UserError, kagent.KagentError)
+    with pytest.raises(AttributeError, match="has no attribute 'run'"):
+        kagent.run  # noqa: B018
+
+
+def test_importing_is_cheap():
+    code = (
+        "import sys, kagent\n"
+        "assert not {'torch', 'pydantic', 'kagent.api'} & set(sys.modules)\n"
+        "kagent.Run\n"
+        "assert not {'torch', 'triton', 'openai'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_five_lines(run):
+    model = iter([reply(16, 3), reply(8, 3), "I cannot.", reply(1, note="0  # WRONG")]).__next__
+    results = [run.tell(brief, model()) for brief in run.ask(4)]
+    assert [r.passed for r in results] == [True, True, False, False]
+    assert str(results[0]).endswith("× the best of torch, the best so far")
+    assert str(results[2]).startswith("#4: parse NO_KERNEL: ")
+    assert str(results[3]) == "#5: check INCORRECT_NUMERICAL: element [0]"
+    assert run.best.id == results[0].id == 2
+    assert run.best.source == kernel(16, 3)
+    assert run.best.path.read_text() == run.best.source
+    assert f"{results[0].speed_up:.3f}×" in str(run.best)
+    assert run.open_asks() == []
+    assert divergence(run.folder) is None
+
+
+def test_a_brief_has_its_prompt_in_one_piece_and_in_two(run):
+    (brief,) = run.ask()
+    assert brief.prompt.startswith(brief.system.rstrip())
+    assert brief.prompt.endswith(brief.user)
+    assert brief.path.read_text().endswith(brief.prompt)
+    assert brief.id == 0
+    assert run.open_asks() == [brief]
+
+
+def test_a_program_may_end_and_another_go_on(run):
+    briefs = run.ask(3)
+    run.tell(briefs[1], reply(4))
+    again = kagent.Run.open(run.folder)
+    assert again.open_asks() == [briefs[0], briefs[2]]
+    assert again.tell(2, reply(16, 3)).promoted
+    assert again.best.id == run.best.id == 3
+    assert [c.id for c in run.history.lineage] == [0, 1, 2, 3]
+    assert kagent.Run.open(run.folder.name, runs=run.folder.parent).folder == run.folder
+    with pytest.raises(RunError, match="no run 'nope'"):
+        kagent.Run.open("nope", runs=run.folder.parent)
+
+
+def test_queued_answers_wait_and_are_judged_elsewhere(task, tmp_path, monkeypatch):
+    looked = []
+
+    class Looker:
+        def __init__(self, *_, **options):
+            looked.append(options)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def look(self, proposal):
+            from kagent.asktell.desk import Looked
+
+            return Looked(proposal.id, "cpu", 0.5)
+
+    monkeypatch.setattr("kagent.asktell.looking.Looker", Looker)
+    home = kagent.Run(task, runs=tmp_path / "runs")
+    (brief,) = home.ask()
+    result = home.tell(brief, reply(16, 3), queue=True)
+    assert result.verdict is None
+    assert str(result) == "#2: builds for cpu, waits for a judge"
+    assert home.best is None
+    box = kagent.Run.open(copied(home.folder))
+    judged = box.judge(deadline_s=60, race=True)
+    assert (judged.stop, judged.left) == (Stop.ANSWERED, 0)
+    assert home.merge(box.folder).verdicts == (0, 1, 2)
+    assert home.best.id == 2
+    assert home.manifest.device == "Toy 1"
+    again = home.tell(brief, reply(16, 3), queue=True)
+    assert again.again
+    assert again.passed
+    assert str(again).endswith("(told before)")
+    assert len(looked) == 1
+
+
+def test_a_kernel_that_nobody_asked_for(run):
+    first = run.tell(None, kernel(16, 3))
+    second = run.tell(None, kernel(8), parent=1)
+    parents = [c.proposal.parents for c in run.history.lineage]
+    assert parents == [(), (), (0,), (1,)]
+    assert (first.ask, second.ask) == (None, None)
+    with pytest.raises(UserError, match="a reply to which ask"):
+        run.tell(None, "prose")
+    with pytest.raises(UserError, match="no ask 5"):
+        run.tell(5, kernel())
+
+
+def test_the_machine_is_opened_once_and_closed(task, tmp_path, monkeypatch):
+    opened, closed = [], []
+    open_toy = opener()
+
+    class Counting:
+        def __init__(self, *arguments):
+            self.inner = open_toy(*arguments)
+
+        def __enter__(self):
+            opened.append(1)
+            return self.inner.__enter__()
+
+        def __exit__(self, *error):
+            closed.append(1)
+            return self.inner.__exit__(*error)
+
+    monkeypatch.setattr(judging, "open_machine", Counting)
+    with kagent.Run(task, runs=tmp_path / "runs") as run:
+        assert not opened, "asking needs no machine"
+        for brief in run.ask(3):
+            run.tell(brief, reply(2**brief.id))
+        assert (len(opened), len(closed)) == (1, 0)
+    assert len(closed) == 1
+    run.tell(None, kernel(32, 3))
+    assert len(opened) == 2
+    run.close()
+    run.close()
+    assert len(closed) == 2
+
+
+def test_after_a_failure_the_next_answer_gets_a_new_machine(run, toy_machine):  # noqa: F811
+    class Failing(FakeJudge):
+        def measure(self, *_, **__):
+            raise DeviceError("the device fell off the bus")
+
+    toy_machine(judge=Failing())
+    (brief,) = run.ask()
+    with pytest.raises(kagent.KagentError, match="fell off the bus"):
+        run.tell(brief, reply(16, 3))
+    toy_machine()
+    assert run.judge().recorded == (0, 1, 2)
+    assert run.best.id == 2
+
+
+def test_it_can_be_used_where_an_event_loop_runs(run):
+    async def agent():
+        (brief,) = run.ask()
+        return run.tell(brief, reply(16, 3))
+
+    assert asyncio.run(agent()).passed
+
+
+def test_an_observer_is_told(task, tmp_path):
+    events = []
+    with kagent.Run(task, runs=tmp_path / "runs", observe=events.append) as run:
+        run.tell(None, kernel(16, 3))
+    assert [e.candidate.id for e in events if isinstance(e, Recorded)] == [0, 1, 2]
+
+
+def test_settings_come_from_arguments_and_mistakes_are_named(task, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KAGENT_RUNS", "elsewhere")
+    run = kagent.Run(task, seed=7)
+    assert run.folder.parent.name == "elsewhere"
+    assert run.manifest.seed == 7
+    assert "kagent.Run" in repr(run)
+    with pytest.raises(UserError, match="did you mean softmax"):
+        kagent.Run("softmx")
+    with pytest.raises(UserError, match="unknown target"):
+        kagent.Run(task, target="sm_1")
+    with pytest.raises(UserError, match="lang"):
+        kagent.Run(task, lang="rust")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "system.md.j2").write_text("Mine {{ nothing }}")
+    with pytest.raises(UserError, match=r"system\.md\.j2:1: .*nothing"):
+        kagent.Run.open(run.folder, prompts=tmp_path / "mine").ask()
+    assert run.open_asks() == []
+    assert toy_source() in run.ask()[0].prompt
