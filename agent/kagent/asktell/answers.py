@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.records import to_json
+from kagent_sandbox.syntax import parse
 from kagent_sandbox.task import Task
 from kagent_sandbox.verdict import Rejected
 
@@ -123,7 +124,7 @@ def _named(text: str, label: str, store: RunStore, *, file: bool) -> int | None:
 def _is_kernel(text: str, entry: str) -> bool:
     """Whether a text is Python that defines the entry, rather than a reply around such a file."""
     try:
-        statements = ast.parse(text).body
+        statements = parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return any(isinstance(s, ast.FunctionDef) and s.name == entry for s in statements)
@@ -238,7 +239,7 @@ def _proposal(draft: Draft, brief: Brief | None, number: int, seen: int) -> Prop
 def _about(source: str) -> str:
     """The first line of a file's docstring."""
     try:
-        text = ast.get_docstring(ast.parse(source)) or ""
+        text = ast.get_docstring(parse(source)) or ""
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         text = ""
     return (text.strip().splitlines() or ["(no hypothesis)"])[0][:400]

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kagent_sandbox.syntax import parse
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
 from kagent.model import stated
@@ -111,7 +112,7 @@ def _parsed(source: str) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an escape that Python dislikes, and takes
-            return ast.parse(source)
+            return parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
