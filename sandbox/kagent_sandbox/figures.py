@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -161,12 +162,15 @@ def resources(plans: Sequence[Plan]) -> tuple[Mapping[str, object], ...]:
             if not launches:
                 continue
             shared = max(op.shared for op in launches) + kernel.static_shared_bytes
+            threads = max(math.prod(op.block) for op in launches)
             known = found.get(kernel.hash)
             if known is not None:
                 shared = max(shared, int(str(known["shared_bytes"])))
+                threads = max(threads, int(str(known["threads"])))
             found[kernel.hash] = {
                 "name": kernel.name,
                 "language": kernel.language,
+                "threads": threads,  # of a block
                 "registers": kernel.registers,
                 "spill_bytes": kernel.spill_bytes,
                 "shared_bytes": shared,

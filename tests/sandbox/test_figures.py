@@ -2,7 +2,7 @@ import pytest
 from judging import write_task
 from kagent_sandbox import figures
 from kagent_sandbox.launch.base import Ceilings, DeviceFacts
-from kagent_sandbox.plan import Plan
+from kagent_sandbox.plan import KernelInfo, Launch, Plan
 from kagent_sandbox.task import load_task
 from kagent_sandbox.verdict import CaseTiming
 
@@ -88,3 +88,13 @@ def test_share_of_the_roofline_is_attainable_over_taken(task, case):
     timed = figures.case_timing(task, case, plan, [80.0], CEILINGS, config=0, baseline_us=None)
     assert timed.roofline_share == pytest.approx(figures.attainable_us(task, case, CEILINGS) / 80)
     assert timed.gb_per_s == pytest.approx(task.min_bytes(case) / 80 / 1e3)
+
+
+def test_resources_are_the_most_that_any_launch_asks_for():
+    kernel = KernelInfo("h", "cuda", "rows", (), 32, 0, 100, {16: 4})
+    small = Launch("h", (8, 1, 1), (128, 1, 1), (), shared=1000)
+    large = Launch("h", (8, 1, 1), (32, 8, 1), ())
+    plans = [Plan("sm_90a", (), (op,), (), (kernel,)) for op in (small, large)]
+    (found,) = figures.resources(plans)
+    assert (found["threads"], found["shared_bytes"], found["registers"]) == (256, 1100, 32)
+    assert found["load_bytes"] == {"16": 4}
