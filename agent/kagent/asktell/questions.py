@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kagent_sandbox.errors import RunError, UserError
@@ -16,6 +16,7 @@ from kagent.config import Config
 from kagent.lineage import Operator
 from kagent.model.chat import Prompt
 from kagent.prompting import Prompter, situation_of
+from kagent.prompting.preview import own_device
 from kagent.propose import Ask
 from kagent.select import select
 from kagent.store import RunStore
@@ -58,6 +59,8 @@ def ask(folder: Path, count: int, config: Config) -> list[Question]:
         history = desk.history
         setting = setting_for(store, task, history, config.budget)
         situation = situation_of(manifest, history)
+        if situation.device is None:  # as good a guess as there is
+            situation = replace(situation, device=own_device(manifest.target))
         prompter = Prompter(task, kind_of(manifest), manifest.target, situation, config.prompts)
         store.append("opened", {"by": "ask"})
         pending = [desk.brief(setting, a.number) for a in desk.under_way]

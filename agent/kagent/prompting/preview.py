@@ -172,12 +172,16 @@ def of_run(config: Config, folder: Path) -> Preview:
         task = find_task(manifest.task if known else manifest.task_folder)
         setting = setting_of(store, task)
     lineage = history.lineage
-    if not lineage.passed():
-        raise UserError(f"{folder}: no candidate has passed yet, so there is nothing to start from")
+    seeds = [p for p in history.pending if p.operator is Operator.SEED]
     # What needs no model (sweeps, two kernels in one file) is not asked for.
     wanted = tuple(o for o in setting.operators if o in TEMPLATES)
     usual = wanted if Operator.STRUCTURE in wanted else tuple(TEMPLATES)
-    brief = select(replace(setting, operators=usual), lineage, history.asked)
+    try:
+        setting = replace(setting, operators=usual)
+        brief = select(setting, lineage, history.asked, seeds=seeds)
+    except ValueError:
+        text = "no candidate has passed yet, so there is nothing to start from"
+        raise UserError(f"{folder}: {text}") from None
     situation = situation_of(manifest, history)
     prompter = Prompter(task, setting.kind, setting.target, situation, config.prompts)
     return Preview(replace(brief, progress=progress_of(lineage, setting.budget)), prompter)
