@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kagent_sandbox.errors import UserError
+
 from kagent.asktell import answers, judging, merging, questions
 from kagent.asktell.desk import read_desk
 from kagent.asktell.judging import Bench, Judged
@@ -141,6 +143,8 @@ class Run:
             MachineError: This machine failed. The answer is kept and waits for `judge`.
         """
         number = brief.id if isinstance(brief, Question) else brief
+        if isinstance(brief, Question) and brief.path.parent.parent != self.folder:
+            raise UserError(f"{brief.path}: a prompt of another run, not of {self.folder}")
         return judging.apart_from_loops(lambda: self._tell(number, text, queue, parent))
 
     def _tell(self, number: int | None, text: str, queue: bool, parent: int | None) -> Result:

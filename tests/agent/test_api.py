@@ -141,6 +141,9 @@ def test_a_kernel_that_nobody_asked_for(run):
         run.tell(None, "prose")
     with pytest.raises(UserError, match="no ask 5"):
         run.tell(5, kernel())
+    other = kagent.Run(run.manifest.task_folder, runs=run.folder.parent)
+    with pytest.raises(UserError, match="a prompt of another run, not of"):
+        run.tell(other.ask()[0], kernel())
 
 
 def test_the_machine_is_opened_once_and_closed(task, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Asking and telling: numbers, files, matching, what is told twice, what survives."""
 
+import asyncio
 import itertools
 import shutil
 import sqlite3
@@ -15,6 +16,7 @@ from kagent.asktell.desk import read_desk
 from kagent.asktell.opening import device_for, identity
 from kagent.events import Stop
 from kagent.lineage import Operator
+from kagent.recorded import Recorded
 from kagent.runs import read_manifest
 from kagent.store import RunStore
 from kagent_sandbox.errors import RunError, UserError
@@ -34,7 +36,7 @@ from outside import (
     tell,
     toy_machine,  # noqa: F401 - a fixture
 )
-from toy import toy_source
+from toy import evolution, toy_source
 
 UNTIMED = "It was not measured yet"
 
@@ -270,6 +272,23 @@ def test_what_kernels_are_asked_for(lang, target, found):
 def test_a_language_without_kernels_for_the_target_is_refused(lang, target):
     with pytest.raises(UserError, match=r"target|kernels for"):
         device_for(lang, target)
+
+
+def test_a_run_that_was_answered_from_outside_is_measured_once_more(tmp_path):
+    run = start(tmp_path)
+    ask(run, 3)
+    tell(run, (1, reply(16, 3)), (None, kernel(8)), (0, "no kernel"), (1, reply(4)))
+    judge(run)
+    tell(run, (2, reply(2, note="1  # WRONG")))
+    judge(run)
+    then = history_of(run).lineage
+    search, store = evolution(
+        tmp_path / "again", tmp_path / "other", proposer=Recorded("x", history_of(run))
+    )
+    with store:
+        assert asyncio.run(search.run()) is Stop.EXHAUSTED
+    texts = [(c.proposal.source, c.proposal.parents, c.verdict) for c in then]
+    assert [(c.proposal.source, c.proposal.parents, c.verdict) for c in search.lineage] == texts
 
 
 # -- interruptions ---------------------------------------------------------------------------------

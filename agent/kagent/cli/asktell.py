@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from kagent_sandbox.errors import RunError, UserError
+from rich.console import Console
 from rich.text import Text
 
 from kagent.cli.app import (
@@ -145,12 +147,11 @@ def tell(
                 out.print(views.accepted_text(each), soft_wrap=True)
         if queue:
             desk = read_desk(store.history())
+            new = [a.id for a in accepted if not a.again]
+            show = _beside_spinner(json_)
             with status(quiet=json_) as say:
-                new = [a.id for a in accepted if not a.again]
                 for looked in look_at(store, task, desk, new, config.jobs, say):
-                    if not json_:
-                        name = desk.proposals[looked.id].name
-                        out.print(views.looked_text(looked, name), soft_wrap=True)
+                    show(views.looked_text(looked, desk.proposals[looked.id].name))
             judged = None
         else:
             with _watching(json_) as observe:
@@ -237,6 +238,7 @@ def _watching(quiet: bool) -> Iterator[Observer]:
     """Verdicts on stdout, a line each; what is being done on stderr."""
     from kagent.display import record_line
 
+    show = _beside_spinner(quiet)
     with status(quiet=quiet) as say:
         budget = 0
 
@@ -246,10 +248,22 @@ def _watching(quiet: bool) -> Iterator[Observer]:
                 budget = event.budget
             elif isinstance(event, Progress):
                 say(event.text)
-            elif isinstance(event, Recorded) and not quiet:
-                out.print(record_line(event, budget), soft_wrap=True, crop=False)
+            elif isinstance(event, Recorded):
+                show(record_line(event, budget))
 
         yield observe
+
+
+def _beside_spinner(quiet: bool) -> Callable[[Text], None]:
+    """Prints lines on stdout. A spinner on a terminal takes all that is printed for its own: where
+    stdout goes elsewhere, lines must not follow it.
+    """
+    if quiet:
+        return lambda _line: None
+    if sys.stdout.isatty():
+        return lambda line: out.print(line, soft_wrap=True, crop=False)
+    plain = Console(file=sys.stdout, highlight=False, markup=False, width=out.width)
+    return lambda line: plain.print(line, soft_wrap=True, crop=False)
 
 
 def _flags(folder: Path) -> list[str]:
