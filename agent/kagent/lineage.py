@@ -282,6 +282,16 @@ class Lineage:
         speed = self._speeds.get(candidate_id)
         return speed.log if speed else -math.inf
 
+    def gain(self, candidate_id: int) -> float | None:
+        """Speed-up over the first parent, which is what a proposal predicts; None where one of the
+        two was rejected, or there is no parent.
+        """
+        parents = self[candidate_id].proposal.parents
+        speeds = [self._speeds.get(i) for i in (candidate_id, *parents[:1])]
+        if len(speeds) < 2 or speeds[0] is None or speeds[1] is None:
+            return None
+        return math.exp(speeds[0].log - speeds[1].log)
+
     def rank(self, candidate_id: int) -> float:
         """`Speed.cautious` of a candidate; -inf if it was rejected."""
         speed = self._speeds.get(candidate_id)

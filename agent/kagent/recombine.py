@@ -41,7 +41,7 @@ def best(brief: Brief, is_new: Callable[[str], bool]) -> Draft | None:
     for crossing in crossings(brief.setting, brief.lineage):
         if crossing.log < incumbent + GAIN:
             return None  # the incumbent is as good as all that follow
-        draft = _draft(brief.setting, crossing)
+        draft = _draft(brief.setting, brief.lineage, crossing)
         if draft is not None and is_new(draft.source):
             return draft
     return None
@@ -128,7 +128,7 @@ def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[Choice, list[str
             yield Choice(f"{{{tensor}}}.dtype == torch.{dtype}", "faster for this dtype"), holds
 
 
-def _draft(setting: Setting, crossing: Crossing) -> Draft | None:
+def _draft(setting: Setting, lineage: Lineage, crossing: Crossing) -> Draft | None:
     """The file that chooses, or None where the two cannot be merged."""
     first, second = crossing.first.proposal, crossing.second.proposal
     label_a, label_b = labels([first.name, second.name])
@@ -149,7 +149,7 @@ def _draft(setting: Setting, crossing: Crossing) -> Draft | None:
         name=f"{first.name}+{second.name}",
         source=source,
         hypothesis=f"{first.name} (#{first.id}) where {shown}, else {second.name} (#{second.id})",
-        predicted=math.exp(crossing.gain),
+        predicted=math.exp(crossing.log - lineage.log_speed(first.id)),
     )
 
 

@@ -102,7 +102,7 @@ def run_json(store: RunStore, history: History) -> Mapping[str, object]:
         "elapsed_s": history.elapsed_s,
         "spent": to_json(history.spent),
         "race": to_json(history.race) if history.race else None,
-        "candidates": [candidate_json(c, source=False) for c in lineage],
+        "candidates": [candidate_json(lineage, c, source=False) for c in lineage],
         "pending": [p.id for p in history.pending],
         "open_asks": [a.number for a in history.asks],
     }

@@ -45,7 +45,7 @@ def show(
     if candidate is not None:
         found = one.find_candidate(lineage, candidate)
         if json_:
-            print_json(one.candidate_json(found))
+            print_json(one.candidate_json(lineage, found))
         else:
             out.print(one.candidate_view(store, lineage, found))
         return
