@@ -50,8 +50,8 @@ class Looked:
     target: str
     build_s: float | None = None  # None: it does not build
     rejected: Rejected | None = None
-    interpreted: bool = False  # False where Triton's interpreter cannot run it: CUDA, C++
-    skipped: tuple[str, ...] = ()  # cases too large to interpret
+    interpreted: bool = False  # in Triton's interpreter: not CUDA, C++, and cases too large for it
+    skipped: tuple[str, ...] = ()  # cases that are too large for it
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Looker:
         found = self._interpreter.check(proposal.source)
         if isinstance(found, Rejected):
             return replace(looked, rejected=found, interpreted=True)
-        return replace(looked, interpreted=True, skipped=found.skipped)
+        return replace(looked, interpreted=bool(found.errors), skipped=found.skipped)
 
 
 def look_at(

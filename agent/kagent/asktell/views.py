@@ -21,6 +21,7 @@ from kagent.events import Stop
 from kagent.grid import Column, Grid
 from kagent.report import race_view
 from kagent.runs import Manifest
+from kagent.session import has_gpu
 from kagent.store import History
 
 
@@ -62,8 +63,9 @@ def question_json(question: Question) -> Mapping[str, object]:
 def how_to_answer(name: str, manifest: Manifest, flags: Sequence[str]) -> Iterator[Text]:
     """What to do with open prompts."""
     yield Text("answer each in a file that begins with its number (0000.md), then:")
-    here = "evaluates them on this machine"
-    yield command("tell", name, "FILE...", flags=flags).append(f"   {here}", "default")
+    if manifest.kind == "cpu" or has_gpu():
+        here = "evaluates them on this machine"
+        yield command("tell", name, "FILE...", flags=flags).append(f"   {here}", "default")
     there = f"accepts them without a device ({manifest.target}); kagent judge and merge follow"
     told = command("tell", name, "FILE...", "--queue", flags=flags)
     yield told.append(f"   {there}", "default")
@@ -92,7 +94,7 @@ def looked_text(looked: Looked, name: str) -> Text:
         joint = "; " if looked.build_s is not None else ""
         text.append(f"{joint}{verdict.stage} {verdict.status}{where}: {first_line(verdict)}", "red")
     elif looked.interpreted:
-        skipped = f" (too large for it: {', '.join(looked.skipped)})" if looked.skipped else ""
+        skipped = f" ({len(looked.skipped)} cases are too large for it)" if looked.skipped else ""
         text.append(f"; right in Triton's interpreter{skipped}", "green")
     return text
 
