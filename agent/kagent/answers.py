@@ -66,7 +66,8 @@ def _name(brief: Brief, source: str, card: str) -> str:
     """What to call the structure: as the parent where only its constants or faults changed."""
     if brief.operator in (Operator.TUNE, Operator.REPAIR) or not card:
         return brief.parent.proposal.name
-    return f"{language_of_source(source)}_{card.replace('-', '_')}"
+    technique = card.removeprefix("cpu_").replace("-", "_")
+    return f"{language_of_source(source)}_{technique}"
 
 
 def _total(values: Sequence[N | None]) -> N | None:
