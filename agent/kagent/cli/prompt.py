@@ -16,7 +16,8 @@ from kagent.config import load_config
 @app.command()
 def prompt(
     task: Annotated[
-        str | None, typer.Argument(help="A task's name, or its folder: the first prompt of a run.")
+        str | None,
+        typer.Argument(help="A task's name, or its folder; with --run, where it is now."),
     ] = None,
     run: Annotated[
         str | None, typer.Option(help="A run's name, path, or 'latest': its next prompt.")
@@ -43,7 +44,7 @@ def prompt(
     json_: JsonOption = False,
 ) -> None:
     """Print exactly what a model would be sent."""
-    if (task is None) == (run is None):
+    if task is None and run is None:
         raise UserError(
             "name a task (kagent prompt softmax), or a run (kagent prompt --run latest)"
         )
@@ -57,7 +58,7 @@ def prompt(
     config = load_config(runs=runs, lang=lang, prompts=prompts)
     wanted = Operator(operator) if operator is not None else None
     if run is not None:
-        preview = of_run(config, find_run(config.runs, run))
+        preview = of_run(config, find_run(config.runs, run), task)
         preview = preview.instead(wanted, _id(parent)) if wanted or parent else preview
     else:
         assert task is not None

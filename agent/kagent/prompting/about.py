@@ -6,11 +6,10 @@ import ast
 from dataclasses import dataclass
 
 from kagent_sandbox.syntax import parse
-from kagent_sandbox.task import Argument, Kind, Result, Size, Task
+from kagent_sandbox.task import Argument, Case, Kind, Result, Size, Task, scalar
 
 from kagent.prompting.cases import case_line
 
-SHOWN_FUNCTIONS = ("eager",)
 MEANING_LINES = 30
 
 
@@ -32,8 +31,9 @@ def about_task(task: Task, kind: Kind) -> TaskText:
     functions = _functions(task)
     eager = functions.get("eager")
     inputs = functions.get("inputs")
+    case = task.cases(kind).check[0]
     return TaskText(
-        arguments=tuple(_argument(a) for a in task.arguments),
+        arguments=tuple(_argument(a, task, case) for a in task.arguments),
         results=tuple(f"{r.name}: {_tensor(r.shape, r.dtype)}" for r in task.results),
         tolerances=tuple(_tolerance(r) for r in task.results),
         meaning=_cut(eager[0]) if eager is not None else "",
@@ -61,11 +61,12 @@ def _cut(text: str) -> str:
     return "\n".join(lines[:MEANING_LINES])
 
 
-def _argument(argument: Argument) -> str:
+def _argument(argument: Argument, task: Task, case: Case) -> str:
     if argument.shape is None:
-        kind = {bool: "flag", int: "integer", float: "number"}.get(type(argument.value), "number")
-        value = f", {argument.value} here" if not isinstance(argument.value, str) else ""
-        return f"{argument.name}: a plain Python {kind}{value}"
+        value = scalar(task, argument, case)
+        kind = {bool: "flag", int: "integer"}.get(type(value), "number")
+        always = f", always {value}" if not isinstance(argument.value, str) else ""
+        return f"{argument.name}: a plain Python {kind}{always}"
     text = f"{argument.name}: {_tensor(argument.shape, argument.dtype)}"
     return text + (" (may be written)" if argument.mutates else "")
 

@@ -29,7 +29,7 @@ from kagent_sandbox.plan import Language
 from pydantic import BaseModel, ConfigDict, Field
 
 Bound = Literal["memory", "compute", "latency"]
-Need = Literal["several_launches", "narrow_loads", "spills"]
+Need = Literal["several_launches", "narrow_loads", "spills", "short_rows", "long_rows"]
 
 WHEN, WRONG = "When it pays", "What goes wrong"
 HEADINGS: Mapping[str, Language] = {"Triton": "triton", "CUDA": "cuda", "C++": "cpp"}

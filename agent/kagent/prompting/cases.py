@@ -30,6 +30,7 @@ class BenchCase:
     floor_us: float | None  # at the ceilings; None where no rate is known
     bound: str  # "memory", "compute"; what the floor is made of
     baselines: Mapping[str, float]  # µs
+    row: int | None = None  # elements of a row of the first argument; None where it says little
 
     @property
     def best_of_torch(self) -> tuple[str, float] | None:
@@ -53,9 +54,16 @@ def bench_cases(task: Task, kind: Kind, device: Hardware, situation: Situation) 
             floor_us=figures.attainable_us(task, case, ceilings) if ceilings else None,
             bound=_bound(task, case, ceilings),
             baselines=situation.baselines.get(case.name, {}),
+            row=_row(task, case),
         )
         for case in task.cases(kind).bench
     ]
+
+
+def _row(task: Task, case: Case) -> int | None:
+    """The last size of the first tensor; a matrix task's rows lie in its products."""
+    shapes = [a.shape for a in task.arguments if a.shape]
+    return None if task.matrix or not shapes else task.shape(shapes[0], case)[-1]
 
 
 def data_sheet(device: Hardware) -> Ceilings | None:
@@ -75,9 +83,12 @@ def _bound(task: Task, case: Case, ceilings: Ceilings | None) -> str:
     return "compute" if products_us >= figures.attainable_us(task, case, ceilings) else "memory"
 
 
-def bounds_of(cases: list[BenchCase], launches: int | None) -> frozenset[str]:
-    """What limits the task: "latency" where floors are short or a call has several launches."""
-    found = {c.bound for c in cases}
+def bounds_of(task: Task, cases: list[BenchCase], launches: int | None) -> frozenset[str]:
+    """What limits the task: "latency" where floors are short or a call has several launches.
+
+    Where torch may do the products, kernels do the rest, and that is bound by memory.
+    """
+    found = {c.bound for c in cases} | ({"memory"} if task.allow else set())
     if any(c.floor_us is not None and c.floor_us < LATENCY_US for c in cases):
         found.add("latency")
     if launches is None or launches > 1:

@@ -22,6 +22,8 @@ SHORT_LINES = 80  # a source of at most so many lines is shown whole
 DIFF_LINES = 50
 HOST_LINES = 40
 ABOUT_LINES = 14
+LOST = 0.05  # log speed-up by which an ancestor must still be ahead in a case: less may be noise
+FAR = 0.25  # log speed-up behind the parent that takes the interest out of another structure
 WORTH = 0.01  # log speed-up in some case that makes a candidate of a known structure worth showing
 
 
@@ -43,9 +45,10 @@ def diverse(brief: Brief, count: int = MOST) -> list[Candidate]:
     among equals.
     """
     chosen = [brief.parent]
+    within = _ancestors(brief.parent, brief.lineage)
     while len(chosen) <= count:
         rest = [c for c in brief.elites if c.id not in {x.id for x in chosen}]
-        gains = {c.id: _adds(c, chosen, brief.lineage) for c in rest}
+        gains = {c.id: _adds(c, chosen, brief.lineage, known=c.id in within) for c in rest}
         best = max(rest, key=lambda c: gains[c.id], default=None)  # the first among equals
         if best is None or gains[best.id] <= WORTH:
             break
@@ -53,16 +56,33 @@ def diverse(brief: Brief, count: int = MOST) -> list[Candidate]:
     return chosen[1:]
 
 
-def _adds(candidate: Candidate, others: Sequence[Candidate], lineage: Lineage) -> float:
+def _adds(
+    candidate: Candidate, others: Sequence[Candidate], lineage: Lineage, *, known: bool
+) -> float:
+    """Log speed-up that it adds in some cases, and a little for a structure that is not known."""
     mine = case_logs(candidate, lineage)
     theirs = [case_logs(c, lineage) for c in others]
+    least = LOST if known else 0.0
     gain = 0.0
     for case, log in mine.items():
         best = max((t[case] for t in theirs if case in t), default=log)
         if math.isfinite(log) and math.isfinite(best):
-            gain += max(0.0, log - best)
-    new = _family(candidate) not in {_family(c) for c in others}
-    return gain + (2 * WORTH if new else 0.0)
+            gain += log - best if log - best > least else 0.0
+    behind = lineage.log_speed(others[0].id) - lineage.log_speed(candidate.id)
+    new = not known and _family(candidate) not in {_family(c) for c in others}
+    return gain + (2 * WORTH if new and not behind > FAR else 0.0)
+
+
+def _ancestors(candidate: Candidate, lineage: Lineage) -> set[int]:
+    """Whatever the candidate was made of, whose ideas it holds."""
+    found: set[int] = set()
+    pending = list(candidate.proposal.parents)
+    while pending:
+        number = pending.pop()
+        if number not in found:
+            found.add(number)
+            pending.extend(lineage[number].proposal.parents)
+    return found
 
 
 def _family(candidate: Candidate) -> str:

@@ -61,7 +61,8 @@ def outcome(candidate: Candidate, lineage: Lineage) -> str:
     """What became of it, against its first parent where that one was timed."""
     verdict = candidate.verdict
     if isinstance(verdict, Rejected):
-        return f"{verdict.status}{where(verdict)}: {one_line(verdict.message, REASON_CHARS)}"
+        reason = one_line(verdict.message, REASON_CHARS)
+        return f"{verdict.status}{where(verdict)}: “{reason}”"
     if not verdict.timings:
         return "correct, not measured"
     promoted = ", new incumbent" if candidate.id in {c.id for c in lineage.promotions} else ""

@@ -19,6 +19,7 @@ from kagent.prompting.hardware import Hardware
 from kagent.prompting.text import kib, microseconds, one_line, plural, ratio, table
 
 MOST_KERNELS = 8
+SHORT_ROW, LONG_ROW = 2048, 16384  # elements: what one warp, what one block holds at most
 AT_ROOFLINE = 0.97  # a case with more of the roofline has little left to gain
 
 
@@ -40,7 +41,7 @@ class Measured:
     headroom: str
     numerics: str
     launches: int | None
-    facts: frozenset[str]  # "several_launches", "narrow_loads", "spills": what cards ask for
+    facts: frozenset[str]  # what cards ask for: known to hold, or possible as nobody knows
 
 
 def languages_of(source: str) -> tuple[Language, ...]:
@@ -93,7 +94,7 @@ def measured(
         headroom=_headroom(timings, cases),
         numerics=_numerics(passed, visible) if passed is not None else "",
         launches=max(t.launches for t in timings) if timings else None,
-        facts=_facts(passed, timings),
+        facts=_facts(passed, timings, cases, device),
     )
 
 
@@ -119,8 +120,7 @@ def _times(
         rows.append(
             [
                 t.case,
-                microseconds(t.kernel_us),
-                f"{microseconds(t.low_us)}–{microseconds(t.high_us)}",
+                f"{microseconds(t.kernel_us)} (±{(t.high_us - t.low_us) / 2 / t.kernel_us:.1%})",
                 f"{t.tflop_per_s:.0f}" if matrix else f"{t.gb_per_s:,.0f}",
                 microseconds(floor_us) if floor_us is not None else "",
                 f"{t.roofline_share:.0%}",
@@ -130,7 +130,7 @@ def _times(
             ]
         )
     rate = "TFLOP/s" if matrix else "GB/s"
-    head = ("case", "µs", "95 %", rate, "floor, µs", "of roofline", "× best of torch", "launches")
+    head = ("case", "µs (95 %)", rate, "floor, µs", "of roofline", "× best of torch", "launches")
     return table((*head, "configuration"), rows)
 
 
@@ -163,19 +163,38 @@ def _numerics(verdict: Passed, visible: frozenset[str]) -> str:
     )
 
 
-def _facts(passed: Passed | None, timings: Sequence[CaseTiming]) -> frozenset[str]:
-    """Facts that are known to hold, or may hold because nobody knows."""
+def _facts(
+    passed: Passed | None,
+    timings: Sequence[CaseTiming],
+    cases: Sequence[BenchCase],
+    device: Hardware,
+) -> frozenset[str]:
+    below = {t.case for t in timings if t.roofline_share < AT_ROOFLINE}
+    open_cases = [c for c in cases if c.name in below or not timings]
+    rows = {c.row for c in open_cases}
+    found = set[str]()
+    if None in rows or any(r is not None and r <= SHORT_ROW for r in rows):
+        found.add("short_rows")
+    if None in rows or any(r is not None and r > LONG_ROW for r in rows):
+        found.add("long_rows")
     if passed is None or not timings or not passed.resources:
-        return frozenset({"several_launches", "narrow_loads", "spills"})
-    found = set()
+        return frozenset(found | {"several_launches", "narrow_loads", "spills"})
     if any(t.launches > 1 for t in timings):
         found.add("several_launches")
-    loads = [_widths(r) for r in passed.resources]
-    if any(width < 16 for widths in loads for width in widths):
+    if any(width < 16 for r in passed.resources for width in _widths(r)):
         found.add("narrow_loads")
-    if any(_number(r, "spill_bytes") for r in passed.resources):
+    if any(_number(r, "spill_bytes") or _crowded(r, device) for r in passed.resources):
         found.add("spills")
     return frozenset(found)
+
+
+def _crowded(r: Mapping[str, object], device: Hardware) -> bool:
+    """Whether registers leave room for fewer than a quarter of the warps."""
+    threads, registers = _number(r, "threads"), _number(r, "registers")
+    if not threads or not registers or device.architecture is None:
+        return False
+    s = device.residency(threads, registers, _number(r, "shared_bytes"))
+    return s.limit == "registers" and s.warps * 4 < s.most_warps
 
 
 def _kernels(verdict: Passed, device: Hardware) -> str:

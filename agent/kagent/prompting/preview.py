@@ -159,17 +159,19 @@ def explanation(source: str) -> float:
 # -- a run -----------------------------------------------------------------------------------------
 
 
-def of_run(config: Config, folder: Path) -> Preview:
-    """What a model would be asked next in a stored run.
+def of_run(config: Config, folder: Path, name: str | None = None) -> Preview:
+    """What a model would be asked next in a stored run; `name` says where its task is now.
 
     Raises:
         RunError: The run cannot be read.
-        UserError: Nothing of it has passed yet.
+        UserError: Nothing of it has passed yet, or it is a run of another task.
     """
     with RunStore.open(folder, write=False) as store:
         history, manifest = store.history(), store.manifest
         known = manifest.task in task_names()  # its folder may be another machine's
-        task = find_task(manifest.task if known else manifest.task_folder)
+        task = find_task(name or (manifest.task if known else manifest.task_folder))
+        if task.name != manifest.task:
+            raise UserError(f"{folder}: a run of {manifest.task}, not of {task.name}")
         setting = setting_of(store, task)
     lineage = history.lineage
     seeds = [p for p in history.pending if p.operator is Operator.SEED]

@@ -27,10 +27,12 @@ from kagent.prompting.ledger import ledger
 from kagent.prompting.measured import Measured, measured
 from kagent.prompting.situation import Situation
 from kagent.prompting.templates import Templates, folders
+from kagent.prompting.text import one_line
 from kagent.propose import Brief
 from kagent.select import mate
 from kagent.tunables import read_tunables, value_text
 
+IDEA_CHARS = 500  # of the hypothesis of a file that is to be mended
 TEMPLATES: Mapping[Operator, str] = {
     Operator.STRUCTURE: "structure",
     Operator.REWRITE: "rewrite",
@@ -100,6 +102,7 @@ class Prompter:
             "card": chosen,
             "card_text": self._card_text(chosen, operator, parent),
             "fault": self._fault(brief.parent),
+            "idea": one_line(brief.parent.proposal.hypothesis, IDEA_CHARS),
             "base": _base(brief),
         }
         return Prompt(
@@ -151,7 +154,7 @@ class Prompter:
             return self._cards.get(origin.card) if origin is not None else None
         if operator not in (Operator.STRUCTURE, Operator.REWRITE):
             return None
-        bounds = bounds_of(self._cases, parent.launches)
+        bounds = bounds_of(self._task, self._cases, parent.launches)
         helpful = [c for c in self._deck if helps(c, bounds, parent.facts)]
         return deal(brief, self._deck, helpful)
 

@@ -1,0 +1,122 @@
+"""Which card a brief gets."""
+
+import dataclasses
+from collections import Counter
+
+import h100
+from hypothesis import given
+from hypothesis import strategies as st
+from kagent.lineage import Candidate, Operator, Origin, Proposal
+from kagent.prompting.cards import Card, FrontMatter, Place, helps, load_cards, suits
+from kagent.prompting.deal import deal, worths
+from kagent.prompting.templates import folders
+from made import passed
+
+CARDS = load_cards([p / "cards" for p in folders(None)])
+
+
+def place(task="softmax", target="sm_90a", capability=90, languages=("triton", "cuda")):
+    return Place(task, target, capability, languages)
+
+
+DECK = [c for c in CARDS.values() if suits(c, place())]
+
+
+def tried(lineage, card, time_us, parent=3):
+    """One more proposal with that card; the parent takes 100 µs."""
+    number = len(lineage)
+    origin = Origin("m", card)
+    source = f"x = {number}"
+    proposal = Proposal(number, (parent,), Operator.STRUCTURE, "x", source, "", origin=origin)
+    lineage.record(Candidate(proposal, passed({"c": time_us})))
+
+
+@given(st.integers(0, 1000), st.integers(1, 8))
+def test_neighbours_in_flight_get_different_cards(first, hands):
+    lineage = h100.history()
+    dealt = [
+        deal(h100.brief(number=first + i, lineage=lineage, in_flight=hands), DECK, DECK)
+        for i in range(hands)
+    ]
+    assert len({c.name for c in dealt}) == hands
+
+
+def test_neighbours_with_different_parents_get_different_cards():
+    lineage = h100.history()
+    parents = [3, 2, 1, 0]
+    dealt = [
+        deal(h100.brief(parent=p, number=i, lineage=lineage), DECK, DECK)
+        for i, p in enumerate(parents)
+    ]
+    assert len({c.name for c in dealt}) == 4
+
+
+def test_a_deal_is_the_same_every_time_and_over_many_all_cards_come():
+    lineage = h100.history()
+    briefs = [h100.brief(number=i, lineage=lineage) for i in range(400)]
+    dealt = [deal(b, DECK, DECK) for b in briefs]
+    assert dealt == [deal(b, DECK, DECK) for b in briefs]
+    names = {c.name for c in dealt}
+    assert names == {c.name for c in DECK} - {"persistent", "waves"}  # tried on this parent
+
+
+def test_a_second_attempt_may_get_another_card():
+    brief = h100.brief()
+    names = {deal(dataclasses.replace(brief, attempt=i), DECK, DECK).name for i in range(20)}
+    assert len(names) > 1
+
+
+def test_cards_that_were_not_tried_on_the_parent_come_first():
+    lineage = h100.history()
+    for card in DECK[:-1]:
+        tried(lineage, card.name, 200.0)
+    for number in range(20):
+        assert deal(h100.brief(number=number, lineage=lineage), DECK, DECK) is DECK[-1]
+    tried(lineage, DECK[-1].name, 200.0)
+    assert deal(h100.brief(lineage=lineage), DECK, DECK) in DECK  # all were tried: once more
+
+
+def test_what_has_helped_comes_more_often():
+    lineage = h100.history()
+    good, bad = DECK[0].name, DECK[1].name
+    for _ in range(8):
+        tried(lineage, good, 0.01, parent=0)
+        tried(lineage, bad, 1e9, parent=0)
+    worth = worths(lineage)
+    assert worth[good] == 9 / 12
+    assert worth[bad] == 1 / 12
+    two = [c for c in DECK if c.name in (good, bad)]
+    counts = Counter(
+        deal(h100.brief(number=i, lineage=lineage, in_flight=1), two, two).name for i in range(300)
+    )
+    assert counts[good] > 5 * counts[bad] > 0
+
+
+def test_without_a_card_that_helps_there_is_none():
+    assert deal(h100.brief(), DECK, []) is None
+    assert deal(h100.brief(), [], []) is None
+    only = DECK[3]
+    assert deal(h100.brief(), DECK, [only]) is only
+
+
+def card(**front):
+    fields = {"title": "t", "bound": ("memory",), "languages": ("triton",), **front}
+    return Card("c", FrontMatter(**fields), {})
+
+
+def test_cards_suit_runs_by_task_target_and_language():
+    assert suits(card(), place())
+    assert not suits(card(languages=("cpp",)), place())
+    assert not suits(card(tasks=("gelu",)), place())
+    assert not suits(card(tasks="any except gelu, softmax"), place())
+    assert suits(card(tasks="any except gelu"), place())
+    assert not suits(card(capability=90), place(target="sm_80", capability=80))
+    assert not suits(card(targets=("sm_90a",)), place(target="sm_100", capability=100))
+    assert suits(card(tasks="any"), place(task="a_task_of_my_own"))
+
+
+def test_cards_help_by_what_bounds_and_what_is_known():
+    assert helps(card(), {"memory"}, set())
+    assert not helps(card(), {"compute"}, set())
+    assert not helps(card(needs=("spills",)), {"memory"}, {"long_rows"})
+    assert helps(card(needs=("spills", "long_rows")), {"memory"}, {"long_rows"})

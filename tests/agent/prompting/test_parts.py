@@ -1,0 +1,303 @@
+"""Pieces of prompts: residency, cases, elites, ledger, faults, text."""
+
+import dataclasses
+
+import h100
+import pytest
+from kagent.lineage import Candidate, Operator, Proposal
+from kagent.prompting import Prompter, Situation, situation_of
+from kagent.prompting.about import about_task
+from kagent.prompting.cases import bench_cases, bounds_of, case_line
+from kagent.prompting.elites import diverse, elite, essence
+from kagent.prompting.fault import distil, excerpt
+from kagent.prompting.hardware import ARCHITECTURES, hardware
+from kagent.prompting.ledger import entry, ledger
+from kagent.prompting.measured import languages_of, measured
+from kagent.prompting.text import amount, clipped, fenced, microseconds, one_line, table
+from kagent.show import read_history
+from kagent.store import RunStore
+from kagent.tasks import find_task
+from kagent_sandbox.build import targets
+from kagent_sandbox.errors import RunError
+from kagent_sandbox.launch.base import Ceilings
+from kagent_sandbox.records import to_json
+from kagent_sandbox.verdict import Rejected, Stage, Status
+from made import passed
+from toy import manifest
+
+SOFTMAX = find_task("softmax")
+H100 = hardware("sm_90a", h100.SITUATION.device, h100.SITUATION.ceilings)
+
+
+def cases_of(name="softmax", situation=h100.SITUATION, device=H100):
+    return bench_cases(find_task(name), "gpu", device, situation)
+
+
+# -- the device ------------------------------------------------------------------------------------
+
+
+def test_every_target_has_an_architecture():
+    assert set(ARCHITECTURES) == set(targets._DEVICES)
+    for capability in ARCHITECTURES:
+        device = hardware(f"sm_{capability}", None, None)
+        assert not device.found
+        assert device.units > 0
+    assert hardware("cpu", None, None).is_cpu
+
+
+@pytest.mark.parametrize(
+    ("threads", "registers", "shared", "blocks", "limit"),
+    [
+        (1024, 32, 0, 2, "registers"),  # 64 warps of 1024 registers; threads allow as many
+        (512, 64, 1024, 2, "registers"),
+        (256, 168, 0, 1, "registers"),  # 12 warps fit, 8 of them make a block
+        (128, 255, 0, 2, "registers"),
+        (128, 16, 0, 16, "threads"),
+        (32, 16, 0, 32, "blocks"),
+        (128, 32, 100 << 10, 2, "shared memory"),
+        (128, 32, 227 << 10, 1, "shared memory"),
+    ],
+)
+def test_resident_blocks_follow_from_the_scarcest_resource(
+    threads, registers, shared, blocks, limit
+):
+    found = H100.residency(threads, registers, shared)
+    assert (found.blocks, found.limit) == (blocks, limit)
+    assert found.warps == blocks * -(-threads // 32)
+
+
+def test_the_data_sheet_peak_is_the_known_one():
+    assert H100.peak_tflop_per_s == pytest.approx(1070, rel=0.01)  # 989 at 1830 MHz
+    assert hardware("sm_80", None, None).peak_tflop_per_s == pytest.approx(312, rel=0.01)
+
+
+# -- cases -----------------------------------------------------------------------------------------
+
+
+def test_cases_have_floors_and_bounds():
+    cases = {c.name: c for c in cases_of()}
+    assert cases["bf16_4096x131072"].floor_us == pytest.approx(712, rel=0.01)
+    assert cases["bf16_4096x131072"].best_of_torch == ("compile max-autotune", 1156.5)
+    assert {c.bound for c in cases.values()} == {"memory"}
+    assert {c.bound for c in cases_of("attention")} == {"compute"}
+    assert cases_of("attention")[0].row is None
+    unknown = bench_cases(SOFTMAX, "cpu", hardware("cpu", None, None), Situation())
+    assert [c.floor_us for c in unknown] == [None, None, None]
+
+
+def test_what_limits_a_task():
+    assert bounds_of(SOFTMAX, cases_of(), 1) == {"memory"}
+    assert bounds_of(SOFTMAX, cases_of(), 3) == {"memory", "latency"}
+    assert bounds_of(SOFTMAX, cases_of(), None) == {"memory", "latency"}
+    fused = find_task("linear_cross_entropy")
+    assert bounds_of(fused, cases_of("linear_cross_entropy"), 1) == {"memory", "compute"}
+    fast = Ceilings(1e5, 1e5, 1e5, {})
+    device = hardware("sm_90a", h100.SITUATION.device, fast)
+    assert "latency" in bounds_of(SOFTMAX, cases_of(device=device), 1)
+
+
+def test_a_check_case_says_what_is_special_about_it():
+    padded = next(c for c in SOFTMAX.gpu.check if c.noncontiguous)
+    assert case_line(SOFTMAX, padded).endswith("bf16 M=19 N=1021 (x has strides (1029, 1))")
+
+
+def test_what_a_task_means_is_torch_itself():
+    about = about_task(find_task("cross_entropy"), "gpu")
+    assert "F.cross_entropy(leaf, target, ignore_index=ignore_index)" in about.meaning
+    assert '"""' not in about.meaning
+    assert about.arguments[2] == "ignore_index: a plain Python integer, always -100"
+    assert about.tolerances[0] == "loss: k = 2, floor = 32 eps; the whole tensor is one row"
+    assert "`padded`" in about.inputs
+    assert about_task(find_task("attention"), "gpu").arguments[3] == "causal: a plain Python flag"
+    assert about_task(find_task("linear_cross_entropy"), "gpu").allowed == (
+        "torch.mm",
+        "torch.addmm",
+    )
+
+
+# -- candidates ------------------------------------------------------------------------------------
+
+
+def test_languages_are_those_of_the_kernels():
+    seeds = {c.proposal.name: c.proposal.source for c in h100.history().seeds}
+    assert languages_of(seeds["triton_rows"]) == ("triton",)
+    assert languages_of(seeds["cuda_cluster"]) == ("cuda",)
+    assert languages_of(seeds["triton_rows"] + seeds["cuda_cluster"]) == ("triton", "cuda")
+    assert languages_of("k = cpp_kernel('k', S)") == ("cpp",)
+
+
+def test_facts_are_of_cases_below_the_roofline():
+    lineage = h100.history()
+    visible = frozenset(h100.CASES)
+
+    def facts(number):
+        candidate = lineage[number]
+        return measured(candidate, lineage, cases_of(), H100, visible, matrix=False).facts
+
+    assert facts(3) == {"long_rows"}  # the short ones run at the speed of a copy
+    assert facts(0) == {"long_rows", "spills"}
+    assert facts(2) == {"long_rows", "several_launches", "narrow_loads", "spills"}  # not known
+    assert facts(1) >= {"long_rows", "short_rows"}
+
+
+def test_elites_are_those_that_add_something():
+    brief = h100.brief(parent=1)  # triton_online: both others win cases
+    assert [c.id for c in diverse(brief)] == [3, 0]
+    assert diverse(h100.brief(parent=3)) == []  # made of 2 and 0, far ahead of 1
+    assert [c.id for c in diverse(h100.brief(parent=2))] == [0]
+
+
+def test_an_elite_is_shown_whole_if_short_and_by_what_differs_if_alike():
+    brief = h100.brief(parent=2)
+    shown = elite(brief.lineage[0], brief, cases_of(), whole=False)
+    assert brief.lineage[0].proposal.source.rstrip() in shown.body
+    assert "bf16_16384x1024 1.043×" in shown.cases
+    source = brief.parent.proposal.source
+    proposal = Proposal(7, (2,), Operator.STRUCTURE, "x", source.replace("__ldcs", "__ldcg"), "")
+    other = elite(Candidate(proposal, brief.parent.verdict), brief, cases_of(), whole=False)
+    assert other.body.startswith("It differs from #2 in this:")
+    assert other.body.count("\n+") == 2
+    text = essence(source, "softmax")
+    assert text.startswith("Softmax with each row in the registers")
+    assert "def softmax(x: torch.Tensor)" in text
+    assert "__global__" not in text
+
+
+def test_the_ledger_has_the_parents_line_first_and_then_the_newest():
+    lines = ledger(h100.brief())
+    assert [line.split()[0] for line in lines] == ["#3", "#6", "#5", "#4"]
+    assert lines[0].endswith("→ 1.012× #2, new incumbent")
+    assert "(predicted 1.030×) → INCORRECT_NUMERICAL in a hidden case: “result y:" in lines[2]
+    repair = ledger(h100.brief(Operator.REPAIR, 4))
+    assert [line.split()[0] for line in repair] == ["#3", "#6", "#5"]  # its own fault is shown
+
+
+def test_the_ledger_is_short_and_free_of_mere_constants():
+    lineage = h100.history()
+    for number in range(len(lineage), 40):
+        operator = Operator.TUNE if number % 2 else Operator.STRUCTURE
+        proposal = Proposal(number, (3,), operator, "x", f"x = {number}", "an idea " * 100)
+        times = {"bf16_16384x1024": 30.0 + number}
+        lineage.record(Candidate(proposal, passed(times)))
+    lines = ledger(h100.brief(lineage=lineage))
+    assert len(lines) == 12
+    assert sum(" tune of " in line for line in lines) == 3
+    assert all(len(line) < 400 for line in lines)
+
+
+def test_a_repaired_file_is_compared_with_torch():
+    lineage = h100.history()
+    proposal = Proposal(len(lineage), (4,), Operator.REPAIR, "x", "x = 1", "mended")
+    lineage.record(Candidate(proposal, h100.passed(h100.JOINED)))
+    assert entry(lineage[7], lineage).endswith(
+        "repair of #4: mended → works, 1.276× the best of torch"
+    )
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+FILE = '''import torch
+
+SOURCE = r"""
+int a;
+int b;
+__global__ void k() {
+  int b;
+}
+"""
+
+
+def f(x):
+    return torch.softmax(x, -1)
+'''
+
+
+@pytest.mark.parametrize(
+    ("message", "marked"),
+    [
+        ("line 13: `return torch.softmax(x, -1)`: torch operation 'softmax' is not allowed", 13),
+        ("kernel k: line 3: expected a ;\n    3 | int b;", 5),  # the first of two such lines
+        ("kernel k: line 5: redeclared\n    5 | int b;", 7),
+        ("kernel k: line 99: elsewhere\n    99 | not in the file", None),
+        ("kernel k: line 2: what the compiler did not quote", None),
+        ("result y: worst element [0, 3]: expected 1, got 2", None),
+        ("line 99: past the end", None),
+    ],
+)
+def test_an_error_is_shown_at_its_line_of_the_file(message, marked):
+    text = excerpt(message, FILE)
+    found = [int(line[1:].split("|")[0]) for line in text.splitlines() if line.startswith(">")]
+    assert found == ([marked] if marked else [])
+    assert len(text.splitlines()) <= 7
+
+
+def test_a_fault_names_the_visible_case_with_its_strides():
+    verdict = Rejected(Stage.CHECK, Status.INCORRECT_NUMERICAL, "off", "bf16_19x1021_padded")
+    fault = distil(verdict, FILE, SOFTMAX, "gpu")
+    assert fault.case == "bf16_19x1021_padded: bf16 M=19 N=1021 (x has strides (1029, 1))"
+    hidden = distil(dataclasses.replace(verdict, case="hidden_check_3"), FILE, SOFTMAX, "gpu")
+    assert hidden.case == "a hidden case, whose shape differs from all visible ones"
+    assert distil(dataclasses.replace(verdict, case=None), FILE, SOFTMAX, "gpu").case == ""
+
+
+def test_a_log_of_megabytes_is_cut():
+    verdict = Rejected(Stage.BUILD, Status.COMPILE_ERROR, "x" * 10**6 + "\nline\n" * 10**4)
+    assert len(distil(verdict, FILE, SOFTMAX, "gpu").message) < 6000
+
+
+# -- the situation ---------------------------------------------------------------------------------
+
+
+def test_a_runs_situation_is_read_from_its_records(tmp_path):
+    made = manifest(environment={"facts": to_json(h100.SITUATION.device)}, lang="triton")
+    with RunStore.create(tmp_path, made) as store:
+        baselines = {"us": {"short": {"eager": 3.0}}, "peak_bytes": {}, "captured": {}}
+        store.append(
+            "baselines", {"baselines": baselines, "ceilings": to_json(h100.SITUATION.ceilings)}
+        )
+    store, history = read_history(store.folder)
+    situation = situation_of(store.manifest, history)
+    assert situation.device == h100.SITUATION.device
+    assert situation.ceilings == h100.SITUATION.ceilings
+    assert situation.baselines == {"short": {"eager": 3.0}}
+    assert situation.lang == "triton"
+    bare = situation_of(manifest(), history)
+    assert bare.device is None
+    broken = manifest(environment={"facts": {"kind": "gpu"}})
+    with pytest.raises(RunError, match="damaged"):
+        situation_of(broken, history)
+
+
+def test_an_unmeasured_run_has_an_empty_situation(tmp_path):
+    with RunStore.create(tmp_path, manifest()) as store:
+        history = store.history()
+    assert situation_of(store.manifest, history) == Situation()
+    assert Prompter(SOFTMAX, "gpu", "sm_90a", Situation()).cards
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def test_numbers_take_few_characters():
+    assert [microseconds(us) for us in (1.234, 21.23, 353.4, 1130.2)] == [
+        *("1.23", "21.2", "353", "1,130")
+    ]
+    assert [amount(b, "B") for b in (0, 67.1e6, 2.1475e9, 12)] == [
+        "0 B",
+        "67.1 MB",
+        "2.15 GB",
+        "12 B",
+    ]
+
+
+def test_fences_are_longer_than_any_in_the_text():
+    assert fenced("x", "python") == "```python\nx\n```"
+    assert fenced("```\nx\n```").startswith("````text\n")
+    assert fenced("a\n`````\n").startswith("``````text\n")
+
+
+def test_text_is_cut_and_cleaned():
+    assert one_line("a\n b\t\x1b[31m c", 100) == "a b [31m c"
+    assert one_line("word " * 10, 12) == "word word w…"
+    assert clipped("a\nb\nc\nd", 2) == "a\nb\n[2 more lines]"
+    assert table(("a", "b"), [("1", ""), ("2", "")]) == "| a |\n| --- |\n| 1 |\n| 2 |"

@@ -1,0 +1,131 @@
+"""`kagent prompt`."""
+
+import json
+
+import pytest
+from commands import run, stored_run
+from kagent.answers import text_of
+from kagent.config import load_config
+from kagent.lineage import Operator
+from kagent.prompting import Prompter, situation_of
+from kagent.prompting.preview import explanation, of_run
+from kagent.show import read_history
+from kagent_sandbox.verdict import Rejected
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return stored_run(tmp_path_factory.mktemp("stored"))
+
+
+@pytest.fixture
+def show(monkeypatch, capsys):
+    return lambda *words: run(monkeypatch, capsys, "prompt", *words)
+
+
+def of(folder, *words):
+    return folder.parents[1] / "task", "--run", folder.name, "--runs", folder.parent, *words
+
+
+def test_a_task_has_a_first_prompt_for_any_target(show):
+    shown = show("softmax", "--target", "sm_90a")
+    assert shown.code == 0
+    assert "# The parent: #0 triton_rows" in shown.out  # it explains itself best
+    assert "the usual device of this architecture" in shown.out
+    assert "Predicted speed-up" in shown.out
+    other = show("softmax", "--target", "sm_90a", "--parent", "cuda_cluster", "--card", "waves")
+    assert "# The parent: #0 cuda_cluster" in other.out
+    assert "# The technique to try: Waves, and the last one" in other.out
+
+
+def test_without_a_target_it_is_this_machines_own(show, monkeypatch):
+    monkeypatch.setattr("kagent.prompting.preview.has_gpu", lambda: False)
+    shown = show("gelu", "--json")
+    data = json.loads(shown.out)
+    assert (data["operator"], data["parent"]) == ("structure", 0)
+    assert "for OpenMP" in data["system"]
+    assert "# The parent: #0 cpp_simd" in data["user"]
+    assert "technique to try: " in data["user"]
+    assert data["card"]
+
+
+def test_a_run_shows_exactly_what_a_model_would_be_sent(folder, show):
+    store, history = read_history(folder)
+    shown = show(*of(folder))
+    assert shown.code == 0
+    preview = of_run(load_config(), folder, str(folder.parents[1] / "task"))
+    situation = situation_of(store.manifest, history)
+    task = preview.brief.setting.task
+    prompter = Prompter(task, "cpu", "cpu", situation)
+    assert shown.out == text_of(prompter.write(preview.brief))
+    assert preview.brief.id == history.asked
+    again = json.loads(show(*of(folder, "--json")).out)
+    assert again["system"] == prompter.write(preview.brief).system
+
+
+def test_operator_and_parent_may_be_named(folder, show):
+    _, history = read_history(folder)
+    rejected = next(c.id for c in history.lineage if isinstance(c.verdict, Rejected))
+    repair = json.loads(show(*of(folder, "--operator", "repair", "--json")).out)
+    assert repair["operator"] == "repair"
+    assert isinstance(history.lineage[repair["parent"]].verdict, Rejected)
+    chosen = json.loads(show(*of(folder, "--parent", rejected, "--json")).out)
+    assert (chosen["operator"], chosen["parent"]) == ("repair", rejected)
+    other = json.loads(show(*of(folder, "--parent", "1", "--operator", "tune", "--json")).out)
+    assert (other["operator"], other["parent"]) == ("tune", 1)
+    assert "Its tunables:" in other["user"]
+    crossed = json.loads(show(*of(folder, "--operator", "crossover", "--json")).out)
+    assert "# The other parent" in crossed["user"]
+
+
+def test_what_does_not_fit_is_answered_with_what_does(folder, show):
+    rejected = next(
+        c.id for c in read_history(folder)[1].lineage if isinstance(c.verdict, Rejected)
+    )
+    for words, said in (
+        ((), "name a task"),
+        (("softmax", *of(folder)[1:]), "a run of toy, not of softmax"),
+        (of(folder)[1:], "no task 'toy'"),
+        (of(folder, "--target", "sm_90a"), "a run has its own target"),
+        (of(folder, "--parent", "99"), "no candidate 99: the run has 0 to "),
+        (of(folder, "--parent", "x"), "expected the id of one of the run's candidates"),
+        (of(folder, "--parent", "0", "--operator", "repair"), "#0 was rejected: --operator repair"),
+        (
+            of(folder, "--parent", rejected, "--operator", "tune"),
+            "needs a --parent that has passed",
+        ),
+        (of(folder, "--card", "none"), "no card 'none': there are "),
+        (("softmax", "--parent", "none"), "no seed 'none': softmax has cpp_online, cpp_rows"),
+        (("softmax", "--target", "sm_1"), "unknown target 'sm_1'"),
+        (("softmax", "--target", "cpu", "--lang", "cuda"), "--lang cuda is not for --target cpu"),
+        (("softmacks",), "did you mean softmax?"),
+        (("softmax", "--operator", "repair"), "no candidate was rejected"),
+    ):
+        shown = show(*words)
+        assert shown.code == 2, words
+        assert said in shown.err, shown.err
+
+
+def test_a_run_in_which_nothing_passed_has_no_next_prompt(tmp_path, show):
+    from kagent.store import RunStore
+    from toy import manifest, toy_task
+
+    task = toy_task(tmp_path / "task")
+    made = manifest(task_folder=str(task.folder), task_digest=task.digest)
+    RunStore.create(tmp_path / "runs", made).close()
+    name = next((tmp_path / "runs").iterdir())
+    shown = show(task.folder, "--run", name)
+    assert shown.code == 2
+    assert "no candidate has passed yet" in shown.err
+
+
+def test_own_templates_are_used(folder, show, tmp_path):
+    for operator in Operator:
+        (tmp_path / f"{operator}.md.j2").write_text("mine: {{ parent.name }}\n")
+    shown = show(*of(folder, "--prompts", tmp_path))
+    assert "mine: cpp_" in shown.out
+
+
+def test_explanation_counts_words_per_line():
+    assert explanation('"""One two."""\nx = 1  # three four\ny = 2\n') == 5 / 3
+    assert explanation('S = """\nint a;  // one two\n"""\n') == 2 / 3
