@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ PACES: Mapping[Kind, Pace] = {
     "cpu": Pace(10, (1, 1, 1), None),
 }
 _CPU_SPAN_US = 300.0
+_AMPLE_CPU_SPAN_US = 900.0
 _MOST_CPU_PLACEMENTS = 48
 
 
@@ -53,7 +55,12 @@ def placements(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
     if kind == "gpu":
         return 2
     us = figures.attainable_us(task, case, ceilings)
-    return max(3, min(_MOST_CPU_PLACEMENTS, 3 * math.ceil(_CPU_SPAN_US / us)))
+    return _for_slope(us, _CPU_SPAN_US, _MOST_CPU_PLACEMENTS)
+
+
+def _for_slope(us: float, span_us: float, most: int) -> int:
+    """Placements for a slope whose shorter part takes `span_us`, each being executed in `us`."""
+    return max(3, min(most, 3 * math.ceil(span_us / us)))
 
 
 @dataclass
@@ -141,12 +148,19 @@ class Table:
         return max(self.session.samples(seats, 3, self.case.name))
 
     def _now(self, side: str) -> list[Seat]:
-        """A side's places for its next block: every block moves on by as many as it takes."""
-        seats = self._seats[side]
-        if self.at_once is None:
+        """A side's places for its next block.
+
+        On a GPU every block moves on by as many as it takes. On a CPU it takes all of them, unless
+        a few are ample by the times of everyone's block before: a slow kernel or a busy host.
+        """
+        seats, turn = self._seats[side], len(self.blocks[side])
+        if self.at_once is not None:
+            first = turn * self.at_once
+            return [seats[(first + i) % len(seats)] for i in range(self.at_once)]
+        if turn == 0:
             return seats
-        first = len(self.blocks[side]) * self.at_once
-        return [seats[(first + i) % len(seats)] for i in range(self.at_once)]
+        before = [statistics.median(b[turn - 1]) for b in self.blocks.values() if len(b) >= turn]
+        return seats[: _for_slope(min(before), _AMPLE_CPU_SPAN_US, len(seats))]
 
     def _write(self, side: str, draw: Draw | None = None) -> tuple[list[Seat], Draw]:
         """Fresh inputs and poison for a side's seats; whatever the others left there is gone."""

@@ -66,6 +66,20 @@ class GpuLike(CpuBackend):
         return Told(super().launcher(arena), self.log)
 
 
+class CpuTold(CpuBackend):
+    """A CPU whose launchers tell made-up times."""
+
+    def __init__(self):
+        super().__init__(allow_tier0=True)
+        self.log = []
+
+    def ceilings(self):
+        return Ceilings(10.0, 10.0, 10.0, {})
+
+    def launcher(self, arena):
+        return Told(super().launcher(arena), self.log)
+
+
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
     return load_task(write_task(tmp_path_factory.mktemp("scale")))
@@ -173,3 +187,23 @@ def test_a_larger_arena_ends_the_launchers_that_have_mapped_the_smaller(judge, b
     assert all(c.session is None for c in judge._checked.values())
     assert isinstance(judge.measure(candidate, errors), Passed)
     assert backend.started == 2
+
+
+@pytest.mark.parametrize(("source", "places"), [(SLOW, [9, 3, 3]), (GOOD, [9, 6, 6])])
+def test_on_a_cpu_a_slope_takes_no_more_runs_than_are_ample(task, source, places):
+    """105 µs at the ceilings: nine placements. Runs of 500 µs need six for 0.9 ms, of 5 ms three.
+
+    Both sides of a pair take the same number, whoever of them is timed first.
+    """
+    backend = CpuTold()
+    judge = Judge(task, backend, SEED, {"wide": 100.0, "tall": 100.0})
+    try:
+        incumbent = Contender("best", built(task, SEED, source), {})
+        passed = judge.measure(built(task, SEED, source), (), incumbent)
+        assert isinstance(passed, Passed), passed
+        blocks = [entry for entry in backend.log if entry[-1] == 10 and "wide" in entry[0]]
+        sides = [entry[0][1] for entry in blocks]
+        assert "".join(sides) == "baabba"
+        assert [len(entry) - 1 for entry in blocks] == [n for n in places for _ in "ab"]
+    finally:
+        judge.close()
