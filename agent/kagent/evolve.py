@@ -49,7 +49,7 @@ from kagent.flight import Flight, Pilot
 from kagent.lineage import FREE, Lineage, Operator, Proposal, roofline_share
 from kagent.machine import Machine, contender
 from kagent.model.chat import ModelError
-from kagent.propose import Brief, CapReached, Draft, Proposer, Setting
+from kagent.propose import Ask, Brief, CapReached, Draft, Proposer, Setting
 from kagent.race import FinalRace, choose_finalists, winner
 from kagent.select import brief_again, select
 from kagent.store import RunStore
@@ -154,7 +154,7 @@ class Evolution:
                 )
             self._pilot.incumbent = contender(incumbent, built)
         for proposal in self._history.pending:
-            self._take_off(proposal)
+            self._take_off(proposal, self._brief(self._history.answered.get(proposal.id)))
         for number in range(len(self._known), len(self._seeds)):
             seed = self._seeds[number]
             self._accept(
@@ -169,8 +169,18 @@ class Evolution:
             )
         if self._asker.asks:
             for ask in self._history.asks:
-                brief = brief_again(self._setting, self.lineage, ask)
+                brief = self._brief(ask)
+                assert brief is not None
                 self._asker.ask(brief, stored=True)
+
+    def _brief(self, ask: Ask | None) -> Brief | None:
+        """The brief of a stored ask; None for what nobody asked for."""
+        if ask is None:
+            return None
+        pending = [p for p in self._history.pending if p.operator is Operator.SEED]
+        return brief_again(
+            self._setting, self.lineage, ask, [*(c.proposal for c in self.lineage.seeds), *pending]
+        )
 
     async def _search(self) -> Stop:
         while True:

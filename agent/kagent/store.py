@@ -84,6 +84,7 @@ class History:
     lineage: Lineage
     pending: tuple[Proposal, ...]  # accepted, without a verdict: the process ended in between
     asks: tuple[Ask, ...]  # open: neither answered nor dropped
+    answered: Mapping[int, Ask]  # by candidate: what proposals without a verdict answer
     asked: int  # asks so far: the number of the next one
     budgets: tuple[int, ...]  # per session
     spent: Spent
@@ -273,7 +274,8 @@ class RunStore:
         events = tuple(self.events())
         proposals: dict[int, Proposal] = {}
         lineage = Lineage()
-        asks: dict[int, Ask] = {}
+        asks: dict[int, Ask] = {}  # open
+        every: dict[int, Ask] = {}
         asked = 0
         spent = Spent()
         budgets: list[int] = []
@@ -291,7 +293,7 @@ class RunStore:
                     asks.pop(-1 if proposal.ask is None else proposal.ask, None)
                 elif event.kind == "asked":
                     ask = from_json(Ask, event.data)
-                    asks[ask.number] = ask
+                    asks[ask.number] = every[ask.number] = ask
                     asked = max(asked, ask.number + 1)
                 elif event.kind == "dropped":
                     asks.pop(event.data["ask"], None)
@@ -313,6 +315,7 @@ class RunStore:
             lineage=lineage,
             pending=pending,
             asks=tuple(asks.values()),
+            answered={p.id: every[p.ask] for p in pending if p.ask in every},
             asked=asked,
             budgets=tuple(budgets),
             spent=spent,

@@ -2,13 +2,14 @@
 
 import asyncio
 import itertools
+import time
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.calls import ModelCall, Spent
-from kagent.events import CallFailed, Recorded, Stop
+from kagent.events import CallFailed, Proposed, Recorded, Stop
 from kagent.evolve import Limits
 from kagent.lineage import Operator, roofline_share
 from kagent.model.chat import ModelError, Prompt, Reply
@@ -19,7 +20,7 @@ from kagent.propose import CapReached
 from kagent.recorded import Recorded as Repeater
 from kagent.replay import replay
 from kagent_sandbox.verdict import Rejected, Status
-from toy import FakeBuilder, evolution, machine, setting, toy_source, toy_task
+from toy import FakeBuilder, FakeJudge, evolution, machine, setting, toy_source, toy_task
 
 PRICES = Prices(input=1.0, output=10.0)
 
@@ -189,6 +190,29 @@ def test_a_run_that_was_killed_asks_again_what_was_not_answered(tmp_path):
     assert history.pending == ()
     asks = [c.proposal.ask for c in history.lineage if c.proposal.ask is not None]
     assert sorted(asks) == list(range(len(asks)))
+    toy = setting(toy_task(tmp_path / "task"), ModelProposer, budget=12, in_flight=6)
+    assert asyncio.run(replay(history, toy, None)) is None
+
+
+@pytest.mark.parametrize("cut", range(3, 9))
+def test_what_a_killed_run_was_mending_is_not_mended_twice(tmp_path, cut):
+    """Proposals that are taken up again know what they answer, so that decisions stay the same."""
+
+    class Slow(FakeJudge):
+        def check(self, built):
+            time.sleep(0.02)
+            return super().check(built)
+
+    def observe(event):
+        if isinstance(event, Proposed) and event.proposal.id == cut:
+            raise KeyboardInterrupt
+
+    def answer(number):
+        return kernels(number) if number % 2 else reply(toy_source(extra=f"BROKEN = {number}"))
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, answer, observe=observe, machine=machine(judge=Slow()))
+    _, history, _, _, _ = run(tmp_path, lambda n: answer(n + 50))
     toy = setting(toy_task(tmp_path / "task"), ModelProposer, budget=12, in_flight=6)
     assert asyncio.run(replay(history, toy, None)) is None
 
