@@ -35,6 +35,9 @@ def main() -> None:
     each_s = search_s / max(counted, 1)
     print(f"{counted} evaluations           {search_s:7.1f} s  ({each_s:.2f} s each)")
     print(f"final race               {raced - recorded[-1]:7.1f} s")
+    if history.race is not None and history.race.race.seconds:
+        parts_s = history.race.race.seconds
+        print("  " + ", ".join(f"{name} {s:.1f}" for name, s in parts_s.items()) + " s")
     print(f"whole                    {events[-1].at - start:7.1f} s")
     builds = [c.facts.build_s for c in history.lineage if c.facts]
     print(f"build, median            {statistics.median(builds):7.2f} s")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import random
 
     from kagent_sandbox.figures import Contender
+    from kagent_sandbox.lane_clock import LaneClock
     from kagent_sandbox.launch.base import Arena, Backend, Ceilings
     from kagent_sandbox.rivals import Opened, Rivals
     from kagent_sandbox.task import Case, Kind, Task
@@ -43,6 +44,7 @@ class Racer:
     ceilings: Ceilings
     kind: Kind
     rng: random.Random
+    clock: LaneClock
 
     def race(
         self, contenders: Sequence[Contender], cases: Sequence[Case], rivals: Rivals | None
@@ -104,7 +106,8 @@ class Racer:
         found: dict[str, Blocks] = {}
         for case in cases:
             with contextlib.ExitStack() as stack:
-                opened = stack.enter_context(rivals.open(case, arena)) if rivals else None
+                with self.clock.part("open"):
+                    opened = stack.enter_context(rivals.open(case, arena)) if rivals else None
                 if opened is not None:
                     missing[case.name] = opened.missing
                 found[case.name] = self._run_case(runners, case, counts[case.name], arena, opened)

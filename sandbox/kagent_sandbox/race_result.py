@@ -59,11 +59,16 @@ class RaceCase:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """A race's result. `overall` compares each candidate with everyone else over all cases."""
+    """A race's result. `overall` compares each candidate with everyone else over all cases.
+
+    `seconds` are what it took: `ahead` to compile baselines side by side, `open` to make them ready
+    in the launchers, `other` to time everyone.
+    """
 
     cases: tuple[RaceCase, ...]
     overall: Mapping[str, tuple[Comparison, ...]]
     failed: Mapping[str, Rejected] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def losses(self, candidate: str) -> list[tuple[RaceCase, Ratio]]:
         """Cases where a candidate is slower than the best of torch beyond its 95 % interval."""

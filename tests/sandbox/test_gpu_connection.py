@@ -39,7 +39,8 @@ class Peer:
                 if answer is None:
                     self._theirs.close()
                     return
-                self._theirs.send(answer)
+                answer, blobs = answer if isinstance(answer, tuple) else (answer, ())
+                self._theirs.send(answer, blobs)
         except (ChannelError, OSError, ValueError):
             return
 
@@ -202,3 +203,20 @@ def test_the_judge_s_clock_takes_a_slope():
 
     us = Judge({"repeat": repeat}).loaded().wall_us(["a"], 20, limit_s=5.0)
     assert us > 1000
+
+
+def test_a_blob_is_taken_up_to_its_limit():
+    connection = Connection(Peer({"compile": ({"ok": None}, [b"archive"])}))
+    connection.send({"do": "compile"})
+    assert connection.receive_blob("compile", 5.0, 1 << 10) == b"archive"
+    connection.send({"do": "compile"})
+    with pytest.raises(DeviceError, match="limit is 12"):
+        connection.receive_blob("compile", 5.0, 12)
+    assert connection.dead
+
+
+def test_a_compiler_that_fails_is_no_blob():
+    connection = Connection(Peer({"compile": {"error": "RuntimeError: no"}}))
+    connection.send({"do": "compile"})
+    with pytest.raises(DeviceError, match="RuntimeError: no"):
+        connection.receive_blob("compile", 5.0, 1 << 10)

@@ -206,3 +206,4 @@ def test_a_race_compares_contenders_on_hidden_cases(judge):
     (versus,) = race.overall["good"]
     assert versus.against == "slow"
     assert versus.low > 1
+    assert race.seconds["other"] > 0
