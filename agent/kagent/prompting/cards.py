@@ -49,6 +49,16 @@ class FrontMatter(BaseModel):
     capability: int = 0  # least compute capability: 90; 0: any
     targets: tuple[str, ...] = ()  # only these: "sm_90a"; empty: all
     needs: tuple[Need, ...] = ()  # facts of the parent, one of which must hold or be unknown
+    unless: str = ""  # a regular expression: a parent whose text has it uses the technique already
+
+    @pydantic.field_validator("unless")
+    @classmethod
+    def _is_an_expression(cls, text: str) -> str:
+        try:
+            re.compile(text)
+        except re.error as e:
+            raise ValueError(f"no regular expression: {e}") from None
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,10 @@ class Card:
         """When it pays, how it is written in these languages, and what goes wrong."""
         kept = [WHEN, *(h for h, lang in HEADINGS.items() if lang in languages), WRONG]
         return "\n\n".join(f"**{h}**\n\n{self.sections[h]}" for h in kept if h in self.sections)
+
+    def is_used_in(self, source: str) -> bool:
+        """Whether a file shows that it uses the technique already."""
+        return bool(self.front.unless and re.search(self.front.unless, source))
 
     def written_in(self, languages: Collection[Language]) -> tuple[Language, ...]:
         """Of these languages, those that it has a section for."""

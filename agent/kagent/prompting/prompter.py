@@ -156,6 +156,9 @@ class Prompter:
             return None
         bounds = bounds_of(self._task, self._cases, parent.launches)
         helpful = [c for c in self._deck if helps(c, bounds, parent.facts)]
+        if operator is Operator.STRUCTURE:
+            new = [c for c in helpful if not c.is_used_in(parent.source)]
+            helpful = new or helpful
         return deal(brief, self._deck, helpful)
 
     def _named(self, name: str) -> Card:

@@ -7,9 +7,11 @@ import h100
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.lineage import Candidate, Operator, Origin, Proposal
+from kagent.prompting import Prompter
 from kagent.prompting.cards import Card, FrontMatter, Place, helps, load_cards, suits
 from kagent.prompting.deal import deal, worths
 from kagent.prompting.templates import folders
+from kagent.tasks import find_task, seeds_of, task_names
 from made import passed
 
 CARDS = load_cards([p / "cards" for p in folders(None)])
@@ -120,3 +122,27 @@ def test_cards_help_by_what_bounds_and_what_is_known():
     assert not helps(card(), {"compute"}, set())
     assert not helps(card(needs=("spills",)), {"memory"}, {"long_rows"})
     assert helps(card(needs=("spills", "long_rows")), {"memory"}, {"long_rows"})
+
+
+def test_a_technique_that_the_parent_uses_is_not_proposed_as_a_change():
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.SITUATION)
+    lineage = h100.history()
+    used = {c.name for c in DECK if c.is_used_in(lineage[2].proposal.source)}
+    assert {"cluster_rows", "exp2"} <= used
+    assert {"persistent", "bulk_copies", "pipelining"}.isdisjoint(used)
+    for number in range(60):
+        brief = h100.brief(parent=2, number=number, lineage=lineage)
+        assert prompter.write(brief).card not in used
+    rewrites = {prompter.write(h100.brief(Operator.REWRITE, 2, n, lineage)).card for n in range(60)}
+    assert rewrites & used  # a new file may use what the parent used
+
+
+def test_no_seed_uses_everything():
+    for name in task_names():
+        task = find_task(name)
+        for seed in seeds_of(task):
+            cpu = seed.language == "cpp"
+            where = place(name, "cpu" if cpu else "sm_90a", 0 if cpu else 90, (seed.language,))
+            deck = [c for c in CARDS.values() if suits(c, where)]
+            new = [c.name for c in deck if not c.is_used_in(seed.source())]
+            assert len(new) >= 3, (name, seed.name, new)
