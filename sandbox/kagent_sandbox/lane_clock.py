@@ -11,9 +11,9 @@ class LaneClock:
     """Seconds by part. Of nested parts only the innermost counts, so that parts add up to the
     whole.
 
-    Of a candidate: `check` (all of it), `start` of a launcher, `prepare` plans, `wait` for the device to be quiet,
-    `inputs` and poison, `samples`, `compare` results, `wall` clock, `close` of the launcher, and
-    `other`: statistics and messages. Of a race: see `Race.seconds`.
+    Of a candidate: `check` (all of it), `start` of a launcher, `prepare` plans, `wait` for the
+    device to be quiet, `inputs` and poison, `samples`, `compare` results, `wall` clock, `close` of
+    the launcher, and `other`: statistics and messages. Of a race: see `Race.seconds`.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
