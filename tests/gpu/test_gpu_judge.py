@@ -153,6 +153,19 @@ def test_a_correct_kernel_is_checked_timed_and_compared(judge, builder):
     assert isinstance(second, Passed), second
     assert second.versus is not None
     assert second.versus.against == "first"
+    print({part: f"{1e3 * s:.0f} ms" for part, s in second.lane.items()})
+
+
+def test_launchers_wait_for_their_candidates_in_any_order(judge, builder):
+    one, other = (build(judge, builder, source(f)) for f in ("x * 2", "x + x"))
+    errors = [judge.check(one), judge.check(other)]
+    kept = [c.session for c in judge._checked.values() if c.session is not None]
+    assert len(kept) == 2
+    for candidate, found in zip((one, other), errors, strict=True):
+        passed = judge.measure(candidate, found)
+        assert isinstance(passed, Passed), passed
+        assert "start" in passed.lane  # of entering the session: no new process
+    assert all(session._launcher is None for session in kept)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +198,7 @@ def test_a_race_with_baselines(judge, builder):
     built = build(judge, builder, source())
     rivals = GpuRivals(judge.task, judge.backend)
     race = judge.race([Contender("one", built, {})], hidden=True, rivals=rivals)
+    print({part: f"{s:.1f} s" for part, s in race.seconds.items()})
     assert "eager" in race.cases[0].baselines
     assert BEST_OF_TORCH in {c.against for c in race.overall["one"]}
     assert not race.failed
