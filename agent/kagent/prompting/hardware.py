@@ -36,8 +36,8 @@ _AMPERE = (
     "mma.sync.m16n8k16 on bf16 and fp16 with fp32 accumulators, tanh.approx.f32, packed bf16x2 fma"
 )
 _HOPPER = (
-    "TMA (cp.async.bulk, tensor maps) with mbarriers, clusters of up to 8 blocks (16 on this GPU, "
-    "not on every one) with distributed shared memory, programmatic dependent launch, ex2.approx "
+    "TMA (cp.async.bulk, tensor maps) with mbarriers, clusters of up to 8 blocks (16 where the GPU "
+    "allows it) with distributed shared memory, programmatic dependent launch, ex2.approx "
     "and tanh.approx on bf16x2, red.global.add.v4.f32; all of Ampere's"
 )
 _NO_HOPPER = "TMA, clusters, wgmma, setmaxnreg, programmatic dependent launch, loads over 16 bytes"

@@ -83,7 +83,7 @@ def test_code_for_the_cpu_computes(name, tmp_path):
 def test_triton_code_computes_in_the_interpreter():
     """In a process of its own: TRITON_INTERPRET decides at import what `triton.jit` returns."""
     names = [n for n, s in SNIPPETS.items() if ".triton." in n and "interpret" not in s.fields]
-    script = Path(__file__).with_name("interpreted.py")
+    script = Path(__file__).with_name("run_interpreted.py")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(
         [sys.executable, str(script), *names], env=environment, capture_output=True, text=True

@@ -5,11 +5,13 @@ import re
 
 import h100
 import pytest
+from card_snippets import CARDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kagent.lineage import Candidate, Lineage, Operator, Proposal
 from kagent.model.reply import Answer, read_reply
 from kagent.prompting import TEMPLATES, Prompter, Situation
+from kagent.prompting.cards import HEADINGS
 from kagent.prompting.preview import UNMEASURED, first_brief
 from kagent.propose import Brief, Setting
 from kagent.select import POOL
@@ -205,3 +207,25 @@ def test_a_model_is_not_asked_for_what_the_harness_does():
     prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.SITUATION)
     with pytest.raises(ValueError, match="sweep"):
         prompter.write(h100.brief(Operator.SWEEP))
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_every_card_suits_some_task_and_is_written_out(name):
+    card = CARDS[name]
+    for target in ("sm_90a", "cpu"):
+        kind = "cpu" if target == "cpu" else "gpu"
+        for task in map(find_task, task_names()):
+            prompter = Prompter(task, kind, target, Situation())
+            if name not in prompter.cards:
+                continue
+            setting = Setting(task, kind, target, 50, 0, 4, tuple(TEMPLATES))
+            brief = first_brief(setting, seeds_for(task, kind, "any"))
+            rewrite = dataclasses.replace(brief, operator=Operator.REWRITE)
+            prompt = prompter.write(rewrite, name)
+            assert f"# The technique to try: {card.title}" in prompt.user
+            assert card.sections["When it pays"] in prompt.user
+            shown = [n for n in card.front.languages if (n == "cpp") == (kind == "cpu")]
+            for heading, language in HEADINGS.items():
+                assert (f"**{heading}**" in prompt.user) == (language in shown)
+            return
+    pytest.fail(f"no task that ships with kagent has a use for {name}")

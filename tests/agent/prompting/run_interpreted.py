@@ -1,6 +1,6 @@
 """Runs Triton code of cards in Triton's interpreter; prints the errors as JSON.
 
-TRITON_INTERPRET=1 python interpreted.py fusion.triton.py ...
+TRITON_INTERPRET=1 python run_interpreted.py fusion.triton.py ...
 """
 
 import json
