@@ -5,11 +5,12 @@ next.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kagent_sandbox.race_result import BEST_OF_TORCH
+from kagent_sandbox.race_result import BEST_OF_TORCH, TORCH, Race
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -111,13 +112,24 @@ def verdict(final: FinalRace, labels: Mapping[str, str]) -> Text:
     result = next((c for c in overall if c.against == BEST_OF_TORCH), None)
     if result is None:
         return Text(f"\n{labels[winner]} raced without a baseline: none ran on every hidden case")
+    absent = missing_modes(final.race)
+    best = "the best of eager and torch.compile" if not absent else "the best of torch that ran"
+    style = "bold green" if result.low > 1 else "bold red" if result.high < 1 else "bold"
     text = Text("\n").append(
-        f"{labels[winner]}: {result.ratio:.3f}× the best of eager and torch.compile "
-        f"(95 %: {result.low:.3f}–{result.high:.3f})",
-        "bold green" if result.low > 1 else "bold red" if result.high < 1 else "bold",
+        f"{labels[winner]}: {result.ratio:.3f}× {best} (95 %: {result.low:.3f}–{result.high:.3f})",
+        style if not absent else "bold yellow",
     )
+    for mode, count in absent.items():
+        cases = f"{count} of {len(final.race.cases)} cases"
+        text.append(f"\n{mode} did not run on {cases}: this is no result against it", "yellow")
     lost = tables.losses(final.race, winner)
     return text.append("\nit loses on: " + ", ".join(lost) if lost else "\nit loses on no case")
+
+
+def missing_modes(race: Race) -> Mapping[str, int]:
+    """Torch's modes that a result claims to be compared with, by the cases they did not run on."""
+    modes = [mode for case in race.cases for mode in case.missing if mode in TORCH]
+    return Counter(modes)
 
 
 def next_flags(runs: Path, usual: Path) -> Mapping[str, str]:

@@ -36,7 +36,7 @@ def test_a_run_shows_its_path_cases_rejections_and_race(folder, monkeypatch, cap
     assert f"12 evaluated in {clock(read_history(folder)[1].elapsed_s)}" in shown.out
     for words in ("path", "one of the task's own kernels", "rejected", "INCORRECT_NUMERICAL"):
         assert words in shown.out
-    assert "#1 cpp_wide: 1.265× the best of eager and torch.compile (95 %: 1.200–1.300)" in (
+    assert "#1 cpp_wide: 1.265× the best of torch that ran (95 %: 1.200–1.300)" in (
         shown.out
     )
     assert "it loses on: float32 M=8 N=1024 (0.800×)" in shown.out
@@ -115,6 +115,13 @@ def test_the_end_of_a_run_fits_80_columns_and_says_what_next(folder):
         assert words in text
     assert f"next:   kagent show {folder.name} 1 --runs 'my runs'" in text.replace("\n", " ")
     assert "go on" not in text
+
+
+def test_a_baseline_that_did_not_run_is_no_baseline_that_was_beaten(folder):
+    text = rendered(end_of_run(outcome(folder), "toy", matrix=False, flags={}), 120)
+    assert "the best of torch that ran" in text
+    assert "the best of eager and torch.compile" not in text
+    assert "compile max-autotune did not run on 1 of 2 cases: this is no result against it" in text
 
 
 def test_an_interrupted_run_says_how_to_go_on(folder):
