@@ -70,7 +70,7 @@ class Proposal:
     name: str  # of its structure: the seed's file, or those that it was made of
     source: str
     hypothesis: str  # what was changed, and why it should help
-    predicted: float | None = None  # speed-up over the first parent, where one was named
+    predicted: float | None = None  # speed-up over `Lineage.base`, where one was named
     seen: int = 0  # records in the lineage when it was selected
     attempt: int = 0  # how many drafts before this one were duplicates
     ask: int | None = None  # number of the decision that it answers; None: a seed, or not asked for
@@ -282,15 +282,23 @@ class Lineage:
         speed = self._speeds.get(candidate_id)
         return speed.log if speed else -math.inf
 
-    def gain(self, candidate_id: int) -> float | None:
-        """Speed-up over the first parent, which is what a proposal predicts; None where one of the
-        two was rejected, or there is no parent.
+    def base(self, candidate_id: int) -> Candidate | None:
+        """What a candidate's prediction is compared with: its first parent, or if that one was
+        rejected the nearest of its own first parents that passed. None where there is none.
         """
-        parents = self[candidate_id].proposal.parents
-        speeds = [self._speeds.get(i) for i in (candidate_id, *parents[:1])]
-        if len(speeds) < 2 or speeds[0] is None or speeds[1] is None:
+        for candidate in reversed(self.path(candidate_id)[:-1]):
+            if candidate.id in self._speeds:
+                return candidate
+        return None
+
+    def gain(self, candidate_id: int) -> float | None:
+        """Speed-up over `base`, which is what a proposal predicts; None where the candidate was
+        rejected, or there is no base.
+        """
+        base, speed = self.base(candidate_id), self._speeds.get(candidate_id)
+        if base is None or speed is None:
             return None
-        return math.exp(speeds[0].log - speeds[1].log)
+        return math.exp(speed.log - self._speeds[base.id].log)
 
     def rank(self, candidate_id: int) -> float:
         """`Speed.cautious` of a candidate; -inf if it was rejected."""

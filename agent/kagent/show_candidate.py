@@ -108,7 +108,9 @@ def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> R
     gain = lineage.gain(candidate.id)
     if p.predicted is not None:
         found = f"{gain:.3f}×" if gain is not None else "not"
-        head.append(f"predicted {p.predicted:.2f}× over #{p.parents[0]}, measured {found}\n")
+        base = lineage.base(candidate.id)
+        over = f" over #{base.id}" if base is not None else ""
+        head.append(f"predicted {p.predicted:.2f}×{over}, measured {found}\n")
     parts: list[RenderableType] = [head]
     if isinstance(verdict, Rejected):
         parts.append(rejected_text(f"#{candidate.id}", verdict))

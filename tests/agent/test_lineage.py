@@ -43,6 +43,24 @@ def test_the_path_leads_from_a_seed():
     assert [c.id for c in lineage.path(2)] == [0, 1, 2]
 
 
+def test_a_gain_is_over_the_nearest_that_passed():
+    lineage = Lineage(
+        [
+            SEED,
+            child(1, 80.0, parents=(0,)),
+            failure(2, parents=(1, 0)),
+            failure(3, parents=(2,)),
+            child(4, 40.0, parents=(3, 0)),
+            failure(5, parents=(), operator=Operator.SEED),
+            child(6, 40.0, parents=(5,)),
+        ]
+    )
+    assert [b and b.id for b in map(lineage.base, range(7))] == [None, 0, 1, 1, 1, None, None]
+    assert lineage.gain(1) == pytest.approx(1.25)
+    assert lineage.gain(4) == pytest.approx(2.0)  # a repair of a repair of a change of #1
+    assert [lineage.gain(i) for i in (0, 2, 3, 6)] == [None] * 4
+
+
 def test_ids_are_positions():
     with pytest.raises(ValueError, match="candidate 2 recorded as number 1"):
         Lineage([SEED, child(2, 1.0)])

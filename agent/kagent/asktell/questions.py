@@ -119,7 +119,7 @@ def header(number: int, run: str) -> str:
     """The first lines of a prompt's file. An answer that repeats the first one needs no name."""
     return (
         f"<!-- kagent ask {number:04} of run {run} -->\n"
-        f"<!-- answer in a file whose name begins with {number:04}, or repeat the line above -->"
+        f"<!-- answer in a file whose name begins with {number:04}, or put the line above first -->"
     )
 
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Mapping, Sequence
 
-from kagent_sandbox.verdict import Passed
-
 from kagent.lineage import Candidate, Lineage
 from kagent.prompting.cards import Card
 from kagent.propose import Brief
 
-GAIN = 0.005  # log speed-up over the first parent that counts as a card's success
+GAIN = 1.005  # speed-up over what it was made from that counts as a card's success
 PRIOR_TRIES, PRIOR_SUCCESSES = 4.0, 1.0  # what a card is worth before it was tried: one in four
 
 
@@ -61,7 +59,7 @@ def _tried(brief: Brief) -> set[str]:
 
 
 def worths(lineage: Lineage) -> Mapping[str, float]:
-    """Share of each card's proposals that were faster than their first parent, smoothed."""
+    """Share of each card's proposals that were faster than what they were made from, smoothed."""
     tries: dict[str, float] = {}
     successes: dict[str, float] = {}
     for candidate in lineage:
@@ -77,7 +75,5 @@ def worths(lineage: Lineage) -> Mapping[str, float]:
 
 
 def _helped(candidate: Candidate, lineage: Lineage) -> bool:
-    if not isinstance(candidate.verdict, Passed) or not candidate.proposal.parents:
-        return False
-    before = lineage.log_speed(candidate.proposal.parents[0])
-    return lineage.log_speed(candidate.id) > before + GAIN
+    gain = lineage.gain(candidate.id)
+    return gain is not None and gain > GAIN

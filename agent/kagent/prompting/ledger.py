@@ -58,7 +58,7 @@ def entry(candidate: Candidate, lineage: Lineage) -> str:
 
 
 def outcome(candidate: Candidate, lineage: Lineage) -> str:
-    """What became of it, against its first parent where that one was timed."""
+    """What became of it, against what it was made from (see `Lineage.base`)."""
     verdict = candidate.verdict
     if isinstance(verdict, Rejected):
         reason = one_line(verdict.message, REASON_CHARS)
@@ -66,12 +66,12 @@ def outcome(candidate: Candidate, lineage: Lineage) -> str:
     if not verdict.timings:
         return "correct, not measured"
     promoted = ", new incumbent" if candidate.id in {c.id for c in lineage.promotions} else ""
-    mine = lineage.log_speed(candidate.id)
-    base = max((lineage.log_speed(i) for i in candidate.proposal.parents[:1]), default=-math.inf)
-    if not math.isfinite(base):  # the parent was rejected: against torch
-        return f"works, {ratio(math.exp(mine))} the best of torch{promoted}"
+    base, gain = lineage.base(candidate.id), lineage.gain(candidate.id)
+    if base is None or gain is None:  # all that it was made from was rejected: against torch
+        speed = math.exp(lineage.log_speed(candidate.id))
+        return f"works, {ratio(speed)} the best of torch{promoted}"
     coarse = " (few samples)" if verdict.screened else ""
-    return f"{ratio(math.exp(mine - base))} #{candidate.proposal.parents[0]}{coarse}{promoted}"
+    return f"{ratio(gain)} #{base.id}{coarse}{promoted}"
 
 
 def where(verdict: Rejected) -> str:

@@ -178,8 +178,9 @@ class Prompter:
 
 def _base(brief: Brief) -> Candidate:
     """What a prediction is measured against: the parent, or of a rejected one its own parent."""
-    path = brief.lineage.path(brief.parent.id)
-    return next((c for c in reversed(path) if not isinstance(c.verdict, Rejected)), brief.parent)
+    if not isinstance(brief.parent.verdict, Rejected):
+        return brief.parent
+    return brief.lineage.base(brief.parent.id) or brief.parent
 
 
 def _languages(kind: Kind, lang: str) -> tuple[Language, ...]:

@@ -4,7 +4,7 @@ import dataclasses
 
 import h100
 import pytest
-from kagent.lineage import Candidate, Operator, Proposal
+from kagent.lineage import Candidate, Lineage, Operator, Proposal
 from kagent.prompting import Prompter, Situation, situation_of
 from kagent.prompting.about import about_task
 from kagent.prompting.cases import bench_cases, bounds_of, case_line
@@ -185,13 +185,16 @@ def test_the_ledger_is_short_and_free_of_mere_constants():
     assert all(len(line) < 400 for line in lines)
 
 
-def test_a_repaired_file_is_compared_with_torch():
+def test_a_repaired_file_is_compared_with_what_the_broken_one_was_made_from():
     lineage = h100.history()
     proposal = Proposal(len(lineage), (4,), Operator.REPAIR, "x", "x = 1", "mended")
     lineage.record(Candidate(proposal, h100.passed(h100.JOINED)))
-    assert entry(lineage[7], lineage).endswith(
-        "repair of #4: mended → works, 1.276× the best of torch"
-    )
+    assert entry(lineage[7], lineage).endswith("repair of #4: mended → 1.000× #3")
+    orphan = lineage[4].proposal
+    broken = [Candidate(dataclasses.replace(orphan, id=0, parents=()), lineage[4].verdict)]
+    only = Lineage(broken)
+    only.record(Candidate(dataclasses.replace(proposal, id=1, parents=(0,)), lineage[0].verdict))
+    assert "mended → works, 0.964× the best of torch" in entry(only[1], only)
 
 
 # -- faults ----------------------------------------------------------------------------------------
