@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from kagent_sandbox.launch import compiler_cache
 from kagent_sandbox.launch.baseline_calls import (
     BaselineCall,
     BaselineUnavailableError,
@@ -44,6 +45,7 @@ def main() -> None:
     skip = {tuple(pair) for pair in request["skip"]}
     measure: Callable[[BaselineCall], dict[str, object]] = _cpu
     if request["kind"] == "gpu":
+        compiler_cache.use(compiler_cache.shared_folder())
         measure = _gpu_measurer(request["index"])
     for record in request["calls"]:
         call = from_json(BaselineCall, record)

@@ -83,6 +83,19 @@ def test_a_folder_that_is_not_there_is_no_loss(tmp_path):
     assert (tmp_path / "b/k.best_config").exists()
 
 
+def test_no_choice_is_kept_that_would_be_written_where_it_was_made(tmp_path, monkeypatch):
+    """Inductor asks what it stored with a kernel, in the process and folder that load it."""
+    from torch._inductor import config
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
+
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(config, "autotune_local_cache", True)
+    compiler_cache.use(tmp_path)
+    stored = {"autotune_local_cache": config.autotune_local_cache, "backend_hash": "0"}
+    assert AutotuneCache.create(stored, "/of/another/user/kernel.py", "0") is None
+
+
 COMPILE = """
 import importlib.util, pathlib, sys
 from kagent_sandbox.launch import compiler_cache

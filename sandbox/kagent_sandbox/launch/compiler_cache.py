@@ -14,6 +14,8 @@ import shutil
 import tarfile
 from pathlib import Path
 
+from kagent_sandbox.launch import cache
+
 MOST_FILES = 8000
 MOST_BYTES = 512 << 20
 """Of a folder that is taken over: a private folder's size is limited."""
@@ -24,9 +26,22 @@ _ROOT = b"@kagent-compiler-cache@"  # Triton's lists of files hold absolute path
 
 
 def use(folder: Path) -> None:
-    """Have this process, which has compiled nothing yet, keep what it compiles there."""
+    """Have this process, which has compiled nothing yet, keep what it compiles there.
+
+    But for choices among configurations: Inductor stores with a compiled kernel that they are kept,
+    and under which name of a file; whoever loads it elsewhere would write to a folder that is not
+    its own, and fail.
+    """
+    from torch._inductor import config
+
+    config.autotune_local_cache = False
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+
+
+def shared_folder() -> Path:
+    """Where the trusted worker that measures baselines on a GPU keeps what it compiles."""
+    return cache.cache_folder() / "compiled"
 
 
 def copy(source: Path, folder: Path) -> None:

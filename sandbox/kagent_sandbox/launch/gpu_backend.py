@@ -14,7 +14,7 @@ import torch
 from kagent_sandbox.confine.presets import gpu_launcher_confinement
 from kagent_sandbox.errors import DeviceError, DeviceWedged
 from kagent_sandbox.forkserver import ForkServer, Isolation
-from kagent_sandbox.launch import cache
+from kagent_sandbox.launch import cache, compiler_cache
 from kagent_sandbox.launch.base import Arena, Ceilings
 from kagent_sandbox.launch.baseline_calls import BaselineCall
 from kagent_sandbox.launch.gpu_arena import GpuArena
@@ -169,7 +169,7 @@ class GpuBackend:
         if not baselines:
             return {}
         self._spares.quiet()  # the fastest of several kernels, and of call and graph, is looked for
-        folder = str(cache.cache_folder() / "inductor")
+        folder = str(compiler_cache.shared_folder())
         outcome = connection.ask(
             {"do": "baselines", "cache": folder, **described(baselines)},
             limit_s=BASELINES_LIMIT_S,
