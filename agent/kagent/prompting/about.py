@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from kagent_sandbox.syntax import parse
 from kagent_sandbox.task import Argument, Case, Kind, Result, Size, Task, scalar
 
-from kagent.prompting.cases import case_line
+from kagent.prompting.cases import SHORT_DTYPES, case_line
+from kagent.prompting.hidden import generator_line, strides_text
 
 MEANING_LINES = 30
+EPSILON = {"bfloat16": 2**-7, "float16": 2**-10, "float32": 2**-23, "float64": 2**-52}
+"""Of the dtypes that results have; torch itself takes a second to import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,10 @@ class TaskText:
     meaning: str  # source of torch's own implementation
     inputs: str  # what reference.py says about the distributions
     checks: tuple[str, ...]
+    hidden_checks: tuple[str, ...]  # what they are drawn from
+    hidden_bench: tuple[str, ...]
+    strides: str  # which of them occur
+    bench_inputs: str  # distributions of the visible benchmark
     allowed: tuple[str, ...]  # torch operations beyond allocation, views, copies and fills
 
 
@@ -31,14 +38,21 @@ def about_task(task: Task, kind: Kind) -> TaskText:
     functions = _functions(task)
     eager = functions.get("eager")
     inputs = functions.get("inputs")
-    case = task.cases(kind).check[0]
+    cases = task.cases(kind)
+    case = cases.check[0]
+    dtypes = {c.dtype: None for c in (*cases.bench, *cases.check)}
+    drawn = {c.inputs + (f" times {c.scale:g}" if c.scale != 1 else "") for c in cases.bench}
     return TaskText(
         arguments=tuple(_argument(a, task, case) for a in task.arguments),
         results=tuple(f"{r.name}: {_tensor(r.shape, r.dtype)}" for r in task.results),
-        tolerances=tuple(_tolerance(r) for r in task.results),
+        tolerances=tuple(_tolerance(r, tuple(dtypes)) for r in task.results),
         meaning=_cut(eager[0]) if eager is not None else "",
         inputs=" ".join(inputs[1].split()) if inputs is not None else "",
-        checks=tuple(case_line(task, c) for c in task.cases(kind).check),
+        checks=tuple(case_line(task, c) for c in cases.check),
+        hidden_checks=tuple(generator_line(g) for g in cases.hidden_check),
+        hidden_bench=tuple(generator_line(g) for g in cases.hidden_bench),
+        strides=strides_text(cases),
+        bench_inputs=" or ".join(sorted(drawn)),
         allowed=tuple(a.replace("aten::", "torch.") for a in task.allow),
     )
 
@@ -76,7 +90,7 @@ def _tensor(shape: tuple[Size, ...], dtype: str) -> str:
     return f"[{', '.join(map(str, shape))}] in {kind}" if shape else f"scalar tensor [] in {kind}"
 
 
-def _tolerance(result: Result) -> str:
+def _tolerance(result: Result, dtypes: tuple[str, ...]) -> str:
     rows = (
         "the whole tensor is one row"
         if result.row_dims == 0
@@ -86,4 +100,8 @@ def _tolerance(result: Result) -> str:
             else f"a row is the last {result.row_dims} dimensions"
         )
     )
-    return f"{result.name}: k = {result.k:g}, floor = {result.floor:g} eps; {rows}"
+    of = dtypes if result.dtype == "$dtype" else (result.dtype,)
+    floors = ", ".join(
+        f"{SHORT_DTYPES[d]} {result.floor * EPSILON[d]:.2g}" for d in of if d in EPSILON
+    )
+    return f"{result.name}: k = {result.k:g}, floor = {result.floor:g} eps ({floors}); {rows}"

@@ -16,7 +16,7 @@ from kagent.prompting.situation import Situation
 from kagent.prompting.text import amount, microseconds, table
 
 LATENCY_US = 20.0  # floors below this are as much about launching and filling the device as bytes
-_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def bounds_of(task: Task, cases: list[BenchCase], launches: int | None) -> froze
 def shape_text(case: Case) -> str:
     """'bf16 M=16384 N=1024'."""
     dims = " ".join(f"{k}={v}" for k, v in case.dims.items())
-    return f"{_SHORT.get(case.dtype, case.dtype)} {dims}"
+    return f"{SHORT_DTYPES.get(case.dtype, case.dtype)} {dims}"
 
 
 def case_line(task: Task, case: Case) -> str:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kagent_sandbox.syntax import parse
-
 from kagent.lineage import Candidate, Lineage
 from kagent.prompting.cases import BenchCase
-from kagent.prompting.measured import case_logs, docstring
-from kagent.prompting.text import clipped, fenced, ratio
+from kagent.prompting.essence import SHORT_LINES, essence, essentials
+from kagent.prompting.measured import case_logs
+from kagent.prompting.text import fenced, ratio
 from kagent.propose import Brief
 from kagent.tunables import read_tunables
 
 MOST = 2
-SHORT_LINES = 80  # a source of at most so many lines is shown whole
 DIFF_LINES = 50
-HOST_LINES = 40
-ABOUT_LINES = 14
+SECOND_LINES = 150  # of the second parent of a crossover
 LOST = 0.05  # log speed-up by which an ancestor must still be ahead in a case: less may be noise
 FAR = 0.25  # log speed-up behind the parent that takes the interest out of another structure
 WORTH = 0.01  # log speed-up in some case that makes a candidate of a known structure worth showing
@@ -96,9 +92,9 @@ def elite(
     brief: Brief,
     cases: Sequence[BenchCase],
     *,
-    whole: bool,
+    second: bool,
 ) -> Elite:
-    """Describe an elite; with `whole` its source is shown however long it is."""
+    """Describe an elite; more of it if it is the second parent of a crossover."""
     lineage, parent = brief.lineage, brief.parent
     mine, theirs = case_logs(candidate, lineage), case_logs(parent, lineage)
     both = [c.name for c in cases if c.name in mine and c.name in theirs]
@@ -109,31 +105,19 @@ def elite(
         name=candidate.proposal.name,
         speed=ratio(total) if both else "",
         cases=versus,
-        body=body(candidate, parent, brief.setting.task.entry, whole=whole),
+        body=body(candidate, parent, brief.setting.task.entry, second=second),
     )
 
 
-def body(candidate: Candidate, parent: Candidate, entry: str, *, whole: bool) -> str:
-    """The source if it is short, else how it differs from the parent, else its essence."""
-    source = candidate.proposal.source
-    if whole or source.count("\n") < SHORT_LINES:
+def body(candidate: Candidate, parent: Candidate, entry: str, *, second: bool) -> str:
+    """The source if it is short, else how it differs from the parent, else what is essential."""
+    source, before = candidate.proposal.source, parent.proposal.source
+    if source.count("\n") < (SECOND_LINES if second else SHORT_LINES):
         return fenced(source, "python")
-    before = parent.proposal.source.splitlines()
-    diff = list(difflib.unified_diff(before, source.splitlines(), lineterm="", n=2))[2:]
-    if 0 < len(diff) <= DIFF_LINES:
+    lines = difflib.unified_diff(before.splitlines(), source.splitlines(), lineterm="", n=2)
+    diff = list(lines)[2:]
+    if 0 < len(diff) <= (SECOND_LINES if second else DIFF_LINES):
         return f"It differs from #{parent.id} in this:\n\n" + fenced("\n".join(diff), "diff")
-    return essence(source, entry)
-
-
-def essence(source: str, entry: str) -> str:
-    """What the file says about itself, and its host function."""
-    parts = [clipped(docstring(source), ABOUT_LINES)]
-    try:
-        tree = parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        tree = ast.Module([], [])
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == entry:
-            host = ast.get_source_segment(source, node) or ""
-            parts.append(fenced(clipped(host, HOST_LINES), "python"))
-    return "\n\n".join(p for p in parts if p)
+    about = essence(source, entry)
+    rest = essentials(source, before, entry, SECOND_LINES) if second else ""
+    return f"{about}\n\nIts essential pieces:\n\n{rest}" if rest else about

@@ -28,62 +28,58 @@ class Architecture:
     fma_per_clock: int  # fp32, of a multiprocessor
     matrix_per_clock: int  # bf16 and fp16 operations of its tensor cores, dense; 0: not stated
     has: str
+    products: str  # of use for matrix products alone
     lacks: str
 
 
-_AMPERE = (
-    "cp.async (16 bytes per thread to shared memory, in the background), ldmatrix, "
-    "mma.sync.m16n8k16 on bf16 and fp16 with fp32 accumulators, tanh.approx.f32, packed bf16x2 fma"
-)
+_AMPERE = "cp.async (16 bytes per thread to shared memory, in the background), packed bf16x2 fma"
+_AMPERE_PRODUCTS = "ldmatrix, mma.sync.m16n8k16 on bf16 and fp16 with fp32 accumulators"
 _HOPPER = (
-    "TMA (cp.async.bulk, tensor maps) with mbarriers, clusters of up to 8 blocks (16 where the GPU "
-    "allows it) with distributed shared memory, programmatic dependent launch, ex2.approx "
-    "and tanh.approx on bf16x2, red.global.add.v4.f32; all of Ampere's"
+    "bulk copies to and from shared memory (cp.async.bulk) with mbarriers, clusters of up to 8 "
+    "blocks (16 where the GPU allows it) with distributed shared memory, programmatic dependent "
+    "launch, cp.async, packed bf16x2 fma"
 )
-_NO_HOPPER = "TMA, clusters, wgmma, setmaxnreg, programmatic dependent launch, loads over 16 bytes"
+_HOPPER_PRODUCTS = "tensor maps (TMA), ldmatrix, mma.sync, ex2.approx and tanh.approx on bf16x2"
+_WGMMA = "wgmma (warp groups of 128 threads, m64nNk16, B and optionally A from shared memory), "
+_TCGEN05 = "tcgen05.mma on 256 KiB of tensor memory (Triton's tl.dot uses it), no wgmma; "
+_NO_HOPPER = "bulk copies, clusters, programmatic dependent launch, loads over 16 bytes"
 _BLACKWELL = "loads and stores of 32 bytes (ld.global.v8.f32), packed fp32 (fma.rn.f32x2), "
+_NO_BLACKWELL = "loads over 16 bytes, packed fp32"
 
 ARCHITECTURES: Mapping[int, Architecture] = {
-    80: Architecture("Ampere", 32, 64, 2048, _AMPERE, _NO_HOPPER),
-    86: Architecture("Ampere", 16, 128, 1024, _AMPERE, _NO_HOPPER),
-    87: Architecture("Ampere", 16, 128, 1024, _AMPERE, _NO_HOPPER),
-    89: Architecture("Ada", 24, 128, 1024, _AMPERE, _NO_HOPPER),
+    80: Architecture("Ampere", 32, 64, 2048, _AMPERE, _AMPERE_PRODUCTS, _NO_HOPPER),
+    86: Architecture("Ampere", 16, 128, 1024, _AMPERE, _AMPERE_PRODUCTS, _NO_HOPPER),
+    87: Architecture("Ampere", 16, 128, 1024, _AMPERE, _AMPERE_PRODUCTS, _NO_HOPPER),
+    89: Architecture("Ada", 24, 128, 1024, _AMPERE, _AMPERE_PRODUCTS, _NO_HOPPER),
     90: Architecture(
-        "Hopper",
-        32,
-        128,
-        4096,
-        "wgmma (warp groups of 128 threads, m64nNk16, B and optionally A from shared memory), "
-        "setmaxnreg, " + _HOPPER,
-        "tcgen05 and tensor memory, loads over 16 bytes, packed fp32",
+        *("Hopper", 32, 128, 4096, _HOPPER + ", setmaxnreg"),
+        *(_WGMMA + _HOPPER_PRODUCTS, _NO_BLACKWELL),
     ),
     100: Architecture(
-        "Blackwell",
-        32,
-        128,
-        8192,
-        "tcgen05.mma with accumulators in 256 KiB of tensor memory (Triton's tl.dot uses it), "
-        "setmaxnreg, " + _BLACKWELL + _HOPPER,
-        "wgmma",
+        *("Blackwell", 32, 128, 8192, _BLACKWELL + _HOPPER),
+        *(_TCGEN05 + _HOPPER_PRODUCTS, "loads over 32 bytes"),
     ),
     103: Architecture(
-        "Blackwell Ultra",
-        32,
-        128,
-        8192,
-        "tcgen05.mma with accumulators in 256 KiB of tensor memory (Triton's tl.dot uses it), "
-        "setmaxnreg, " + _BLACKWELL + _HOPPER,
-        "wgmma",
+        *("Blackwell Ultra", 32, 128, 8192, _BLACKWELL + _HOPPER),
+        *(_TCGEN05 + _HOPPER_PRODUCTS, "loads over 32 bytes"),
     ),
     120: Architecture(
-        "Blackwell (consumer)",
-        24,
-        128,
-        0,
-        _BLACKWELL + _HOPPER,
-        "wgmma, tcgen05: products go through mma.sync",
+        *("Blackwell (consumer)", 24, 128, 0, _BLACKWELL + _HOPPER),
+        *("no wgmma, no tcgen05: " + _HOPPER_PRODUCTS, "loads over 32 bytes"),
     ),
 }
+_CLUSTERS = {
+    (90, 132): (
+        "clusters: the 132 SMs lie in groups of 14 to 18 that differ from chip to chip, and a "
+        "cluster lies in one of them: at one block per SM 66 of 2 run at once, some 32 of 4, 15 "
+        "of 8, 7 of 16. Where a fixed grid of clusters has a few more than that, they run in a "
+        "second round, which doubles the time: a counter for the next item makes them harmless"
+    )
+}
+"""By capability and multiprocessors: what follows from how those are grouped: from the possible
+groups, and one H100 that was mapped (accel-sim/gpu-app-collection#87), where clusters of 8 blocks
+used 120 of them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +100,11 @@ class Hardware:
     def is_cpu(self) -> bool:
         """Whether kernels run on the host's processor."""
         return self.target.is_cpu
+
+    @property
+    def clusters(self) -> str:
+        """How many clusters run at once, where that is known."""
+        return _CLUSTERS.get((self.target.capability, self.units), "")
 
     @property
     def peak_tflop_per_s(self) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.plan import Language
 from kagent_sandbox.task import Kind, Task
-from kagent_sandbox.verdict import Rejected
+from kagent_sandbox.verdict import Passed, Rejected
 
 from kagent.lineage import Candidate, Operator
 from kagent.model.chat import Prompt
@@ -21,6 +21,7 @@ from kagent.prompting.cards import Card, Place, helps, load_cards, suits
 from kagent.prompting.cases import bench_cases, bounds_of, cases_table
 from kagent.prompting.deal import deal
 from kagent.prompting.elites import diverse, elite
+from kagent.prompting.essence import sketch
 from kagent.prompting.fault import distil
 from kagent.prompting.hardware import hardware
 from kagent.prompting.ledger import ledger
@@ -92,10 +93,11 @@ class Prompter:
             operator = Operator.STRUCTURE  # there is nothing to cross with
         parent = self._describe(brief.parent, brief)
         chosen = self._card(brief, operator, parent) if card is None else self._named(card)
-        shared = self._shared()
+        shared, base = self._shared(), _base(brief)
         values = {
             **shared,
             "parent": parent,
+            "sketch": sketch(parent.source, self._task.entry),
             "tunables": _tunables(parent.source),
             "elites": self._elites(brief, operator, second),
             "ledger": ledger(brief),
@@ -103,7 +105,8 @@ class Prompter:
             "card_text": self._card_text(chosen, operator, parent),
             "fault": self._fault(brief.parent),
             "idea": one_line(brief.parent.proposal.hypothesis, IDEA_CHARS),
-            "base": _base(brief),
+            "base": base,
+            "base_measured": isinstance(base.verdict, Passed) and bool(base.verdict.timings),
         }
         return Prompt(
             system=self._templates.render("system", shared),
@@ -136,9 +139,9 @@ class Prompter:
         if operator in (Operator.REPAIR, Operator.TUNE):
             return []
         if second is not None:
-            return [elite(second, brief, self._cases, whole=True)]
+            return [elite(second, brief, self._cases, second=True)]
         count = 1 if operator is Operator.REWRITE else 2
-        return [elite(c, brief, self._cases, whole=False) for c in diverse(brief, count)]
+        return [elite(c, brief, self._cases, second=False) for c in diverse(brief, count)]
 
     def _fault(self, candidate: Candidate) -> object:
         verdict = candidate.verdict

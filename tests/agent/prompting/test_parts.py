@@ -1,14 +1,19 @@
 """Pieces of prompts: residency, cases, elites, ledger, faults, text."""
 
 import dataclasses
+import re
 
 import h100
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from kagent.lineage import Candidate, Lineage, Operator, Proposal
 from kagent.prompting import Prompter, Situation, situation_of
-from kagent.prompting.about import about_task
+from kagent.prompting.about import EPSILON, about_task
 from kagent.prompting.cases import bench_cases, bounds_of, case_line
-from kagent.prompting.elites import diverse, elite, essence
+from kagent.prompting.elites import diverse, elite
+from kagent.prompting.essence import essence, essentials, sketch
 from kagent.prompting.fault import distil, excerpt
 from kagent.prompting.hardware import ARCHITECTURES, hardware
 from kagent.prompting.ledger import entry, ledger
@@ -16,11 +21,12 @@ from kagent.prompting.measured import languages_of, measured
 from kagent.prompting.text import amount, clipped, fenced, microseconds, one_line, table
 from kagent.show import read_history
 from kagent.store import RunStore
-from kagent.tasks import find_task
+from kagent.tasks import find_task, seeds_of, task_names
 from kagent_sandbox.build import targets
 from kagent_sandbox.errors import RunError
 from kagent_sandbox.launch.base import Ceilings
 from kagent_sandbox.records import to_json
+from kagent_sandbox.task import draw_hidden
 from kagent_sandbox.verdict import Rejected, Stage, Status
 from made import passed
 from toy import manifest
@@ -106,7 +112,10 @@ def test_what_a_task_means_is_torch_itself():
     assert "F.cross_entropy(leaf, target, ignore_index=ignore_index)" in about.meaning
     assert '"""' not in about.meaning
     assert about.arguments[2] == "ignore_index: a plain Python integer, always -100"
-    assert about.tolerances[0] == "loss: k = 2, floor = 32 eps; the whole tensor is one row"
+    assert about.tolerances[0] == (
+        "loss: k = 2, floor = 32 eps (fp32 3.8e-06); the whole tensor is one row"
+    )
+    assert "floor = 2 eps (bf16 0.016, fp16 0.002, fp32 2.4e-07)" in about.tolerances[1]
     assert "`padded`" in about.inputs
     assert about_task(find_task("attention"), "gpu").arguments[3] == "causal: a plain Python flag"
     assert about_task(find_task("linear_cross_entropy"), "gpu").allowed == (
@@ -149,18 +158,78 @@ def test_elites_are_those_that_add_something():
 
 def test_an_elite_is_shown_whole_if_short_and_by_what_differs_if_alike():
     brief = h100.brief(parent=2)
-    shown = elite(brief.lineage[0], brief, cases_of(), whole=False)
+    shown = elite(brief.lineage[0], brief, cases_of(), second=False)
     assert brief.lineage[0].proposal.source.rstrip() in shown.body
     assert "bf16_16384x1024 1.043×" in shown.cases
     source = brief.parent.proposal.source
     proposal = Proposal(7, (2,), Operator.STRUCTURE, "x", source.replace("__ldcs", "__ldcg"), "")
-    other = elite(Candidate(proposal, brief.parent.verdict), brief, cases_of(), whole=False)
+    other = elite(Candidate(proposal, brief.parent.verdict), brief, cases_of(), second=False)
     assert other.body.startswith("It differs from #2 in this:")
     assert other.body.count("\n+") == 2
     text = essence(source, "softmax")
     assert text.startswith("Softmax with each row in the registers")
+    assert "A row is divided among" not in text  # its second paragraph
+    assert "def " not in text
+    silent = source[source.index("import torch") :]
+    assert "def softmax(x: torch.Tensor)" in essence(silent, "softmax")
+
+
+def test_a_second_parent_is_cut_to_what_the_first_lacks():
+    brief = h100.brief(parent=0)
+    long = brief.lineage[2]
+    shown = elite(long, brief, cases_of(), second=True).body
+    assert shown.count("\n") < 190
+    assert "softmax_on_chip(" in shown
+    assert "def softmax(x: torch.Tensor)" in shown
+    assert "for length." in shown
+    source = long.proposal.source
+    changed = source.replace("__ldcs(p);", "__ldcg(p);")
+    only = essentials(source, changed, "softmax", 150)  # one piece of C++ differs
+    assert "__ldcs(p)" in only
+    assert "__global__" not in only
+    assert re.search(r"Left out: \d+ pieces that the parent has too\.$", only)
+    assert essentials(source, source, "softmax", 150) == ""
+    assert essentials("def f(:", "", "f", 9) == ""
+
+
+@given(st.sampled_from([s.source() for n in task_names() for s in seeds_of(find_task(n))]))
+def test_essentials_are_bounded_and_of_the_file(source):
+    text = essentials(source, "", "nothing", 60)
+    inner = text.partition("\n")[2].rpartition("```")[0]
+    assert inner.count("\n") <= 130
+    for piece in filter(str.strip, inner.split("\n\n")):
+        first = piece.strip("\n").split("\n")[0]
+        assert first in source or first.startswith("[")
+
+
+def test_an_unmeasured_file_is_sketched():
+    sources = {s.name: s.source() for s in seeds_of(SOFTMAX)}
+    assert sources["triton_rows"].rstrip() in sketch(sources["triton_rows"], "softmax")
+    text = sketch(sources["cuda_cluster"], "softmax")
+    assert text.startswith("Softmax with each row in the registers")
     assert "def softmax(x: torch.Tensor)" in text
     assert "__global__" not in text
+
+
+def test_what_hidden_cases_are_drawn_from_is_told_in_words():
+    about = about_task(SOFTMAX, "gpu")
+    assert about.hidden_checks[0] == (
+        "1 × bf16, M 2 to 300, N a prime from 600 to 1023; inputs normal, masked or ramp, "
+        "scale 0.01, 1 or 10"
+    )
+    assert about.hidden_bench[2] == "1 × bf16, M 8192 to 16384, N 6000 to 8192 in steps of 8"
+    assert about.bench_inputs == "normal"
+    assert "but for bf16_19x1021_padded: there each row starts 8 elements" in about.strides
+    for kind in ("gpu", "cpu"):  # as it says
+        drawn = [*draw_hidden(SOFTMAX, kind, "check", 1), *draw_hidden(SOFTMAX, kind, "bench", 1)]
+        assert not any(c.noncontiguous for c in drawn)
+    other = about_task(find_task("cross_entropy"), "gpu")
+    assert other.strides == "Inputs are contiguous in every case, hidden ones included."
+    assert about_task(find_task("cross_entropy"), "cpu").bench_inputs == "normal or padded"
+
+
+def test_epsilons_are_torchs():
+    assert {n: torch.finfo(getattr(torch, n)).eps for n in EPSILON} == EPSILON
 
 
 def test_the_ledger_has_the_parents_line_first_and_then_the_newest():
