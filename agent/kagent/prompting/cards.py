@@ -34,6 +34,7 @@ Need = Literal["several_launches", "narrow_loads", "spills", "short_rows", "long
 WHEN, WRONG = "When it pays", "What goes wrong"
 HEADINGS: Mapping[str, Language] = {"Triton": "triton", "CUDA": "cuda", "C++": "cpp"}
 _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
+_LATER = re.compile(r"^From sm_(\d+) on: .*\n\n", re.MULTILINE)  # a paragraph for some only
 _EXCEPT = re.compile(r"any except ([\w, ]+)")
 
 
@@ -82,10 +83,13 @@ class Card:
         found = _EXCEPT.fullmatch(tasks)
         return found is None or name not in re.split(r"\W+", found[1])
 
-    def text(self, languages: Collection[Language]) -> str:
-        """When it pays, how it is written in these languages, and what goes wrong."""
+    def text(self, languages: Collection[Language], capability: int) -> str:
+        """When it pays, how it is written in these languages, and what goes wrong; without
+        paragraphs for later architectures.
+        """
         kept = [WHEN, *(h for h, lang in HEADINGS.items() if lang in languages), WRONG]
-        return "\n\n".join(f"**{h}**\n\n{self.sections[h]}" for h in kept if h in self.sections)
+        whole = "\n\n".join(f"**{h}**\n\n{self.sections[h]}" for h in kept if h in self.sections)
+        return _LATER.sub(lambda m: m[0] if int(m[1]) <= capability else "", whole)
 
     def is_used_in(self, source: str) -> bool:
         """Whether a file shows that it uses the technique already."""

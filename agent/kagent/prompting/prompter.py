@@ -173,10 +173,9 @@ class Prompter:
         """Its text for the parent's language; for those that may be chosen where there is none."""
         if card is None:
             return ""
-        own = card.written_in(parent.languages)
-        if own and operator is not Operator.REWRITE:
-            return card.text(own)
-        return card.text(card.written_in(self._languages) or card.front.languages)
+        shown = card.written_in(parent.languages) if operator is not Operator.REWRITE else ()
+        shown = shown or card.written_in(self._languages) or card.front.languages
+        return card.text(shown, self._device.target.capability)
 
 
 def _base(brief: Brief) -> Candidate:

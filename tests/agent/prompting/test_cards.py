@@ -51,8 +51,16 @@ def test_code_is_marked_by_its_language_and_parses(name):
 def test_a_card_is_short(name):
     card = CARDS[name]
     for language in card.front.languages:
-        assert len(card.text([language])) < 6500, (name, language)
+        assert len(card.text([language], 0)) < 6500, (name, language)
     assert all(len(line) <= 100 for *_, text in fences(card) for line in text.splitlines())
+
+
+def test_a_paragraph_for_later_architectures_is_theirs_alone():
+    card = CARDS["packed_math"]
+    assert "fma.rn.f32x2" in card.text(["cuda"], 100)
+    assert "fma.rn.f32x2" not in card.text(["cuda"], 90)
+    assert "**What goes wrong**" in card.text(["cuda"], 90)
+    assert not [n for n, c in CARDS.items() if "sm_100" in c.text(c.front.languages, 90)]
 
 
 def test_every_file_of_snippets_belongs_to_a_fence():

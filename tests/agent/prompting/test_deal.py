@@ -128,8 +128,8 @@ def test_a_technique_that_the_parent_uses_is_not_proposed_as_a_change():
     prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.SITUATION)
     lineage = h100.history()
     used = {c.name for c in DECK if c.is_used_in(lineage[2].proposal.source)}
-    assert {"cluster_rows", "exp2"} <= used
-    assert {"persistent", "bulk_copies", "pipelining"}.isdisjoint(used)
+    assert "exp2" in used
+    assert {"cluster_rows", "persistent", "bulk_copies", "pipelining"}.isdisjoint(used)
     for number in range(60):
         brief = h100.brief(parent=2, number=number, lineage=lineage)
         assert prompter.write(brief).card not in used

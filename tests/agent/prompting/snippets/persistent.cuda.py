@@ -1,6 +1,5 @@
-"""entry: double(x: float32[300,2000]) -> float32[300,2000]
-expect: x * 2
-loads: 16
+"""entry: center(x: float32[1000,2048]) -> float32[1000,2048]
+expect: x - x.mean(1, keepdim=True)
 """
 
 import torch
@@ -11,7 +10,8 @@ SOURCE = r"""
 """
 
 
-def double(x):
+def center(x):
     y = torch.empty_like(x)
-    cuda_kernel("double_rows<2>", SOURCE).launch((132,), (256,), x, y, x.shape[0], x.shape[1] // 4)
+    kernel = cuda_kernel("center_rows<2, 3>", SOURCE)
+    kernel.launch((132,), (256,), x, y, x.shape[0], shared=3 * 2048 * 4)
     return y
