@@ -63,9 +63,12 @@ def text_of(prompt: Prompt) -> str:
 
 
 def _name(brief: Brief, source: str, card: str) -> str:
-    """What to call the structure: as the parent where only its constants or faults changed."""
+    """What to call the structure: by its technique, or as the parent, but in its own language."""
     if brief.operator in (Operator.TUNE, Operator.REPAIR) or not card:
-        return brief.parent.proposal.name
+        name = brief.parent.proposal.name
+        language, _, rest = name.partition("_")
+        known = language in ("triton", "cuda", "cpp") and "+" not in name
+        return f"{language_of_source(source)}_{rest}" if known else name
     technique = card.removeprefix("cpu_").replace("-", "_")
     return f"{language_of_source(source)}_{technique}"
 

@@ -127,19 +127,21 @@ class Hardware:
             "threads": self.target.threads_per_multiprocessor // 32 // warps,
             "blocks": self.architecture.blocks,
         }
-        name = min(limits, key=lambda n: limits[n])
-        blocks = limits[name]
-        return Residency(blocks, blocks * warps, self.target.threads_per_multiprocessor // 32, name)
+        blocks = min(limits.values())
+        scarce = tuple(n for n, most in limits.items() if most == blocks)
+        return Residency(
+            blocks, blocks * warps, self.target.threads_per_multiprocessor // 32, scarce
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Blocks and warps that a multiprocessor holds, of how many, and the scarce resource."""
+    """Blocks and warps that a multiprocessor holds, of how many, and the scarce resources."""
 
     blocks: int
     warps: int
     most_warps: int
-    limit: str
+    limits: tuple[str, ...]
 
 
 def hardware(target: str, facts: DeviceFacts | None, ceilings: Ceilings | None) -> Hardware:

@@ -7,12 +7,12 @@ import math
 from kagent_sandbox.verdict import Rejected
 
 from kagent.lineage import Candidate, Lineage, Operator
-from kagent.prompting.text import one_line, ratio
+from kagent.prompting.text import cut_at_a_pause, one_line, ratio
 from kagent.propose import Brief
 
 MOST = 12
 MOST_TUNED = 3  # changes of constants: each tells little
-IDEA_CHARS = 160
+IDEA_CHARS = 200
 REASON_CHARS = 140
 HIDDEN = "hidden_"  # how the names of hidden cases begin
 
@@ -38,8 +38,18 @@ def ledger(brief: Brief) -> list[str]:
             tuned += 1
             if tuned > MOST_TUNED:
                 continue
-        chosen.append(candidate)
+        twin = next((i for i, c in enumerate(chosen) if _same_idea(c, candidate)), None)
+        if twin is None:
+            chosen.append(candidate)
+        elif lineage.log_speed(candidate.id) > lineage.log_speed(chosen[twin].id):
+            chosen[twin] = candidate
     return [entry(c, lineage) for c in chosen[:MOST]]
+
+
+def _same_idea(one: Candidate, other: Candidate) -> bool:
+    """Whether two answers to one ask say the same: the faster one tells enough."""
+    a, b = one.proposal, other.proposal
+    return a.ask is not None and (a.ask, a.hypothesis) == (b.ask, b.hypothesis)
 
 
 def _counts(candidate: Candidate) -> bool:
@@ -52,7 +62,7 @@ def entry(candidate: Candidate, lineage: Lineage) -> str:
     """'#31 structure of #19: IDEA (predicted 1.15×) → 0.970× #19'."""
     p = candidate.proposal
     parents = " and ".join(f"#{i}" for i in p.parents)
-    idea = one_line(p.hypothesis, IDEA_CHARS) or "(no hypothesis)"
+    idea = cut_at_a_pause(p.hypothesis, IDEA_CHARS) or "(no hypothesis)"
     promise = f" (predicted {ratio(p.predicted)})" if p.predicted else ""
     return f"#{p.id} {p.operator} of {parents}: {idea}{promise} → {outcome(candidate, lineage)}"
 
@@ -70,8 +80,9 @@ def outcome(candidate: Candidate, lineage: Lineage) -> str:
     if base is None or gain is None:  # all that it was made from was rejected: against torch
         speed = math.exp(lineage.log_speed(candidate.id))
         return f"works, {ratio(speed)} the best of torch{promoted}"
-    coarse = " (few samples)" if verdict.screened else ""
-    return f"{ratio(gain)} #{base.id}{coarse}{promoted}"
+    coarse = ", few samples" if verdict.screened else ""
+    torch = ratio(math.exp(lineage.log_speed(candidate.id)))
+    return f"{ratio(gain)} #{base.id} ({torch} the best of torch{coarse}){promoted}"
 
 
 def where(verdict: Rejected) -> str:

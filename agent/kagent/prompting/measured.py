@@ -20,6 +20,7 @@ from kagent.prompting.text import kib, microseconds, one_line, plural, ratio, ta
 
 MOST_KERNELS = 8
 SHORT_ROW, LONG_ROW = 2048, 16384  # elements: what one warp, what one block holds at most
+_BULK = re.compile(r"cp\.async\.bulk|tensor_descriptor|TensorDescriptor|tensor_map\(")
 AT_ROOFLINE = 0.97  # a case with more of the roofline has little left to gain
 
 
@@ -37,6 +38,7 @@ class Measured:
     coarse: bool  # timed on a few samples only
     speed: str  # "1.418×" the best of torch
     times: str
+    setting: str  # which values of its tunables the times are of
     kernels: str
     headroom: str
     numerics: str
@@ -90,7 +92,8 @@ def measured(
         coarse=passed is not None and passed.screened,
         speed=ratio(math.exp(log)) if math.isfinite(log) else "",
         times=_times(candidate, lineage, cases, matrix=matrix) if timings else "",
-        kernels=_kernels(passed, device) if passed is not None else "",
+        setting=_setting(passed) if passed is not None and timings else "",
+        kernels=_kernels(passed, p.source, device) if passed is not None else "",
         headroom=_headroom(timings, cases),
         numerics=_numerics(passed, visible) if passed is not None else "",
         launches=max(t.launches for t in timings) if timings else None,
@@ -134,22 +137,30 @@ def _times(
     return table((*head, "configuration"), rows)
 
 
-def _headroom(timings: Sequence[CaseTiming], cases: Sequence[BenchCase]) -> str:
-    """Where the score can still grow: cases furthest below their roofline first."""
-    known = {c.name for c in cases}
-    below = sorted(
-        (t for t in timings if t.case in known and 0 < t.roofline_share < AT_ROOFLINE),
-        key=lambda t: t.roofline_share,
+def _setting(verdict: Passed) -> str:
+    """Which values of the tunables the times are of, and what they are the times of."""
+    count = len(verdict.configs)
+    text = (
+        f"Each time is that of the fastest of {count} combinations of its tunables"
+        if count > 1
+        else "The times are at its tunables' values as assigned in the file"
     )
-    if not timings:
+    several = any(t.launches > 1 for t in verdict.timings)
+    return text + ("; the launches of a call were timed together only." if several else ".")
+
+
+def _headroom(timings: Sequence[CaseTiming], cases: Sequence[BenchCase]) -> str:
+    """Where the score can still grow: how much in all, and the cases furthest below."""
+    known = {c.name for c in cases}
+    shares = {t.case: t.roofline_share for t in timings if t.case in known and t.roofline_share > 0}
+    if not shares:
         return ""
+    left = math.exp(-sum(math.log(min(1.0, s)) for s in shares.values()) / len(shares))
+    below = sorted((n for n, s in shares.items() if s < AT_ROOFLINE), key=lambda n: shares[n])
+    text = f"At 100 % in every case it would be {ratio(left)} as fast in the geometric mean"
     if not below:
-        return (
-            f"Every case is within {1 - AT_ROOFLINE:.0%} of its roofline: what is left is in "
-            "launches, tails and start-up."
-        )
-    gains = [f"{t.case} (up to {1 / t.roofline_share:.2f}×)" for t in below[:3]]
-    return f"Furthest below the roofline: {', '.join(gains)}."
+        return text + ": what is left is in launches, tails and start-up."
+    return f"{text}; furthest below: {', '.join(below[:3])}."
 
 
 def _numerics(verdict: Passed, visible: frozenset[str]) -> str:
@@ -194,10 +205,10 @@ def _crowded(r: Mapping[str, object], device: Hardware) -> bool:
     if not threads or not registers or device.architecture is None:
         return False
     s = device.residency(threads, registers, _number(r, "shared_bytes"))
-    return s.limit == "registers" and s.warps * 4 < s.most_warps
+    return s.limits == ("registers",) and s.warps * 4 < s.most_warps
 
 
-def _kernels(verdict: Passed, device: Hardware) -> str:
+def _kernels(verdict: Passed, source: str, device: Hardware) -> str:
     """Kernels with what the compiler says they use; those that spill most, then the largest."""
     if device.is_cpu or not verdict.resources:
         return ""
@@ -212,7 +223,10 @@ def _kernels(verdict: Passed, device: Hardware) -> str:
     head = ("kernel", "threads", "registers", "spills", "shared memory", "global loads", "resident")
     text = table(head, rows)
     left = len(seen) - len(rows)
-    return text + (f"\n({plural(left, 'further kernel')} not shown)" if left else "")
+    notes = [f"{plural(left, 'further kernel')} not shown"] if left else []
+    if _BULK.search(source):
+        notes.append("bulk copies into shared memory are not among the global loads")
+    return text + (f"\n\n({'; '.join(notes)})" if notes else "")
 
 
 def _kernel_row(r: Mapping[str, object], device: Hardware) -> tuple[str, ...]:
@@ -221,7 +235,7 @@ def _kernel_row(r: Mapping[str, object], device: Hardware) -> tuple[str, ...]:
     resident = ""
     if threads and registers and device.architecture is not None:
         s = device.residency(threads, registers, shared)
-        resident = f"{s.blocks} blocks, {s.warps}/{s.most_warps} warps ({s.limit})"
+        resident = f"{s.blocks} blocks, {s.warps}/{s.most_warps} warps ({' and '.join(s.limits)})"
     return (
         kernel_label(str(r.get("name", "?"))),
         str(threads) if threads else "",

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 ELLIPSIS = "…"
+_PAUSE = re.compile(r"[.;:,](?=\s)")
 
 
 def printable(text: str) -> str:
@@ -18,6 +19,20 @@ def one_line(text: str, limit: int) -> str:
     """On one line, without control characters, at most `limit` characters."""
     flat = " ".join(printable(text).split())
     return flat if len(flat) <= limit else flat[: limit - 1].rstrip() + ELLIPSIS
+
+
+def cut_at_a_pause(text: str, limit: int) -> str:
+    """As `one_line`, but what is too long ends at the last sentence or clause that fits, if that
+    leaves half of it.
+    """
+    flat = one_line(text, len(text) + 1)
+    if len(flat) <= limit:
+        return flat
+    pauses = [m.end() for m in _PAUSE.finditer(flat[:limit])]
+    if not pauses or pauses[-1] < limit // 2:
+        return one_line(flat, limit)
+    kept = flat[: pauses[-1]]
+    return kept if kept.endswith(".") else kept[:-1] + ELLIPSIS
 
 
 def clipped(text: str, lines: int, width: int = 200) -> str:

@@ -18,7 +18,15 @@ from kagent.prompting.fault import distil, excerpt
 from kagent.prompting.hardware import ARCHITECTURES, hardware
 from kagent.prompting.ledger import entry, ledger
 from kagent.prompting.measured import languages_of, measured
-from kagent.prompting.text import amount, clipped, fenced, microseconds, one_line, table
+from kagent.prompting.text import (
+    amount,
+    clipped,
+    cut_at_a_pause,
+    fenced,
+    microseconds,
+    one_line,
+    table,
+)
 from kagent.show import read_history
 from kagent.store import RunStore
 from kagent.tasks import find_task, seeds_of, task_names
@@ -54,7 +62,7 @@ def test_every_target_has_an_architecture():
 @pytest.mark.parametrize(
     ("threads", "registers", "shared", "blocks", "limit"),
     [
-        (1024, 32, 0, 2, "registers"),  # 64 warps of 1024 registers; threads allow as many
+        (1024, 32, 0, 2, "registers and threads"),  # 64 warps of 1024 registers
         (512, 64, 1024, 2, "registers"),
         (256, 168, 0, 1, "registers"),  # 12 warps fit, 8 of them make a block
         (128, 255, 0, 2, "registers"),
@@ -62,13 +70,14 @@ def test_every_target_has_an_architecture():
         (32, 16, 0, 32, "blocks"),
         (128, 32, 100 << 10, 2, "shared memory"),
         (128, 32, 227 << 10, 1, "shared memory"),
+        (544, 62, 224 << 10, 1, "registers and shared memory"),  # 2 · 17 warps of 2048 registers
     ],
 )
 def test_resident_blocks_follow_from_the_scarcest_resource(
     threads, registers, shared, blocks, limit
 ):
     found = H100.residency(threads, registers, shared)
-    assert (found.blocks, found.limit) == (blocks, limit)
+    assert (found.blocks, " and ".join(found.limits)) == (blocks, limit)
     assert found.warps == blocks * -(-threads // 32)
 
 
@@ -235,7 +244,7 @@ def test_epsilons_are_torchs():
 def test_the_ledger_has_the_parents_line_first_and_then_the_newest():
     lines = ledger(h100.brief())
     assert [line.split()[0] for line in lines] == ["#3", "#6", "#5", "#4"]
-    assert lines[0].endswith("→ 1.012× #2, new incumbent")
+    assert lines[0].endswith("→ 1.012× #2 (1.276× the best of torch), new incumbent")
     assert "(predicted 1.030×) → INCORRECT_NUMERICAL in a hidden case: “result y:" in lines[2]
     repair = ledger(h100.brief(Operator.REPAIR, 4))
     assert [line.split()[0] for line in repair] == ["#3", "#6", "#5"]  # its own fault is shown
@@ -258,12 +267,31 @@ def test_a_repaired_file_is_compared_with_what_the_broken_one_was_made_from():
     lineage = h100.history()
     proposal = Proposal(len(lineage), (4,), Operator.REPAIR, "x", "x = 1", "mended")
     lineage.record(Candidate(proposal, h100.passed(h100.JOINED)))
-    assert entry(lineage[7], lineage).endswith("repair of #4: mended → 1.000× #3")
+    told = entry(lineage[7], lineage)
+    assert told.endswith("mended → 1.000× #3 (1.276× the best of torch)")
     orphan = lineage[4].proposal
     broken = [Candidate(dataclasses.replace(orphan, id=0, parents=()), lineage[4].verdict)]
     only = Lineage(broken)
     only.record(Candidate(dataclasses.replace(proposal, id=1, parents=(0,)), lineage[0].verdict))
     assert "mended → works, 0.964× the best of torch" in entry(only[1], only)
+
+
+def test_of_two_answers_that_say_the_same_the_ledger_tells_the_faster():
+    lineage = h100.history()
+    for factor in (1.0, 0.9, 1.1):
+        number = len(lineage)
+        proposal = Proposal(
+            *(number, (3,), Operator.REWRITE, "x", f"x = {number}", "the same idea"), ask=9
+        )
+        times = tuple(t * factor for t in h100.JOINED)
+        lineage.record(Candidate(proposal, h100.passed(times)))
+    told = [line for line in ledger(h100.brief(lineage=lineage)) if "the same idea" in line]
+    assert [line.split()[0] for line in told] == ["#8"]
+    for number in (10, 11):  # of other asks, as decided by the tuner
+        proposal = dataclasses.replace(lineage[8].proposal, id=number, ask=None)
+        lineage.record(Candidate(proposal, lineage[8].verdict))
+    told = [line for line in ledger(h100.brief(lineage=lineage)) if "the same idea" in line]
+    assert [line.split()[0] for line in told] == ["#11", "#10", "#8"]
 
 
 # -- faults ----------------------------------------------------------------------------------------
@@ -371,5 +399,9 @@ def test_fences_are_longer_than_any_in_the_text():
 def test_text_is_cut_and_cleaned():
     assert one_line("a\n b\t\x1b[31m c", 100) == "a b [31m c"
     assert one_line("word " * 10, 12) == "word word w…"
+    assert cut_at_a_pause("One two. Three four five, six", 27) == "One two. Three four five…"
+    assert cut_at_a_pause("One two three. Four, five six seven", 18) == "One two three."
+    assert cut_at_a_pause("One, two three four five six", 20) == "One, two three four…"
+    assert cut_at_a_pause("One,\n two.", 20) == "One, two."
     assert clipped("a\nb\nc\nd", 2) == "a\nb\n[2 more lines]"
     assert table(("a", "b"), [("1", ""), ("2", "")]) == "| a |\n| --- |\n| 1 |\n| 2 |"
