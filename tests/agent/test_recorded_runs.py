@@ -1,0 +1,102 @@
+"""The runs that ship in runs/: readable, decided again alike, and repeatable without a model."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from kagent.config import load_config
+from kagent.lineage import Lineage, Operator, kernel_id
+from kagent.model.reply import read_reply
+from kagent.proposers import recording
+from kagent.recorded import Recorded
+from kagent.replay import replay
+from kagent.runs import list_runs
+from kagent.select import select
+from kagent.session import setting_of
+from kagent.show import read_history
+from kagent.store import RunStore
+from kagent.tasks import find_task
+from kagent_sandbox.verdict import Passed
+
+RUNS = Path(__file__).parents[2] / "runs"
+NAMES = ("cross_entropy-ask-tell", "softmax-ask-tell")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def run(request):
+    return read_history(RUNS / request.param)
+
+
+def test_they_are_all_that_ship():
+    shipped = [p.name for p in list_runs(RUNS) if p.name in NAMES]
+    assert sorted(shipped) == list(NAMES)
+
+
+def test_at_least_twelve_prompts_were_answered_and_judged(run):
+    store, history = run
+    answered = [c for c in history.lineage if c.proposal.ask is not None]
+    assert len({c.proposal.ask for c in answered}) >= 12
+    assert all(c.proposal.origin.model == "ask/tell" for c in answered)
+    assert history.pending == ()
+    assert history.race.winner is not None
+    assert store.manifest.environment["device"] == "NVIDIA H100 80GB HBM3"
+
+
+def test_no_file_names_a_place_of_the_machine_that_made_it(run):
+    store, _ = run
+    for path in store.folder.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert not any(p in data for p in (b"/work/", b"/root/", b"/home/", b"/tmp/")), path
+
+
+def test_what_was_asked_is_selected_again(run):
+    store, history = run
+    task = find_task(store.manifest.task)
+    with RunStore.open(store.folder, write=False) as opened:
+        setting = setting_of(opened, task)
+    assert asyncio.run(replay(history, setting, None)) is None
+
+
+def test_replies_read_as_the_kernels_that_were_judged(run):
+    store, history = run
+    entry = find_task(store.manifest.task).entry
+    for candidate in history.lineage:
+        proposal = candidate.proposal
+        if proposal.ask is None:
+            continue
+        texts = store.folder.glob(f"replies/{proposal.ask:04}*.md")
+        sources = [read_reply(t.read_text(), entry).source for t in texts]
+        assert proposal.kernel in [kernel_id(s) for s in sources]
+
+
+def test_the_same_proposals_and_measurements_give_the_same_lineage(run):
+    """`--proposer replay:RUN`, with a machine that measures what was measured then."""
+    store, history = run
+    task = find_task(store.manifest.task)
+    found = recording(load_config(runs=RUNS, proposer=f"replay:{store.folder.name}"), task.name)
+    assert found.evaluations == history.lineage.counted
+    proposer = Recorded(found.name, found.history)
+    with RunStore.open(store.folder, write=False) as opened:
+        setting = setting_of(opened, task)
+    again = Lineage(c for c in history.lineage if c.proposal.operator is Operator.SEED)
+    seeds = len(again)
+    for number in range(len(proposer)):
+        brief = select(setting, again.as_of(len(again)), number)
+        draft = asyncio.run(proposer.propose(brief))
+        then = history.lineage[seeds + number]
+        proposal = draft.proposal(brief, seeds + number)
+        assert (proposal.source, proposal.parents) == (then.proposal.source, then.proposal.parents)
+        again.record(type(then)(proposal, then.verdict, then.facts))
+    assert [c.id for c in again.promotions] == [c.id for c in history.lineage.promotions]
+    assert again.incumbent.id == history.race.winner
+
+
+def test_the_winners_beat_torch_on_every_hidden_case(run):
+    _, history = run
+    race, winner = history.race.race, str(history.race.winner)
+    assert all(not case.missing.keys() & {"eager", "compile"} for case in race.cases)
+    for case in race.cases:
+        ours = case.candidates[winner].kernel_us
+        assert all(t.kernel_us > ours for t in case.baselines.values())
+    assert isinstance(history.lineage[history.race.winner].verdict, Passed)
