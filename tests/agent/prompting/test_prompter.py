@@ -151,7 +151,7 @@ def test_a_crossover_of_two_long_files_is_bounded():
     long = lineage[2].proposal.source.replace("softmax_on_chip", "softmax_in_chips")
     source = long + "".join(f"\n\ndef helper_{i}(x):\n    return x\n" for i in range(200))
     number = len(lineage)
-    proposal = Proposal(number, (2,), Operator.STRUCTURE, "cuda_cluster", source, "")
+    proposal = Proposal(number, (2,), Operator.STRUCTURE, "cuda_ring", source, "")
     fast = tuple(us * 0.8 for us in h100.CLUSTER)
     lineage.record(Candidate(proposal, h100.passed(fast)))
     brief = h100.brief(Operator.CROSSOVER, 2, lineage=lineage)
@@ -159,7 +159,7 @@ def test_a_crossover_of_two_long_files_is_bounded():
     own = brief.parent.proposal.source
     assert own.rstrip("\n") in text
     other = text.partition("# The other parent")[2].partition("# What was tried")[0]
-    assert f"## #{number} cuda_cluster" in other
+    assert f"## #{number} cuda_ring" in other
     assert "softmax_in_chips(" in other
     assert "pieces that the parent has too" in other
     assert other.count("\n") < 190
