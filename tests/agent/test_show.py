@@ -36,9 +36,7 @@ def test_a_run_shows_its_path_cases_rejections_and_race(folder, monkeypatch, cap
     assert f"12 evaluated in {clock(read_history(folder)[1].elapsed_s)}" in shown.out
     for words in ("path", "one of the task's own kernels", "rejected", "INCORRECT_NUMERICAL"):
         assert words in shown.out
-    assert "#1 cpp_wide: 1.265× the best of torch that ran (95 %: 1.200–1.300)" in (
-        shown.out
-    )
+    assert "#1 cpp_wide: 1.265× the best of torch that ran (95 %: 1.200–1.300)" in (shown.out)
     assert "it loses on: float32 M=8 N=1024 (0.800×)" in shown.out
 
 
