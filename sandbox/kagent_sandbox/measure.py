@@ -13,6 +13,7 @@ import numpy as np
 from kagent_sandbox import figures, timing
 from kagent_sandbox.blocks import PACES, Table, placements
 from kagent_sandbox.check import Checker, pitch_of
+from kagent_sandbox.errors import MachineError
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.session import Disqualified, Session
 from kagent_sandbox.sweep import Sweeper, distinct
@@ -41,6 +42,11 @@ WALL_BUDGET_US = 3000.0
 ALARM_TRIES = 8
 """How often a suspicion is looked into before it is believed: a busy host raises some."""
 ALARM_PAUSE_S = 0.02
+NOISE_TRIES = 3
+
+
+def _is_noise(blocks: Sequence[Sequence[float]]) -> bool:
+    return timing.is_noise([us for block in blocks for us in block])
 
 
 @dataclass(frozen=True)
@@ -174,6 +180,7 @@ class Meter:
                         checked = side == "a" and len(table.blocks["a"]) == secret[name]
                         table.sample(side, pace.samples, verify=checked)
                 if done == total:
+                    self._repeat_noise(table, order)
                     self._refuse_suspicion(table)
             if done < total and self._loses(tables):
                 for name, table in tables.items():
@@ -181,6 +188,37 @@ class Meter:
                         table.verify("a")
                 return False
         return True
+
+    def _repeat_noise(self, table: Table, order: str) -> None:
+        """Take all turns of a case once more while its samples are no measurement.
+
+        Raises:
+            Disqualified: The candidate's stay so, and the incumbent's beside them do not.
+            MachineError: Everybody's stay so.
+        """
+        for _ in range(NOISE_TRIES):
+            if not any(map(_is_noise, table.blocks.values())):
+                return
+            time.sleep(ALARM_PAUSE_S)  # what disturbed may be over
+            for blocks in table.blocks.values():
+                blocks.clear()
+            secret = self.rng.randrange(order.count("a"))
+            for side in order:
+                if side in table.contenders:
+                    checked = side == "a" and len(table.blocks["a"]) == secret
+                    table.sample(side, PACES[self.kind].samples, verify=checked)
+        noisy = [side for side, blocks in table.blocks.items() if _is_noise(blocks)]
+        if not noisy:
+            return
+        us = sorted(x for b in table.blocks[noisy[0]] for x in b)
+        spread = f"samples of one kernel lie between {us[0]:.1f} and {us[-1]:.1f} µs"
+        if noisy == ["a"] and len(table.blocks) > 1:
+            text = f"{spread}, while the incumbent's beside them agree"
+            raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, table.case.name))
+        raise MachineError(
+            f"{table.case.name} cannot be timed: {spread}. Something else keeps this machine busy: "
+            "end it, then go on with the run"
+        )
 
     def _loses(self, tables: Mapping[str, Table]) -> bool:
         """Whether a candidate is slower than the incumbent beyond the doubt that is left."""

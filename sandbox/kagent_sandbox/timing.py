@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 RESAMPLES = 2000
 _NORMAL_95 = 1.959964
+NOISE_SPAN = 4.0  # upper over lower end of a median's interval, above which it says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,15 @@ def median_interval(samples: Sequence[float]) -> Interval:
     low = max(0, math.floor((n - 1) / 2 - reach))
     high = min(n - 1, math.ceil((n - 1) / 2 + reach))
     return Interval(float(np.median(ordered)), float(ordered[low]), float(ordered[high]))
+
+
+def is_noise(samples: Sequence[float]) -> bool:
+    """Whether samples are no measurement: not even the order of magnitude of their median is known.
+
+    On a busy host the slope of a short kernel may come out negative as often as not.
+    """
+    interval = median_interval(samples)
+    return interval.low <= 0 or interval.high > NOISE_SPAN * interval.low
 
 
 def systematic(us: float, *, gpu: bool) -> float:

@@ -5,6 +5,7 @@ import random
 
 import pytest
 from judging import BODY, GOOD, SLOW, built, compiled, write_task
+from kagent_sandbox.errors import MachineError
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge import Judge
 from kagent_sandbox.launch.base import Ceilings
@@ -15,6 +16,7 @@ from kagent_sandbox.verdict import Passed, Rejected, Status
 SEED = 3
 GIB = 1 << 30
 SLOWER = BODY % "y[i * cols + j] = x[i * step + j] * 2.0f + 0.0f;"
+NOISE = {"blocks": 0, "of": "t"}  # how many of the next blocks tell nothing, and whose
 TIMES = {GOOD: 500.0, SLOW: 5000.0, SLOWER: 515.0}
 
 
@@ -42,6 +44,9 @@ class Told:
         self._log.append((*keys, count))
         for key in keys:
             self._launcher.run(key, limit_s=limit_s)
+        if NOISE["blocks"] > 0 and keys[0].startswith(NOISE["of"]):
+            NOISE["blocks"] -= 1
+            return [self._us[keys[0]] * self._random.uniform(-1, 1) for _ in range(count)]
         return [self._us[keys[0]] * self._random.uniform(0.999, 1.001) for _ in range(count)]
 
     def wall_us(self, keys, count, *, limit_s):
@@ -146,6 +151,36 @@ def test_whoever_is_let_go_has_been_checked_while_it_was_timed(judge):
         verdict = evaluate(judge, wrong, GOOD)
         assert isinstance(verdict, Rejected)
         assert verdict.status is Status.INCORRECT_NUMERICAL
+
+
+@pytest.fixture
+def noise():
+    yield NOISE
+    NOISE.update(blocks=0, of="t")
+
+
+def test_turns_of_a_busy_moment_are_taken_again(judge, noise):
+    noise["blocks"] = 8
+    passed = evaluate(judge, GOOD, GOOD)
+    assert isinstance(passed, Passed), passed
+    assert noise["blocks"] == 0
+    timing = passed.timings[0]
+    assert 490 < timing.low_us <= timing.kernel_us <= timing.high_us < 510
+    assert passed.versus.p_faster < 0.95
+
+
+def test_a_host_that_stays_busy_is_nobodys_verdict(judge, noise):
+    noise["blocks"] = 10**6
+    with pytest.raises(MachineError, match="cannot be timed: samples of one kernel lie between"):
+        evaluate(judge, GOOD, GOOD)
+
+
+def test_a_candidate_whose_own_times_say_nothing_is_suspect(judge, noise):
+    noise.update(blocks=10**6, of="ta")
+    verdict = evaluate(judge, GOOD, GOOD)
+    assert isinstance(verdict, Rejected)
+    assert verdict.status is Status.SUSPECT
+    assert "while the incumbent's beside them agree" in verdict.message
 
 
 def test_parts_of_the_lane_add_up(judge):
