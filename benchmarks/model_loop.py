@@ -1,11 +1,10 @@
 """How well calls of a model, builds and the timed lane overlap.
 
-    python benchmarks/model_loop.py [--task softmax] [--lang cpp] [--budget 50] [--latency 2]
-        [--in-flight 4]
+    python benchmarks/model_loop.py [--task softmax] [--budget 50] [--latency 2] [--in-flight 4]
 
 A scripted endpoint (a real HTTP server on loopback, streaming) answers every call after `latency`
-seconds with a seed of the task whose tunables have other values. `kagent evolve --model` runs
-against it, on the CPU backend unless the language is of a GPU. Printed is the wall clock of the search (from the first call to the
+seconds with a C++ seed of the task whose tunables have other values. `kagent evolve --model` runs
+against it on the CPU backend. Printed is the wall clock of the search (from the first call to the
 last verdict; baselines, seeds and the final race are left out) per evaluated candidate.
 """
 
@@ -31,10 +30,10 @@ from kagent.tunables import read_tunables
 class Endpoint:
     """Answers chat calls by a script, from a thread of its own."""
 
-    def __init__(self, task: str, lang: str, latency_s: float, seed: int) -> None:
+    def __init__(self, task: str, latency_s: float, seed: int) -> None:
         self._latency_s = latency_s
         self._random = random.Random(seed)
-        sources = [s.source() for s in seeds_of(find_task(task)) if s.language == lang]
+        sources = [s.source() for s in seeds_of(find_task(task)) if s.language == "cpp"]
         self._files = [f for f in map(read_tunables, sources) if f is not None]
         self.calls = 0
         self.port = 0
@@ -90,18 +89,17 @@ def main() -> None:
     """Run it once and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", default="softmax")
-    parser.add_argument("--lang", default="cpp", choices=("cpp", "triton", "cuda"))
     parser.add_argument("--budget", type=int, default=50)
     parser.add_argument("--latency", type=float, default=2.0)
     parser.add_argument("--in-flight", type=int, default=4)
     parser.add_argument("--runs", type=Path, help="keep the run's folder here")
     options = parser.parse_args()
-    endpoint = Endpoint(options.task, options.lang, options.latency, seed=1)
+    endpoint = Endpoint(options.task, options.latency, seed=1)
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(
             runs=options.runs or Path(folder),
             budget=options.budget,
-            lang=options.lang,
+            lang="cpp",
             model=["scripted"],
             base_url=f"http://127.0.0.1:{endpoint.port}/v1",
             in_flight=options.in_flight,
