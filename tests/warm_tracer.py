@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
@@ -53,18 +55,17 @@ def tensor(name: str, shape: Sequence[int], dtype: str = "float32") -> TensorSpe
 
 
 class WarmTracer:
-    """One warm process per target's kind; forks once per candidate."""
+    """One warm process; forks once per candidate.
+
+    It is started afresh, not forked from the tests' process: there torch may have started threads,
+    without which a fork's first parallel operation waits for ever.
+    """
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        self._pid = os.fork()
-        if self._pid == 0:
-            ours.close()
-            try:
-                _serve(theirs)
-            finally:
-                os._exit(0)
-        theirs.close()
+        with theirs:
+            command = [sys.executable, __file__, str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._lines = ours.makefile("rw")
 
     def trace(
@@ -93,7 +94,7 @@ class WarmTracer:
 
     def close(self) -> None:
         self._lines.close()
-        os.waitpid(self._pid, 0)
+        self._process.wait()
 
 
 def _serve(channel: socket.socket) -> None:
@@ -155,3 +156,7 @@ def tracer():
     tracer = WarmTracer()
     yield tracer
     tracer.close()
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
