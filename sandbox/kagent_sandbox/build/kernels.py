@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -75,18 +78,41 @@ def compiled(source: Source, target: str, limit_s: float | None = None) -> Compi
     key = source.key(target)
     if key not in _done:
         stored = cache_folder / f"{key}.bin" if cache_folder else None
-        if stored is not None and stored.is_file():
-            symbol, _, binary = stored.read_bytes().partition(b"\0")
-            _done[key] = _describe(source, binary, symbol.decode())
-        else:
-            with compile_limit(source.name, limit_s):
-                binary, text = _compile(source, target)
-            _done[key] = _describe(source, binary, text)
-            if stored is not None:
-                partial = stored.with_suffix(f".{os.getpid()}")
-                partial.write_bytes(text.encode() + b"\0" + binary)
-                partial.replace(stored)
+        found = _stored(stored)
+        if found is None:
+            with compile_limit(source.name, limit_s), _alone(stored):
+                found = _stored(stored)  # by a fork that was traced at the same time
+                if found is None:
+                    found = _compile(source, target)
+                    _store(stored, *found)
+        _done[key] = _describe(source, *found)
     return _done[key]
+
+
+@contextlib.contextmanager
+def _alone(stored: Path | None) -> Iterator[None]:
+    """One fork compiles while others that need the same wait; its death lets go, too."""
+    if stored is None:
+        yield
+        return
+    with open(stored.with_suffix(".lock"), "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _stored(stored: Path | None) -> tuple[bytes, str] | None:
+    """A kept binary and its symbol."""
+    if stored is None or not stored.is_file():
+        return None
+    symbol, _, binary = stored.read_bytes().partition(b"\0")
+    return binary, symbol.decode()
+
+
+def _store(stored: Path | None, binary: bytes, symbol: str) -> None:
+    if stored is not None:
+        partial = stored.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(symbol.encode() + b"\0" + binary)
+        partial.replace(stored)
 
 
 def _compile(source: Source, target: str) -> tuple[bytes, str]:
