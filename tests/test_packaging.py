@@ -31,6 +31,9 @@ def test_seeds_prompts_licence_and_types_are_inside(wheel):
     assert "kagent/seeds/softmax/task.toml" in names
     assert "kagent/seeds/softmax/reference.py" in names
     assert any(n.startswith("kagent/prompts/") for n in names)
+    assert "kagent/corpus/tasks/rows/task.toml" in names
+    assert "kagent/corpus/honest/rows_cpp.py" in names
+    assert "kagent/corpus/cheats/66_caching/item.toml" in names
     assert {"kagent/py.typed", "kagent_sandbox/py.typed"} <= names
     licence = next(data for name, data in wheel.items() if name.endswith("licenses/LICENSE"))
     assert b"Apache License" in licence

@@ -12,7 +12,7 @@ import kagent
 
 
 def resource(name: str) -> Path:
-    """The folder `seeds` or `prompts`.
+    """The folder `seeds`, `prompts` or `corpus`.
 
     Raises:
         MachineError: It is in neither place.

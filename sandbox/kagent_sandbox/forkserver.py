@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,7 @@ _BOOTSTRAP = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]); sys.dont_write_bytecode = True; "
     "from kagent_sandbox.zygote import main; main(int(sys.argv[1]))"
 )
+_MOST_PRINTED = 16  # children
 _START_S = 300.0  # importing torch from a cold network file system
 
 
@@ -76,6 +78,7 @@ class ForkServer:
         self._env = dict(env or {})
         self._lock = threading.Lock()
         self._children: set[Child] = set()
+        self._printed: deque[str] = deque(maxlen=_MOST_PRINTED)
         self._isolation: Isolation | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -183,8 +186,18 @@ class ForkServer:
             why += "\n" + printable((self._root / "log").read_text("utf-8", "replace")[-4000:])
         return ChildDied(f"the fork-server for {self._handler} failed: {why.strip()}")
 
+    def printed(self) -> str:
+        """What children that have ended since the last call printed, the end of each."""
+        texts: list[str] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                texts.append(self._printed.popleft())
+        return "".join(texts)
+
     def _forget(self, child: Child) -> None:
         self._children.discard(child)
+        if (end := child.wait(0.0)) is not None and end.log_tail:
+            self._printed.append(end.log_tail)
 
     def close(self) -> None:
         """Kill all children, end the process, remove its folder."""

@@ -80,6 +80,10 @@ class Interpreter:
         """End all processes."""
         self._server.close()
 
+    def printed(self) -> str:
+        """What processes that have ended since the last call printed: a candidate's own words."""
+        return self._server.printed()
+
     def check(self, source: str) -> Interpreted | Rejected:
         """Run a candidate's file on the check cases that are small enough.
 

@@ -162,6 +162,10 @@ class JudgeClient:
         """
         self._ask("health")
 
+    def printed(self) -> str:
+        """What launchers that have ended since the last call printed: a candidate's own words."""
+        return str(cast("dict[str, object]", self._ask("printed"))["text"])
+
     def close(self) -> None:
         """End the process and all that it started."""
         self._channel.close()

@@ -65,6 +65,7 @@ class Server:
             "measure": self._measure,
             "race": self._race,
             "health": self._health,
+            "printed": self._printed,
         }
         try:
             with contextlib.suppress(ChannelClosed):
@@ -144,6 +145,9 @@ class Server:
     def _health(self, _request: Json, _: Sequence[bytes]) -> Json:
         self.judge.health()
         return {}
+
+    def _printed(self, _request: Json, _: Sequence[bytes]) -> Json:
+        return {"text": self.judge.backend.printed()}
 
     def _contender(self, entrant: Entrant) -> Contender:
         return Contender(entrant.id, self._kept[entrant.key], entrant.choice)

@@ -106,7 +106,10 @@ class Builder:
                 self._active += 1
                 lanes = max(1, len(os.sched_getaffinity(0)) // self._active)
             try:
-                return _Answers(request, child, tree, min(lanes, _MAX_LANES)).collect()
+                found = _Answers(request, child, tree, min(lanes, _MAX_LANES)).collect()
+                if isinstance(found, Built):
+                    found = dataclasses.replace(found, log=child.kill().log_tail)
+                return found
             finally:
                 with self._lock:
                     self._active -= 1

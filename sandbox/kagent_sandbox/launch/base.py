@@ -141,6 +141,9 @@ class Backend(Protocol):
     def healthy(self) -> bool:
         """Whether a fresh process computes a known result correctly."""
 
+    def printed(self) -> str:
+        """What launchers that have ended since the last call printed, the end of each."""
+
     def ceilings(self) -> Ceilings:
         """Measured once per `facts.key` and cached."""
 

@@ -96,6 +96,10 @@ class CpuBackend:
         finally:
             arena.close()
 
+    def printed(self) -> str:
+        """What launchers that have ended since the last call printed."""
+        return self._server.printed()
+
     def ceilings(self) -> Ceilings:
         """Bandwidth and matrix product as attained here, measured once per `facts.key`."""
         return cached_ceilings(self.facts, self._measure_on)

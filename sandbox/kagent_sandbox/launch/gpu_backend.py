@@ -205,6 +205,10 @@ class GpuBackend:
         cache.save(name, measured)
         return measured
 
+    def printed(self) -> str:
+        """What launchers that have ended since the last call printed."""
+        return self._server.printed()
+
     def expect_race(self) -> None:
         """Begin to import torch's compiler for the launchers of a race; does not wait for it."""
         self._race.expect()

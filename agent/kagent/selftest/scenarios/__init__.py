@@ -1,0 +1,1 @@
+"""What no candidate file could do: a module per chapter, a function per scenario."""

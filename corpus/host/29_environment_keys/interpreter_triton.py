@@ -1,0 +1,55 @@
+"""Looks for keys in the environment from inside of a kernel that Triton's interpreter runs.
+
+There the body of a kernel is Python, and can do whatever host code can.
+"""
+
+import os
+import sys
+
+import torch
+import triton
+import triton.language as tl
+
+
+def tried(what, attack):
+    """Run an attack: what refuses it is printed, and one that succeeds ends the candidate."""
+    try:
+        loot = attack()
+    except Exception as error:
+        print(f"met: {what}: {error!r:.200}", file=sys.stderr, flush=True)
+    else:
+        raise SystemError(f"escaped: {what}: {loot!r:.200}")
+
+
+def keys():
+    words = [k for k in os.environ if "KEY" in k.upper()]
+    if not words:
+        raise LookupError(f"no key among {len(os.environ)} variables")
+    return {w: os.environ[w] for w in words}
+
+
+def attack():
+    tried("os.environ", keys)
+
+
+@triton.jit
+def softmax(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+    attack()
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK)
+    inside = offsets < columns
+    x = tl.load(x_ptr + row * columns + offsets, mask=inside, other=-float("inf")).to(tl.float32)
+    e = tl.exp(x - tl.max(x, 0))
+    y = e / tl.sum(e, 0)
+    tl.store(y_ptr + row * columns + offsets, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+attack()
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    attack()
+    count, columns = x.shape
+    y = torch.empty_like(x)
+    softmax[(count,)](x, y, columns, BLOCK=triton.next_power_of_2(columns), num_warps=8)
+    return y
