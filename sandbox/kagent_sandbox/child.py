@@ -13,19 +13,21 @@ import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 from kagent_sandbox.channel import Channel
-from kagent_sandbox.confine import policy
+from kagent_sandbox.confine import namespaces, policy
 from kagent_sandbox.confine.libc import prctl
+from kagent_sandbox.confine.policy import Tier
 from kagent_sandbox.context import Context
 
 if TYPE_CHECKING:
+    from kagent_sandbox.confine.cgroup import Group
     from kagent_sandbox.supervisor import Spawn
 
 
-def main(spawn: Spawn, log_fd: int) -> NoReturn:
+def main(spawn: Spawn, group: Group | None, log_fd: int) -> NoReturn:
     """Become the child: descriptors, folder, limits, user, lock, handler. Never returns."""
     code = 1
     try:
-        context = _enter(spawn, log_fd)
+        context = _enter(spawn, group, log_fd)
         faulthandler.enable()  # a crash leaves a Python traceback in the log
         spawn.handler(context)
         code = 0
@@ -42,8 +44,8 @@ def main(spawn: Spawn, log_fd: int) -> NoReturn:
         os._exit(code & 0xFF)
 
 
-def _enter(spawn: Spawn, log_fd: int) -> Context:
-    supervisor = os.getppid()
+def _enter(spawn: Spawn, group: Group | None, log_fd: int) -> Context:
+    supervisor = os.getppid()  # 0 if it is in another process namespace
     prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a second line, the supervisor is the first
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -52,10 +54,21 @@ def _enter(spawn: Spawn, log_fd: int) -> Context:
     os.dup2(null, 0)
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
+    if group is not None:
+        group.enter()
     _close_all_but({0, 1, 2, spawn.fds[0], *spawn.fds[3:]})
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # when memory runs out, this process goes first
     private = str(spawn.tmp)
+    limits = spawn.confinement
+    if spawn.isolation.tier >= Tier.T2:
+        namespaces.leave_mounts(
+            spawn.tmp,
+            limits.paths,
+            uid=spawn.uid,
+            disk_bytes=limits.disk_bytes,
+            disk_files=limits.disk_files,
+        )
     os.chdir(private)
     os.environ.update(
         HOME=private,
@@ -69,7 +82,7 @@ def _enter(spawn: Spawn, log_fd: int) -> Context:
     )
     tempfile.tempdir = None
     random.seed()
-    policy.enter(spawn.confinement, spawn.uid, need_search=spawn.need_search)
+    policy.enter(limits, spawn.uid, need_search=spawn.isolation.need_search)
     prctl(1, signal.SIGKILL)  # changing the user cleared it
     if os.getppid() != supervisor:
         raise RuntimeError("the supervisor is gone")
@@ -77,8 +90,8 @@ def _enter(spawn: Spawn, log_fd: int) -> Context:
 
     def lock() -> None:
         nonlocal locked
-        if not locked and spawn.lockable:
-            policy.lock(spawn.confinement, spawn.tmp)
+        if not locked and spawn.isolation.tier >= Tier.T1:
+            policy.lock(limits, spawn.tmp)
         locked = True
 
     if spawn.lock_first:

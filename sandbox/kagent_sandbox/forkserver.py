@@ -22,13 +22,13 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast
 
 from kagent_sandbox.channel import Channel, ChannelError
+from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.confine.policy import Confinement, Tier
-from kagent_sandbox.errors import ChildDied, ConfinementError
+from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.spawned import Child, Exit, printable
 
 __all__ = ["Child", "Exit", "ForkServer", "Isolation", "printable"]
@@ -49,16 +49,6 @@ _BOOTSTRAP = (
 )
 _MOST_PRINTED = 16  # children
 _START_S = 300.0  # importing torch from a cold network file system
-
-
-@dataclass(frozen=True)
-class Isolation:
-    """What the fork-server observed by trying: printed by `doctor` and in every report."""
-
-    tier: Tier
-    landlock_abi: int  # 0: none; signals are scoped from 6, device ioctls from 5, TCP from 4
-    seccomp: bool
-    drops_uid: bool
 
 
 class ForkServer:
@@ -91,7 +81,7 @@ class ForkServer:
 
     def start(self) -> None:
         """Start the process without waiting for its imports; `spawn` and `isolation` do."""
-        self._root = Path(tempfile.mkdtemp(prefix="kagent-"))
+        self._root = Path(tempfile.mkdtemp(prefix="kagent-")).resolve()
         self._root.chmod(0o711)  # children of another user reach their own folder in it
         self._channel, theirs = Channel.pair()
         environment = {k: os.environ[k] for k in _INHERITED if k in os.environ}
@@ -123,7 +113,7 @@ class ForkServer:
         """What was observed at the start; waits for it.
 
         Raises:
-            ConfinementError: The host lacks Landlock or seccomp and `allow_tier0` is not set.
+            ConfinementError: The host does not give the tier that the confinement asks for.
             ChildDied: The process failed to import what it was told to.
         """
         with self._lock:
@@ -138,21 +128,10 @@ class ForkServer:
             raise self._died(str(e)) from None
         if "error" in answer:
             raise self._died(str(answer["error"]))
-        isolation = Isolation(
-            Tier(str(answer["tier"])),
-            cast("int", answer["landlock_abi"]),
-            bool(answer["seccomp"]),
-            bool(answer["drops_uid"]),
-        )
-        if isolation.tier is Tier.T0 and not self._confinement.allow_tier0:
-            lacks = [] if isolation.landlock_abi else ["Landlock"]
-            lacks += [] if isolation.seccomp else ["seccomp"]
-            raise ConfinementError(
-                "this host cannot confine untrusted code: "
-                f"{' and '.join(lacks) or 'locking a process'} does not work here. Use Linux 5.13 "
-                "or newer with Landlock enabled (lsm=landlock,...), or accept weaker isolation "
-                "(tier T0) explicitly."
-            )
+        fields = {**answer, "tier": Tier(str(answer["tier"]))}
+        fields["lacking"] = tuple(cast("list[str]", answer["lacking"]))
+        isolation = Isolation(**fields)  # type: ignore[arg-type]
+        isolation.require(self._confinement)
         self._isolation = isolation
         return isolation
 

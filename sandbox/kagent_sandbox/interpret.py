@@ -16,7 +16,7 @@ from kagent_sandbox.build.request import ScalarSpec, TensorSpec
 from kagent_sandbox.build.targets import parse_target
 from kagent_sandbox.channel import ChannelError, ChannelTimeout
 from kagent_sandbox.check import Checker
-from kagent_sandbox.confine import interpreter_confinement
+from kagent_sandbox.confine import Tier, interpreter_confinement
 from kagent_sandbox.draws import Draws
 from kagent_sandbox.forkserver import ForkServer
 from kagent_sandbox.judge import check_cases
@@ -55,7 +55,7 @@ class Interpreter:
         *,
         target: str = "sm_90a",
         most_elements: int = MOST_ELEMENTS,
-        allow_tier0: bool = False,
+        tier: Tier | None = None,
     ) -> None:
         self._task = task
         self._target = parse_target(target)
@@ -65,7 +65,7 @@ class Interpreter:
         self._server = ForkServer(
             "kagent_sandbox.interpret_worker:serve",
             preload=["torch", "triton", "numpy", "kagent_sandbox.interpret_worker"],
-            confinement=interpreter_confinement(allow_tier0=allow_tier0),
+            confinement=interpreter_confinement(tier=tier),
             env={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         )
         self._server.start()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Collection, Iterable
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -39,15 +40,15 @@ def kill_tree(pid: int) -> None:
         send(victim, signal.SIGKILL)
 
 
-def stop_tree(first: int, root: int) -> bool:
-    """Stop every thread of every process under `root` and wait until all are.
+def stop_tree(first: int, root: int, besides: Collection[int] = ()) -> bool:
+    """Stop every thread of every process under `root`, `besides` a few, and wait until all are.
 
     False after a second.
     """
     deadline = time.monotonic() + 1.0
     send(first, signal.SIGSTOP)
     while time.monotonic() < deadline:
-        running = [p for p in descendants(root) if not _stopped(p)]
+        running = [p for p in descendants(root) if p not in besides and not _stopped(p)]
         if not running:
             return True
         for pid in running:
@@ -71,6 +72,25 @@ def send(pid: int, number: int) -> None:
     """Signal a process that may be gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def tasks(pids: Iterable[int]) -> int:
+    """Threads of all the processes."""
+    count = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            # each is one link of the task folder, besides . and ..
+            count += os.stat(f"/proc/{pid}/task").st_nlink - 2
+    return count
+
+
+def open_files(pids: Iterable[int]) -> int:
+    """Open descriptors of all the processes, as far as the caller may look."""
+    count = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            count += len(os.listdir(f"/proc/{pid}/fd"))
+    return count
 
 
 def private_bytes(pid: int) -> int:

@@ -18,18 +18,23 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from kagent_sandbox import child, process_tree
 from kagent_sandbox.channel import Channel, ChannelError
+from kagent_sandbox.confine import namespaces
+from kagent_sandbox.confine.cgroup import Group
+from kagent_sandbox.confine.cgroup import kill as kill_group
+from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.confine.libc import prctl
-from kagent_sandbox.confine.policy import Confinement
+from kagent_sandbox.confine.policy import Confinement, Tier
 from kagent_sandbox.context import Context
 
 _LOG_BYTES = 64 << 10
 _TICK_S = 0.25
+_ORPHANED = "loss of its fork-server"
 
 
 @dataclass(frozen=True)
@@ -38,25 +43,34 @@ class Spawn:
 
     handler: Callable[[Context], None]
     confinement: Confinement
-    lockable: bool
+    isolation: Isolation
     uid: int | None
-    need_search: bool
     lock_first: bool
     wall_limit_s: float
     tmp: Path
     fds: tuple[int, ...]
+    server: int = field(default_factory=os.getpid)
+
+    @property
+    def name(self) -> str:
+        """Unlike that of any other child."""
+        return f"{self.server}-{self.tmp.name}"
 
 
 def main(spawn: Spawn) -> NoReturn:
     """Run in a fresh fork of the zygote. Never returns."""
+    keeper: _Keeper | None = None
     try:
         os.setsid()
         prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        _Keeper(spawn).run()
+        keeper = _Keeper(spawn)
+        keeper.run()
     except BaseException:  # noqa: BLE001 - a bug of ours: show it, the client sees the loss
         traceback.print_exc()
+        if keeper is not None:
+            keeper.give_up()
     finally:
         os._exit(1)
 
@@ -69,9 +83,12 @@ class _Keeper:
         self.log = bytearray()
         self.log_total = 0
         self.peak_bytes = 0
+        self.pid = 0  # of the child, once it is forked
         self.reason: str | None = None
         self.status: int | None = None
         self.usage: tuple[float, float] = (0.0, 0.0)  # CPU seconds, MiB
+        self.group: Group | None = None
+        self.init: tuple[int, int] | None = None  # the child's process 1, what keeps it alive
 
     def run(self) -> NoReturn:
         spawn = self.spawn
@@ -79,9 +96,18 @@ class _Keeper:
         if spawn.uid is not None:
             os.chown(spawn.tmp, spawn.uid, spawn.uid)
         log_read, log_write = os.pipe()
+        if spawn.isolation.tier >= Tier.T3:
+            self.group = Group(
+                Path(spawn.isolation.groups),
+                spawn.name,
+                memory_bytes=self.group_bytes(),
+                processes=spawn.confinement.processes,
+            )
+        if spawn.isolation.tier >= Tier.T2:
+            self.init = namespaces.leave_processes()
         self.pid = os.fork()
         if self.pid == 0:
-            child.main(spawn, log_write)  # never returns
+            child.main(spawn, self.group, log_write)  # never returns
         for fd in (log_write, spawn.fds[0], *spawn.fds[3:]):
             os.close(fd)
         os.set_blocking(log_read, False)
@@ -89,12 +115,24 @@ class _Keeper:
         self.watch()
         self.end()
 
+    def group_bytes(self) -> int:
+        """Memory of the control group: also what is put in the private folder, and shared memory
+        that the child is given, which counts as the first toucher's.
+        """
+        limits = self.spawn.confinement
+        given = sum(os.fstat(fd).st_size for fd in self.spawn.fds[3:])
+        disk = limits.disk_bytes + namespaces.DISK_SLACK_BYTES
+        return limits.memory_bytes + disk + given
+
     def watch(self) -> None:
         """Serve until the child has exited or must be killed."""
         deadline = time.monotonic() + self.spawn.wall_limit_s
         pidfd = os.pidfd_open(self.pid)
+        server = os.pidfd_open(self.spawn.server)
+        if os.getppid() != self.spawn.server:
+            self.reason = _ORPHANED
         poller = select.poll()
-        for fd in (pidfd, self.control.fileno(), self.log_fd):
+        for fd in (pidfd, server, self.control.fileno(), self.log_fd):
             poller.register(fd, select.POLLIN)
         next_tick = time.monotonic() + _TICK_S
         while self.reason is None:
@@ -102,6 +140,8 @@ class _Keeper:
             events = dict(poller.poll(max(0.0, min(deadline, next_tick) - now) * 1e3))
             if pidfd in events:
                 break
+            if server in events:
+                self.reason = _ORPHANED
             if self.control.fileno() in events:
                 self.command()
             if self.log_fd in events and not self.drain():
@@ -112,12 +152,15 @@ class _Keeper:
                 self.tick()
                 next_tick = time.monotonic() + _TICK_S
         os.close(pidfd)
+        os.close(server)
 
     def command(self) -> None:
         try:
             verb = self.control.recv(1.0, max_bytes=256).obj
             if verb == "stop":
-                self.control.send(process_tree.stop_tree(self.pid, os.getpid()), timeout_s=5.0)
+                ours = {self.init[0]} if self.init is not None else set()
+                stopped = process_tree.stop_tree(self.pid, os.getpid(), ours)
+                self.control.send(stopped, timeout_s=5.0)
             elif verb == "cont":
                 for pid in process_tree.descendants(os.getpid()):
                     process_tree.send(pid, signal.SIGCONT)
@@ -133,17 +176,28 @@ class _Keeper:
         pids = process_tree.descendants(os.getpid())
         used = sum(process_tree.private_bytes(pid) for pid in pids)
         self.peak_bytes = max(self.peak_bytes, used)
-        if len(pids) > limits.processes:  # the kernel's limit does not bind root
+        disk, files = self.disk_use()
+        if process_tree.tasks(pids) > limits.processes + 1:  # process 1 of a namespace is ours
             self.reason = f"limit of {limits.processes} processes"
-        if used > limits.memory_bytes:
-            self.reason = f"memory limit of {limits.memory_bytes >> 20} MiB"
-        disk, files = _disk_use(self.spawn.tmp, limits.disk_files)
-        if disk > limits.disk_bytes:
+        elif used > limits.memory_bytes:
+            self.reason = _memory_limit(limits)
+        elif disk > limits.disk_bytes:
             self.reason = f"disk limit of {limits.disk_bytes >> 20} MiB"
         elif files > limits.disk_files:
             self.reason = f"limit of {limits.disk_files} files"
+        elif process_tree.open_files(pids) > limits.open_files:
+            self.reason = f"limit of {limits.open_files} open files"
         elif self.log_total > limits.output_bytes:
             self.reason = f"output limit of {limits.output_bytes >> 20} MiB"
+
+    def disk_use(self) -> tuple[int, int]:
+        """Bytes and number of files in the private folder."""
+        if self.spawn.isolation.tier < Tier.T2:
+            return _disk_use(self.spawn.tmp, self.spawn.confinement.disk_files)
+        with contextlib.suppress(OSError):  # it is a file system of the child's own
+            found = os.statvfs(f"/proc/{self.pid}/root{self.spawn.tmp}")
+            return (found.f_blocks - found.f_bfree) * found.f_frsize, found.f_files - found.f_ffree
+        return 0, 0
 
     def drain(self) -> bool:
         """Read what the child printed, keeping the end of it. False at its end."""
@@ -158,12 +212,19 @@ class _Keeper:
 
     def end(self) -> NoReturn:
         """Kill what is left, clean up, report."""
+        if self.group is not None and self.reason is None and self.group.exceeded() == "memory":
+            self.reason = _memory_limit(self.spawn.confinement)
         self.bury()
+        if self.group is not None:
+            self.peak_bytes = max(self.peak_bytes, self.group.peak_bytes())
+            self.group.remove()
         while self.log_total <= 2 * self.spawn.confinement.output_bytes:
             before = self.log_total
             if not self.drain() or self.log_total == before:
                 break
         remove_tree(self.spawn.tmp)
+        if self.reason == _ORPHANED:
+            _remove_server_folder(self.spawn.tmp.parent)
         status = self.status if self.status is not None else signal.SIGKILL
         signaled = os.WIFSIGNALED(status)
         cpu_s, rss_mib = self.usage
@@ -185,7 +246,9 @@ class _Keeper:
         Freezing first keeps a fork bomb from outrunning the loop.
         """
         if self.reason is not None:
-            process_tree.send(self.pid, signal.SIGKILL)
+            if self.pid:
+                process_tree.send(self.pid, signal.SIGKILL)
+            self.kill_namespace()
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -194,6 +257,7 @@ class _Keeper:
             if pid == self.pid:
                 self.status = status
                 self.usage = (usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+                self.kill_namespace()
             elif pid == 0:
                 left = process_tree.descendants(os.getpid())
                 for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -202,8 +266,37 @@ class _Keeper:
                             process_tree.send(other, number)
                 time.sleep(0.0005)
 
+    def give_up(self) -> None:
+        """After an error of ours: leave nothing behind."""
+        self.reason = "failure of its supervisor"
+        self.bury()
+        if self.group is not None:
+            self.group.remove()
+        remove_tree(self.spawn.tmp)
 
-# -- the private folder --------------------------------------------------------------------------
+    def kill_namespace(self) -> None:
+        """End process 1, with which the kernel kills all others at once, and the control group."""
+        if self.init is not None:
+            pid, keep = self.init
+            process_tree.send(pid, signal.SIGKILL)
+            os.close(keep)
+            self.init = None
+        if self.group is not None:
+            kill_group(self.group.folder)
+
+
+def _memory_limit(limits: Confinement) -> str:
+    return f"memory limit of {limits.memory_bytes >> 20} MiB"
+
+
+# -- folders -------------------------------------------------------------------------------------
+
+
+def _remove_server_folder(root: Path) -> None:
+    """Remove the folder of a fork-server that was killed, if no other child's is in it."""
+    with contextlib.suppress(OSError):
+        if not any(entry.name.isdecimal() for entry in os.scandir(root)):
+            shutil.rmtree(root, ignore_errors=True)
 
 
 def _disk_use(folder: Path, most_files: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ survive a fork).
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import gc
 import importlib
 import os
@@ -18,31 +18,18 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from kagent_sandbox import process_tree, supervisor
 from kagent_sandbox.channel import Channel, ChannelClosed
-from kagent_sandbox.confine import landlock, policy, seccomp, users
+from kagent_sandbox.confine import cgroup, namespaces, seccomp, users
+from kagent_sandbox.confine.isolation import Isolation, observe
 from kagent_sandbox.confine.libc import prctl
 from kagent_sandbox.confine.policy import Confinement, Tier
 from kagent_sandbox.context import Context
 
 _MAX_FDS = 64
-
-
-@dataclass(frozen=True)
-class Isolation:
-    """What this host gives, found by trying it in a forked child."""
-
-    tier: Tier
-    landlock_abi: int
-    seccomp: bool
-    drops_uid: bool  # children run as a user that owns nothing
-    need_search: (
-        bool  # ... who keeps the right to read files whatever their mode (Landlock decides)
-    )
 
 
 def main(fd: int) -> None:
@@ -66,15 +53,8 @@ def _run(channel: Channel, settings: dict[str, object], root: Path) -> None:
     except Exception:  # noqa: BLE001 - whatever a module raises at import is the client's to report
         channel.send({"error": traceback.format_exc()})
         return
-    channel.send(
-        {
-            "tier": isolation.tier,
-            "landlock_abi": isolation.landlock_abi,
-            "seccomp": isolation.seccomp,
-            "drops_uid": isolation.drops_uid,
-        }
-    )
-    if isolation.tier is Tier.T1 or confinement.allow_tier0:
+    channel.send(dataclasses.asdict(isolation))
+    if isolation.tier >= confinement.least:
         _serve(channel, root, handler, confinement, isolation)
 
 
@@ -88,44 +68,17 @@ def _prepare(
     fields = cast("dict[str, object]", settings["confinement"])
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     confinement = Confinement(**values)  # type: ignore[arg-type]
-    isolation = try_isolation(confinement, Path(str(settings["root"])))
+    if confinement.tier is not None:
+        confinement = dataclasses.replace(confinement, tier=Tier(confinement.tier))
+    confinement = dataclasses.replace(confinement, highest=Tier(confinement.highest))
+    isolation = observe(confinement, Path(str(settings["root"])))
+    if isolation.tier >= Tier.T2:
+        namespaces.leave_network(user=isolation.user_namespace)
+    if isolation.tier >= Tier.T1:
+        seccomp.prepare(execute=confinement.execute, memfd=confinement.memfd)
     gc.collect()
     gc.freeze()  # or every child's first collection would copy the whole heap
     return handler, confinement, isolation
-
-
-def try_isolation(confinement: Confinement, root: Path) -> Isolation:
-    """Find out what works here by doing it, in forked children."""
-    drops = os.getuid() == 0 and _succeeds(lambda: users.become(users.FIRST_UID, need_search=False))
-    need_search = drops and not policy.readable_by_others(confinement.read)
-
-    def locked() -> None:
-        policy.enter(confinement, users.FIRST_UID if drops else None, need_search=need_search)
-        policy.lock(confinement, root)
-        with contextlib.suppress(PermissionError):
-            os.listdir("/etc")
-            raise RuntimeError("Landlock does not bind")
-        with contextlib.suppress(PermissionError):
-            socket.socket()
-            raise RuntimeError("seccomp does not bind")
-        importlib.import_module("colorsys")  # the interpreter's own folder must stay readable
-
-    works = landlock.abi() > 0 and seccomp.available() and _succeeds(locked)
-    return Isolation(
-        Tier.T1 if works else Tier.T0, landlock.abi(), seccomp.available(), drops, need_search
-    )
-
-
-def _succeeds(action: Callable[[], None]) -> bool:
-    """Whether `action` works, tried in a child of its own."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            action()
-        except BaseException:  # noqa: BLE001 - a probe reports by its exit status alone
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(pid, 0)[1] == 0
 
 
 def _serve(
@@ -135,7 +88,7 @@ def _serve(
     confinement: Confinement,
     isolation: Isolation,
 ) -> None:
-    supervisors: set[int] = set()
+    supervisors: dict[int, supervisor.Spawn] = {}
     poller = select.poll()
     poller.register(channel.fileno(), select.POLLIN)
     number = os.getpid() * 7  # servers of one host rarely pick the same users
@@ -153,9 +106,8 @@ def _serve(
         spawn = supervisor.Spawn(
             handler=handler,
             confinement=confinement,
-            lockable=isolation.tier is Tier.T1,
+            isolation=isolation,
             uid=users.uid_for(number) if isolation.drops_uid else None,
-            need_search=isolation.need_search,
             lock_first=bool(request["lock_first"]),
             wall_limit_s=float(request["wall_limit_s"]),
             tmp=root / str(number),
@@ -165,7 +117,7 @@ def _serve(
         if pid == 0:
             channel.close()
             supervisor.main(spawn)  # never returns
-        supervisors.add(pid)
+        supervisors[pid] = spawn
         for fd in message.fds:
             os.close(fd)
     # Supervisors see their own connection to the client close, and clean up themselves.
@@ -173,8 +125,8 @@ def _serve(
         _reap(supervisors, block=True)
 
 
-def _reap(supervisors: set[int], *, block: bool = False) -> None:
-    """Collect ended supervisors; kill what one of them left behind by dying too early."""
+def _reap(supervisors: dict[int, supervisor.Spawn], *, block: bool = False) -> None:
+    """Collect ended supervisors; end and remove what one of them left behind by dying too early."""
     while True:
         try:
             pid, status = os.waitpid(-1, 0 if block else os.WNOHANG)
@@ -183,11 +135,15 @@ def _reap(supervisors: set[int], *, block: bool = False) -> None:
             return
         if pid == 0:
             return
-        known = pid in supervisors
-        supervisors.discard(pid)
-        if known and os.WIFSIGNALED(status):
+        spawn = supervisors.pop(pid, None)
+        if spawn is not None and os.WIFSIGNALED(status):
             for orphan in process_tree.children(os.getpid()):
                 if orphan not in supervisors:
                     process_tree.kill_tree(orphan)
+            supervisor.remove_tree(spawn.tmp)
+            if spawn.isolation.groups:
+                folder = cgroup.folder_of(Path(spawn.isolation.groups), spawn.name)
+                cgroup.kill(folder)
+                cgroup.remove(folder)
         if block:
             return

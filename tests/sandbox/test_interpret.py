@@ -113,7 +113,7 @@ def interpreter(tmp_path_factory):
     folder = tmp_path_factory.mktemp("matmul")
     (folder / "task.toml").write_text(TASK)
     (folder / "reference.py").write_text(REFERENCE)
-    with Interpreter(load_task(folder), 0, allow_tier0=True) as interpreter:
+    with Interpreter(load_task(folder), 0) as interpreter:
         yield interpreter
 
 

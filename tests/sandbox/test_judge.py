@@ -52,7 +52,7 @@ class Backend(CpuBackend):
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory):
     task = load_task(write_task(tmp_path_factory.mktemp("scale")))
-    judge = Judge(task, Backend(allow_tier0=True), SEED, BASELINES)
+    judge = Judge(task, Backend(), SEED, BASELINES)
     yield judge
     judge.close()
 

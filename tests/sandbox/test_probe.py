@@ -8,7 +8,7 @@ from kagent_sandbox.forkserver import Isolation
 
 def test_no_canary_escapes():
     result = probe()
-    assert result.isolation.tier is Tier.T1
+    assert result.isolation.tier >= Tier.T1
     assert [c.name for c in result.canaries] == list(ATTACKS)
     assert result.escaped == ()
     assert all("Error" in c.stopped_by for c in result.canaries)

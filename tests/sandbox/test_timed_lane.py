@@ -58,7 +58,7 @@ class GpuLike(CpuBackend):
     """Is treated like a GPU of 32 GiB."""
 
     def __init__(self):
-        super().__init__(allow_tier0=True)
+        super().__init__()
         self.facts = dataclasses.replace(self.facts, kind="gpu", memory_bytes=32 * GIB)
         self.log = []
         self.started = 0
@@ -75,7 +75,7 @@ class CpuTold(CpuBackend):
     """A CPU whose launchers tell made-up times."""
 
     def __init__(self):
-        super().__init__(allow_tier0=True)
+        super().__init__()
         self.log = []
 
     def ceilings(self):

@@ -1,6 +1,5 @@
-"""Confinement of untrusted code with what an ordinary Linux offers to everybody:
-
-limits, Landlock, seccomp.
+"""Confinement of untrusted code with what an ordinary Linux offers: limits, Landlock, seccomp,
+namespaces and control groups, in tiers that are found out by trying.
 """
 
 from kagent_sandbox.confine.policy import Confinement, Tier

@@ -1,8 +1,8 @@
 """What a confined process may do, and the steps that confine it.
 
-The steps run in the process itself, in this order: `enter` right after the fork (limits, another
-user), `lock` before the first untrusted byte is looked at (Landlock, seccomp). Both only ever take
-away.
+The steps run in the process itself, in this order: `namespaces` and `cgroup` right after the fork
+(from tier T2, T3), `enter` (limits, another user), `lock` before the first untrusted byte is looked
+at (Landlock, seccomp). All of them only ever take away.
 """
 
 from __future__ import annotations
@@ -32,12 +32,18 @@ _PLAIN_READ = ("/dev/urandom", "/dev/random")
 
 
 class Tier(StrEnum):
-    """How strongly a process is confined. Chosen by trying, and printed in every report."""
+    """How strongly a process is confined. Chosen by trying, and printed in every report. Ordered:
+    each tier has all that those below it have.
+    """
 
     T0 = "T0"
     """Process group, subreaper, limits, clean environment: stops accidents, not attacks."""
     T1 = "T1"
     """And no_new_privs, Landlock, seccomp, and another user where the caller is root."""
+    T2 = "T2"
+    """And namespaces: processes, network, IPC objects, mounts with /proc, /tmp, /dev/shm."""
+    T3 = "T3"
+    """And a control group: the kernel limits memory and processes of the whole subtree."""
 
 
 @dataclass(frozen=True)
@@ -45,26 +51,44 @@ class Confinement:
     """What a child may use. Paths are absolute; those that do not exist are skipped.
 
     Not covered: bandwidth of memory and caches, time on other cores, hyper-threads; what `read`
-    names may be read in full. Memory, disk and files of the whole subtree are polled, not enforced
-    by the kernel. Where the caller is not root, children of one user are kept apart by Landlock
-    alone: signals among them need Linux 6.12, and before 6.2 a readable file of the caller's own
-    can be truncated.
+    names may be read in full. Memory and processes of the whole subtree are polled below tier T3,
+    disk below tier T2, open files always. Below T2 and where the caller is not root, children of
+    one user are kept apart by Landlock alone: signals among them need Linux 6.12, and before 6.2 a
+    readable file of the caller's own can be truncated.
     """
 
     read: tuple[str, ...] = ()  # files and folders to read and execute
     write: tuple[str, ...] = ()  # folders to write, besides the private one
     devices: tuple[str, ...] = ()  # device nodes to open for reading, writing and ioctl
-    memory_bytes: int = 8 << 30  # per process by rlimit, and polled over the subtree
+    memory_bytes: int = 8 << 30  # per process by rlimit, and of the subtree
     cpu_s: int = 600  # per process
     processes: int = 128  # processes and threads of the subtree
     files: int = 512  # open files per process
+    open_files: int = 4096  # open files of the subtree
     file_bytes: int = 1 << 30  # size of one file
-    disk_bytes: int = 2 << 30  # of the private folder, polled
-    disk_files: int = 20_000  # of the private folder, polled
+    disk_bytes: int = 2 << 30  # of the private folder
+    disk_files: int = 20_000  # of the private folder
     output_bytes: int = 64 << 20  # of stdout and stderr, after which the child is killed
+    nice: int = 0  # taken off its share of the processor where others want it
     execute: bool = True  # may start programs: compilers
     memfd: bool = False  # may create anonymous files: the CUDA driver does
-    allow_tier0: bool = False  # go on without Landlock or seccomp where the kernel lacks them
+    tier: Tier | None = None  # exactly this one; None is the highest that works, but for T0
+    highest: Tier = Tier.T3  # that this role can work under
+
+    @property
+    def least(self) -> Tier:
+        """The tier without which nothing is started."""
+        return Tier.T1 if self.tier is None else min(self.tier, self.highest)
+
+    @property
+    def most(self) -> Tier:
+        """The highest tier to try."""
+        return self.highest if self.tier is None else self.least
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All that it names."""
+        return (*self.read, *self.write, *self.devices)
 
 
 def set_limits(confinement: Confinement, *, others: int) -> None:
@@ -96,6 +120,7 @@ def enter(confinement: Confinement, uid: int | None, *, need_search: bool) -> No
     """
     others = 0 if uid is not None else _tasks_of_user()
     set_limits(confinement, others=others)
+    os.nice(confinement.nice)
     if uid is not None:
         become(uid, need_search=need_search)
     elif os.geteuid() == 0:

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from kagent_sandbox.confine.policy import Confinement
+from kagent_sandbox.confine.policy import Confinement, Tier
 
 _PREFIX_FOLDERS = ("bin", "lib", "lib64", "libexec", "include", "share", "targets", "nvvm")
 _PACKAGES = ("kagent_sandbox", "torch", "triton", "numpy", "cuda", "nvidia")
@@ -46,22 +46,22 @@ def toolchain() -> tuple[str, ...]:
     return tuple(sorted(p for p in absolute if p not in refused and os.path.exists(p)))
 
 
-def builder_confinement(*, allow_tier0: bool = False) -> Confinement:
-    """Traces host code and runs compilers: no device, no network."""
+def builder_confinement(*, tier: Tier | None = None) -> Confinement:
+    """Traces host code and runs compilers: no device, no network. It gives way to launchers."""
     return Confinement(
-        read=toolchain(), memory_bytes=8 << 30, cpu_s=300, processes=256, allow_tier0=allow_tier0
+        read=toolchain(), memory_bytes=8 << 30, cpu_s=300, processes=256, nice=10, tier=tier
     )
 
 
-def interpreter_confinement(*, allow_tier0: bool = False) -> Confinement:
+def interpreter_confinement(*, tier: Tier | None = None) -> Confinement:
     """Runs kernels in Triton's interpreter: Python and numpy only, no programs."""
     return Confinement(
-        read=toolchain(), memory_bytes=8 << 30, cpu_s=600, execute=False, allow_tier0=allow_tier0
+        read=toolchain(), memory_bytes=8 << 30, cpu_s=600, nice=10, execute=False, tier=tier
     )
 
 
 def cpu_launcher_confinement(
-    *, memory_bytes: int = 8 << 30, allow_tier0: bool = False
+    *, memory_bytes: int = 8 << 30, tier: Tier | None = None
 ) -> Confinement:
     """Runs native code over shared memory that it is given as a descriptor:
 
@@ -77,16 +77,18 @@ def cpu_launcher_confinement(
         disk_bytes=512 << 20,
         disk_files=4096,
         execute=False,
-        allow_tier0=allow_tier0,
+        tier=tier,
     )
 
 
 def gpu_launcher_confinement(
-    *, memory_bytes: int = 64 << 30, allow_tier0: bool = False
+    *, memory_bytes: int = 64 << 30, tier: Tier | None = None, highest: Tier = Tier.T1
 ) -> Confinement:
     """Runs plans on a GPU: the context exists before the lock, device code is loaded after it.
 
-    Does not shield the kernel's driver, which the process talks to by ioctl.
+    Does not shield the kernel's driver, which the process talks to by ioctl. No namespaces unless
+    `highest` says so: whether the driver opens an arena across them is for
+    tests/gpu/try_namespaces.py to find out.
     """
     nodes = [p for p in sorted(Path("/dev").glob("nvidia*")) if not p.is_dir()]
     extra = ("/sys", "/proc/driver", "/proc/devices", "/proc/modules", "/usr/local/nvidia")
@@ -97,8 +99,10 @@ def gpu_launcher_confinement(
         cpu_s=7200,
         processes=512,
         files=4096,
+        open_files=16_384,
         file_bytes=64 << 30,
         execute=False,
         memfd=True,
-        allow_tier0=allow_tier0,
+        tier=tier,
+        highest=highest,
     )

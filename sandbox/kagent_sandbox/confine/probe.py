@@ -12,7 +12,7 @@ from typing import cast
 
 import kagent_sandbox
 from kagent_sandbox.confine.canaries import ATTACKS
-from kagent_sandbox.confine.policy import Confinement
+from kagent_sandbox.confine.policy import Confinement, Tier
 from kagent_sandbox.confine.presets import toolchain
 from kagent_sandbox.errors import ConfinementError
 from kagent_sandbox.forkserver import ForkServer, Isolation
@@ -60,15 +60,15 @@ class Probe:
             )
 
 
-def probe(*, allow_tier0: bool = False) -> Probe:
+def probe(tier: Tier | None = None) -> Probe:
     """Start a confined child, let it attack bait in this process and its files, and report.
 
     Takes about 0.2 s.
 
     Raises:
-        ConfinementError: The host lacks Landlock or seccomp and `allow_tier0` is not set.
+        ConfinementError: The host does not give the tier that was asked for.
     """
-    confinement = Confinement(read=toolchain(), allow_tier0=allow_tier0, cpu_s=20)
+    confinement = Confinement(read=toolchain(), tier=tier, cpu_s=20)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kagent-bait-")))
         folder.chmod(0o777)  # closed by the confinement or not at all

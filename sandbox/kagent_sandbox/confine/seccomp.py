@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import platform
 import struct
 from collections.abc import Iterable
@@ -63,15 +64,18 @@ class _Program:
             self.add(_AT_LEAST, 0x40000000, 0, 1)
             self.add(_RETURN, _KILL_PROCESS)
 
-    def install(self) -> None:
-        packed = b"".join(struct.pack("HBBI", c, t, f, k) for c, t, f, k in self.code)
-        buffer = ctypes.create_string_buffer(packed, len(packed))
-        header = struct.pack("HxxxxxxP", len(self.code), ctypes.addressof(buffer))
-        program = ctypes.create_string_buffer(header, len(header))
-        prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
-        nr = syscalls.number("seccomp")
-        assert nr is not None
-        syscall(nr, _SET_MODE_FILTER, _TSYNC, ctypes.addressof(program))
+    def packed(self) -> bytes:
+        return b"".join(struct.pack("HBBI", c, t, f, k) for c, t, f, k in self.code)
+
+
+def _install(packed: bytes) -> None:
+    buffer = ctypes.create_string_buffer(packed, len(packed))
+    header = struct.pack("HxxxxxxP", len(packed) // 8, ctypes.addressof(buffer))
+    program = ctypes.create_string_buffer(header, len(header))
+    prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+    nr = syscalls.number("seccomp")
+    assert nr is not None
+    syscall(nr, _SET_MODE_FILTER, _TSYNC, ctypes.addressof(program))
 
 
 def _returns(value: int) -> _Program:
@@ -112,6 +116,16 @@ def install_allow_list(*, execute: bool, memfd: bool) -> None:
         OSError: The kernel has no seccomp filters.
         KeyError: The machine's architecture is not known.
     """
+    _install(prepare(execute=execute, memfd=memfd))
+
+
+@functools.cache
+def prepare(*, execute: bool, memfd: bool) -> bytes:
+    """The filter of `install_allow_list`: made once, by the process that is forked.
+
+    Raises:
+        KeyError: The machine's architecture is not known.
+    """
     program = _Program()
     program.prologue()
     program.when("clone3", _returns(_ERRNO | errno.ENOSYS))  # libc falls back to clone
@@ -142,7 +156,7 @@ def install_allow_list(*, execute: bool, memfd: bool) -> None:
     program.add(_AT_LEAST, _NEWEST_KNOWN + 1, 0, 1)
     program.refuse(errno.ENOSYS)
     program.refuse(errno.EPERM)
-    program.install()
+    return program.packed()
 
 
 def forbid_new_threads() -> None:
@@ -163,7 +177,7 @@ def forbid_new_threads() -> None:
     program.when("fcntl", _argument_not_in(1, (8, 10, 15)))  # F_SETOWN, F_SETSIG, F_SETOWN_EX
     program.when("prctl", _argument_not_in(0, (1,)))  # PR_SET_PDEATHSIG
     program.add(_RETURN, _ALLOW)
-    program.install()
+    _install(program.packed())
 
 
 def available() -> bool:

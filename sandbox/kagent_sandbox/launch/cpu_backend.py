@@ -6,7 +6,7 @@ from typing import Self
 
 import torch
 
-from kagent_sandbox.confine import cpu_launcher_confinement
+from kagent_sandbox.confine import Tier, cpu_launcher_confinement
 from kagent_sandbox.errors import KagentError
 from kagent_sandbox.forkserver import ForkServer, Isolation
 from kagent_sandbox.launch.base import Arena, Ceilings, LaunchFailed
@@ -21,7 +21,7 @@ from kagent_sandbox.plan import Alloc, Buffer, Fill, Plan, TensorRef
 class CpuBackend:
     """The CPU behind the interface that GPUs have. Close it, or use it as a context manager."""
 
-    def __init__(self, *, memory_bytes: int = 16 << 30, allow_tier0: bool = False) -> None:
+    def __init__(self, *, memory_bytes: int = 16 << 30, tier: Tier | None = None) -> None:
         """Start the fork-server; `memory_bytes` is what native code may allocate by itself."""
         self.facts = cpu_facts()
         self.device = torch.device("cpu")
@@ -30,7 +30,7 @@ class CpuBackend:
         self._server = ForkServer(
             "kagent_sandbox.launch.cpu_exec:serve",
             preload=["torch"],
-            confinement=cpu_launcher_confinement(memory_bytes=memory, allow_tier0=allow_tier0),
+            confinement=cpu_launcher_confinement(memory_bytes=memory, tier=tier),
             # Read when libgomp is loaded, so they must be there before the import.
             env={
                 "OMP_NUM_THREADS": threads,
