@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.confine.policy import Confinement, Tier
 from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.spawned import Child, Exit, printable
+from kagent_sandbox.usage import remove_tree
 
 __all__ = ["Child", "Exit", "ForkServer", "Isolation", "printable"]
 
@@ -191,4 +191,4 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
         self._process = None
-        shutil.rmtree(self._root, ignore_errors=True)
+        remove_tree(self._root)

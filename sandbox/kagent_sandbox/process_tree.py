@@ -8,8 +8,6 @@ import signal
 import time
 from collections.abc import Collection, Iterable
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-
 
 def children(pid: int) -> list[int]:
     """Direct children of a process, of all its threads."""
@@ -91,13 +89,3 @@ def open_files(pids: Iterable[int]) -> int:
         with contextlib.suppress(OSError):
             count += len(os.listdir(f"/proc/{pid}/fd"))
     return count
-
-
-def private_bytes(pid: int) -> int:
-    """Resident memory that is not shared with files or other processes' mappings."""
-    try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-            words = file.read().split()
-        return (int(words[1]) - int(words[2])) * _PAGE
-    except (OSError, IndexError):
-        return 0

@@ -10,11 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import signal
 import socket
-import stat
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -31,6 +28,7 @@ from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.confine.libc import prctl
 from kagent_sandbox.confine.policy import Confinement, Tier
 from kagent_sandbox.context import Context
+from kagent_sandbox.usage import Disk, memory_bytes, remove_tree
 
 _LOG_BYTES = 64 << 10
 _TICK_S = 0.25
@@ -83,6 +81,7 @@ class _Keeper:
         self.log = bytearray()
         self.log_total = 0
         self.peak_bytes = 0
+        self.given_bytes = sum(os.fstat(fd).st_size for fd in spawn.fds[3:])  # shared memory
         self.pid = 0  # of the child, once it is forked
         self.reason: str | None = None
         self.status: int | None = None
@@ -95,6 +94,7 @@ class _Keeper:
         spawn.tmp.mkdir(mode=0o700)
         if spawn.uid is not None:
             os.chown(spawn.tmp, spawn.uid, spawn.uid)
+        self.disk = Disk(spawn.tmp)
         log_read, log_write = os.pipe()
         if spawn.isolation.tier >= Tier.T3:
             self.group = Group(
@@ -120,9 +120,8 @@ class _Keeper:
         that the child is given, which counts as the first toucher's.
         """
         limits = self.spawn.confinement
-        given = sum(os.fstat(fd).st_size for fd in self.spawn.fds[3:])
         disk = limits.disk_bytes + namespaces.DISK_SLACK_BYTES
-        return limits.memory_bytes + disk + given
+        return limits.memory_bytes + disk + self.given_bytes
 
     def watch(self) -> None:
         """Serve until the child has exited or must be killed."""
@@ -165,6 +164,8 @@ class _Keeper:
                 for pid in process_tree.descendants(os.getpid()):
                     process_tree.send(pid, signal.SIGCONT)
                 self.control.send(obj=True, timeout_s=5.0)
+            elif verb == "pid":
+                self.control.send(self.pid, timeout_s=5.0)
             else:
                 self.reason = "killed"
         except ChannelError:
@@ -174,9 +175,9 @@ class _Keeper:
         """Check what the kernel does not limit per subtree."""
         limits = self.spawn.confinement
         pids = process_tree.descendants(os.getpid())
-        used = sum(process_tree.private_bytes(pid) for pid in pids)
+        used = memory_bytes(pids, limits.memory_bytes, self.given_bytes)
         self.peak_bytes = max(self.peak_bytes, used)
-        disk, files = self.disk_use()
+        disk, files = self.disk_use(pids)
         if process_tree.tasks(pids) > limits.processes + 1:  # process 1 of a namespace is ours
             self.reason = f"limit of {limits.processes} processes"
         elif used > limits.memory_bytes:
@@ -190,10 +191,11 @@ class _Keeper:
         elif self.log_total > limits.output_bytes:
             self.reason = f"output limit of {limits.output_bytes >> 20} MiB"
 
-    def disk_use(self) -> tuple[int, int]:
+    def disk_use(self, pids: list[int]) -> tuple[int, int]:
         """Bytes and number of files in the private folder."""
         if self.spawn.isolation.tier < Tier.T2:
-            return _disk_use(self.spawn.tmp, self.spawn.confinement.disk_files)
+            limits = self.spawn.confinement
+            return self.disk.use(pids, limits.disk_bytes, limits.disk_files)
         with contextlib.suppress(OSError):  # it is a file system of the child's own
             found = os.statvfs(f"/proc/{self.pid}/root{self.spawn.tmp}")
             return (found.f_blocks - found.f_bfree) * found.f_frsize, found.f_files - found.f_ffree
@@ -296,43 +298,4 @@ def _remove_server_folder(root: Path) -> None:
     """Remove the folder of a fork-server that was killed, if no other child's is in it."""
     with contextlib.suppress(OSError):
         if not any(entry.name.isdecimal() for entry in os.scandir(root)):
-            shutil.rmtree(root, ignore_errors=True)
-
-
-def _disk_use(folder: Path, most_files: int) -> tuple[int, int]:
-    """Bytes and number of files under `folder`, counting no further than just past `most_files`."""
-    used = files = 0
-    todo = [str(folder)]
-    while todo and files <= most_files:
-        with contextlib.suppress(OSError), os.scandir(todo.pop()) as entries:
-            for entry in entries:
-                files += 1
-                if files > most_files:
-                    break
-                with contextlib.suppress(OSError):
-                    info = entry.stat(follow_symlinks=False)
-                    used += info.st_blocks * 512
-                    if stat.S_ISDIR(info.st_mode):
-                        todo.append(entry.path)
-    return used, files
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove a folder whose contents are hostile:
-
-    folders without rights, odd names, links out of it.
-    """
-
-    def retry(function: Callable[..., object], path: str, _: object) -> None:
-        with contextlib.suppress(OSError):
-            os.chmod(os.path.dirname(path), 0o700)
-            if stat.S_ISDIR(os.lstat(path).st_mode):
-                os.chmod(path, 0o700)
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                function(path)
-
-    if sys.version_info >= (3, 12):
-        shutil.rmtree(folder, onexc=retry)
-    else:
-        shutil.rmtree(folder, onerror=retry)
+            remove_tree(root)

@@ -13,7 +13,6 @@ import gc
 import importlib
 import os
 import select
-import shutil
 import signal
 import socket
 import traceback
@@ -28,6 +27,7 @@ from kagent_sandbox.confine.isolation import Isolation, observe
 from kagent_sandbox.confine.libc import prctl
 from kagent_sandbox.confine.policy import Confinement, Tier
 from kagent_sandbox.context import Context
+from kagent_sandbox.usage import remove_tree
 
 _MAX_FDS = 64
 
@@ -44,7 +44,7 @@ def main(fd: int) -> None:
     except ChannelClosed:
         pass  # the client is gone: nobody is left to tell
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        remove_tree(root)
 
 
 def _run(channel: Channel, settings: dict[str, object], root: Path) -> None:
@@ -140,7 +140,7 @@ def _reap(supervisors: dict[int, supervisor.Spawn], *, block: bool = False) -> N
             for orphan in process_tree.children(os.getpid()):
                 if orphan not in supervisors:
                     process_tree.kill_tree(orphan)
-            supervisor.remove_tree(spawn.tmp)
+            remove_tree(spawn.tmp)
             if spawn.isolation.groups:
                 folder = cgroup.folder_of(Path(spawn.isolation.groups), spawn.name)
                 cgroup.kill(folder)

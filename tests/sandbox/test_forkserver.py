@@ -247,6 +247,22 @@ def test_memory_is_limited_per_process_and_per_tree():
                 "import os, time\nos.fork(); os.fork()\nb = b'x' * (150 << 20)\ntime.sleep(60)"
             )
             assert child.wait(20.0).reason == "memory limit of 300 MiB"
+        with server.spawn(wall_limit_s=60.0) as child:
+            child.channel.send(
+                "import mmap, time\nb = mmap.mmap(-1, 400 << 20)\n"
+                "for _ in range(400): b.write(bytes(1 << 20))\n"
+                "time.sleep(60)"
+            )
+            assert child.wait(20.0).reason == "memory limit of 300 MiB"
+
+
+def test_memory_that_forks_share_is_counted_once():
+    with limited(memory_bytes=300 << 20) as server, server.spawn(wall_limit_s=60.0) as child:
+        source = (
+            "import os, time\nb = b'x' * (150 << 20)\nfor _ in range(3):\n"
+            "    if os.fork() == 0: time.sleep(60)\ntime.sleep(1)\nresult = True"
+        )
+        assert ask(child, source) is True
 
 
 def test_disk_and_files_are_limited():
@@ -260,9 +276,24 @@ def test_disk_and_files_are_limited():
                 "import time\nfor i in range(80): open(f'f{i}', 'w').close()\ntime.sleep(60)"
             )
             assert child.wait(20.0).reason == "limit of 50 files"
+        with server.spawn(wall_limit_s=60.0) as child:  # unlinked, but open
+            fill = "for i in range(3):\n    files.append(open(f'f{i}', 'wb'))\n"
+            fill += "    os.unlink(f'f{i}')\n    files[-1].write(bytes(10 << 20))\n"
+            child.channel.send(f"import time\nfiles = []\n{fill}time.sleep(60)")
+            assert child.wait(20.0).reason == "disk limit of 20 MiB"
         with server.spawn(wall_limit_s=60.0) as child:
             child.channel.send("open('big', 'wb').write(b'x' * (17 << 20))")
             assert child.channel.recv(10.0).obj["raised"] == "OSError"
+
+
+def test_folders_of_any_depth_are_removed(server):
+    """Below tier T2 such a child is ended at the next look at its folder, if it still runs."""
+    deep = "for _ in range(1500):\n    os.mkdir('d' * 9)\n    os.chdir('d' * 9)\n"
+    with server.spawn(wall_limit_s=60.0) as child:
+        folder = ask(child, "result = str(context.tmp)")
+        child.channel.send(f"{deep}os.mkdir('closed', 0)\nos._exit(0)")
+        assert child.wait(20.0).reason in (None, "limit of 20000 files")
+    assert not os.path.exists(folder)
 
 
 def test_a_fork_bomb_ends():

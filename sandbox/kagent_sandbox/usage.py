@@ -1,0 +1,234 @@
+"""What a subtree of processes uses where the kernel does not limit it: memory, and disk.
+
+Whoever is weighed is hostile: memory may be shared so that it counts as nobody's, files may have no
+name, folders may be nested deeper than a path can say. What is counted here is what is really used.
+
+Not covered: buffers of pipes and sockets (bounded by the number of open files) and page tables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+MOST_LEVELS = 64
+"""Folders in folders: compilers and caches need five. Deeper ones count as too many files."""
+_KIB = 1024
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_DELETED = re.compile(
+    r"^(?P<start>\w+)-(?P<end>\w+) \S+ \S+ (?P<device>\w+:\w+) (?P<inode>\d+) .* \(deleted\)$"
+)
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def memory_bytes(pids: Sequence[int], limit_bytes: int, given_bytes: int = 0) -> int:
+    """Memory that only these processes hold: private, and shared among them.
+
+    A sum over processes counts pages several times that forks still share, so it is only a bound;
+    where the bound exceeds `limit_bytes` each page is divided by its users, which takes
+    milliseconds.
+
+    Args:
+        pids: All processes of the subtree.
+        limit_bytes: What they may use.
+        given_bytes: Shared memory that they were given, which is not theirs.
+    """
+    private = sum(_fields(f"/proc/{pid}/status", ("RssAnon",)) for pid in pids)
+    shared = sum(_fields(f"/proc/{pid}/status", ("RssShmem",)) for pid in pids)
+    most = private + max(0, shared - given_bytes)
+    if most <= limit_bytes:
+        return most
+    private = sum(_fields(f"/proc/{pid}/smaps_rollup", ("Pss_Anon", "SwapPss")) for pid in pids)
+    shared = sum(_fields(f"/proc/{pid}/smaps_rollup", ("Pss_Shmem",)) for pid in pids)
+    return private + max(0, shared - given_bytes)
+
+
+def _fields(path: str, names: Sequence[str]) -> int:
+    """Sum of some lines of a file of /proc, in bytes; 0 where the process is gone."""
+    with contextlib.suppress(OSError), open(path, encoding="latin-1") as file:
+        lines = (line.partition(":") for line in file)
+        return sum(int(value.split()[0]) for name, _, value in lines if name in names) * _KIB
+    return 0
+
+
+# -- disk ----------------------------------------------------------------------------------------
+
+
+class Disk:
+    """Weighs the private folder of a subtree, with what was unlinked from it and is still open."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._free = 0
+        self._lost()
+
+    def use(self, pids: Sequence[int], most_bytes: int, most_files: int) -> tuple[int, int]:
+        """Bytes, and number of files and folders: counted no further than just past `most_files`.
+
+        Files without a name are looked for only when the file system has lost more than
+        `most_bytes`: reading about all descriptors and mappings would disturb what is measured.
+        """
+        used, files = _named(self._folder, most_files)
+        if self._lost() > most_bytes:
+            device = os.stat(self._folder).st_dev
+            used += sum({**_mapped(pids, device), **_open(pids, device)}.values())
+        return used, files
+
+    def _lost(self) -> int:
+        """Bytes that the file system has less than at some time before."""
+        found = os.statvfs(self._folder)
+        free = found.f_bfree * found.f_frsize
+        self._free = max(self._free, free)
+        return self._free - free
+
+
+def _named(folder: Path, most_files: int) -> tuple[int, int]:
+    """Bytes and number of files under `folder`. By descriptors: a path has a greatest length."""
+    used = files = 0
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+        levels = [_Level(os.open(folder, _FOLDER), stack)]
+        while levels:
+            entry = next(levels[-1].entries, None)
+            if entry is None:
+                levels.pop().close()
+                continue
+            files += 1
+            if files > most_files or len(levels) > MOST_LEVELS:
+                return used, most_files + 1
+            with contextlib.suppress(OSError):
+                info = entry.stat(follow_symlinks=False)
+                used += info.st_blocks * 512
+                if stat.S_ISDIR(info.st_mode):
+                    levels.append(_Level(_opened(entry.name, levels[-1].fd), stack))
+    return used, files
+
+
+class _Level:
+    """A folder that is being read; closed by itself or, at the latest, by `stack`."""
+
+    def __init__(self, fd: int, stack: contextlib.ExitStack) -> None:
+        self.fd = fd
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(os.close, fd)
+        stack.callback(self.close)
+        self.entries: Iterator[os.DirEntry[str]] = self._stack.enter_context(os.scandir(fd))
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def _opened(name: str, parent: int) -> int:
+    """Open a folder, also one that its maker may enter but nobody may list."""
+    try:
+        return os.open(name, _FOLDER, dir_fd=parent)
+    except PermissionError:
+        # By descriptor: its maker may put a link to elsewhere in its place at any moment.
+        path = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        try:
+            os.chmod(f"/proc/self/fd/{path}", 0o700)
+            return os.open(f"/proc/self/fd/{path}", os.O_RDONLY | os.O_DIRECTORY)
+        finally:
+            os.close(path)
+
+
+def _open(pids: Iterable[int], device: int) -> dict[int, int]:
+    """Bytes by inode of files without a name that some process has open."""
+    found: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    info = os.stat(f"/proc/{pid}/fd/{number}")
+                    if info.st_nlink == 0 and info.st_dev == device and stat.S_ISREG(info.st_mode):
+                        found[info.st_ino] = info.st_blocks * 512
+    return found
+
+
+def _mapped(pids: Iterable[int], device: int) -> dict[int, int]:
+    """Bytes by inode of files without a name that some process maps, as far as it maps them."""
+    name = f"{os.major(device):02x}:{os.minor(device):02x}"
+    found: dict[int, int] = {}
+    for pid in pids:
+        own: dict[int, int] = {}
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="latin-1") as file:
+            for line in file:
+                match = _DELETED.match(line)
+                if match is not None and match["device"] == name:
+                    size = int(match["end"], 16) - int(match["start"], 16)
+                    own[int(match["inode"])] = own.get(int(match["inode"]), 0) + size
+        for inode, size in own.items():
+            found[inode] = max(found.get(inode, 0), size)
+    return found
+
+
+# -- removal -------------------------------------------------------------------------------------
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder whose contents are hostile: deeper than any path, without rights, with odd
+    names, with links out of it. Nobody may be at work in it any more.
+
+    A folder's own folders are moved up and removed in turn, so that no depth needs more than two
+    descriptors. What cannot be removed stays.
+    """
+    with contextlib.suppress(OSError):
+        top = os.open(folder, _FOLDER)
+        try:
+            _empty(top)
+        finally:
+            os.close(top)
+        os.rmdir(folder)
+
+
+def _empty(top: int) -> None:
+    moved = 0
+    names = os.listdir(top)
+    while names:
+        for name in names:
+            with contextlib.suppress(OSError):
+                if not _unlinked(name, top):
+                    moved = _emptied(name, top, moved)
+                    os.rmdir(name, dir_fd=top)
+        before, names = names, os.listdir(top)
+        if names == before:
+            return  # no progress: it cannot be removed
+
+
+def _emptied(name: str, top: int, moved: int) -> int:
+    """Move the folders in a folder of `top` to `top`, and remove its files; how many have been."""
+    fd = _opened(name, top)
+    try:
+        os.fchmod(fd, 0o700)
+        for inner in os.listdir(fd):
+            with contextlib.suppress(OSError):
+                if not _unlinked(inner, fd):
+                    os.chmod(inner, 0o700, dir_fd=fd)  # to be moved it must be writable itself
+                    moved = _moved(inner, fd, top, moved)
+    finally:
+        os.close(fd)
+    return moved
+
+
+def _moved(name: str, fd: int, top: int, moved: int) -> int:
+    while True:
+        moved += 1
+        target = f"kagent-removes-{moved}"
+        try:
+            os.stat(target, dir_fd=top, follow_symlinks=False)
+        except FileNotFoundError:
+            os.rename(name, target, src_dir_fd=fd, dst_dir_fd=top)
+            return moved
+
+
+def _unlinked(name: str, fd: int) -> bool:
+    """Remove what is not a folder. False for a folder."""
+    if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+        return False
+    os.unlink(name, dir_fd=fd)
+    return True

@@ -1,0 +1,187 @@
+"""What hostile children hide from whoever weighs them, and leave for whoever cleans up."""
+
+import mmap
+import os
+import signal
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from kagent_sandbox.usage import Disk, memory_bytes, remove_tree
+
+MIB = 1 << 20
+NOBODY = 65_534
+
+
+@contextmanager
+def forked(action):
+    """A child that has carried out `action` and keeps what it returned."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kept = action()
+            os.write(write, b"x")
+            signal.pause()
+            del kept
+        finally:
+            os._exit(1)
+    try:
+        os.close(write)
+        assert os.read(read, 1) == b"x", "the child failed"
+        yield pid
+    finally:
+        os.close(read)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def filled(nbytes, *, flags):
+    memory = mmap.mmap(-1, nbytes, flags=flags | mmap.MAP_ANONYMOUS)
+    for at in range(0, nbytes, mmap.PAGESIZE):
+        memory[at] = 1
+    return memory
+
+
+@pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE])
+def test_memory_is_counted_shared_or_not(flags):
+    with forked(lambda: filled(64 * MIB, flags=flags)) as pid:
+        assert memory_bytes([pid], 1 * MIB) >= 64 * MIB
+        assert memory_bytes([pid], 1 << 40) >= 64 * MIB
+
+
+def test_memory_that_was_given_is_not_the_childs():
+    with forked(lambda: filled(64 * MIB, flags=mmap.MAP_SHARED)) as pid:
+        with_it = memory_bytes([pid], 1 << 40)
+        assert memory_bytes([pid], 1 << 40, given_bytes=64 * MIB) == with_it - 64 * MIB
+
+
+def test_memory_that_forks_share_counts_once():
+    memory = filled(64 * MIB, flags=mmap.MAP_PRIVATE)
+    with forked(lambda: memory) as a, forked(lambda: memory) as b, forked(lambda: memory) as c:
+        bound = memory_bytes([a, b, c], 1 << 40)
+        assert bound > 3 * 64 * MIB
+        # four processes share it, this one among them
+        assert memory_bytes([a, b, c], bound - 1) < bound - 64 * MIB
+
+
+def test_a_process_that_is_gone_weighs_nothing():
+    with forked(lambda: None) as pid:
+        pass
+    assert memory_bytes([pid], 0) == 0
+
+
+def nameless(folder):
+    file = open(folder / "large", "wb")  # noqa: SIM115 - it is kept open
+    os.unlink(folder / "large")
+    os.posix_fallocate(file.fileno(), 0, 32 * MIB)
+    return file
+
+
+def nameless_and_mapped(folder):
+    with open(folder / "large", "w+b") as file:
+        os.unlink(folder / "large")
+        os.posix_fallocate(file.fileno(), 0, 32 * MIB)
+        return mmap.mmap(file.fileno(), 32 * MIB)
+
+
+@pytest.mark.parametrize("hide", [nameless, nameless_and_mapped])
+def test_files_without_a_name_count(tmp_path, hide):
+    disk = Disk(tmp_path)
+    with forked(lambda: hide(tmp_path)) as pid:
+        used, files = disk.use([pid], 1 * MIB, 100)
+    assert used >= 32 * MIB
+    assert files == 0
+
+
+def nested(folder, levels, name):
+    """Folders in folders, with a file in the innermost one; returns a descriptor of `folder`."""
+    start = os.open(folder, os.O_RDONLY)
+    before = os.open(".", os.O_RDONLY)
+    try:
+        os.fchdir(start)
+        for _ in range(levels):
+            os.mkdir(name)
+            os.chdir(name)
+        with open("large", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 1 * MIB)
+    finally:
+        os.fchdir(before)
+        os.close(start)
+        os.close(before)
+
+
+def test_folders_deeper_than_a_path_count(tmp_path):
+    nested(tmp_path, 30, "d" * 200)
+    used, files = Disk(tmp_path).use([], 1 << 40, 100)
+    assert used >= 1 * MIB
+    assert files == 31
+    remove_tree(tmp_path)
+    assert not tmp_path.exists()
+
+
+def test_absurd_depth_is_over_the_limit(tmp_path):
+    nested(tmp_path, 2000, "-rf \x1b[2J\n")
+    assert Disk(tmp_path).use([], 1 << 40, 10_000)[1] == 10_001
+    remove_tree(tmp_path)
+    assert not tmp_path.exists()
+
+
+def test_files_are_counted_no_further_than_their_limit(tmp_path):
+    for number in range(20):
+        (tmp_path / str(number)).touch()
+    assert Disk(tmp_path).use([], 1 << 40, 10)[1] == 11
+    assert Disk(tmp_path).use([], 1 << 40, 20)[1] == 20
+
+
+def test_removal_leaves_alone_what_links_lead_to(tmp_path):
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    outside.mkdir()
+    (outside / "kept").touch()
+    (folder / "a" / "kagent-removes-1").mkdir(parents=True)
+    (folder / "a" / "out").symlink_to(outside)
+    (folder / "out").symlink_to(outside)
+    (folder / "kagent-removes-2").touch()
+    os.mkfifo(folder / "pipe")
+    remove_tree(folder)
+    assert not folder.exists()
+    assert [p.name for p in outside.iterdir()] == ["kept"]
+    assert outside.stat().st_mode & 0o777 != 0o700
+
+
+def _as_nobody(action):
+    """Run it in a child that is not root: root may do anything. Whether it returned True."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setresgid(NOBODY, NOBODY, NOBODY)
+                os.setresuid(NOBODY, NOBODY, NOBODY)
+            code = 0 if action() else 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_folders_without_rights_are_weighed_and_removed_by_their_own_user():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+
+        def weighed_and_removed():
+            made = folder / "made"
+            for inner, mode in (("hidden", 0o300), ("closed", 0)):
+                (made / inner / "locked").mkdir(parents=True)
+                (made / inner / "large").write_bytes(bytes(1 * MIB))
+                (made / inner / "locked").chmod(0o500)
+                (made / inner).chmod(mode)
+            used, files = Disk(made).use([], 1 << 40, 100)
+            for inner in ("hidden", "closed"):
+                (made / inner).chmod(0o300)
+            remove_tree(made)
+            return used >= 2 * MIB and files == 6 and not made.exists()
+
+        assert _as_nobody(weighed_and_removed)
