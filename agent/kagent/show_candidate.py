@@ -128,7 +128,7 @@ def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> R
     if p.parents:
         parent = lineage[p.parents[0]]
         parts += [Text(f"\nwhat changed in #{parent.id}; the whole file is {path}", "bold")]
-        parts.append(_diff(parent.proposal.source, p.source, f"#{parent.id}", f"#{candidate.id}"))
+        parts.append(styled_diff(parent, candidate))
     else:
         parts += [Text(f"\n{path}", "bold"), _listing(p.source)]
     return Group(*parts)
@@ -148,11 +148,16 @@ def _origin_text(origin: Origin) -> str:
     return ", ".join(parts)
 
 
-def _diff(before: str, after: str, name: str, new_name: str) -> Text:
-    lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), name, new_name, lineterm=""
-    )
+def source_diff(before: Candidate, after: Candidate) -> list[str]:
+    """Unified diff of two candidates' sources."""
+    old, new = (c.proposal.source.splitlines() for c in (before, after))
+    return list(difflib.unified_diff(old, new, f"#{before.id}", f"#{after.id}", lineterm=""))
+
+
+def styled_diff(before: Candidate, after: Candidate) -> Text:
+    """The same, coloured."""
     styles = {"+": "green", "-": "red", "@": "cyan"}
+    lines = source_diff(before, after)
     return Text("\n").join(Text(line, styles.get(line[:1], "")) for line in lines)
 
 

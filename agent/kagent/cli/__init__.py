@@ -6,6 +6,7 @@ from kagent.cli import (  # noqa: F401 - they register their commands
     evolve,
     prompt,
     reading,
+    review,
     selftest,
 )
 from kagent.cli.app import app, main

@@ -1,0 +1,101 @@
+"""Commands that look at what was generated: report, diff, top."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from kagent_sandbox.errors import UserError
+
+from kagent.cli.app import JsonOption, RunsOption, app, err, out, print_json
+from kagent.config import load_config
+
+RunArgument = Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")]
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page's file (RUN.html).")
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve it on loopback; it follows the run.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Of --live; 0 takes a free one.", min=0, max=65535)] = 0,
+    folder: RunsOption = None,
+) -> None:
+    """Write a run as one HTML page that needs nothing else, or serve it while the run goes on."""
+    from kagent.disk import write_file
+    from kagent.review.live import Server
+    from kagent.review.page import render
+    from kagent.runs import find_run
+    from kagent.show import read_history
+
+    found = find_run(load_config(runs=folder).runs, run)
+    if live:
+        if output is not None:
+            raise UserError("--live serves a page and writes none: leave --output away")
+        read_history(found)  # what is wrong with the run is said here, not in a browser
+        try:
+            server = Server(found, port)
+        except OSError as e:
+            raise UserError(f"port {port} on 127.0.0.1: {e.strerror}; try --port 0") from None
+        with server:
+            err.print(f"{server.url} shows {found.name}; Ctrl-C ends it")
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                return
+    store, history = read_history(found)
+    target = output if output is not None else Path(f"{found.name}.html")
+    try:
+        write_file(target, render(found.name, store.manifest, history))
+    except OSError as e:
+        raise UserError(f"{target}: cannot be written ({e.strerror})") from None
+    out.print(str(target), soft_wrap=True)
+
+
+@app.command()
+def diff(
+    run: RunArgument,
+    before: Annotated[int, typer.Argument(help="A candidate's id.", min=0)],
+    after: Annotated[int, typer.Argument(help="Another one's.", min=0)],
+    folder: RunsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Compare two candidates of a run: sources, times, and what the compiler made of them."""
+    from kagent.review import compare
+    from kagent.runs import find_run
+    from kagent.show import read_history
+    from kagent.show_candidate import find_candidate
+
+    store, history = read_history(find_run(load_config(runs=folder).runs, run))
+    lineage = history.lineage
+    pair = find_candidate(lineage, before), find_candidate(lineage, after)
+    if json_:
+        print_json(compare.diff_json(lineage, *pair))
+    else:
+        out.print(compare.diff_view(lineage, *pair, matrix=store.manifest.matrix))
+
+
+@app.command()
+def top(
+    task: Annotated[str | None, typer.Argument(help="Only runs of this task.")] = None,
+    count: Annotated[int, typer.Option("-n", help="Candidates per task and device.", min=1)] = 5,
+    folder: RunsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """List the best candidates of all runs, by task and device."""
+    from kagent.review import compare
+
+    where = load_config(runs=folder).runs
+    rows = compare.top_rows(where, task, count)
+    if json_:
+        print_json(rows)
+    elif rows:
+        out.print(compare.top_view(rows))
+    else:
+        of = f" of {task}" if task else ""
+        out.print(f"no finished candidates{of} in {where}: kagent evolve starts a run")

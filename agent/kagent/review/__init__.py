@@ -1,0 +1,1 @@
+"""A run to look at: one HTML page, and what bought what."""

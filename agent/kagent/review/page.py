@@ -1,0 +1,118 @@
+"""The report: one HTML file with everything in it, which asks no network for anything."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from rich.text import Text
+
+from kagent.display import clock
+from kagent.report import verdict as race_verdict
+from kagent.review import facts
+from kagent.runs import Manifest
+from kagent.store import History
+from kagent.tables import candidate_labels, losses
+
+_HERE = Path(__file__).parent
+_SCRIPTS = ("vendor/echarts.js", "vendor/diff2html.js", "page/report.js")
+_STYLES = ("vendor/diff2html.css", "page/report.css")
+
+
+def render(folder: str, manifest: Manifest, history: History, *, live: bool = False) -> str:
+    """The page of a run. `live`: it asks the server that sent it for news, every two seconds."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE / "page"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    scripts = [(_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS]
+    lineage, winner = history.lineage, facts.winner_of(history)
+    data = facts.page_data(manifest, history)
+    final = history.race
+    headline, tone = _headline(history)
+    return environment.get_template("report.html.j2").render(
+        run=folder,
+        manifest=manifest,
+        lineage=lineage,
+        history=history,
+        winner=winner,
+        headline=headline,
+        tone=tone,
+        loses=_loses(history),
+        elapsed=clock(history.elapsed_s),
+        rejected=sum(lineage.rejections().values()),
+        environment=facts.environment_rows(manifest),
+        cost=facts.cost_line(history),
+        race=facts.race_rows(final, lineage, matrix=manifest.matrix) if final else [],
+        rate="TFLOP/s" if manifest.matrix else "GB/s",
+        rejections=facts.rejection_rows(lineage),
+        path=facts.path_rows(lineage, data["path"]),
+        data=embedded(data),
+        scripts=scripts,
+        styles=[(_HERE / name).read_text(encoding="utf-8") for name in _STYLES],
+        policy=_policy(scripts, live=live),
+        live=live,
+    )
+
+
+def embedded(data: Any) -> str:
+    """JSON, packed: sources of hundreds of candidates share most of their lines.
+
+    Base64 has no character that could end the element it stands in.
+    """
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+def _policy(scripts: list[str], *, live: bool) -> str:
+    """Content security policy: the page's own scripts, by their hashes, and nothing else.
+
+    Candidates' sources and messages are written by models: should one get past the escaping, it
+    is still not run.
+    """
+    hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
+    allowed = " ".join(f"'sha256-{h}'" for h in hashes)
+    connect = "'self'" if live else "'none'"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _headline(history: History) -> tuple[str, str]:
+    """The run's result in a sentence, and how it should look."""
+    lineage, final = history.lineage, history.race
+    if final is not None and final.winner is not None:
+        text = race_verdict(final, candidate_labels(lineage))
+        assert isinstance(text, Text)
+        styles = {str(span.style) for span in text.spans}
+        tone = "good" if any("green" in s for s in styles) else "plain"
+        tone = "bad" if any("red" in s for s in styles) else tone
+        return text.plain.strip().splitlines()[0], tone
+    if final is not None:
+        return "Every finalist failed on the hidden cases: there is no winner", "bad"
+    best = lineage.incumbent
+    if best is None:
+        return "No candidate has passed yet", "plain"
+    speed = f"{facts.path_rows(lineage, [best.id])[0]['speed']:.3f}×"
+    return (
+        f"#{best.id} {best.proposal.name}: {speed} the best of torch on the visible cases, "
+        "in the search; there was no final race yet",
+        "plain",
+    )
+
+
+def _loses(history: History) -> list[str]:
+    """Cases of the final race where the winner is slower than torch."""
+    final = history.race
+    if final is None or final.winner is None:
+        return []
+    return losses(final.race, str(final.winner))

@@ -1,0 +1,156 @@
+"""The report in a real browser: it draws, fits, obeys the keyboard, follows a run, and runs nothing
+of what a model wrote.
+"""
+
+import shutil
+import threading
+
+import pytest
+from kagent.review import page
+from kagent.review.live import Server
+from kagent.show import read_history
+from kagent.store import RunStore
+from test_report_page import SOFTMAX, hostile
+
+webdriver = pytest.importorskip("selenium.webdriver")
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.wait import WebDriverWait  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium with chromedriver here"),
+]
+CHARTS = ("bars", "fitness", "tree", "roof")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(executable_path=DRIVER)
+    with webdriver.Chrome(options=options, service=service) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    store, history = read_history(SOFTMAX)
+    target = tmp_path_factory.mktemp("report") / "report.html"
+    target.write_text(page.render("softmax-ask-tell", store.manifest, history))
+    return target
+
+
+def show(browser, url, width=1280, scheme="light"):
+    browser.get_log("browser")  # what an earlier page said
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    browser.get(url)
+    drawn(browser)
+
+
+def drawn(browser, at_least=1):
+    WebDriverWait(browser, 30).until(
+        lambda b: int(b.execute_script("return document.body.dataset.drawn ?? 0")) >= at_least
+    )
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_is_drawn_and_fits(browser, file, width, scheme):
+    show(browser, file.as_uri(), width, scheme)
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") == width
+    for chart in CHARTS:
+        shapes = browser.find_elements(By.CSS_SELECTOR, f"#{chart} svg path")
+        assert len(shapes) > 5, chart
+    back, ink = browser.execute_script(
+        "const s = getComputedStyle(document.body); return [s.backgroundColor, s.color]"
+    )
+    lightness = [sum(map(int, c.strip("rgba()").split(",")[:3])) for c in (back, ink)]
+    assert (lightness[0] < lightness[1]) == (scheme == "dark")
+
+
+def test_the_keyboard_opens_turns_and_closes_a_candidate(browser, file):
+    show(browser, file.as_uri())
+    first = browser.find_element(By.CSS_SELECTOR, '#table [data-candidate="4"]')
+    first.send_keys(Keys.ENTER)
+    title = browser.find_element(By.ID, "candidate-title")
+    assert title.text.startswith("#4 ")
+    title.send_keys(Keys.ARROW_RIGHT)
+    assert title.text.startswith("#5 ")
+    assert browser.find_elements(By.CSS_SELECTOR, "#candidate-body .d2h-ins")
+    source = "".join(
+        item.get_attribute("textContent") + "\n"
+        for item in browser.find_elements(By.CSS_SELECTOR, "#candidate-body ol.source li")
+    )
+    _, history = read_history(SOFTMAX)
+    original = history.lineage[5].proposal.source.rstrip("\n").splitlines()
+    assert [line or " " for line in original] == source.splitlines()
+    title.send_keys(Keys.ESCAPE)
+    assert not browser.find_element(By.ID, "candidate").is_displayed()
+
+
+def test_candidates_are_filtered_and_sorted(browser, file):
+    show(browser, file.as_uri())
+
+    def ids():
+        cells = browser.find_elements(By.CSS_SELECTOR, "#table tbody [data-candidate]")
+        return [int(c.text.lstrip("#")) for c in cells]
+
+    _, history = read_history(SOFTMAX)
+    browser.find_element(By.CSS_SELECTOR, '[data-sort="speed"]').send_keys(Keys.ENTER)
+    assert ids()[0] == max(ids(), key=lambda i: history.lineage.log_speed(i))
+    browser.find_element(By.ID, "filter").send_keys("new bests")
+    assert set(ids()) == {c.id for c in history.lineage.promotions}
+
+
+def test_nothing_that_a_model_wrote_is_run(browser, tmp_path):
+    store, history = read_history(SOFTMAX)
+    target = tmp_path / "hostile.html"
+    target.write_text(page.render("hostile", store.manifest, hostile(history)))
+    show(browser, target.as_uri())
+    last = len(history.lineage)
+    browser.find_element(By.CSS_SELECTOR, f'#table [data-candidate="{last}"]').send_keys(Keys.ENTER)
+    assert "<script>" in browser.find_element(By.ID, "candidate-body").text
+    assert browser.title == "hostile · kagent"
+    assert browser.find_elements(By.TAG_NAME, "img") == []
+    assert browser.get_log("browser") == []
+
+
+def test_paper_gets_all_of_it(browser, file):
+    show(browser, file.as_uri(), scheme="dark")
+    pdf = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]
+    assert len(pdf) > 100_000
+    assert browser.get_log("browser") == []
+
+
+def test_a_live_page_follows_its_run(browser, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(SOFTMAX, folder)
+    with Server(folder) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            show(browser, server.url)
+            before = browser.execute_script("return document.body.dataset.live")
+            with RunStore.open(folder) as store:
+                store.begin(77)
+            WebDriverWait(browser, 30).until(
+                lambda b: b.execute_script("return document.body.dataset.live") != before
+            )
+            WebDriverWait(browser, 10).until(
+                lambda b: "of 77" in b.find_element(By.ID, "result").text
+            )
+            assert browser.find_elements(By.CSS_SELECTOR, "#bars svg")
+            assert browser.get_log("browser") == []
+        finally:
+            server.shutdown()
+            thread.join()
