@@ -264,7 +264,7 @@ def _run(source: kernels.Source, values: Sequence[object], launch: kernels.Launc
         return _map_of(value, recorder.pointer)
 
     args = kernel_arguments(source.name, values, kernel.parameters, recorder.pointer, map_of)
-    if problem := kernels.over_limits(kernel.info, launch, recorder.target):
+    if problem := kernels.over_limits(kernel.info, launch, recorder.target, source.name):
         recorder.refuse(PolicyError(*problem, status=Status.RESOURCE_LIMIT))
     recorder.launch(
         kernel.info,

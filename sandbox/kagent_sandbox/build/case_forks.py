@@ -16,12 +16,13 @@ from typing import cast
 
 from kagent_sandbox.build import limits
 from kagent_sandbox.build.compile_fork import CompileFork, end_group
+from kagent_sandbox.build.crashes import CrashPipe
+from kagent_sandbox.build.limits import HOST_LIMIT_S
 from kagent_sandbox.build.request import BuildCase
 from kagent_sandbox.channel import Channel, ChannelError, Message
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
 COMPILE_GRACE_S = 1.0  # a compile that Python can still interrupt ends itself
-HOST_LIMIT_S = 10.0  # host code of one case, compiles not counted: it takes milliseconds
 _MESSAGE_S = 30.0  # for the rest of a message that has begun
 
 Trace = Callable[[BuildCase, Channel, Channel | None], None]
@@ -44,6 +45,7 @@ class _Running:
     pid: int
     channel: Channel
     lane: _Lane
+    crash: CrashPipe
     since: float
     host_left_s: float = HOST_LIMIT_S
     compiling: str | None = None
@@ -106,6 +108,7 @@ class CaseForks:
             for running in self._running.values():
                 end_group(running.pid)
                 running.channel.close()
+                running.crash.close()
                 self._idle.append(running.lane)
             self._running.clear()
             for lane in self._idle:
@@ -116,14 +119,17 @@ class CaseForks:
         if lane.compiler is None and self._new_compiler is not None:
             lane.compiler = self._new_compiler()
         ours, theirs = Channel.pair()
+        crash = CrashPipe()
         pid = os.fork()
         if pid == 0:
             os.setpgid(0, 0)
             ours.close()
+            crash.in_child()
             self._trace(case, Channel(theirs), lane.compiler.channel if lane.compiler else None)
             os._exit(1)
         theirs.close()
-        running = _Running(position, case, pid, ours, lane, time.monotonic())
+        crash.in_parent()
+        running = _Running(position, case, pid, ours, lane, crash, time.monotonic())
         self._running[ours.fileno()] = running
 
     def _wait(self) -> dict[int, Message | Rejected]:
@@ -145,7 +151,6 @@ class CaseForks:
                 now = time.monotonic()
                 for running in list(self._running.values()):
                     if now >= min(running.limit_at(self._compile_limit_s), self._deadline):
-                        self._end(running, failed=True)
                         ended[running.position] = self._timeout(running)
             if ended:
                 return ended
@@ -155,12 +160,14 @@ class CaseForks:
         try:
             message = running.channel.recv(_MESSAGE_S)
         except ChannelError:
-            return _died(self._end(running, failed=True), running)
+            with running.crash:
+                return _died(self._end(running, failed=True), running)
         answer = message.obj
         if isinstance(answer, dict) and "compiling" in answer:
             running.heard(cast("str | None", answer["compiling"]))
             return None
-        self._end(running, failed=not isinstance(answer, dict) or "hashes" not in answer)
+        with running.crash:
+            self._end(running, failed=not isinstance(answer, dict) or "hashes" not in answer)
         return message
 
     def _end(self, running: _Running, *, failed: bool) -> int:
@@ -174,17 +181,25 @@ class CaseForks:
         return status
 
     def _timeout(self, running: _Running) -> Rejected:
+        """End a fork whose time is up; what that means for the candidate."""
         late = time.monotonic() >= self._deadline
+        with running.crash as crash:
+            if not running.compiling:
+                crash.ask(running.pid)
+            self._end(running, failed=True)
+            line = crash.line()
         if running.compiling and not late:
             error = limits.too_slow(running.compiling, self._compile_limit_s)
             return Rejected(Stage.BUILD, Status.TIMEOUT, error.message, running.case.name)
         if late:
-            what = f"compiling kernel {running.compiling}" if running.compiling else "tracing"
-            message = f"building all cases takes too long; it was cut while {what}"
+            what = f"compiling kernel {running.compiling}" if running.compiling else "in host code"
+            message = f"{line}building all cases takes too long; it was cut while {what}"
+            if not running.compiling:
+                message += f" of {running.case.name}: is there an endless loop?"
         else:
             message = (
-                f"host code of {running.case.name} ran for {HOST_LIMIT_S:g} s: is there an endless "
-                "loop? It should only allocate results and launch kernels"
+                f"{line}host code of {running.case.name} ran for {HOST_LIMIT_S:g} s: is there an "
+                "endless loop? It should only allocate results and launch kernels"
             )
         return Rejected(Stage.BUILD, Status.TIMEOUT, message, running.case.name)
 
@@ -202,5 +217,6 @@ def _died(status: int, running: _Running) -> Rejected:
         how = f"died of {signal.Signals(-status).name}"
     else:
         how = f"ended itself with status {status}"
-    message = f"the process that traced {running.case.name} {how} {doing}"
+    line = running.crash.line()
+    message = f"{line}the process that traced {running.case.name} {how} {doing}"
     return Rejected(Stage.BUILD, Status.RUNTIME_ERROR, message, running.case.name)

@@ -16,7 +16,9 @@ from typing import Self
 
 from kagent_sandbox import records
 from kagent_sandbox.build import cpp, headers
+from kagent_sandbox.build.crashes import crash_line, printed_before
 from kagent_sandbox.build.identity import source_hash, tree_hash
+from kagent_sandbox.build.limits import HOST_LIMIT_S
 from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.build.validate import Forged, checked_plan
 from kagent_sandbox.channel import ChannelClosed, ChannelError, ChannelTimeout, Message
@@ -34,6 +36,7 @@ _MAX_DROPPED = 256
 _MAX_TEXT = 4000
 _MAX_LANES = 8  # of one candidate: a fork each for tracing and compiling
 _GRACE_S = 3.0  # over the candidate's wall limit, which the child itself keeps to
+_DUMP_S = 1.0  # for the child to say which line it hangs at
 
 
 class Builder:
@@ -136,19 +139,24 @@ class _Answers:
                 {"request": records.to_json(self._request), "lanes": self._lanes}
             )
             while True:
-                left = self._start + self._request.wall_limit_s + _GRACE_S - time.monotonic()
+                left = self._limit_s() - (time.monotonic() - self._start)
                 message = self._child.channel.recv(max(0.0, left), max_bytes=_MAX_MESSAGE_BYTES)
                 if (answer := self._take(message)) is not None:
                     return answer
         except ChannelTimeout:
-            self._child.kill()
-            return self._rejected(Status.TIMEOUT, f"{self._phase()} took longer than "
-                                  f"{self._request.wall_limit_s:g} s")  # fmt: skip
+            return self._timeout(self._child.kill())
         except ChannelClosed:
             return self._ended(self._child.wait(10.0) or self._child.kill())
         except (ChannelError, Forged, records.RecordError) as e:
             self._child.kill()
             return self._rejected(Status.TAMPER, f"the builder's answer is not sound: {e}")
+
+    def _limit_s(self) -> float:
+        """Seconds from the start for all that was sent so far and the next message."""
+        wall_s = self._request.wall_limit_s
+        if self._configs is None:
+            return min(HOST_LIMIT_S, wall_s) + _DUMP_S
+        return wall_s + _GRACE_S
 
     def _take(self, message: Message) -> Built | Rejected | None:
         """One message; the result when it is the last."""
@@ -218,13 +226,22 @@ class _Answers:
     def _ended(self, exit_: Exit) -> Rejected:
         """The child ended without a last word."""
         if exit_.timed_out:
-            text = f"{self._phase()} took longer than {self._request.wall_limit_s:g} s"
-            return self._rejected(Status.TIMEOUT, text)
+            return self._timeout(exit_)
         resource = exit_.reason is not None and exit_.reason != "killed"
         status = Status.RESOURCE_LIMIT if resource else Status.RUNTIME_ERROR
-        tail = exit_.log_tail.strip()[-1000:]
-        text = f"the builder's process was lost while {self._phase()}: {exit_.describe()}"
-        return self._rejected(status, f"{text}\n{tail}".strip())
+        line = crash_line(exit_.log_tail, self._request.source)
+        text = f"{line}the builder's process was lost while {self._phase()}: {exit_.describe()}"
+        return self._rejected(status, f"{text}\n{printed_before(exit_.log_tail)[-1000:]}".strip())
+
+    def _timeout(self, exit_: Exit) -> Rejected:
+        line = crash_line(exit_.log_tail, self._request.source)
+        limit_s = self._request.wall_limit_s
+        hint = ""
+        if self._configs is None:
+            limit_s = min(HOST_LIMIT_S, limit_s)
+            hint = ": is there an endless loop?"
+        text = f"{line}{self._phase()} took longer than {limit_s:g} s{hint}"
+        return self._rejected(Status.TIMEOUT, text)
 
     def _phase(self) -> str:
         if self._configs is None:

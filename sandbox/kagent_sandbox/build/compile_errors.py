@@ -9,6 +9,7 @@ from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from kagent_sandbox.build.compile_error import CompileError
+from kagent_sandbox.build.inspect import InspectError
 from kagent_sandbox.build.policy import BuildRejected, at_line, source_line, where
 from kagent_sandbox.verdict import Stage, Status
 
@@ -17,6 +18,8 @@ def compile_rejection(error: BaseException, module: ModuleType) -> BuildRejected
     """The rejection for a compiler's error; None for any other."""
     if isinstance(error, CompileError):
         return BuildRejected(Stage.BUILD, error.status, str(error))
+    if isinstance(error, InspectError):
+        return BuildRejected(Stage.BUILD, Status.COMPILE_ERROR, f"{where(error)}{error}")
     if isinstance(error, OutOfResources):
         return BuildRejected(
             Stage.BUILD,

@@ -68,7 +68,7 @@ template <unsigned n> struct copy {{
   constexpr copy(const char* from) : value() {{ for (unsigned i = 0; i < n; ++i) value[i] = from[i];
   }}
 }};
-using text_of = text<decltype(&{name})>;
+using text_of = text<decltype(&::{name})>;
 __attribute__((used, section(".kagent_signature"))) extern const copy<sizeof(text_of::value)>
 parameters; constexpr copy<sizeof(text_of::value)> parameters{{text_of::value}}; }}
 """

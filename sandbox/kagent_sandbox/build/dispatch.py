@@ -111,6 +111,7 @@ def handle(func: Any, args: Args, kwargs: Kwargs, device: torch.device) -> Any:
                 "task's function",
             ),
         )
+    _refuse_other_devices(recorder, kwargs, device)
     if not symbolic:
         real = bool(tensors) and not _moves(kwargs, device)
         if real or (recorder is None and not _moves(kwargs, device)):
@@ -128,6 +129,18 @@ def handle(func: Any, args: Args, kwargs: Kwargs, device: torch.device) -> Any:
             )
         )
     return _record(recorder, func, name, args, kwargs)
+
+
+def _refuse_other_devices(recorder: Recorder | None, kwargs: Kwargs, device: torch.device) -> None:
+    wanted = kwargs.get("device")
+    if wanted is not None and torch.device(wanted).type not in {device.type, "cpu", "meta"}:
+        _refuse(
+            recorder,
+            PolicyError(
+                f"a tensor is wanted on {wanted}, and this candidate is built for {device}",
+                "allocate with device=x.device",
+            ),
+        )
 
 
 def _refuse(recorder: Recorder | None, error: PolicyError) -> Any:

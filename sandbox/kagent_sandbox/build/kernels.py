@@ -132,46 +132,49 @@ def _describe(source: Source, binary: bytes, symbol: str) -> Compiled:
     return Compiled(binary, info, tuple(Parameter(n, t, t is None) for n, t in types))
 
 
-def over_limits(info: KernelInfo, launch: Launching, target: str) -> tuple[str, str] | None:
+def over_limits(
+    info: KernelInfo, launch: Launching, target: str, name: str | None = None
+) -> tuple[str, str] | None:
     """What a launch asks for that the target never grants, and the remedy; None if there is
-    nothing.
+    nothing. `name` is what the candidate calls the kernel, where its symbol is mangled.
 
     Not checked: whether a cooperative grid fits the device at once, which is for the launcher.
     """
     if target == "cpu":
         return None
+    name = name or info.name
     limits = parse_target(target)
     threads = math.prod(launch.block)
     if threads > limits.threads_per_block or launch.block[2] > 64:
         return (
-            f"kernel {info.name} is launched with blocks of {_times(launch.block)} threads",
+            f"kernel {name} is launched with blocks of {_times(launch.block)} threads",
             f"use at most {limits.threads_per_block}, 64 along z",
         )
     registers = -(-max(info.registers, 1) // 8) * 8
     if registers * -(-threads // 32) * 32 > limits.registers_per_multiprocessor:
         return (
-            f"kernel {info.name} needs {info.registers} registers a thread: too many for "
+            f"kernel {name} needs {info.registers} registers a thread: too many for "
             f"{threads} threads",
             "declare __launch_bounds__(threads), or use fewer threads",
         )
     shared = launch.shared + info.static_shared_bytes
     if launch.shared < 0 or shared > limits.shared_per_block:
         return (
-            f"kernel {info.name} asks for {shared} bytes of shared memory a block",
+            f"kernel {name} asks for {shared} bytes of shared memory a block",
             f"{target} has {limits.shared_per_block}",
         )
     if max(launch.grid[1:]) > 65535:
         return (
-            f"kernel {info.name} is launched with a grid of {_times(launch.grid)} blocks",
+            f"kernel {name} is launched with a grid of {_times(launch.grid)} blocks",
             "y and z take at most 65535: use x for the large axis",
         )
     if (launch.cluster or launch.pdl) and limits.capability < 90:
-        return f"kernel {info.name} is launched with cluster or pdl", f"{target} has neither"
+        return f"kernel {name} is launched with cluster or pdl", f"{target} has neither"
     if launch.cluster is not None:
         uneven = any(g % c for g, c in zip(launch.grid, launch.cluster, strict=True))
         if uneven or math.prod(launch.cluster) > 16:
             return (
-                f"kernel {info.name}: clusters of {_times(launch.cluster)} in a grid of "
+                f"kernel {name}: clusters of {_times(launch.cluster)} in a grid of "
                 f"{_times(launch.grid)} blocks",
                 "a cluster has at most 16 blocks, and the grid is a multiple of it",
             )

@@ -18,6 +18,11 @@ from typing import NoReturn
 from kagent_sandbox.build.policy import BuildRejected
 from kagent_sandbox.verdict import Stage, Status
 
+HOST_LIMIT_S = 10.0
+"""For importing the file, and for host code of one case without its compiles: either takes
+milliseconds.
+"""
+
 on_compile: Callable[[str | None], None] | None = None
 """Called with a kernel's name when its compile starts, with None when it ends."""
 
@@ -28,7 +33,7 @@ def too_slow(kernel: str, limit_s: float) -> BuildRejected:
         Stage.BUILD,
         Status.TIMEOUT,
         f"compiling kernel {kernel} took longer than {limit_s:g} s: use smaller tiles, fewer "
-        "unrolled iterations (tl.static_range, num_stages) or more warps",
+        "unrolled iterations (tl.static_range, num_stages), fewer template instances or more warps",
     )
 
 

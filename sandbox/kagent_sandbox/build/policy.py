@@ -18,6 +18,7 @@ from types import FrameType
 from kagent_sandbox.verdict import Stage, Status
 
 CANDIDATE_FILE = "candidate.py"
+_MOST_CHARS = 3500  # of what an exception says
 
 
 class BuildRejected(Exception):  # noqa: N818
@@ -91,15 +92,15 @@ def rejected(error: BaseException, stage: Stage) -> BuildRejected:
         text = (error.text or "").strip()[:200]
         message = f"{at_line(error.lineno or 0, text)}SyntaxError: {error.msg}"
         return BuildRejected(Stage.PARSE, Status.COMPILE_ERROR, message)
-    message = f"{where(error)}{type(error).__name__}: {error}".rstrip(": ")
-    hint = _hint(error)
+    text = str(error)[:_MOST_CHARS]  # it may be a gigabyte: cut before anything copies it
+    message = f"{where(error)}{type(error).__name__}: {text}".rstrip(": ")
+    hint = _hint(error, text)
     if hint:
         message = f"{message}\n{hint}"
-    return BuildRejected(stage, Status.RUNTIME_ERROR, message[:4000])
+    return BuildRejected(stage, Status.RUNTIME_ERROR, message)
 
 
-def _hint(error: BaseException) -> str:
-    text = str(error)
+def _hint(error: BaseException, text: str) -> str:
     if isinstance(error, ModuleNotFoundError):
         return (
             "Only the standard library, torch, triton, numpy and kagent_sandbox.lang can be "

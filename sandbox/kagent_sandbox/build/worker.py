@@ -11,6 +11,7 @@ true} or {"rejected": {...}} or {"machine": text}.
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import gc
 import os
@@ -72,7 +73,10 @@ class _Build:
         """
         kernels.cache_folder = self._folder / "kernels"
         kernels.cache_folder.mkdir()
+        limit_s = min(limits.HOST_LIMIT_S, self._request.wall_limit_s)
+        faulthandler.dump_traceback_later(limit_s)  # the client ends it, and reads where it was
         module = load_candidate(self._request.source, self._folder, self._target)
+        faulthandler.cancel_dump_traceback_later()
         configs = enumerate_configs(module, self._request.max_configs)
         gc.collect()
         gc.freeze()  # the tracer collects garbage at every allocation: only its own, please
