@@ -225,7 +225,8 @@ class Channel:
         view = memoryview(data)
         while view:
             try:
-                sent = self._sock.sendmsg([view], rights)
+                # A confined child may not send descriptors, so it has no sendmsg.
+                sent = self._sock.sendmsg([view], rights) if rights else self._sock.send(view)
             except (BlockingIOError, InterruptedError):
                 self._wait(select.POLLOUT, deadline)
                 continue

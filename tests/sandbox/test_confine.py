@@ -128,6 +128,8 @@ SYSCALLS = {
     "mknodat": (259, 33),
     "sched_setscheduler": (144, 119),
     "setxattr": (188, 5),
+    "sendmsg": (46, 211),
+    "sendmmsg": (307, 269),
 }
 
 
@@ -143,6 +145,14 @@ libc.syscall({number}, 0, 0, 0, 0, 0)
 result = errno.errorcode[ctypes.get_errno()]
 """
     assert ask(child, source) == "EPERM"
+
+
+@pytest.mark.parametrize("command", ["F_SETOWN", "F_SETSIG"])
+def test_the_kernel_is_not_asked_to_send_signals(child, command):
+    source = f"import fcntl\nresult = fcntl.fcntl(1, fcntl.{command}, 9)"
+    assert ask(child, source) == "PermissionError"
+    assert ask(child, "import fcntl\nfcntl.ioctl(1, 0x8901, bytes(4))") == "PermissionError"
+    assert ask(child, "import fcntl\nresult = fcntl.fcntl(1, fcntl.F_GETFD)") == 0
 
 
 def test_namespaces_cannot_be_entered_through_clone(child):

@@ -28,6 +28,9 @@ _NEWEST_KNOWN = 462  # calls after this one are answered "not implemented": libc
 # SET_NO_NEW_PRIVS, GET_NO_NEW_PRIVS, SET_THP_DISABLE, GET_THP_DISABLE, SET_VMA
 _PRCTL = (1, 3, 15, 16, 23, 30, 38, 39, 41, 42, 0x53564D41)
 
+_SET_OWNER = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+_SET_OWNER_IOCTL = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP
+
 
 class _Program:
     """Instructions of classic BPF, as (code, jump if true, jump if false, operand)."""
@@ -139,6 +142,9 @@ def prepare(*, execute: bool, memfd: bool) -> bytes:
     program.when("prlimit64", _argument_in(0, (0,)))
     program.when("sched_setaffinity", _argument_in(0, (0,)))
     program.when("seccomp", _argument_in(0, (_SET_MODE_FILTER,)))
+    # The kernel would send a signal to whoever is named the owner of a descriptor.
+    program.when("fcntl", _argument_not_in(1, _SET_OWNER))
+    program.when("ioctl", _argument_not_in(1, _SET_OWNER_IOCTL))
     # Datagram pairs could send to a named socket by address; streams cannot.
     program.when("socketpair", _argument_in(1, (1, 5), mask=0xF))
     # Landlock does not decide about modes and times: answer "done" and do nothing, so that linkers
@@ -151,7 +157,7 @@ def prepare(*, execute: bool, memfd: bool) -> bytes:
         names |= getattr(syscalls, group).keys()
     names |= {"execve", "execveat"} if execute else set()
     names |= {"memfd_create"} if memfd else set()
-    for name in sorted(names.difference(inert)):
+    for name in sorted(names.difference(inert, ("fcntl", "ioctl"))):
         program.when(name, _returns(_ALLOW))
     program.add(_AT_LEAST, _NEWEST_KNOWN + 1, 0, 1)
     program.refuse(errno.ENOSYS)
@@ -174,7 +180,6 @@ def forbid_new_threads() -> None:
         program.when(name, _returns(_ERRNO | errno.EPERM))
     for name in ("timer_create", "setitimer", "alarm", "memfd_create", "timerfd_create"):
         program.when(name, _returns(_ERRNO | errno.EPERM))
-    program.when("fcntl", _argument_not_in(1, (8, 10, 15)))  # F_SETOWN, F_SETSIG, F_SETOWN_EX
     program.when("prctl", _argument_not_in(0, (1,)))  # PR_SET_PDEATHSIG
     program.add(_RETURN, _ALLOW)
     _install(program.packed())

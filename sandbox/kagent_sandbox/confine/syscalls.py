@@ -70,10 +70,12 @@ WAITING = _table("""
     futex:202:98 futex_waitv:449:449 poll:7:- ppoll:271:73 select:23:- pselect6:270:72
     epoll_create:213:- epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232:- epoll_pwait:281:22
     epoll_pwait2:441:441 eventfd:284:- eventfd2:290:19 signalfd4:289:74 pipe:22:- pipe2:293:59
-    sendmsg:46:211 recvmsg:47:212 sendto:44:206 recvfrom:45:207 sendmmsg:307:269 recvmmsg:299:243
+    recvmsg:47:212 sendto:44:206 recvfrom:45:207 recvmmsg:299:243
     shutdown:48:210 getsockopt:55:209 setsockopt:54:208 getsockname:51:204 getpeername:52:205
 """)
-"""Pipes and inherited sockets; no call here makes a socket or connects one."""
+"""Pipes and inherited sockets; no call here makes a socket or connects one. Nor sends descriptors:
+an open file on its way through a socket is in no table of any process, so nobody could weigh it.
+"""
 
 SPECIAL = _table("""
     clone:56:220 clone3:435:435 fork:57:- vfork:58:- execve:59:221 execveat:322:281 prctl:157:167
