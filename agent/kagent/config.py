@@ -101,6 +101,9 @@ class Config(BaseSettings):
     prompts: Path | None = Field(None, description="folder of prompt templates and cards to use")
     seed: int = Field(0, description="of all random decisions")
     jobs: int = Field(default_factory=cores, ge=1, description="builds at once")
+    isolation: Literal["auto", "T0", "T1", "T2", "T3"] = Field(
+        "auto", description="tier of docs/isolation.md: the highest that works, or exactly one"
+    )
     in_flight: int = Field(4, ge=1, le=64, description="proposals worked on at once")
     configs: int = Field(
         1, ge=1, le=64, description="configurations of its tunables tried per candidate"

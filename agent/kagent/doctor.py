@@ -165,16 +165,8 @@ def _isolation() -> Finding:
         seen = probe()
     except MachineError as e:
         return Finding(Level.BROKEN, "isolation", str(e))
-    isolation = seen.isolation
-    parts = [f"tier {isolation.tier}", f"Landlock ABI {isolation.landlock_abi}"]
-    parts += ["seccomp"] if isolation.seccomp else []
-    parts += ["own user per child"] if isolation.drops_uid else []
-    stopped = sum(not c.escaped for c in seen.canaries)
-    text = f"{', '.join(parts)}; {stopped} of {len(seen.canaries)} attacks from inside stopped"
-    if seen.escaped:
-        text += f"; these got out: {', '.join(seen.escaped)}"
-        return Finding(Level.BROKEN, "isolation", text)
-    return Finding(Level.OK, "isolation", text)
+    level = Level.BROKEN if seen.escaped else Level.OK
+    return Finding(level, "isolation", seen.describe())
 
 
 def _gpu() -> Finding:

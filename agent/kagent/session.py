@@ -19,6 +19,8 @@ from pathlib import Path
 
 from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.request import BuildRequest
+from kagent_sandbox.confine.policy import ask_for, asked_for
+from kagent_sandbox.confine.probe import probe
 from kagent_sandbox.errors import RunError, TaskError, UserError
 from kagent_sandbox.judge_client import JudgeClient
 from kagent_sandbox.launch.base import DeviceFacts
@@ -27,7 +29,7 @@ from kagent_sandbox.records import to_json
 from kagent_sandbox.task import Case, Kind, Task, build_case, draw_hidden
 
 from kagent.config import Config
-from kagent.events import Observer, Stop
+from kagent.events import Observer, Progress, Stop
 from kagent.evolve import Evolution, Limits, SeedText
 from kagent.machine import Machine
 from kagent.propose import Nobody, Proposer, Setting
@@ -68,6 +70,7 @@ def evolve(
         if manifest is not None and resume is not None:
             same_machine(manifest, environment, facts, resume)
             store = RunStore.open(resume)
+            say_isolation(store, environment, observe)
         else:
             made = new_manifest(task, kind, facts.target, config, environment)
             store = RunStore.create(config.runs, made)
@@ -204,15 +207,20 @@ def open_machine(
 
     `secret` draws the hidden cases: it reaches the judge, and the store only with the final race.
     """
+    ask_for(config.isolation)
     with Builder(config.jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
         facts = judge.facts
-        isolation = builder.isolation
+        seen = probe()  # while the fork-servers import
+        seen.require()
+        tiers = {"builder": builder.isolation.tier, "launcher": judge.isolation().tier}
         environment: dict[str, object] = {
             "device": facts.name,
             "key": facts.key,
             "memory_bytes": facts.memory_bytes,
             "facts": to_json(facts),
-            "isolation": isolation.tier.value,
+            "isolation": min(tiers.values()).value,
+            "isolation_by_role": {role: tier.value for role, tier in tiers.items()},
+            "canaries": {c.name: c.stopped_by for c in seen.canaries},
             "host": platform.platform(),
             "python": platform.python_version(),
             "versions": _versions(),
@@ -318,10 +326,19 @@ def same_task(manifest: Manifest, task: Task, folder: Path | None) -> None:
         )
 
 
+def say_isolation(store: RunStore, environment: Mapping[str, object], observe: Observer) -> None:
+    """Say, and keep with the run, that it goes on under another tier than it began."""
+    began, tier = store.manifest.environment.get("isolation"), environment.get("isolation")
+    if began is not None and tier is not None and began != tier:
+        store.append("isolation", {"began": began, "tier": tier})
+        observe(Progress(f"isolation is {tier}; the run began under {began}"))
+
+
 def same_machine(
     manifest: Manifest, environment: Mapping[str, object], facts: DeviceFacts, folder: Path
 ) -> None:
-    """Make sure that times of this machine compare with those that a run has; it may have none yet.
+    """Make sure that times of this machine compare with those that a run has (it may have none
+    yet), and that it is confined no less, unless that was asked for.
 
     Raises:
         RunError: They do not.
@@ -336,4 +353,10 @@ def same_machine(
         raise RunError(
             f"{folder}: measured on {before}, and this is {now}: times of the two do not compare; "
             "start a new run"
+        )
+    began, tier = manifest.environment.get("isolation"), environment.get("isolation")
+    if began is not None and tier is not None and asked_for() is None and str(tier) < str(began):
+        raise RunError(
+            f"{folder}: began under isolation {began}, and this machine gives {tier} today "
+            f"(kagent doctor says why): accept it with --isolation {tier}"
         )

@@ -26,7 +26,7 @@ from typing import Self, cast
 
 from kagent_sandbox.channel import Channel, ChannelError
 from kagent_sandbox.confine.isolation import Isolation
-from kagent_sandbox.confine.policy import Confinement, Tier
+from kagent_sandbox.confine.policy import Confinement, Tier, asked_for
 from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.spawned import Child, Exit, printable
 from kagent_sandbox.usage import remove_tree
@@ -64,7 +64,8 @@ class ForkServer:
     ) -> None:
         self._handler = handler
         self._preload = list(preload)
-        self._confinement = confinement
+        tier = confinement.tier or asked_for()
+        self._confinement = dataclasses.replace(confinement, tier=tier)
         self._env = dict(env or {})
         self._lock = threading.Lock()
         self._children: set[Child] = set()
@@ -118,6 +119,12 @@ class ForkServer:
         """
         with self._lock:
             return self._wait_ready()
+
+    @property
+    def pid(self) -> int:
+        """Of the fork-server's process."""
+        assert self._process is not None, "start it first"
+        return self._process.pid
 
     def _wait_ready(self) -> Isolation:
         if self._isolation is not None:

@@ -13,6 +13,7 @@ from typing import IO, Any, Self, cast
 
 from kagent_sandbox.build.request import Built
 from kagent_sandbox.channel import Channel, ChannelClosed, ChannelError
+from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge_wire import (
@@ -89,6 +90,10 @@ class JudgeClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def isolation(self) -> Isolation:
+        """What launchers are confined by, as observed; waits until their fork-server is ready."""
+        return from_json(Isolation, self._ask("isolation"))
 
     def ceilings(self) -> Ceilings:
         """What the device attains on the plainest kernels; measured once, then cached."""

@@ -37,7 +37,8 @@ from kagent_sandbox.verdict import Rejected
 
 if TYPE_CHECKING:
     from kagent_sandbox.build.request import Built
-    from kagent_sandbox.launch.base import Backend
+    from kagent_sandbox.launch.cpu_backend import CpuBackend
+    from kagent_sandbox.launch.gpu_backend import GpuBackend
     from kagent_sandbox.rivals import Rivals
     from kagent_sandbox.task import Task
 
@@ -51,6 +52,7 @@ class Server:
         self._channel = channel
         self._judge: Judge | None = None
         self._rivals: Rivals | None = None
+        self._confined: CpuBackend | GpuBackend | None = None
         self._kept: dict[str, Built] = {}
 
     def serve(self) -> None:
@@ -66,6 +68,7 @@ class Server:
             "race": self._race,
             "health": self._health,
             "printed": self._printed,
+            "isolation": self._isolation,
         }
         try:
             with contextlib.suppress(ChannelClosed):
@@ -93,6 +96,7 @@ class Server:
         task = load_task(Path(str(request["task"])))
         backend, rivals = _backend(task, str(request["kind"]), int(str(request["index"])))
         self._rivals = rivals
+        self._confined = backend
         self._judge = Judge(task, backend, int(str(request["run_seed"])))
         return to_json(backend.facts)
 
@@ -149,11 +153,15 @@ class Server:
     def _printed(self, _request: Json, _: Sequence[bytes]) -> Json:
         return {"text": self.judge.backend.printed()}
 
+    def _isolation(self, _request: Json, _: Sequence[bytes]) -> Json:
+        assert self._confined is not None, "the first request is open"
+        return to_json(self._confined.isolation)
+
     def _contender(self, entrant: Entrant) -> Contender:
         return Contender(entrant.id, self._kept[entrant.key], entrant.choice)
 
 
-def _backend(task: Task, kind: str, index: int) -> tuple[Backend, Rivals]:
+def _backend(task: Task, kind: str, index: int) -> tuple[CpuBackend | GpuBackend, Rivals]:
     """The device, and where its baselines come from."""
     if kind == "cpu":
         from kagent_sandbox.launch.cpu_backend import CpuBackend

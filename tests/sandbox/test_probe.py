@@ -28,5 +28,22 @@ def test_canaries_do_escape_when_unconfined(tmp_path):
     secret.write_text("bait")
     facts = {"secret": str(secret), "folder": str(tmp_path), "pid": 1, "package": str(secret)}
     for name in ("read a secret file", "overwrite a secret file", "write outside of its folder"):
-        ATTACKS[name](facts)
-    ATTACKS["send by UDP"](facts)
+        ATTACKS[name].act(facts)
+    ATTACKS["send by UDP"].act(facts)
+
+
+def test_attacks_work_where_nothing_is_asked_to_stop_them():
+    result = probe(Tier.T0)
+    assert result.isolation.tier is Tier.T0
+    assert result.escaped == ()  # T0 claims nothing
+    result.require()
+    expected = {"read a secret file", "connect by TCP", "connect to an abstract socket"}
+    assert expected <= set(result.uncovered)
+    assert "a higher tier would stop: read a secret file" in result.describe()
+
+
+def test_what_only_a_higher_tier_stops_is_said_and_is_no_escape():
+    result = probe(Tier.T1)
+    assert result.isolation.tier is Tier.T1
+    assert result.uncovered == ("see other processes",)
+    result.require()

@@ -24,7 +24,7 @@ from kagent.machine import Machine
 from kagent.propose import Nobody
 from kagent.race import choose_finalists
 from kagent.runs import Manifest
-from kagent.session import has_gpu, open_machine, same_machine
+from kagent.session import has_gpu, open_machine, same_machine, say_isolation
 from kagent.store import History, RunStore
 
 T = TypeVar("T")
@@ -120,6 +120,7 @@ def judge(
         MachineError: The machine failed; what was recorded until then is kept.
     """
     same_machine(store.manifest, bench.environment, bench.facts, store.folder)
+    say_isolation(store, bench.environment, observe)
     if not store.manifest.environment:
         store.measured_on(bench.environment)
     history = store.history()

@@ -8,12 +8,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.errors import KagentError
 from rich.console import Console
 from rich.text import Text
+
+from kagent.config import load_config
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
@@ -31,6 +34,10 @@ err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 TaskOption = Annotated[str, typer.Option("--task", help="A task's name, or its folder's path.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 JobsOption = Annotated[int | None, typer.Option(help="Builds at once (all cores).", min=1)]
+IsolationOption = Annotated[
+    Literal["auto", "T0", "T1", "T2", "T3"] | None,
+    typer.Option(help="Tier of isolation to require; T0 accepts none (the highest that works)."),
+]
 RunsOption = Annotated[Path | None, typer.Option("--runs", help="Folder of run folders (runs/).")]
 
 
@@ -44,6 +51,15 @@ def main() -> None:
     finally:
         # All is said and stored: another Ctrl-C would only show how the interpreter ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def isolate(flag: str | None) -> None:
+    """Confine what this command starts as its flag says, or else the configuration.
+
+    Raises:
+        UserError: An option does not fit.
+    """
+    ask_for(load_config(isolation=flag).isolation)
 
 
 def print_json(value: object) -> None:

@@ -16,10 +16,12 @@ from rich.text import Text
 
 from kagent.cli.app import (
     INTERRUPTED,
+    IsolationOption,
     JobsOption,
     JsonOption,
     RunsOption,
     app,
+    isolate,
     out,
     print_json,
     status,
@@ -118,6 +120,7 @@ def tell(
         bool, typer.Option("--race", help="Race the finalists on hidden cases at the end.")
     ] = False,
     jobs: JobsOption = None,
+    isolation: IsolationOption = None,
     runs: RunsOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -131,7 +134,8 @@ def tell(
 
     if queue and race:
         raise UserError("--race is for what is evaluated here: leave --queue away")
-    config = load_config(jobs=jobs, runs=runs)
+    config = load_config(jobs=jobs, runs=runs, isolation=isolation)
+    isolate(isolation)
     folder = find_run(config.runs, run)
     flags = _flags(folder)
     with RunStore.open(folder) as store:
@@ -178,6 +182,7 @@ def judge(
         bool, typer.Option("--race", help="Race the finalists on hidden cases at the end.")
     ] = False,
     jobs: JobsOption = None,
+    isolation: IsolationOption = None,
     runs: RunsOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -188,7 +193,8 @@ def judge(
     from kagent.store import RunStore
 
     begun_s = time.monotonic()
-    config = load_config(jobs=jobs, runs=runs)
+    config = load_config(jobs=jobs, runs=runs, isolation=isolation)
+    isolate(isolation)
     deadline_s = None if deadline is None else judging.deadline_of(begun_s, _seconds(deadline))
     folder = find_run(config.runs, run)
     flags = _flags(folder)

@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from kagent.cli.app import JobsOption, JsonOption, TaskOption, app, out, print_json, status
+from kagent.cli.app import (
+    IsolationOption,
+    JobsOption,
+    JsonOption,
+    TaskOption,
+    app,
+    isolate,
+    out,
+    print_json,
+    status,
+)
 from kagent.config import load_config
 
 
@@ -48,6 +58,7 @@ def build(
     configs: Annotated[int, typer.Option(help="Configurations to build.", min=1)] = 1,
     full: Annotated[bool, typer.Option("--full", help="Print every plan line by line.")] = False,
     jobs: JobsOption = None,
+    isolation: IsolationOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Compile a candidate, also without a GPU, and show its plans and kernels."""
@@ -59,6 +70,7 @@ def build(
     from kagent.tasks import find_task
     from kagent.workbench import build_file
 
+    isolate(isolation)
     with status(quiet=json_) as say:
         say(f"building {file.name}")
         jobs = jobs or load_config().jobs
@@ -81,6 +93,7 @@ def check(
     file: Annotated[Path, typer.Argument(help="A candidate.")],
     task: TaskOption,
     jobs: JobsOption = None,
+    isolation: IsolationOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Check a candidate on all cases, against float64 and torch's own error."""
@@ -91,6 +104,7 @@ def check(
     from kagent.tasks import find_task
     from kagent.workbench import check_file
 
+    isolate(isolation)
     with status(quiet=json_) as say:
         say(f"building and checking {file.name}")
         checked = check_file(find_task(task), file, jobs=jobs or load_config().jobs)
@@ -128,6 +142,7 @@ def bench(
     task: TaskOption,
     configs: Annotated[int, typer.Option(help="Configurations tried per candidate.", min=1)] = 1,
     jobs: JobsOption = None,
+    isolation: IsolationOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Time candidates beside every baseline on the task's benchmark cases."""
@@ -138,6 +153,7 @@ def bench(
     from kagent.workbench import bench_files
 
     found = find_task(task)
+    isolate(isolation)
     with status(quiet=json_) as say:
         result = bench_files(
             found, files, jobs=jobs or load_config().jobs, configs=configs, say=say

@@ -9,7 +9,7 @@ import typer
 from kagent_sandbox.errors import KagentError
 from rich.text import Text
 
-from kagent.cli.app import INTERRUPTED, JobsOption, RunsOption, app, err, out
+from kagent.cli.app import INTERRUPTED, IsolationOption, JobsOption, RunsOption, app, err, out
 from kagent.config import Config, load_config
 from kagent.events import Event, Observer, Started, Stop
 
@@ -49,6 +49,7 @@ def evolve(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of all random decisions (0).")] = None,
     jobs: JobsOption = None,
+    isolation: IsolationOption = None,
     in_flight: Annotated[
         int | None, typer.Option(help="Model calls, or proposals, at once (4).", min=1)
     ] = None,
@@ -90,6 +91,7 @@ def evolve(
         prompts=prompts,
         seed=seed,
         jobs=jobs,
+        isolation=isolation,
         in_flight=in_flight,
         configs=configs,
         max_cost=max_cost,

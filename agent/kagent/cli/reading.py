@@ -8,7 +8,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from kagent.cli.app import JsonOption, RunsOption, app, out, print_json, status
+from kagent.cli.app import (
+    IsolationOption,
+    JsonOption,
+    RunsOption,
+    app,
+    isolate,
+    out,
+    print_json,
+    status,
+)
 from kagent.config import load_config
 
 
@@ -64,11 +73,13 @@ def doctor(
         list[str] | None, typer.Option(help="A model to try; may be repeated.")
     ] = None,
     base_url: Annotated[str | None, typer.Option(help="Its address.")] = None,
+    isolation: IsolationOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Say what works here: compilers, GPU, isolation as observed, and the models that are set."""
     from kagent.doctor import Level, examine
 
+    isolate(isolation)
     with status(quiet=json_) as say:
         found = examine(say, model=model or None, base_url=base_url)
     if json_:

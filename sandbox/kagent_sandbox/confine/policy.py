@@ -17,6 +17,7 @@ from pathlib import Path
 from kagent_sandbox.confine import landlock, seccomp
 from kagent_sandbox.confine.libc import prctl
 from kagent_sandbox.confine.users import become, drop_capabilities
+from kagent_sandbox.errors import UserError
 
 _SELF_PROC = ("cpuinfo", "meminfo", "stat", "version", "filesystems", "loadavg", "self")
 _SYSTEM_FILES = (
@@ -46,6 +47,36 @@ class Tier(StrEnum):
     """And a control group: the kernel limits memory and processes of the whole subtree."""
 
 
+ISOLATION = "KAGENT_ISOLATION"
+"""Variable with the tier that is asked for: the judge's process inherits it."""
+
+
+def ask_for(isolation: str) -> None:
+    """From now on, in this process and those that it starts: "auto", or exactly one tier.
+
+    Raises:
+        UserError: It is neither.
+    """
+    os.environ[ISOLATION] = isolation
+    asked_for()
+
+
+def asked_for() -> Tier | None:
+    """The tier that is asked for, None for the highest that works.
+
+    Raises:
+        UserError: The variable holds something else.
+    """
+    text = os.environ.get(ISOLATION) or "auto"
+    if text == "auto":
+        return None
+    try:
+        return Tier(text)
+    except ValueError:
+        tiers = ", ".join(Tier)
+        raise UserError(f"isolation {text!r}: expected auto, or one of {tiers}") from None
+
+
 @dataclass(frozen=True)
 class Confinement:
     """What a child may use. Paths are absolute; those that do not exist are skipped.
@@ -72,7 +103,7 @@ class Confinement:
     nice: int = 0  # taken off its share of the processor where others want it
     execute: bool = True  # may start programs: compilers
     memfd: bool = False  # may create anonymous files: the CUDA driver does
-    tier: Tier | None = None  # exactly this one; None is the highest that works, but for T0
+    tier: Tier | None = None  # exactly this one; None: what is asked for, or the highest but T0
     highest: Tier = Tier.T3  # that this role can work under
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import secrets
 import socket
 import tempfile
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ class Canary:
 
     name: str
     stopped_by: str | None
+    stopped_from: Tier = Tier.T1  # the lowest tier that claims to stop it
 
     @property
     def escaped(self) -> bool:
@@ -43,8 +46,28 @@ class Probe:
 
     @property
     def escaped(self) -> tuple[str, ...]:
-        """Names of the attacks that worked."""
-        return tuple(c.name for c in self.canaries if c.escaped)
+        """Names of the attacks that worked although the tier claims to stop them."""
+        tier = self.isolation.tier
+        return tuple(c.name for c in self.canaries if c.escaped and c.stopped_from <= tier)
+
+    @property
+    def uncovered(self) -> tuple[str, ...]:
+        """Names of the attacks that worked and that only a higher tier stops."""
+        tier = self.isolation.tier
+        return tuple(c.name for c in self.canaries if c.escaped and c.stopped_from > tier)
+
+    def describe(self) -> str:
+        """What was seen, in a line."""
+        stopped = sum(not c.escaped for c in self.canaries)
+        text = self.isolation.describe()
+        text += f"; {stopped} of {len(self.canaries)} attacks from inside stopped"
+        if self.escaped:
+            text += f"; these got out: {', '.join(self.escaped)}"
+        if self.uncovered:
+            text += f"; a higher tier would stop: {', '.join(self.uncovered)}"
+        for lacking in self.isolation.lacking:
+            text += f"; not {lacking}"
+        return text
 
     def require(self) -> None:
         """Refuse to go on where an attack got out.
@@ -56,7 +79,7 @@ class Probe:
             raise ConfinementError(
                 f"isolation {self.isolation.tier} does not hold on this host: a confined process "
                 f"could {', '.join(self.escaped)}. Run as root in a container of your own, or on "
-                "Linux 6.12 or newer, or accept weaker isolation (tier T0) explicitly."
+                "Linux 6.12 or newer, or accept weaker isolation explicitly (--isolation T0)"
             )
 
 
@@ -80,6 +103,11 @@ def probe(tier: Tier | None = None) -> Probe:
         local.bind(str(folder / "socket"))
         (folder / "socket").chmod(0o777)
         local.listen()
+        hidden = stack.enter_context(socket.socket(socket.AF_UNIX))
+        abstract = f"kagent-bait-{secrets.token_hex(8)}"
+        hidden.bind(f"\0{abstract}")
+        hidden.listen()
+        memory = ctypes.create_string_buffer(b"bait")
         handler = "kagent_sandbox.confine.canaries:run"
         server = stack.enter_context(ForkServer(handler, confinement=confinement))
         child = stack.enter_context(server.spawn(wall_limit_s=30.0))
@@ -91,8 +119,14 @@ def probe(tier: Tier | None = None) -> Probe:
                 "socket": str(folder / "socket"),
                 "port": tcp.getsockname()[1],
                 "package": str(Path(kagent_sandbox.__file__)),
+                "abstract": abstract,
+                "server": server.pid,
+                "address": ctypes.addressof(memory),
             }
         )
         answer = cast("dict[str, str | None]", child.channel.recv(30.0).obj)
-        canaries = tuple(Canary(name, answer.get(name, "no answer")) for name in ATTACKS)
+        canaries = tuple(
+            Canary(name, answer.get(name, "no answer"), attack.stopped_from)
+            for name, attack in ATTACKS.items()
+        )
         return Probe(server.isolation, canaries)
