@@ -1,4 +1,4 @@
-"""Commands that look at what was generated: report, diff, top."""
+"""Commands that look at what was generated: report, diff, top, ablate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 from kagent_sandbox.errors import UserError
 
-from kagent.cli.app import JsonOption, RunsOption, app, err, out, print_json
+from kagent.cli.app import (
+    IsolationOption,
+    JobsOption,
+    JsonOption,
+    RunsOption,
+    app,
+    err,
+    isolate,
+    out,
+    print_json,
+    status,
+)
 from kagent.config import load_config
 
 RunArgument = Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")]
@@ -99,3 +110,56 @@ def top(
     else:
         of = f" of {task}" if task else ""
         out.print(f"no finished candidates{of} in {where}: kagent evolve starts a run")
+
+
+@app.command()
+def ablate(
+    run: RunArgument,
+    candidate: Annotated[
+        int | None, typer.Argument(help="A candidate's id (the winner).", min=0)
+    ] = None,
+    jobs: JobsOption = None,
+    isolation: IsolationOption = None,
+    folder: RunsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Take the winner's edits back one at a time, and measure what each of them is worth."""
+    from kagent_sandbox.verdict import Rejected
+
+    from kagent.asktell.judging import can_judge, open_bench
+    from kagent.asktell.opening import task_of_run
+    from kagent.review import ablate as ablation
+    from kagent.review.ablation_view import ablation_view
+    from kagent.review.facts import winner_of
+    from kagent.runs import find_run
+    from kagent.session import same_machine
+    from kagent.show_candidate import find_candidate
+    from kagent.store import RunStore
+
+    config = load_config(jobs=jobs, isolation=isolation, runs=folder)
+    isolate(isolation)
+    found = find_run(config.runs, run)
+    with RunStore.open(found) as store:
+        history, manifest = store.history(), store.manifest
+        task = task_of_run(found, manifest)
+        lineage = history.lineage
+        winner = winner_of(history) if candidate is None else find_candidate(lineage, candidate)
+        if winner is None:
+            raise UserError(f"{found}: no candidate has passed yet, so there is nothing to ablate")
+        if isinstance(winner.verdict, Rejected):
+            raise UserError(
+                f"#{winner.id} was rejected ({winner.verdict.status}): name a candidate that passed"
+            )
+        can_judge(manifest, found)
+        with status(quiet=json_) as say:
+            say("starting builder and judge")
+            with open_bench(task, manifest, config) as bench:
+                same_machine(manifest, bench.environment, bench.facts, found)
+                bench.machine.prepare(say)
+                ablator = ablation.Ablator(bench.machine, lineage, say)
+                result = ablator.run(winner, manifest.device)
+        store.append("ablated", ablation.to_event(result))
+    if json_:
+        print_json(ablation.to_event(result))
+    else:
+        out.print(ablation_view(result, winner.proposal.name))

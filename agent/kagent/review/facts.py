@@ -13,6 +13,8 @@ from kagent.display import outcome, spent_text
 from kagent.lineage import Candidate, Lineage, language_of_source, roofline_share
 from kagent.planview import config_text, kernel_label
 from kagent.race import FinalRace
+from kagent.review.ablate import stored_ablation
+from kagent.review.ablation_view import how, ranked, short, worth_text
 from kagent.review.sources import Lines, changes
 from kagent.runs import Manifest
 from kagent.store import History
@@ -37,6 +39,7 @@ def page_data(manifest: Manifest, history: History) -> Json:
         "candidates": [_candidate(lineage, c, sources, times.get(c.id)) for c in lineage],
         "bars": _bars(history, winner),
         "roofline": _roofline(history, manifest),
+        "ablation": [c for c in ablation_rows(history) if c["ratio"] is not None],
         "lines": lines.html,
     }
     return {k: finite(v) for k, v in data.items()}
@@ -302,6 +305,24 @@ def rejection_rows(lineage: Lineage) -> list[Json]:
             }
         )
     return rows
+
+
+def ablation_rows(history: History) -> list[Json]:
+    """What each edit of the winner was found to be worth; empty where nothing was ablated."""
+    ablation = stored_ablation(history)
+    return [
+        {
+            "label": short(c.label),
+            "step": c.step,
+            "ratio": c.ratio,
+            "low": c.low,
+            "high": c.high,
+            "text": worth_text(c).plain,
+            "tone": tone(c.low, c.high) if c.low is not None and c.high is not None else "",
+            "how": c.failed or how(c),
+        }
+        for c in (ranked(ablation) if ablation is not None else ())
+    ]
 
 
 def path_rows(lineage: Lineage, path: Sequence[int]) -> list[Json]:

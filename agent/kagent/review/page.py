@@ -55,6 +55,7 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         rate="TFLOP/s" if manifest.matrix else "GB/s",
         rejections=facts.rejection_rows(lineage),
         path=facts.path_rows(lineage, data["path"]),
+        ablation=facts.ablation_rows(history),
         data=embedded(data),
         scripts=scripts,
         styles=[(_HERE / name).read_text(encoding="utf-8") for name in _STYLES],

@@ -209,6 +209,32 @@
     };
   }
 
+  function worth() {
+    const all = data.ablation.filter((c) => c.low != null && c.high != null);
+    if (!all.length) return null;
+    const color = (c) => css(c.low > 1 ? "--good" : c.high < 1 ? "--bad" : "--c6");
+    const name = (c) => (c.step == null ? c.label : `#${c.step}`);
+    return {
+      height: 70 + all.length * 34,
+      chart: {
+        grid: { left: 8, right: 24, top: 8, bottom: 30, containLabel: true },
+        tooltip: tip((p) => (p.data?.c ? `${p.data.c.label}\n${p.data.c.ratio.toFixed(3)}×  (${p.data.c.low.toFixed(3)}–${p.data.c.high.toFixed(3)})` : "")),
+        xAxis: axis({ type: "value", name: "× worth", nameLocation: "middle", nameGap: 24, min: (v) => Math.min(0.98, Math.floor(v.min * 50) / 50), scale: true }),
+        yAxis: axis({ type: "category", inverse: true, data: all.map(name), axisLabel: { width: small() ? 110 : 320, overflow: "truncate" } }),
+        series: [
+          { type: "custom", silent: true, data: all.map((c, i) => [i, c.low, c.high]), encode: { x: [1, 2], y: 0 },
+            renderItem: (params, api) => {
+              const [a, b] = [1, 2].map((k) => api.coord([api.value(k), api.value(0)]));
+              const line = (x1, y1, x2, y2) => ({ type: "line", shape: { x1, y1, x2, y2 }, style: { stroke: color(all[params.dataIndex]), lineWidth: 2 } });
+              return { type: "group", children: [line(a[0], a[1], b[0], b[1]), line(a[0], a[1] - 5, a[0], a[1] + 5), line(b[0], b[1] - 5, b[0], b[1] + 5)] };
+            } },
+          { type: "scatter", symbolSize: 11, data: all.map((c, i) => ({ value: [c.ratio, i], c, id: c.step, itemStyle: { color: color(c) } })),
+            markLine: { silent: true, symbol: "none", label: { show: false }, lineStyle: { color: css("--dim"), type: "dashed" }, data: [{ xAxis: 1 }] } },
+        ],
+      },
+    };
+  }
+
   const small = () => window.innerWidth < 640;
 
   function drawAll() {
@@ -216,6 +242,7 @@
     draw("fitness", fitness(), true);
     draw("tree", tree(), true);
     draw("roof", roof(), true);
+    if ($("worth")) draw("worth", worth(), true);
   }
 
   // -- sources and diffs -------------------------------------------------------------------------

@@ -1,0 +1,65 @@
+"""What `kagent ablate` prints."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from kagent.grid import Column, Grid
+from kagent.review.ablate import CONTROL, Ablation, Contribution
+
+
+def ablation_view(ablation: Ablation, name: str) -> RenderableType:
+    """The contributions, the largest first, below the control."""
+    table = Grid(
+        (
+            Column("taken back", wrap=True),
+            Column("worth", right=True),
+            Column("95 % interval", right=True),
+            Column("measured", drop=1),
+        ),
+        title=f"what each edit of #{ablation.candidate} {name} is worth: time without it / with it",
+    )
+    for c in ranked(ablation):
+        table.add_row(
+            short(c.label),
+            worth_text(c),
+            f"{c.low:.3f}–{c.high:.3f}" if c.low is not None and c.high is not None else "–",
+            how(c),
+        )
+    notes = [
+        Text(f"{short(c.label)}: {c.failed}", "dim") for c in ablation.contributions if c.failed
+    ]
+    return Group(table, *notes)
+
+
+def ranked(ablation: Ablation) -> list[Contribution]:
+    """The control, then the largest contributions first, then those that have no figure."""
+    return sorted(
+        ablation.contributions,
+        key=lambda c: (c.label != CONTROL, c.ratio is None, -(c.ratio or 0.0)),
+    )
+
+
+def how(c: Contribution) -> str:
+    """In which way it was measured."""
+    if c.failed:
+        return "not measured"
+    if c.label == CONTROL:
+        return "against itself"
+    where = "taken from the winner" if c.in_place else "where it was made, against its parent"
+    return f"{where}, a few samples" if c.coarse else where
+
+
+def short(label: str) -> str:
+    """The first sentence of a long hypothesis."""
+    line = " ".join(label.split())
+    return line if len(line) <= 140 else f"{line[:139].rstrip()}…"
+
+
+def worth_text(c: Contribution) -> Text:
+    """Green when it helps beyond its interval, red when it costs."""
+    if c.ratio is None:
+        return Text("–")
+    helps, costs = c.low is not None and c.low > 1, c.high is not None and c.high < 1
+    return Text(f"{c.ratio:.3f}×", "green" if helps else "red" if costs else "")
