@@ -19,7 +19,8 @@ from kagent_sandbox.errors import KagentError, MachineError, UserError
 from kagent_sandbox.verdict import Rejected
 
 from kagent.config import NO_MODEL, load_config
-from kagent.session import PACKAGES, has_gpu
+from kagent.selftest.record import newest
+from kagent.session import PACKAGES, has_gpu, versions
 
 
 class Level(StrEnum):
@@ -110,6 +111,7 @@ def examine(say: Callable[[str], None], **flags: object) -> list[Finding]:
     found.append(_isolation())
     say("GPU")
     found.append(_gpu())
+    found.append(_selftest())
     say("models")
     found += _models(flags)
     return found
@@ -192,6 +194,17 @@ def _gpu() -> Finding:
     if not healthy:
         return Finding(Level.BROKEN, "GPU", f"{text}; a known kernel computes wrong results")
     return Finding(Level.OK, "GPU", f"{text}; a known kernel computes correctly in a launcher")
+
+
+def _selftest() -> Finding:
+    """What `kagent selftest` has found on this machine with the versions that are installed."""
+    from kagent_sandbox.launch.cpu_facts import cpu_facts
+
+    record = newest(cpu_facts().key, versions())
+    if record is None:
+        text = "not run on this machine with these versions: kagent selftest"
+        return Finding(Level.MISSING, "selftest", text)
+    return Finding(Level.BROKEN if record.missed else Level.OK, "selftest", record.text)
 
 
 def _models(flags: Mapping[str, object]) -> list[Finding]:

@@ -19,6 +19,8 @@ from kagent.display import clock, spent_text
 from kagent.events import Stop
 from kagent.lineage import Lineage
 from kagent.race import FinalRace
+from kagent.runs import read_manifest
+from kagent.selftest.record import line as selftest_line
 from kagent.show import path_view
 from kagent.store import History
 
@@ -43,6 +45,8 @@ def end_of_run(
     yield head
     if outcome.history.spent.calls:
         yield cost_text(outcome.history)
+    if (selftest := selftest_line(read_manifest(folder).environment)) is not None:
+        yield Text(selftest)
     best, final = lineage.incumbent, outcome.history.race
     if best is None:
         yield Text("no candidate passed; why, says the next command")

@@ -35,6 +35,7 @@ from kagent.machine import Machine
 from kagent.propose import Nobody, Proposer, Setting
 from kagent.proposers import check_models, open_proposer, operators_of, recording, window_of
 from kagent.runs import Manifest, read_manifest
+from kagent.selftest.record import in_environment
 from kagent.store import History, RunStore
 from kagent.tasks import find_task, seeds_of
 from kagent.tune import Tuner
@@ -223,7 +224,8 @@ def open_machine(
             "canaries": {c.name: c.stopped_by for c in seen.canaries},
             "host": platform.platform(),
             "python": platform.python_version(),
-            "versions": _versions(),
+            "versions": versions(),
+            "selftest": in_environment(facts.key, versions()),
         }
         race = draw_hidden(task, kind, "bench", secret)
         cases = task.cases(kind)
@@ -303,7 +305,8 @@ def new_manifest(
     )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions of the packages that figures depend on."""
     found: dict[str, str] = {}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

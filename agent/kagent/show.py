@@ -16,6 +16,7 @@ from kagent.display import clock, first_line, speed_text, spent_text
 from kagent.grid import Column, Grid
 from kagent.lineage import Candidate, Lineage, Operator
 from kagent.runs import list_runs
+from kagent.selftest.record import line as selftest_line
 from kagent.show_candidate import candidate_json, timing_table
 from kagent.store import History, RunStore
 
@@ -118,6 +119,8 @@ def run_view(store: RunStore, history: History) -> RenderableType:
     )
     if history.spent.calls:
         head.append(f"cost: {spent_text(history.spent)}\n")
+    if (selftest := selftest_line(manifest.environment)) is not None:
+        head.append(f"{selftest}\n")
     head.append_text(_waiting(history))
     best = lineage.incumbent
     if best is None:

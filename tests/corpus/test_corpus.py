@@ -1,21 +1,39 @@
 """Every file of the corpus gets the verdict that it must have, and its honest twin passes."""
 
+import contextlib
+import secrets
+
 import pytest
-from kagent.selftest.catalogue import PASSED, Variant, load_catalogue
+from kagent.selftest.baits import name_for
+from kagent.selftest.catalogue import PASSED, Variant, corpus_folder, item_folders, load_item
 from kagent.selftest.compare import miss
+from kagent.selftest.outside import Outside
 from kagent.selftest.rig import Rig, job_of
 from kagent.selftest.runner import play
+from kagent_sandbox.errors import UserError
 
-ENTRIES = load_catalogue()
-CASES = [
-    (e, twin) for e in ENTRIES for twin in ([False, True] if isinstance(e, Variant) else [False])
-]
+
+def cases():
+    """Entries, each variant once more as its twin; an item that cannot be loaded as its error."""
+    for folder in item_folders(corpus_folder()).values():
+        try:
+            entries = load_item(folder)
+        except UserError as e:
+            yield pytest.param(e, False, id=folder.name)
+            continue
+        for entry in entries:
+            yield pytest.param(entry, False, id=entry.id)
+            if isinstance(entry, Variant):
+                yield pytest.param(entry, True, id=f"{entry.id}-twin")
 
 
 @pytest.fixture(scope="session")
 def rig():
-    with Rig(jobs=1) as rig:
-        yield rig
+    token = secrets.token_hex(16)
+    with contextlib.closing(Outside(name_for(token))) as outside:
+        with Rig(1, token) as rig:
+            yield rig
+        assert outside.left() == []
 
 
 @pytest.fixture(scope="session")
@@ -24,8 +42,10 @@ def done():
     return {}
 
 
-@pytest.mark.parametrize(("entry", "twin"), CASES, ids=[e.id + "-twin" * t for e, t in CASES])
+@pytest.mark.parametrize(("entry", "twin"), cases())
 def test_item(entry, twin, rig, done):
+    if isinstance(entry, UserError):
+        raise entry
     if reason := rig.skips(entry.runs):
         pytest.skip(reason)
     if not isinstance(entry, Variant):

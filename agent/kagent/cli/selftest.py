@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from kagent_sandbox.errors import UserError
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
-from kagent.cli.app import JobsOption, JsonOption, app, out, print_json, status
+from kagent.cli.app import (
+    INTERRUPTED,
+    IsolationOption,
+    JobsOption,
+    JsonOption,
+    app,
+    err,
+    isolate,
+    out,
+    print_json,
+)
 from kagent.config import load_config
+
+if TYPE_CHECKING:
+    from kagent.selftest.checks import Check
+    from kagent.selftest.runner import Result
+    from kagent.selftest.whole import Observer
+
+MACHINE = "machine"
+_EVERY = 25  # results, of which one line is printed where there is no terminal
 
 
 @app.command()
@@ -16,34 +38,48 @@ def selftest(
     only: Annotated[str | None, typer.Option(help="Items by their numbers, such as 66,70.")] = None,
     chapter: Annotated[
         list[str] | None,
-        typer.Option(help="faults, host, result, cheats or beyond; may be repeated."),
+        typer.Option(
+            help="faults, host, result, cheats, numerics, beyond, or machine for the checks of "
+            "this machine; may be repeated."
+        ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show the items and run nothing.")] = False,
     jobs: JobsOption = None,
+    isolation: IsolationOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Attack this machine's judge with every fault, attack and cheat of the corpus."""
+    """Attack the judge with every fault, attack and cheat of the corpus, on this machine."""
     from kagent.selftest import table
     from kagent.selftest.catalogue import load_catalogue
-    from kagent.selftest.rig import Rig
-    from kagent.selftest.runner import run
+    from kagent.selftest.whole import keep
+    from kagent.selftest.whole import selftest as run
 
-    entries = load_catalogue(only=_numbers(only), chapters=chapter or ())
+    isolate(isolation)
+    numbers, chapters = _numbers(only), set(chapter or ())
+    whole = not (numbers or chapters)
+    named = chapters - {MACHINE}
+    entries = load_catalogue(only=numbers, chapters=named) if whole or numbers or named else []
     if list_:
         if json_:
             print_json([table.entry_json(e) for e in entries])
         else:
             out.print(table.list_table(entries))
         return
-    with status(quiet=json_) as say, Rig(jobs or load_config().jobs) as rig:
-        results = sorted(run(rig, entries, say), key=lambda r: entries.index(r.entry))
+    jobs = jobs or load_config().jobs
+    try:
+        with _watching(len(entries), quiet=json_) as observe:
+            report = run(entries, jobs, observe, checks=whole or MACHINE in chapters)
+    except KeyboardInterrupt:
+        err.print("kagent: interrupted; what was started is ended, and nothing was stored")
+        raise typer.Exit(INTERRUPTED) from None
+    if whole:
+        keep(report)
     if json_:
-        print_json([table.result_json(r) for r in results])
+        print_json(table.report_json(report))
     else:
-        out.print(table.results_table(results))
-        for part in table.misses_view(results):
-            out.print(part, soft_wrap=True)
-    if any(r.misses for r in results):
+        for part in table.report_view(report):
+            out.print(part, soft_wrap=isinstance(part, Text))
+    if report.missed:
         raise typer.Exit(1)
 
 
@@ -52,3 +88,53 @@ def _numbers(text: str | None) -> list[int]:
         return [int(word) for word in (text or "").split(",") if word.strip()]
     except ValueError:
         raise UserError(f"--only {text}: expected numbers of items, such as 66,70") from None
+
+
+@contextlib.contextmanager
+def _watching(total: int, *, quiet: bool) -> Iterator[Observer]:
+    """A bar on a terminal, plain lines elsewhere; on stderr, so that stdout stays clean."""
+    if quiet:
+        yield lambda _event: None
+    elif err.is_terminal:
+        columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(),
+                   TextColumn("{task.description}"))  # fmt: skip
+        with Progress(*columns, console=err, transient=True) as progress:
+            bar = progress.add_task("starting", total=total)
+
+            def show(event: str | Result | Check) -> None:
+                if isinstance(event, str):
+                    progress.update(bar, description=event)
+                else:
+                    progress.update(bar, advance=1 if _is_result(event) else 0)
+                    if line := _missed(event):
+                        progress.print(line)
+
+            yield show
+    else:
+        done = 0
+
+        def say(event: str | Result | Check) -> None:
+            nonlocal done
+            if isinstance(event, str):
+                return
+            done += _is_result(event)
+            if line := _missed(event):
+                err.print(line)
+            elif _is_result(event) and done % _EVERY == 0:
+                err.print(f"{done} of {total}")
+
+        yield say
+
+
+def _is_result(event: Result | Check) -> bool:
+    return hasattr(event, "entry")
+
+
+def _missed(event: Result | Check) -> Text | None:
+    """A miss in a line, as soon as it is known; the explanation follows at the end."""
+    from kagent.selftest.runner import Result
+
+    if isinstance(event, Result):
+        missed = event.seen.outcome if event.seen is not None and event.misses else ""
+        return Text(f"missed: {event.entry.id}: {missed}", "red") if missed else None
+    return None if event.ok else Text(f"failed: {event.name}: {event.got}", "red")

@@ -1,8 +1,8 @@
 """What attacks are aimed at: a secret, files, sockets and a process, all made for one candidate.
 
 A candidate names them by placeholders (`@bait_folder@`, `@bait_pid@`, `@bait_port@`,
-`@bait_abstract@`), which `Baits.fill` replaces in its text. Afterwards `Baits.touched` says what an
-attack reached, whatever verdict the candidate got.
+`@bait_abstract@`, `@bait_name@`), which `Baits.fill` replaces in its text. Afterwards
+`Baits.touched` says what an attack reached, whatever verdict the candidate got.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 KEY = "KAGENT_BAIT_KEY"
-PLACEHOLDERS = ("@bait_folder@", "@bait_pid@", "@bait_port@", "@bait_abstract@")
+PLACEHOLDERS = ("@bait_folder@", "@bait_pid@", "@bait_port@", "@bait_abstract@", "@bait_name@")
 _WRITABLE = "as it was\n"
 
 
@@ -36,7 +36,7 @@ class Baits:
         self._checks: list[Callable[[], str | None]] = []
         self._values: dict[str, str] = {}
 
-        makers = (self._folder, self._witness, self._port, self._abstract)
+        makers = (self._folder, self._witness, self._port, self._abstract, self._name)
         with self._stack:
             for placeholder, make in zip(PLACEHOLDERS, makers, strict=True):
                 if placeholder in text:
@@ -127,6 +127,14 @@ class Baits:
         abstract.listen()
         self._checks.append(lambda: _heard(abstract, "the abstract socket"))
         return name
+
+    def _name(self) -> str:
+        return name_for(self.token)
+
+
+def name_for(token: str) -> str:
+    """What attacks call what they leave behind: `Outside` looks for it."""
+    return f"escaped-{token[:12]}"
 
 
 def _heard(listener: socket.socket, name: str) -> str | None:

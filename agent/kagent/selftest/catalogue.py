@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from kagent.resources import resource
 from kagent.tasks import task_names
 
-CHAPTERS = ("faults", "host", "result", "cheats", "beyond")
+CHAPTERS = ("faults", "host", "result", "cheats", "numerics", "beyond")
 PASSED = "passed"
 ESCAPED = "escaped"
 FOLDER = re.compile(r"(\d{2,3})_[a-z0-9_]+")
@@ -154,40 +154,46 @@ def load_catalogue(
     only: Collection[int] = (),
     chapters: Collection[str] = (),
 ) -> list[Entry]:
-    """All variants and scenarios, or those of some items or chapters, by number.
+    """All variants and scenarios, or those of some items and chapters, by number.
 
     Raises:
         UserError: There is no such item or chapter, or a file of the corpus does not make sense;
             the text names it.
     """
-    corpus = corpus or corpus_folder()
     unknown = sorted(set(chapters) - set(CHAPTERS))
     if unknown:
         raise UserError(f"no chapter {unknown[0]!r} in the corpus: there are {', '.join(CHAPTERS)}")
-    entries: list[Entry] = []
-    numbers: dict[int, Path] = {}
-    for folder in _item_folders(corpus):
-        found = load_item(folder)
-        number = found[0].item.number
-        if number in numbers:
-            raise UserError(f"{folder}: number {number} is that of {numbers[number]}")
-        numbers[number] = folder
-        wanted = not (only or chapters) or number in only or folder.parent.name in chapters
-        entries += found if wanted else []
-    missing = sorted(set(only) - numbers.keys())
+    folders = item_folders(corpus or corpus_folder())
+    missing = sorted(set(only) - folders.keys())
     if missing:
         raise UserError(f"no item {missing[0]} in the corpus; kagent selftest --list shows all")
-    return sorted(entries, key=lambda e: e.item.number)
-
-
-def _item_folders(corpus: Path) -> list[Path]:
-    """Folders of items. A folder without item.toml is being written, or a left-over of Python's."""
     return [
-        folder
-        for chapter in CHAPTERS
-        for folder in sorted((corpus / chapter).glob("*"))
-        if (folder / "item.toml").is_file()
+        entry
+        for number, folder in sorted(folders.items())
+        if not (only or chapters) or number in only or folder.parent.name in chapters
+        for entry in load_item(folder)
     ]
+
+
+def item_folders(corpus: Path) -> dict[int, Path]:
+    """Folders of all items by number.
+
+    A folder without item.toml is no item: one that is being written, or what Python left of one.
+
+    Raises:
+        UserError: A folder's name has no number, or that of another.
+    """
+    found: dict[int, Path] = {}
+    for path in sorted(p for c in CHAPTERS for p in (corpus / c).glob("*/item.toml")):
+        folder = path.parent
+        match = FOLDER.fullmatch(folder.name)
+        if match is None:
+            raise UserError(f"{folder}: expected a name such as 66_some_words")
+        number = int(match[1])
+        if number in found:
+            raise UserError(f"{folder}: number {number} is that of {found[number]}")
+        found[number] = folder
+    return found
 
 
 def load_item(folder: Path) -> Sequence[Entry]:
@@ -201,12 +207,8 @@ def load_item(folder: Path) -> Sequence[Entry]:
         table = ItemTable(**tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as e:
         raise UserError(f"{path}: {_first_fault(e)}") from None
-    match = FOLDER.fullmatch(folder.name)
-    if match is None or int(match[1]) != table.number:
-        raise UserError(
-            f"{path}: number = {table.number} in a folder {folder.name!r}: expected a name such as "
-            f"{table.number:02d}_some_words"
-        )
+    if not folder.name.startswith(f"{table.number:02d}_"):
+        raise UserError(f"{path}: number = {table.number} in a folder {folder.name!r}")
     if not (table.variant or table.scenario):
         raise UserError(f"{path}: neither a [[variant]] nor a [[scenario]]")
     about = {"number", "title", "mechanism", "why"}

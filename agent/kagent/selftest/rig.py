@@ -1,4 +1,4 @@
-"""Evaluates one candidate of the corpus as a run would: builder, judge, interpreter, baits.
+"""Evaluates candidates of the corpus as a run would: builder, judge, interpreter, and baits.
 
 Everything is the real thing, with shorter limits, so that what hangs is over soon.
 """
@@ -11,14 +11,22 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.request import Built
+from kagent_sandbox.confine import builder_confinement
+from kagent_sandbox.confine.policy import ISOLATION, Tier
 from kagent_sandbox.errors import ChildDied, KagentError
+from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge_client import JudgeClient
+from kagent_sandbox.launch.base import DeviceFacts
+from kagent_sandbox.launch.cache import cache_folder
+from kagent_sandbox.race_result import Race
 from kagent_sandbox.task import Kind, Task, draw_hidden
 from kagent_sandbox.verdict import Rejected
 
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
 
 BUILD_LIMIT_S = 10.0
 COMPILE_LIMIT_S = 5.0
+MOST_CONFIGS = 4
 SWEEP_S = 0.05
 
 
@@ -64,7 +73,7 @@ def job_of(variant: Variant, *, twin: bool = False) -> Job:
 
 @dataclass
 class Attempt:
-    """A job under way: its baits, and the result of building."""
+    """A job under way: its baits, its text with their names in it, and the result of building."""
 
     job: Job
     baits: Baits
@@ -77,14 +86,22 @@ class Attempt:
 class Rig:
     """A builder, and a judge or an interpreter per task and kind, started when first needed.
 
-    `build` may be called from several threads, `finish` from one. A context manager.
+    `build` may be called from several threads, `finish` from one. A context manager; at the end
+    everything that was started is gone, also what another thread is still building.
+
+    Args:
+        jobs: Candidates that are built at once.
+        token: The secret that candidates are after.
+        tier: How candidates are confined: None is as in a run.
     """
 
-    def __init__(self, jobs: int) -> None:
-        self.jobs = jobs
-        self.token = secrets.token_hex(16)
+    def __init__(self, jobs: int, token: str, tier: Tier | None = None) -> None:
+        self.token = token
+        self._asked_for = tier
+        self._jobs = jobs
         self._secret = secrets.randbits(62)
         self._stack = contextlib.ExitStack()
+        self._attempts: set[Baits] = set()
         self._judges: dict[tuple[Path, Kind], JudgeClient] = {}
         self._interpreters: dict[Path, Interpreter] = {}
         self._tasks: dict[Path, Task] = {}
@@ -92,21 +109,48 @@ class Rig:
 
     def __enter__(self) -> Self:
         with self._stack:
-            os.environ[KEY] = self.token
-            self._stack.callback(os.environ.pop, KEY, None)
-            self.builder = self._stack.enter_context(Builder(self.jobs))
+            self._stack.enter_context(_variable(KEY, self.token))
+            # Importing torch's compiler makes a folder: in kagent's cache, as judges have it.
+            compiled = str(cache_folder() / "inductor")
+            self._stack.enter_context(_variable("TORCHINDUCTOR_CACHE_DIR", compiled))
             self._stack.callback(self._close)
+            self._threads = ThreadPoolExecutor(self._jobs, "build")
+            self._stack.callback(self._threads.shutdown)
+            confinement = builder_confinement(tier=self._asked_for)
+            builder = Builder(self._jobs, confinement=confinement)
+            self._builder = self._stack.enter_context(builder)
+            self._stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
             self._stack = self._stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._stack.close()  # threads end when the builder is gone, and their baits after that
 
     def _close(self) -> None:
+        for baits in list(self._attempts):
+            baits.close()
         for judge in self._judges.values():
             judge.close()
         for interpreter in self._interpreters.values():
             interpreter.close()
+
+    def against_itself(self, job: Job) -> Race | Rejected:
+        """A candidate raced against itself: both are measured as two candidates are."""
+        built = self._build(job, job.text)
+        if isinstance(built, Rejected):
+            return built
+        contenders = [Contender(name, built, {}) for name in ("a", "b")]
+        return self.judge(job.task, job.kind).race(contenders, hidden=False, baselines=False)
+
+    @property
+    def devices(self) -> list[DeviceFacts]:
+        """What candidates were judged on so far."""
+        return list({j.facts.key: j.facts for j in self._judges.values()}.values())
+
+    @property
+    def tier(self) -> str:
+        """How candidates are confined."""
+        return self._builder.isolation.tier.value
 
     def skips(self, runs: str) -> str:
         """Why a candidate that runs there cannot be evaluated on this machine, or ""."""
@@ -116,68 +160,69 @@ class Rig:
         """Build, check and measure, as far as the job goes; what the baits saw outranks it all."""
         return self.finish(self.build(job))
 
+    def built(self, jobs: Iterable[Job]) -> Iterator[Attempt]:
+        """Build jobs side by side; each as soon as it is built."""
+        for future in as_completed([self._threads.submit(self.build, job) for job in jobs]):
+            yield future.result()
+
     def build(self, job: Job) -> Attempt:
         """Set baits, and build the candidate for the cases that it will be judged on."""
         baits = Baits(job.text, self.token)
+        self._attempts.add(baits)
         attempt = Attempt(job, baits, baits.fill())
-        try:
-            self._build(attempt)
-        except BaseException:
-            baits.close()
-            raise
+        if job.runs != "interpret":  # the interpreter takes the text
+            began = time.monotonic()
+            try:
+                attempt.built = self._build(job, attempt.text)
+            except KagentError as e:
+                attempt.error = e
+            attempt.seconds = time.monotonic() - began
         return attempt
 
-    def _build(self, attempt: Attempt) -> None:
-        job, began = attempt.job, time.monotonic()
+    def _build(self, job: Job, text: str) -> Built | Rejected:
         task = self.task(job.task)
         cases = [*task.cases(job.kind).check, *draw_hidden(task, job.kind, "check", self._secret)]
         cases += task.cases(job.kind).bench if job.measured else ()
-        target = self._target(job)
-        request = dataclasses.replace(
-            request_maker(task, target, cases, 4)(attempt.text),
-            wall_limit_s=BUILD_LIMIT_S,
-            compile_limit_s=COMPILE_LIMIT_S,
+        request = request_maker(task, self._target(job), cases, MOST_CONFIGS)(text)
+        return self._builder.build(
+            dataclasses.replace(
+                request, wall_limit_s=BUILD_LIMIT_S, compile_limit_s=COMPILE_LIMIT_S
+            )
         )
-        try:
-            attempt.built = self.builder.build(request)
-        except KagentError as e:
-            attempt.error = e
-        attempt.seconds += time.monotonic() - began
 
     def finish(self, attempt: Attempt) -> Seen:
         """Check and measure what was built, say what came of it all, and take the baits away."""
-        with contextlib.closing(attempt.baits):
-            return self._finish(attempt)
-
-    def _finish(self, attempt: Attempt) -> Seen:
         began = time.monotonic()
         try:
-            if attempt.error is not None:
-                raise attempt.error
             seen = self._judged(attempt)
-        except KagentError as e:
-            seen = of_error(e)
-            if isinstance(e, ChildDied):
-                self._forget(attempt.job)
+            how = [*attempt.baits.touched(), *escapes(seen, self.token)]
+        finally:
+            attempt.baits.close()
+            self._attempts.discard(attempt.baits)
         seconds = attempt.seconds + time.monotonic() - began
-        seen = dataclasses.replace(seen, seconds=seconds)
-        return escaped(seen, [*attempt.baits.touched(), *escapes(seen, self.token)])
+        return escaped(dataclasses.replace(seen, seconds=seconds), how)
 
     def _judged(self, attempt: Attempt) -> Seen:
         job, built = attempt.job, attempt.built
-        assert built is not None, "it was built before"
-        if isinstance(built, Rejected) or job.runs == "build":
-            return of_verdict(built)
-        if job.runs == "interpret":
-            interpreter = self.interpreter(job.task)
-            verdict = interpreter.check(attempt.text)
-            return of_verdict(verdict, built.log + interpreter.printed())
-        judge = self.judge(job.task, job.kind)
-        found = judge.check(built)
-        if not isinstance(found, Rejected) and job.measured:
-            passed = judge.measure(built, found, sweep_s=SWEEP_S)
-            return of_verdict(passed, built.log + judge.printed())
-        return of_verdict(found, built.log + judge.printed())
+        try:
+            if attempt.error is not None:
+                raise attempt.error
+            if job.runs == "interpret":
+                interpreter = self.interpreter(job.task)
+                return of_verdict(interpreter.check(attempt.text), interpreter.printed())
+            assert built is not None, "it was built before"
+            if isinstance(built, Rejected) or job.runs == "build":
+                return of_verdict(built)
+            judge = self.judge(job.task, job.kind)
+            found = judge.check(built)
+            if not isinstance(found, Rejected) and job.measured:
+                passed = judge.measure(built, found, sweep_s=SWEEP_S)
+                return of_verdict(passed, built.log + judge.printed())
+            return of_verdict(found, built.log + judge.printed())
+        except KagentError as e:
+            if isinstance(e, ChildDied) and attempt.error is None:
+                self._forget(job)
+            return of_error(e)
 
     def task(self, folder: Path) -> Task:
         """A task, read once."""
@@ -189,7 +234,8 @@ class Rig:
         """The judge of a task on a device."""
         with self._lock:
             if (task, kind) not in self._judges:
-                self._judges[task, kind] = JudgeClient(task, kind, self._secret)
+                with _variable(ISOLATION, self._asked_for):  # the judge's process inherits it
+                    self._judges[task, kind] = JudgeClient(task, kind, self._secret)
             return self._judges[task, kind]
 
     def interpreter(self, task: Path) -> Interpreter:
@@ -197,7 +243,8 @@ class Rig:
         from kagent_sandbox.interpret import Interpreter
 
         if task not in self._interpreters:
-            self._interpreters[task] = Interpreter(self.task(task), self._secret)
+            with _variable(ISOLATION, self._asked_for):
+                self._interpreters[task] = Interpreter(self.task(task), self._secret)
         return self._interpreters[task]
 
     def _target(self, job: Job) -> str:
@@ -206,7 +253,26 @@ class Rig:
         return "cpu" if job.runs == "cpu" else DEFAULT_TARGET
 
     def _forget(self, job: Job) -> None:
-        """Close a judge that has died; the next candidate gets a new one."""
-        judge = self._judges.pop((job.task, job.kind), None)
-        if judge is not None:
-            judge.close()
+        """Close a judge that has died, or an interpreter: the next candidate gets a new one."""
+        dead = (
+            self._interpreters.pop(job.task, None)
+            if job.runs == "interpret"
+            else self._judges.pop((job.task, job.kind), None)
+        )
+        if dead is not None:
+            dead.close()
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str | None) -> Iterator[None]:
+    """Set an environment variable; with None, leave it as it is."""
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[name] = before
+        elif value is not None:
+            del os.environ[name]

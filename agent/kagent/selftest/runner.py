@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,20 +90,12 @@ def _evaluate(
 ) -> Iterator[tuple[Job, Seen]]:
     """Every job with what came of it: the timed ones last, when nothing is built any more."""
     timed: list[Attempt] = []
-    threads = ThreadPoolExecutor(rig.jobs, "build")
-    try:
-        for i, future in enumerate(as_completed([threads.submit(rig.build, j) for j in jobs])):
-            attempt = future.result()
-            if attempt.job.measured:
-                timed.append(attempt)
-            else:
-                say(f"build and check: {i + 1} of {len(jobs)} candidates")
-                yield attempt.job, rig.finish(attempt)
-        while timed:
-            say(f"measure: {len(timed)} candidates left")
-            attempt = timed.pop()
+    for i, attempt in enumerate(rig.built(jobs)):
+        say(f"built {i + 1} of {len(jobs)} candidates")
+        if attempt.job.measured:
+            timed.append(attempt)
+        else:
             yield attempt.job, rig.finish(attempt)
-    finally:
-        threads.shutdown(cancel_futures=True)
-        for attempt in timed:
-            attempt.baits.close()
+    for i, attempt in enumerate(timed):
+        say(f"measure {i + 1} of {len(timed)} candidates")
+        yield attempt.job, rig.finish(attempt)

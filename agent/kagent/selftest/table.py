@@ -1,52 +1,151 @@
-"""What `kagent selftest` prints."""
+"""What `kagent selftest` prints: the table of items, the checks of the machine, every miss."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 from kagent_sandbox.records import to_json
+from rich.console import RenderableType
 from rich.text import Text
 
 from kagent.grid import Column, Grid
 from kagent.selftest.catalogue import Entry, Variant
+from kagent.selftest.checks import Check
 from kagent.selftest.runner import Result
+from kagent.selftest.whole import Report
+from kagent.session import versions
 
 
 def list_table(entries: Sequence[Entry]) -> Grid:
-    """The catalogue: a row per item."""
+    """The catalogue, a row per item."""
     grid = Grid(
-        (Column("item", right=True), Column("title", wrap=True), Column("chapter", drop=2),
-         Column("runs", drop=1), Column("mechanism", drop=3))
-    )  # fmt: skip
-    for item in dict.fromkeys(e.item for e in entries):
-        runs = dict.fromkeys(e.runs for e in entries if e.item is item)
-        grid.add_row(str(item.number), item.title, item.chapter, ", ".join(runs), item.mechanism)
+        (
+            Column("item", wrap=True),
+            Column("runs", drop=1),
+            Column("files", right=True, drop=2),
+            Column("mechanism", drop=3),
+        )
+    )
+    for chapter, items in groupby(entries, lambda e: e.item.chapter):
+        grid.add_section()
+        grid.add_row(Text(chapter, "bold"), "", "", "")
+        for item, same in groupby(items, lambda e: e.item):
+            group = list(same)
+            runs = ", ".join(dict.fromkeys(e.runs for e in group))
+            grid.add_row(f"{item.number} {item.title}", runs, str(len(group)), item.mechanism)
     return grid
 
 
 def results_table(results: Sequence[Result]) -> Grid:
-    """A row per variant or scenario: what was expected, what came, what stopped it."""
+    """A row per item and expectation: what was expected, what came, what stopped it."""
     grid = Grid(
-        (Column("item"), Column("expected", drop=1), Column("got"), Column("mechanism", drop=2))
+        (
+            Column("item", wrap=True),
+            Column("expected", wrap=True),
+            Column("got", wrap=True),
+            Column("mechanism", drop=1),
+        )
     )
-    for r in results:
-        grid.add_row(r.entry.id, " or ".join(r.entry.expect), _got(r), r.entry.item.mechanism)
+    chapter = ""
+    for (item, expect), same in groupby(results, lambda r: (r.entry.item, r.entry.expect)):
+        if item.chapter != chapter:
+            chapter = item.chapter
+            grid.add_section()
+            grid.add_row(Text(chapter, "bold"), "", "", "")
+        name = f"{item.number} {item.title}"
+        grid.add_row(name, " or ".join(expect), _got(list(same)), item.mechanism)
     return grid
 
 
-def _got(result: Result) -> Text:
-    if result.seen is None:
-        return Text(f"skipped: {result.skipped}", "yellow")
-    style = "bold red" if result.misses else "green"
-    return Text(result.seen.outcome, style)
+def _got(results: Sequence[Result]) -> Text:
+    """Outcomes and how often they came: green, or red where something was missed."""
+    text = Text()
+    for style, wanted in (("bold red", True), ("green", False)):
+        same = [r for r in results if r.seen is not None and bool(r.misses) is wanted]
+        for outcome, count in Counter(_outcome(r) for r in same).items():
+            text.append(", " if text else "").append(f"{outcome}{_times(count)}", style)
+    for reason, count in Counter(r.skipped for r in results if r.seen is None).items():
+        text.append(", " if text else "").append(f"skipped{_times(count)}: {reason}", "yellow")
+    return text
 
 
-def misses_view(results: Sequence[Result]) -> Iterator[Text]:
+def _outcome(result: Result) -> str:
+    assert result.seen is not None, "it was run"
+    if result.misses and result.seen.outcome in result.entry.expect:
+        wrong_twin = result.twin is not None and result.misses[-1].startswith("its honest twin")
+        return f"{result.seen.outcome}, {'its twin failed' if wrong_twin else 'but it says else'}"
+    return result.seen.outcome
+
+
+def _times(count: int) -> str:
+    return f" ×{count}" if count > 1 else ""
+
+
+def checks_table(checks: Sequence[Check]) -> Grid:
+    """The checks of this machine."""
+    grid = Grid((Column("this machine"), Column("expected", wrap=True), Column("got", wrap=True)))
+    for c in checks:
+        style = "green" if c.ok else "bold red"
+        grid.add_row(c.name, c.expected, Text(c.got, style))
+    return grid
+
+
+def misses_view(results: Sequence[Result], checks: Sequence[Check]) -> Iterator[Text]:
     """Each miss explained: what was expected, what came, where the file is."""
     for r in results:
         for why in r.misses:
             where = r.entry.path if isinstance(r.entry, Variant) else r.entry.item.folder
             yield Text(f"\n{r.entry.id}: ", "bold red").append(f"{why}\n  {where}", "default")
+    for c in checks:
+        if not c.ok:
+            yield Text(f"\n{c.name}: ", "bold red").append(
+                f"expected {c.expected}, got {c.got}", "default"
+            )
+
+
+def summary(report: Report) -> Text:
+    """The result in a line."""
+    ran = [r for r in report.results if r.seen is not None]
+    missed = sum(bool(r.misses) for r in ran)
+    failed = sum(not c.ok for c in report.checks)
+    twins = {r.entry.twin for r in ran if isinstance(r.entry, Variant)}
+    items = len({r.entry.item.number for r in ran})
+    text = Text(f"\n{items} items in {len(ran)} files, {len(twins)} honest twins, ")
+    text.append(f"{len(report.checks)} checks of the machine in {report.seconds:.0f} s, ")
+    text.append(f"tier {report.tier}, digest {report.digest}: ")
+    if missed or failed:
+        parts = [f"{missed} missed"] if missed else []
+        parts += [f"{failed} checks failed"] if failed else []
+        return text.append(", ".join(parts), "bold red")
+    return text.append("all as expected", "bold green")
+
+
+def report_view(report: Report) -> Iterator[RenderableType]:
+    """All of it, in order."""
+    if report.results:
+        yield results_table(report.results)
+        yield Text()
+    yield checks_table(report.checks)
+    yield from misses_view(report.results, report.checks)
+    yield summary(report)
+
+
+def report_json(report: Report) -> Mapping[str, object]:
+    """All of it, for programs."""
+    return {
+        "as_expected": not report.missed,
+        "digest": report.digest,
+        "when": report.when,
+        "seconds": report.seconds,
+        "tier": report.tier,
+        "devices": [to_json(f) for f in report.devices],
+        "versions": versions(),
+        "missed": list(report.missed),
+        "checks": [to_json(c) for c in report.checks],
+        "entries": [result_json(r) for r in report.results],
+    }
 
 
 def entry_json(entry: Entry) -> Mapping[str, object]:

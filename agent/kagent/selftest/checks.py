@@ -1,0 +1,126 @@
+"""Checks of this machine beside the corpus: its noise, the canaries, honest kernels in every tier.
+
+A correct kernel in each language must pass in every tier of isolation that the host offers, and
+take the time that it takes unconfined (tier T0, which nothing else uses unless asked to).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from kagent_sandbox.confine.policy import Tier
+from kagent_sandbox.confine.probe import Probe, probe
+from kagent_sandbox.verdict import Rejected
+
+from kagent.selftest.catalogue import PASSED, Runs, corpus_folder
+from kagent.selftest.compare import Seen
+from kagent.selftest.rig import Job, Rig
+from kagent.session import has_gpu
+from kagent.workbench import read_candidate
+
+TASK = "rows"
+LANGUAGES = ("cpp", "triton", "cuda")
+SLOWER = 1.1
+"""What a tier's best time may be over the unconfined one: more is not noise but a cost."""
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One property of this machine."""
+
+    name: str
+    expected: str
+    got: str
+    ok: bool
+
+
+def machine_checks(rig: Rig, say: Callable[[str], None]) -> Iterator[Check]:
+    """All of them, one after the other; nothing else may run meanwhile.
+
+    Raises:
+        KagentError: The machine fails before there is anything to check.
+    """
+    highest = Tier(rig.tier)
+    tiers = [tier for tier in Tier if Tier.T1 <= tier <= highest]
+    for tier in tiers:
+        say(f"canaries in tier {tier}")
+        yield _canaries(probe(tier))
+    for language in LANGUAGES[: 3 if has_gpu() else 1]:
+        say(f"a kernel against itself: {language}")
+        yield _against_itself(rig, language)
+    with contextlib.ExitStack() as stack:
+        rigs: dict[str, Rig] = {}
+        for tier in (Tier.T0, *tiers):
+            rigs[tier] = rig if tier == highest else stack.enter_context(Rig(1, rig.token, tier))
+        for language in LANGUAGES:
+            say(f"honest kernels in {', '.join(rigs)}: {language}")
+            yield _honest(language, rigs)
+
+
+def _canaries(seen: Probe) -> Check:
+    stopped = sum(not c.escaped for c in seen.canaries)
+    got = f"{stopped} of {len(seen.canaries)} stopped"
+    if seen.escaped:
+        got += f"; these got out: {', '.join(seen.escaped)}"
+    return Check(f"canaries, {seen.isolation.tier}", "all stopped", got, not seen.escaped)
+
+
+def honest_job(language: str) -> Job:
+    """The corpus's plain kernel of a language, as far as this machine can judge it."""
+    path = corpus_folder() / "honest" / f"{TASK}_{language}.py"
+    without_gpu: Mapping[str, Runs] = {"cpp": "cpu", "triton": "interpret", "cuda": "build"}
+    runs = without_gpu[language] if language == "cpp" or not has_gpu() else "gpu"
+    task = corpus_folder() / "tasks" / TASK
+    return Job(read_candidate(path), task, runs, measured=runs in ("cpu", "gpu"))
+
+
+def _against_itself(rig: Rig, language: str) -> Check:
+    """Once more where it seems faster than itself: an interval of 95 % is wrong in one of 20."""
+    name, expected = f"A/A, {language}", "as fast as itself"
+    got = ""
+    for _ in range(2):
+        race = rig.against_itself(honest_job(language))
+        if isinstance(race, Rejected):
+            return Check(name, expected, f"{race.stage} {race.status}: {race.message}", ok=False)
+        found = race.cases[0].ratio("a", "b") if race.cases else None
+        if found is None:
+            failed = "; ".join(r.message for r in race.failed.values())
+            return Check(name, expected, f"it did not finish: {failed}", ok=False)
+        got = f"{found.value:.3f}× (95 %: {found.low:.3f}–{found.high:.3f})"
+        if found.low <= 1 <= found.high:
+            spread = math.sqrt(found.high / found.low) - 1
+            return Check(name, expected, f"{got}: noise of ±{spread:.1%}", ok=True)
+    return Check(name, expected, got, ok=False)
+
+
+def _honest(language: str, rigs: Mapping[str, Rig]) -> Check:
+    """Right everywhere, and nowhere slower than unconfined by more than noise."""
+    job = honest_job(language)
+    best: dict[str, float] = {}
+    expected = "right in every tier" + (", as fast as in T0" if job.measured else "")
+    for i in range(ROUNDS if job.measured else 1):
+        for tier, rig in rigs.items():
+            seen = rig.evaluate(job)
+            if seen.outcome != PASSED:
+                return Check(f"honest {language}", expected, _failed(tier, seen), ok=False)
+            if seen.kernel_us is not None:
+                best[tier] = min(best.get(tier, math.inf), seen.kernel_us)
+        if i > 0 and all(us <= SLOWER * best[Tier.T0] for us in best.values()):
+            break
+    where = ", ".join(rigs)
+    if not job.measured:
+        how = "interpreted" if job.runs == "interpret" else "compiled"
+        return Check(f"honest {language}", expected, f"right in {where} ({how})", ok=True)
+    ratios = {t: us / best[Tier.T0] for t, us in best.items() if t != Tier.T0}
+    texts = ", ".join(f"{t} {r:.2f}×" for t, r in ratios.items())
+    got = f"right; T0 {best[Tier.T0]:.0f} µs, {texts} of it"
+    ok = all(r <= SLOWER for r in ratios.values())
+    return Check(f"honest {language}", expected, got, ok)
+
+
+def _failed(tier: str, seen: Seen) -> str:
+    return f"in {tier}: {seen.outcome} {seen.message}"
