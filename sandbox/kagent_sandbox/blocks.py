@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -43,6 +44,10 @@ PACES: Mapping[Kind, Pace] = {
 _CPU_SPAN_US = 300.0
 _AMPLE_CPU_SPAN_US = 900.0
 _MOST_CPU_PLACEMENTS = 48
+_CALM_S = 0.001  # the judge's own threads spin for a while after inputs were written
+_LONG_SPAN_US = 10_000.0  # of `long_us`
+_MOST_LONG_RUNS = 200
+_FRESH_SPAN_US = 600.0  # of `fresh_us`: the cost of asking is known within a tenth of it
 
 
 def placements(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
@@ -105,6 +110,7 @@ class Table:
                 count=self.count,
                 pitch=pitch,
                 prefix=f"t{side}",
+                owner=side,
             )
             self.session.prepare(self._seats[side], self.case.name)
 
@@ -137,10 +143,53 @@ class Table:
         seats = self._written if self.side == side and self._written else self._write(side)[0]
         return self.session.wall_us(seats, count, self.case.name)
 
-    def unseen(self, side: str, samples: int) -> tuple[float, ...]:
-        """A block on inputs that no earlier one had, not kept among `blocks`."""
-        seats, _ = self._write(side, self.checker.draws.fresh(self.case))
-        return tuple(self.session.samples(seats, samples, self.case.name))
+    def fresh_us(self, side: str) -> tuple[float, int]:
+        """µs per execution on inputs that nothing has seen before, others in each place, and of
+        how many. One place's results are checked, and which one is secret.
+
+        Raises:
+            Disqualified: The contender failed, or its results are wrong.
+        """
+        seats = self._ample(self._now(side), self.blocks[side][-1])
+        self.side, self._written = side, ()
+        with self.session.clock.part("inputs"):
+            draws = [self.checker.draws.fresh(self.case) for _ in seats]
+            with self.session.quiet():
+                for seat, draw in zip(seats, draws, strict=True):
+                    seat.write(draw)
+        us = self._since_woken(seats)
+        with self.session.clock.part("compare"), self.session.quiet():
+            for seat in seats:
+                self.checker.refuse_tampering(seat, self.case, Stage.MEASURE)
+            seat, draw = random.SystemRandom().choice(list(zip(seats, draws, strict=True)))
+            self.checker.compare(seat.outputs(), draw, Stage.MEASURE, typical=True)
+        return us, len(seats)
+
+    def known_us(self, side: str) -> float:
+        """The same once more on the inputs that `fresh_us` has left there."""
+        return self._since_woken(self._ample(self._now(side), self.blocks[side][-1]))
+
+    def long_us(self, side: str) -> float:
+        """The same on known inputs for as long as makes the cost of asking and waking small."""
+        seats = self._now(side)
+        runs = math.ceil(_LONG_SPAN_US / statistics.median(self.blocks[side][-1]))
+        runs = max(1, min(_MOST_LONG_RUNS, runs))
+        return self._since_woken([seats[i % len(seats)] for i in range(runs)])
+
+    def _since_woken(self, seats: Sequence[Seat]) -> float:
+        """µs per execution; the clock starts when the launcher, which is stopped, goes on."""
+        with self.session.quiet():
+            time.sleep(_CALM_S)
+        return self.session.fresh_us(seats, self.case.name)
+
+    def _ample(self, seats: list[Seat], block: Sequence[float]) -> list[Seat]:
+        """As many places as `fresh_us` needs: drawing inputs takes longer than the runs."""
+        return seats[: max(1, math.ceil(_FRESH_SPAN_US / statistics.median(block)))]
+
+    def typical_us(self, side: str) -> float:
+        """The median of a few more samples: what is timed at this moment."""
+        seats, _ = self._write(side)
+        return statistics.median(self.session.samples(seats, 5, self.case.name))
 
     def now_us(self, side: str) -> float:
         """The slowest of a few more samples: what the device does at this moment."""

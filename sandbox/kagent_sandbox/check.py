@@ -67,10 +67,11 @@ def seats_for(
     count: int,
     pitch: int | None = None,
     prefix: str = "",
+    owner: str = "",
 ) -> list[Seat]:
     """`count` placements of a case's plan, from the arena's start on, every `pitch` bytes.
 
-    `prefix` makes the launcher's keys unique.
+    `prefix` makes the launcher's keys unique; `owner` is who may have a launcher of its own.
 
     Raises:
         Disqualified: The plan's inputs are not the case's.
@@ -80,7 +81,7 @@ def seats_for(
     mutates = {a.name for a in task.arguments if a.mutates}
     try:
         return [
-            Seat(f"{prefix}/{case.name}/{i}", plan, layout, arena, inputs, mutates)
+            Seat(f"{prefix}/{case.name}/{i}", plan, layout, arena, inputs, mutates, owner)
             for i, layout in enumerate(layouts)
         ]
     except PlanError as e:

@@ -223,11 +223,15 @@ class Judge:
         if not self._arenas.fits(nbytes):
             checked.let_go()  # it has mapped an arena that is too small
         arena = self._arena(nbytes)
-        binaries = {**(incumbent.built.binaries if incumbent else {}), **built.binaries}
+        theirs = incumbent.built.binaries if incumbent else {}
+        apart = {"b": theirs} if incumbent and self.kind == "cpu" else {}
+        binaries = built.binaries if apart else {**theirs, **built.binaries}
         if checked.session is not None:
             session = checked.session.resume(binaries, Stage.MEASURE, clock)
         else:
-            session = Session(self.backend, arena, binaries, Stage.MEASURE, clock=clock)
+            session = Session(
+                self.backend, arena, binaries, Stage.MEASURE, clock=clock, apart=apart
+            )
         with session:
             return meter.measure(session, built, errors, self.check_cases, incumbent, sweep_s)
 

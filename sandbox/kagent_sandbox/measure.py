@@ -15,6 +15,7 @@ from kagent_sandbox.blocks import PACES, Table, placements
 from kagent_sandbox.check import Checker, pitch_of
 from kagent_sandbox.errors import MachineError
 from kagent_sandbox.figures import Contender
+from kagent_sandbox.kept import refuse_if_noise_is_its_own, refuse_kept_results
 from kagent_sandbox.session import Disqualified, Session
 from kagent_sandbox.sweep import Sweeper, distinct
 from kagent_sandbox.verdict import (
@@ -215,6 +216,7 @@ class Meter:
         if noisy == ["a"] and len(table.blocks) > 1:
             text = f"{spread}, while the incumbent's beside them agree"
             raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, table.case.name))
+        refuse_if_noise_is_its_own(table, "a", self.kind)
         raise MachineError(
             f"{table.case.name} cannot be timed: {spread}. Something else keeps this machine busy: "
             "end it, then go on with the run"
@@ -244,19 +246,9 @@ class Meter:
                 break
             time.sleep(ALARM_PAUSE_S)  # what disturbed may be over
             us = max(us, table.now_us("a"))
-        text = text or self._remembers(table, blocks)
         if text is not None:
             raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, case.name))
-
-    def _remembers(self, table: Table, blocks: Sequence[Sequence[float]]) -> str | None:
-        """Why results seem to be kept, if they still do on inputs that are new beyond doubt."""
-        seen = list(blocks)
-        for _ in range(ALARM_TRIES):
-            if figures.remembers(seen) is None:
-                return None
-            time.sleep(ALARM_PAUSE_S)
-            seen.append(table.unseen("a", 3))
-        return figures.remembers(seen)
+        refuse_kept_results(table, "a", self.kind)
 
     def _compare(self, against: str, tables: Mapping[str, Table]) -> Comparison:
         duels = {

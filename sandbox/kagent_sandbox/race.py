@@ -15,6 +15,7 @@ import numpy as np
 from kagent_sandbox import figures, timing
 from kagent_sandbox.blocks import PACES, Table, placements
 from kagent_sandbox.check import Checker, check_results, pitch_of
+from kagent_sandbox.kept import refuse_kept_results
 from kagent_sandbox.race_result import BEST_OF_TORCH, TORCH, Race, RaceCase, Ratio
 from kagent_sandbox.session import Arenas, Disqualified, Session
 from kagent_sandbox.verdict import CaseTiming, Comparison, Rejected, Stage
@@ -123,12 +124,13 @@ class Racer:
     ) -> Blocks:
         """A fresh launcher per case: baselines inside of it keep their memory until it ends."""
         block, rounds = SAMPLES[self.kind], ROUNDS[self.kind]
-        binaries = {h: b for r in runners for h, b in r.built.binaries.items()}
+        apart = {r.id: r.built.binaries for r in runners if not self._gpu}
+        shared = {h: b for r in runners for h, b in r.built.binaries.items() if self._gpu}
         sides = {r.id: r for r in runners}
         secret = {i: self.rng.randrange(rounds) for i in sides}
         theirs: Blocks = {n: [] for n in (opened.names if opened else ())}
         launcher = opened.launcher if opened else None
-        session = Session(self.backend, arena, binaries, Stage.MEASURE, launcher)
+        session = Session(self.backend, arena, shared, Stage.MEASURE, launcher, self.clock, apart)
         table = Table(session, self.checker, case, sides, count, PACES[self.kind].seats)
         try:
             with session:
@@ -137,9 +139,12 @@ class Racer:
                     # Everyone is next to everyone, and first and last, equally often.
                     for name in _order([*sides, *theirs], turn):
                         if opened is not None and name in theirs:
-                            theirs[name].append(tuple(opened.samples(name, block)))
+                            with session.quiet():  # whatever the candidates may be up to
+                                theirs[name].append(tuple(opened.samples(name, block)))
                         else:
                             table.sample(name, block, verify=secret[name] == turn)
+                for name in sides:
+                    refuse_kept_results(table, name, self.kind)
         except Disqualified as e:
             raise _OutError(table.side, e.verdict) from e
         return {**table.blocks, **theirs}

@@ -24,7 +24,7 @@ GUARD_BYTE = 0xA5
 
 
 class Seat:
-    """One placement of one plan. `key` names it to the launcher.
+    """One placement of one plan. `key` names it to the launcher, `owner` says whose it is.
 
     Raises:
         PlanError: The plan's inputs are not the case's.
@@ -38,8 +38,10 @@ class Seat:
         arena: Arena,
         inputs: Collection[TensorSpec],
         mutates: Collection[str],
+        owner: str = "",
     ) -> None:
         self.key = key
+        self.owner = owner
         self.plan = plan
         self.layout = layout
         self._arena = arena

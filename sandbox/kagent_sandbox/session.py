@@ -27,6 +27,7 @@ MEMORY_SHARE = 0.6
 """Most of the device's memory that arenas may take; references and inputs need the rest."""
 LEAST_US = 1e-3
 """On a CPU a sample is a slope, and one of nothing but noise may be negative."""
+_SHARED = ""  # the owner of the launcher of all who have none of their own
 
 
 class Disqualified(Exception):  # noqa: N818
@@ -81,6 +82,9 @@ class Session:
 
     `launcher`, where given, is used (and closed) instead of a fresh one of the backend's. `clock`
     is told what the time is spent on.
+
+    Native code shares its launcher's process, where it could slow down whoever else runs in it:
+    owners in `apart` have a launcher each, and all but the one whose turn it is are stopped.
     """
 
     def __init__(
@@ -91,20 +95,27 @@ class Session:
         stage: Stage,
         launcher: Launcher | None = None,
         clock: LaneClock | None = None,
+        apart: Mapping[str, Mapping[str, bytes]] | None = None,
     ) -> None:
         self.arena = arena
         self.stage = stage
         self.clock = LaneClock() if clock is None else clock
         self._backend = backend
-        self._binaries = binaries
-        self._launcher = launcher
+        shared = {_SHARED: binaries} if binaries or not apart else {}
+        self._binaries = {**shared, **(apart or {})}
+        self._launchers: dict[str, Launcher] = {}
+        self._asleep: dict[str, contextlib.ExitStack] = {}
+        if launcher is not None:
+            self._launchers[_SHARED] = launcher
 
     def __enter__(self) -> Self:
         try:
-            with self.clock.part("start"), self._blaming(None):
-                if self._launcher is None:
-                    self._launcher = self._backend.launcher(self.arena)
-                self._launcher.load(self._binaries)
+            with self.clock.part("start"), _blaming(self.stage, None):
+                for owner, binaries in self._binaries.items():
+                    if owner not in self._launchers:
+                        self._launchers[owner] = self._backend.launcher(self.arena)
+                    self._wake(owner)
+                    self._launchers[owner].load(binaries)
         except BaseException:
             self.close()
             raise
@@ -114,15 +125,16 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """End the process."""
-        if self._launcher is not None:
-            with self.clock.part("close"):
-                self._launcher.close()
-            self._launcher = None
+        """End the processes."""
+        while self._asleep:
+            self._asleep.popitem()[1].close()
+        with self.clock.part("close"):
+            while self._launchers:
+                self._launchers.popitem()[1].close()
 
     def resume(self, binaries: Mapping[str, bytes], stage: Stage, clock: LaneClock) -> Self:
         """For another stage with more binaries: enter it again."""
-        self._binaries = {**self._binaries, **binaries}
+        self._binaries[_SHARED] = {**self._binaries[_SHARED], **binaries}
         self.stage = stage
         self.clock = clock
         return self
@@ -133,59 +145,89 @@ class Session:
         self.__enter__()
 
     def prepare(self, seats: Sequence[Seat], case: str) -> None:
-        """Resolve the seats' plans in the launcher."""
-        with self.clock.part("prepare"), self._blaming(case) as launcher:
+        """Resolve the seats' plans in their launchers."""
+        with self.clock.part("prepare"):
             for seat in seats:
-                launcher.prepare(seat.key, seat.plan, seat.layout.placement)
+                with self._turn(seat, case) as launcher:
+                    launcher.prepare(seat.key, seat.plan, seat.layout.placement)
 
     def forget(self, seats: Sequence[Seat]) -> None:
-        """Drop the seats' plans in the launcher."""
-        with self._blaming(None) as launcher:
-            for seat in seats:
+        """Drop the seats' plans in their launchers."""
+        for seat in seats:
+            with self._turn(seat, None) as launcher:
                 launcher.forget(seat.key)
 
     def hush(self) -> None:
         """Wait until nothing else is being started or ended on the device: times count now."""
-        with self.clock.part("wait"), self._blaming(None) as launcher:
-            launcher.hush()
+        with self.clock.part("wait"), _blaming(self.stage, None):
+            for launcher in self._launchers.values():
+                launcher.hush()
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
         """The arena belongs to the judge: nothing of the candidate runs. Writes are done at the
         end.
+
+        Processes that were stopped go on when it is their turn, and not before.
         """
-        with contextlib.ExitStack() as stack:
-            with self._blaming(None) as launcher:  # the process may have died since it answered
-                stack.enter_context(launcher.quiesced())
-            yield
-            if self._backend.device.type == "cuda":
-                torch.cuda.synchronize(self._backend.device)
+        with _blaming(self.stage, None):  # a process may have died since it answered
+            self._rest()
+        yield
+        if self._backend.device.type == "cuda":
+            torch.cuda.synchronize(self._backend.device)
 
     def run(self, seat: Seat, case: str) -> None:
         """Execute the seat's plan once."""
-        with self._blaming(case) as launcher:
+        with self._turn(seat, case) as launcher:
             launcher.run(seat.key, limit_s=RUN_LIMIT_S)
 
     def samples(
         self, seats: Sequence[Seat], count: int, case: str, *, limit_s: float = SAMPLE_LIMIT_S
     ) -> list[float]:
         """`count` device times in µs, rotating over the seats. All positive."""
-        with self.clock.part("samples"), self._blaming(case) as launcher:
+        with self.clock.part("samples"), self._turn(seats[0], case) as launcher:
             samples = launcher.samples([s.key for s in seats], count, limit_s=limit_s)
         return [max(us, LEAST_US) for us in samples]
 
     def wall_us(self, seats: Sequence[Seat], count: int, case: str) -> float:
         """µs per execution by the judge's own clock."""
-        with self.clock.part("wall"), self._blaming(case) as launcher:
+        with self.clock.part("wall"), self._turn(seats[0], case) as launcher:
             return launcher.wall_us([s.key for s in seats], count, limit_s=SAMPLE_LIMIT_S)
 
+    def fresh_us(self, seats: Sequence[Seat], case: str) -> float:
+        """µs per execution of inputs that were just written: see `Launcher`."""
+        with self.clock.part("wall"), self._turn(seats[0], case) as launcher:
+            return launcher.fresh_us([s.key for s in seats], limit_s=SAMPLE_LIMIT_S)
+
     @contextlib.contextmanager
-    def _blaming(self, case: str | None) -> Iterator[Launcher]:
-        """Turn failures of the candidate's code into its verdict."""
-        try:
-            # On entry there is no launcher yet, and nobody uses what is yielded.
-            yield self._launcher  # type: ignore[misc]
-        except LaunchFailed as e:
-            raise Disqualified(Rejected(self.stage, e.status, str(e), case)) from e
-        except PlanError as e:
-            raise Disqualified(Rejected(self.stage, Status.TAMPER, str(e), case)) from e
+    def _turn(self, seat: Seat, case: str | None) -> Iterator[Launcher]:
+        """The launcher of a seat, while all others are stopped."""
+        owner = seat.owner if seat.owner in self._launchers else _SHARED
+        with _blaming(self.stage, case):
+            self._rest(but=owner)
+            self._wake(owner)
+            yield self._launchers[owner]
+
+    def _wake(self, owner: str) -> None:
+        """Let a process go on if it is stopped."""
+        if owner in self._asleep:
+            self._asleep.pop(owner).close()
+
+    def _rest(self, but: str | None = None) -> None:
+        """Stop all processes, or all but one."""
+        for owner, launcher in self._launchers.items():
+            if owner != but and owner not in self._asleep:
+                with contextlib.ExitStack() as stack:
+                    stack.enter_context(launcher.quiesced())
+                    self._asleep[owner] = stack.pop_all()
+
+
+@contextlib.contextmanager
+def _blaming(stage: Stage, case: str | None) -> Iterator[None]:
+    """Turn failures of the candidate's code into its verdict."""
+    try:
+        yield
+    except LaunchFailed as e:
+        raise Disqualified(Rejected(stage, e.status, str(e), case)) from e
+    except PlanError as e:
+        raise Disqualified(Rejected(stage, Status.TAMPER, str(e), case)) from e

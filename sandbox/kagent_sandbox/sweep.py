@@ -61,7 +61,7 @@ class Sweeper:
         rivals = [] if incumbent is None else [incumbent]
         pitch = pitch_of([*plans.values(), *rivals])
 
-        def seats_of(plan: Plan, prefix: str) -> list[Seat]:
+        def seats_of(plan: Plan, prefix: str, owner: str = "") -> list[Seat]:
             return seats_for(
                 self.task,
                 case,
@@ -70,12 +70,13 @@ class Sweeper:
                 count=count,
                 pitch=pitch,
                 prefix=prefix,
+                owner=owner,
             )
 
         number = FIRST_SAMPLES
         rival_us: list[float] = []
         for plan in rivals:
-            seats = seats_of(plan, "rival")
+            seats = seats_of(plan, "rival", "b")
             session.prepare(seats, case.name)
             self._write(session, seats, self.draws.draw(case))
             rival_us = session.samples(seats, number, case.name)

@@ -65,11 +65,13 @@ def test_clocks_that_disagree_are_suspect(task, case):
 
 def test_a_kernel_that_remembers_its_inputs_is_noticed():
     honest = [(100.0, 101.0, 99.0, 100.0)] * 5
-    assert figures.remembers(honest) is None
+    assert not figures.remembers(honest)
     keeps = [(100.0, 5.0, 5.1, 4.9)] * 5
-    assert figures.remembers(keeps) is not None
+    assert figures.remembers(keeps)
     disturbed_once = [(400.0, 101.0, 99.0, 100.0), *honest[1:]]
-    assert figures.remembers(disturbed_once) is None
+    assert not figures.remembers(disturbed_once)
+    skips_once = [(5.0, 5.0, 5.1, 4.9), *keeps[1:]]
+    assert figures.remembers(skips_once)
 
 
 def test_the_score_is_a_geometric_mean():

@@ -122,6 +122,14 @@ class Launcher(Protocol):
         that.
         """
 
+    def fresh_us(self, keys: Sequence[str], *, limit_s: float) -> float:
+        """µs per execution of `keys`, in order, since the process could first see their inputs.
+
+        On the judge's clock, from before the process goes on to an answer after the last
+        execution: whenever the work is done, it is done within. Only the cost of asking is taken
+        off, as it was before any candidate's code was loaded. GPU: device times, as `samples`.
+        """
+
     def close(self) -> None:
         """End the process and all that it started."""
 

@@ -6,6 +6,7 @@ drives the confined process, and takes time on its own clock.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ _START_S = 30.0
 _PREPARE_S = 20.0  # constructors of a binary run here
 _LIFE_S = 3600.0
 _MAX_ANSWER_BYTES = 64 << 10
+_CALIBRATIONS = 3
 
 
 class CpuLauncher:
@@ -47,6 +49,17 @@ class CpuLauncher:
         threads = answer.get("ready") if isinstance(answer, dict) else None
         self.threads = threads if isinstance(threads, int) else 0
         """Threads of the process once torch's and OpenMP's had started: there will be no more."""
+        self._woken = time.perf_counter()
+        self._asking_s = math.inf  # what `fresh_us` costs without any execution
+        try:
+            for _ in range(_CALIBRATIONS):
+                with self.quiesced():
+                    pass
+                self._asking_s = min(self._asking_s, self._since_woken([], _PREPARE_S))
+        except LaunchFailed as e:
+            raise MachineError(
+                f"the CPU launcher failed before any candidate was in it: {e}"
+            ) from e
 
     def load(self, binaries: Mapping[str, bytes]) -> None:
         """Take binaries (shared libraries) by hash. They are loaded by `prepare`."""
@@ -81,6 +94,7 @@ class CpuLauncher:
         try:
             yield
         finally:
+            self._woken = time.perf_counter()
             self._child.cont()
 
     def hush(self) -> None:
@@ -132,6 +146,17 @@ class CpuLauncher:
             self._ask({"do": "ping"}, (), deadline - time.monotonic())
             took.append(seconds + time.perf_counter() - start)
         return (took[1] - took[0]) / count * 1e6
+
+    def fresh_us(self, keys: Sequence[str], *, limit_s: float) -> float:
+        """µs per execution of `keys`, in order, since `quiesced` ended: see `Launcher`."""
+        return (self._since_woken(keys, limit_s) - self._asking_s) / len(keys) * 1e6
+
+    def _since_woken(self, keys: Sequence[str], limit_s: float) -> float:
+        """Seconds from when the process went on until it has run `keys` and answered again."""
+        self._arm([keys])
+        self._go(limit_s)
+        self._ask({"do": "ping"}, (), limit_s)  # an early answer to "go" gains nothing
+        return time.perf_counter() - self._woken
 
     def close(self) -> None:
         """End the process and all that it started."""

@@ -234,6 +234,14 @@ class GpuLauncher:
             elapsed.append(time.perf_counter() - start)
         return 1e6 * max(0.0, elapsed[2] - elapsed[1]) / count
 
+    def fresh_us(self, keys: Sequence[str], *, limit_s: float) -> float:
+        """Mean device time in µs of one execution each of `keys`.
+
+        Raises:
+            LaunchFailed, DeviceError: See `Launcher`.
+        """
+        return sum(self.samples(keys, len(keys), limit_s=limit_s)) / len(keys)
+
     def close(self) -> None:
         """End the process and all that it started, without waiting for it."""
         self._end(self._connection)

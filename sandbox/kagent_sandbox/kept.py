@@ -1,0 +1,90 @@
+"""Is the work done when and where it is timed? Looked into on inputs that are new beyond doubt.
+
+A block repeats its inputs, so a kernel that keeps results (in static memory, in `__device__`
+globals, or in its output, which nobody poisons between two samples) can be fast in all samples but
+the first, or spread the work of one execution over a block. On a CPU native code has more ways
+still: it may answer early and go on in another thread, work while the judge asks for something that
+is not timed, or be slow in the shorter half of a slope. All of them end with inputs that nothing
+has seen, others in each place, and a clock that starts before they can be seen and stops after the
+last answer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from kagent_sandbox import figures, timing
+from kagent_sandbox.session import Disqualified
+from kagent_sandbox.verdict import Rejected, Stage, Status
+
+if TYPE_CHECKING:
+    from kagent_sandbox.blocks import Table
+    from kagent_sandbox.task import Kind
+
+TRIES = 8
+"""How often a suspicion is looked into before it is believed: a busy host raises some."""
+PAUSE_S = 0.02
+
+
+def refuse_kept_results(table: Table, side: str, kind: Kind) -> None:
+    """Hold a contender's times on one case, right after its last block, against new inputs.
+
+    On a GPU, whose every block begins with new inputs, only if its blocks look like it: there one
+    more set of inputs and its reference cost as much as a block.
+
+    Raises:
+        Disqualified: They cannot be true.
+    """
+    blocks = table.blocks[side]
+    if kind == "gpu" and not figures.remembers(blocks):
+        return
+    us = timing.median_interval([x for b in blocks for x in b]).value
+    fresh_us = known_us = long_us = math.inf
+    for _ in range(TRIES):
+        took_us, runs = table.fresh_us(side)
+        fresh_us = min(fresh_us, took_us)
+        slack_us = figures.FRESH_SLACK_US[kind] / runs
+        if fresh_us <= figures.FRESH_RATIO * us + slack_us:
+            return
+        known_us = min(known_us, table.known_us(side))
+        long_us = min(long_us, table.long_us(side))
+        time.sleep(PAUSE_S)  # what disturbed may be over
+        us = max(us, table.typical_us(side))
+    # On a busy host it is waking threads that took so long, on known inputs as on new ones.
+    if fresh_us - known_us > (figures.FRESH_RATIO - 1) * us + slack_us:
+        raise _kept(fresh_us, us, table)
+    if kind == "cpu" and long_us > figures.FRESH_RATIO * us + slack_us:
+        text = (
+            f"{us:.1f} µs a sample, but {long_us:.1f} µs each from when the inputs were there to "
+            "the last answer: the work is done elsewhere"
+        )
+        raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, table.case.name))
+
+
+def refuse_if_noise_is_its_own(table: Table, side: str, kind: Kind) -> None:
+    """Find out whether samples that are no measurement come from kept results, not from the host.
+
+    What takes no time has samples of nothing but noise. New inputs and known ones are then timed in
+    turns, in the same way: a busy host slows down both.
+
+    Raises:
+        Disqualified: New inputs take longer.
+    """
+    fresh_us = known_us = math.inf
+    for _ in range(TRIES):
+        us, runs = table.fresh_us(side)
+        fresh_us = min(fresh_us, us)
+        known_us = min(known_us, table.known_us(side))
+    known_us = max(0.0, known_us)
+    if fresh_us > figures.FRESH_RATIO * known_us + figures.FRESH_SLACK_US[kind] / runs:
+        raise _kept(fresh_us, known_us, table)
+
+
+def _kept(fresh_us: float, us: float, table: Table) -> Disqualified:
+    text = (
+        f"{fresh_us:.1f} µs on inputs that are new, {us:.1f} µs when they are repeated: "
+        "results are kept"
+    )
+    return Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, table.case.name))

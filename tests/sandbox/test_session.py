@@ -1,0 +1,70 @@
+"""Who runs when, where contenders of native code have processes of their own."""
+
+from pathlib import Path
+
+import pytest
+from judging import HEADER, compiled, plan_for, write_task
+from kagent_sandbox.check import seats_for
+from kagent_sandbox.launch.cpu_backend import CpuBackend
+from kagent_sandbox.session import Arenas, Session
+from kagent_sandbox.task import build_case, load_task
+from kagent_sandbox.verdict import Stage
+
+PID = (
+    HEADER
+    + """
+#include <unistd.h>
+extern "C" void scale(const float*, float* y, int64_t rows, int64_t cols, int64_t) {
+  for (int64_t i = 0; i < rows * cols; ++i) y[i] = getpid();
+}
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    return load_task(write_task(tmp_path_factory.mktemp("scale")))
+
+
+@pytest.fixture(scope="module")
+def backend():
+    with CpuBackend() as made:
+        yield made
+
+
+def test_contenders_apart_share_no_process_and_only_one_of_them_runs(task, backend):
+    case = task.cpu.check[0]
+    digest, binary = compiled(PID)
+    plan = plan_for(build_case(task, case), digest)
+    arenas = Arenas(backend)
+    arena = arenas.at_least(1 << 20)
+    seats = [
+        *seats_for(task, case, plan, arena, count=1, prefix="a", owner="a"),
+        *seats_for(task, case, plan, arena, count=1, prefix="b", owner="b"),
+    ]
+    session = Session(
+        backend, arena, {digest: binary}, Stage.MEASURE, apart={"b": {digest: binary}}
+    )
+    with session:
+        session.prepare(seats, case.name)
+        one, other = (ran_as(session, seat, case) for seat in seats)
+        assert one != other
+        for seat, running, stopped in ((seats[0], one, other), (seats[1], other, one)):
+            session.run(seat, case.name)
+            assert state_of(running) != "T"
+            assert state_of(stopped) == "T"
+            with session.quiet():
+                assert state_of(running) == state_of(stopped) == "T"
+    arenas.close()
+
+
+def ran_as(session, seat, case):
+    """The process that runs a seat's plan."""
+    session.run(seat, case.name)
+    with session.quiet():
+        (found,) = seat.outputs()[0].unique().tolist()
+    return int(found)
+
+
+def state_of(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
