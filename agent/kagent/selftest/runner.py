@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from kagent_sandbox.errors import KagentError
@@ -72,13 +73,12 @@ def run(rig: Rig, entries: Sequence[Entry], say: Callable[[str], None]) -> Itera
         else:
             ready.append(entry)
     variants = [e for e in ready if isinstance(e, Variant)]
-    wanted = dict.fromkeys(job_of(v, twin=t) for v in variants for t in (False, True))
-    waiting = {v: {job_of(v), job_of(v, twin=True)} for v in variants}
-    for job, seen in _evaluate(rig, list(wanted), say):
+    waiting = {v: (job_of(v), job_of(v, twin=True)) for v in variants}
+    for job, seen in _evaluate(rig, list(dict.fromkeys(chain(*waiting.values()))), say):
         jobs[job] = seen
-        for variant in [v for v, needs in waiting.items() if needs <= jobs.keys()]:
-            del waiting[variant]
-            yield judged(variant, jobs[job_of(variant)], jobs[job_of(variant, twin=True)])
+        for variant in [v for v, needs in waiting.items() if jobs.keys() >= set(needs)]:
+            own, twin = waiting.pop(variant)
+            yield judged(variant, jobs[own], jobs[twin])
     for scenario in ready:
         if isinstance(scenario, Scenario):
             say(scenario.id)
