@@ -196,8 +196,11 @@ class _Keeper:
         if self.spawn.isolation.tier < Tier.T2:
             limits = self.spawn.confinement
             return self.disk.use(pids, limits.disk_bytes, limits.disk_files)
-        with contextlib.suppress(OSError):  # it is a file system of the child's own
-            found = os.statvfs(f"/proc/{self.pid}/root{self.spawn.tmp}")
+        path = f"/proc/{self.pid}/root{self.spawn.tmp}"
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_dev == os.stat(self.spawn.tmp).st_dev:
+                return 0, 0  # the child has not made its own file system yet
+            found = os.statvfs(path)
             return (found.f_blocks - found.f_bfree) * found.f_frsize, found.f_files - found.f_ffree
         return 0, 0
 
