@@ -31,6 +31,7 @@ from kagent_sandbox.records import to_json
 from kagent_sandbox.task import Case, Kind, Task, build_case
 
 VERSION = 1
+CPU_TIMING_VERSION = 2  # changes whenever a CPU's times no longer compare with earlier ones
 """Of the way of measuring, with the clock's own version: part of the cache's key."""
 ITEM_LIMIT_S = 900.0  # one baseline of one case; max-autotune of a large product takes minutes
 _WORKER: tuple[str, ...] = ("-m", "kagent_sandbox.baseline_worker")
@@ -97,7 +98,7 @@ def measure_baselines(
         TaskError: A case does not fit the task.
     """
     say = on_progress or (lambda _: None)
-    name = cache.named("baselines", facts.key, task.name, task.digest, kind, VERSION, _clock())
+    name = cache.named("baselines", facts.key, task.name, task.digest, kind, VERSION, _clock(kind))
     if cached and cases is None:
         known = cache.load(name, Baselines)
         if known is not None:
@@ -133,8 +134,10 @@ def baseline_call(task: Task, case: Case, name: str, seed: int) -> BaselineCall:
     )
 
 
-def _clock() -> int:
+def _clock(kind: Kind) -> int:
     """The timing's version; needs no GPU, but a torch that was built for one may take a while."""
+    if kind == "cpu":
+        return CPU_TIMING_VERSION
     from kagent_sandbox.launch.gpu_timing import TIMING_VERSION
 
     return TIMING_VERSION

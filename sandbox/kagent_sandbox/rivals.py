@@ -1,16 +1,13 @@
 """Baselines in a race: trusted code, interleaved with candidates, on inputs of seeds of its own.
 
 On a GPU they are compiled and captured inside of the race's launcher before it locks itself. On a
-CPU they run in the judge's own process, which no candidate shares, timed by the same slopes.
+CPU they run in the judge's own process, which no candidate shares, timed in the same way.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
-import math
 import secrets
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -19,9 +16,9 @@ import torch
 from kagent_sandbox.baselines import baseline_call, baseline_names
 from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.launch.baseline_calls import forget_compiled, make_call
+from kagent_sandbox.launch.cpu_baselines import CpuBaseline
 from kagent_sandbox.race_result import COMPILE_MODES
-from kagent_sandbox.session import LEAST_US, SAMPLE_LIMIT_S, Disqualified
-from kagent_sandbox.verdict import Rejected, Stage
+from kagent_sandbox.session import LEAST_US, SAMPLE_LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +30,14 @@ if TYPE_CHECKING:
 
 CALL_SHARE = 4
 """Device memory of one call over the task's bytes: inputs while they are drawn, temporaries."""
-_CPU_SPAN_US = 300.0  # as candidates' (see `blocks.placements`)
-_MOST_CPU_SETS = 48
+
+
+MOST_LOSSES = 2
+"""Times that a baseline may fail in a case after it was made ready; then the race does without it."""
+
+
+class BaselineFailed(Exception):  # noqa: N818
+    """A baseline that had been made ready failed while it was timed. The case is to be run again."""
 
 
 class Opened(Protocol):
@@ -45,7 +48,11 @@ class Opened(Protocol):
     launcher: Launcher | None  # to be used for the candidates too, where baselines live in it
 
     def samples(self, name: str, count: int) -> list[float]:
-        """`count` times in µs of one execution."""
+        """`count` times in µs of one execution.
+
+        Raises:
+            BaselineFailed: It faulted or hung. No candidate is blamed for that.
+        """
 
     def __enter__(self) -> Self: ...
 
@@ -74,6 +81,7 @@ class GpuRivals:
     task: Task
     backend: GpuBackend
     _compiled: dict[str, list[bytes]] = field(default_factory=dict)  # by case
+    _lost: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # by case and baseline
 
     def expect(self) -> None:
         """See `Rivals`."""
@@ -98,22 +106,37 @@ class GpuRivals:
                 self._compiled.setdefault(case.name, []).append(archive)
 
     def open(self, case: Case, arena: Arena) -> Opened:
-        """See `Rivals`."""
+        """See `Rivals`. Left out is what has failed here beside candidates time and again."""
+        lost = {n: why for (c, n), why in self._lost.items() if c == case.name}
+        out = {
+            n: f"failed twice beside candidates: {why[-1]}"
+            for n, why in lost.items()
+            if len(why) >= MOST_LOSSES
+        }
         calls = {
             f"baseline/{name}/0": baseline_call(self.task, case, name, secrets.randbits(31))
             for name in baseline_names(self.task, "gpu")
+            if name not in out
         }
-        compiled = self._compiled.get(case.name, ())
-        return _GpuOpened(self.backend.launcher(arena, calls, compiled))
+        launcher = self.backend.launcher(arena, calls, self._compiled.get(case.name, ()))
+
+        def lose(name: str, why: str) -> None:
+            self._lost.setdefault((case.name, name), []).append(why)
+
+        return _GpuOpened(launcher, out, lose)
 
 
 class _GpuOpened:
-    def __init__(self, launcher: GpuLauncher) -> None:
+    def __init__(
+        self, launcher: GpuLauncher, out: Mapping[str, str], lose: Callable[[str, str], None]
+    ) -> None:
+        self._lose = lose
         self.launcher: Launcher | None = launcher
         self._launcher = launcher
         outcome = {key.split("/")[1]: how for key, how in launcher.baselines.items()}
         self.names: Sequence[str] = [n for n, how in outcome.items() if isinstance(how, bool)]
-        self.missing: Mapping[str, str] = {n: h for n, h in outcome.items() if isinstance(h, str)}
+        failed = {n: h for n, h in outcome.items() if isinstance(h, str)}
+        self.missing: Mapping[str, str] = {**failed, **out}
 
     def __enter__(self) -> Self:
         return self
@@ -124,8 +147,11 @@ class _GpuOpened:
     def samples(self, name: str, count: int) -> list[float]:
         try:
             return self._launcher.samples([f"baseline/{name}/0"], count, limit_s=SAMPLE_LIMIT_S)
-        except LaunchFailed as e:  # a baseline worked when it was made ready: a candidate broke it
-            raise Disqualified(Rejected(Stage.MEASURE, e.status, str(e))) from e
+        except LaunchFailed as e:
+            # It worked when it was made ready. What broke it, its own fault, a candidate's stray
+            # write or the driver, cannot be told from here: so nobody is blamed.
+            self._lose(name, str(e))
+            raise BaselineFailed(f"{name}: {e}") from e
 
 
 @dataclass(frozen=True)
@@ -143,43 +169,21 @@ class CpuRivals:
     def open(self, case: Case, arena: Arena) -> Opened:
         """See `Rivals`."""
         del arena
-        ready: dict[str, list[Callable[[], object]]] = {}
+        ready: dict[str, CpuBaseline] = {}
         missing: dict[str, str] = {}
         for name in baseline_names(self.task, "cpu"):
             try:
-                ready[name] = self._sets(case, name)
+                call = baseline_call(self.task, case, name, secrets.randbits(31))
+                ready[name] = CpuBaseline(make_call(call, torch.device("cpu")))
             except Exception as e:  # noqa: BLE001 - an expert or a compiler may raise anything
                 missing[name] = f"{type(e).__name__}: {e}".partition("\n")[0]
         return _CpuOpened(ready, missing)
-
-    def _sets(self, case: Case, name: str) -> list[Callable[[], object]]:
-        """The baseline bound to several sets of inputs, warmed up."""
-        call = baseline_call(self.task, case, name, secrets.randbits(31))
-        function = make_call(call, torch.device("cpu"))
-        us = math.inf
-        for _ in range(3):
-            us = min(us, _elapsed_us([function]))
-        count = max(3, min(_MOST_CPU_SETS, 3 * math.ceil(_CPU_SPAN_US / us)))
-        return [function, *(_elsewhere(function) for _ in range(count - 1))]
-
-
-def _elsewhere(function: functools.partial[object]) -> Callable[[], object]:
-    """The same call with tensors of its own memory and the same strides."""
-    arguments = {
-        name: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype).copy_(v)
-        if isinstance(v, torch.Tensor)
-        else v
-        for name, v in function.keywords.items()
-    }
-    return functools.partial(function.func, **arguments)
 
 
 class _CpuOpened:
     launcher: Launcher | None = None
 
-    def __init__(
-        self, ready: dict[str, list[Callable[[], object]]], missing: Mapping[str, str]
-    ) -> None:
+    def __init__(self, ready: dict[str, CpuBaseline], missing: Mapping[str, str]) -> None:
         self._ready = ready
         self.missing = missing
         self.names: Sequence[str] = list(ready)
@@ -193,25 +197,5 @@ class _CpuOpened:
         gc.collect()
 
     def samples(self, name: str, count: int) -> list[float]:
-        """Slopes of K calls against 2K, each on other memory, like `CpuLauncher.samples`."""
-        sets = self._ready[name]
-        k = len(sets) // 3
-        slopes: list[float] = []
-        for i in range(count):
-            turn = i * k % len(sets)
-            order = [*sets[turn:], *sets[:turn]]
-            once, twice = order[:k], order[k : 3 * k]
-            if i % 2:
-                long_us = _elapsed_us(twice)
-                slopes.append((long_us - _elapsed_us(once)) / k)
-            else:
-                short_us = _elapsed_us(once)
-                slopes.append((_elapsed_us(twice) - short_us) / k)
-        return [max(us, LEAST_US) for us in slopes]
-
-
-def _elapsed_us(functions: Sequence[Callable[[], object]]) -> float:
-    began = time.perf_counter()
-    for function in functions:
-        function()
-    return (time.perf_counter() - began) * 1e6
+        """Times in µs of one call, as `CpuLauncher.samples` takes them."""
+        return [max(us, LEAST_US) for us in self._ready[name].samples(count)]

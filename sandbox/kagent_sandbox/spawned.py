@@ -71,19 +71,24 @@ class Child:
 
     def stop(self) -> bool:
         """Stop every thread of the subtree; True once all are stopped, False when it ended."""
-        return self._ask("stop")
+        return self._ask("stop") is True
 
     def cont(self) -> bool:
         """Let a stopped subtree go on. False when it ended."""
-        return self._ask("cont")
+        return self._ask("cont") is True
 
-    def _ask(self, verb: str) -> bool:
+    def pid(self) -> int | None:
+        """Its process, as seen from here. None when it ended."""
+        answer = self._ask("pid")
+        return answer if isinstance(answer, int) else None
+
+    def _ask(self, verb: str) -> object:
         with self._control_lock:
             try:
                 self._control.send(verb, timeout_s=5.0)
-                return self._control.recv(10.0, max_bytes=256).obj is True
+                return self._control.recv(10.0, max_bytes=256).obj
             except ChannelError:
-                return False
+                return None
 
     def wait(self, timeout_s: float | None) -> Exit | None:
         """How the child ended, or None when it still runs after `timeout_s`."""

@@ -68,12 +68,13 @@ def is_noise(samples: Sequence[float]) -> bool:
     return interval.low <= 0 or interval.high > NOISE_SPAN * interval.low
 
 
-def systematic(us: float, *, gpu: bool) -> float:
+def systematic(us: float, *, gpu: bool, factor: float = 1.0) -> float:
     """Standard deviation of log(time) that repeating cannot remove, from A/A runs of one kernel.
 
-    H100: 0.2 % at ≥ 100 µs, 1 % at 28 µs (addresses of buffers decide). A shared CPU: 1 %.
+    H100: 0.2 % at ≥ 100 µs, 1 % at 28 µs (addresses of buffers decide). A shared CPU: 1 %. `factor`
+    is how much more this machine showed when it was asked (`kagent_sandbox.noise`).
     """
-    return 0.002 + 0.2 / us if gpu else 0.01
+    return factor * (0.002 + 0.2 / us if gpu else 0.01)
 
 
 def bootstrap_log_ratios(
@@ -82,35 +83,52 @@ def bootstrap_log_ratios(
     """Bootstrap distribution of log(time of b / time of a): positive where a is faster.
 
     Resamples pairs of blocks, then samples within each block, and takes the ratio of medians.
-    `noise` is a standard deviation of the log ratio that is added to every resample.
+    What is resampled varies less than the truth does, by the square root of (pairs - 1) / pairs:
+    deviations are stretched by as much. One pair alone tells nothing of how pairs vary: then
+    `noise` has to. It is a standard deviation of the log ratio that is added to every resample.
     """
-    if len(duel.a) != len(duel.b) or not duel.a or not all((*duel.a, *duel.b)):
+    pairs = len(duel.a)
+    if pairs != len(duel.b) or not duel.a or not all((*duel.a, *duel.b)):
         raise ValueError("a duel needs as many blocks of one kernel as of the other, none empty")
-    pairs = rng.integers(0, len(duel.a), size=(resamples, len(duel.a)))
-    logs = np.log(_medians(duel.b, pairs, rng)) - np.log(_medians(duel.a, pairs, rng))
+    picks = rng.integers(0, pairs, size=(resamples, pairs))
+    logs = np.log(_medians(duel.b, picks, rng)) - np.log(_medians(duel.a, picks, rng))
+    if pairs > 1:
+        center = math.log(_median(duel.b) / _median(duel.a))
+        logs = center + (logs - center) * math.sqrt(pairs / (pairs - 1))
     return logs + rng.normal(0.0, noise, size=resamples) if noise else logs
+
+
+def _median(blocks: Sequence[Sequence[float]]) -> float:
+    return float(np.median(np.concatenate(blocks)))
 
 
 def _medians(
     blocks: Sequence[Sequence[float]], pairs: NDArray[np.int64], rng: np.random.Generator
 ) -> Floats:
-    width = min(len(b) for b in blocks)
-    table = np.asarray([b[:width] for b in blocks], dtype=np.float64)
-    picks = rng.integers(0, width, size=(*pairs.shape, width))
-    picks += pairs[:, :, None] * width
-    drawn = table.ravel().take(picks.reshape(len(pairs), -1))
+    """Medians of resampled blocks, each resampled to its own width."""
+    widths = np.asarray([len(b) for b in blocks])
+    most = int(widths.max())
+    table = np.full((len(blocks), most), np.inf)
+    for row, block in zip(table, blocks, strict=True):
+        row[: len(block)] = block
+    chosen = widths[pairs][:, :, None]
+    picks = (rng.random((*pairs.shape, most)) * chosen).astype(np.int64)
+    drawn = table.ravel().take(picks + pairs[:, :, None] * most)
+    if widths.min() < most:  # of a narrower block fewer are drawn
+        drawn[np.arange(most) >= chosen] = np.inf
+    drawn = drawn.reshape(len(pairs), -1)
     drawn.sort(axis=1)  # five times as fast as np.median: it is done while a candidate waits
-    middle = drawn.shape[1] // 2
-    upper = drawn[:, middle]
-    if drawn.shape[1] % 2:
-        return np.asarray(upper, dtype=np.float64)
-    return np.asarray((drawn[:, middle - 1] + upper) / 2, dtype=np.float64)
+    counts = chosen.sum(axis=1)
+    lower, upper = (
+        np.take_along_axis(drawn, at, 1)[:, 0] for at in ((counts - 1) // 2, counts // 2)
+    )
+    return np.asarray((lower + upper) / 2, dtype=np.float64)
 
 
 def ratio(duel: Duel, rng: np.random.Generator, *, noise: float = 0.0) -> Interval:
     """Ratio of medians, time of b / time of a, and its interval: above 1, a is faster."""
     logs = bootstrap_log_ratios(duel, rng, noise=noise)
-    value = float(np.median(np.concatenate(duel.b)) / np.median(np.concatenate(duel.a)))
+    value = _median(duel.b) / _median(duel.a)
     low, high = np.exp(np.percentile(logs, [2.5, 97.5]))
     return Interval(value, min(float(low), value), max(float(high), value))
 
@@ -132,7 +150,7 @@ def combine(
     cases: dict[str, float] = {}
     for case, duel in duels.items():
         total += bootstrap_log_ratios(duel, rng, noise=noise.get(case, 0.0))
-        cases[case] = float(np.median(np.concatenate(duel.b)) / np.median(np.concatenate(duel.a)))
+        cases[case] = _median(duel.b) / _median(duel.a)
     total /= len(duels)
     value = geometric_mean(list(cases.values()))
     low, high = (float(v) for v in np.exp(np.percentile(total, [2.5, 97.5])))

@@ -129,6 +129,7 @@ class Passed:
     screened: bool = False  # hopeless after a few samples: times are coarse
     lane_s: float = 0.0  # how long the candidate held the device, its check included
     lane: Mapping[str, float] = field(default_factory=dict)  # the same by part (`LaneClock`)
+    notes: tuple[str, ...] = ()  # what disturbed while it was timed
 
 
 Verdict: TypeAlias = Passed | Rejected

@@ -96,6 +96,37 @@ def test_standard_error_shrinks_with_cases():
     assert timing.log_stderr([interval] * 4) == pytest.approx(one / 2)
 
 
+def test_blocks_may_have_different_widths():
+    rng = np.random.default_rng(4)
+    wide = duel(rng, 95.0, 100.0, pairs=4, width=8)
+    uneven = timing.Duel(
+        (wide.a[0][:3], *wide.a[1:]),
+        (wide.b[0][:3], *wide.b[1:]),
+    )
+    interval = timing.ratio(uneven, rng)
+    assert interval.low < 100 / 95 < interval.high
+    one = timing.Duel(((1.0, 1.0), (2.0,)), ((1.0, 1.0), (2.0,)))
+    logs = timing.bootstrap_log_ratios(one, rng)
+    assert np.all(logs == 0)
+
+
+def test_few_pairs_of_blocks_that_differ_promote_no_equal_kernel():
+    """Four pairs, which vary by 5 %: resampled alone they would look surer than they are."""
+    rng = np.random.default_rng(5)
+
+    def blocks():
+        return tuple(
+            tuple(100 * np.exp(rng.normal(0, 0.05) + rng.normal(0, 0.01, 6))) for _ in range(4)
+        )
+
+    runs = 300
+    alarms = sum(
+        timing.combine({"c": timing.Duel(blocks(), blocks())}, rng, {}).p_faster > 0.95
+        for _ in range(runs)
+    )
+    assert alarms <= 0.07 * runs
+
+
 def test_uneven_duels_are_refused():
     rng = np.random.default_rng(0)
     with pytest.raises(ValueError, match="as many blocks"):

@@ -1,4 +1,4 @@
-"""Baselines on a CPU, timed as candidates are: slopes over input sets that caches do not hold."""
+"""Baselines on a CPU, timed as candidates are: over input sets that caches do not hold together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from kagent_sandbox.launch import urgency
 from kagent_sandbox.launch.plan_ops import void
 
 _WARM_UP = 2  # calls before anything is timed: compiling
-_SPAN_US = 300.0  # what is timed outlasts the noise of a wake-up
-_MOST_SETS = 48
+SPAN_US = 900.0
+"""Of one sample, of candidates' and baselines': what waking up varies by is then 2 % of it."""
+MOST_SETS = 48
 _SETS_BYTES = 1 << 30  # of all input sets together
+_TRIES = 3  # of how long one call takes: the shortest counts
 
 
 class CpuBaseline:
@@ -24,32 +27,24 @@ class CpuBaseline:
         """Compile, warm up and copy inputs; whatever the function raises is passed on."""
         for _ in range(_WARM_UP):
             void(function())
-        first_us = min(_elapsed_us([function]) for _ in range(3))
+        first_us = min(_elapsed_us([function]) for _ in range(_TRIES))
         nbytes = sum(t.nbytes for t in function.keywords.values() if isinstance(t, torch.Tensor))
-        wanted = max(3, min(_MOST_SETS, 3 * math.ceil(_SPAN_US / max(first_us, 1.0))))
+        wanted = max(3, min(MOST_SETS, math.ceil(SPAN_US / max(first_us, 1.0))))
         count = max(3, min(wanted, _SETS_BYTES // max(1, nbytes)))
         copies = [functools.partial(function.func, **_copies(function)) for _ in range(count - 1)]
         self._sets: list[Callable[[], object]] = [function, *copies]
+        self._urgency = urgency.of_workers(lambda: _elapsed_us(self._sets))
         self._taken = 0
 
     def samples(self, count: int) -> list[float]:
-        """`count` times in µs of one execution: slope of K calls against 2K, K a third of the sets.
+        """`count` times in µs of one execution: each sample calls it once on every set."""
+        with self._urgency:
+            return [self._sample_us() for _ in range(count)]
 
-        A slope of nothing but noise may be negative.
-        """
-        return [self._slope_us() for _ in range(count)]
-
-    def _slope_us(self) -> float:
-        k = len(self._sets) // 3
-        turn = self._taken * k % len(self._sets)
-        order = self._sets[turn:] + self._sets[:turn]
-        once, twice = order[:k], order[k : 3 * k]
+    def _sample_us(self) -> float:
+        turn = self._taken % len(self._sets)  # none is always the first
         self._taken += 1
-        if self._taken % 2:  # neither always runs first
-            long_us = _elapsed_us(twice)
-            return (long_us - _elapsed_us(once)) / k
-        short_us = _elapsed_us(once)
-        return (_elapsed_us(twice) - short_us) / k
+        return _elapsed_us([*self._sets[turn:], *self._sets[:turn]]) / len(self._sets)
 
 
 def _elapsed_us(functions: Sequence[Callable[[], object]]) -> float:

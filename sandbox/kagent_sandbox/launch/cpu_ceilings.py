@@ -31,9 +31,9 @@ from kagent_sandbox.plan import (
 )
 
 Open: TypeAlias = Callable[[int], tuple[CpuArena, CpuLauncher]]
-_VERSION = 2  # of the way of measuring: part of the cache's key
+_VERSION = 3  # of the way of measuring: part of the cache's key
 _PLACEMENTS = 6
-_RUNS = 12  # of one sample, 4 against 8
+_RUNS = 12  # of one sample
 _SAMPLES = 3
 _ROUNDS = 4  # the best counts: a ceiling that was measured on a busy host would be too low
 _PRODUCT = 768  # rows and columns

@@ -6,12 +6,13 @@ import re
 import subprocess
 from pathlib import Path
 
+import cuda.bindings.driver as driver
 import torch
 import triton
 
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.launch.base import DeviceFacts
-from kagent_sandbox.launch.gpu_driver import GpuError, device_attribute
+from kagent_sandbox.launch.gpu_driver import GpuError, call, device_attribute
 
 
 def gpu_facts(index: int) -> DeviceFacts:
@@ -52,6 +53,16 @@ def theoretical_gb_per_s(index: int) -> float:
     except GpuError:
         return 0.0
     return 2 * clock_khz * 1e3 * bus_bits / 8 / 1e9
+
+
+def bus_id(index: int) -> str | None:
+    """Where the device is on the bus, for example "00000000:1B:00.0"; None where nothing tells."""
+    try:
+        device = call(driver.cuDeviceGet, index, doing="opening the device")
+        text = call(driver.cuDeviceGetPCIBusId, 32, device, doing="asking where the device is")
+    except GpuError:
+        return None
+    return bytes(text).split(b"\0")[0].decode("ascii")
 
 
 def driver_version() -> str:

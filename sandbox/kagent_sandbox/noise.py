@@ -1,0 +1,144 @@
+"""A/A: how far apart this machine measures one kernel and itself, before it is asked about others.
+
+The kernel is a plain copy, the judge's own. Two contenders take turns with it as a candidate and
+the incumbent do: in ABBA blocks, from place to place, on a CPU in a process each. What they differ
+by beyond what their samples explain is the machine's doing, and no number of samples removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from kagent_sandbox import timing
+from kagent_sandbox.layout import lay_out_many
+from kagent_sandbox.plan import Alloc, Buffer, Copy, Plan, TensorRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kagent_sandbox.launch.base import Arena, Backend, Launcher
+
+_BYTES: Mapping[str, int] = {"gpu": 64 << 20, "cpu": 8 << 20}
+"""Of the tensor that is copied: 45 µs on an H100, some hundreds on a CPU."""
+_PLACES: Mapping[str, int] = {"gpu": 2, "cpu": 3}
+_PAIRS = 8
+_SAMPLES: Mapping[str, int] = {"gpu": 8, "cpu": 4}  # per block
+_LIMIT_S = 30.0
+_MAD = 1.4826  # standard deviation of normal numbers over their median absolute deviation
+_DOUBT = 1.96  # an offset within so many standard deviations is what chance gives
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What an A/A comparison found. `factor` widens all intervals of this machine's comparisons."""
+
+    kernel_us: float = 0.0  # of the copy; 0: nothing was measured
+    ratio: float = 1.0  # of medians over all blocks: 1 but for noise
+    pair_sd: float = 0.0  # standard deviation of log(ratio) from one pair of blocks to the next
+    factor: float = 1.0  # on `timing.systematic`; 1 where the machine is no worse than known ones
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        widened = f"; intervals widened {self.factor:.1f}×" if self.factor > 1 else ""
+        return (
+            f"a {self.kernel_us:.0f} µs kernel against itself: {self.ratio:.4f}×, single pairs of "
+            f"blocks differ by {self.pair_sd:.1%}{widened}"
+        )
+
+
+def measure_noise(backend: Backend) -> Noise:
+    """Time a copy against itself on a device that is otherwise idle: under a second.
+
+    Raises:
+        MachineError: The device or the host fails.
+    """
+    began = time.perf_counter()
+    kind = backend.facts.kind
+    plan = _copy(backend.facts.target, _BYTES[kind])
+    layouts = lay_out_many(plan, _PLACES[kind], None)
+    arena = backend.arena(layouts[-1].stop)
+    blocks: dict[str, list[tuple[float, ...]]] = {"a": [], "b": []}
+    try:
+        arena.bytes(0, arena.nbytes).fill_(0x3F)
+        if backend.device.type == "cuda":
+            torch.cuda.synchronize(backend.device)
+        with _launchers(backend, arena) as launchers:
+            keys = {side: [f"{side}{i}" for i in range(len(layouts))] for side in "ab"}
+            for side in "ab":
+                with _turn(launchers, side) as launcher:
+                    for key, layout in zip(keys[side], layouts, strict=True):
+                        launcher.prepare(key, plan, layout.placement)
+                    launcher.hush()
+                    launcher.samples(keys[side], len(layouts), limit_s=_LIMIT_S)  # warm up
+            for i, side in enumerate(timing.abba(_PAIRS).lower()):
+                place = i // 2 % len(layouts)
+                used = keys[side][place : place + 1] if kind == "gpu" else keys[side]
+                with _turn(launchers, side) as launcher:
+                    taken = launcher.samples(used, _SAMPLES[kind], limit_s=_LIMIT_S)
+                blocks[side].append(tuple(taken))
+    finally:
+        arena.close()
+    return judge_noise(blocks["a"], blocks["b"], gpu=kind == "gpu", since=began)
+
+
+def judge_noise(
+    a: Sequence[Sequence[float]],
+    b: Sequence[Sequence[float]],
+    *,
+    gpu: bool,
+    since: float | None = None,
+) -> Noise:
+    """What blocks of two equal kernels say about the machine. `since` is when it was asked."""
+    least = 1e-3
+    logs = [
+        math.log(max(least, statistics.median(y)) / max(least, statistics.median(x)))
+        for x, y in zip(a, b, strict=True)
+    ]
+    us = max(least, statistics.median(u for block in (*a, *b) for u in block))
+    offset = statistics.median(logs)
+    spread = _MAD * statistics.median(abs(x - offset) for x in logs)
+    chance = 1.25 * spread / math.sqrt(len(logs))  # standard error of the median of pairs
+    known = timing.systematic(us, gpu=gpu)
+    beyond = abs(offset) > _DOUBT * math.hypot(known, chance)
+    factor = max(1.0, math.sqrt(max(0.0, offset**2 - chance**2)) / known) if beyond else 1.0
+    seconds = 0.0 if since is None else time.perf_counter() - since
+    return Noise(us, math.exp(offset), spread, factor, seconds)
+
+
+def _copy(target: str, nbytes: int) -> Plan:
+    x, y = (TensorRef(i, 0, (nbytes // 4,), (1,), "float32") for i in range(2))
+    buffers = (Buffer(0, "input", nbytes, "x"), Buffer(1, "scratch", nbytes))
+    return Plan(target, buffers, (Alloc(1), Copy(x, y)), (y,), ())
+
+
+@contextlib.contextmanager
+def _launchers(backend: Backend, arena: Arena) -> Iterator[Mapping[str, Launcher]]:
+    """Who runs side a and who side b: on a GPU the same process, on a CPU one each."""
+    with contextlib.ExitStack() as stack:
+        found: dict[str, Launcher] = {}
+        for side in "ab" if backend.device.type == "cpu" else "a":
+            found[side] = backend.launcher(arena)
+            stack.callback(found[side].close)
+            found[side].load({})
+        yield {"b": found["a"], **found}
+
+
+@contextlib.contextmanager
+def _turn(launchers: Mapping[str, Launcher], side: str) -> Iterator[Launcher]:
+    """The launcher of a side, while any other is stopped."""
+    mine = launchers[side]
+    with contextlib.ExitStack() as stack:
+        for launcher in launchers.values():
+            if launcher is not mine:
+                stack.enter_context(launcher.quiesced())
+        yield mine

@@ -1,0 +1,189 @@
+"""A candidate and the incumbent take turns: how long, and what their times then say.
+
+Looks into the data after each phase cost false promotions only where they can promote. So a
+candidate may be let go at any look, which can only lose it, but be called faster only at the last
+one: after all phases, if it is clear by then or hopeless, else after as many pairs again (CPU).
+docs/measuring.md has the arithmetic.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kagent_sandbox import timing
+from kagent_sandbox.blocks import PACES, Phase
+from kagent_sandbox.errors import MachineError
+from kagent_sandbox.kept import refuse_if_noise_is_its_own
+from kagent_sandbox.noise import Noise
+from kagent_sandbox.session import Disqualified
+from kagent_sandbox.verdict import Comparison, Rejected, Stage, Status
+
+if TYPE_CHECKING:
+    import random
+
+    from kagent_sandbox.blocks import Table
+    from kagent_sandbox.session import Session
+    from kagent_sandbox.task import Kind
+
+SURE_SAMPLES = 10  # a side
+LOSING_RATIO = 0.985
+"""A candidate whose interval ends below this is not timed further, ..."""
+FAR_RATIO = 0.9
+"""... and below this while a side has fewer samples than `SURE_SAMPLES`."""
+CLEAR = 0.99
+"""P(faster) from which on a candidate needs no further pairs, ..."""
+HOPELESS = 0.6
+"""... and below which they are not worth their time."""
+NOISE_TRIES = 3
+PAUSE_S = 0.02
+DRIFT: Mapping[Kind, float] = {"gpu": 1.1, "cpu": 2.0}
+"""Slowest over fastest block of the incumbent, a known kernel: from here on something disturbed."""
+
+
+def _is_noise(blocks: Sequence[Sequence[float]]) -> bool:
+    return timing.is_noise([us for block in blocks for us in block])
+
+
+@dataclass
+class Turns:
+    """The blocks of one candidate beside the incumbent, on every case."""
+
+    tables: Mapping[str, Table]
+    kind: Kind
+    rng: random.Random
+    noise: Noise
+    notes: list[str] = field(default_factory=list)  # what disturbed, as far as times show it
+    _secret: dict[str, int] = field(default_factory=dict)
+
+    def take(self, session: Session, suspect: Callable[[Table], None]) -> bool:
+        """Blocks in ABBA order on every case; whether all were timed.
+
+        A candidate that clearly loses is let go early. Of every case one block's results are
+        checked; which one is secret. `suspect` looks into a case's times, right after its blocks.
+
+        Raises:
+            Disqualified: The candidate failed, was wrong, or its times cannot be true.
+            MachineError: Nothing can be timed here.
+        """
+        pace = PACES[self.kind]
+        self._secret = {name: self.rng.randrange(pace.pairs) for name in self.tables}
+        session.hush()
+        for phase in pace.phases:
+            last = phase is pace.phases[-1]
+            for table in self.tables.values():
+                self._phase(table, phase)
+                if last:
+                    self._repeat_disturbed(table)
+                    suspect(table)
+            if not last and not self._alone and self._loses():
+                self._verify_rest()
+                return False
+        if pace.undecided is not None and not self._alone and self._undecided():
+            for table in self.tables.values():
+                self._phase(table, pace.undecided)
+        self._verify_rest()
+        self.notes += [n for t in self.tables.values() for n in self._drift_notes(t)]
+        return True
+
+    def compare(self, against: str) -> Comparison:
+        """The candidate's times beside the incumbent's, over all cases."""
+        duels = {
+            name: timing.Duel(tuple(t.blocks["a"]), tuple(t.blocks["b"]))
+            for name, t in self.tables.items()
+        }
+        noise = {name: self._noise(duel) for name, duel in duels.items()}
+        combined = timing.combine(duels, np.random.default_rng(len(duels)), noise)
+        interval = combined.ratio
+        return Comparison(
+            against, interval.value, interval.low, interval.high, combined.p_faster, combined.cases
+        )
+
+    def _noise(self, duel: timing.Duel) -> float:
+        """What no number of samples removes; of a single pair also what pairs differ by."""
+        us = statistics.median(duel.a[0])
+        known = timing.systematic(us, gpu=self.kind == "gpu", factor=self.noise.factor)
+        return known if len(duel.a) > 1 else float(np.hypot(known, self.noise.pair_sd))
+
+    @property
+    def _alone(self) -> bool:
+        return all(len(t.contenders) == 1 for t in self.tables.values())
+
+    def _phase(self, table: Table, phase: Phase) -> None:
+        """Some more pairs of blocks of one case."""
+        done = len(table.blocks["a"])
+        order = timing.abba(PACES[self.kind].pairs).lower()
+        for side in order[2 * done : 2 * (done + phase.pairs)]:
+            if side in table.contenders:
+                checked = side == "a" and len(table.blocks["a"]) == self._secret[table.case.name]
+                table.sample(side, phase.samples, verify=checked)
+
+    def _verify_rest(self) -> None:
+        """Check the cases whose secret block was not reached."""
+        for name, table in self.tables.items():
+            if self._secret[name] >= len(table.blocks["a"]):
+                table.verify("a")
+
+    def _loses(self) -> bool:
+        """Whether a candidate is slower than the incumbent beyond the doubt that is left."""
+        samples = min(sum(map(len, t.blocks["a"])) for t in self.tables.values())
+        limit = FAR_RATIO if samples < SURE_SAMPLES else LOSING_RATIO
+        return self.compare("").high < limit
+
+    def _undecided(self) -> bool:
+        """Whether more pairs may show that the candidate is faster."""
+        return HOPELESS < self.compare("").p_faster < CLEAR
+
+    def _repeat_disturbed(self, table: Table) -> None:
+        """Take all turns of a case once more if the incumbent's times drift, and again while
+        samples are no measurement.
+
+        Raises:
+            Disqualified: The candidate's stay so, and the incumbent's beside them do not.
+            MachineError: Everybody's stay so.
+        """
+        tries = 0
+        while tries < NOISE_TRIES and (
+            any(map(_is_noise, table.blocks.values())) or (tries == 0 and self._drifts(table))
+        ):
+            tries += 1
+            time.sleep(PAUSE_S)  # what disturbed may be over
+            for blocks in table.blocks.values():
+                blocks.clear()
+            phases = PACES[self.kind].phases
+            self._secret[table.case.name] = self.rng.randrange(PACES[self.kind].pairs)
+            for phase in phases:
+                self._phase(table, phase)
+        if tries:
+            self.notes.append(f"{table.case.name}: taken {tries + 1} times, something disturbed")
+        noisy = [side for side, blocks in table.blocks.items() if _is_noise(blocks)]
+        if not noisy:
+            return
+        us = sorted(x for b in table.blocks[noisy[0]] for x in b)
+        spread = f"samples of one kernel lie between {us[0]:.1f} and {us[-1]:.1f} µs"
+        if noisy == ["a"] and len(table.blocks) > 1:
+            text = f"{spread}, while the incumbent's beside them agree"
+            raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, table.case.name))
+        refuse_if_noise_is_its_own(table, "a", self.kind)
+        raise MachineError(
+            f"{table.case.name} cannot be timed: {spread}. Something else keeps this machine busy: "
+            "end it, then go on with the run"
+        )
+
+    def _drifts(self, table: Table) -> bool:
+        blocks = [statistics.median(b) for b in table.blocks.get("b", ())]
+        return len(blocks) > 1 and max(blocks) > DRIFT[self.kind] * min(blocks)
+
+    def _drift_notes(self, table: Table) -> list[str]:
+        if not self._drifts(table):
+            return []
+        blocks = [statistics.median(b) for b in table.blocks["b"]]
+        return [
+            f"{table.case.name}: blocks of the incumbent, a known kernel, took {min(blocks):.1f} "
+            f"to {max(blocks):.1f} µs"
+        ]

@@ -1,0 +1,153 @@
+"""Neighbours and clocks: planted readings, and a neighbour that is really busy."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from kagent_sandbox.conditions import (
+    GpuReading,
+    HostReading,
+    Readings,
+    gpu_notes,
+    host_notes,
+    read_host,
+    watch_host,
+)
+from kagent_sandbox.launch.nvml import read_gpu, watch_gpu
+
+SPIN = "print(flush=True)\nwhile True: pass"
+
+
+def host(at_s, busy_s=0.0, stolen_s=0.0, own_s=0.0, waited_s=0.0, mhz=()):
+    return HostReading(at_s, busy_s, stolen_s, own_s, waited_s, mhz)
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (host(1.0, busy_s=0.9, own_s=0.9), []),
+        (host(1.0, busy_s=1.9, own_s=0.9), ["other programs used 1.0 cores"]),
+        (host(1.0, stolen_s=0.5), ["the hypervisor took 0.5 cores away"]),
+        (host(1.0, waited_s=0.25), ["had no core for 25% of the time"]),
+        (host(1.0, mhz=(2400.0, 1000.0)), ["clock went from 3000 to 2400 MHz"]),
+        (host(1.0, mhz=(1000.0, 2990.0)), []),
+        (host(0.01, busy_s=1.0), []),
+    ],
+)
+def test_readings_of_the_host_say_what_disturbed(after, said):
+    notes = host_notes(host(0.0, mhz=(3000.0, 1000.0)), after)
+    assert len(notes) == len(said)
+    assert all(text in note for text, note in zip(said, notes, strict=True))
+
+
+def test_the_host_is_read_from_what_the_kernel_tells(tmp_path):
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    process = tmp_path / "proc" / "77"
+    (process / "task" / "77").mkdir(parents=True)
+    (tmp_path / "proc" / "stat").write_text("cpu 100 20 30 900 50 1 2 40 0 0\ncpu0 1 2 3\n")
+    (process / "stat").write_text("77 (a) b) S 1 1 1 0 -1 0 0 0 0 0 30 12 0 0 20 0 1 0 0\n")
+    (process / "task" / "77" / "schedstat").write_text("5 2500000000 3\n")
+    cpu = tmp_path / "sys/devices/system/cpu/cpu0/cpufreq"
+    cpu.mkdir(parents=True)
+    (cpu / "scaling_cur_freq").write_text("2450000\n")
+    found = read_host(tmp_path, 77)
+    assert found.busy_s == pytest.approx(153 * tick)
+    assert found.stolen_s == pytest.approx(40 * tick)
+    assert found.own_s == pytest.approx(42 * tick)
+    assert found.waited_s == pytest.approx(2.5)
+    assert found.core_mhz == (2450.0,)
+    nothing = read_host(tmp_path / "absent", 77)
+    assert (nothing.busy_s, nothing.waited_s, nothing.core_mhz) == (0.0, 0.0, ())
+
+
+def test_a_busy_neighbour_is_noticed():
+    watch = watch_host()
+    count = len(os.sched_getaffinity(0))
+    # Not under this process: its own and its children's work is nobody's disturbance.
+    starter = f"import os, sys\nif os.fork(): os._exit(0)\nos.setsid()\n{SPIN}"
+    pipes = [
+        subprocess.Popen([sys.executable, "-c", starter.replace("print(", "print(os.getpid(), ")],
+                         stdout=subprocess.PIPE, text=True)
+        for _ in range(count)
+    ]  # fmt: skip
+    neighbours = [int(p.stdout.readline()) for p in pipes]
+    try:
+        watch.begin()
+        time.sleep(1.0)
+        notes = watch.notes()
+    finally:
+        for pid in neighbours:
+            os.kill(pid, 9)
+        for pipe in pipes:
+            pipe.wait()
+            pipe.stdout.close()
+    assert any("other programs used" in note for note in notes), notes
+
+
+def test_own_work_is_no_neighbour():
+    before = read_host()
+    child = subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    time.sleep(0.5)
+    after = read_host()
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    assert after.own_s - before.own_s > 0.05
+
+
+class Planted:
+    """A GPU that tells what it is told to."""
+
+    def __init__(self, mhz=1980, reasons=0, users=None):
+        self.told = {"mhz": mhz, "reasons": reasons, "users": users}
+
+    def sm_mhz(self):
+        return self.told["mhz"]
+
+    def reasons(self):
+        return self.told["reasons"]
+
+    def users(self):
+        return self.told["users"]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({}, {}, []),
+        ({}, {"mhz": 1950}, []),
+        ({}, {"mhz": 1500}, ["clock went from 1980 to 1500 MHz"]),
+        ({}, {"reasons": 0x40 | 0x08}, ["slowed down: hardware slowdown, too hot (hardware)"]),
+        ({}, {"reasons": 0x04 | 0x01}, []),
+        ({}, {"users": {1: 90, 2: 40}}, ["1 other process used the GPU (40% of its time)"]),
+        ({}, {"users": {1: 90, 2: 1}}, []),
+        ({}, {"users": {71: 90, 72: 40}}, []),
+        ({"mhz": None, "reasons": None}, {"mhz": None, "reasons": None, "users": None}, []),
+    ],
+)
+def test_readings_of_a_gpu_say_what_disturbed(then, now, said):
+    nvml = Planted(**then)
+    watch = Readings(lambda: read_gpu(nvml, {1}), gpu_notes)
+    watch.begin()
+    nvml.told.update(now)
+    notes = watch.notes()
+    assert len(notes) == len(said)
+    assert all(text in note for text, note in zip(said, notes, strict=True))
+
+
+def test_without_the_library_nothing_is_said(monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    watch = watch_gpu("00000000:1B:00.0")
+    watch.begin()
+    assert list(watch.notes()) == []
+
+
+def test_a_reading_names_throttling_and_clock():
+    reading = read_gpu(Planted(1200, 0x20), {1})
+    assert reading == GpuReading(1200.0, ("too hot (driver)",), {})

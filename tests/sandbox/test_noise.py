@@ -1,0 +1,55 @@
+"""A/A: planted blocks, and a real one of this machine."""
+
+import numpy as np
+import pytest
+from kagent_sandbox import timing
+from kagent_sandbox.launch.cpu_backend import CpuBackend
+from kagent_sandbox.noise import judge_noise, measure_noise
+
+
+def blocks(rng, us, spread, pairs=8, samples=8):
+    return [tuple(us * np.exp(rng.normal(0, spread, samples))) for _ in range(pairs)]
+
+
+def test_a_calm_machine_widens_nothing():
+    rng = np.random.default_rng(0)
+    found = judge_noise(blocks(rng, 45.0, 0.002), blocks(rng, 45.0, 0.002), gpu=True)
+    assert found.factor == 1.0
+    assert found.kernel_us == pytest.approx(45.0, rel=0.01)
+    assert found.ratio == pytest.approx(1.0, abs=0.005)
+    assert "itself" in found.text
+    assert "widened" not in found.text
+
+
+def test_an_offset_that_chance_does_not_explain_widens_intervals():
+    rng = np.random.default_rng(1)
+    found = judge_noise(blocks(rng, 45.0, 0.002), blocks(rng, 47.0, 0.002), gpu=True)
+    assert found.factor == pytest.approx(np.log(47 / 45) / timing.systematic(45, gpu=True), rel=0.1)
+    assert "widened" in found.text
+    wide = timing.systematic(300.0, gpu=True, factor=found.factor)
+    assert wide == pytest.approx(found.factor * timing.systematic(300.0, gpu=True))
+
+
+def test_pairs_that_differ_widely_hide_an_offset():
+    rng = np.random.default_rng(2)
+    found = judge_noise(blocks(rng, 500.0, 0.5), blocks(rng, 510.0, 0.5), gpu=False)
+    assert found.factor == 1.0
+    assert found.pair_sd > 0.05
+
+
+def test_one_disturbed_block_is_no_noise():
+    rng = np.random.default_rng(3)
+    a, b = blocks(rng, 500.0, 0.005), blocks(rng, 500.0, 0.005)
+    b[3] = tuple(9 * us for us in b[3])
+    found = judge_noise(a, b, gpu=False)
+    assert found.factor == 1.0
+    assert found.pair_sd < 0.02
+
+
+def test_this_machine_is_asked():
+    with CpuBackend() as backend:
+        found = measure_noise(backend)
+    assert found.kernel_us > 0
+    assert found.pair_sd >= 0
+    assert found.factor >= 1
+    assert found.seconds > 0
