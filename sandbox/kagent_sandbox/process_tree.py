@@ -38,6 +38,21 @@ def kill_tree(pid: int) -> None:
         send(victim, signal.SIGKILL)
 
 
+def kill_all(root: int, besides: Collection[int] = ()) -> None:
+    """Kill everything under `root`, `besides` a few.
+
+    Frozen first, until nothing new appears: whoever is killed makes room under the limit of
+    processes, in which a fork bomb would grow again.
+    """
+    frozen: set[int] = set()
+    while new := set(descendants(root)).difference(frozen, besides):
+        for pid in new:
+            send(pid, signal.SIGSTOP)
+        frozen |= new
+    for pid in frozen:
+        send(pid, signal.SIGKILL)
+
+
 def stop_tree(first: int, root: int, besides: Collection[int] = ()) -> bool:
     """Stop every thread of every process under `root`, `besides` a few, and wait until all are.
 

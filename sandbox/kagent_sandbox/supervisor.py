@@ -175,7 +175,7 @@ class _Keeper:
         """Check what the kernel does not limit per subtree."""
         limits = self.spawn.confinement
         pids = process_tree.descendants(os.getpid())
-        used = memory_bytes(pids, limits.memory_bytes, self.given_bytes)
+        used = memory_bytes(pids, self.given_bytes)
         self.peak_bytes = max(self.peak_bytes, used)
         disk, files = self.disk_use(pids)
         if process_tree.tasks(pids) > limits.processes + 1:  # process 1 of a namespace is ours
@@ -246,10 +246,7 @@ class _Keeper:
         os._exit(0)
 
     def bury(self) -> None:
-        """Kill and reap every descendant.
-
-        Freezing first keeps a fork bomb from outrunning the loop.
-        """
+        """Kill and reap every descendant."""
         if self.reason is not None:
             if self.pid:
                 process_tree.send(self.pid, signal.SIGKILL)
@@ -264,11 +261,9 @@ class _Keeper:
                 self.usage = (usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
                 self.kill_namespace()
             elif pid == 0:
-                left = process_tree.descendants(os.getpid())
-                for number in (signal.SIGSTOP, signal.SIGKILL):
-                    for other in left:
-                        if other != self.pid or self.status is not None or self.reason is not None:
-                            process_tree.send(other, number)
+                # The child itself may be about to exit by itself: its status is wanted.
+                ending = self.status is not None or self.reason is not None
+                process_tree.kill_all(os.getpid(), set() if ending else {self.pid})
                 time.sleep(0.0005)
 
     def give_up(self) -> None:

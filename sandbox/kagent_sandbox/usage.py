@@ -27,33 +27,24 @@ _DELETED = re.compile(
 # -- memory --------------------------------------------------------------------------------------
 
 
-def memory_bytes(pids: Sequence[int], limit_bytes: int, given_bytes: int = 0) -> int:
-    """Memory that only these processes hold: private, and shared among them.
+def memory_bytes(pids: Sequence[int], given_bytes: int = 0) -> int:
+    """Memory that these processes hold, private or shared; `given_bytes` of shared memory are not
+    theirs.
 
-    A sum over processes counts pages several times that forks still share, so it is only a bound;
-    where the bound exceeds `limit_bytes` each page is divided by its users, which takes
-    milliseconds.
-
-    Args:
-        pids: All processes of the subtree.
-        limit_bytes: What they may use.
-        given_bytes: Shared memory that they were given, which is not theirs.
+    A bound: pages that forks have in common count for each of them. To divide them by their users
+    takes the kernel longest where it matters, for hundreds of forks of a large process.
     """
-    private = sum(_fields(f"/proc/{pid}/status", ("RssAnon",)) for pid in pids)
-    shared = sum(_fields(f"/proc/{pid}/status", ("RssShmem",)) for pid in pids)
-    most = private + max(0, shared - given_bytes)
-    if most <= limit_bytes:
-        return most
-    private = sum(_fields(f"/proc/{pid}/smaps_rollup", ("Pss_Anon", "SwapPss")) for pid in pids)
-    shared = sum(_fields(f"/proc/{pid}/smaps_rollup", ("Pss_Shmem",)) for pid in pids)
+    private = sum(_bytes(pid, "RssAnon") for pid in pids)
+    shared = sum(_bytes(pid, "RssShmem") for pid in pids)
     return private + max(0, shared - given_bytes)
 
 
-def _fields(path: str, names: Sequence[str]) -> int:
-    """Sum of some lines of a file of /proc, in bytes; 0 where the process is gone."""
-    with contextlib.suppress(OSError), open(path, encoding="latin-1") as file:
-        lines = (line.partition(":") for line in file)
-        return sum(int(value.split()[0]) for name, _, value in lines if name in names) * _KIB
+def _bytes(pid: int, name: str) -> int:
+    """A size in a process's status; 0 where it is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="latin-1") as file:
+        for line in file:
+            if line.startswith(name):
+                return int(line.split()[1]) * _KIB
     return 0
 
 
