@@ -22,10 +22,11 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     """q, k and v from a normal distribution of deviation `scale`.
 
     "shifted" adds a constant to every key, which moves all scores of a row by the same large amount
-    and leaves the result alone: it finds a softmax that does not subtract the row's maximum.
+    and leaves the result alone: it finds a softmax that does not subtract the row's maximum. "sunk"
+    lowers the queries too: scores are about -200 (D = 64), too little to exponentiate unshifted.
     """
-    if case.inputs not in {"normal", "shifted"}:
-        raise ValueError(f"inputs = {case.inputs!r}: use normal or shifted")
+    if case.inputs not in {"normal", "shifted", "sunk"}:
+        raise ValueError(f"inputs = {case.inputs!r}: use normal, shifted or sunk")
     d = case.dims
     b, h, hkv, s, size = (int(d[n]) for n in ("B", "H", "Hkv", "S", "D"))
     dtype: torch.dtype = getattr(torch, case.dtype)
@@ -35,8 +36,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         return (x * case.scale + shift).to(dtype)
 
     return {
-        "q": draw(h),
-        "k": draw(hkv, shift=8.0 if case.inputs == "shifted" else 0.0),
+        "q": draw(h, shift=-3.0 if case.inputs == "sunk" else 0.0),
+        "k": draw(hkv, shift=0.0 if case.inputs == "normal" else 8.0),
         "v": draw(hkv),
     }
 

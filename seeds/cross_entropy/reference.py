@@ -22,7 +22,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     Distributions: `normal` (uniform targets); `padded` (the last third of the rows is ignored, as
     padding is); `scattered` (about half of the rows, anywhere, is ignored); `ignored` (all rows: no
     loss, no gradient); `trained` (the target's logit is raised, as in a model that has learnt);
-    `constant` (each row one value).
+    `constant` (each row one value); `spiked` (two logits of each row are raised by 100 and one by
+    200: too much to exponentiate unshifted, or relative to a maximum that misses the one, which is
+    often the first or the last).
     """
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
     if case.inputs == "constant":
@@ -41,6 +43,12 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         target[ignored] = IGNORE_INDEX
     elif case.inputs == "ignored":
         target.fill_(IGNORE_INDEX)
+    elif case.inputs == "spiked":
+        at = torch.randint(columns, (rows, 3), generator=generator, device=device)
+        at[::4, 0] = 0
+        at[1::4, 0] = columns - 1
+        raised = torch.tensor([200.0, 100.0, 100.0], device=device).expand(rows, 3)
+        logits.scatter_add_(1, at, raised)
     elif case.inputs not in ("normal", "constant"):
         raise ValueError(f"cross_entropy knows no distribution {case.inputs!r}")
     logits = logits.mul_(case.scale).to(getattr(torch, case.dtype))

@@ -22,9 +22,13 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
 
     "normal": targets anywhere. "ignored": half of them are `ignore_index`; "all_ignored": all of
     them. "tail": targets in the last three columns, which a lost tail of the vocabulary would miss.
+    "shifted": all logits of a token lie about 100 above zero or below it, too far to exponentiate.
+    "spiked": one logit of each token, often the first or the last, lies 200 above all others.
     """
-    if case.inputs not in {"normal", "ignored", "all_ignored", "tail"}:
-        raise ValueError(f"inputs = {case.inputs!r}: use normal, ignored, all_ignored or tail")
+    if case.inputs not in {"normal", "ignored", "all_ignored", "tail", "shifted", "spiked"}:
+        raise ValueError(
+            f"inputs = {case.inputs!r}: use normal, ignored, all_ignored, tail, shifted or spiked"
+        )
     d = case.dims
     tokens, hidden, vocab, ignore_index = (int(d[n]) for n in ("T", "D", "V", "ignore_index"))
     dtype: torch.dtype = getattr(torch, case.dtype)
@@ -37,6 +41,19 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         target = target.masked_fill(drop, ignore_index)
     elif case.inputs == "all_ignored":
         target = torch.full_like(target, ignore_index)
+    elif case.inputs == "shifted":
+        sign = torch.randint(2, (tokens,), generator=generator, device=device) * 2 - 1
+        x[:, 0] = 10.0 * sign
+        weight[:, 0] = 10.0 / WEIGHT_DEVIATION
+    elif case.inputs == "spiked":
+        # Dimension i belongs to one column of the vocabulary, and is large in that column's weight.
+        dims = min(16, hidden)
+        columns = torch.randint(vocab, (dims,), generator=generator, device=device)
+        columns[0], columns[1] = 0, vocab - 1
+        dim = torch.randint(dims, (tokens, 1), generator=generator, device=device)
+        dim[::4], dim[1::4] = 0, 1
+        weight[columns, torch.arange(dims, device=device)] = 10.0 / WEIGHT_DEVIATION
+        x.scatter_(1, dim, 20.0)
     return {"x": x.to(dtype), "weight": (weight * WEIGHT_DEVIATION).to(dtype), "target": target}
 
 

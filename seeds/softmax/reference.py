@@ -18,7 +18,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     """Draw x: [M, N] in the case's dtype, times the case's scale.
 
     Distributions: `normal`; `constant` (each row one value); `ramp` (rising along the row, so that
-    the maximum comes last); `masked` (a third of the entries, but never a whole row, is -inf).
+    the maximum comes last); `masked` (a third of the entries, but never a whole row, is -inf);
+    `spiked` (two entries of each row are raised by 100 and one by 200: too much to exponentiate
+    unshifted, or relative to a maximum that misses the one, which is often the first or the last).
     """
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
     shape = (rows, columns)
@@ -31,10 +33,15 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         x = normal(rows, 1).expand(shape)
     elif case.inputs == "ramp":
         x = torch.linspace(-4, 4, columns, device=device) + 0.1 * normal(*shape)
-    elif case.inputs in ("normal", "masked"):
+    elif case.inputs in ("normal", "masked", "spiked"):
         x = normal(*shape)
     else:
         raise ValueError(f"softmax knows no distribution {case.inputs!r}")
+    if case.inputs == "spiked":
+        at = torch.randint(columns, (rows, 3), generator=generator, device=device)
+        at[::4, 0] = 0
+        at[1::4, 0] = columns - 1
+        x.scatter_add_(1, at, torch.tensor([200.0, 100.0, 100.0], device=device).expand(rows, 3))
     x = (x * case.scale).to(dtype)
     if case.inputs == "masked":
         masked = torch.rand(shape, generator=generator, device=device) < 1 / 3

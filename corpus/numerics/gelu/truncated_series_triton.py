@@ -1,0 +1,27 @@
+"""tanh is seven terms of its continued fraction."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gelu_flat(x_ptr, y_ptr, count, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < count
+    x = tl.load(x_ptr + offsets, mask=inside).to(tl.float32)
+    u = 0.7978845608 * (x + 0.044715 * x * x * x)
+    s = u * u
+    t = u * (135135 + s * (17325 + s * (378 + s)))
+    t = t / (135135 + s * (62370 + s * (3150 + 28 * s)))
+    t = tl.where(u > 4.97, 1.0, tl.where(u < -4.97, -1.0, t))
+    y = 0.5 * x * (1.0 + t)
+    tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    count = x.numel()
+    gelu_flat[(triton.cdiv(count, 1024),)](x, y, count, BLOCK=1024)
+    return y

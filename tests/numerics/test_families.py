@@ -1,0 +1,106 @@
+"""Slightly wrong kernels fail and their right twins pass, for every task and language."""
+
+import contextlib
+
+import pytest
+from families import FOLDER, RUNS, built_and_checked, expect_verdict, members
+from kagent.tasks import find_task, task_names
+from kagent_sandbox.build.client import Builder
+from kagent_sandbox.interpret import Interpreter
+from kagent_sandbox.judge import Judge, check_cases
+from kagent_sandbox.launch.cpu_backend import CpuBackend
+
+MEMBERS = members()
+RUN_SEED = 20
+
+
+def with_runs(kind):
+    """Members that run there, task by task: judges are shared."""
+    return [pytest.param(m, id=str(m)) for m in MEMBERS if kind in m.runs]
+
+
+class Judges:
+    """One judge or interpreter at a time: tests come task by task."""
+
+    def __init__(self, make):
+        self.make = make
+        self.task = None
+        self.open = contextlib.ExitStack()
+
+    def of(self, task):
+        if task != self.task:
+            self.open.close()
+            self.made = self.make(find_task(task), self.open)
+            self.task = task
+        return self.made
+
+
+@pytest.fixture(scope="module")
+def builder():
+    with Builder(2) as b:
+        yield b
+
+
+@pytest.fixture(scope="module")
+def cpu_judges():
+    with CpuBackend() as backend:
+        judges = Judges(lambda task, _: Judge(task, backend, RUN_SEED))
+        with judges.open:
+            yield judges
+
+
+@pytest.fixture(scope="module")
+def interpreters():
+    def make(task, stack):
+        return stack.enter_context(Interpreter(task, RUN_SEED))
+
+    judges = Judges(make)
+    with judges.open:
+        yield judges
+
+
+@pytest.fixture(scope="module")
+def gpu_judges():
+    from kagent_sandbox.launch.gpu_backend import GpuBackend
+
+    with GpuBackend() as backend:
+        judges = Judges(lambda task, _: Judge(task, backend, RUN_SEED))
+        with judges.open:
+            yield judges
+
+
+@pytest.mark.parametrize("member", with_runs("cpu"))
+def test_on_the_cpu(member, builder, cpu_judges):
+    judge = cpu_judges.of(member.task)
+    cases = check_cases(judge.task, "cpu", RUN_SEED)
+    expect_verdict(member, built_and_checked(builder, judge, cases, member.file.read_text()))
+
+
+@pytest.mark.parametrize("member", with_runs("interpret"))
+def test_in_the_interpreter(member, interpreters):
+    expect_verdict(member, interpreters.of(member.task).check(member.file.read_text()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("member", with_runs("gpu"))
+def test_on_a_gpu(member, builder, gpu_judges):
+    judge = gpu_judges.of(member.task)
+    cases = check_cases(judge.task, "gpu", RUN_SEED)
+    expect_verdict(member, built_and_checked(builder, judge, cases, member.file.read_text()))
+
+
+def test_the_catalogue_is_whole():
+    """Every file is listed once, every task has a family with the kinds of mistakes promised."""
+    listed = [m.file for m in MEMBERS]
+    assert sorted(listed) == sorted(FOLDER.glob("*/*.py"))
+    assert {m.task for m in MEMBERS} == set(task_names())
+    for member in MEMBERS:
+        assert set(member.runs) <= set(RUNS)
+        assert member.why
+    for task in task_names():
+        passing = [m for m in MEMBERS if m.task == task and m.expect == ("passed",)]
+        failing = {m.file.stem for m in MEMBERS if m.task == task} - {m.file.stem for m in passing}
+        assert len(passing) >= 4
+        for language in ("cpp", "triton", "cuda"):
+            assert any(m.file.stem == f"honest_{language}" for m in passing)
+            assert sum(s.endswith(language) for s in failing) >= 4
