@@ -8,9 +8,10 @@ from pathlib import Path
 
 from kagent_sandbox.errors import RunError
 from kagent_sandbox.records import to_json
-from kagent_sandbox.verdict import Rejected
+from kagent_sandbox.verdict import Passed, Rejected
 from rich.console import Group, RenderableType
 from rich.text import Text
+from rich.tree import Tree
 
 from kagent.display import clock, first_line, speed_text, spent_text
 from kagent.grid import Column, Grid
@@ -21,6 +22,7 @@ from kagent.show_candidate import candidate_json, timing_table
 from kagent.store import History, RunStore
 
 MOST_WAITING = 12  # candidates that are named
+MOST_CHILDREN = 3  # of one parent, besides those that led somewhere
 
 
 def read_history(folder: Path) -> tuple[RunStore, History]:
@@ -128,6 +130,8 @@ def run_view(store: RunStore, history: History) -> RenderableType:
     return Group(
         head,
         path_view(lineage, best),
+        Text("\nlineage, by first parents", "bold"),
+        lineage_tree(lineage),
         Text(),
         timing_table(best, matrix=manifest.matrix),
         Text(),
@@ -167,6 +171,57 @@ def path_view(lineage: Lineage, best: Candidate) -> Grid:
         changed = p.hypothesis if p.operator is Operator.SEED else f"{p.operator}: {p.hypothesis}"
         table.add_row(f"#{c.id} {p.name}", changed, speed_text(speed_up))
     return table
+
+
+def lineage_tree(lineage: Lineage) -> Tree:
+    """Who came of whom, with gains. Of a parent's children those that matter are named: on the way
+    to the incumbent, once the best, or among the three fastest; the rest is counted.
+    """
+    best = lineage.incumbent
+    path = {c.id for c in lineage.path(best.id)} if best is not None else set()
+    promoted = {c.id for c in lineage.promotions}
+    children: dict[int | None, list[Candidate]] = {}
+    for c in lineage:
+        if not c.is_duplicate:
+            children.setdefault(next(iter(c.proposal.parents), None), []).append(c)
+
+    def grow(node: Tree, parent: int | None) -> None:
+        mine = children.get(parent, [])
+        fast = sorted(mine, key=lambda c: -lineage.log_speed(c.id))[:MOST_CHILDREN]
+        named = [
+            c
+            for c in mine
+            if parent is None
+            or c.id in path | promoted
+            or c.id in children
+            or (c in fast and isinstance(c.verdict, Passed))
+        ]
+        for c in named:
+            grow(node.add(_tree_label(lineage, c, on_path=c.id in path)), c.id)
+        rest = [c for c in mine if c not in named]
+        if rest:
+            failed = sum(isinstance(c.verdict, Rejected) for c in rest)
+            slower = len(rest) - failed
+            parts = [f"{slower} slower"] if slower else []
+            parts += [f"{failed} rejected"] if failed else []
+            node.add(Text(f"and {' and '.join(parts)}", "dim"))
+
+    tree = Tree("", hide_root=True, guide_style="dim")
+    grow(tree, None)
+    return tree
+
+
+def _tree_label(lineage: Lineage, c: Candidate, *, on_path: bool) -> Text:
+    """'#9 cuda_rows  tune  1.002× over #5, 1.32× torch'."""
+    text = Text(f"#{c.id} {c.proposal.name}", "bold green" if on_path else "")
+    if c.proposal.operator is not Operator.SEED:
+        text.append(f"  {c.proposal.operator}", "dim")
+    if isinstance(c.verdict, Rejected):
+        return text.append(f"  {c.verdict.status}", "red")
+    gain, base = lineage.gain(c.id), lineage.base(c.id)
+    if gain is not None and base is not None:
+        text.append(f"  {gain:.3f}× over #{base.id}", "green" if gain > 1 else "")
+    return text.append(f"  {speed_text(math.exp(lineage.log_speed(c.id)))} torch", "dim")
 
 
 def _rejections(lineage: Lineage) -> RenderableType:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from kagent_sandbox.errors import UserError
 from rich.table import Table
 from rich.text import Text
 
 from kagent.cli.app import (
     IsolationOption,
+    JobsOption,
     JsonOption,
     RunsOption,
     app,
@@ -19,6 +21,10 @@ from kagent.cli.app import (
     status,
 )
 from kagent.config import load_config
+
+if TYPE_CHECKING:
+    from kagent.lineage import Candidate
+    from kagent.store import RunStore
 
 
 @app.command()
@@ -40,6 +46,14 @@ def runs(folder: RunsOption = None, json_: JsonOption = False) -> None:
 def show(
     run: Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")],
     candidate: Annotated[int | None, typer.Argument(help="A candidate's id.", min=0)] = None,
+    source: Annotated[bool, typer.Option("--source", help="Its file, as it is.")] = False,
+    prompt: Annotated[bool, typer.Option("--prompt", help="What was asked.")] = False,
+    reply: Annotated[bool, typer.Option("--reply", help="What was answered.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Its plans, built once more.")] = False,
+    sass: Annotated[
+        bool, typer.Option("--sass", help="Its machine code (C++: the host's assembly).")
+    ] = False,
+    jobs: JobsOption = None,
     folder: RunsOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -51,9 +65,16 @@ def show(
 
     store, history = views.read_history(find_run(load_config(runs=folder).runs, run))
     lineage = history.lineage
+    texts = {"source": source, "prompt": prompt, "reply": reply, "plan": plan, "sass": sass}
+    wanted = [name for name, asked in texts.items() if asked]
+    if wanted and (candidate is None or json_ or len(wanted) > 1):
+        flags = ", ".join(f"--{name}" for name in wanted)
+        raise UserError(f"{flags}: name one candidate, one text, and no --json")
     if candidate is not None:
         found = one.find_candidate(lineage, candidate)
-        if json_:
+        if wanted:
+            _show_text(store, found, wanted[0], load_config(jobs=jobs).jobs)
+        elif json_:
             print_json(one.candidate_json(lineage, found))
         else:
             out.print(one.candidate_view(store, lineage, found))
@@ -65,6 +86,25 @@ def show(
     if history.race is not None:
         for part in report.race_view(history.race, lineage, matrix=store.manifest.matrix):
             out.print(part)
+
+
+def _show_text(store: RunStore, candidate: Candidate, what: str, jobs: int) -> None:
+    """One text of a candidate, for a pager or a file."""
+    from kagent.planview import built_view
+    from kagent.review import artefacts
+
+    if what == "source":
+        out.out(candidate.proposal.source, end="")
+    elif what in ("prompt", "reply"):
+        out.out(artefacts.kept_text(store, candidate, what), end="")
+    else:
+        built = artefacts.rebuilt(store, candidate, jobs)
+        if what == "plan":
+            out.print(built_view(built, full=True))
+            return
+        for name, text in artefacts.machine_code(built):
+            out.print(Text(f"// {name}", "bold"))
+            out.out(text)
 
 
 @app.command()

@@ -1,0 +1,72 @@
+"""What a candidate was asked with, answered with, and built into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kagent_sandbox.build.client import Builder
+from kagent_sandbox.build.disassemble import disassemble
+from kagent_sandbox.build.request import Built
+from kagent_sandbox.errors import RunError, UserError
+from kagent_sandbox.plan import KernelInfo
+from kagent_sandbox.verdict import Rejected
+
+from kagent.asktell.opening import task_of_run
+from kagent.lineage import Candidate
+from kagent.planview import kernel_label
+from kagent.session import request_maker
+from kagent.store import RunStore
+from kagent.tasks import find_task
+
+_FOLDERS = {"prompt": "prompts", "reply": "replies"}
+
+
+def kept_text(store: RunStore, candidate: Candidate, what: str) -> str:
+    """The "prompt" or "reply" of a candidate, word for word.
+
+    Raises:
+        UserError: It has none: a seed, the tuner's work, or told without an ask.
+    """
+    p = candidate.proposal
+    path = None if p.ask is None else store.text_path(_FOLDERS[what], p.ask, p.attempt)
+    if path is None or not path.is_file():
+        author = p.origin.model if p.origin is not None else "kagent itself"
+        raise UserError(f"#{candidate.id} has no {what}: it is a {p.operator} by {author}")
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def rebuilt(store: RunStore, candidate: Candidate, jobs: int) -> Built:
+    """A candidate built once more, for the visible cases of its task: as it is now where it was
+    changed since the run, because nothing is measured.
+
+    Raises:
+        UserError: It does not build; the text says why.
+        TaskError: The task is not to be found.
+    """
+    manifest = store.manifest
+    try:
+        task = task_of_run(store.folder, manifest)
+    except RunError:
+        task = find_task(manifest.task)
+    cases = task.cases("gpu" if manifest.kind == "gpu" else "cpu")
+    configs = candidate.proposal.configs or manifest.configs
+    request = request_maker(task, manifest.target, [*cases.check, *cases.bench], configs)
+    with Builder(jobs) as builder:
+        built = builder.build(request(candidate.proposal.source))
+    if isinstance(built, Rejected):
+        raise UserError(f"#{candidate.id} does not build: {built.status}: {built.message}")
+    return built
+
+
+def machine_code(built: Built) -> Iterator[tuple[str, str]]:
+    """Each kernel's label and machine code: SASS, or the host's assembly for C++.
+
+    Raises:
+        ToolchainError: The tool that prints it is missing.
+    """
+    kernels: dict[str, KernelInfo] = {
+        k.hash: k for plan in built.plans.values() for k in plan.kernels
+    }
+    wanted = {h: (k.language, built.binaries[h]) for h, k in kernels.items()}
+    for key, text in disassemble(wanted).items():
+        yield kernel_label(kernels[key].name), text

@@ -1,0 +1,66 @@
+"""kagent show RUN ID --source, --prompt, --reply, --plan, --sass."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parents[3] / "runs" / "softmax-ask-tell"
+
+
+def show(*words):
+    command = [sys.executable, "-m", "kagent", "show", str(RUN), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_texts_come_as_they_were_kept():
+    source = show("5", "--source")
+    assert source.stdout == (RUN / "kernels" / "2d21d2b4717c5a13.py").read_text()
+    assert show("5", "--prompt").stdout in {p.read_text() for p in (RUN / "prompts").iterdir()}
+    reply = show("5", "--reply").stdout
+    assert "Predicted speed-up: 1.25×" in reply
+    assert reply in {p.read_text() for p in (RUN / "replies").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("0", "--prompt"), "#0 has no prompt: it is a seed by kagent itself"),
+        (("--sass",), "--sass: name one candidate"),
+        (("5", "--plan", "--sass"), "--plan, --sass: name one candidate, one text"),
+        (("5", "--plan", "--json"), "no --json"),
+    ],
+)
+def test_what_there_is_not_is_said(words, says):
+    done = show(*words)
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_plans_are_built_once_more():
+    done = show("1", "--plan", "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    assert "bf16_16384x1024" in done.stdout
+    assert "launch" in done.stdout
+
+
+def test_machine_code_is_read_by_the_vendors_tool():
+    from kagent_sandbox.build.disassemble import disassemble
+
+    if shutil.which("objdump") is None or shutil.which("g++") is None:
+        pytest.skip("no objdump or no g++ here")
+    from kagent_sandbox.build.cpp import compile_cpp
+
+    binary = compile_cpp("f", 'extern "C" void f(float* x) { x[0] *= 2; }')
+    assert "<f>:" in disassemble({"f": ("cpp", binary)})["f"]
+
+
+def test_what_is_no_binary_has_no_machine_code():
+    from kagent_sandbox.build.disassemble import disassemble
+
+    if shutil.which("objdump") is None:
+        pytest.skip("no objdump here")
+    assert disassemble({"f": ("cpp", b"not a binary")})["f"] == ""
