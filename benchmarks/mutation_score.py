@@ -28,7 +28,7 @@ from kagent_sandbox.launch.cpu_backend import CpuBackend
 from kagent_sandbox.task import Task
 from mutation.edits import Mutant, diff_of
 from mutation.engines import Fate, Interpreting, Judged, Real
-from mutation.equivalent import known_equivalents
+from mutation.equivalent import Equivalents
 from mutation.generate import mutants_of
 
 VERSIONS = ("torch", "triton", "numpy")
@@ -95,7 +95,7 @@ def main() -> int:
     work = [(t, x) for t in options.task or task_names() for x in languages]
 
     ends = time.monotonic() + options.deadline_s
-    reasons = known_equivalents()
+    equivalents = Equivalents()
     table, survivors, records = [], [], []
     for number, (name, language) in enumerate(work):
         began = time.monotonic()
@@ -103,7 +103,7 @@ def main() -> int:
         fates: collections.Counter[str] = collections.Counter()
         left = False
         for item in judged(find_task(name), language, options):
-            listed = item.fate is Fate.SURVIVED and item.mutant.key in reasons
+            listed = item.fate is Fate.SURVIVED and equivalents.reason(item.mutant) is not None
             fates["listed" if listed else str(item.fate)] += 1
             m = item.mutant
             records.append(
