@@ -164,8 +164,9 @@ def _list(value: object, what: str, item: Callable[[object], T], most: int) -> t
 
 
 def _string(value: object, what: str) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= 4096:
-        raise PlanError(f"{what}: expected a string of 1 to 4096 characters")
+    # Texts of plans are shown to people and models: no line ends, escapes, half characters.
+    if not isinstance(value, str) or not 0 < len(value) <= 4096 or not value.isprintable():
+        raise PlanError(f"{what}: expected a string of 1 to 4096 printable characters")
     return value
 
 

@@ -20,16 +20,23 @@ from kagent_sandbox.build.crashes import crash_line, printed_before
 from kagent_sandbox.build.identity import source_hash, tree_hash
 from kagent_sandbox.build.limits import HOST_LIMIT_S
 from kagent_sandbox.build.request import BuildRequest, Built
-from kagent_sandbox.build.validate import Forged, checked_plan
+from kagent_sandbox.build.validate import (
+    Forged,
+    checked_configs,
+    checked_plan,
+    checked_rejection,
+)
 from kagent_sandbox.channel import ChannelClosed, ChannelError, ChannelTimeout, Message
 from kagent_sandbox.confine import builder_confinement
 from kagent_sandbox.confine.policy import Confinement
 from kagent_sandbox.forkserver import Child, Exit, ForkServer, Isolation
 from kagent_sandbox.plan import MAX_PLAN_BYTES, Plan
+from kagent_sandbox.spawned import printable
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
 MAX_SOURCE_BYTES = 1 << 20
-MAX_BINARIES_BYTES = 512 << 20
+MAX_BINARIES_BYTES = 128 << 20
+MAX_PLANS_BYTES = 64 << 20
 _MAX_MESSAGE_BYTES = 128 << 20
 _MAX_CONFIGS = 256
 _MAX_DROPPED = 256
@@ -131,6 +138,7 @@ class _Answers:
         self._configs: tuple[Mapping[str, object], ...] | None = None
         self._plans: dict[tuple[int, str], Plan] = {}
         self._binaries: dict[str, bytes] = {}
+        self._plans_bytes = 0
         self._dropped: list[str] = []
 
     def collect(self) -> Built | Rejected:
@@ -139,8 +147,7 @@ class _Answers:
                 {"request": records.to_json(self._request), "lanes": self._lanes}
             )
             while True:
-                left = self._limit_s() - (time.monotonic() - self._start)
-                message = self._child.channel.recv(max(0.0, left), max_bytes=_MAX_MESSAGE_BYTES)
+                message = self._child.channel.recv(self._left_s(), max_bytes=_MAX_MESSAGE_BYTES)
                 if (answer := self._take(message)) is not None:
                     return answer
         except ChannelTimeout:
@@ -149,7 +156,19 @@ class _Answers:
             return self._ended(self._child.wait(10.0) or self._child.kill())
         except (ChannelError, Forged, records.RecordError) as e:
             self._child.kill()
-            return self._rejected(Status.TAMPER, f"the builder's answer is not sound: {e}")
+            why = printable(str(e))[:_MAX_TEXT]
+            return self._rejected(Status.TAMPER, f"the builder's answer is not sound: {why}")
+
+    def _left_s(self) -> float:
+        """Seconds for the next message.
+
+        Raises:
+            ChannelTimeout: None are left, though in an endless stream there is always a next one.
+        """
+        left = self._limit_s() - (time.monotonic() - self._start)
+        if left <= 0:
+            raise ChannelTimeout("time is up")
+        return left
 
     def _limit_s(self) -> float:
         """Seconds from the start for all that was sent so far and the next message."""
@@ -164,25 +183,25 @@ class _Answers:
             case {"loaded": list(configs)} if self._configs is None:
                 if not 0 < len(configs) <= min(self._request.max_configs, _MAX_CONFIGS):
                     raise Forged(f"{len(configs)} configurations")
-                if not all(isinstance(c, dict) for c in configs):
-                    raise Forged("configurations that are not objects")
-                self._configs = tuple(configs)
+                self._configs = checked_configs(configs)
             case {"plan": [int(index), str(case)], "hashes": list(hashes)}:
-                self._plan(index, case, hashes, message.blobs)
+                return self._plan(index, case, hashes, message.blobs)
             case {"dropped": str(text)} if len(self._dropped) < _MAX_DROPPED:
-                self._dropped.append(text[:_MAX_TEXT])
+                self._dropped.append(printable(text[:_MAX_TEXT]))
             case {"rejected": rejected}:
-                found = records.from_json(Rejected, rejected)
+                found = checked_rejection(rejected, self._cases)
                 return dataclasses.replace(found, message=found.message[:_MAX_TEXT])
             case {"machine": str(text)}:
-                return self._machine(text[:_MAX_TEXT])
+                return self._machine(printable(text[:_MAX_TEXT]))
             case {"done": True}:
                 return self._built()
             case _:
                 raise Forged("a message that is not expected here")
         return None
 
-    def _plan(self, index: int, name: str, hashes: list[object], blobs: tuple[bytes, ...]) -> None:
+    def _plan(
+        self, index: int, name: str, hashes: list[object], blobs: tuple[bytes, ...]
+    ) -> Rejected | None:
         case = self._cases.get(name)
         known = self._configs is not None and 0 <= index < len(self._configs)
         if case is None or not known or (index, name) in self._plans:
@@ -190,10 +209,19 @@ class _Answers:
         if not blobs or len(hashes) != len(blobs) - 1 or len(blobs[0]) > MAX_PLAN_BYTES:
             raise Forged("a plan without its binaries")
         for claimed, binary in zip(hashes, blobs[1:], strict=True):
-            self._binaries[str(claimed)[:64]] = binary
+            # A binary is looked at when a plan names it: later it cannot be exchanged.
+            if self._binaries.setdefault(str(claimed)[:64], binary) != binary:
+                raise Forged("two binaries under one name")
         if sum(map(len, self._binaries.values())) > MAX_BINARIES_BYTES:
             raise Forged(f"binaries of more than {MAX_BINARIES_BYTES} bytes")
+        self._plans_bytes += len(blobs[0])
+        if self._plans_bytes > MAX_PLANS_BYTES:  # in memory they take ten times as much
+            most = f"all plans together take more than {MAX_PLANS_BYTES >> 20} MiB"
+            text = f"{most}: launch less often, in larger pieces, or try fewer configurations"
+            self._child.kill()
+            return self._rejected(Status.RESOURCE_LIMIT, text)
         self._plans[index, name] = checked_plan(blobs[0], self._binaries, case, self._request)
+        return None
 
     def _built(self) -> Built | Rejected:
         missing = [c for c in self._cases if (0, c) not in self._plans]

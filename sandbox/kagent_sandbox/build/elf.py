@@ -1,6 +1,8 @@
 """Sections and symbols of a 64-bit little-endian ELF file: cubins and shared objects.
 
-The file comes from an untrusted process: every offset is checked, every count is capped.
+The file comes from an untrusted process: every offset is checked, every count is capped, and what
+is read of a file in all is no more than a small multiple of it: a thousand sections that overlap,
+or symbols that share one long name, would else cost gigabytes.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from functools import cached_property
 
 MAX_SECTIONS = 4096
 MAX_SYMBOLS = 1 << 16
+MAX_NAME_BYTES = 16 << 10  # mangled templates reach a few KiB
+_SECTIONS_SHARE = 4  # sizes of sections in all, over the file
+_TEXT_SHARE = 8  # names of symbols in all, over their table: tails are shared, whole names are not
 
 SHT_SYMTAB, SHT_NOBITS, SHT_DYNSYM = 2, 8, 11
-SHF_ALLOC = 2
+SHF_ALLOC, SHF_EXECUTE = 2, 4
 EM_CUDA = 190
 
 
@@ -43,6 +48,7 @@ class Symbol:
     info: int
     other: int
     section: int
+    value: int
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,15 @@ class Elf:
             raise ElfError("malformed symbol table")
         strings = self.sections[section.link].data
         whole = section.data[: len(section.data) // 24 * 24]
-        return tuple(
-            Symbol(_text(strings, name), info, other, index)
-            for name, info, other, index, _, _ in struct.iter_unpack("<IBBHQQ", whole)
-        )
+        left = _TEXT_SHARE * len(strings)
+        found = []
+        for at, info, other, index, value, _ in struct.iter_unpack("<IBBHQQ", whole):
+            name = _text(strings, at)
+            left -= len(name)
+            if left < 0:
+                raise ElfError("malformed symbol table: names share their text")
+            found.append(Symbol(name, info, other, index, value))
+        return tuple(found)
 
 
 def read_elf(data: bytes) -> Elf:
@@ -93,6 +104,9 @@ def read_elf(data: bytes) -> Elf:
     if entry_bytes != 64 or not 0 < count <= MAX_SECTIONS or table + 64 * count > len(data):
         raise ElfError("malformed section table")
     headers = [struct.unpack_from("<IIQQQQIIQQ", data, table + 64 * i) for i in range(count)]
+    # a few small ones may overlap: ptxas lets debug sections share bytes
+    if sum(h[5] for h in headers if h[1] != SHT_NOBITS) > _SECTIONS_SHARE * len(data):
+        raise ElfError("sections overlap or lie outside of the file")
     bodies: list[bytes] = []
     for header in headers:
         kind, offset, size = header[1], header[4], header[5]
@@ -112,7 +126,7 @@ def read_elf(data: bytes) -> Elf:
 
 
 def _text(strings: bytes, start: int) -> str:
-    end = strings.find(b"\0", start)
+    end = strings.find(b"\0", start, start + MAX_NAME_BYTES)
     if end < 0:
         raise ElfError("malformed string table")
     return strings[start:end].decode("utf-8", "replace")

@@ -9,7 +9,7 @@ because the builder is not trusted.
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import hashlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +19,7 @@ import numpy as np
 from kagent_sandbox.build.elf import (
     EM_CUDA,
     SHF_ALLOC,
+    SHF_EXECUTE,
     SHT_DYNSYM,
     SHT_NOBITS,
     Elf,
@@ -42,31 +43,54 @@ _PARAM_CBANK, _FRAME_SIZE, _KPARAM_INFO, _REGCOUNT, _KPARAM_INFO_V2 = 0x0A, 0x11
 _CALL_GRAPH_ATTRIBUTES = frozenset({_PARAM_CBANK, 0x1C, 0x36, 0x37})  # section indices, workarounds
 _SIZED = 4  # format of an attribute with a length; all others hold two bytes
 
+# Sections of a library that change with the names it defines: its symbols, their names, hashes and
+# versions, and where the loader finds all that.
+_TABLES_OF_NAMES = frozenset({2, 3, 5, 6, SHT_DYNSYM, 0x6FFFFFF6, 0x6FFFFFFE, 0x6FFFFFFF})
+
 # opcodes of SASS since Volta (bits 0 to 11 of the 128) and widths by their size field
 _LDG, _LDG_256, _LDGSTS = (0x381, 0x981), 0x97E, 0xFAE
 _WIDTHS = (1, 1, 2, 2, 4, 8, 16, 0)
+
+
+MAX_BINARY_BYTES = 32 << 20  # a cubin full of library templates has 5 MiB
+_MAX_ATTRIBUTE_BYTES = 1 << 20  # of .nv.info, which is read byte by byte
+_MOST_KNOWN = 512
+_known: dict[tuple[str, str], KernelInfo] = {}
+"""By hash of binary and symbol, and language. Binaries themselves are not held on to."""
 
 
 class InspectError(ValueError):
     """A binary that cannot be read, or lacks the kernel."""
 
 
-@functools.lru_cache(maxsize=512)
 def kernel_info(binary: bytes, symbol: str, language: Language) -> KernelInfo:
     """Describe the kernel `symbol` of a cubin, or of a shared object that `cpp` built.
 
-    `hash` is of all that decides what runs, and the symbol; `code` leaves names out.
+    `hash` is of every byte of the binary, and the symbol: what is loaded under it can be nothing
+    else. `code` leaves names out, so that a kernel under another name is recognised; a binary that
+    no compiler wrote can have the code of another, and is then told apart from it no more.
 
     Raises:
         InspectError: The binary is malformed or has no such kernel.
     """
-    try:
-        elf = read_elf(binary)
-        if language == "cpp":
-            return _shared_object(elf, symbol)
-        return _cubin(elf, symbol, language)
-    except (ElfError, struct.error, UnicodeError) as e:
-        raise InspectError(f"kernel {symbol}: {e}") from None
+    if len(binary) > MAX_BINARY_BYTES:
+        raise InspectError(f"a binary of {len(binary)} bytes: the limit is {MAX_BINARY_BYTES}")
+    whole = hashlib.sha256(binary)
+    whole.update(f"\0{symbol}".encode(errors="replace"))
+    key = whole.hexdigest(), language
+    info = _known.get(key)
+    if info is None:
+        try:
+            elf = read_elf(binary)
+            cpp = language == "cpp"
+            info = _shared_object(elf, symbol) if cpp else _cubin(elf, symbol, language)
+        except (ElfError, struct.error, UnicodeError) as e:
+            raise InspectError(f"kernel {symbol}: {e}") from None
+        info = dataclasses.replace(info, hash=key[0])
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = info
+    return info
 
 
 def cpp_parameters(binary: bytes) -> tuple[ScalarType | None, ...]:
@@ -99,9 +123,8 @@ def _cubin(elf: Elf, symbol: str, language: Language) -> KernelInfo:
         )
     common = elf.named(".nv.info")
     counts = _per_function(common.data if common else b"", _index_of(elf, symbol))
-    code = _code_hash(elf, symbol, names)
     return KernelInfo(
-        hash=hashlib.sha256(f"{code}\0{symbol}".encode()).hexdigest(),
+        hash="",
         language=language,
         name=symbol,
         param_bytes=_param_bytes(own.data),
@@ -109,7 +132,7 @@ def _cubin(elf: Elf, symbol: str, language: Language) -> KernelInfo:
         spill_bytes=counts.get(_FRAME_SIZE, 0),
         static_shared_bytes=_static_shared(elf, symbol),
         load_bytes=_load_widths(text.data, _architecture(elf)),
-        code=code,
+        code=_code_hash(elf, symbol, names),
     )
 
 
@@ -128,6 +151,8 @@ def _architecture(elf: Elf) -> int:
 
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Attributes of a .nv.info section: (number, value)."""
+    if len(data) > _MAX_ATTRIBUTE_BYTES:
+        raise InspectError(f"{len(data)} bytes of attributes")
     at = 0
     while at + 4 <= len(data):
         kind, attribute = data[at], data[at + 1]
@@ -224,14 +249,13 @@ def _shared_object(elf: Elf, symbol: str) -> KernelInfo:
     defined = {s.name for s in elf.symbols if s.section and s.info & 0xF == 2}
     if symbol not in defined:
         raise InspectError(f'{symbol} must be declared extern "C"')
-    code = _library_hash(elf)
     types = _cpp_parameters(elf)
     return KernelInfo(
-        hash=hashlib.sha256(f"{code}\0{symbol}".encode()).hexdigest(),
+        hash="",
         language="cpp",
         name=symbol,
         param_bytes=tuple(8 if t is None else SCALAR_BYTES[t] for t in types),
-        code=code,
+        code=_library_hash(elf, symbol),
     )
 
 
@@ -246,14 +270,15 @@ def _cpp_parameters(elf: Elf) -> tuple[ScalarType | None, ...]:
     return tuple(CPP_TYPES[letter] for letter in letters)
 
 
-def _library_hash(elf: Elf) -> str:
-    """Hash of a library's loaded contents, and of what it imports; not of the names that it
-    defines.
+def _library_hash(elf: Elf, symbol: str) -> str:
+    """Hash of a library's loaded contents, of what it imports, and of where the kernel begins; not
+    of the names that it defines.
     """
-    digest = hashlib.sha256(f"elf {elf.machine}".encode())
-    skip = (".note", ".gnu", ".dyn", ".eh_frame", ".comment", ".interp")
+    entry = next(s.value for s in elf.symbols if s.name == symbol and s.section)
+    digest = hashlib.sha256(f"elf {elf.machine} {entry}".encode())
     for section in elf.sections:
-        if section.flags & SHF_ALLOC and not section.name.startswith(skip):
+        named = section.type in _TABLES_OF_NAMES and not section.flags & SHF_EXECUTE
+        if section.flags & SHF_ALLOC and not named:
             head = f"\0{section.name}\0{section.size}\0".encode()
             digest.update(head + (b"" if section.type == SHT_NOBITS else section.data))
         if section.type == SHT_DYNSYM:

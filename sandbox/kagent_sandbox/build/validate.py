@@ -1,21 +1,85 @@
-"""Checks of a plan that an untrusted builder sent, against the request and against the binaries
-themselves.
+"""Checks of what an untrusted builder sent: plans against the request and against the binaries
+themselves, configurations and rejections against what a builder that was left alone says.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import cast
 
+from kagent_sandbox import records
+from kagent_sandbox.build import policy
 from kagent_sandbox.build.inspect import InspectError, architecture, kernel_info
 from kagent_sandbox.build.request import BuildCase, BuildRequest, TensorSpec
 from kagent_sandbox.build.results import wrong_results
-from kagent_sandbox.plan import KernelInfo, Plan, PlanError, TensorRef
+from kagent_sandbox.plan import KernelInfo, Plan, PlanError, TensorRef, TorchOp
 from kagent_sandbox.plan_json import parse_plan
+from kagent_sandbox.spawned import printable
+from kagent_sandbox.verdict import Rejected, Stage, Status
+
+_MOST_TUNABLES = 64
+_MOST_TUNABLE_CHARS = 1000
+_BUILD_STATUSES = frozenset(
+    {
+        Status.COMPILE_ERROR,
+        Status.POLICY,
+        Status.RESOURCE_LIMIT,
+        Status.TIMEOUT,
+        Status.RUNTIME_ERROR,
+        Status.INCORRECT_SHAPE,
+        Status.INCORRECT_DTYPE,
+    }
+)
 
 
 class Forged(Exception):  # noqa: N818
     """The builder's answer is not what a builder that was left alone sends."""
+
+
+def checked_configs(configs: Sequence[object]) -> tuple[Mapping[str, object], ...]:
+    """Configurations of tunables: names and plain values, or such tables for autotuned kernels.
+
+    Raises:
+        Forged: They hold anything else, or texts that no source file has.
+    """
+    for config in configs:
+        if not isinstance(config, dict) or len(config) > _MOST_TUNABLES:
+            raise Forged("a configuration that is no table of tunables")
+        for name, value in config.items():
+            inside = value.items() if isinstance(value, dict) else [(name, value)]
+            if len(inside) > _MOST_TUNABLES or not all(
+                _is_short(key) and _is_tunable(v) for key, v in [*inside, (name, 0)]
+            ):
+                raise Forged("a configuration with values that no tunable has")
+    return tuple(cast("Sequence[Mapping[str, object]]", configs))
+
+
+def _is_tunable(value: object) -> bool:
+    if isinstance(value, str):
+        return _is_short(value)
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64)
+
+
+def _is_short(text: str) -> bool:
+    return len(text) <= _MOST_TUNABLE_CHARS and text == printable(text)
+
+
+def checked_rejection(data: object, cases: Collection[str]) -> Rejected:
+    """A rejection that the builder's child may give: of building, for a reason that building has.
+
+    Others are the judge's or the run's to find: duplicates, for one, are not charged.
+
+    Raises:
+        Forged: It is of another stage, status or case.
+        RecordError: It is no rejection.
+    """
+    found = records.from_json(Rejected, data)
+    if found.stage not in (Stage.PARSE, Stage.BUILD) or found.status not in _BUILD_STATUSES:
+        raise Forged(f"a rejection as {found.stage} {found.status}")
+    if found.case is not None and found.case not in cases:
+        raise Forged("a rejection in a case that was not asked for")
+    return dataclasses.replace(found, message=printable(found.message))
 
 
 def checked_plan(
@@ -25,8 +89,8 @@ def checked_plan(
 
     Raises:
         Forged: It is malformed, is for another target, takes other inputs than the case has,
-            returns other
-            results, or its kernels are not what it says.
+            returns other results, asks torch for what the task does not allow, or its kernels are
+            not what it says.
     """
     try:
         plan = parse_plan(data)
@@ -37,6 +101,7 @@ def checked_plan(
     _check_inputs(plan, case)
     if wrong := wrong_results(plan, case, request.source, request.entry):
         raise Forged(wrong.message)
+    _check_operations(plan, request.allow)
     kernels = tuple(_kernel(k, binaries, request.target) for k in plan.kernels)
     return dataclasses.replace(plan, kernels=kernels)
 
@@ -46,6 +111,13 @@ def _check_inputs(plan: Plan, case: BuildCase) -> None:
     found = {b.name: b.nbytes for b in plan.buffers if b.kind == "input"}
     if found != expected:
         raise Forged(f"inputs {found}, the case has {expected}")
+
+
+def _check_operations(plan: Plan, allow: Sequence[str]) -> None:
+    """Host code that is left alone is refused before it records what the task does not allow."""
+    for op in plan.ops:
+        if isinstance(op, TorchOp) and not policy.allows(allow, op.name):
+            raise Forged(f"torch operation {op.name:.80}, which this task does not allow")
 
 
 def _nbytes(spec: TensorSpec) -> int:

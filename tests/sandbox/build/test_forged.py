@@ -6,13 +6,15 @@ import json
 import threading
 
 import pytest
+from kagent_sandbox.build import client
 from kagent_sandbox.build.client import _Answers
 from kagent_sandbox.build.cpp import compile_cpp
 from kagent_sandbox.build.inspect import InspectError, kernel_info
 from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
 from kagent_sandbox.channel import Channel, ChannelClosed
-from kagent_sandbox.plan import Alloc, Buffer, Launch, Plan, Pointer, TensorRef
+from kagent_sandbox.plan import Alloc, Buffer, Launch, Plan, Pointer, TensorRef, TorchOp
 from kagent_sandbox.plan_json import dump_plan
+from kagent_sandbox.spawned import Exit
 from kagent_sandbox.verdict import Rejected, Status
 
 X = TensorSpec("x", (4,), (1,), "float32")
@@ -36,7 +38,7 @@ class FakeChild:
                 peer.send(obj, blobs)
 
     def kill(self):
-        pass
+        return Exit(None, 9, False, None, 0.0, 0.0, "")
 
     def end(self):
         self.channel.close()
@@ -62,10 +64,10 @@ def plan(binary, **changes):
     return dataclasses.replace(whole, **changes)
 
 
-def collect(*messages):
+def collect(*messages, request=REQUEST):
     child = FakeChild(messages)
     try:
-        return _Answers(REQUEST, child, "tree").collect()
+        return _Answers(request, child, "tree").collect()
     finally:
         child.end()
 
@@ -84,6 +86,11 @@ def test_an_honest_answer(binary):
     built = collect(LOADED, honest(binary), DONE)
     assert isinstance(built, Built)
     assert built.plans[0, "c"] == plan(binary)
+
+
+def rejection(stage="build", status="POLICY", message="no", case=None):
+    fields = {"stage": stage, "status": status, "message": message, "case": case}
+    return {"rejected": fields}, []
 
 
 def forged_messages(binary):
@@ -129,6 +136,19 @@ def forged_messages(binary):
     )
     yield "other results", [LOADED, sent(outputs=(TensorRef(1, 0, (3,), (1,), "float32"),))]
     yield "no results", [LOADED, sent(outputs=())]
+    ref = TensorRef(1, 0, (4,), (1,), "float32")
+    source = TensorRef(0, 0, (4,), (1,), "float32")
+    softmax = TorchOp("aten::_softmax.out", (source, 0, False), {}, (ref,))
+    yield "torch does the work", [LOADED, sent(ops=(Alloc(1), softmax), kernels=())]
+    yield "escapes in a name", [LOADED, sent(kernels=(dataclasses.replace(info, name="\x1b[2J"),))]
+    half = dump_plan(plan(binary)).replace(b'"name":"k"', b'"name":"\\ud800"')
+    yield "half a character", [LOADED, honest(binary, half)]
+    yield "deep configuration", [({"loaded": [{"A": {"B": {"C": 1}}}]}, [])]
+    yield "huge configuration", [({"loaded": [{"A": "x" * 100_000}]}, [])]
+    yield "escapes in a configuration", [({"loaded": [{"A": "\x1b]0;x\x07"}]}, [])]
+    yield "a duplicate", [rejection(status="DUPLICATE")]
+    yield "a verdict of the judge", [rejection(stage="measure", status="SUSPECT")]
+    yield "a case that is not", [rejection(case="[link=http://x]y[/link]")]
     pointer = Launch(info.hash, (1, 1, 1), (1, 1, 1), (Pointer(0, 0), Pointer(1, 1 << 30)))
     yield "pointer outside", [LOADED, sent(ops=(Alloc(1), pointer))]
 
@@ -138,6 +158,47 @@ def test_forged_answers_are_tamper(binary):
         answer = collect(*messages)
         assert isinstance(answer, Rejected), name
         assert answer.status is Status.TAMPER, (name, answer)
+
+
+TWO_CASES = (CASE, dataclasses.replace(CASE, name="d"))
+
+
+def test_a_binary_is_not_exchanged_after_it_was_looked_at(binary):
+    """The second plan does not launch the kernel whose binary comes with it, so that nobody would
+    look at it; the first one does.
+    """
+    other = compile_cpp("k", 'extern "C" void k(const float* x, float* y) { y[0] = 2 * x[0]; }')
+    empty = dump_plan(plan(binary, ops=(Alloc(1),), kernels=()))
+    name = kernel_info(binary, "k", "cpp").hash
+    answer = collect(
+        LOADED,
+        honest(binary),
+        ({"plan": [0, "d"], "hashes": [name]}, [empty, other]),
+        DONE,
+        request=dataclasses.replace(REQUEST, cases=TWO_CASES),
+    )
+    assert isinstance(answer, Rejected)
+    assert answer.status is Status.TAMPER
+    assert "two binaries" in answer.message
+
+
+def test_plans_are_bounded_in_all(binary, monkeypatch):
+    monkeypatch.setattr(client, "MAX_PLANS_BYTES", 100)
+    answer = collect(LOADED, honest(binary), DONE)
+    assert isinstance(answer, Rejected)
+    assert answer.status is Status.RESOURCE_LIMIT
+
+
+def test_an_endless_stream_of_messages_ends_at_the_limit(binary):
+    request = dataclasses.replace(REQUEST, wall_limit_s=-10.0)
+    answer = collect(LOADED, honest(binary), DONE, request=request)
+    assert isinstance(answer, Rejected)
+    assert answer.status is Status.TIMEOUT
+
+
+def test_what_the_child_says_cannot_steer_a_terminal(binary):
+    answer = collect(rejection(message="a\x1b]8;;http://x\x07b\u202ec"))
+    assert answer.message == "a]8;;http://xbc"
 
 
 def test_a_claimed_broken_machine_is_not_believed(binary):
