@@ -1,0 +1,63 @@
+"""Reads key files from host code and from a kernel that Triton's interpreter runs."""
+
+import os
+import sys
+
+import torch
+import triton
+import triton.language as tl
+
+
+def tried(what, attack):
+    """Run an attack: what refuses it is printed, and one that succeeds ends the candidate."""
+    try:
+        loot = attack()
+    except Exception as error:
+        print(f"met: {what}: {error!r:.200}", file=sys.stderr, flush=True)
+    else:
+        raise SystemError(f"escaped: {what}: {loot!r:.200}")
+
+
+PATHS = (
+    "@bait_folder@/secret",
+    "/etc/shadow",
+    "~/.ssh/id_ed25519",
+    "~/.netrc",
+    "~/.aws/credentials",
+    "~/.config/gh/hosts.yml",
+    "~/.cache/huggingface/token",
+    "kagent.toml",
+)
+
+
+def read(path):
+    with open(path) as file:
+        return file.read()
+
+
+def attack():
+    for path in PATHS:
+        tried(f"read {path}", lambda p=path.replace("~", "/root"): read(p))
+
+
+@triton.jit
+def softmax(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+    attack()
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK)
+    inside = offsets < columns
+    x = tl.load(x_ptr + row * columns + offsets, mask=inside, other=-float("inf")).to(tl.float32)
+    e = tl.exp(x - tl.max(x, 0))
+    y = e / tl.sum(e, 0)
+    tl.store(y_ptr + row * columns + offsets, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+attack()
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    attack()
+    count, columns = x.shape
+    y = torch.empty_like(x)
+    softmax[(count,)](x, y, columns, BLOCK=triton.next_power_of_2(columns), num_warps=8)
+    return y

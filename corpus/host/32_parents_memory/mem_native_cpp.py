@@ -1,0 +1,94 @@
+"""Writes to the memory of the judge's side from native code, through /proc and by system calls."""
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+// A system call by its number: no wrapper of libc stands in between. Returns -errno.
+static long raw(long number, long a = 0, long b = 0, long c = 0, long d = 0, long e = 0,
+                long f = 0) {
+#ifdef __x86_64__
+  register long r10 asm("r10") = d;
+  register long r8 asm("r8") = e;
+  register long r9 asm("r9") = f;
+  long result;
+  asm volatile("syscall"
+               : "=a"(result)
+               : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+               : "rcx", "r11", "memory");
+  return result;
+#else
+  const long result = syscall(number, a, b, c, d, e, f);
+  return result < 0 ? -errno : result;
+#endif
+}
+
+static bool escaped = false;
+
+static void tried(const char* where, const char* what, long result) {
+  if (result < 0) {
+    std::fprintf(stderr, "met: %s, %s: %s\n", what, where, std::strerror(-result));
+  } else {
+    std::fprintf(stderr, "escaped: %s, %s\n", what, where);
+    escaped = true;
+  }
+}
+
+static void attack(const char* where) {
+  static char data[64];
+  const long parent = raw(SYS_getppid);
+  const long pids[] = {parent, @bait_pid@, 1};
+  for (const long pid : pids) {
+    char path[64];
+    std::snprintf(path, sizeof path, "/proc/%ld/mem", pid);
+    tried(where, path, raw(SYS_openat, AT_FDCWD, (long)path, O_RDWR));
+    // Code of a forked child lies where its parent's does: the address of this very array's page.
+    const iovec own = {data, sizeof data};
+    const iovec its = {(void*)((long)&std::fprintf & ~4095L), sizeof data};
+    tried(where, "process_vm_readv", raw(SYS_process_vm_readv, pid, (long)&own, 1, (long)&its, 1, 0));
+    tried(where, "process_vm_writev", raw(SYS_process_vm_writev, pid, (long)&own, 1, (long)&its, 1, 0));
+    const long pidfd = raw(434, pid, 0);
+    tried(where, "process_madvise", raw(440, pidfd, (long)&its, 1, 21, 0));
+    tried(where, "process_mrelease", raw(448, pidfd, 0));
+    tried(where, "move_pages", raw(SYS_move_pages, pid, 0, 0, 0, 0, 0));
+    tried(where, "migrate_pages", raw(SYS_migrate_pages, pid, 64, (long)data, (long)data));
+  }
+  tried(where, "userfaultfd", raw(SYS_userfaultfd, 0));
+  tried(where, "/dev/mem", raw(SYS_openat, AT_FDCWD, (long)"/dev/mem", O_RDWR));
+}
+
+__attribute__((constructor)) static void at_load() { attack("at load"); }
+
+extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
+  static const bool once = (attack("in the kernel"), true);
+  (void)once;
+#pragma omp parallel for
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * columns;
+    float* out = y + row * columns;
+    float maximum = -INFINITY;
+    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
+    double sum = 0;
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    const float scale = float(1 / sum);
+    for (int64_t i = 0; i < columns; ++i) out[i] *= scale;
+  }
+  if (escaped) y[0] = NAN;
+}
+"""
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
+    return y
