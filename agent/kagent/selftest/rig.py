@@ -40,8 +40,9 @@ from kagent.workbench import DEFAULT_TARGET, read_candidate
 if TYPE_CHECKING:
     from kagent_sandbox.interpret import Interpreter
 
-BUILD_LIMIT_S = 10.0
+BUILD_LIMIT_S = 15.0
 COMPILE_LIMIT_S = 5.0
+HOST_LIMIT_S = 4.0
 MOST_CONFIGS = 4
 SWEEP_S = 0.05
 
@@ -186,7 +187,10 @@ class Rig:
         request = request_maker(task, self._target(job), cases, MOST_CONFIGS)(text)
         return self._builder.build(
             dataclasses.replace(
-                request, wall_limit_s=BUILD_LIMIT_S, compile_limit_s=COMPILE_LIMIT_S
+                request,
+                wall_limit_s=BUILD_LIMIT_S,
+                compile_limit_s=COMPILE_LIMIT_S,
+                host_limit_s=HOST_LIMIT_S,
             )
         )
 

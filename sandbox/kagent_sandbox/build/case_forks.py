@@ -17,7 +17,6 @@ from typing import cast
 from kagent_sandbox.build import limits
 from kagent_sandbox.build.compile_fork import CompileFork, end_group
 from kagent_sandbox.build.crashes import CrashPipe
-from kagent_sandbox.build.limits import HOST_LIMIT_S
 from kagent_sandbox.build.request import BuildCase
 from kagent_sandbox.channel import Channel, ChannelError, Message
 from kagent_sandbox.verdict import Rejected, Stage, Status
@@ -47,7 +46,7 @@ class _Running:
     lane: _Lane
     crash: CrashPipe
     since: float
-    host_left_s: float = HOST_LIMIT_S
+    host_left_s: float
     compiling: str | None = None
 
     def limit_at(self, compile_limit_s: float) -> float:
@@ -71,6 +70,7 @@ class CaseForks:
         trace: What a fork runs.
         new_compiler: Starts a compile fork; None where no kernel needs one.
         compile_limit_s: For one kernel.
+        host_limit_s: For host code of one case.
         deadline: For all cases, on the monotonic clock.
     """
 
@@ -80,6 +80,7 @@ class CaseForks:
         trace: Trace,
         new_compiler: Callable[[], CompileFork] | None,
         compile_limit_s: float,
+        host_limit_s: float,
         deadline: float,
     ) -> None:
         self._idle = [_Lane() for _ in range(lanes)]
@@ -87,6 +88,7 @@ class CaseForks:
         self._trace = trace
         self._new_compiler = new_compiler
         self._compile_limit_s = compile_limit_s
+        self._host_limit_s = host_limit_s
         self._deadline = deadline
 
     def results(self, cases: Sequence[BuildCase]) -> Iterator[tuple[BuildCase, Message | Rejected]]:
@@ -129,7 +131,8 @@ class CaseForks:
             os._exit(1)
         theirs.close()
         crash.in_parent()
-        running = _Running(position, case, pid, ours, lane, crash, time.monotonic())
+        now, left = time.monotonic(), self._host_limit_s
+        running = _Running(position, case, pid, ours, lane, crash, now, left)
         self._running[ours.fileno()] = running
 
     def _wait(self) -> dict[int, Message | Rejected]:
@@ -198,8 +201,8 @@ class CaseForks:
                 message += f" of {running.case.name}: is there an endless loop?"
         else:
             message = (
-                f"{line}host code of {running.case.name} ran for {HOST_LIMIT_S:g} s: is there an "
-                "endless loop? It should only allocate results and launch kernels"
+                f"{line}host code of {running.case.name} ran for {self._host_limit_s:g} s: is "
+                "there an endless loop? It should only allocate results and launch kernels"
             )
         return Rejected(Stage.BUILD, Status.TIMEOUT, message, running.case.name)
 

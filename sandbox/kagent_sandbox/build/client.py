@@ -18,7 +18,6 @@ from kagent_sandbox import records
 from kagent_sandbox.build import cpp, headers
 from kagent_sandbox.build.crashes import crash_line, printed_before
 from kagent_sandbox.build.identity import source_hash, tree_hash
-from kagent_sandbox.build.limits import HOST_LIMIT_S
 from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.build.validate import (
     Forged,
@@ -174,7 +173,7 @@ class _Answers:
         """Seconds from the start for all that was sent so far and the next message."""
         wall_s = self._request.wall_limit_s
         if self._configs is None:
-            return min(HOST_LIMIT_S, wall_s) + _DUMP_S
+            return min(self._request.host_limit_s, wall_s) + _DUMP_S
         return wall_s + _GRACE_S
 
     def _take(self, message: Message) -> Built | Rejected | None:
@@ -266,7 +265,7 @@ class _Answers:
         limit_s = self._request.wall_limit_s
         hint = ""
         if self._configs is None:
-            limit_s = min(HOST_LIMIT_S, limit_s)
+            limit_s = min(self._request.host_limit_s, limit_s)
             hint = ": is there an endless loop?"
         text = f"{line}{self._phase()} took longer than {limit_s:g} s{hint}"
         return self._rejected(Status.TIMEOUT, text)

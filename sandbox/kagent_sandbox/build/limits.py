@@ -18,11 +18,6 @@ from typing import NoReturn
 from kagent_sandbox.build.policy import BuildRejected
 from kagent_sandbox.verdict import Stage, Status
 
-HOST_LIMIT_S = 10.0
-"""For importing the file, and for host code of one case without its compiles: either takes
-milliseconds.
-"""
-
 on_compile: Callable[[str | None], None] | None = None
 """Called with a kernel's name when its compile starts, with None when it ends."""
 

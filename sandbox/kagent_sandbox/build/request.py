@@ -47,6 +47,10 @@ class BuildRequest:
     mutates: tuple[str, ...] = ()  # arguments that host code and kernels may write
     max_configs: int = 1  # configurations of the tunables to build, the declared one first
     compile_limit_s: float = 20.0  # per kernel
+    host_limit_s: float = 10.0
+    """For importing the file, and for host code of one case without its compiles: either takes
+    milliseconds.
+    """
     wall_limit_s: float = 60.0  # for the whole candidate
 
 

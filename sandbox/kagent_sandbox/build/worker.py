@@ -73,7 +73,7 @@ class _Build:
         """
         kernels.cache_folder = self._folder / "kernels"
         kernels.cache_folder.mkdir()
-        limit_s = min(limits.HOST_LIMIT_S, self._request.wall_limit_s)
+        limit_s = min(self._request.host_limit_s, self._request.wall_limit_s)
         faulthandler.dump_traceback_later(limit_s)  # the client ends it, and reads where it was
         module = load_candidate(self._request.source, self._folder, self._target)
         faulthandler.cancel_dump_traceback_later()
@@ -114,6 +114,7 @@ class _Build:
             trace,
             functools.partial(compile_fork.CompileFork, known, prepare) if known else None,
             self._request.compile_limit_s,
+            self._request.host_limit_s,
             self._deadline,
         )
 

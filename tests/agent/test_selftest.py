@@ -1,0 +1,367 @@
+"""The selftest's parts: reading the corpus, noticing what attacks achieve, keeping the outcome."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kagent.selftest import record
+from kagent.selftest.baits import KEY, Baits, name_for
+from kagent.selftest.catalogue import corpus_folder, item_folders, load_catalogue, load_item
+from kagent.selftest.compare import Seen, escaped, escapes, miss
+from kagent.selftest.outside import Outside
+from kagent.selftest.record import SelftestRecord
+from kagent.selftest.runner import judged
+from kagent_sandbox.errors import UserError
+
+ITEM = """
+number = 7
+title = "A title"
+mechanism = "compiler"
+why = "Because."
+
+[[variant]]
+file = "bad_cpp.py"
+twin = "good_cpp.py"
+task = "rows"
+runs = "cpu"
+expect = "build COMPILE_ERROR"
+says = "line \\\\d+"
+"""
+
+
+@pytest.fixture
+def item(tmp_path):
+    """An item in a corpus of its own; a function that writes its item.toml and reads it."""
+    folder = tmp_path / "faults" / "07_some_slug"
+    folder.mkdir(parents=True)
+    shutil.copytree(corpus_folder() / "tasks", tmp_path / "tasks")
+    for name in ("bad_cpp.py", "good_cpp.py"):
+        (folder / name).write_text("")
+
+    def load(*changes, extra=""):
+        text = ITEM + extra
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        (folder / "item.toml").write_text(text)
+        return load_item(folder)
+
+    return load
+
+
+def test_an_item_is_read(item):
+    (variant,) = item()
+    assert variant.id == "07_some_slug-bad_cpp"
+    assert (variant.expect, variant.says, variant.measured) == (
+        ("build COMPILE_ERROR",),
+        r"line \d+",
+        False,
+    )
+    assert variant.twin.name == "good_cpp.py"
+    assert variant.task.name == "rows"
+    (timed,) = item(("build COMPILE_ERROR", "measure SUSPECT"))
+    assert timed.measured
+    (either,) = item(('"build COMPILE_ERROR"', '["passed", "check TAMPER"]'))
+    assert either.expect == ("passed", "check TAMPER")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("number = 7", "number = 8", "number = 8 in a folder '07_some_slug'"),
+        ("mechanism", "mechanisms", "mechanism"),
+        ("build COMPILE_ERROR", "build COMPILER_ERROR", "neither 'passed' nor a stage"),
+        ("build COMPILE_ERROR", "escaped", "neither 'passed' nor a stage"),
+        ("bad_cpp.py", "absent.py", "no file"),
+        ('task = "rows"', 'task = "nothing"', "no task 'nothing'"),
+        ('runs = "cpu"', 'runs = "tpu"', "runs"),
+        ("\\\\d+", "(", "no regular expression"),
+        ('runs = "cpu"', 'runs = "build"\nmeasure = true', "times nothing"),
+        ('runs = "cpu"', 'runs = "cpu"\nextra = 1', "extra"),
+        ("[[variant]]", "[[variant", "Expected"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_that_names_the_file(item, old, new, words):
+    with pytest.raises(UserError) as e:
+        item((old, new))
+    assert words in str(e.value)
+    assert "07_some_slug" in str(e.value)
+
+
+def test_an_item_without_anything_to_run_and_one_twice_are_errors(item, tmp_path):
+    with pytest.raises(UserError, match="neither a"):
+        item((ITEM[ITEM.index("[[variant]]") :], ""))
+    with pytest.raises(UserError, match="is there twice"):
+        item(extra=ITEM[ITEM.index("[[variant]]") :])
+    item()
+    shutil.copytree(tmp_path / "faults" / "07_some_slug", tmp_path / "host" / "07_other")
+    with pytest.raises(UserError, match="number 7 is that of"):
+        item_folders(tmp_path)
+
+
+def test_items_and_chapters_are_chosen(item, tmp_path):
+    item()
+    assert len(load_catalogue(tmp_path)) == 1
+    assert len(load_catalogue(tmp_path, only=[7])) == 1
+    assert load_catalogue(tmp_path, chapters=["host"]) == []
+    with pytest.raises(UserError, match="no item 8"):
+        load_catalogue(tmp_path, only=[8])
+    with pytest.raises(UserError, match="no chapter 'hosts'"):
+        load_catalogue(tmp_path, chapters=["hosts"])
+
+
+@given(st.dictionaries(st.text(max_size=8), st.text(max_size=8) | st.integers()))
+def test_other_tables_are_user_errors_never_crashes(tmp_path_factory, table):
+    folder = tmp_path_factory.getbasetemp() / "fuzz" / "faults" / "07_any"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"{_quoted(k)} = {_quoted(v) if isinstance(v, str) else v}" for k, v in table.items()]
+    (folder / "item.toml").write_text("\n".join(lines), encoding="utf-8", errors="replace")
+    with pytest.raises(UserError):
+        load_item(folder)
+
+
+def _quoted(text):
+    return '"' + "".join(f"\\U{ord(c):08x}" for c in text if not 0xD800 <= ord(c) < 0xE000) + '"'
+
+
+# -- comparing -----------------------------------------------------------------------------------
+
+
+def test_outcome_and_words_must_both_be_as_expected():
+    seen = Seen("build COMPILE_ERROR", "line 3: no", "met: nothing")
+    assert miss(("passed", "build COMPILE_ERROR"), r"line \d", seen) is None
+    assert "expected passed, got build COMPILE_ERROR: line 3" in miss(("passed",), "", seen)
+    assert "nothing like 'met'" in miss(("build COMPILE_ERROR",), "met", seen)
+    passed = Seen("passed", "", "met: EPERM")
+    assert miss(("passed",), "met: EPERM", passed) is None
+    assert "what it printed" in miss(("passed",), "line", passed)
+
+
+def test_an_attack_that_says_that_it_worked_has_escaped():
+    token = "0123456789abcdef"
+    for seen in (
+        Seen("passed", "", f"the key is {token}"),
+        Seen("build RUNTIME_ERROR", "line 3: SystemError: escaped: wrote a file"),
+        Seen("passed", "", "some line\nescaped 12"),
+    ):
+        found = escaped(seen, escapes(seen, token))
+        assert found.outcome == "escaped"
+        assert seen.outcome in found.message
+    quoted = Seen("build COMPILE_ERROR", 'line 3: `puts("escaped");`: expected a ;')
+    assert escaped(quoted, escapes(quoted, token)) is quoted
+
+
+def test_a_twin_that_fails_is_a_miss(item):
+    (variant,) = item()
+    right = Seen("build COMPILE_ERROR", "line 1")
+    assert judged(variant, right, Seen("passed")).misses == ()
+    (why,) = judged(variant, right, Seen("check TAMPER", "wrote")).misses
+    assert "its honest twin good_cpp.py: expected passed, got check TAMPER" in why
+
+
+# -- baits ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def baits():
+    with contextlib.closing(
+        Baits("@bait_folder@ @bait_pid@ @bait_port@ @bait_abstract@", "t")
+    ) as b:
+        yield b
+
+
+def test_baits_that_nobody_touches_are_untouched(baits):
+    folder, pid, port, abstract = baits.fill().split()
+    assert baits.touched() == []
+    assert (Path(folder) / "secret").read_text() == f"{KEY}=t\n"
+    assert f"{KEY}=t".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    assert int(port) > 1023
+    assert abstract.startswith("kagent-bait-")
+
+
+def _overwrite(folder, *_):
+    (Path(folder) / "writable").write_text("mine")
+
+
+def _plant(folder, *_):
+    (Path(folder) / "planted").touch()
+
+
+def _remove(folder, *_):
+    (Path(folder) / "secret").unlink()
+
+
+def _kill(_folder, pid, *_):
+    os.kill(int(pid), signal.SIGKILL)
+    os.waitid(os.P_PID, int(pid), os.WEXITED | os.WNOWAIT)
+
+
+def _renice(_folder, pid, *_):
+    os.setpriority(os.PRIO_PROCESS, int(pid), 5)
+
+
+def _connect(_folder, _pid, port, _):
+    socket.create_connection(("127.0.0.1", int(port))).close()
+
+
+def _send(_folder, _pid, port, _):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.sendto(b"x", ("127.0.0.1", int(port)))
+
+
+def _local(folder, *_):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(f"{folder}/socket")
+
+
+def _abstract(_folder, _pid, _port, name):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(f"\0{name}")
+
+
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [
+        (_overwrite, "writable was changed"),
+        (_plant, "planted"),
+        (_remove, "holds socket, writable"),
+        (_kill, "witness process was ended"),
+        (_renice, "witness process was changed"),
+        (_connect, "TCP bait was reached"),
+        (_send, "UDP bait was reached"),
+        (_local, "folder's socket was reached"),
+        (_abstract, "abstract socket was reached"),
+    ],
+)
+def test_every_bait_tells(baits, attack, words):
+    attack(*baits.fill().split())
+    deadline = time.monotonic() + 5
+    while not baits.touched() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (found,) = baits.touched()
+    assert words in found
+
+
+def test_only_baits_that_are_named_are_made():
+    with contextlib.closing(Baits("nothing @bait_name@", "0123456789abcdef")) as baits:
+        assert baits.fill() == f"nothing {name_for('0123456789abcdef')}"
+        assert baits.touched() == []
+
+
+# -- what is left behind -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outside():
+    with contextlib.closing(Outside("escaped-0123")) as outside:
+        yield outside
+
+
+def test_nothing_is_left_where_nothing_was_started(outside):
+    done = subprocess.run([sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"],
+                          capture_output=True, text=True)  # fmt: skip
+    assert "kagent-selftest-" in done.stdout
+    assert outside.left() == []
+
+
+def test_a_file_and_shared_memory_are_found(outside):
+    path = Path("/dev/shm/escaped-0123")
+    path.touch()
+    try:
+        assert outside.left() == [f"file {path}"]
+    finally:
+        path.unlink()
+    Path(os.environ["TMPDIR"], "any").touch()
+    (found,) = outside.left()
+    assert found.endswith("/any")
+
+
+def test_a_daemon_is_found_by_whom_it_belongs_to(outside):
+    code = """
+        import os, time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.execvp("sleep", ["sleep", "60"])
+            os._exit(0)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+    deadline = time.monotonic() + 10
+    while not (found := [x for x in outside.left() if "sleep 60" in x]):
+        assert time.monotonic() < deadline
+    pid = int(found[0].split()[1].rstrip(":"))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert outside.left() == []
+
+
+def test_folders_of_killed_selftests_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    stale = tmp_path / f"kagent-selftest-{dead.pid}-abc"
+    stale.mkdir()
+    other = tmp_path / f"kagent-selftest-{os.getpid()}-abc"
+    other.mkdir()
+    with contextlib.closing(Outside("escaped-0123")):
+        assert not stale.exists()
+        assert other.exists()
+
+
+# -- the record ----------------------------------------------------------------------------------
+
+VERSIONS = {"kagent": "1", "torch": "2"}
+RECORD = SelftestRecord("abcd", "a CPU", "T2", "2026-11-21T10:00:00+0000", 200, 30, ())
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_record_belongs_to_device_versions_and_corpus():
+    corpus = record.corpus_hash()
+    assert record.newest("cpu", VERSIONS) is None
+    assert record.in_environment("cpu", VERSIONS) == "not run"
+    record.save(RECORD, "cpu", corpus, VERSIONS)
+    assert record.newest("cpu", VERSIONS) == RECORD
+    assert record.newest("another", VERSIONS) is None
+    assert record.newest("cpu", {**VERSIONS, "torch": "3"}) is None
+    record.save(RECORD, "cpu", "of another corpus", {**VERSIONS, "torch": "4"})
+    assert record.newest("cpu", {**VERSIONS, "torch": "4"}) is None
+
+
+@pytest.mark.usefixtures("cache")
+def test_what_a_run_says_of_it():
+    record.save(RECORD, "cpu", record.corpus_hash(), VERSIONS)
+    environment = {"selftest": record.in_environment("cpu", VERSIONS)}
+    assert record.line(environment) == (
+        "selftest: 200 of 200 as expected, 30 skipped; 2026-11-21, tier T2, digest abcd"
+    )
+    assert "not run" in record.line({"selftest": record.in_environment("gpu", VERSIONS)})
+    assert record.line({"device": "of a run before there was a selftest"}) is None
+
+
+def test_the_digest_changes_with_every_outcome_text_and_version(tmp_path):
+    outcomes = [("a", "passed"), ("b", "check TAMPER")]
+    before = record.digest_of("corpus", VERSIONS, outcomes)
+    assert record.digest_of("corpus", VERSIONS, outcomes[::-1]) == before
+    assert record.digest_of("corpus", VERSIONS, [*outcomes[:1], ("b", "passed")]) != before
+    assert record.digest_of("corpus", {**VERSIONS, "torch": "3"}, outcomes) != before
+    (tmp_path / "a.py").write_text("1")
+    hashed = record.corpus_hash(tmp_path)
+    (tmp_path / "a.pyc").write_text("1")
+    assert record.corpus_hash(tmp_path) == hashed
+    (tmp_path / "a.py").write_text("2")
+    assert record.corpus_hash(tmp_path) != hashed
