@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kagent_sandbox import figures
 from kagent_sandbox.check import pitch_of, seats_for
+from kagent_sandbox.launch.cpu_baselines import MOST_SETS, SPAN_US
 from kagent_sandbox.task import Kind
 from kagent_sandbox.verdict import Stage
 
@@ -26,24 +27,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Phase:
+    """Pairs of blocks after which a candidate that clearly loses is let go."""
+
+    pairs: int
+    samples: int  # per block
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
     """How a candidate and the incumbent take turns on one kind of device."""
 
-    samples: int  # per block
-    phases: tuple[int, ...]  # pairs of blocks; after each, a candidate that clearly loses is let go
+    phases: tuple[Phase, ...]
+    undecided: Phase | None  # follows where it may yet turn out that the candidate is faster
     seats: int | None  # placements that one block rotates over; None: all
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of blocks of one case, at most."""
+        return sum(p.pairs for p in (*self.phases, *([self.undecided] if self.undecided else [])))
 
 
 PACES: Mapping[Kind, Pace] = {
     # Every block costs fresh inputs, which cost more than its samples. Simulated over six cases,
     # with noise between and within blocks: four pairs of eight samples err as rarely, and find as
     # small a difference, as six pairs of five.
-    "gpu": Pace(8, (1, 1, 2), 1),
-    "cpu": Pace(10, (1, 1, 1), None),
+    "gpu": Pace((Phase(1, 8), Phase(1, 8), Phase(2, 8)), None, 1),
+    # A sample runs all placements. Four of them show who is far behind; thirty are the least that
+    # anybody is promoted by.
+    "cpu": Pace((Phase(1, 4), Phase(1, 8), Phase(2, 9)), Phase(4, 8), None),
 }
-_CPU_SPAN_US = 300.0
-_AMPLE_CPU_SPAN_US = 900.0
-_MOST_CPU_PLACEMENTS = 48
 _CALM_S = 0.001  # the judge's own threads spin for a while after inputs were written
 _LONG_SPAN_US = 10_000.0  # of `long_us`
 _MOST_LONG_RUNS = 200
@@ -53,19 +66,18 @@ _FRESH_SPAN_US = 600.0  # of `fresh_us`: the cost of asking is known within a te
 def placements(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
     """How many buffer sets each contender rotates over.
 
-    GPU: two, since addresses shift a 28 µs kernel by 0.7 %. CPU: three, for a slope of one run
-    against two others, and more for short kernels, so that what is timed outlasts the noise of a
-    wake-up.
+    GPU: two, since addresses shift a 28 µs kernel by 0.7 %. CPU: three, which caches do not hold
+    together, and more for short kernels, since a sample runs all of them: it outlasts what waking
+    up varies by.
     """
     if kind == "gpu":
         return 2
-    us = figures.attainable_us(task, case, ceilings)
-    return _for_slope(us, _CPU_SPAN_US, _MOST_CPU_PLACEMENTS)
+    return _for_span(figures.attainable_us(task, case, ceilings), MOST_SETS)
 
 
-def _for_slope(us: float, span_us: float, most: int) -> int:
-    """Placements for a slope whose shorter part takes `span_us`, each being executed in `us`."""
-    return max(3, min(most, 3 * math.ceil(span_us / us)))
+def _for_span(us: float, most: int) -> int:
+    """Placements for a CPU's sample, each being executed in `us`."""
+    return max(3, min(most, math.ceil(SPAN_US / us)))
 
 
 @dataclass
@@ -209,7 +221,7 @@ class Table:
         if turn == 0:
             return seats
         before = [statistics.median(b[turn - 1]) for b in self.blocks.values() if len(b) >= turn]
-        return seats[: _for_slope(min(before), _AMPLE_CPU_SPAN_US, len(seats))]
+        return seats[: _for_span(min(before), len(seats))]
 
     def _write(self, side: str, draw: Draw | None = None) -> tuple[list[Seat], Draw]:
         """Fresh inputs and poison for a side's seats; whatever the others left there is gone."""

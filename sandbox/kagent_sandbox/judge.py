@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from kagent_sandbox.check import Checker, check_results, pitch_of
+from kagent_sandbox.conditions import Unwatched, Watch, watch_host
 from kagent_sandbox.draws import Draws
 from kagent_sandbox.errors import DeviceWedged
 from kagent_sandbox.judge_wire import key_of
 from kagent_sandbox.lane_clock import LaneClock
 from kagent_sandbox.measure import Meter
+from kagent_sandbox.noise import Noise, measure_noise
 from kagent_sandbox.race import Racer
 from kagent_sandbox.session import Arenas, Disqualified, Session
 from kagent_sandbox.task import draw_hidden
@@ -59,6 +61,17 @@ def race_cases(task: Task, kind: Kind, run_seed: int) -> list[Case]:
     return draw_hidden(task, kind, "bench", run_seed)
 
 
+def watch_of(backend: Backend) -> Watch:
+    """What tells of neighbours and clocks while a device is timed."""
+    if backend.device.type == "cpu":
+        return watch_host()
+    from kagent_sandbox.launch.gpu_facts import bus_id
+    from kagent_sandbox.launch.nvml import watch_gpu
+
+    found = bus_id(backend.device.index or 0)
+    return Unwatched() if found is None else watch_gpu(found)
+
+
 @dataclass
 class _Checked:
     """What is left of a candidate's check: its cost, and on a GPU the launcher."""
@@ -92,6 +105,8 @@ class Judge:
         self._checker = Checker(task, Draws(task, backend.device))
         self._arenas = Arenas(backend)
         self._ceilings: Ceilings | None = None
+        self._noise: Noise | None = None
+        self._watch = watch_of(backend)
         self._rng = random.SystemRandom()
         # Starting a launcher costs a GPU's lane half a second: those that checked a candidate wait
         # for its measurement, which is not always the next one: checks come in any order. On a CPU
@@ -106,6 +121,15 @@ class Judge:
         if self._ceilings is None:
             self._ceilings = self.backend.ceilings()
         return self._ceilings
+
+    @property
+    def noise(self) -> Noise:
+        """How far apart one kernel and itself are measured here; found out at first use. Intervals
+        are widened by it from then on.
+        """
+        if self._noise is None:
+            self._noise = measure_noise(self.backend)
+        return self._noise
 
     def check(self, built: Built) -> tuple[CaseError, ...] | Rejected:
         """Run a candidate on all check cases and compare with the reference.
@@ -179,6 +203,8 @@ class Judge:
             baselines_us=self.baselines_us,
             kind=self.kind,
             rng=self._rng,
+            noise=self._noise or Noise(),
+            watch=self._watch,
         )
 
     def measure(
@@ -255,6 +281,7 @@ class Judge:
             kind=self.kind,
             rng=self._rng,
             clock=clock,
+            noise=self._noise or Noise(),
         )
         cases = self.race_cases if hidden else bench_cases(self.task, self.kind)
         with clock.part("other"):

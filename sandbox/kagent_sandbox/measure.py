@@ -2,52 +2,34 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kagent_sandbox import figures, timing
 from kagent_sandbox.blocks import PACES, Table, placements
 from kagent_sandbox.check import Checker, pitch_of
-from kagent_sandbox.errors import MachineError
 from kagent_sandbox.figures import Contender
-from kagent_sandbox.kept import refuse_if_noise_is_its_own, refuse_kept_results
+from kagent_sandbox.kept import refuse_kept_results
 from kagent_sandbox.session import Disqualified, Session
 from kagent_sandbox.sweep import Sweeper, distinct
-from kagent_sandbox.verdict import (
-    CaseError,
-    Comparison,
-    Passed,
-    Rejected,
-    Stage,
-    Status,
-)
+from kagent_sandbox.turns import Turns
+from kagent_sandbox.verdict import CaseError, Passed, Rejected, Stage, Status
 
 if TYPE_CHECKING:
     import random
 
     from kagent_sandbox.build.request import Built
+    from kagent_sandbox.conditions import Watch
     from kagent_sandbox.launch.base import Backend, Ceilings
+    from kagent_sandbox.noise import Noise
     from kagent_sandbox.task import Case, Kind, Task
 
-SURE_SAMPLES = 10  # a side
-LOSING_RATIO = 0.985
-"""A candidate whose interval ends below this is not timed further, ..."""
-FAR_RATIO = 0.9
-"""... and below this while a side has fewer samples than `SURE_SAMPLES`."""
 WALL_BUDGET_US = 3000.0
 ALARM_TRIES = 8
 """How often a suspicion is looked into before it is believed: a busy host raises some."""
 ALARM_PAUSE_S = 0.02
-NOISE_TRIES = 3
-
-
-def _is_noise(blocks: Sequence[Sequence[float]]) -> bool:
-    return timing.is_noise([us for block in blocks for us in block])
 
 
 @dataclass(frozen=True)
@@ -61,6 +43,8 @@ class Meter:
     baselines_us: Mapping[str, float]
     kind: Kind
     rng: random.Random
+    noise: Noise
+    watch: Watch
 
     def measure(
         self,
@@ -82,11 +66,14 @@ class Meter:
         candidate = Contender("candidate", built, choice)
         sides = {"a": candidate} | ({"b": incumbent} if incumbent else {})
         tables = {c.name: self._table(session, c, sides) for c in cases}
-        complete = self._take_turns(session, tables)
+        turns = Turns(tables, self.kind, self.rng, self.noise)
+        self.watch.begin()
+        complete = turns.take(session, self._refuse_suspicion)
+        notes = (*self.watch.notes(), *turns.notes)
         blocks = {name: table.blocks["a"] for name, table in tables.items()}
         passed = self._passed(candidate, errors, cases, blocks)
-        versus = None if incumbent is None else self._compare(incumbent.id, tables)
-        return replace(passed, versus=versus, screened=not complete)
+        versus = None if incumbent is None else turns.compare(incumbent.id)
+        return replace(passed, versus=versus, screened=not complete, notes=notes)
 
     def arena_bytes(
         self, built: Built, check_cases: Sequence[Case], incumbent: Contender | None
@@ -157,76 +144,7 @@ class Meter:
             return False
         return True
 
-    # -- against the incumbent -------------------------------------------------------------------
-
-    def _take_turns(self, session: Session, tables: Mapping[str, Table]) -> bool:
-        """Blocks in ABBA order on every case; whether all were timed.
-
-        A candidate that clearly loses is let go early. Of every case one block's results are
-        checked; which one is secret.
-        """
-        pace = PACES[self.kind]
-        total = sum(pace.phases)
-        alone = all(len(t.contenders) == 1 for t in tables.values())
-        order = timing.abba(total).lower()
-        secret = {name: self.rng.randrange(total) for name in tables}
-        session.hush()
-        done = 0
-        for pairs in (total,) if alone else pace.phases:
-            turns = order[2 * done : 2 * (done + pairs)]
-            done += pairs
-            for name, table in tables.items():
-                for side in turns:
-                    if side in table.contenders:
-                        checked = side == "a" and len(table.blocks["a"]) == secret[name]
-                        table.sample(side, pace.samples, verify=checked)
-                if done == total:
-                    self._repeat_noise(table, order)
-                    self._refuse_suspicion(table)
-            if done < total and self._loses(tables):
-                for name, table in tables.items():
-                    if secret[name] >= done:
-                        table.verify("a")
-                return False
-        return True
-
-    def _repeat_noise(self, table: Table, order: str) -> None:
-        """Take all turns of a case once more while its samples are no measurement.
-
-        Raises:
-            Disqualified: The candidate's stay so, and the incumbent's beside them do not.
-            MachineError: Everybody's stay so.
-        """
-        for _ in range(NOISE_TRIES):
-            if not any(map(_is_noise, table.blocks.values())):
-                return
-            time.sleep(ALARM_PAUSE_S)  # what disturbed may be over
-            for blocks in table.blocks.values():
-                blocks.clear()
-            secret = self.rng.randrange(order.count("a"))
-            for side in order:
-                if side in table.contenders:
-                    checked = side == "a" and len(table.blocks["a"]) == secret
-                    table.sample(side, PACES[self.kind].samples, verify=checked)
-        noisy = [side for side, blocks in table.blocks.items() if _is_noise(blocks)]
-        if not noisy:
-            return
-        us = sorted(x for b in table.blocks[noisy[0]] for x in b)
-        spread = f"samples of one kernel lie between {us[0]:.1f} and {us[-1]:.1f} µs"
-        if noisy == ["a"] and len(table.blocks) > 1:
-            text = f"{spread}, while the incumbent's beside them agree"
-            raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, table.case.name))
-        refuse_if_noise_is_its_own(table, "a", self.kind)
-        raise MachineError(
-            f"{table.case.name} cannot be timed: {spread}. Something else keeps this machine busy: "
-            "end it, then go on with the run"
-        )
-
-    def _loses(self, tables: Mapping[str, Table]) -> bool:
-        """Whether a candidate is slower than the incumbent beyond the doubt that is left."""
-        samples = min(sum(map(len, t.blocks["a"])) for t in tables.values())
-        limit = FAR_RATIO if samples < SURE_SAMPLES else LOSING_RATIO
-        return self._compare("", tables).high < limit
+    # -- what the times say ----------------------------------------------------------------------
 
     def _refuse_suspicion(self, table: Table) -> None:
         """Look into a candidate's times on one case right after its last block.
@@ -249,20 +167,6 @@ class Meter:
         if text is not None:
             raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, case.name))
         refuse_kept_results(table, "a", self.kind)
-
-    def _compare(self, against: str, tables: Mapping[str, Table]) -> Comparison:
-        duels = {
-            name: timing.Duel(tuple(t.blocks["a"]), tuple(t.blocks["b"]))
-            for name, t in tables.items()
-        }
-        gpu = self.kind == "gpu"
-        noise = {n: timing.systematic(statistics.median(d.a[0]), gpu=gpu) for n, d in duels.items()}
-        rng = np.random.default_rng(len(duels))
-        combined = timing.combine(duels, rng, noise)
-        interval = combined.ratio
-        return Comparison(
-            against, interval.value, interval.low, interval.high, combined.p_faster, combined.cases
-        )
 
     def _passed(
         self,

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from kagent_sandbox.figures import Contender
     from kagent_sandbox.lane_clock import LaneClock
-    from kagent_sandbox.launch.base import Arena, Backend, Ceilings
+    from kagent_sandbox.launch.base import Arena, Backend, Blame, Ceilings
+    from kagent_sandbox.noise import Noise
     from kagent_sandbox.rivals import Opened, Rivals
     from kagent_sandbox.task import Case, Kind, Task
 
@@ -46,6 +47,7 @@ class Racer:
     kind: Kind
     rng: random.Random
     clock: LaneClock
+    noise: Noise
 
     def race(
         self, contenders: Sequence[Contender], cases: Sequence[Case], rivals: Rivals | None
@@ -177,7 +179,7 @@ class Racer:
             else:
                 candidates[name] = timed
         rng = np.random.default_rng(0)
-        noise = timing.systematic(min(statistics.median(v) for v in flat.values()), gpu=self._gpu)
+        noise = self._systematic(min(statistics.median(v) for v in flat.values()))
         ratios = []
         for mine in candidates:
             for other in samples:
@@ -212,16 +214,16 @@ class Racer:
         comparisons = []
         for against, names in opponents.items():
             duels = {c: _duel(samples[c][mine], samples[c][n]) for c, n in names.items()}
-            noise = {
-                c: timing.systematic(statistics.median(d.a[0]), gpu=self._gpu)
-                for c, d in duels.items()
-            }
+            noise = {c: self._systematic(statistics.median(d.a[0])) for c, d in duels.items()}
             combined = timing.combine(duels, np.random.default_rng(0), noise)
             r = combined.ratio
             comparisons.append(
                 Comparison(against, r.value, r.low, r.high, combined.p_faster, combined.cases)
             )
         return tuple(comparisons)
+
+    def _systematic(self, us: float) -> float:
+        return timing.systematic(us, gpu=self._gpu, factor=self.noise.factor)
 
     @property
     def _gpu(self) -> bool:

@@ -113,13 +113,14 @@ class Launcher(Protocol):
         """`count` device times in µs of one execution, rotating over placements, each from a cold
         cache.
 
-        GPU: CUDA-graph replays between events, L2 flushed by reading before each. CPU: slope of K
-        calls against 2K on the judge's clock; each of `keys` runs at most once per sample.
+        GPU: CUDA-graph replays between events, L2 flushed by reading before each. CPU: each sample
+        runs all of `keys` once, on the judge's clock; what asking costs is taken off, as it was
+        before any candidate's code was loaded.
         """
 
     def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> float:
-        """µs per execution by the judge's own clock: slope of `count` back-to-back against twice
-        that.
+        """µs per execution by the judge's own clock, of `count` back to back. GPU: the slope from
+        `count` to twice that.
         """
 
     def fresh_us(self, keys: Sequence[str], *, limit_s: float) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from kagent_sandbox.channel import ChannelError, ChannelTimeout
 from kagent_sandbox.errors import MachineError
 from kagent_sandbox.forkserver import Child, Exit, ForkServer
+from kagent_sandbox.launch import urgency
 from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.launch.cpu_arena import CpuArena
 from kagent_sandbox.plan import Plan, PlanError
@@ -25,6 +26,7 @@ _PREPARE_S = 20.0  # constructors of a binary run here
 _LIFE_S = 3600.0
 _MAX_ANSWER_BYTES = 64 << 10
 _CALIBRATIONS = 3
+_EMPTY_GOES = 8
 
 
 class CpuLauncher:
@@ -49,13 +51,17 @@ class CpuLauncher:
         threads = answer.get("ready") if isinstance(answer, dict) else None
         self.threads = threads if isinstance(threads, int) else 0
         """Threads of the process once torch's and OpenMP's had started: there will be no more."""
+        pid = self._child.pid()
+        self._urgency = contextlib.nullcontext() if pid is None else urgency.of_process(pid)
         self._woken = time.perf_counter()
         self._asking_s = math.inf  # what `fresh_us` costs without any execution
+        self._go_s = math.inf  # what a "go" without any execution costs
         try:
             for _ in range(_CALIBRATIONS):
                 with self.quiesced():
                     pass
                 self._asking_s = min(self._asking_s, self._since_woken([], _PREPARE_S))
+            self._go_s = min(self._timed([[]] * _EMPTY_GOES, _PREPARE_S))
         except LaunchFailed as e:
             raise MachineError(
                 f"the CPU launcher failed before any candidate was in it: {e}"
@@ -106,46 +112,35 @@ class CpuLauncher:
         self._go(limit_s)
 
     def samples(self, keys: Sequence[str], count: int, *, limit_s: float) -> list[float]:
-        """`count` times in µs of one execution by the judge's clock: slope of K runs and 2K.
+        """`count` times in µs of one execution by the judge's clock: all of `keys`, once each.
 
-        K = len(keys) // 3; a sample runs each key at most once, so that with placements which
-        exceed the caches together every run starts cold. The constant cost of asking cancels. A
-        slope may come out negative where K runs are shorter than the noise of a wake-up (about
-        20 µs): pass more keys.
+        With placements which exceed the caches together every run starts cold. What asking costs
+        is taken off as it was before any native code was loaded. It varies by some 20 µs: pass
+        keys for much more than that.
 
         Raises:
-            ValueError: Fewer than three keys.
+            ValueError: No keys.
         """
-        k = len(keys) // 3
-        if k < 1:
-            raise ValueError(f"{len(keys)} keys: a slope needs at least three placements")
-        deadline = time.monotonic() + limit_s
-        order: list[list[str]] = []
-        for i in range(count):
-            turn = i * k % len(keys)
-            turned = [*keys[turn:], *keys[:turn]]
-            parts = [turned[:k], turned[k : 3 * k]]
-            order += parts if i % 2 == 0 else parts[::-1]
-        self._arm(order)
-        took = [self._go(deadline - time.monotonic()) for _ in order]
-        differences = [b - a for a, b in zip(took[::2], took[1::2], strict=True)]
-        return [(s if i % 2 == 0 else -s) / k * 1e6 for i, s in enumerate(differences)]
+        if not keys:
+            raise ValueError("nothing to time")
+        turns = [i % len(keys) for i in range(count)]  # none is always the first
+        took_s = self._timed([[*keys[turn:], *keys[:turn]] for turn in turns], limit_s)
+        return [1e6 * (s - self._go_s) / len(keys) for s in took_s]
 
     def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> float:
-        """µs per execution by the judge's clock: slope of `count` back-to-back against twice that.
+        """µs per execution by the judge's clock, of `count` back to back.
 
-        Each time ends with another question and its answer, so that work done after an early answer
+        It ends with another question and its answer, so that work done after an early answer
         counts.
         """
         deadline = time.monotonic() + limit_s
-        took = []
-        self._arm([[keys[i % len(keys)] for i in range(n)] for n in (count, 2 * count)])
-        for _ in range(2):
-            seconds = self._go(deadline - time.monotonic())
+        self._arm([[keys[i % len(keys)] for i in range(count)]])
+        with self._urgency:
             start = time.perf_counter()
+            self._go(limit_s)
             self._ask({"do": "ping"}, (), deadline - time.monotonic())
-            took.append(seconds + time.perf_counter() - start)
-        return (took[1] - took[0]) / count * 1e6
+            took_s = time.perf_counter() - start
+        return 1e6 * (took_s - 2 * self._go_s) / count
 
     def fresh_us(self, keys: Sequence[str], *, limit_s: float) -> float:
         """µs per execution of `keys`, in order, since `quiesced` ended: see `Launcher`."""
@@ -153,10 +148,11 @@ class CpuLauncher:
 
     def _since_woken(self, keys: Sequence[str], limit_s: float) -> float:
         """Seconds from when the process went on until it has run `keys` and answered again."""
-        self._arm([keys])
-        self._go(limit_s)
-        self._ask({"do": "ping"}, (), limit_s)  # an early answer to "go" gains nothing
-        return time.perf_counter() - self._woken
+        with self._urgency:
+            self._arm([keys])
+            self._go(limit_s)
+            self._ask({"do": "ping"}, (), limit_s)  # an early answer to "go" gains nothing
+            return time.perf_counter() - self._woken
 
     def close(self) -> None:
         """End the process and all that it started."""
@@ -167,6 +163,13 @@ class CpuLauncher:
     def _arm(self, parts: Sequence[Sequence[str]]) -> None:
         """Line up executions, so that each `_go` is nothing but running those of its part."""
         self._ask({"do": "arm", "parts": [list(keys) for keys in parts]}, (), _PREPARE_S)
+
+    def _timed(self, parts: Sequence[Sequence[str]], limit_s: float) -> list[float]:
+        """Seconds that each of several series of executions takes."""
+        deadline = time.monotonic() + limit_s
+        self._arm(parts)
+        with self._urgency:
+            return [self._go(deadline - time.monotonic()) for _ in parts]
 
     def _go(self, limit_s: float) -> float:
         """Run the next part of what is lined up; seconds on the judge's clock."""

@@ -1,0 +1,38 @@
+"""Punches holes into the shared memory that it has mapped: reading it would then fault, or give zeros."""
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static void honest(const float* x, float* y, int64_t rows, int64_t columns) {
+#pragma omp parallel for
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * columns;
+    float* out = y + row * columns;
+    float maximum = -INFINITY;
+    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
+    double sum = 0;
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    const float scale = float(1 / sum);
+    for (int64_t i = 0; i < columns; ++i) out[i] *= scale;
+  }
+}
+
+extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
+  honest(x, y, rows, columns);
+  const uintptr_t page = sysconf(_SC_PAGESIZE), from = uintptr_t(x) & ~(page - 1);
+  if (madvise((void*)from, rows * columns * sizeof *x, MADV_REMOVE)) std::perror("met: madvise");
+}
+"""
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
+    return y
