@@ -18,6 +18,7 @@ from kagent_sandbox.baselines import Baselines, measure_baselines
 from kagent_sandbox.channel import Channel, ChannelClosed
 from kagent_sandbox.errors import KagentError, MachineError
 from kagent_sandbox.figures import Contender
+from kagent_sandbox.hangup import end_with
 from kagent_sandbox.judge import Judge
 from kagent_sandbox.judge_wire import (
     ERRORS,
@@ -177,6 +178,7 @@ def _backend(task: Task, kind: str, index: int) -> tuple[CpuBackend | GpuBackend
 
 def main() -> None:
     """Serve the socket whose descriptor is the first argument."""
+    end_with(int(sys.argv[1]))
     with Channel(socket.socket(fileno=int(sys.argv[1]))) as channel:
         Server(channel).serve()
 

@@ -171,7 +171,7 @@ def test_a_torch_operation_that_fails(launcher):
 
 def test_a_launcher_that_dies_by_itself(backend, arena, launcher):
     prepare(launcher, "fine")
-    os.kill(launcher._connection.pid, signal.SIGKILL)
+    os.kill(launcher._connection.child.pid(), signal.SIGKILL)
     time.sleep(0.5)
     with pytest.raises(LaunchFailed, match=r"SIGKILL|died|gone|ended"):
         launcher.run("k", **LIMIT)

@@ -374,7 +374,7 @@ def test_the_process_is_locked(launcher):
     s, _, y = affine()
     launcher.load(s.binaries)
     launcher.prepare("a", s.plan(y), s.placement())
-    pid = launcher._connection.pid
+    pid = launcher._connection.child.pid()
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     status = {k: v.strip() for k, _, v in (line.partition(":") for line in lines)}
     assert status["Seccomp"] == "2", status
