@@ -11,12 +11,12 @@ import random
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from kagent_sandbox.check import Checker, check_results, pitch_of
 from kagent_sandbox.conditions import Unwatched, Watch, watch_host
 from kagent_sandbox.draws import Draws
-from kagent_sandbox.errors import DeviceWedged
+from kagent_sandbox.errors import DeviceError, DeviceWedged
 from kagent_sandbox.judge_wire import key_of
 from kagent_sandbox.lane_clock import LaneClock
 from kagent_sandbox.measure import Meter
@@ -27,7 +27,7 @@ from kagent_sandbox.task import draw_hidden
 from kagent_sandbox.verdict import CaseError, Passed, Rejected, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kagent_sandbox.build.request import Built
     from kagent_sandbox.figures import Contender
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.race_result import Race
     from kagent_sandbox.rivals import Rivals
     from kagent_sandbox.task import Case, Kind, Task
+
+T = TypeVar("T")
 
 SWEEP_S = 0.5
 """Lane seconds per case that finding the best configuration may take."""
@@ -84,6 +86,26 @@ class _Checked:
         if self.session is not None:
             self.session.close()
             self.session = None
+
+
+def _tried(evaluate: Callable[[], T]) -> T | Rejected:
+    """Evaluate; once more in a fresh process where a failure may not be the kernel's.
+
+    Raises:
+        DeviceError: Twice in a row the machine failed in a way that no kernel can cause.
+    """
+    for last in (False, True):
+        try:
+            return evaluate()
+        except Disqualified as e:
+            if last and e.blame == "machine":
+                raise DeviceError(
+                    f"twice in a row, in fresh processes: {e}; no kernel can cause that. What is "
+                    "recorded is kept: see to the device, then resume the run"
+                ) from e
+            if last or e.blame == "kernel":
+                return e.verdict
+    raise AssertionError("the last one returns or raises")
 
 
 class Judge:
@@ -139,10 +161,7 @@ class Judge:
             MachineError: The device or the host does.
             KeyError: A case was not built.
         """
-        try:
-            return tuple(self._check(built))
-        except Disqualified as e:
-            return e.verdict
+        return _tried(lambda: tuple(self._check(built)))
 
     def _check(self, built: Built) -> list[CaseError]:
         began = time.perf_counter()
@@ -224,13 +243,17 @@ class Judge:
         """
         checked = self._forget(key_of(built))
         clock = LaneClock()
-        try:
+
+        def timed() -> Passed:
             with clock.part("other"):
-                passed = self._measure(built, errors, incumbent, sweep_s, checked, clock)
-        except Disqualified as e:
-            return e.verdict
+                return self._measure(built, errors, incumbent, sweep_s, checked, clock)
+
+        try:
+            passed = _tried(timed)
         finally:
             checked.let_go()
+        if isinstance(passed, Rejected):
+            return passed
         lane = {"check": checked.seconds, **clock.seconds}
         return replace(passed, lane_s=sum(lane.values()), lane=lane)
 

@@ -9,7 +9,7 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import IO, Any, Self, TypeVar, cast
 
 from kagent_sandbox.build.request import Built
 from kagent_sandbox.channel import Channel, ChannelClosed, ChannelError
@@ -32,12 +32,17 @@ from kagent_sandbox.launch.cache import cache_folder
 from kagent_sandbox.launch.openmp import WAITING
 from kagent_sandbox.race_result import Race
 from kagent_sandbox.records import from_json, to_json
-from kagent_sandbox.verdict import CaseError, Passed, Rejected
+from kagent_sandbox.verdict import CaseError, Passed, Rejected, Stage, Status
+
+T = TypeVar("T")
 
 KEPT = 16
 """Candidates whose plans and binaries the judge keeps at a time."""
 SWEEP_S: Mapping[str, float] = {"gpu": 0.5, "cpu": 0.25}
+MOST_SET_ASIDE = 2
+"""Candidates in a row that judges may die of before it is the machine that is not to be trusted."""
 _LOG_TAIL = 4000
+_SERVER: tuple[str, ...] = ("-m", "kagent_sandbox.judge_server")
 
 
 class JudgeClient:
@@ -45,6 +50,11 @@ class JudgeClient:
 
     Every method raises what the judge raises (`TaskError`, `MachineError`, `DeviceWedged`), and
     `ChildDied` with the end of its log when the process is gone. A context manager.
+
+    A judge that dies while it has a candidate is started again, and asked again. One that dies
+    again sets the candidate aside with a verdict that says so: else that candidate would end every
+    session of a run at the same place. What this does not cover: a candidate that takes the whole
+    machine down.
     """
 
     def __init__(self, task_folder: Path, kind: str, run_seed: int, *, index: int = 0) -> None:
@@ -57,6 +67,14 @@ class JudgeClient:
             index: Of the GPU.
         """
         self.kind = kind
+        opened = {"task": str(task_folder), "kind": kind, "run_seed": run_seed, "index": index}
+        self._opened: Mapping[str, object] = opened
+        self._choices: dict[str, Mapping[str, int]] = {}
+        self._set_aside = 0  # candidates since the last one that was judged
+        self._start()
+
+    def _start(self) -> None:
+        kind = self.kind
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
         self._channel, theirs = Channel.pair()
         compiled = str(cache_folder() / "inductor")
@@ -68,7 +86,7 @@ class JudgeClient:
             environment |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kagent_sandbox.judge_server", str(theirs.fileno())],
+                [sys.executable, *_SERVER, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -77,10 +95,8 @@ class JudgeClient:
                 start_new_session=True,  # Ctrl-C is the agent's to handle
             )
         self._kept: OrderedDict[str, None] = OrderedDict()
-        self._choices: dict[str, Mapping[str, int]] = {}
-        opened = {"task": str(task_folder), "kind": kind, "run_seed": run_seed, "index": index}
         try:
-            self.facts: DeviceFacts = from_json(DeviceFacts, self._ask("open", opened))
+            self.facts: DeviceFacts = from_json(DeviceFacts, self._ask("open", self._opened))
         except BaseException:
             self.close()
             raise
@@ -113,8 +129,12 @@ class JudgeClient:
 
     def check(self, built: Built) -> tuple[CaseError, ...] | Rejected:
         """Whether a candidate is right on all visible and hidden check cases."""
-        result = from_json(Checked, self._ask("check", {"key": self._keep(built)})).result
-        return result.errors if isinstance(result, Correct) else result
+
+        def ask() -> tuple[CaseError, ...] | Rejected:
+            result = from_json(Checked, self._ask("check", {"key": self._keep(built)})).result
+            return result.errors if isinstance(result, Correct) else result
+
+        return self._judged(Stage.CHECK, ask)
 
     def measure(
         self,
@@ -136,13 +156,17 @@ class JudgeClient:
             choice: The incumbent's configuration per case; by default what this client measured.
             sweep_s: Lane seconds per case for finding the candidate's best configuration.
         """
-        entrant = None
-        if incumbent is not None:
-            entrant = self._entrant(Contender(against, incumbent, choice or {}), built)
-        key = self._keep(built)
-        limit_s = SWEEP_S[self.kind] if sweep_s is None else sweep_s
-        request = to_json(MeasureRequest(key, tuple(errors), entrant, limit_s))
-        answer = from_json(Measured, self._ask("measure", {"request": request})).result
+
+        def ask() -> Passed | Rejected:
+            entrant = None
+            if incumbent is not None:
+                entrant = self._entrant(Contender(against, incumbent, choice or {}), built)
+            key = self._keep(built)
+            limit_s = SWEEP_S[self.kind] if sweep_s is None else sweep_s
+            request = to_json(MeasureRequest(key, tuple(errors), entrant, limit_s))
+            return from_json(Measured, self._ask("measure", {"request": request})).result
+
+        answer = self._judged(Stage.MEASURE, ask)
         if isinstance(answer, Passed):
             self._choices[built.source_hash] = {t.case: t.config for t in answer.timings}
         return answer
@@ -155,6 +179,13 @@ class JudgeClient:
         `hidden` cases are the final race's: contenders must have been built for them. Otherwise
         the visible benchmark cases (`kagent bench`).
         """
+        try:
+            return self._race(contenders, hidden=hidden, baselines=baselines)
+        except ChildDied:
+            self._restart()
+            return self._race(contenders, hidden=hidden, baselines=baselines)
+
+    def _race(self, contenders: Sequence[Contender], *, hidden: bool, baselines: bool) -> Race:
         entrants = tuple(self._entrant(c, *(o.built for o in contenders)) for c in contenders)
         request = to_json(RaceRequest(entrants, hidden, baselines))
         return from_json(Race, self._ask("race", {"request": request}))
@@ -180,6 +211,48 @@ class JudgeClient:
             self._process.kill()
             self._process.wait()
         self._log.close()
+
+    # -- when the judge dies -----------------------------------------------------------------------
+
+    def _judged(self, stage: Stage, ask: Callable[[], T]) -> T | Rejected:
+        """Ask about a candidate; again with a new judge if this one dies.
+
+        Raises:
+            ChildDied: That happens to one candidate after the other.
+            DeviceWedged: The device does not compute any more.
+        """
+        try:
+            answer = ask()
+        except ChildDied:
+            self._restart()
+            try:
+                answer = ask()
+            except ChildDied as again:
+                return self._aside(stage, again)
+        self._set_aside = 0
+        return answer
+
+    def _aside(self, stage: Stage, death: ChildDied) -> Rejected:
+        """The verdict on a candidate that two judges in a row have died of."""
+        self._set_aside += 1
+        if self._set_aside > MOST_SET_ASIDE:
+            raise ChildDied(
+                f"{self._set_aside} candidates in a row have cost two judges each: that is the "
+                f"machine rather than the kernels. The last time {death}"
+            ) from death
+        self._restart()
+        self.health()
+        return Rejected(
+            stage,
+            Status.RUNTIME_ERROR,
+            "set aside: two judges in a row died of this candidate, and the device computes known "
+            f"results as before. It may be the machine's fault. The last time {death}"[:2000],
+        )
+
+    def _restart(self) -> None:
+        """A new process in the place of one that is gone. It has no candidates yet."""
+        self.close()
+        self._start()
 
     # -- the protocol ----------------------------------------------------------------------------
 

@@ -15,8 +15,10 @@ import numpy as np
 from kagent_sandbox import figures, timing
 from kagent_sandbox.blocks import PACES, Table, placements
 from kagent_sandbox.check import Checker, check_results, pitch_of
+from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.kept import refuse_kept_results
 from kagent_sandbox.race_result import BEST_OF_TORCH, TORCH, Race, RaceCase, Ratio
+from kagent_sandbox.rivals import BaselineFailed
 from kagent_sandbox.session import Arenas, Disqualified, Session
 from kagent_sandbox.verdict import CaseTiming, Comparison, Rejected, Stage
 
@@ -61,6 +63,7 @@ class Racer:
             except Disqualified as e:
                 failed[runner.id] = e.verdict
                 runners.remove(runner)
+        doubted = set[str]()
         samples: dict[str, Blocks] = {}
         missing: dict[str, Mapping[str, str]] = {}
         while runners:
@@ -68,6 +71,11 @@ class Racer:
                 samples = self._run(runners, cases, rivals, missing)
                 break
             except _OutError as e:
+                if e.blame != "kernel" and e.id not in doubted:
+                    doubted.add(e.id)  # once more: it may not have been the kernel
+                    continue
+                if e.blame == "machine":
+                    raise DeviceError(f"twice in a race: {e}; no kernel can cause that") from e
                 failed[e.id] = e.verdict
                 runners = [r for r in runners if r.id != e.id]
         ids = [r.id for r in runners]
@@ -108,12 +116,14 @@ class Racer:
             raise _OutError(runners[-1].id, e.verdict) from e
         found: dict[str, Blocks] = {}
         for case in cases:
-            with contextlib.ExitStack() as stack:
-                with self.clock.part("open"):
-                    opened = stack.enter_context(rivals.open(case, arena)) if rivals else None
-                if opened is not None:
-                    missing[case.name] = opened.missing
-                found[case.name] = self._run_case(runners, case, counts[case.name], arena, opened)
+            while case.name not in found:  # again where a baseline failed, in the end without it
+                with contextlib.suppress(BaselineFailed), contextlib.ExitStack() as stack:
+                    with self.clock.part("open"):
+                        opened = stack.enter_context(rivals.open(case, arena)) if rivals else None
+                    if opened is not None:
+                        missing[case.name] = opened.missing
+                    blocks = self._run_case(runners, case, counts[case.name], arena, opened)
+                    found[case.name] = blocks
         return found
 
     def _run_case(
@@ -235,6 +245,10 @@ class _OutError(Exception):
         super().__init__(verdict.message)
         self.id = contender
         self.verdict = verdict
+
+    @property
+    def blame(self) -> Blame:
+        return self.__cause__.blame if isinstance(self.__cause__, Disqualified) else "kernel"
 
 
 def _duel(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> timing.Duel:

@@ -40,6 +40,14 @@ class BaselineFailed(Exception):  # noqa: N818
     """A baseline that had been made ready failed while it was timed. The case is to be run again."""
 
 
+MOST_LOSSES = 2
+"""Times that a baseline which was made ready may fail in a case before the race does without it."""
+
+
+class BaselineFailed(Exception):  # noqa: N818
+    """A baseline that was made ready failed while it was timed: the case is to be run again."""
+
+
 class Opened(Protocol):
     """The baselines of one case, ready to be timed. A context manager."""
 

@@ -1,6 +1,8 @@
 """A plan's place in an arena: writes inputs and poison, reads results, notices tampering.
 
-Poison is bytes of 0xFF (NaN in every floating type, -1 in integers), guard bands are bytes of 0xA5.
+Poison is bytes of 0xFF (NaN in every floating type, -1 in integers), guard bands are bytes of 0x7F: a
+huge number in every floating type (NaN in float16), so that a read past a buffer's end shows in the
+result.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.layout import Layout
 
 POISON = 0xFF
-GUARD_BYTE = 0xA5
+GUARD_BYTE = 0x7F
 
 
 class Seat:

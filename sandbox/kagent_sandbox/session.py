@@ -17,7 +17,7 @@ from kagent_sandbox.verdict import Rejected, Stage, Status
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from kagent_sandbox.launch.base import Arena, Backend, Launcher
+    from kagent_sandbox.launch.base import Arena, Backend, Blame, Launcher
     from kagent_sandbox.seat import Seat
 
 RUN_LIMIT_S = 10.0
@@ -36,6 +36,11 @@ class Disqualified(Exception):  # noqa: N818
     def __init__(self, verdict: Rejected) -> None:
         super().__init__(verdict.message)
         self.verdict = verdict
+
+    @property
+    def blame(self) -> Blame:
+        """Whose failure it is, as the launcher that raised it has it."""
+        return self.__cause__.blame if isinstance(self.__cause__, LaunchFailed) else "kernel"
 
 
 class Arenas:

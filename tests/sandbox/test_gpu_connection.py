@@ -8,6 +8,7 @@ from kagent_sandbox.channel import Channel, ChannelError
 from kagent_sandbox.errors import DeviceError, DeviceWedged
 from kagent_sandbox.forkserver import Exit
 from kagent_sandbox.launch.base import LaunchFailed
+from kagent_sandbox.launch.gpu_driver import blame_of
 from kagent_sandbox.launch.gpu_launcher import Connection, GpuLauncher
 from kagent_sandbox.plan import Alloc, Buffer, Fill, Plan, TensorRef
 from kagent_sandbox.verdict import Status
@@ -106,7 +107,9 @@ def test_a_hang_is_killed_at_its_limit_and_the_device_checked():
 
 
 def test_a_fault_ends_the_process_and_the_device_is_checked():
-    judge = Judge({"run": {"failed": ["GPU_FAULT", "CUDA_ERROR_ILLEGAL_ADDRESS running k"]}})
+    judge = Judge(
+        {"run": {"failed": ["GPU_FAULT", "CUDA_ERROR_ILLEGAL_ADDRESS running k", "kernel"]}}
+    )
     with pytest.raises(LaunchFailed, match="ILLEGAL_ADDRESS") as caught:
         judge.loaded().run("k", limit_s=5.0)
     assert caught.value.status is Status.GPU_FAULT
@@ -115,13 +118,13 @@ def test_a_fault_ends_the_process_and_the_device_is_checked():
 
 
 def test_a_device_that_no_longer_works_is_wedged():
-    judge = Judge({"run": {"failed": ["GPU_FAULT", "x"]}}, healthy=False)
+    judge = Judge({"run": {"failed": ["GPU_FAULT", "x", "kernel"]}}, healthy=False)
     with pytest.raises(DeviceWedged):
         judge.loaded().run("k", limit_s=5.0)
 
 
 def test_a_limit_leaves_the_process_alive():
-    judge = Judge({"prepare": {"failed": ["RESOURCE_LIMIT", "too many threads"]}})
+    judge = Judge({"prepare": {"failed": ["RESOURCE_LIMIT", "too many threads", "kernel"]}})
     launcher = judge.loaded()
     for _ in range(2):
         with pytest.raises(LaunchFailed, match="threads") as caught:
@@ -136,14 +139,39 @@ def test_a_death_is_the_candidate_s_once_it_was_loaded():
     with pytest.raises(LaunchFailed, match=r"SIGSEGV.*the driver said so") as caught:
         judge.loaded().run("k", limit_s=5.0)
     assert caught.value.status is Status.RUNTIME_ERROR
+    assert caught.value.blame == "unclear"  # once more in a fresh process, before it counts
     assert judge.checked == 1
+
+
+@pytest.mark.parametrize("blame", ["kernel", "unclear", "machine"])
+def test_whose_failure_it_is_reaches_the_judge(blame):
+    judge = Judge({"prepare": {"failed": ["RUNTIME_ERROR", "does not load", blame]}})
+    with pytest.raises(LaunchFailed, match="does not load") as caught:
+        judge.loaded().prepare("k", PLAN, {0: 0})
+    assert caught.value.blame == blame
+
+
+@pytest.mark.parametrize(
+    ("text", "blame"),
+    [
+        ("CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access) running k", "kernel"),
+        ("CUDA_ERROR_OUT_OF_MEMORY (out of memory) loading", "unclear"),
+        ("CUDAError: CUDA_ERROR_UNKNOWN: this indicates an unknown error", "unclear"),
+        ("CUDA_ERROR_ECC_UNCORRECTABLE (uncorrectable ECC error) running k", "machine"),
+        ("CUDA_ERROR_SYSTEM_NOT_READY", "machine"),
+        ("kernel CUDA_ERROR_NO_SUCH_THING", "kernel"),
+        ("no error of the driver's", "kernel"),
+    ],
+)
+def test_whose_failure_an_error_of_the_driver_is(text, blame):
+    assert blame_of(text) == blame
 
 
 @pytest.mark.parametrize(
     "script",
     [
         {"load": {"error": "no context"}},
-        {"load": {"failed": ["RUNTIME_ERROR", "no context"]}},
+        {"load": {"failed": ["RUNTIME_ERROR", "no context", "kernel"]}},
         {"load": lambda _: None},
     ],
 )
@@ -159,7 +187,11 @@ def test_before_anything_is_loaded_the_machine_is_to_blame(script):
         [1.0, 2.0],
         {},
         {"ok": 1, "failed": 2},
-        {"failed": ["NO_SUCH_STATUS", "x"]},
+        {"failed": ["NO_SUCH_STATUS", "x", "kernel"]},
+        {"failed": ["GPU_FAULT", "x", "nobody"]},
+        {"failed": ["GPU_FAULT", "x"]},
+        {"failed": [["GPU_FAULT"], "x", "kernel"]},
+        {"failed": ["GPU_FAULT", "x", {}]},
         {"failed": "x"},
         {"error": "the machine is broken"},
     ],

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from kagent_sandbox.build.compile_error import CompileError, check_options, define_text, with_line
 from kagent_sandbox.errors import ToolchainError
+from kagent_sandbox.verdict import Status
 
 DEFAULT_OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fopenmp")
 _FIXED_OPTIONS = (
@@ -39,6 +40,12 @@ _OPTIONS = (
 )
 _ERROR = re.compile(
     r"^(?P<file>[^\n:]+):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<text>.*)$", re.MULTILINE
+)
+_ASSEMBLER = re.compile(
+    r"^(?:\{standard input\}|[^\n:]+):\d+: (?:Fatal error|Error): (?P<text>.*)$", re.MULTILINE
+)
+_OVER_LIMIT = re.compile(
+    r"File size limit exceeded|Killed signal|out of memory|memory exhausted|Cannot allocate memory"
 )
 _USED_AT = re.compile(
     rf"^{_FILE}:(?P<line>\d+):(?:\d+:)?\s+(?:required from|instantiated from)", re.MULTILINE
@@ -147,6 +154,14 @@ def _run(command: Sequence[str], folder: str) -> tuple[int, str]:
 def _refusal(name: str, source: str, log: str, code: int) -> CompileError:
     found = _ERROR.search(log)
     if found is None:
+        if len(log) >= _MAX_LOG_BYTES:
+            most = f"{_MAX_LOG_BYTES >> 10} KiB"
+            return CompileError(name, f"g++ was ended: it printed more than {most}\n{log[:300]}")
+        if over := _OVER_LIMIT.search(log):
+            text = f"g++ or its assembler ran into a limit on memory or files: {over[0]}"
+            return CompileError(name, text, Status.RESOURCE_LIMIT)
+        if assembler := _ASSEMBLER.search(log):
+            return _assembler_error(name, source, assembler["text"])
         undefined = re.search(r"undefined (?:reference to|symbol).*", log)
         ended = f"g++ ended with code {code}"
         return CompileError(name, undefined[0] if undefined else log.strip()[:1000] or ended)
@@ -166,3 +181,10 @@ def _refusal(name: str, source: str, log: str, code: int) -> CompileError:
         used = [int(m["line"]) for m in _USED_AT.finditer(log[: found.start()])]
         return CompileError(name, with_line(source, used[-1], inside) if used else inside)
     return CompileError(name, with_line(source, line, text))
+
+
+def _assembler_error(name: str, source: str, text: str) -> CompileError:
+    """The assembler counts lines of what the compiler wrote: show the source's first inline asm."""
+    lines = [i for i, s in enumerate(source.splitlines(), 1) if re.search(r"\basm\b|__asm__", s)]
+    message = f"assembler: {text}"
+    return CompileError(name, with_line(source, lines[0], message) if lines else message)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from kagent_sandbox.verdict import Status
 
@@ -23,12 +23,19 @@ if TYPE_CHECKING:
     from kagent_sandbox.plan import Plan, TensorRef
 
 
+Blame: TypeAlias = Literal["kernel", "unclear", "machine"]
+"""Whose a failure is. "unclear": a driver or a host may do that once in a while, so that it is
+tried once more in a fresh process before it counts. "machine": no kernel can cause it.
+"""
+
+
 class LaunchFailed(Exception):  # noqa: N818
     """The candidate's code failed while it was loaded or run: becomes a verdict."""
 
-    def __init__(self, status: Status, message: str) -> None:
+    def __init__(self, status: Status, message: str, *, blame: Blame = "kernel") -> None:
         super().__init__(message)
         self.status = status
+        self.blame: Blame = blame
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,11 @@ class Backend(Protocol):
         """A fresh process over the arena."""
 
     def healthy(self) -> bool:
-        """Whether a fresh process computes a known result correctly."""
+        """Whether a fresh process computes a known result correctly; tried twice.
+
+        A launcher asks that by itself after a fault, a hang or a kill, and raises `DeviceWedged`
+        where it fails: what comes next is then not judged at all, rather than wrongly.
+        """
 
     def printed(self) -> str:
         """What launchers that have ended since the last call printed, the end of each."""

@@ -7,8 +7,9 @@ from typing import Self
 import torch
 
 from kagent_sandbox.confine import Tier, cpu_launcher_confinement
-from kagent_sandbox.errors import KagentError
+from kagent_sandbox.errors import ConfinementError, KagentError, MachineError
 from kagent_sandbox.forkserver import ForkServer, Isolation
+from kagent_sandbox.launch import health
 from kagent_sandbox.launch.base import Arena, Ceilings, LaunchFailed
 from kagent_sandbox.launch.cpu_arena import CpuArena
 from kagent_sandbox.launch.cpu_ceilings import cached_ceilings
@@ -65,7 +66,7 @@ class CpuBackend:
         return CpuArena(nbytes)
 
     def launcher(self, arena: Arena) -> CpuLauncher:
-        """A fresh process over the arena.
+        """A fresh process over the arena. One that does not start is made once more.
 
         Raises:
             MachineError: It does not start.
@@ -73,17 +74,29 @@ class CpuBackend:
         """
         if not isinstance(arena, CpuArena):
             raise TypeError("this arena was made by another backend")
-        return CpuLauncher(self._server, arena)
+        try:
+            return CpuLauncher(self._server, arena, self._after_loss)
+        except ConfinementError:
+            raise
+        except MachineError:
+            return CpuLauncher(self._server, arena, self._after_loss)
 
     def healthy(self) -> bool:
-        """Whether a fresh process fills memory as told."""
+        """Whether a fresh process fills memory as told; tries twice."""
+        return health.computes(self._fills)
+
+    def _after_loss(self) -> None:
+        remedy = "See what kagent doctor says, free memory or restart the machine"
+        health.require(self.healthy, self.facts.name, remedy)
+
+    def _fills(self) -> bool:
         tensor = TensorRef(0, 0, (1024,), (1,), "int32")
         plan = Plan(
             "cpu", (Buffer(0, "scratch", 4096),), (Alloc(0), Fill(tensor, 7)), (tensor,), ()
         )
         arena = self.arena(4096)
         try:
-            launcher = self.launcher(arena)
+            launcher = CpuLauncher(self._server, arena)
             try:
                 launcher.prepare("health", plan, {0: 0})
                 launcher.run("health", limit_s=10.0)

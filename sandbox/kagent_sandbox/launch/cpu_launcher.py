@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
+import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kagent_sandbox.channel import ChannelError, ChannelTimeout
 from kagent_sandbox.errors import MachineError
@@ -22,7 +23,7 @@ from kagent_sandbox.plan_json import dump_plan
 from kagent_sandbox.verdict import Status
 
 _START_S = 30.0
-_PREPARE_S = 20.0  # constructors of a binary run here
+_PREPARE_S = 10.0  # constructors of a binary run here
 _LIFE_S = 3600.0
 _MAX_ANSWER_BYTES = 64 << 10
 _CALIBRATIONS = 3
@@ -37,8 +38,16 @@ class CpuLauncher:
     process is stopped while results are read, and `wall_us` counts what is left over.
     """
 
-    def __init__(self, server: ForkServer, arena: CpuArena) -> None:
+    def __init__(
+        self, server: ForkServer, arena: CpuArena, after_loss: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start it; `after_loss` is called once the process has failed, and may raise.
+
+        Raises:
+            MachineError: It does not start.
+        """
         self._nbytes = arena.nbytes
+        self._after_loss = after_loss
         self._failure: LaunchFailed | None = None
         self._child: Child = server.spawn([arena.fd], wall_limit_s=_LIFE_S)
         try:
@@ -185,30 +194,39 @@ class CpuLauncher:
             self._child.channel.send({**request, "token": token}, blobs)
             answer = self._child.channel.recv(max(0.0, limit_s), max_bytes=_MAX_ANSWER_BYTES).obj
         except ChannelTimeout:
-            raise self._fail(limit_s, hung=True) from None
+            what = "a constructor of the library" if request["do"] == "prepare" else "native code"
+            raise self._fail(limit_s, hung=what) from None
         except ChannelError:
             raise self._fail(limit_s) from None
         if not isinstance(answer, dict) or answer.get("token") != token:
             self._child.kill()
             self._failure = LaunchFailed(Status.TAMPER, "native code wrote to the result channel")
+            self._after_loss()
             raise self._failure
         if "plan" in answer:
             raise PlanError(str(answer["plan"])[:4000])
         if "error" in answer:
             raise LaunchFailed(Status.RUNTIME_ERROR, str(answer["error"])[:4000])
 
-    def _fail(self, limit_s: float, *, hung: bool = False) -> LaunchFailed:
-        """End the process and say why, in a form that fits a verdict."""
+    def _fail(self, limit_s: float, *, hung: str = "") -> LaunchFailed:
+        """End the process and say why, in a form that fits a verdict.
+
+        Raises:
+            DeviceWedged: Nothing works any more.
+        """
         exit_ = (None if hung else self._child.wait(2.0)) or self._child.kill()
         if self._failure is None:
             self._failure = _blame(exit_, limit_s, hung=hung)
+            self._after_loss()
         return self._failure
 
 
-def _blame(exit_: Exit, limit_s: float, *, hung: bool) -> LaunchFailed:
+def _blame(exit_: Exit, limit_s: float, *, hung: str) -> LaunchFailed:
+    """The verdict on native code; `hung` is what did not return."""
     if hung:
-        return LaunchFailed(Status.TIMEOUT, f"native code did not return within {limit_s:.1f} s")
-    tail = "\n".join(exit_.log_tail.strip().splitlines()[:4])
+        return LaunchFailed(Status.TIMEOUT, f"{hung} did not return within {limit_s:.1f} s")
+    printed = exit_.log_tail.partition("Fatal Python error: ")[0]  # what follows shows our frames
+    tail = "\n".join(printed.strip().splitlines()[:4])
     message = f"native code {exit_.describe()}"
     if exit_.signal is not None and exit_.reason is None:
         message += _HINTS.get(exit_.signal, "")
@@ -219,7 +237,10 @@ def _blame(exit_: Exit, limit_s: float, *, hung: bool) -> LaunchFailed:
         status = Status.TIMEOUT
     elif exit_.reason is not None and "limit" in exit_.reason:
         status = Status.RESOURCE_LIMIT
-    return LaunchFailed(status, f"{message}\n{tail}" if tail else message)
+    # Killed by nobody of ours: by the kernel for want of memory, or by somebody at the keyboard.
+    stray = exit_.signal == signal.SIGKILL and exit_.reason in (None, "loss of its supervisor")
+    text = f"{message}\n{tail}" if tail else message
+    return LaunchFailed(status, text, blame="unclear" if stray else "kernel")
 
 
 _HINTS = {

@@ -12,9 +12,9 @@ from typing import Self, cast
 import torch
 
 from kagent_sandbox.confine.presets import gpu_launcher_confinement
-from kagent_sandbox.errors import DeviceError, DeviceWedged
+from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.forkserver import ForkServer, Isolation
-from kagent_sandbox.launch import cache, compiler_cache
+from kagent_sandbox.launch import cache, compiler_cache, health
 from kagent_sandbox.launch.base import Arena, Ceilings
 from kagent_sandbox.launch.baseline_calls import BaselineCall
 from kagent_sandbox.launch.gpu_arena import GpuArena
@@ -134,12 +134,12 @@ class GpuBackend:
             DeviceError: The process does not start, or cannot map the arena.
         """
         assert isinstance(arena, GpuArena)
-        connection = self._race_connection() if baselines else self._spares.take()
         try:
-            outcome = self._set_up(connection, arena, baselines or {}, compiled)
-        except BaseException:
-            connection.kill()
-            raise
+            try:
+                connection, outcome = self._opened(arena, baselines or {}, compiled)
+            except DeviceError:  # a driver on a bad day: once more, in another process
+                self._after_loss()
+                connection, outcome = self._opened(arena, baselines or {}, compiled)
         finally:
             self._spares.begin(least=1)
         return GpuLauncher(
@@ -150,6 +150,17 @@ class GpuBackend:
             end=self._spares.end,
             baselines=outcome,
         )
+
+    def _opened(
+        self, arena: GpuArena, baselines: Mapping[str, BaselineCall], compiled: Sequence[bytes]
+    ) -> tuple[Connection, Mapping[str, bool | str]]:
+        """A process over the arena, and what became of the baselines."""
+        connection = self._race_connection() if baselines else self._spares.take()
+        try:
+            return connection, self._set_up(connection, arena, baselines, compiled)
+        except BaseException:
+            connection.kill()
+            raise
 
     def _set_up(
         self,
@@ -183,7 +194,7 @@ class GpuBackend:
 
     def healthy(self) -> bool:
         """Whether a fresh process computes known results; tries twice."""
-        return any(self._check_fresh() for _ in range(2))
+        return health.computes(self._check_fresh)
 
     def ceilings(self) -> Ceilings:
         """What the device attains on plain work; measured once per `facts.key` and cached.
@@ -264,9 +275,5 @@ class GpuBackend:
         Raises:
             DeviceWedged: It does not.
         """
-        if not self.healthy():
-            raise DeviceWedged(
-                f"{self.facts.name} no longer computes correctly after a kernel faulted or was "
-                "killed; results so far are kept. Reset the device (nvidia-smi --gpu-reset) or "
-                "restart the machine, then resume the run"
-            )
+        remedy = "Reset the device (nvidia-smi --gpu-reset) or restart the machine"
+        health.require(self.healthy, self.facts.name, remedy)

@@ -5,12 +5,14 @@ Imports without a driver on the machine; the first call then raises `DeviceError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import cuda.bindings.driver as driver
 
 from kagent_sandbox.errors import DeviceError
+from kagent_sandbox.launch.base import Blame
 from kagent_sandbox.verdict import Status
 
 _RESOURCE = {
@@ -32,10 +34,31 @@ _FAULT = {
     "CUDA_ERROR_ASSERT",
     "CUDA_ERROR_TENSOR_MEMORY_LEAK",
     "CUDA_ERROR_UNKNOWN",
-    # these two blame the machine: the health check that follows a fault decides
+}
+# Hardware, or the driver's own state: whatever a kernel does, it does not cause these.
+_MACHINE = {
     "CUDA_ERROR_ECC_UNCORRECTABLE",
     "CUDA_ERROR_CONTAINED",
+    "CUDA_ERROR_NVLINK_UNCORRECTABLE",
+    "CUDA_ERROR_DEVICE_UNAVAILABLE",
+    "CUDA_ERROR_EXTERNAL_DEVICE",
+    "CUDA_ERROR_OPERATING_SYSTEM",
+    "CUDA_ERROR_SYSTEM_NOT_READY",
+    "CUDA_ERROR_NOT_INITIALIZED",
+    "CUDA_ERROR_DEINITIALIZED",
+    "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+    "CUDA_ERROR_MPS_SERVER_NOT_READY",
+    "CUDA_ERROR_MPS_RPC_FAILURE",
 }
+# A kernel may cause these, and so may a neighbour, or a driver on a bad day.
+_UNCLEAR = {
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "CUDA_ERROR_UNKNOWN",
+    "CUDA_ERROR_LAUNCH_TIMEOUT",
+    "CUDA_ERROR_NOT_READY",
+    "CUDA_ERROR_SHARED_OBJECT_INIT_FAILED",
+}
+_NAME = re.compile(r"CUDA_ERROR_\w+")
 
 
 class GpuError(Exception):
@@ -50,7 +73,22 @@ class GpuError(Exception):
         """What it means for the candidate whose work was being done."""
         if self.name in _RESOURCE:
             return Status.RESOURCE_LIMIT
-        return Status.GPU_FAULT if self.name in _FAULT else Status.RUNTIME_ERROR
+        fault = self.name in _FAULT or self.name in _MACHINE
+        return Status.GPU_FAULT if fault else Status.RUNTIME_ERROR
+
+    @property
+    def blame(self) -> Blame:
+        """Whose failure it is: see `Blame`."""
+        return blame_of(self.name)
+
+
+def blame_of(text: str) -> Blame:
+    """Whose failure an error is, by the first name of one that a text has."""
+    found = _NAME.search(text)
+    name = found[0] if found else ""
+    if name in _MACHINE:
+        return "machine"
+    return "unclear" if name in _UNCLEAR else "kernel"
 
 
 def call(function: Callable[..., tuple[Any, ...]], *args: object, doing: str) -> Any:

@@ -180,8 +180,7 @@ class Executor:
             self.clock.sync("running a torch operation")
         except GpuError as fault:
             return failed(fault)
-        status = Status.RUNTIME_ERROR
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
         if isinstance(error, torch.cuda.OutOfMemoryError):
-            status = Status.RESOURCE_LIMIT
-        text = str(error).partition("\n")[0]
-        return LaunchFailed(status, f"{type(error).__name__}: {text}")
+            return LaunchFailed(Status.RESOURCE_LIMIT, text, blame="unclear")
+        return LaunchFailed(Status.RUNTIME_ERROR, text)

@@ -21,7 +21,7 @@ from kagent_sandbox.launch.gpu_args import (
     launch_config,
     over_limit,
 )
-from kagent_sandbox.launch.gpu_driver import GpuError, call
+from kagent_sandbox.launch.gpu_driver import GpuError, blame_of, call
 from kagent_sandbox.plan import KernelInfo, Launch
 from kagent_sandbox.plan_json import argument_bytes
 from kagent_sandbox.verdict import Status
@@ -100,7 +100,9 @@ class Kernels:
             sizes = tuple(int(p.size) for p in found.arguments_info)
         except Exception as e:  # noqa: BLE001 - cuda-core raises its own private classes
             raise LaunchFailed(
-                Status.RUNTIME_ERROR, f"the binary of {kernel.name} does not load: {e}"
+                Status.RUNTIME_ERROR,
+                f"the binary of {kernel.name} does not load: {e}",
+                blame=blame_of(str(e)),
             ) from None
         handle = driver.CUkernel(int(found.handle))
 
@@ -185,4 +187,4 @@ class Kernels:
 
 def failed(error: GpuError) -> LaunchFailed:
     """A driver's error as the candidate's failure."""
-    return LaunchFailed(error.status, str(error))
+    return LaunchFailed(error.status, str(error), blame=error.blame)

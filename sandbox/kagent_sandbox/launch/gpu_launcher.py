@@ -12,7 +12,7 @@ from typing import cast
 from kagent_sandbox.channel import ChannelClosed, ChannelError, ChannelTimeout
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.forkserver import Child
-from kagent_sandbox.launch.base import LaunchFailed
+from kagent_sandbox.launch.base import Blame, LaunchFailed
 from kagent_sandbox.plan import Plan
 from kagent_sandbox.plan_json import dump_plan
 from kagent_sandbox.verdict import Status
@@ -20,6 +20,7 @@ from kagent_sandbox.verdict import Status
 REPLY_BYTES = 4 << 20
 PREPARE_LIMIT_S = 30.0
 _STATUSES = {s.value for s in Status}
+_BLAMES: Mapping[object, Blame] = {"kernel": "kernel", "unclear": "unclear", "machine": "machine"}
 
 
 class Connection:
@@ -92,14 +93,15 @@ class Connection:
         failed = answer.get("failed")
         if (
             isinstance(failed, list)
-            and len(failed) == 2
+            and len(failed) == 3
+            and all(isinstance(word, str) for word in failed)
             and failed[0] in _STATUSES
-            and isinstance(failed[1], str)
+            and failed[2] in _BLAMES
         ):
             status = Status(failed[0])
             if status is Status.GPU_FAULT:  # the context is gone with it
                 self.kill()
-            raise self._failure(status, failed[1][:2000])
+            raise self._failure(status, failed[1][:2000], _BLAMES[failed[2]])
         self.kill()
         text = f"the launcher failed at {doing!r}: {str(answer.get('error'))[:2000]}"
         raise self._failure(Status.RUNTIME_ERROR, text)
@@ -110,9 +112,9 @@ class Connection:
             self.dead = True
             self.child.close()
 
-    def _failure(self, status: Status, message: str) -> Exception:
+    def _failure(self, status: Status, message: str, blame: Blame = "kernel") -> Exception:
         if self.untrusted:
-            return LaunchFailed(status, message)
+            return LaunchFailed(status, message, blame=blame)
         return DeviceError(f"before any candidate's code was loaded: {message}")
 
     def _ended(self, message: str) -> Exception:
@@ -122,7 +124,9 @@ class Connection:
             message = f"the launcher {how.describe()}"
             if how.log_tail.strip():
                 message += f"; its log ends: {how.log_tail.strip()[-800:]}"
-        return self._failure(Status.RUNTIME_ERROR, message)
+        # A kernel ends the context, not the process; a limit of ours was the candidate's to keep.
+        limit = how is not None and how.reason is not None
+        return self._failure(Status.RUNTIME_ERROR, message, "kernel" if limit else "unclear")
 
 
 class GpuLauncher:

@@ -50,7 +50,8 @@ class _Server:
         self._locked = False
 
     def answer(self, message: Message) -> Answer:
-        """Perform one request: {"ok": result}, {"failed": [status, message]} or {"error": text}.
+        """Perform one request: {"ok": result}, {"failed": [status, message, blame]} or
+        {"error": text}.
 
         A result that is bytes is to be sent as a blob.
         """
@@ -59,12 +60,12 @@ class _Server:
         try:
             return {"ok": self._perform(request, message)}
         except PlanError as e:
-            return {"failed": [Status.RUNTIME_ERROR, str(e)]}
+            return {"failed": [Status.RUNTIME_ERROR, str(e), "kernel"]}
         except Exception as e:  # noqa: BLE001 - the process boundary: it becomes a verdict
             if self._executor is None or not self._locked:
                 return {"error": f"{type(e).__name__}: {e}"}
             failure = self._executor.explain(e)
-            return {"failed": [failure.status, str(failure)]}
+            return {"failed": [failure.status, str(failure), failure.blame]}
 
     def _perform(self, request: Mapping[str, Any], message: Message) -> object:
         do = request["do"]
