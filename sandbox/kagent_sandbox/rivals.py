@@ -33,14 +33,6 @@ CALL_SHARE = 4
 
 
 MOST_LOSSES = 2
-"""Times that a baseline may fail in a case after it was made ready; then the race does without it."""
-
-
-class BaselineFailed(Exception):  # noqa: N818
-    """A baseline that had been made ready failed while it was timed. The case is to be run again."""
-
-
-MOST_LOSSES = 2
 """Times that a baseline which was made ready may fail in a case before the race does without it."""
 
 
