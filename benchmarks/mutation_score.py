@@ -6,12 +6,14 @@
 Mutants of all seeds are made automatically (benchmarks/mutation/). With --device cpu (the default
 without a GPU) C++ seeds are judged on the CPU, and Triton seeds in Triton's interpreter; with
 --device gpu Triton and CUDA seeds are judged on the GPU. --sample takes N mutants of each seed's
-file at random. Excluded from the score: mutants that do not build, mutants with the seed's machine
-code and plans, and those that benchmarks/mutation/equivalent.toml lists with a reason.
+file at random, and --deadline-s stops in time: what it cuts off is random, too. Excluded from the
+score: mutants that do not build, mutants with the seed's machine code and plans, and those that
+benchmarks/mutation/equivalent.toml lists with a reason. Exits with 1 if any other survived.
 """
 
 import argparse
 import collections
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -20,12 +22,14 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kagent.session import has_gpu
 from kagent.tasks import find_task, seeds_of, task_names
+from kagent_sandbox.build.client import Builder
+from kagent_sandbox.errors import KagentError
 from kagent_sandbox.launch.cpu_backend import CpuBackend
-from kagent_sandbox.task import Task
 from mutation.edits import Mutant, diff_of
 from mutation.engines import Fate, Interpreting, Judged, Real
 from mutation.equivalent import Equivalents
@@ -34,51 +38,92 @@ from mutation.generate import mutants_of
 VERSIONS = ("torch", "triton", "numpy")
 
 
+@dataclass
+class Tally:
+    """Fates of one task's mutants in one language. `listed` survived and are known to be right."""
+
+    task: str
+    language: str
+    judged: list[Judged] = field(default_factory=list)
+    listed: int = 0
+    ended: str = ""  # why not all were judged
+
+    def count(self, fate: Fate) -> int:
+        """How many had this fate."""
+        return sum(j.fate is fate for j in self.judged)
+
+    def row(self) -> str:
+        """Of the table that `main` prints."""
+        caught, survived = self.count(Fate.CAUGHT), self.count(Fate.SURVIVED) - self.listed
+        score = f"{caught / (caught + survived):.1%}" if caught + survived else "–"
+        cells = (self.task, self.language, caught, caught + survived, score, self.listed,
+                 self.count(Fate.SAME), self.count(Fate.NOT_BUILT), self.ended)  # fmt: skip
+        return "| " + " | ".join(map(str, cells)) + " |"
+
+
 def sampled(mutants: list[Mutant], count: int | None, seed: int) -> list[Mutant]:
-    """`count` mutants of each file, the same ones for the same seed."""
-    if count is None:
-        return mutants
+    """`count` mutants of each file, in random order; the same ones for the same seed."""
     by_file = collections.defaultdict(list)
     for mutant in mutants:
         by_file[mutant.file].append(mutant)
     taken = []
     for file, all_of_it in by_file.items():
         rng = random.Random(f"{seed}/{file}")
-        taken += rng.sample(all_of_it, min(count, len(all_of_it)))
+        most = len(all_of_it) if count is None else min(count, len(all_of_it))
+        taken += rng.sample(all_of_it, most)
+    random.Random(seed).shuffle(taken)
     return taken
 
 
-def judged(task: Task, language: str, options: argparse.Namespace) -> Iterator[Judged]:
-    """Fates of a task's mutants in one language, until the deadline."""
-    files = {f"{task.name}/{s.path.name}": s.path for s in seeds_of(task) if s.language == language}
+def judged(
+    name: str, language: str, builder: Builder, options: argparse.Namespace
+) -> Iterator[Judged]:
+    """Fates of a task's mutants in one language."""
+    task = find_task(name)
+    files = {f"{name}/{s.path.name}": s.path for s in seeds_of(task) if s.language == language}
     mutants = [m for path in files.values() for m in mutants_of(path)]
     mutants = [m for m in mutants if options.only in f"{m.file}:{m.line} {m.was} -> {m.now}"]
     mutants = sampled(mutants, options.sample, options.seed)
-    # What the deadline cuts off is a random part.
-    random.Random(options.seed).shuffle(mutants)
     originals = {file: path.read_text() for file, path in files.items()}
+    engine: Real | Interpreting
     if options.device == "gpu":
         from kagent_sandbox.launch.gpu_backend import GpuBackend
 
-        with GpuBackend() as backend, Real(task, backend, options.jobs) as engine:
-            yield from engine.judge(originals, mutants)
+        engine = Real(task, GpuBackend(), builder, options.jobs)
     elif language == "cpp":
-        with CpuBackend() as backend, Real(task, backend, options.jobs) as engine:
-            yield from engine.judge(originals, mutants)
+        engine = Real(task, CpuBackend(), builder, options.jobs)
     else:
-        with Interpreting(task, options.jobs) as engine:
-            yield from engine.judge(originals, mutants)
+        engine = Interpreting(task, builder, options.jobs)
+    with engine:
+        yield from engine.judge(originals, mutants)
 
 
-def row(task: str, language: str, fates: dict[str, int], left: int) -> str:
-    caught, survived = fates["caught"], fates["survived"]
-    score = f"{caught / (caught + survived):.1%}" if caught + survived else "–"
-    cells = (task, language, caught, caught + survived, score, fates["listed"], fates["same"],
-             fates["not built"], left)  # fmt: skip
-    return "| " + " | ".join(map(str, cells)) + " |"
+def take(tally: Tally, items: Iterator[Judged], equivalents: Equivalents, until: float) -> None:
+    """Collect fates until the deadline, and print survivors."""
+    for item in items:
+        tally.judged.append(item)
+        if item.fate is Fate.SURVIVED:
+            m = item.mutant
+            if equivalents.reason(m) is not None:
+                tally.listed += 1
+            else:
+                print(f"survived {m.file}:{m.line} {m.kind}, {item.share:.2g} of the tolerance\n"
+                      f"{diff_of(m)}", flush=True)  # fmt: skip
+        if time.monotonic() > until:
+            tally.ended = "deadline"
+            return
 
 
-def main() -> int:
+def record(tally: Tally, item: Judged, equivalents: Equivalents) -> dict[str, object]:
+    m = item.mutant
+    return {
+        "task": tally.task, "language": tally.language, "file": m.file, "line": m.line,
+        "kind": m.kind, "was": m.was, "now": m.now, "fate": item.fate, "share": item.share,
+        "says": item.says, "equivalent": equivalents.reason(m) or "",
+    }  # fmt: skip
+
+
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", action="append", choices=task_names())
     parser.add_argument("--language", action="append", choices=("cpp", "triton", "cuda"))
@@ -89,49 +134,51 @@ def main() -> int:
     parser.add_argument("--deadline-s", type=float, default=float("inf"))
     parser.add_argument("--only", default="", help="mutants whose file, lines or change have this")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parsed()
+    began = time.monotonic()
     possible = ("triton", "cuda") if options.device == "gpu" else ("cpp", "triton")
     languages = [x for x in options.language or possible if x in possible]
-    work = [(t, x) for t in options.task or task_names() for x in languages]
-
-    ends = time.monotonic() + options.deadline_s
+    tallies = [Tally(t, x) for t in options.task or task_names() for x in languages]
     equivalents = Equivalents()
-    table, survivors, records = [], [], []
-    for number, (name, language) in enumerate(work):
-        began = time.monotonic()
-        share_s = (ends - began) / (len(work) - number)  # each gets its part of what is left
-        fates: collections.Counter[str] = collections.Counter()
-        left = False
-        for item in judged(find_task(name), language, options):
-            listed = item.fate is Fate.SURVIVED and equivalents.reason(item.mutant) is not None
-            fates["listed" if listed else str(item.fate)] += 1
-            m = item.mutant
-            records.append(
-                {
-                    "task": name, "language": language, "file": m.file, "line": m.line,
-                    "kind": m.kind, "was": m.was, "now": m.now, "share": item.share,
-                    "fate": "listed" if listed else str(item.fate), "says": item.says,
-                }
-            )  # fmt: skip
-            if item.fate is Fate.SURVIVED and not listed:
-                survivors.append(item)
-                print(f"survived {m.file}:{m.line} {m.kind}, {item.share:.2g} of the tolerance\n"
-                      f"{diff_of(m)}", flush=True)  # fmt: skip
-            if time.monotonic() - began > share_s:
-                left = True
-                break
-        table.append(row(name, language, fates, "cut off" if left else ""))
-        print(table[-1], f"{time.monotonic() - began:.0f} s", flush=True)
-
-    versions = ", ".join(f"{v} {importlib.metadata.version(v)}" for v in VERSIONS)
-    where = f"{versions}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}"
-    print(f"\n{where}; --sample {options.sample} --seed {options.seed}\n")
-    print("| task | language | caught | mutants | score | listed | same code | not built | |")
+    with Builder(options.jobs) as builder:
+        for number, tally in enumerate(tallies):
+            now = time.monotonic()
+            # Each gets its part of the time that is left.
+            until = now + (began + options.deadline_s - now) / (len(tallies) - number)
+            try:
+                with contextlib.closing(judged(tally.task, tally.language, builder, options)) as it:
+                    take(tally, it, equivalents, until)
+            except KagentError as e:  # the machine's failure, not a mutant's
+                tally.ended = f"{type(e).__name__}: {e}"
+            print(tally.row(), f"{time.monotonic() - now:.0f} s", flush=True)
+            if options.json:
+                where = place(options)
+                all_of_it = [record(t, j, equivalents) for t in tallies for j in t.judged]
+                options.json.write_text(
+                    json.dumps({"where": where, "mutants": all_of_it}, indent=1)
+                )
+    print(f"\n{place(options)}\n")
+    print("| task | language | caught | mutants | score | listed | same code | not built | ended |")
     print("|---|---|---|---|---|---|---|---|---|")
-    print("\n".join(table))
-    if options.json:
-        options.json.write_text(json.dumps({"where": where, "mutants": records}, indent=1))
-    return 1 if survivors else 0
+    print("\n".join(t.row() for t in tallies))
+    return int(any(t.count(Fate.SURVIVED) > t.listed for t in tallies))
+
+
+def place(options: argparse.Namespace) -> str:
+    versions = ", ".join(f"{v} {importlib.metadata.version(v)}" for v in VERSIONS)
+    device = options.device
+    if device == "gpu":
+        import torch
+
+        device = torch.cuda.get_device_name()
+    return (
+        f"{device}, {versions}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}; "
+        f"--sample {options.sample} --seed {options.seed}"
+    )
 
 
 if __name__ == "__main__":

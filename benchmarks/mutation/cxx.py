@@ -27,6 +27,7 @@ _TOKENS = re.compile(
     """,
     re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
+_DIGITS = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _SWAPS = {
     "+": ("-",), "-": ("+",), "*": ("/",), "/": ("*",), "%": ("/",),
     "<<": (">>",), ">>": ("<<",), "&": ("|",), "|": ("&",), "^": ("|",),
@@ -146,11 +147,12 @@ def _constant(tokens: list[Token], i: int) -> Iterator[Edit]:
     before = tokens[i - 1] if i else None
     if before is not None and before.text in _SWAPS and before.spaced and _binary(tokens, i - 1):
         yield Edit(before.start, token.stop, "", "constant dropped")
-    digits = token.text.rstrip("fFuUlL") if not token.text.startswith("0x") else token.text
-    suffix = token.text[len(digits) :]
-    if token.text.startswith("0x"):
+    if token.text[:2] in ("0x", "0X"):
         yield Edit(token.start, token.stop, f"({token.text} >> 1)", "constant")
-    elif any(c in digits for c in ".eE"):
+        return
+    digits = _DIGITS.match(token.text)[0]  # type: ignore[index]  # a number has digits
+    suffix = token.text[len(digits) :]
+    if any(c in digits for c in ".eE"):
         value = float(digits)
         if value:
             yield Edit(token.start, token.stop, f"{value * 1.001!r}{suffix}", "constant scaled")

@@ -56,25 +56,26 @@ class Judged:
 
 
 class Real:
-    """Builds in parallel, and judges on a device as kagent does: all check cases, three runs."""
+    """Builds in parallel, and judges on a device as kagent does: all check cases, three runs.
 
-    def __init__(self, task: Task, backend: Backend, jobs: int) -> None:
+    Closes the backend at its end.
+    """
+
+    def __init__(self, task: Task, backend: Backend, builder: Builder, jobs: int) -> None:
         session.RUN_LIMIT_S = HANG_S
         self._task = task
+        self._builder = builder
         self._jobs = jobs
         secret = secrets.randbits(62)
         self._judge = Judge(task, backend, secret)
         self._target = backend.facts.target
         cases = check_cases(task, self._judge.kind, secret)
         self._cases = tuple(build_case(task, c) for c in cases)
-        self._builder = Builder(jobs)
-        self._builder.__enter__()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._builder.__exit__(None, None, None)
         self._judge.close()
 
     def judge(self, originals: Mapping[str, str], mutants: Iterable[Mutant]) -> Iterator[Judged]:
@@ -115,17 +116,16 @@ class Interpreting:
     equal machine code is the same kernel.
     """
 
-    def __init__(self, task: Task, jobs: int) -> None:
+    def __init__(self, task: Task, builder: Builder, jobs: int) -> None:
         interpret.CASE_LIMIT_S = 20.0
         self._task = small(task)
+        self._builder = builder
         self._jobs = jobs
         self._local = threading.local()
         self._open: list[Interpreter] = []
         self._lock = threading.Lock()
         # Compiled for shapes as they are: tunables and cases of other sizes give other code.
         self._cases = tuple(build_case(task, c) for c in task.gpu.check[:4])
-        self._builder = Builder(jobs)
-        self._builder.__enter__()
 
     def __enter__(self) -> Self:
         return self
@@ -133,7 +133,6 @@ class Interpreting:
     def __exit__(self, *_: object) -> None:
         for interpreter in self._open:
             interpreter.close()
-        self._builder.__exit__(None, None, None)
 
     def judge(self, originals: Mapping[str, str], mutants: Iterable[Mutant]) -> Iterator[Judged]:
         """Each mutant's fate, in order.

@@ -41,12 +41,17 @@ def builder():
         yield b
 
 
+def a_judge(task, backend, stack):
+    judge = Judge(task, backend, RUN_SEED)
+    stack.callback(judge.close)  # and with it the backend
+    return judge
+
+
 @pytest.fixture(scope="module")
 def cpu_judges():
-    with CpuBackend() as backend:
-        judges = Judges(lambda task, _: Judge(task, backend, RUN_SEED))
-        with judges.open:
-            yield judges
+    judges = Judges(lambda task, stack: a_judge(task, CpuBackend(), stack))
+    with judges.open:
+        yield judges
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +68,9 @@ def interpreters():
 def gpu_judges():
     from kagent_sandbox.launch.gpu_backend import GpuBackend
 
-    with GpuBackend() as backend:
-        judges = Judges(lambda task, _: Judge(task, backend, RUN_SEED))
-        with judges.open:
-            yield judges
+    judges = Judges(lambda task, stack: a_judge(task, GpuBackend(), stack))
+    with judges.open:
+        yield judges
 
 
 @pytest.mark.parametrize("member", with_runs("cpu"))
