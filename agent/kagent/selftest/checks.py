@@ -66,7 +66,10 @@ def _canaries(seen: Probe) -> Check:
     got = f"{stopped} of {len(seen.canaries)} stopped"
     if seen.escaped:
         got += f"; these got out: {', '.join(seen.escaped)}"
-    return Check(f"canaries, {seen.isolation.tier}", "all stopped", got, not seen.escaped)
+    if seen.uncovered:
+        got += f"; left to a higher tier: {', '.join(seen.uncovered)}"
+    name, expected = f"canaries, {seen.isolation.tier}", "all stopped that it covers"
+    return Check(name, expected, got, not seen.escaped)
 
 
 def honest_job(language: str) -> Job:
