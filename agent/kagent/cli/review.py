@@ -1,4 +1,4 @@
-"""Commands that look at what was generated: report, diff, top, ablate."""
+"""Commands that look at what was generated: report, diff, top, ablate, profile."""
 
 from __future__ import annotations
 
@@ -163,3 +163,62 @@ def ablate(
         print_json(ablation.to_event(result))
     else:
         out.print(ablation_view(result, winner.proposal.name))
+
+
+@app.command()
+def profile(
+    run: RunArgument,
+    candidate: Annotated[
+        int | None, typer.Argument(help="A candidate's id (the winner).", min=0)
+    ] = None,
+    case: Annotated[
+        str | None, typer.Option(help="A benchmark case (the one furthest from the roofline).")
+    ] = None,
+    jobs: JobsOption = None,
+    isolation: IsolationOption = None,
+    folder: RunsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Say what a GPU candidate's kernels do: occupancy and waves, and counters where ncu is."""
+    from kagent_sandbox.verdict import Passed
+
+    from kagent.prompting.hardware import hardware
+    from kagent.prompting.situation import situation_of
+    from kagent.review import artefacts
+    from kagent.review import profile as profiling
+    from kagent.review.facts import winner_of
+    from kagent.review.profile_view import profile_view
+    from kagent.runs import find_run
+    from kagent.show_candidate import find_candidate
+    from kagent.store import RunStore
+
+    config = load_config(jobs=jobs, isolation=isolation, runs=folder)
+    isolate(isolation)
+    found = find_run(config.runs, run)
+    with RunStore.open(found) as store:
+        history, manifest = store.history(), store.manifest
+        if manifest.kind != "gpu":
+            raise UserError(
+                f"{found}: a run on the CPU: kagent show {found.name} ID --sass prints a "
+                "candidate's assembly; profiles are for GPU candidates"
+            )
+        lineage = history.lineage
+        shown = winner_of(history) if candidate is None else find_candidate(lineage, candidate)
+        if shown is None or not isinstance(shown.verdict, Passed):
+            raise UserError(f"{found}: name a candidate that passed")
+        cases = [t.case for t in sorted(shown.verdict.timings, key=lambda t: t.roofline_share)]
+        if case is not None and case not in cases:
+            raise UserError(f"no benchmark case {case!r}: there are {', '.join(sorted(cases))}")
+        task = artefacts.task_to_look_with(store)
+        with status(quiet=json_) as say:
+            say("building")
+            built = artefacts.rebuilt(store, shown, config.jobs)
+            say("profiling")
+            here = situation_of(manifest, history)
+            device = hardware(manifest.target, here.device, here.ceilings)
+            result = profiling.profile(shown, task, case or cases[0], built, device)
+        store.append("profiled", profiling.to_event(result))
+    if json_:
+        print_json(profiling.to_event(result))
+    else:
+        out.print(profile_view(result, shown.proposal.name, device))

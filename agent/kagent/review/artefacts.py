@@ -9,6 +9,7 @@ from kagent_sandbox.build.disassemble import disassemble
 from kagent_sandbox.build.request import Built
 from kagent_sandbox.errors import RunError, UserError
 from kagent_sandbox.plan import KernelInfo
+from kagent_sandbox.task import Task
 from kagent_sandbox.verdict import Rejected
 
 from kagent.asktell.opening import task_of_run
@@ -35,19 +36,26 @@ def kept_text(store: RunStore, candidate: Candidate, what: str) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
+def task_to_look_with(store: RunStore) -> Task:
+    """The run's task; as it is now where it was changed since, because nothing is compared.
+
+    Raises:
+        TaskError: The task is not to be found.
+    """
+    try:
+        return task_of_run(store.folder, store.manifest)
+    except RunError:
+        return find_task(store.manifest.task)
+
+
 def rebuilt(store: RunStore, candidate: Candidate, jobs: int) -> Built:
-    """A candidate built once more, for the visible cases of its task: as it is now where it was
-    changed since the run, because nothing is measured.
+    """A candidate built once more, for the visible cases of its task.
 
     Raises:
         UserError: It does not build; the text says why.
         TaskError: The task is not to be found.
     """
-    manifest = store.manifest
-    try:
-        task = task_of_run(store.folder, manifest)
-    except RunError:
-        task = find_task(manifest.task)
+    manifest, task = store.manifest, task_to_look_with(store)
     cases = task.cases("gpu" if manifest.kind == "gpu" else "cpu")
     configs = candidate.proposal.configs or manifest.configs
     request = request_maker(task, manifest.target, [*cases.check, *cases.bench], configs)

@@ -144,6 +144,10 @@ class Executor:
                 self.clock.sync(doing)
         prepared.ran = True
 
+    def enqueue(self, key: str) -> None:
+        """Enqueue a plan's operations on the current stream, not as a graph: for a profiler."""
+        self._get(key).enqueue()
+
     def samples(self, keys: Sequence[str], count: int) -> list[float]:
         """See `Launcher.samples`."""
         return self.clock.samples([self._work(k) for k in keys], count)
