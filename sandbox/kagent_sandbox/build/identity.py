@@ -3,7 +3,11 @@ plans.
 
 The syntax tree leaves out comments, layout, docstrings and the names of local variables; within
 kernel sources in strings, comments and layout. Two candidates with one tree hash do the same; the
-reverse does not hold.
+reverse does not hold. A file that can read any of what is left out (its docstrings, its own text,
+the numbers of its lines) is therefore compared by its text, and so is a kernel source that can.
+
+Not covered: files that hide from us that they do, by `getattr` with a name that they put together.
+One that does so is told a duplicate of its own kind, and nothing is gained by that.
 """
 
 from __future__ import annotations
@@ -16,12 +20,27 @@ from collections.abc import Iterator
 from kagent_sandbox.syntax import parse
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-_READS_NAMES = frozenset({"locals", "globals", "vars", "eval", "exec", "dir"})
+_READS_NAMES = frozenset(
+    {"locals", "globals", "vars", "eval", "exec", "dir", "f_locals", "co_varnames", "__code__"}
+)
+_READS_TEXT = frozenset(
+    {
+        *("__doc__", "getdoc", "__file__", "getsource", "getsourcelines", "getsourcefile"),
+        *("findsource", "getcomments", "linecache", "tokenize", "__loader__", "__spec__"),
+        *("f_lineno", "tb_lineno", "co_firstlineno", "co_lines", "getframeinfo", "traceback"),
+    }
+)
+"""Names by which a file reads its own docstrings, comments or layout."""
+_KNOWS_LINES = re.compile(r"__LINE__|builtin_LINE|source_location")
 _KERNEL_SOURCE = re.compile(r"__global__|extern\s+\"C\"|#include|__device__")
 _OPERATORS = frozenset("+-<>=&|!*/%^:.#")
 _C_TOKENS = re.compile(
-    r"""(?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)|(?P<text>R"(\w*)\(.*?\)\3"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
-    r"""|(?P<directive>^[ \t]*\#(?:\\\n|[^\n])*)|(?P<space>\s+)|(?P<word>\w+)|(?P<other>.)""",
+    r"""
+    (?P<comment>//(?:\\\n|[^\n])*|/\*(?:.*?\*/|.*))
+    |(?P<text>(?:u8|[uUL])?R"([^\s()\\]{0,16})\((?:.*?\)\3"|.*)|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
+    |(?P<directive>^[ \t]*\#[ \t]*\w*)|(?P<splice>\\[ \t]*\n)|(?P<space>\s+)
+    |(?P<word>\.?\d(?:[eEpP][+-]|'?[\w.])*|\w+)|(?P<other>.)
+    """,
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
 
@@ -38,16 +57,43 @@ def tree_hash(source: str) -> str:
         SyntaxError: It is not Python.
     """
     tree = parse(source)
-    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    used = set(_names(tree))
+    if used & _READS_TEXT:
+        return source_hash(source)
+    pieces = set(_pieces(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [s for s in node.body if not _is_text(s)]
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in pieces:
             node.value = _kernel_source(node.value)
     if not used & _READS_NAMES:
         for statement in tree.body:
             _rename(statement, {}, 0)
     return hashlib.sha256(ast.dump(tree).encode(errors="surrogatepass")).hexdigest()
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """All names that a file uses, also those of attributes, of modules, and in strings."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Constant(value=str(name)):
+                yield name
+            case ast.alias(name=name):
+                yield from name.split(".")
+            case ast.ImportFrom(module=str(name)):
+                yield from name.split(".")
+
+
+def _pieces(tree: ast.AST) -> Iterator[ast.AST]:
+    """Strings that are put together with others: where one begins, another may have left a comment
+    or a string open.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr | ast.BinOp | ast.AugAssign):
+            yield from (n for n in ast.walk(node) if isinstance(n, ast.Constant))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            inside = (node.func.value, *node.args)  # SOURCE.replace(a, b), "".join(parts)
+            yield from (n for part in inside for n in ast.walk(part) if isinstance(n, ast.Constant))
 
 
 def _is_text(statement: ast.stmt) -> bool:
@@ -144,24 +190,31 @@ def _kernel_source(text: str) -> str:
     """A CUDA or C++ source without comments, and with one space where tokens need one; other text
     as is.
     """
-    if not _KERNEL_SOURCE.search(text):
+    if not _KERNEL_SOURCE.search(text) or _KNOWS_LINES.search(text):
         return text
     out: list[str] = []
-    last = ""  # last character of the token before, w for a word
-    gap = False
+    last = ""  # last character of the token before, w for a word or a text; a splice's is \n
+    gap = ended = False  # before this token: a space; the end of a directive
+    directive = False
     for match in _C_TOKENS.finditer(text):
         kind = match.lastgroup or "other"
         token = match[0]
         if kind in {"space", "comment"}:
             gap = True
+            ended = ended or (directive and kind == "space" and "\n" in token)
             continue
-        if kind == "directive":
-            out.append("\n" + " ".join(re.sub(r"//[^\n]*|/\*.*?\*/", " ", token).split()) + "\n")
-        else:
-            # what would read as one token stays apart: `int a`, `b - -c`, `> >`
-            merges = (last == "w" and kind == "word") or (
-                last in _OPERATORS and token[0] in _OPERATORS
-            )
-            out.append(" " + token if gap and merges else token)
-        last, gap = ("w" if kind == "word" else token[-1:]), False
+        if ended or (kind == "directive" and last != "\n"):
+            out.append("\n")
+            directive, ended = kind == "directive", False
+            token = "".join(token.split()) if directive else token
+        operator = directive and token == "#"  # noqa: S105 - of C
+        if operator or (kind == "directive" and last == "\n"):
+            return text  # a macro that makes strings or names of tokens, and knows their layout
+        spelled = kind in {"word", "text", "directive"}
+        # What would read as one token stays apart: `int a`, `b - -c`, `> >`, `L "x"`. In a
+        # directive a space may also say that a macro takes no parameters: `#define A (x)`.
+        merges = (last == "w" and spelled) or (last in _OPERATORS and token[0] in _OPERATORS)
+        spliced = kind == "splice" or last == "\n"
+        out.append(" " + token if gap and (merges or directive or spliced) else token)
+        last, gap = ("w" if spelled else token[-1:]), False
     return "".join(out)

@@ -1,6 +1,7 @@
 import re
 import string
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent_sandbox.build.identity import source_hash, tree_hash
@@ -92,3 +93,98 @@ def test_two_locals_never_become_one():
 def test_code_that_reads_its_own_names_is_left_alone():
     a = "def f(x):\n    a = 1\n    return locals()\n"
     assert tree_hash(a) != tree_hash(a.replace("a = 1", "b = 1"))
+
+
+def kernel(body):
+    """A candidate around C++ source."""
+    return f"S = r'''#include <cmath>\n{body}'''\ndef f(x):\n    return k(S)(x)\n"
+
+
+LOOK_ALIKES = {
+    "docstring as source": (
+        'def s():\n    """#include <a>"""\ndef f(x):\n    return k(s.__doc__)(x)\n',
+        'def s():\n    """#include <b>"""\ndef f(x):\n    return k(s.__doc__)(x)\n',
+    ),
+    "comment as source": (
+        "# 1\ndef f(x):\n    return k(open(__file__).read())\n",
+        "# 2\ndef f(x):\n    return k(open(__file__).read())\n",
+    ),
+    "line numbers": (
+        "import sys\ndef f(x):\n    return k(sys._getframe().f_lineno)\n",
+        "import sys\n\ndef f(x):\n    return k(sys._getframe().f_lineno)\n",
+    ),
+    "by getattr": (
+        'def f(x):\n    "1"\n    return getattr(f, "__doc__")\n',
+        'def f(x):\n    "2"\n    return getattr(f, "__doc__")\n',
+    ),
+    "names of locals": (
+        "import sys\ndef f(x):\n    a = 1\n    return list(sys._getframe().f_locals)\n",
+        "import sys\ndef f(x):\n    b = 1\n    return list(sys._getframe().f_locals)\n",
+    ),
+    "comment signs in a macro": (
+        kernel('#define S "a//1"\nchar c = S[3];'),
+        kernel('#define S "a//2"\nchar c = S[3];'),
+    ),
+    "blanks in a macro's text": (
+        kernel('#define S "a  b"\nint n = sizeof(S);'),
+        kernel('#define S "a b"\nint n = sizeof(S);'),
+    ),
+    "a macro with or without parameters": (
+        kernel("#define A(x) (x)\nint n = A(1);"),
+        kernel("#define A (x) (x)\nint n = A(1);"),
+    ),
+    "a macro that ends, or goes on over a comment": (
+        kernel("#define A /*\n*/ 1\nint n A;"),
+        kernel("#define A\n1\nint n A;"),
+    ),
+    "digit separators": (
+        kernel("int a = 1'0; const char* s = \"'//1\";\n"),
+        kernel("int a = 1'0; const char* s = \"'//2\";\n"),
+    ),
+    "raw text with a prefix": (
+        kernel('const auto* s = u8R"(" // 1\n)";'),
+        kernel('const auto* s = u8R"(" // 2\n)";'),
+    ),
+    "raw text with odd delimiters": (
+        kernel('const char* s = R"--(" // 1\n)--";'),
+        kernel('const char* s = R"--(" // 2\n)--";'),
+    ),
+    "lines that count": (
+        kernel("int n = __LINE__;"),
+        kernel("// one more\nint n = __LINE__;"),
+    ),
+    "tokens as text": (
+        kernel("#define S(x) #x\nint n = sizeof(S(a+b));"),
+        kernel("#define S(x) #x\nint n = sizeof(S(a + b));"),
+    ),
+    "tokens as text, on the next line": (
+        kernel("#define S(x) \\\n  #x\nint n = sizeof(S(a+b));"),
+        kernel("#define S(x) \\\n  #x\nint n = sizeof(S(a + b));"),
+    ),
+    "names of tokens": (
+        kernel("#define S(x) __LI##x\nint n = S(NE__);"),
+        kernel("#define S(x) __LI##x\n\nint n = S(NE__);"),
+    ),
+    "a text and a name": (
+        kernel('#define _x "1"\nauto s = "a" _x;'),
+        kernel('#define _x "1"\nauto s = "a"_x;'),
+    ),
+    "one name on two lines": (kernel("int\\\nx = 1;"), kernel("int x = 1;")),
+    "pieces of a text": (
+        "def f(x, r):\n    return k(f'#include <a>\\nasm(\"mov {r}; // 1\");')(x)\n",
+        "def f(x, r):\n    return k(f'#include <a>\\nasm(\"mov {r}; // 2\");')(x)\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_different_candidates_do_not_look_alike(name):
+    one, two = LOOK_ALIKES[name]
+    assert one != two
+    assert tree_hash(one) != tree_hash(two)
+
+
+def test_comments_and_layout_of_macros_do_not_count():
+    a = kernel("#define A(x)  (x) // one\n#  define B 1\nint n = A(1);\n")
+    b = kernel("#define A(x) (x)   /* two */\n\n# define B 1\nint n=A(1); // end\n")
+    assert tree_hash(a) == tree_hash(b)
