@@ -49,6 +49,7 @@ static void attack(const char* where) {
   const long pids[] = {parent, @bait_pid@, 1, parent - 1};
   const char* names[] = {"environ", "cmdline", "maps", "stat", "fd", "cwd", "root", "ns/mnt"};
   for (const long pid : pids) {
+    if (pid <= 0) continue;   // a parent in another process namespace has no number here
     for (const char* name : names) {
       char path[64], what[96], data[4096];
       std::snprintf(path, sizeof path, "/proc/%ld/%s", pid, name);

@@ -22,7 +22,7 @@ def tried(what, attack):
         raise SystemError(f"escaped: {what}: {loot!r:.200}")
 
 
-PARENT = os.getppid()  # the supervisor; later this process is the parent of its own forks
+PARENT = os.getppid() or 1  # the supervisor; later this process is the parent of its own forks
 
 
 def read(path):
@@ -31,7 +31,7 @@ def read(path):
 
 
 def attack():
-    for pid in (PARENT, int("@bait_pid@"), 1, PARENT - 1, PARENT - 2):
+    for pid in {PARENT, int("@bait_pid@"), 1, PARENT - 1, PARENT - 2} - {0, -1, os.getpid()}:
         for name in ("environ", "cmdline", "auxv", "maps", f"task/{pid}/environ"):
             tried(f"/proc/{pid}/{name}", lambda p=f"/proc/{pid}/{name}": read(p))
         tried(f"/proc/{pid}/cwd", lambda p=pid: os.listdir(f"/proc/{p}/cwd"))

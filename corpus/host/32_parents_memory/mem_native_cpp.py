@@ -49,6 +49,7 @@ static void attack(const char* where) {
   const long parent = raw(SYS_getppid);
   const long pids[] = {parent, @bait_pid@, 1};
   for (const long pid : pids) {
+    if (pid <= 0) continue;   // a parent in another process namespace has no number here
     char path[64];
     std::snprintf(path, sizeof path, "/proc/%ld/mem", pid);
     tried(where, path, raw(SYS_openat, AT_FDCWD, (long)path, O_RDWR));

@@ -19,7 +19,7 @@ def tried(what, attack):
         raise SystemError(f"escaped: {what}: {loot!r:.200}")
 
 
-PARENT = os.getppid()  # the supervisor; later this process is the parent of its own forks
+PARENT = os.getppid() or 1  # the supervisor; later this process is the parent of its own forks
 
 
 def copied(path, flags):
@@ -33,7 +33,7 @@ def copied(path, flags):
 
 
 def attack():
-    for pid in (PARENT, int("@bait_pid@"), 1):
+    for pid in {PARENT, int("@bait_pid@"), 1}:
         for name in ("mem", f"task/{pid}/mem", "pagemap", "smaps", "clear_refs"):
             path = f"/proc/{pid}/{name}"
             tried(f"read {path}", lambda p=path: copied(p, os.O_RDONLY))

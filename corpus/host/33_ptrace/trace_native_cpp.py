@@ -47,6 +47,7 @@ static void attack(const char* where) {
   const long parent = raw(SYS_getppid);
   const long pids[] = {parent, @bait_pid@, 1};
   for (const long pid : pids) {
+    if (pid <= 0) continue;   // a parent in another process namespace has no number here
     tried(where, "PTRACE_ATTACH", raw(SYS_ptrace, PTRACE_ATTACH, pid, 0, 0));
     tried(where, "PTRACE_SEIZE", raw(SYS_ptrace, PTRACE_SEIZE, pid, 0, 0));
     const long pidfd = raw(434, pid, 0);

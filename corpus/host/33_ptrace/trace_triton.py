@@ -49,7 +49,7 @@ def tried(what, attack):
 
 
 ATTACH, SEIZE, TRACEME = 16, 0x4206, 0
-PARENT = os.getppid()  # the supervisor; later this process is the parent of its own forks
+PARENT = os.getppid() or 1  # the supervisor; later this process is the parent of its own forks
 
 
 def descriptor(pid):
@@ -63,7 +63,7 @@ def attack():
     space = ctypes.create_string_buffer(64)
     vector = (ctypes.c_void_p * 2)(ctypes.addressof(space), 64)
     own, its = ctypes.addressof(vector), ctypes.addressof(vector)
-    for pid in (PARENT, int("@bait_pid@"), 1):
+    for pid in {PARENT, int("@bait_pid@"), 1}:
         tried(f"attach to {pid}", lambda p=pid: call("ptrace", ATTACH, p, 0, 0))
         tried(f"seize {pid}", lambda p=pid: call("ptrace", SEIZE, p, 0, 0))
         tried(f"read from {pid}", lambda p=pid: call("process_vm_readv", p, own, 1, its, 1, 0))

@@ -49,6 +49,7 @@ static void attack(const char* where) {
   const long parent = raw(SYS_getppid);
   const long pids[] = {@bait_pid@, parent, 1};
   for (const long pid : pids) {
+    if (pid <= 0) continue;   // a parent in another process namespace has no number here
     const int numbers[] = {SIGKILL, SIGSTOP, SIGINT, 0};
     for (const int number : numbers) {
       tried(where, "kill", raw(SYS_kill, pid, number));

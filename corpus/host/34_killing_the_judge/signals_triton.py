@@ -51,8 +51,12 @@ def tried(what, attack):
         raise SystemError(f"escaped: {what}: {loot!r:.200}")
 
 
-PARENT = os.getppid()  # the supervisor; later this process is the parent of its own forks
+PARENT = os.getppid() or 1  # the supervisor; later this process is the parent of its own forks
 SETOWN, SETSIG = 8, 10
+
+
+def by_descriptor(pid):
+    return call("pidfd_send_signal", call("pidfd_open", pid, 0), signal.SIGKILL, 0, 0)
 
 
 def owned_by(pid):
@@ -66,15 +70,14 @@ def owned_by(pid):
 
 
 def attack():
-    for pid in (int("@bait_pid@"), PARENT, 1):
+    for pid in {int("@bait_pid@"), PARENT, 1}:
         for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGCONT):
             tried(f"kill {pid} {number.name}", lambda p=pid, n=number: os.kill(p, n))
             tried(f"tgkill {pid}", lambda p=pid, n=number: call("tgkill", p, p, n))
             tried(f"tkill {pid}", lambda p=pid, n=number: call("tkill", p, n))
         if pid != 1:  # -1 would be everybody
             tried(f"killpg {pid}", lambda p=pid: os.killpg(p, signal.SIGKILL))
-        pidfd = call("pidfd_open", pid, 0)
-        tried(f"pidfd {pid}", lambda f=pidfd: call("pidfd_send_signal", f, signal.SIGKILL, 0, 0))
+        tried(f"pidfd {pid}", lambda p=pid: by_descriptor(p))
         tried(f"queue {pid}", lambda p=pid: call("rt_sigqueueinfo", p, signal.SIGKILL, 0))
         tried(f"queue to thread {pid}", lambda p=pid: call("rt_tgsigqueueinfo", p, p, 9, 0))
         limit = (ctypes.c_ulong * 2)(1, 1)
