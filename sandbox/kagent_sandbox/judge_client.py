@@ -57,7 +57,15 @@ class JudgeClient:
     machine down.
     """
 
-    def __init__(self, task_folder: Path, kind: str, run_seed: int, *, index: int = 0) -> None:
+    def __init__(
+        self,
+        task_folder: Path,
+        kind: str,
+        run_seed: int,
+        *,
+        index: int = 0,
+        patience: float = 1.0,
+    ) -> None:
         """Start the process and open the device.
 
         Args:
@@ -65,10 +73,16 @@ class JudgeClient:
             kind: "gpu" or "cpu".
             run_seed: Draws the run's hidden cases.
             index: Of the GPU.
+            patience: Share of the usual limits after which a candidate is taken for hung.
         """
         self.kind = kind
-        opened = {"task": str(task_folder), "kind": kind, "run_seed": run_seed, "index": index}
-        self._opened: Mapping[str, object] = opened
+        self._opened: Mapping[str, object] = {
+            "task": str(task_folder),
+            "kind": kind,
+            "run_seed": run_seed,
+            "index": index,
+            "patience": patience,
+        }
         self._choices: dict[str, Mapping[str, int]] = {}
         self._set_aside = 0  # candidates since the last one that was judged
         self._start()

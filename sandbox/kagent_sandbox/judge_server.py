@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from kagent_sandbox import patience
 from kagent_sandbox.baselines import Baselines, measure_baselines
 from kagent_sandbox.channel import Channel, ChannelClosed
 from kagent_sandbox.errors import KagentError, MachineError
@@ -94,6 +95,7 @@ class Server:
         return self._judge
 
     def _open(self, request: Json, _: Sequence[bytes]) -> Json:
+        patience.share = float(str(request["patience"]))
         task = load_task(Path(str(request["task"])))
         backend, rivals = _backend(task, str(request["kind"]), int(str(request["index"])))
         self._rivals = rivals

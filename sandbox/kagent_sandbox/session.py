@@ -11,6 +11,7 @@ import torch
 
 from kagent_sandbox.lane_clock import LaneClock
 from kagent_sandbox.launch.base import LaunchFailed
+from kagent_sandbox.patience import bounded
 from kagent_sandbox.plan import PlanError
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
@@ -184,25 +185,25 @@ class Session:
     def run(self, seat: Seat, case: str) -> None:
         """Execute the seat's plan once."""
         with self._turn(seat, case) as launcher:
-            launcher.run(seat.key, limit_s=RUN_LIMIT_S)
+            launcher.run(seat.key, limit_s=bounded(RUN_LIMIT_S))
 
     def samples(
         self, seats: Sequence[Seat], count: int, case: str, *, limit_s: float = SAMPLE_LIMIT_S
     ) -> list[float]:
         """`count` device times in µs, rotating over the seats. All positive."""
         with self.clock.part("samples"), self._turn(seats[0], case) as launcher:
-            samples = launcher.samples([s.key for s in seats], count, limit_s=limit_s)
+            samples = launcher.samples([s.key for s in seats], count, limit_s=bounded(limit_s))
         return [max(us, LEAST_US) for us in samples]
 
     def wall_us(self, seats: Sequence[Seat], count: int, case: str) -> float:
         """µs per execution by the judge's own clock."""
         with self.clock.part("wall"), self._turn(seats[0], case) as launcher:
-            return launcher.wall_us([s.key for s in seats], count, limit_s=SAMPLE_LIMIT_S)
+            return launcher.wall_us([s.key for s in seats], count, limit_s=bounded(SAMPLE_LIMIT_S))
 
     def fresh_us(self, seats: Sequence[Seat], case: str) -> float:
         """µs per execution of inputs that were just written: see `Launcher`."""
         with self.clock.part("wall"), self._turn(seats[0], case) as launcher:
-            return launcher.fresh_us([s.key for s in seats], limit_s=SAMPLE_LIMIT_S)
+            return launcher.fresh_us([s.key for s in seats], limit_s=bounded(SAMPLE_LIMIT_S))
 
     @contextlib.contextmanager
     def _turn(self, seat: Seat, case: str | None) -> Iterator[Launcher]:

@@ -10,7 +10,7 @@ from kagent_sandbox.judge_client import JudgeClient
 from kagent_sandbox.judge_wire import Header, key_of, pack, unpack
 from kagent_sandbox.records import from_json, to_json
 from kagent_sandbox.task import load_task
-from kagent_sandbox.verdict import Passed, Rejected, Status
+from kagent_sandbox.verdict import Passed, Rejected, Stage, Status
 
 SEED = 11
 
@@ -54,6 +54,13 @@ def test_a_run_from_baselines_to_race(client, task):
     race = client.race([Contender("1", good, {})])
     assert "eager" in race.cases[0].baselines
     assert {c.against for c in race.overall["1"]} >= {"eager", "torch"}
+
+
+def test_an_impatient_judge_takes_a_candidate_for_hung_sooner(folder, task):
+    with JudgeClient(folder, "cpu", SEED, patience=0.05) as client:
+        verdict = client.check(built(task, SEED, BODY % 'while (true) asm volatile("");'))
+    assert (verdict.status, verdict.stage) == (Status.TIMEOUT, Stage.CHECK)
+    assert "within 0.5 s" in verdict.message
 
 
 def test_a_wrong_candidate_is_rejected_through_the_process(client, task):

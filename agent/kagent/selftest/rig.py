@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 BUILD_LIMIT_S = 15.0
 COMPILE_LIMIT_S = 5.0
 HOST_LIMIT_S = 4.0
+PATIENCE = 0.3  # of a judge: 3 s for a kernel that usually has 10
 MOST_CONFIGS = 4
 SWEEP_S = 0.05
 
@@ -239,7 +240,9 @@ class Rig:
         with self._lock:
             if (task, kind) not in self._judges:
                 with _variable(ISOLATION, self._asked_for):  # the judge's process inherits it
-                    self._judges[task, kind] = JudgeClient(task, kind, self._secret)
+                    self._judges[task, kind] = JudgeClient(
+                        task, kind, self._secret, patience=PATIENCE
+                    )
             return self._judges[task, kind]
 
     def interpreter(self, task: Path) -> Interpreter:

@@ -18,6 +18,7 @@ from kagent_sandbox.forkserver import Child, Exit, ForkServer
 from kagent_sandbox.launch import urgency
 from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.launch.cpu_arena import CpuArena
+from kagent_sandbox.patience import bounded
 from kagent_sandbox.plan import Plan, PlanError
 from kagent_sandbox.plan_json import dump_plan
 from kagent_sandbox.verdict import Status
@@ -95,7 +96,8 @@ class CpuLauncher:
             if not 0 <= start <= start + buffer.nbytes <= self._nbytes:
                 raise PlanError(f"buffer {buffer.id} at byte {start} leaves the arena")
         at = {str(k): v for k, v in placement.items()}
-        self._ask({"do": "prepare", "key": key, "at": at}, [dump_plan(plan)], _PREPARE_S)
+        request: dict[str, object] = {"do": "prepare", "key": key, "at": at}
+        self._ask(request, [dump_plan(plan)], bounded(_PREPARE_S))
 
     def forget(self, key: str) -> None:
         """Drop a prepared plan."""
