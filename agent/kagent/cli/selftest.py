@@ -39,8 +39,8 @@ def selftest(
     chapter: Annotated[
         list[str] | None,
         typer.Option(
-            help="faults, host, result, cheats, numerics, beyond, or machine for the checks of "
-            "this machine; may be repeated."
+            help="faults, host, result, cheats, beyond, or machine: the checks of this machine; "
+            "may be repeated."
         ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show the items and run nothing.")] = False,

@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from kagent.resources import resource
 from kagent.tasks import task_names
 
-CHAPTERS = ("faults", "host", "result", "cheats", "numerics", "beyond")
+CHAPTERS = ("faults", "host", "result", "cheats", "beyond")
 PASSED = "passed"
 ESCAPED = "escaped"
 FOLDER = re.compile(r"(\d{2,3})_[a-z0-9_]+")
