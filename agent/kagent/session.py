@@ -214,6 +214,7 @@ def open_machine(
         seen = probe()  # while the fork-servers import
         seen.require()
         tiers = {"builder": builder.isolation.tier, "launcher": judge.isolation().tier}
+        noise = judge.noise()
         environment: dict[str, object] = {
             "device": facts.name,
             "key": facts.key,
@@ -226,12 +227,14 @@ def open_machine(
             "python": platform.python_version(),
             "versions": versions(),
             "selftest": in_environment(facts.key, versions()),
+            "noise": to_json(noise),
         }
         race = draw_hidden(task, kind, "bench", secret)
         cases = task.cases(kind)
         search = [*cases.check, *draw_hidden(task, kind, "check", secret), *cases.bench]
 
         def prepare(say: Callable[[str], None]) -> Mapping[str, object]:
+            say(f"noise: {noise.text}")
             baselines = judge.baselines(say)
             say("ceilings of the device")
             return {"baselines": to_json(baselines), "ceilings": to_json(judge.ceilings())}

@@ -119,6 +119,7 @@ def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> R
         share += f", {roofline_share(verdict):.0%} of the roofline; "
         share += f"held the device {verdict.lane_s:.2f} s\n"
         parts += [Text(share), timing_table(candidate, matrix=store.manifest.matrix)]
+        parts += [Text(f"disturbed: {note}", "yellow") for note in verdict.notes]
         if verdict.errors:
             title = "relative errors against float64"
             parts += [Text(), errors_table(verdict.errors, title)]

@@ -144,10 +144,9 @@ class Judge:
             self._ceilings = self.backend.ceilings()
         return self._ceilings
 
-    @property
-    def noise(self) -> Noise:
-        """How far apart one kernel and itself are measured here; found out at first use. Intervals
-        are widened by it from then on.
+    def find_noise(self) -> Noise:
+        """How far apart one kernel and itself are measured here; found out once. Intervals are
+        widened by it from then on.
         """
         if self._noise is None:
             self._noise = measure_noise(self.backend)

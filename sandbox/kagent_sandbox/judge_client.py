@@ -30,6 +30,7 @@ from kagent_sandbox.judge_wire import (
 from kagent_sandbox.launch.base import Ceilings, DeviceFacts
 from kagent_sandbox.launch.cache import cache_folder
 from kagent_sandbox.launch.openmp import WAITING
+from kagent_sandbox.noise import Noise
 from kagent_sandbox.race_result import Race
 from kagent_sandbox.records import from_json, to_json
 from kagent_sandbox.verdict import CaseError, Passed, Rejected, Stage, Status
@@ -128,6 +129,12 @@ class JudgeClient:
     def ceilings(self) -> Ceilings:
         """What the device attains on the plainest kernels; measured once, then cached."""
         return from_json(Ceilings, self._ask("ceilings"))
+
+    def noise(self) -> Noise:
+        """How far apart one kernel and itself are measured here; every judge asks itself before it
+        times anything.
+        """
+        return from_json(Noise, self._ask("noise"))
 
     def baselines(
         self, on_progress: Callable[[str], None] | None = None, *, cached: bool = True

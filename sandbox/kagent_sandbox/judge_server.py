@@ -62,6 +62,7 @@ class Server:
         verbs = {
             "open": self._open,
             "ceilings": self._ceilings,
+            "noise": self._noise,
             "baselines": self._baselines,
             "keep": self._keep,
             "drop": self._drop,
@@ -106,6 +107,9 @@ class Server:
     def _ceilings(self, _request: Json, _: Sequence[bytes]) -> Json:
         return to_json(self.judge.ceilings)
 
+    def _noise(self, _request: Json, _: Sequence[bytes]) -> Json:
+        return to_json(self.judge.find_noise())
+
     def _baselines(self, request: Json, _: Sequence[bytes]) -> Json:
         judge, rivals = self.judge, self._rivals
         assert rivals is not None, "the first request is open"
@@ -137,6 +141,7 @@ class Server:
         wanted = from_json(MeasureRequest, request["request"])
         if not self.judge.baselines_us:
             self._baselines({"cached": True}, ())
+        self.judge.find_noise()
         incumbent = None if wanted.incumbent is None else self._contender(wanted.incumbent)
         verdict = self.judge.measure(
             self._kept[wanted.key], wanted.errors, incumbent, sweep_s=wanted.sweep_s
@@ -147,6 +152,7 @@ class Server:
         wanted = from_json(RaceRequest, request["request"])
         contenders = [self._contender(e) for e in wanted.entrants]
         rivals = self._rivals if wanted.baselines else None
+        self.judge.find_noise()
         return to_json(self.judge.race(contenders, hidden=wanted.hidden, rivals=rivals))
 
     def _health(self, _request: Json, _: Sequence[bytes]) -> Json:
