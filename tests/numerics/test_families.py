@@ -6,9 +6,11 @@ import pytest
 from families import FOLDER, RUNS, built_and_checked, expect_verdict, members
 from kagent.tasks import find_task, task_names
 from kagent_sandbox.build.client import Builder
+from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.interpret import Interpreter
 from kagent_sandbox.judge import Judge, check_cases
 from kagent_sandbox.launch.cpu_backend import CpuBackend
+from kagent_sandbox.task import build_case
 
 MEMBERS = members()
 RUN_SEED = 20
@@ -83,6 +85,15 @@ def test_on_the_cpu(member, builder, cpu_judges):
 @pytest.mark.parametrize("member", with_runs("interpret"))
 def test_in_the_interpreter(member, interpreters):
     expect_verdict(member, interpreters.of(member.task).check(member.file.read_text()))
+
+
+@pytest.mark.parametrize("member", [p for p in with_runs("gpu") if "cuda" in p.id])
+def test_builds_without_a_gpu(member, builder):
+    task = find_task(member.task)
+    given = tuple(build_case(task, c) for c in task.gpu.check[:2])
+    request = BuildRequest(member.file.read_text(), task.entry, "sm_90a", given, task.allow)
+    built = builder.build(request)
+    assert isinstance(built, Built), built
 
 
 @pytest.mark.gpu
