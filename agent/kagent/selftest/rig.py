@@ -47,6 +47,7 @@ PATIENCE = 0.3  # of a judge: 3 s for a kernel that usually has 10
 MOST_CONFIGS = 4
 SWEEP_S = 0.05
 PAUSE_S = 2.0
+_STARTERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ class Rig:
             compiled = str(cache_folder() / "inductor")
             self._stack.enter_context(_variable("TORCHINDUCTOR_CACHE_DIR", compiled))
             self._stack.callback(self._close)
-            self._threads = ThreadPoolExecutor(self._jobs, "build")
+            # More than are built at once, which is the builder's to see to: some start judges.
+            self._threads = ThreadPoolExecutor(self._jobs + _STARTERS, "build")
             self._stack.callback(self._threads.shutdown)
             confinement = builder_confinement(tier=self._asked_for)
             builder = Builder(self._jobs, confinement=confinement)
@@ -146,6 +148,11 @@ class Rig:
         return self.judge(job.task, job.kind).race(contenders, hidden=False, baselines=False)
 
     @property
+    def seed(self) -> int:
+        """Draws the hidden cases that candidates are built for, and judged on."""
+        return self._secret
+
+    @property
     def devices(self) -> list[DeviceFacts]:
         """What candidates were judged on so far."""
         return list({j.facts.key: j.facts for j in self._judges.values()}.values())
@@ -164,7 +171,10 @@ class Rig:
         return self.finish(self.build(job))
 
     def built(self, jobs: Iterable[Job]) -> Iterator[Attempt]:
-        """Build jobs side by side; each as soon as it is built."""
+        """Build jobs side by side; each as soon as it is built. Judges start meanwhile."""
+        jobs = list(jobs)
+        for task, kind in {(j.task, j.kind) for j in jobs if j.runs in ("cpu", "gpu")}:
+            self._threads.submit(self.judge, task, kind)
         for future in as_completed([self._threads.submit(self.build, job) for job in jobs]):
             yield future.result()
 
