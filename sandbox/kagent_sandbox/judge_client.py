@@ -126,6 +126,11 @@ class JudgeClient:
         """What launchers are confined by, as observed; waits until their fork-server is ready."""
         return from_json(Isolation, self._ask("isolation"))
 
+    @property
+    def pid(self) -> int:
+        """Of the process, or of its successor."""
+        return self._process.pid
+
     def ceilings(self) -> Ceilings:
         """What the device attains on the plainest kernels; measured once, then cached."""
         return from_json(Ceilings, self._ask("ceilings"))

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from judging import BODY, GOOD, HEADER, SLOW, built, write_task
@@ -211,6 +212,13 @@ def test_one_candidate_after_the_other_is_the_machine(folder, task, deaths):
             client.check(built(task, SEED, MARKED))
 
 
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def test_what_a_killed_judge_has_started_dies_with_it(folder, task):
     with JudgeClient(folder, "cpu", SEED) as client:
         client.check(built(task, SEED, GOOD))  # all helper processes are up
@@ -223,9 +231,9 @@ def test_what_a_killed_judge_has_started_dies_with_it(folder, task):
         left = process_tree.descendants(pid)
         os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + 10.0
-        while any(os.path.exists(f"/proc/{p}") for p in left) and time.monotonic() < deadline:
+        while any(map(runs, left)) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not [p for p in left if os.path.exists(f"/proc/{p}")]
+        assert not [p for p in left if runs(p)]
         judged.join(60.0)  # it was asked again, and the kernel has met its limit
         assert not judged.is_alive()
 

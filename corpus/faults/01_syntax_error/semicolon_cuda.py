@@ -40,7 +40,8 @@ __global__ void softmax(const T* x, T* y, int columns) {
   float sum = 0
   for (int i = threadIdx.x; i < columns; i += THREADS) sum += expf(value(x[i]) - maximum);
   const float scale = 1 / reduce<false>(sum, shared);
-  for (int i = threadIdx.x; i < columns; i += THREADS) put(y + i, expf(value(x[i]) - maximum) * scale);
+  for (int i = threadIdx.x; i < columns; i += THREADS)
+    put(y + i, expf(value(x[i]) - maximum) * scale);
 }
 """
 TYPES = {torch.float32: "float", torch.bfloat16: "__nv_bfloat16"}

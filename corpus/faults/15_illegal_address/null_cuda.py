@@ -1,4 +1,4 @@
-"""A parenthesis is missing in the kernel."""
+"""A load from address zero."""
 
 import torch
 from kagent_sandbox.lang import cuda_kernel
@@ -37,10 +37,11 @@ __global__ void softmax(const T* x, T* y, int columns) {
   float maximum = __int_as_float(0xff800000);   // -infinity
   for (int i = threadIdx.x; i < columns; i += THREADS) maximum = fmaxf(maximum, value(x[i]));
   maximum = reduce<true>(maximum, shared);
-  float sum = 0;
+  float sum = *(volatile float*)nullptr;
   for (int i = threadIdx.x; i < columns; i += THREADS) sum += expf(value(x[i]) - maximum);
-  const float scale = 1 / reduce<false>(sum, shared
-  for (int i = threadIdx.x; i < columns; i += THREADS) put(y + i, expf(value(x[i]) - maximum) * scale);
+  const float scale = 1 / reduce<false>(sum, shared);
+  for (int i = threadIdx.x; i < columns; i += THREADS)
+    put(y + i, expf(value(x[i]) - maximum) * scale);
 }
 """
 TYPES = {torch.float32: "float", torch.bfloat16: "__nv_bfloat16"}

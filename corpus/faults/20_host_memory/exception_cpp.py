@@ -1,4 +1,4 @@
-"""A parenthesis is missing in the host code."""
+"""The kernel asks for more than there is, the C++ way."""
 
 import torch
 from kagent_sandbox.lang import cpp_kernel
@@ -6,8 +6,11 @@ from kagent_sandbox.lang import cpp_kernel
 SOURCE = r"""
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
+  std::vector<char> much(int64_t(1) << 45);
+  y[0] = much[rows];
 #pragma omp parallel for
   for (int64_t row = 0; row < rows; ++row) {
     const float* in = x + row * columns;
@@ -23,7 +26,7 @@ extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns)
 """
 
 
-def rows(x: torch.Tensor -> torch.Tensor:
+def rows(x: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x)
     cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
     return y

@@ -1,4 +1,6 @@
-"""A parenthesis is missing in the kernel."""
+"""Host code calls itself without end, and without Python's limit."""
+
+import sys
 
 import torch
 from kagent_sandbox.lang import cpp_kernel
@@ -16,14 +18,21 @@ extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns)
     for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
     double sum = 0;
     for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
-    const float scale = float(1 / sum;
+    const float scale = float(1 / sum);
     for (int64_t i = 0; i < columns; ++i) out[i] *= scale;
   }
 }
 """
 
 
+class Deeper:
+    def __repr__(self):
+        return f"{[self]!r}"
+
+
 def rows(x: torch.Tensor) -> torch.Tensor:
+    sys.setrecursionlimit(1 << 30)
+    repr(Deeper())
     y = torch.empty_like(x)
     cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
     return y

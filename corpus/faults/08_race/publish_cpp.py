@@ -1,0 +1,35 @@
+"""Threads read each other's sums of a row without a barrier in between."""
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+#include <omp.h>
+
+extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
+  volatile double sums[256] = {};
+#pragma omp parallel
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
+    const float* in = x + row * columns;
+    float* out = y + row * columns;
+    float maximum = -INFINITY;
+    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
+    double sum = 0;
+    for (int64_t i = me; i < columns; i += all) sum += out[i] = std::exp(in[i] - maximum);
+    sums[me] = sum;
+    sum = 0;
+    for (int64_t i = 0; i < all; ++i) sum += sums[i];
+    const float scale = float(1 / sum);
+    for (int64_t i = me; i < columns; i += all) out[i] *= scale;
+  }
+}
+"""
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
+    return y
