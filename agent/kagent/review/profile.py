@@ -31,6 +31,7 @@ from kagent.session import has_gpu
 from kagent.store import History
 
 NCU_LIMIT_S = 180.0
+MOST_IDLE = 2.0  # percent; other work of the tensor pipe makes about 1 without any product
 _STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 STALLS: Mapping[str, str] = {
     "long_scoreboard": "waiting for global or local memory",
@@ -252,7 +253,7 @@ def _measured_words(kernel: KernelProfile, hardware: Hardware) -> Iterator[str]:
     if active is not None:
         yield f"{active:.0f} % of the warps that fit were there on average"
     tensor = c.get("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active")
-    if c.get("sm__inst_executed_pipe_tensor.sum") and tensor is not None:
+    if c.get("sm__inst_executed_pipe_tensor.sum") and tensor is not None and tensor >= MOST_IDLE:
         yield f"tensor cores busy {tensor:.0f} % of the time"
     hit = c.get("lts__t_sector_hit_rate.pct")
     if hit is not None:
