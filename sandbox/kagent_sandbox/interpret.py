@@ -23,6 +23,7 @@ from kagent_sandbox.judge import check_cases
 from kagent_sandbox.launch.plan_ops import dtype_of
 from kagent_sandbox.plan import ITEMSIZE
 from kagent_sandbox.session import Disqualified
+from kagent_sandbox.spawned import printable
 from kagent_sandbox.task import build_case
 from kagent_sandbox.verdict import CaseError, Rejected, Stage, Status
 
@@ -35,6 +36,8 @@ MOST_ELEMENTS = 1 << 17
 CASE_LIMIT_S = 60.0
 _LOAD_LIMIT_S = 60.0
 _MAX_ANSWER_BYTES = 64 << 20
+_MAX_TEXT = 4000
+_FAILURES = (Status.COMPILE_ERROR, Status.RUNTIME_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +183,23 @@ class Interpreter:
             if end.signal == 11:
                 text += ": a load or store far outside of its tensor (is a mask missing?)"
             raise _out(Status.RUNTIME_ERROR, text, case) from None
-        answer = message.obj
-        if isinstance(answer, dict) and "failed" in answer:
-            status, text = cast("list[str]", answer["failed"])
-            raise _out(Status(status), f"{text} (interpreted)", case)
-        records = answer.get("ok") if isinstance(answer, dict) else None
-        if not isinstance(records, list) or len(records) != len(message.blobs):
-            raise _out(Status.TAMPER, "native code wrote to the result channel", case)
-        return cast("list[dict[str, Any]]", records), message.blobs
+        match message.obj:  # the candidate shares its process with what answers: believe nothing
+            case {"failed": [str(status), str(text)]} if status in _FAILURES:
+                raise _out(Status(status), f"{text} (interpreted)", case)
+            case {"ok": list(records)} if len(records) == len(message.blobs):
+                if all(map(_describes_tensor, records)):
+                    return cast("list[dict[str, Any]]", records), message.blobs
+        raise _out(Status.TAMPER, "the candidate wrote to the result channel", case)
+
+
+def _describes_tensor(record: object) -> bool:
+    match record:
+        case {"shape": list(shape), "dtype": str()}:
+            return all(type(size) is int for size in shape)
+    return False
 
 
 def _out(status: Status, text: str, case: Case | None) -> Disqualified:
     stage = Stage.BUILD if case is None else Stage.CHECK
+    text = printable(text)[:_MAX_TEXT]
     return Disqualified(Rejected(stage, status, text, case.name if case else None))

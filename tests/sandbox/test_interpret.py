@@ -146,6 +146,46 @@ def test_wrong_candidates_are_rejected(interpreter, old, new, status, text):
     assert verdict.stage in {Stage.BUILD, Stage.CHECK}
 
 
+FORGE = """
+    import os, socket, stat
+    from kagent_sandbox.channel import Channel
+    for fd in range(3, 32):
+        try:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                Channel(socket.socket(fileno=fd)).send(ANSWER, [b""] * BLOBS)
+        except OSError:
+            continue
+    return c
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "blobs"),
+    [
+        ({"failed": 5}, 0),
+        ({"failed": ["DUPLICATE", "not for a candidate to say"]}, 0),
+        ({"ok": [5]}, 1),
+        ({"ok": [{"shape": [40, 24], "dtype": []}]}, 1),
+        ({"ok": [{"shape": [40, 24], "dtype": "bfloat16"}]}, 1),
+        ({"ok": []}, 3),
+    ],
+)
+def test_forged_answers_are_tampering(interpreter, answer, blobs):
+    forge = FORGE.replace("ANSWER", repr(answer)).replace("BLOBS", str(blobs))
+    verdict = interpreter.check(SOURCE.replace("    return c\n", forge))
+    assert isinstance(verdict, Rejected), verdict
+    assert verdict.status is Status.TAMPER, verdict
+
+
+def test_what_candidates_say_is_printable_and_short(interpreter):
+    loud = "    raise RuntimeError('\\x1b[2J\\x9b1m owned ' + 'x' * 100_000)\n"
+    verdict = interpreter.check(SOURCE.replace("    return c\n", loud))
+    assert verdict.status is Status.RUNTIME_ERROR
+    assert "owned" in verdict.message
+    assert len(verdict.message) <= 4000
+    assert all(c.isprintable() or c == "\n" for c in verdict.message)
+
+
 @given(st.lists(st.floats(width=32), min_size=1, max_size=50))
 @settings(deadline=None)
 def test_rounding_to_bfloat16_is_torchs(values):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kagent_sandbox.channel import ChannelError, ChannelTimeout
 from kagent_sandbox.errors import MachineError
-from kagent_sandbox.forkserver import Child, Exit, ForkServer
+from kagent_sandbox.forkserver import Child, Exit, ForkServer, printable
 from kagent_sandbox.launch import urgency
 from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.launch.cpu_arena import CpuArena
@@ -206,9 +206,9 @@ class CpuLauncher:
             self._after_loss()
             raise self._failure
         if "plan" in answer:
-            raise PlanError(str(answer["plan"])[:4000])
+            raise PlanError(printable(str(answer["plan"]))[:4000])
         if "error" in answer:
-            raise LaunchFailed(Status.RUNTIME_ERROR, str(answer["error"])[:4000])
+            raise LaunchFailed(Status.RUNTIME_ERROR, printable(str(answer["error"]))[:4000])
 
     def _fail(self, limit_s: float, *, hung: str = "") -> LaunchFailed:
         """End the process and say why, in a form that fits a verdict.
