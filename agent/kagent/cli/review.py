@@ -182,6 +182,7 @@ def profile(
     """Say what a GPU candidate's kernels do: occupancy and waves, and counters where ncu is."""
     from kagent_sandbox.verdict import Passed
 
+    from kagent.profiles import to_event
     from kagent.prompting.hardware import hardware
     from kagent.prompting.situation import situation_of
     from kagent.review import artefacts
@@ -217,8 +218,8 @@ def profile(
             here = situation_of(manifest, history)
             device = hardware(manifest.target, here.device, here.ceilings)
             result = profiling.profile(shown, task, case or cases[0], built, device)
-        store.append("profiled", profiling.to_event(result))
+        store.append("profiled", to_event(result))
     if json_:
-        print_json(profiling.to_event(result))
+        print_json(to_event(result))
     else:
         out.print(profile_view(result, shown.proposal.name, device))

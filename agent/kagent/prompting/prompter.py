@@ -16,6 +16,7 @@ from kagent_sandbox.verdict import Passed, Rejected
 
 from kagent.lineage import Candidate, Operator
 from kagent.model.chat import Prompt
+from kagent.profiles import in_words
 from kagent.prompting.about import TaskText, about_task
 from kagent.prompting.cards import Card, Place, helps, load_cards, suits
 from kagent.prompting.cases import bench_cases, bounds_of, cases_table
@@ -63,6 +64,7 @@ class Prompter:
         places = folders(folder)
         self._templates = Templates(places)
         self._task, self._kind = task, kind
+        self._profiles = situation.profiles
         self._device = hardware(target, situation.device, situation.ceilings)
         self._cases = bench_cases(task, kind, self._device, situation)
         checks = task.cases(kind)
@@ -97,6 +99,7 @@ class Prompter:
         values = {
             **shared,
             "parent": parent,
+            "profile": self.profile(brief.parent),
             "sketch": sketch(parent.source, self._task.entry),
             "tunables": _tunables(parent.source),
             "elites": self._elites(brief, operator, second),
@@ -113,6 +116,16 @@ class Prompter:
             user=self._templates.render(TEMPLATES[operator], values),
             card=chosen.name if chosen is not None else "",
         )
+
+    def profile(self, candidate: Candidate) -> str:
+        """What profiles of a candidate found, as a Markdown list; empty where there is none."""
+        lines = [
+            f"- {p.case}, `{kernel.kernel}`: " + "; ".join(in_words(kernel, self._device))
+            for p in self._profiles
+            if p.candidate == candidate.id and not self._device.is_cpu
+            for kernel in p.kernels
+        ]
+        return "\n".join(lines)
 
     def _shared(self) -> dict[str, object]:
         return {

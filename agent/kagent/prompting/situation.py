@@ -10,6 +10,7 @@ from kagent_sandbox.errors import RunError
 from kagent_sandbox.launch.base import Ceilings, DeviceFacts
 from kagent_sandbox.records import RecordError, from_json
 
+from kagent.profiles import Profile, stored_profiles
 from kagent.runs import Manifest
 from kagent.store import History
 
@@ -23,6 +24,7 @@ class Situation:
     baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """µs by visible benchmark case and baseline; empty where none was measured."""
     lang: str = "any"  # the run's --lang: what kernels may be written in
+    profiles: tuple[Profile, ...] = ()  # what `kagent profile` found, the last of each case
 
 
 def situation_of(manifest: Manifest, history: History) -> Situation:
@@ -41,6 +43,7 @@ def situation_of(manifest: Manifest, history: History) -> Situation:
             ceilings=from_json(Ceilings, ceilings) if ceilings is not None else None,
             baselines=_times(measured.get("baselines")),
             lang=manifest.lang,
+            profiles=tuple(stored_profiles(history).values()),
         )
     except (RecordError, TypeError, ValueError, AttributeError) as e:
         raise RunError(f"a record of the run is damaged: {e}") from None

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kagent.planview import human_bytes
+from kagent.profiles import Profile, in_words
 from kagent.prompting.hardware import Hardware
-from kagent.review.profile import Profile, in_words
 
 
 def profile_view(profile: Profile, name: str, hardware: Hardware) -> RenderableType:

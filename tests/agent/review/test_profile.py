@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kagent import profiles
 from kagent.prompting.hardware import hardware
 from kagent.review import profile
 from kagent.show import read_history
@@ -52,7 +53,7 @@ def test_what_is_wasted_is_said():
         registers=255, spill_bytes=128, load_bytes={4: 10}, block=(256, 1, 1),
         grid=(H100.units + H100.units // 4, 1, 1),
     )  # fmt: skip
-    words = " ".join(profile.in_words(kernel, H100))
+    words = " ".join(profiles.in_words(kernel, H100))
     assert "spills 128 bytes" in words
     assert "loads at most 4 bytes" in words
     assert "25% of the device" in words
@@ -84,16 +85,16 @@ def test_any_output_of_ncu_is_read_without_an_error(text):
 def test_counters_are_put_into_words():
     rows = [next(profile.read_csv(CSV))]
     (kernel,) = profile.with_counters([only()], rows)
-    words = profile.in_words(kernel, H100)
+    words = profiles.in_words(kernel, H100)
     assert words[0].startswith("10.0 µs; DRAM 2.0 MB at 200 GB/s")
     assert "waiting for global or local memory 100%" in words[1]
 
 
 def test_a_profile_is_stored_with_its_run():
     _, history = read_history(RUNS / "softmax-ask-tell")
-    found = profile.Profile(14, "c", "H100", (only(),), "no ncu here")
-    event = replace(history.events[-1], kind="profiled", data=profile.to_event(found))
-    assert profile.stored_profiles(replace(history, events=(event,))) == {(14, "c"): found}
+    found = profiles.Profile(14, "c", "H100", (only(),), "no ncu here")
+    event = replace(history.events[-1], kind="profiled", data=profiles.to_event(found))
+    assert profiles.stored_profiles(replace(history, events=(event,))) == {(14, "c"): found}
 
 
 def kagent(*words):
@@ -115,3 +116,23 @@ def test_without_a_gpu_there_are_static_facts_and_it_says_so(tmp_path):
     refused = kagent(*words, "--case", "nope")
     assert refused.returncode != 0
     assert "no benchmark case 'nope': there are bf16_" in refused.stderr
+
+
+def test_the_next_prompt_says_what_a_profile_found():
+    from kagent.prompting import Prompter, situation_of
+    from kagent.tasks import find_task
+
+    store, history = read_history(RUNS / "softmax-ask-tell")
+    (kernel,) = profile.with_counters([only()], [next(profile.read_csv(CSV))])
+    best = history.lineage.incumbent
+    found = profiles.Profile(best.id, "bf16_16384x1024", "H100", (kernel,))
+    event = replace(history.events[-1], kind="profiled", data=profiles.to_event(found))
+    history = replace(history, events=(*history.events, event))
+    manifest = store.manifest
+    prompter = Prompter(
+        find_task("softmax"), "gpu", manifest.target, situation_of(manifest, history)
+    )
+    told = prompter.profile(best)
+    assert "bf16_16384x1024" in told
+    assert "waiting for global or local memory 100%" in told
+    assert prompter.profile(history.lineage[0]) == ""
