@@ -148,6 +148,23 @@ class Table:
         self.session.samples(seats, 1, self.case.name)
         self._verify(seats, draw)
 
+    def check(self, side: str, case: Case) -> None:
+        """One run of the timed plan on inputs of another distribution; `case` has the same shapes.
+
+        Raises:
+            Disqualified: The contender failed, or its results are wrong.
+        """
+        self.side, self._written = side, ()
+        seat = random.SystemRandom().choice(self._seats[side])
+        with self.session.clock.part("inputs"):
+            draw = self.checker.draws.fresh(case)
+            with self.session.quiet():
+                seat.write(draw)
+        self.session.run(seat, self.case.name)
+        with self.session.clock.part("compare"), self.session.quiet():
+            self.checker.refuse_tampering(seat, self.case, Stage.MEASURE)
+            self.checker.compare(seat.outputs(), draw, Stage.MEASURE)
+
     def wall_us(self, side: str, count: int) -> float:
         """µs per execution by the judge's own clock, on the side's last inputs if they are there
         still.

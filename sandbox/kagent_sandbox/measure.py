@@ -11,6 +11,7 @@ from kagent_sandbox import figures, timing
 from kagent_sandbox.blocks import PACES, Table, placements
 from kagent_sandbox.check import Checker, pitch_of
 from kagent_sandbox.figures import Contender
+from kagent_sandbox.hard import refuse_what_only_looks_right
 from kagent_sandbox.kept import refuse_kept_results
 from kagent_sandbox.session import Disqualified, Session
 from kagent_sandbox.sweep import Sweeper, distinct
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from kagent_sandbox.task import Case, Kind, Task
 
 WALL_BUDGET_US = 3000.0
+LIKELY = 0.5
+"""P(faster) from which on timed plans are also checked on hard inputs: who is slower gains nothing
+by being wrong."""
 ALARM_TRIES = 8
 """How often a suspicion is looked into before it is believed: a busy host raises some."""
 ALARM_PAUSE_S = 0.02
@@ -69,10 +73,12 @@ class Meter:
         turns = Turns(tables, self.kind, self.rng, self.noise)
         self.watch.begin()
         complete = turns.take(session, self._refuse_suspicion)
+        versus = None if incumbent is None else turns.compare(incumbent.id)
+        if complete and (versus is None or versus.p_faster > LIKELY):
+            refuse_what_only_looks_right(tables, "a", check_cases, self.rng)
         notes = (*self.watch.notes(), *turns.notes)
         blocks = {name: table.blocks["a"] for name, table in tables.items()}
         passed = self._passed(candidate, errors, cases, blocks)
-        versus = None if incumbent is None else turns.compare(incumbent.id)
         return replace(passed, versus=versus, screened=not complete, notes=notes)
 
     def arena_bytes(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kagent_sandbox.check import pitch_of, seats_for
 from kagent_sandbox.plan_json import plan_identity
-from kagent_sandbox.session import Disqualified
+from kagent_sandbox.session import SAMPLE_LIMIT_S, Disqualified
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,9 @@ FIRST_SAMPLES = 3
 MOST_SAMPLES = 12  # per round and configuration
 HOPELESS = 3.0
 """The sweep ends after its first round when nothing is within this factor of the incumbent."""
-RUN_LIMIT_S = 2.0  # a configuration that hangs costs the lane no more
+RUN_LIMIT_S = 2.0
+"""A configuration that hangs costs the lane no more. The declared one has passed the checks: it may
+take as long as that of a candidate that declares no others."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ class Sweeper:
         try:
             if config not in samples:
                 session.prepare(seats, case.name)
-            more = session.samples(seats, number, case.name, limit_s=RUN_LIMIT_S)
+            limit_s = SAMPLE_LIMIT_S if config == 0 else RUN_LIMIT_S
+            more = session.samples(seats, number, case.name, limit_s=limit_s)
         except Disqualified:
             if config == 0:
                 raise

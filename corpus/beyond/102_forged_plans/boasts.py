@@ -1,4 +1,4 @@
-"""Claims 1 register and no spills: read from the binary again, so that the claim is worth nothing."""
+"""Claims 1 register and no spills: all of that is read from the binary again, and worth nothing."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A launch with fewer arguments than its kernel takes, so that it reads what is in the registers."""
+"""A launch with fewer arguments than its kernel takes: it would read what registers hold."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Fills its input with zeros once it was read: a reference that came later would agree with zeros."""
+"""Zeroes its input after reading it: a reference that came later would agree with zeros."""
 
 import json
 

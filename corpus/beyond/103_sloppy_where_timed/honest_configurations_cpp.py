@@ -1,0 +1,47 @@
+"""The same, but the configuration that only fits large matrices is right there."""
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+
+template <bool careful>
+void rows_of(const float* x, float* y, int64_t rows, int64_t columns) {
+#pragma omp parallel for
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * columns;
+    float* out = y + row * columns;
+    float maximum = careful ? -INFINITY : 0;
+    if (careful) {
+      for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
+    }
+    double sum = 0;
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    const float scale = float(1 / sum);
+    for (int64_t i = 0; i < columns; ++i) out[i] *= scale;
+  }
+}
+
+extern "C" void careful(const float* x, float* y, int64_t rows, int64_t columns) {
+  rows_of<true>(x, y, rows, columns);
+}
+extern "C" void sloppy(const float* x, float* y, int64_t rows, int64_t columns) {
+  rows_of<false>(x, y, rows, columns);
+}
+
+extern "C" void slow(const float* x, float* y, int64_t rows, int64_t columns) {
+  for (int i = 0; i < 3; ++i) rows_of<true>(x, y, rows, columns);
+}
+"""
+KERNEL = "slow"
+TUNE = {"KERNEL": ["slow", "careful"]}
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    if KERNEL == "careful" and x.numel() < 100_000:
+        raise ValueError("not for matrices of this size")
+    y = torch.empty_like(x)
+    cpp_kernel(KERNEL, SOURCE)(x, y, *x.shape)
+    return y
