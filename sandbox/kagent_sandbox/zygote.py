@@ -70,7 +70,6 @@ def _prepare(
     confinement = Confinement(**values)  # type: ignore[arg-type]
     if confinement.tier is not None:
         confinement = dataclasses.replace(confinement, tier=Tier(confinement.tier))
-    confinement = dataclasses.replace(confinement, highest=Tier(confinement.highest))
     isolation = observe(confinement, Path(str(settings["root"])))
     if isolation.tier >= Tier.T2:
         namespaces.leave_network(user=isolation.user_namespace)

@@ -1,9 +1,8 @@
 """Whether launchers work in namespaces of their own here: python tests/gpu/try_namespaces.py
 
 For every way of sharing memory (a descriptor, a CUDA IPC handle) and every tier, a launcher is
-started, opens an arena, runs a plan and is killed while a kernel hangs. If all of that works under
-T2, `gpu_launcher_confinement` may have T2 or T3 as its highest tier. Prints a table; ends with
-status 1 when something fails under T2.
+started, opens an arena, runs a plan and is killed while a kernel hangs. Prints a table; ends with
+status 1 when something fails that should work. If it does, --isolation T1 does without namespaces.
 """
 
 import functools
@@ -47,7 +46,7 @@ def sketch(code, name, more=None):
 def try_all(tier, transport):
     """What works: a list of (what, "ok" or the error)."""
     found = []
-    preset = functools.partial(gpu_launcher_confinement, tier=tier, highest=Tier.T3)
+    preset = functools.partial(gpu_launcher_confinement, tier=tier)
     gpu_backend.gpu_launcher_confinement = preset
 
     def step(what, action):
@@ -119,14 +118,15 @@ def kill(backend):
 def main():
     failed = False
     for transport in ("fd", "ipc"):
-        for tier in (Tier.T1, Tier.T2):
+        for tier in (Tier.T1, Tier.T2, Tier.T3):
             try:
                 rows = try_all(tier, transport)
             except KagentError as e:
                 rows = [("start", f"{type(e).__name__}: {e}"[:300], 0.0)]
             for what, text, ms in rows:
                 print(f"{transport:4}{tier:4}{what:26}{ms:8.0f} ms  {text}", flush=True)
-                failed |= tier is Tier.T2 and transport == "fd" and not text.startswith("ok")
+                known = what == "start" and "was asked for" in text  # not to be had on this host
+                failed |= transport == "fd" and not known and not text.startswith("ok")
     sys.exit(1 if failed else 0)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from confined_handlers import ask
-from kagent_sandbox.confine import Confinement, Tier, gpu_launcher_confinement
+from kagent_sandbox.confine import Confinement, Tier
 from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.confine.presets import toolchain
 from kagent_sandbox.errors import ConfinementError
@@ -41,13 +41,6 @@ def test_a_fork_server_refuses_to_start_below_what_was_asked_for():
         pytest.raises(ConfinementError, match=f"{asked} was asked for"),
     ):
         server.spawn(wall_limit_s=1.0)
-
-
-def test_a_role_that_cannot_work_under_a_tier_has_the_highest_it_can():
-    confinement = gpu_launcher_confinement(tier=Tier.T3)
-    assert confinement.highest is Tier.T1
-    assert (confinement.least, confinement.most) == (Tier.T1, Tier.T1)
-    assert gpu_launcher_confinement(tier=Tier.T0).least is Tier.T0
 
 
 @pytest.mark.parametrize("tier", [Tier.T0, Tier.T1, Tier.T2])

@@ -104,17 +104,16 @@ class Confinement:
     execute: bool = True  # may start programs: compilers
     memfd: bool = False  # may create anonymous files: the CUDA driver does
     tier: Tier | None = None  # exactly this one; None: what is asked for, or the highest but T0
-    highest: Tier = Tier.T3  # that this role can work under
 
     @property
     def least(self) -> Tier:
         """The tier without which nothing is started."""
-        return Tier.T1 if self.tier is None else min(self.tier, self.highest)
+        return Tier.T1 if self.tier is None else self.tier
 
     @property
     def most(self) -> Tier:
         """The highest tier to try."""
-        return self.highest if self.tier is None else self.least
+        return Tier.T3 if self.tier is None else self.tier
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -82,13 +82,12 @@ def cpu_launcher_confinement(
 
 
 def gpu_launcher_confinement(
-    *, memory_bytes: int = 64 << 30, tier: Tier | None = None, highest: Tier = Tier.T1
+    *, memory_bytes: int = 64 << 30, tier: Tier | None = None
 ) -> Confinement:
     """Runs plans on a GPU: the context exists before the lock, device code is loaded after it.
 
-    Does not shield the kernel's driver, which the process talks to by ioctl. No namespaces unless
-    `highest` says so: whether the driver opens an arena across them is for
-    tests/gpu/try_namespaces.py to find out.
+    Does not shield the kernel's driver, which the process talks to by ioctl. Arenas open across
+    namespaces, by descriptor and by CUDA IPC (H100, driver 580; tests/gpu/try_namespaces.py).
     """
     nodes = [p for p in sorted(Path("/dev").glob("nvidia*")) if not p.is_dir()]
     extra = ("/sys", "/proc/driver", "/proc/devices", "/proc/modules", "/usr/local/nvidia")
@@ -104,5 +103,4 @@ def gpu_launcher_confinement(
         execute=False,
         memfd=True,
         tier=tier,
-        highest=highest,
     )
