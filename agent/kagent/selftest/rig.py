@@ -45,7 +45,7 @@ COMPILE_LIMIT_S = 5.0
 HOST_LIMIT_S = 4.0
 PATIENCE = 0.3  # of a judge: 3 s for a kernel that usually has 10
 MOST_CONFIGS = 4
-SWEEP_S = 0.05
+SWEEP_S = 0.5  # enough for a second configuration of a kernel that takes a millisecond
 PAUSE_S = 2.0
 _STARTERS = 2
 
@@ -164,7 +164,7 @@ class Rig:
 
     def skips(self, runs: str) -> str:
         """Why a candidate that runs there cannot be evaluated on this machine, or ""."""
-        return "no NVIDIA GPU here" if runs == "gpu" and not has_gpu() else ""
+        return "no GPU here" if runs == "gpu" and not has_gpu() else ""
 
     def evaluate(self, job: Job) -> Seen:
         """Build, check and measure, as far as the job goes; what the baits saw outranks it all."""
