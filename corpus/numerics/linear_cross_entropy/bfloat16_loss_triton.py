@@ -1,4 +1,4 @@
-"""Tokens' losses are rounded to bfloat16."""
+"""Tokens' losses are summed in bfloat16."""
 
 import torch
 import triton
@@ -25,7 +25,7 @@ def rows_kernel(z_ptr, target_ptr, losses_ptr, tokens, vocab, ignore_index, BLOC
     total = tl.sum(e, 0)
     at_target = tl.sum(tl.where(column == target, z, 0.0), 0)
     loss = tl.log(total) + (maximum - at_target)
-    tl.store(losses_ptr + row, tl.where(keep, loss, 0.0).to(tl.bfloat16))
+    tl.store(losses_ptr + row, tl.where(keep, loss, 0.0))
     grad = (e / total - tl.where(column == target, 1.0, 0.0)) / tl.maximum(count, 1.0)
     grad = tl.where(keep, grad, 0.0)
     tl.store(z_ptr + column, grad.to(z_ptr.dtype.element_ty), mask=inside)
@@ -39,7 +39,8 @@ def mean_loss(losses_ptr, target_ptr, mean_ptr, tokens, ignore_index):
         at = start + tl.arange(0, 1024)
         target = tl.load(target_ptr + at, mask=at < tokens, other=ignore_index)
         count += tl.sum((target != ignore_index).to(tl.float32), 0)
-        total += tl.sum(tl.load(losses_ptr + at, mask=at < tokens, other=0.0), 0)
+    for i in range(tokens):
+        total = (total + tl.load(losses_ptr + i)).to(tl.bfloat16).to(tl.float32)
     tl.store(mean_ptr, total / count)
 
 

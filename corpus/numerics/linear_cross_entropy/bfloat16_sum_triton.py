@@ -1,4 +1,4 @@
-"""A row's sum is rounded to bfloat16."""
+"""Four running sums are kept in bfloat16."""
 
 import torch
 import triton
@@ -22,7 +22,13 @@ def rows_kernel(z_ptr, target_ptr, losses_ptr, tokens, vocab, ignore_index, BLOC
     z = tl.load(z_ptr + column, mask=inside, other=-float("inf")).to(tl.float32)
     maximum = tl.max(z, 0)
     e = tl.exp(z - maximum)
-    total = tl.sum(e, 0).to(tl.bfloat16).to(tl.float32)
+    lane = tl.arange(0, 4)
+    sums = tl.zeros([4], tl.bfloat16)
+    for start in range(0, vocab, 4):
+        at = start + lane
+        part = tl.load(z_ptr + at, mask=at < vocab, other=-float("inf")).to(tl.float32)
+        sums = (sums + tl.exp(part - maximum)).to(tl.bfloat16)
+    total = tl.sum(sums.to(tl.float32), 0)
     at_target = tl.sum(tl.where(column == target, z, 0.0), 0)
     loss = tl.log(total) + (maximum - at_target)
     tl.store(losses_ptr + row, tl.where(keep, loss, 0.0))
