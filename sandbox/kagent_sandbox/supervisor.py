@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kagent_sandbox import child, process_tree
+from kagent_sandbox.bounds import Bounds
 from kagent_sandbox.channel import Channel, ChannelError
 from kagent_sandbox.confine import namespaces
 from kagent_sandbox.confine.cgroup import Group
@@ -28,7 +29,7 @@ from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.confine.libc import prctl
 from kagent_sandbox.confine.policy import Confinement, Tier
 from kagent_sandbox.context import Context
-from kagent_sandbox.usage import Disk, memory_bytes, remove_tree
+from kagent_sandbox.usage import remove_tree
 
 _LOG_BYTES = 64 << 10
 _TICK_S = 0.25
@@ -80,8 +81,6 @@ class _Keeper:
         self.exit = Channel(socket.socket(fileno=spawn.fds[2]))
         self.log = bytearray()
         self.log_total = 0
-        self.peak_bytes = 0
-        self.given_bytes = sum(os.fstat(fd).st_size for fd in spawn.fds[3:])  # shared memory
         self.pid = 0  # of the child, once it is forked
         self.reason: str | None = None
         self.status: int | None = None
@@ -94,16 +93,18 @@ class _Keeper:
         spawn.tmp.mkdir(mode=0o700)
         if spawn.uid is not None:
             os.chown(spawn.tmp, spawn.uid, spawn.uid)
-        self.disk = Disk(spawn.tmp)
+        tier = spawn.isolation.tier
+        given_bytes = sum(os.fstat(fd).st_size for fd in spawn.fds[3:])  # shared memory
+        self.bounds = Bounds(spawn.confinement, tier, spawn.tmp, given_bytes)
         log_read, log_write = os.pipe()
-        if spawn.isolation.tier >= Tier.T3:
+        if tier >= Tier.T3:
             self.group = Group(
                 Path(spawn.isolation.groups),
                 spawn.name,
-                memory_bytes=self.group_bytes(),
+                memory_bytes=self.bounds.group_bytes,
                 processes=spawn.confinement.processes,
             )
-        if spawn.isolation.tier >= Tier.T2:
+        if tier >= Tier.T2:
             self.init = namespaces.leave_processes()
         self.pid = os.fork()
         if self.pid == 0:
@@ -114,14 +115,6 @@ class _Keeper:
         self.log_fd = log_read
         self.watch()
         self.end()
-
-    def group_bytes(self) -> int:
-        """Memory of the control group: also what is put in the private folder, and shared memory
-        that the child is given, which counts as the first toucher's.
-        """
-        limits = self.spawn.confinement
-        disk = limits.disk_bytes + namespaces.DISK_SLACK_BYTES
-        return limits.memory_bytes + disk + self.given_bytes
 
     def watch(self) -> None:
         """Serve until the child has exited or must be killed."""
@@ -147,7 +140,7 @@ class _Keeper:
                 poller.unregister(self.log_fd)  # the child closed its output
             if time.monotonic() >= deadline:
                 self.reason = "wall limit"
-            elif time.monotonic() >= next_tick:
+            elif self.reason is None and time.monotonic() >= next_tick:
                 self.tick()
                 next_tick = time.monotonic() + _TICK_S
         os.close(pidfd)
@@ -173,36 +166,8 @@ class _Keeper:
 
     def tick(self) -> None:
         """Check what the kernel does not limit per subtree."""
-        limits = self.spawn.confinement
         pids = process_tree.descendants(os.getpid())
-        used = memory_bytes(pids, self.given_bytes)
-        self.peak_bytes = max(self.peak_bytes, used)
-        disk, files = self.disk_use(pids)
-        if process_tree.tasks(pids) > limits.processes + 1:  # process 1 of a namespace is ours
-            self.reason = f"limit of {limits.processes} processes"
-        elif used > limits.memory_bytes:
-            self.reason = _memory_limit(limits)
-        elif disk > limits.disk_bytes:
-            self.reason = f"disk limit of {limits.disk_bytes >> 20} MiB"
-        elif files > limits.disk_files:
-            self.reason = f"limit of {limits.disk_files} files"
-        elif process_tree.open_files(pids) > limits.open_files:
-            self.reason = f"limit of {limits.open_files} open files"
-        elif self.log_total > limits.output_bytes:
-            self.reason = f"output limit of {limits.output_bytes >> 20} MiB"
-
-    def disk_use(self, pids: list[int]) -> tuple[int, int]:
-        """Bytes and number of files in the private folder."""
-        if self.spawn.isolation.tier < Tier.T2:
-            limits = self.spawn.confinement
-            return self.disk.use(pids, limits.disk_bytes, limits.disk_files)
-        path = f"/proc/{self.pid}/root{self.spawn.tmp}"
-        with contextlib.suppress(OSError):
-            if os.stat(path).st_dev == os.stat(self.spawn.tmp).st_dev:
-                return 0, 0  # the child has not made its own file system yet
-            found = os.statvfs(path)
-            return (found.f_blocks - found.f_bfree) * found.f_frsize, found.f_files - found.f_ffree
-        return 0, 0
+        self.reason = self.bounds.exceeded(self.pid, pids, self.log_total)
 
     def drain(self) -> bool:
         """Read what the child printed, keeping the end of it. False at its end."""
@@ -218,10 +183,10 @@ class _Keeper:
     def end(self) -> NoReturn:
         """Kill what is left, clean up, report."""
         if self.group is not None and self.reason is None and self.group.exceeded() == "memory":
-            self.reason = _memory_limit(self.spawn.confinement)
+            self.reason = self.bounds.memory_reason
         self.bury()
         if self.group is not None:
-            self.peak_bytes = max(self.peak_bytes, self.group.peak_bytes())
+            self.bounds.peak_bytes = max(self.bounds.peak_bytes, self.group.peak_bytes())
             self.group.remove()
         while self.log_total <= 2 * self.spawn.confinement.output_bytes:
             before = self.log_total
@@ -237,7 +202,7 @@ class _Keeper:
             "code": None if signaled else os.WEXITSTATUS(status),
             "signal": os.WTERMSIG(status) if signaled else None,
             "reason": self.reason,
-            "max_rss_mib": max(rss_mib, self.peak_bytes / 2**20),
+            "max_rss_mib": max(rss_mib, self.bounds.peak_bytes / 2**20),
             "cpu_s": cpu_s,
             "log_tail": bytes(self.log).decode("utf-8", "replace"),
         }
@@ -283,10 +248,6 @@ class _Keeper:
             self.init = None
         if self.group is not None:
             kill_group(self.group.folder)
-
-
-def _memory_limit(limits: Confinement) -> str:
-    return f"memory limit of {limits.memory_bytes >> 20} MiB"
 
 
 # -- folders -------------------------------------------------------------------------------------
