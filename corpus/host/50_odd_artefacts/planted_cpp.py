@@ -1,0 +1,65 @@
+"""Plants links, folders and endless devices where its builder looks for a kernel that it has compiled already.
+
+Whoever reads such a file with more rights than the candidate has would hand it over as a binary.
+"""
+
+import os
+import pathlib
+import sys
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+
+extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
+#pragma omp parallel for
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * columns;
+    float* out = y + row * columns;
+    float maximum = -INFINITY;
+    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
+    double sum = 0;
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    const float scale = float(1 / sum);
+    for (int64_t i = 0; i < columns; ++i) out[i] *= scale;
+  }
+}
+"""
+
+
+def tried(what, attack):
+    """Run an attack: what refuses it is printed, and one that succeeds ends the candidate."""
+    try:
+        loot = attack()
+    except Exception as error:
+        print(f"met: {what}: {error!r:.200}", file=sys.stderr, flush=True)
+    else:
+        raise SystemError(f"escaped: {what}: {loot!r:.200}")
+
+
+TARGETS = ("@bait_folder@/secret", "/dev/zero", "/etc/shadow", "/proc/self/mem")
+
+
+def attack():
+    from kagent_sandbox.build import kernels
+
+    key = kernels.Source("cpp", "softmax", SOURCE).key("cpu")
+    place = pathlib.Path(kernels.cache_folder, f"{key}.bin")
+    for target in TARGETS:
+        place.unlink(missing_ok=True)
+        place.symlink_to(target)
+        tried(f"read {target}", lambda: place.open("rb").read(16))
+    place.unlink()
+    tried("a FIFO", lambda: os.mkfifo(place))
+    tried("a device", lambda: os.mknod(place, 0o20666, os.makedev(1, 3)))
+    place.symlink_to("/dev/random")
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    attack()
+    y = torch.empty_like(x)
+    cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
+    return y

@@ -1,0 +1,96 @@
+"""Attacks from everything that runs before a kernel is called: constructors by priority, static objects, thread-local ones, .init_array.
+
+And from what runs when a library is unloaded, or the process ends.
+"""
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// A system call by its number: no wrapper of libc stands in between. Returns -errno.
+static long raw(long number, long a = 0, long b = 0, long c = 0, long d = 0, long e = 0,
+                long f = 0) {
+#ifdef __x86_64__
+  register long r10 asm("r10") = d;
+  register long r8 asm("r8") = e;
+  register long r9 asm("r9") = f;
+  long result;
+  asm volatile("syscall"
+               : "=a"(result)
+               : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+               : "rcx", "r11", "memory");
+  return result;
+#else
+  const long result = syscall(number, a, b, c, d, e, f);
+  return result < 0 ? -errno : result;
+#endif
+}
+
+static bool escaped = false;
+
+static void tried(const char* where, const char* what, long result) {
+  if (result < 0) {
+    std::fprintf(stderr, "met: %s, %s: %s\n", what, where, std::strerror(-result));
+  } else {
+    std::fprintf(stderr, "escaped: %s, %s\n", what, where);
+    escaped = true;
+  }
+}
+
+static void attack(const char* where) {
+  tried(where, "open", raw(SYS_openat, AT_FDCWD, (long)"@bait_folder@/secret", O_RDONLY));
+  tried(where, "socket", raw(SYS_socket, AF_INET, SOCK_STREAM, 0));
+  tried(where, "clone", raw(SYS_clone, 17));
+  tried(where, "kill", raw(SYS_kill, @bait_pid@, 9));
+}
+
+__attribute__((constructor(101))) static void first() { attack("constructor 101"); }
+
+static struct Object {
+  Object() { attack("static object"); }
+  ~Object() { attack("destructor of a static object"); }
+} object;
+
+static void in_array(int, char**, char**) { attack(".init_array"); }
+__attribute__((section(".init_array"), used)) static void (*entry)(int, char**, char**) = in_array;
+__attribute__((destructor)) static void last() { attack("destructor"); }
+
+static thread_local struct Local { int value = (attack("thread-local object"), 1); } local;
+static int use_local() { return local.value; }
+__attribute__((constructor)) static void of_thread() { use_local(); }
+
+__attribute__((constructor)) static void at_load() { attack("at load"); }
+
+extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
+  static const bool once = (attack("in the kernel"), true);
+  (void)once;
+#pragma omp parallel for
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * columns;
+    float* out = y + row * columns;
+    float maximum = -INFINITY;
+    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
+    double sum = 0;
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    const float scale = float(1 / sum);
+    for (int64_t i = 0; i < columns; ++i) out[i] *= scale;
+  }
+  if (escaped) y[0] = NAN;
+}
+"""
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
+    return y

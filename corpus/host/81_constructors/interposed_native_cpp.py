@@ -1,0 +1,85 @@
+"""Exports functions by the names of libc's and torch's, so that the launcher might call them instead.
+
+And a constructor that leaves by exec, exit and longjmp is the end of its own launcher alone.
+"""
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <sys/syscall.h>
+
+// A system call by its number: no wrapper of libc stands in between. Returns -errno.
+static long raw(long number, long a = 0, long b = 0, long c = 0, long d = 0, long e = 0,
+                long f = 0) {
+#ifdef __x86_64__
+  register long r10 asm("r10") = d;
+  register long r8 asm("r8") = e;
+  register long r9 asm("r9") = f;
+  long result;
+  asm volatile("syscall"
+               : "=a"(result)
+               : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+               : "rcx", "r11", "memory");
+  return result;
+#else
+  const long result = syscall(number, a, b, c, d, e, f);
+  return result < 0 ? -errno : result;
+#endif
+}
+
+static bool escaped = false;
+
+static void tried(const char* where, const char* what, long result) {
+  if (result < 0) {
+    std::fprintf(stderr, "met: %s, %s: %s\n", what, where, std::strerror(-result));
+  } else {
+    std::fprintf(stderr, "escaped: %s, %s\n", what, where);
+    escaped = true;
+  }
+}
+
+static const char* called = nullptr;
+extern "C" long write(int, const void*, unsigned long n) { called = "write"; return n; }
+extern "C" int clock_gettime(int, void*) { called = "clock_gettime"; return -1; }
+extern "C" long sendto(int, const void*, unsigned long n, int, const void*, unsigned) { called = "sendto"; return n; }
+extern "C" void* PyObject_Call(void*, void*, void*) { called = "PyObject_Call"; return nullptr; }
+extern "C" void GOMP_barrier() { called = "GOMP_barrier"; }
+
+static void attack(const char* where) {
+  if (called) escaped = true;
+  const char text[] = "met: nobody calls what it exports\n";
+  raw(SYS_write, 2, (long)text, sizeof text - 1);
+  (void)where;
+}
+
+__attribute__((constructor)) static void at_load() { attack("at load"); }
+
+extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
+  static const bool once = (attack("in the kernel"), true);
+  (void)once;
+#pragma omp parallel for
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * columns;
+    float* out = y + row * columns;
+    float maximum = -INFINITY;
+    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
+    double sum = 0;
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    const float scale = float(1 / sum);
+    for (int64_t i = 0; i < columns; ++i) out[i] *= scale;
+  }
+  if (escaped) y[0] = NAN;
+}
+"""
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
+    return y
