@@ -145,7 +145,10 @@ class Interpreting:
             found = self._check(source)
             if isinstance(found, Rejected):
                 raise TaskError(f"{file}: the seed itself is rejected: {found}")
-            known[file] = self._identity(source)
+            identity = self._identity(source)
+            if isinstance(identity, Rejected):
+                raise TaskError(f"{file}: the seed itself is rejected: {identity}")
+            known[file] = identity
         yield from (
             judged
             for _, judged in _ahead(self._jobs, mutants, lambda m: self._judge(m, known[m.file]))
@@ -156,7 +159,10 @@ class Interpreting:
         if isinstance(found, Rejected):
             broken = found.stage in (Stage.PARSE, Stage.BUILD)
             return Judged(mutant, Fate.NOT_BUILT if broken else Fate.CAUGHT, _text(found))
-        if self._identity(mutant.source) == known:
+        identity = self._identity(mutant.source)
+        if isinstance(identity, Rejected):  # the interpreter takes more than the compiler
+            return Judged(mutant, Fate.NOT_BUILT, _text(identity))
+        if identity == known:
             return Judged(mutant, Fate.SAME, "")
         share = max((e.share_of_tolerance for e in found.errors), default=0.0)
         return Judged(mutant, Fate.SURVIVED, "", share)
@@ -173,14 +179,14 @@ class Interpreting:
             return Rejected(Stage.CHECK, interpret.Status.TIMEOUT, "took too long", case)
         return found
 
-    def _identity(self, source: str) -> str:
+    def _identity(self, source: str) -> str | Rejected:
         built = self._builder.build(
             BuildRequest(source, self._task.entry, "sm_90a", self._cases, self._task.allow)
         )
-        return built.message if isinstance(built, Rejected) else built.work_hash
+        return built if isinstance(built, Rejected) else built.work_hash
 
 
-SMALL_DIMS = {"M": 12, "N": 5000, "B": 1, "H": 4, "S": 70, "T": 40, "V": 300}
+SMALL_DIMS = {"M": 12, "N": 5000, "B": 1, "H": 4, "S": 70, "D": 64, "T": 40, "V": 300}
 SMALL_TILES = {
     "CHUNK": 30, "SPLITS": 3, "BLOCK_V": 128, "GROUP": 2, "BLOCK": 128, "BLOCK_M": 32, "TILE": 1024,
 }  # fmt: skip

@@ -22,9 +22,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     Distributions: `normal` (uniform targets); `padded` (the last third of the rows is ignored, as
     padding is); `scattered` (about half of the rows, anywhere, is ignored); `ignored` (all rows: no
     loss, no gradient); `trained` (the target's logit is raised, as in a model that has learnt);
-    `constant` (each row one value); `spiked` (two logits of each row are raised by 100 and one by
-    200: too much to exponentiate unshifted, or relative to a maximum that misses the one, which is
-    often the first or the last).
+    `constant` (each row one value); `spiked` (in two rows of three, two logits are raised by 100
+    and one by 200: too much to exponentiate unshifted, or relative to a maximum that misses the
+    one, which is often the first or the last).
     """
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
     if case.inputs == "constant":
@@ -47,7 +47,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         at = torch.randint(columns, (rows, 3), generator=generator, device=device)
         at[::4, 0] = 0
         at[1::4, 0] = columns - 1
-        raised = torch.tensor([200.0, 100.0, 100.0], device=device).expand(rows, 3)
+        raised = torch.tensor([200.0, 100.0, 100.0], device=device).repeat(rows, 1)
+        raised[2::3] = 0.0  # rows that a neighbour's maximum would sink
         logits.scatter_add_(1, at, raised)
     elif case.inputs not in ("normal", "constant"):
         raise ValueError(f"cross_entropy knows no distribution {case.inputs!r}")

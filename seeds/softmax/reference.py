@@ -19,8 +19,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
 
     Distributions: `normal`; `constant` (each row one value); `ramp` (rising along the row, so that
     the maximum comes last); `masked` (a third of the entries, but never a whole row, is -inf);
-    `spiked` (two entries of each row are raised by 100 and one by 200: too much to exponentiate
-    unshifted, or relative to a maximum that misses the one, which is often the first or the last).
+    `spiked` (in two rows of three, two entries are raised by 100 and one by 200: too much to
+    exponentiate unshifted, or relative to a maximum that misses the one, which is often the first
+    or the last).
     """
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
     shape = (rows, columns)
@@ -41,7 +42,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         at = torch.randint(columns, (rows, 3), generator=generator, device=device)
         at[::4, 0] = 0
         at[1::4, 0] = columns - 1
-        x.scatter_add_(1, at, torch.tensor([200.0, 100.0, 100.0], device=device).expand(rows, 3))
+        raised = torch.tensor([200.0, 100.0, 100.0], device=device).repeat(rows, 1)
+        raised[2::3] = 0.0  # rows that a neighbour's maximum would sink
+        x.scatter_add_(1, at, raised)
     x = (x * case.scale).to(dtype)
     if case.inputs == "masked":
         masked = torch.rand(shape, generator=generator, device=device) < 1 / 3
