@@ -1,6 +1,9 @@
 """The selftest's parts: reading the corpus, noticing what attacks achieve, keeping the outcome."""
 
 import contextlib
+import dataclasses
+import io
+import json
 import os
 import shutil
 import signal
@@ -12,8 +15,11 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import stored_run
 from hypothesis import given
 from hypothesis import strategies as st
+from kagent import doctor, report, show
+from kagent.events import Stop
 from kagent.selftest import record
 from kagent.selftest.baits import KEY, Baits, name_for
 from kagent.selftest.catalogue import corpus_folder, item_folders, load_catalogue, load_item
@@ -21,7 +27,11 @@ from kagent.selftest.compare import Seen, escaped, escapes, miss
 from kagent.selftest.outside import Outside
 from kagent.selftest.record import SelftestRecord
 from kagent.selftest.runner import judged
+from kagent.session import Outcome, versions
 from kagent_sandbox.errors import UserError
+from kagent_sandbox.launch.cpu_facts import cpu_facts
+from kagent_sandbox.records import to_json
+from rich.console import Console
 
 ITEM = """
 number = 7
@@ -365,3 +375,38 @@ def test_the_digest_changes_with_every_outcome_text_and_version(tmp_path):
     assert record.corpus_hash(tmp_path) == hashed
     (tmp_path / "a.py").write_text("2")
     assert record.corpus_hash(tmp_path) != hashed
+
+
+# -- where it is shown ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"),
+    [(to_json(RECORD), "200 of 200 as expected"), ("not run", "selftest: not run"), (None, "")],
+)
+def test_a_run_shows_it_in_its_report_and_at_its_end(tmp_path, stored, words):
+    folder = stored_run(tmp_path)
+    path = folder / "run.json"
+    manifest = json.loads(path.read_text())
+    if stored is not None:
+        manifest["environment"]["selftest"] = stored
+    path.write_text(json.dumps(manifest))
+    store, history = show.read_history(folder)
+    ended = report.end_of_run(Outcome(folder, Stop.BUDGET, history), "toy", matrix=False, flags={})
+    for parts in ([show.run_view(store, history)], ended):
+        with Console(file=io.StringIO(), width=150) as console:
+            console.print(*parts)
+            text = console.file.getvalue()
+        assert (words in text) if words else ("selftest" not in text)
+
+
+@pytest.mark.usefixtures("cache")
+def test_doctor_shows_it():
+    assert doctor._selftest().level is doctor.Level.MISSING
+    assert "kagent selftest" in doctor._selftest().text
+    missed = dataclasses.replace(RECORD, missed=("66_caching-by_pointer_cpp",))
+    for kept, level in ((RECORD, doctor.Level.OK), (missed, doctor.Level.BROKEN)):
+        record.save(kept, cpu_facts().key, record.corpus_hash(), versions())
+        assert doctor._selftest().level is level
+    assert "199 of 200" in doctor._selftest().text
+    assert "66_caching-by_pointer_cpp" in doctor._selftest().text

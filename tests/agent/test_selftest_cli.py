@@ -99,7 +99,7 @@ def test_all_as_expected_is_a_table_a_line_and_a_clean_exit(selftest):
         r"1 Syntax error +parse COMPILE_ERROR +parse COMPILE_ERROR +compiler", done.out
     )
     assert re.search(r"left behind +nothing +nothing", done.out)
-    assert "2 items in 2 files, 1 honest twins" in done.out
+    assert "2 items, 2 files, 1 honest twin, 1 check of the machine in" in done.out
     assert "all as expected" in done.out
 
 

@@ -17,6 +17,9 @@ from kagent.selftest.runner import Result
 from kagent.selftest.whole import Report
 from kagent.session import versions
 
+_MOST_LINES = 10  # of a miss
+_MOST_CHARACTERS = 1500
+
 
 def list_table(entries: Sequence[Entry]) -> Grid:
     """The catalogue, a row per item."""
@@ -48,14 +51,17 @@ def results_table(results: Sequence[Result]) -> Grid:
             Column("mechanism", drop=1),
         )
     )
-    chapter = ""
-    for (item, expect), same in groupby(results, lambda r: (r.entry.item, r.entry.expect)):
-        if item.chapter != chapter:
-            chapter = item.chapter
-            grid.add_section()
-            grid.add_row(Text(chapter, "bold"), "", "", "")
-        name = f"{item.number} {item.title}"
-        grid.add_row(name, " or ".join(expect), _got(list(same)), item.mechanism)
+    for chapter, items in groupby(results, lambda r: r.entry.item.chapter):
+        grid.add_section()
+        grid.add_row(Text(chapter, "bold"), "", "", "")
+        for item, group in groupby(items, lambda r: r.entry.item):
+            by_expectation: dict[tuple[str, ...], list[Result]] = {}
+            for result in group:
+                by_expectation.setdefault(result.entry.expect, []).append(result)
+            name, mechanism = f"{item.number} {item.title}", item.mechanism
+            for expect, same in by_expectation.items():
+                grid.add_row(name, " or ".join(expect), _got(same), mechanism)
+                name = mechanism = ""  # once per item
     return grid
 
 
@@ -97,7 +103,7 @@ def misses_view(results: Sequence[Result], checks: Sequence[Check]) -> Iterator[
     for r in results:
         for why in r.misses:
             where = r.entry.path if isinstance(r.entry, Variant) else r.entry.item.folder
-            yield Text(f"\n{r.entry.id}: ", "bold red").append(f"{why}\n  {where}", "default")
+            yield Text(f"\n{r.entry.id}: ", "bold red").append(f"{_cut(why)}\n  {where}", "default")
     for c in checks:
         if not c.ok:
             yield Text(f"\n{c.name}: ", "bold red").append(
@@ -112,21 +118,33 @@ def summary(report: Report) -> Text:
     failed = sum(not c.ok for c in report.checks)
     twins = {r.entry.twin for r in ran if isinstance(r.entry, Variant)}
     items = len({r.entry.item.number for r in ran})
-    text = Text(f"\n{items} items in {len(ran)} files, {len(twins)} honest twins, ")
-    text.append(f"{len(report.checks)} checks of the machine in {report.seconds:.0f} s, ")
+    counts = [_many(items, "item"), _many(len(ran), "file"), _many(len(twins), "honest twin")]
+    counts.append(f"{_many(len(report.checks), 'check')} of the machine")
+    text = Text(f"\n{', '.join(counts)} in {report.seconds:.0f} s, ")
     text.append(f"tier {report.tier}, digest {report.digest}: ")
-    if missed or failed:
-        parts = [f"{missed} missed"] if missed else []
-        parts += [f"{failed} checks failed"] if failed else []
-        return text.append(", ".join(parts), "bold red")
+    wrong = [f"{missed} missed"] if missed else []
+    wrong += [f"{_many(failed, 'check')} failed"] if failed else []
+    if wrong:
+        return text.append(", ".join(wrong), "bold red")
     return text.append("all as expected", "bold green")
+
+
+def _cut(text: str) -> str:
+    """The beginning of a long message; --json has all of it."""
+    lines = text[:_MOST_CHARACTERS].splitlines()
+    more = len(text) > _MOST_CHARACTERS or len(lines) > _MOST_LINES
+    return "\n  ".join(lines[:_MOST_LINES]) + (" …" if more else "")
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def report_view(report: Report) -> Iterator[RenderableType]:
     """All of it, in order."""
     if report.results:
         yield results_table(report.results)
-        yield Text()
+        yield Text("passed: the attempt came to nothing, and the kernel is right\n", "dim")
     yield checks_table(report.checks)
     yield from misses_view(report.results, report.checks)
     yield summary(report)
