@@ -1,4 +1,4 @@
-"""The kernel writes to memory that it keeps allocating."""
+"""The kernel keeps allocating, and does not look at what it gets."""
 
 import torch
 from kagent_sandbox.lang import cpp_kernel
@@ -7,10 +7,9 @@ SOURCE = r"""
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 
 extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
-  for (;;) std::memset(std::malloc(256 << 20), 1, 256 << 20);
+  for (;;) *(volatile char*)std::malloc(1 << 30) = 1;
 #pragma omp parallel for
   for (int64_t row = 0; row < rows; ++row) {
     const float* in = x + row * columns;
