@@ -394,9 +394,9 @@ def test_a_run_shows_it_in_its_report_and_at_its_end(tmp_path, stored, words):
     store, history = show.read_history(folder)
     ended = report.end_of_run(Outcome(folder, Stop.BUDGET, history), "toy", matrix=False, flags={})
     for parts in ([show.run_view(store, history)], ended):
-        with Console(file=io.StringIO(), width=150) as console:
-            console.print(*parts)
-            text = console.file.getvalue()
+        console = Console(file=io.StringIO(), width=150)
+        console.print(*parts)
+        text = console.file.getvalue()
         assert (words in text) if words else ("selftest" not in text)
 
 
