@@ -13,6 +13,12 @@ from typing import IO
 
 from kagent_sandbox.errors import RunError
 
+_TABLE = (
+    "CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, "
+    "at REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL)"
+)
+_SEQUENCE = "CREATE TABLE sqlite_sequence(name,seq)"  # as sqlite makes it for AUTOINCREMENT
+
 
 def write_file(path: Path, text: str) -> None:
     """Write a file so that its name never shows half of it."""
@@ -48,28 +54,70 @@ def take_lock(folder: Path) -> IO[str]:
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open the database of events for appending, made if need be."""
+    _only_a_file(path)
     db = sqlite3.connect(path, timeout=10)
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=NORMAL")
-    db.execute(
-        "CREATE TABLE IF NOT EXISTS events (seq INTEGER PRIMARY KEY AUTOINCREMENT, "
-        "at REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL)"
-    )
-    db.commit()
+    try:
+        _refuse_programs(path, db)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute(_TABLE.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
+        db.commit()
+    except BaseException:
+        db.close()
+        raise
     return db
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
     """A write-ahead log wants a writable folder even of readers, unless the file cannot change."""
+    _only_a_file(path)
     for flags in ("mode=ro", "immutable=1"):
         db = sqlite3.connect(f"{path.resolve().as_uri()}?{flags}", uri=True, timeout=10)
         try:
-            db.execute("SELECT count(*) FROM sqlite_master")
+            _refuse_programs(path, db)
         except sqlite3.OperationalError:
             db.close()
+        except BaseException:
+            db.close()
+            raise
         else:
             return db
     raise RunError(f"{path}: cannot be read")
+
+
+def _refuse_programs(path: Path, db: sqlite3.Connection) -> None:
+    """A database of somebody else's may hold triggers, and views that never end: read no such one.
+
+    Raises:
+        RunError: It has anything but the table of events.
+    """
+    db.execute("PRAGMA trusted_schema=OFF")
+    for name, sql in db.execute("SELECT name, sql FROM sqlite_master"):
+        if (name, sql) not in (("events", _TABLE), ("sqlite_sequence", _SEQUENCE)):
+            raise RunError(f"{path}: no database of a run: it also defines {name!r:.80}")
+
+
+def _only_a_file(path: Path) -> None:
+    """Nothing in a run's folder is a link, a pipe or a device.
+
+    Raises:
+        RunError: This is.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise RunError(f"{path}: expected a file, and it is a link or a device")
+
+
+def read_file(path: Path) -> str:
+    """A text file of a run's folder.
+
+    Raises:
+        RunError: It is not there, no text, or no plain file.
+    """
+    _only_a_file(path)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise RunError(f"{path}: {e}") from None
 
 
 @contextmanager

@@ -15,25 +15,39 @@ not synced one by one), but not the order or integrity of those before.
 from __future__ import annotations
 
 import json
+import math
+import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Self, TypeAlias
+from typing import IO, Any, NoReturn, Self, TypeAlias, cast
 
 from kagent_sandbox.errors import RunError
 from kagent_sandbox.records import RecordError, from_json, to_json
 from kagent_sandbox.verdict import Verdict
 
 from kagent.calls import ModelCall, Spent
-from kagent.disk import clear_errors, connect, connect_to_read, take_lock, write_file
+from kagent.disk import (
+    clear_errors,
+    connect,
+    connect_to_read,
+    read_file,
+    take_lock,
+    write_file,
+)
 from kagent.events import Stop
 from kagent.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal
 from kagent.propose import Ask
 from kagent.race import FinalRace
 from kagent.runs import Manifest, fresh_folder, read_manifest
+
+_MOST_EVENT_CHARS = 32 << 20  # a race of many cases has one MiB
+
+_KERNEL = re.compile(r"[0-9a-f]{16}")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 Row: TypeAlias = tuple[str, Mapping[str, Any]]
 """Kind and JSON of an event that is to be stored."""
@@ -258,11 +272,12 @@ class RunStore:
         Raises:
             RunError: The file is damaged.
         """
+        rows = "SELECT seq, at, kind, data FROM events ORDER BY seq"
         with clear_errors(self.folder):
-            for seq, at, kind, data in self._db.execute("SELECT * FROM events ORDER BY seq"):
+            for seq, at, kind, data in self._db.execute(rows):
                 try:
-                    yield StoredEvent(seq, at, kind, json.loads(data))
-                except ValueError as e:
+                    yield _event(seq, at, kind, data)
+                except (ValueError, RecursionError) as e:
                     raise RunError(f"{self.folder}: event {seq} is damaged: {e}") from None
 
     def history(self) -> History:
@@ -285,7 +300,7 @@ class RunStore:
         for event in events:
             try:
                 if event.kind == "session":
-                    budgets.append(event.data["budget"])
+                    budgets.append(_number(event.data["budget"]))
                     stop = None
                 elif event.kind == "proposed":
                     proposal = self._proposal(from_json(StoredProposal, event.data))
@@ -296,7 +311,7 @@ class RunStore:
                     asks[ask.number] = every[ask.number] = ask
                     asked = max(asked, ask.number + 1)
                 elif event.kind == "dropped":
-                    asks.pop(event.data["ask"], None)
+                    asks.pop(_number(event.data["ask"]), None)
                 elif event.kind == "call":
                     spent = spent.and_call(from_json(ModelCall, event.data))
                 elif event.kind == "recorded":
@@ -308,7 +323,7 @@ class RunStore:
                     race = from_json(FinalRace, event.data)
                 elif event.kind == "stopped":
                     stop = Stop(event.data["stop"])
-            except (RecordError, KeyError, ValueError) as e:
+            except DAMAGE as e:
                 raise RunError(f"{self.folder}: event {event.seq} is damaged: {e}") from None
         pending = tuple(proposals[i] for i in sorted(proposals))
         return History(
@@ -327,11 +342,10 @@ class RunStore:
         )
 
     def _proposal(self, row: StoredProposal) -> Proposal:
+        if not _KERNEL.fullmatch(row.kernel):
+            raise ValueError(f"{row.kernel!r:.40} is no kernel's id")
         path = self.kernel_path(row.kernel)
-        try:
-            source = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
-            raise RunError(f"{path}: {e}") from None
+        source = read_file(path)
         fields = {n: getattr(row, n) for n in StoredProposal.__dataclass_fields__ if n != "kernel"}
         proposal = Proposal(**fields, source=source)
         if any(not 0 <= parent < row.id for parent in row.parents):
@@ -354,6 +368,37 @@ class RunStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+DAMAGE = (RecordError, KeyError, ValueError, TypeError, IndexError, AssertionError, OverflowError)
+"""What reading an event raises that no kagent wrote: a run's folder may come from anybody."""
+
+
+def _event(seq: object, at: object, kind: object, data: object) -> StoredEvent:
+    """A row of the log.
+
+    Raises:
+        ValueError: No kagent wrote it.
+    """
+    if not isinstance(data, str) or len(data) > _MOST_EVENT_CHARS:
+        raise ValueError(f"expected at most {_MOST_EVENT_CHARS} characters of JSON")
+    value = json.loads(data, parse_constant=_no_constant)
+    if _SURROGATE.search(data):
+        json.dumps(value, ensure_ascii=False).encode()  # half a character could not be shown
+    whole = isinstance(seq, int) and isinstance(kind, str) and isinstance(value, dict)
+    if not whole or not isinstance(at, float | int) or not math.isfinite(at):
+        raise ValueError("a row of other types than events have")
+    return StoredEvent(cast("int", seq), at, cast("str", kind), value)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _number(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"expected a number, got {value!r:.40}")
+    return value
 
 
 def _compact(data: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ from kagent.store import RunStore
 from kagent.workbench import read_candidate
 
 MOST_CHARACTERS = 4_000_000  # of an answer: far more than any model writes
-_NUMBERED = re.compile(r"(\d{4,})(?:[-_. ].*)?")
+_NUMBERED = re.compile(r"([0-9]{4,9})(?:[-_. ].*)?")
 
 
 @dataclass(frozen=True, slots=True)

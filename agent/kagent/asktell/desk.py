@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kagent_sandbox.errors import RunError
-from kagent_sandbox.records import RecordError, from_json
+from kagent_sandbox.records import from_json
 from kagent_sandbox.verdict import Rejected
 
 from kagent.lineage import Operator, Proposal
 from kagent.propose import Ask, Brief, Setting
 from kagent.select import brief_again
-from kagent.store import History
+from kagent.store import DAMAGE, History
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,6 @@ def read_desk(history: History) -> Desk:
             elif event.kind == "looked":
                 found = from_json(Looked, event.data)
                 looked[found.id] = found
-        except (RecordError, KeyError) as e:
+        except DAMAGE as e:
             raise RunError(f"event {event.seq} is damaged: {e}") from None
     return Desk(history, asks, tuple(under_way.values()), cards, tuple(told), looked)

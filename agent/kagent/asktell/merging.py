@@ -19,7 +19,7 @@ from kagent_sandbox.errors import RunError, UserError
 
 from kagent.asktell.opening import identity
 from kagent.disk import clear_errors
-from kagent.store import History, RunStore, StoredEvent
+from kagent.store import DAMAGE, History, RunStore, StoredEvent
 
 Key: TypeAlias = tuple[float, str, str]
 
@@ -53,7 +53,10 @@ def merge(home: Path, copy: Path) -> Merged:
             )
         news = _News(home, copy, ours.history())
         for event in theirs.history().events:
-            news.take(event)
+            try:
+                news.take(event)
+            except DAMAGE as e:
+                raise RunError(f"{copy}: event {event.seq} is damaged: {e}") from None
         _copy_files(news, theirs, ours)
         if news.events:
             ours.adopt(news.events)
@@ -175,6 +178,8 @@ def _copy_files(news: _News, theirs: RunStore, ours: RunStore) -> None:
     with clear_errors(ours.folder):
         for path in wanted:
             place = ours.folder / path.relative_to(theirs.folder)
+            if path.resolve() != theirs.folder.resolve() / path.relative_to(theirs.folder):
+                raise RunError(f"{path}: a link to somewhere else. Nothing was changed")
             if path.is_file() and not place.exists():
                 place.parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, place)

@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kagent_sandbox.errors import RunError, UserError
+from kagent_sandbox.errors import UserError
 from kagent_sandbox.records import to_json
 
 from kagent.answers import text_of
 from kagent.asktell.desk import Desk, Prompted, read_desk
 from kagent.asktell.opening import identity, kind_of, ready, setting_for, task_of_run
 from kagent.config import Config
+from kagent.disk import read_file
 from kagent.lineage import Operator
 from kagent.model.chat import Prompt
 from kagent.prompting import Prompter, situation_of
@@ -22,7 +23,9 @@ from kagent.select import select
 from kagent.store import RunStore
 
 _RULE = "\n\n---\n\n"  # between the two messages, as `text_of` has it
-_HEADER = re.compile(r"^\W*kagent ask (\d+) of run ([0-9a-f]+)\b", re.MULTILINE)
+_HEADER = re.compile(
+    r"^[^\w\n]{0,40}kagent ask ([0-9]{1,9}) of run ([0-9a-f]{1,64})\b", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +96,7 @@ def open_questions(store: RunStore, desk: Desk) -> list[Question]:
     found = []
     for asked in desk.open:
         path = store.text_path("prompts", asked.number)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
-            raise RunError(f"{path}: {e}") from None
+        text = read_file(path)
         system, _, user = text.partition("-->\n\n")[2].partition(_RULE)
         prompt = Prompt(system, user, desk.cards.get(asked.number, ""))
         found.append(_question(asked, prompt, path))
