@@ -14,6 +14,7 @@ MOST = 12
 MOST_TUNED = 3  # changes of constants: each tells little
 IDEA_CHARS = 200
 REASON_CHARS = 140
+_QUOTES = str.maketrans("“”", '""')
 HIDDEN = "hidden_"  # how the names of hidden cases begin
 
 
@@ -71,7 +72,8 @@ def outcome(candidate: Candidate, lineage: Lineage) -> str:
     """What became of it, against what it was made from (see `Lineage.base`)."""
     verdict = candidate.verdict
     if isinstance(verdict, Rejected):
-        reason = one_line(verdict.message, REASON_CHARS)
+        # Data in a prompt: its own quotation marks may not end the quotation.
+        reason = one_line(verdict.message.translate(_QUOTES), REASON_CHARS)
         return f"{verdict.status}{where(verdict)}: “{reason}”"
     if not verdict.timings:
         return "correct, not measured"
