@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -20,6 +20,7 @@ from kagent_sandbox import process_tree
 R = TypeVar("R")
 BUSY_CORES = 0.3
 """Others' use of the processors, and what a hypervisor took, from which on it is worth a word."""
+CROWDED_SHARE = 0.5  # of a device, used by others: nobody is accused of what times say then
 WAITED_SHARE = 0.1  # of the time: that long a thread of ours was ready and had no core
 CLOCK_CHANGE = 0.05
 LEAST_S = 0.1  # the host counts in hundredths of a second
@@ -78,13 +79,19 @@ def _clocks(root: Path) -> tuple[float, ...]:
     return tuple(found)
 
 
+def others_cores(before: HostReading, after: HostReading) -> float:
+    """How many cores other programs used."""
+    busy = after.busy_s - before.busy_s - (after.own_s - before.own_s)
+    return busy / max(LEAST_S, after.at_s - before.at_s)
+
+
 def host_notes(before: HostReading, after: HostReading) -> list[str]:
     """What disturbed between two readings; nothing is said about less than `LEAST_S`."""
     seconds = after.at_s - before.at_s
     if seconds < LEAST_S:
         return []
     notes = []
-    others = (after.busy_s - before.busy_s - (after.own_s - before.own_s)) / seconds
+    others = others_cores(before, after)
     if others > BUSY_CORES:
         notes.append(f"other programs used {others:.1f} cores")
     stolen = (after.stolen_s - before.stolen_s) / seconds
@@ -117,7 +124,7 @@ def gpu_notes(before: GpuReading, after: GpuReading) -> list[str]:
     reasons = sorted({*before.reasons, *after.reasons})
     if reasons:
         notes.append(f"the GPU was slowed down: {', '.join(reasons)}")
-    shares = [max(before.others.get(p, 0.0), s) for p, s in after.others.items()]
+    shares = list(after.others.values())
     if shares:
         who = f"{len(shares)} other process{'es' * (len(shares) > 1)}"
         notes.append(f"{who} used the GPU ({sum(shares):.0%} of its time)")
@@ -133,22 +140,74 @@ class Watch(Protocol):
     def notes(self) -> Sequence[str]:
         """What disturbed since `begin`."""
 
+    def crowded(self) -> bool:
+        """Whether others have used so much of the device since `begin` that times which cannot be
+        true are the machine's fault, and no candidate's.
+        """
 
-class Readings(Generic[R]):
+
+class _Readings(Generic[R]):
     """A watch by two readings of anything."""
 
-    def __init__(self, read: Callable[[], R], compare: Callable[[R, R], Sequence[str]]) -> None:
+    def __init__(self, read: Callable[[], R]) -> None:
         self._read = read
-        self._compare = compare
         self._before: R | None = None
 
     def begin(self) -> None:
         """See `Watch`."""
         self._before = self._read()
 
+    def _since(self) -> tuple[R, R] | None:
+        return None if self._before is None else (self._before, self._read())
+
+
+class HostWatch(_Readings[HostReading]):
+    """For times of a CPU."""
+
+    def __init__(
+        self, read: Callable[[], HostReading] = read_host, cores: int | None = None
+    ) -> None:
+        super().__init__(read)
+        self._cores = len(os.sched_getaffinity(0)) if cores is None else cores
+
     def notes(self) -> Sequence[str]:
         """See `Watch`."""
-        return [] if self._before is None else self._compare(self._before, self._read())
+        since = self._since()
+        return [] if since is None else host_notes(*since)
+
+    def crowded(self) -> bool:
+        """See `Watch`. What a candidate does itself does not count."""
+        since = self._since()
+        if since is None or since[1].at_s - since[0].at_s < LEAST_S:
+            return False
+        return others_cores(*since) > CROWDED_SHARE * self._cores
+
+
+class GpuWatch(_Readings[GpuReading]):
+    """For times of a GPU. Each reading tells of who used it since the one before."""
+
+    def begin(self) -> None:
+        """See `Watch`."""
+        super().begin()
+        self._seen: dict[int, float] = {}
+
+    def _since(self) -> tuple[GpuReading, GpuReading] | None:
+        since = super()._since()
+        if since is None:
+            return None
+        for process, share in since[1].others.items():
+            self._seen[process] = max(share, self._seen.get(process, 0.0))
+        return since[0], replace(since[1], others=self._seen)
+
+    def notes(self) -> Sequence[str]:
+        """See `Watch`."""
+        since = self._since()
+        return [] if since is None else gpu_notes(*since)
+
+    def crowded(self) -> bool:
+        """See `Watch`."""
+        since = self._since()
+        return since is not None and sum(since[1].others.values()) > CROWDED_SHARE
 
 
 class Unwatched:
@@ -161,7 +220,6 @@ class Unwatched:
         """See `Watch`."""
         return []
 
-
-def watch_host() -> Watch:
-    """For times of a CPU."""
-    return Readings(read_host, host_notes)
+    def crowded(self) -> bool:
+        """See `Watch`."""
+        return False

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from kagent_sandbox.check import Checker, check_results, pitch_of
-from kagent_sandbox.conditions import Unwatched, Watch, watch_host
+from kagent_sandbox.conditions import HostWatch, Unwatched, Watch
 from kagent_sandbox.draws import Draws
 from kagent_sandbox.errors import DeviceError, DeviceWedged
 from kagent_sandbox.judge_wire import key_of
@@ -66,7 +66,7 @@ def race_cases(task: Task, kind: Kind, run_seed: int) -> list[Case]:
 def watch_of(backend: Backend) -> Watch:
     """What tells of neighbours and clocks while a device is timed."""
     if backend.device.type == "cpu":
-        return watch_host()
+        return HostWatch()
     from kagent_sandbox.launch.gpu_facts import bus_id
     from kagent_sandbox.launch.nvml import watch_gpu
 
@@ -177,6 +177,7 @@ class Judge:
             session = stack.enter_context(Session(self.backend, arena, built.binaries, Stage.CHECK))
             for case in self.check_cases:
                 errors += self._checker.check(session, built, case)
+            self._checker.refuse_decoys(session, built, self.check_cases)
             if self._most_kept:
                 stack.pop_all()
         self._checked[key] = _Checked(

@@ -13,6 +13,7 @@ from kagent_sandbox.check import Checker, pitch_of
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.hard import refuse_what_only_looks_right
 from kagent_sandbox.kept import refuse_kept_results
+from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.session import Disqualified, Session
 from kagent_sandbox.sweep import Sweeper, distinct
 from kagent_sandbox.turns import Turns
@@ -72,7 +73,11 @@ class Meter:
         tables = {c.name: self._table(session, c, sides) for c in cases}
         turns = Turns(tables, self.kind, self.rng, self.noise)
         self.watch.begin()
-        complete = turns.take(session, self._refuse_suspicion)
+        try:
+            complete = turns.take(session, self._refuse_suspicion)
+        except Disqualified as e:
+            self._doubt(e)
+            raise
         versus = None if incumbent is None else turns.compare(incumbent.id)
         if complete and (versus is None or versus.p_faster > LIKELY):
             refuse_what_only_looks_right(tables, "a", check_cases, self.rng)
@@ -151,6 +156,18 @@ class Meter:
         return True
 
     # -- what the times say ----------------------------------------------------------------------
+
+    def _doubt(self, found: Disqualified) -> None:
+        """Times that cannot be true may be the machine's doing where others use most of it.
+
+        Raises:
+            Disqualified: The same, told as unclear: it is tried once more.
+        """
+        if found.verdict.status is not Status.SUSPECT or not self.watch.crowded():
+            return
+        text = f"{found}. Perhaps the machine's doing: {'; '.join(self.watch.notes())}"
+        unclear = LaunchFailed(Status.SUSPECT, text, blame="unclear")
+        raise Disqualified(replace(found.verdict, message=text)) from unclear
 
     def _refuse_suspicion(self, table: Table) -> None:
         """Look into a candidate's times on one case right after its last block.

@@ -8,12 +8,11 @@ import time
 import pytest
 from kagent_sandbox.conditions import (
     GpuReading,
+    GpuWatch,
     HostReading,
-    Readings,
-    gpu_notes,
+    HostWatch,
     host_notes,
     read_host,
-    watch_host,
 )
 from kagent_sandbox.launch.nvml import read_gpu, watch_gpu
 
@@ -63,7 +62,7 @@ def test_the_host_is_read_from_what_the_kernel_tells(tmp_path):
 
 
 def test_a_busy_neighbour_is_noticed():
-    watch = watch_host()
+    watch = HostWatch()
     count = len(os.sched_getaffinity(0))
     # Not under this process: its own and its children's work is nobody's disturbance.
     starter = f"import os, sys\nif os.fork(): os._exit(0)\nos.setsid()\n{SPIN}"
@@ -84,6 +83,23 @@ def test_a_busy_neighbour_is_noticed():
             pipe.wait()
             pipe.stdout.close()
     assert any("other programs used" in note for note in notes), notes
+
+
+def test_a_machine_that_others_use_most_of_is_crowded():
+    readings = iter([host(0.0), host(1.0, busy_s=1.9, own_s=0.5), host(2.0, busy_s=2.9, own_s=1.5)])
+    watch = HostWatch(lambda: next(readings), cores=2)
+    assert not watch.crowded()
+    watch.begin()
+    assert watch.crowded()  # 1.4 of 2 cores
+    assert not watch.crowded()  # over two seconds 0.7
+    nvml = Planted(users={1: 40, 2: 60})
+    gpu = GpuWatch(lambda: read_gpu(nvml, {1}))
+    gpu.begin()
+    assert gpu.crowded()
+    nvml.told["users"] = None  # nothing since the reading before
+    assert gpu.crowded()
+    gpu.begin()
+    assert not gpu.crowded()
 
 
 def test_own_work_is_no_neighbour():
@@ -130,7 +146,7 @@ class Planted:
 )
 def test_readings_of_a_gpu_say_what_disturbed(then, now, said):
     nvml = Planted(**then)
-    watch = Readings(lambda: read_gpu(nvml, {1}), gpu_notes)
+    watch = GpuWatch(lambda: read_gpu(nvml, {1}))
     watch.begin()
     nvml.told.update(now)
     notes = watch.notes()

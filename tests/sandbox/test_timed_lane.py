@@ -320,14 +320,35 @@ def test_intervals_widen_with_what_the_machine_showed(cpu):
     assert doubted.versus.high - doubted.versus.low > 0.1
 
 
+class Busy:
+    """A watch over a machine that others use most of."""
+
+    began = 0
+
+    def begin(self):
+        self.began += 1
+
+    def notes(self):
+        return ["other programs used 1.5 cores"] if self.began else []
+
+    def crowded(self):
+        return True
+
+
 def test_neighbours_are_noted_in_the_verdict(cpu):
-    class Busy:
-        def begin(self):
-            self.began = True
-
-        def notes(self):
-            return ["other programs used 1.5 cores"] if self.began else []
-
     cpu._watch = Busy()
     passed, _, _ = beside(cpu, GOOD, GOOD)
     assert passed.notes == ("other programs used 1.5 cores",)
+    assert cpu._watch.began == 1
+
+
+def test_on_a_crowded_machine_a_suspicion_is_tried_once_more(cpu, noise):
+    """And then it is a verdict, which says that it may be the machine's doing."""
+    noise.update(blocks=10**6, of="ta")
+    cpu._watch = Busy()
+    against = Contender("best", built(cpu.task, SEED, NEARLY), {})
+    verdict = cpu.measure(built(cpu.task, SEED, GOOD), (), against)
+    assert isinstance(verdict, Rejected)
+    assert verdict.status is Status.SUSPECT
+    assert "machine's doing: other programs used 1.5 cores" in verdict.message
+    assert cpu._watch.began == 2

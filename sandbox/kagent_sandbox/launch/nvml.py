@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kagent_sandbox import process_tree
-from kagent_sandbox.conditions import GpuReading, Readings, Unwatched, Watch, gpu_notes
+from kagent_sandbox.conditions import GpuReading, GpuWatch, Unwatched, Watch
 
 REASONS: Mapping[int, str] = {
     0x08: "hardware slowdown",
@@ -67,7 +67,7 @@ def watch_gpu(bus_id: str) -> Watch:
         me = os.getpid()
         return read_gpu(nvml, {me, *process_tree.descendants(me)})
 
-    return Readings(read, gpu_notes)
+    return GpuWatch(read)
 
 
 class _Sample(ctypes.Structure):
