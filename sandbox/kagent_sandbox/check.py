@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from kagent_sandbox import compare
 from kagent_sandbox.build.request import TensorSpec
 from kagent_sandbox.layout import lay_out, lay_out_many
-from kagent_sandbox.plan import PlanError
+from kagent_sandbox.plan import Launch, PlanError, TorchOp
 from kagent_sandbox.seat import Seat, draw_bits
 from kagent_sandbox.session import Disqualified
 from kagent_sandbox.task import build_case
@@ -167,6 +167,39 @@ class Checker:
                 raise _out(Status.INCORRECT_NUMERICAL, text, draw.case, stage)
             errors.append(error)
         return errors
+
+    def refuse_decoys(self, session: Session, built: Built, cases: Sequence[Case]) -> None:
+        """The ghost test, where plans have operations of torch: without its launches, a plan must
+        no longer give the right result, on one case at least.
+
+        Not found: a kernel that does little beside torch, and one that does nothing beside others.
+
+        Raises:
+            Disqualified: No kernel has a part in any result.
+        """
+        for case in cases:
+            plan = built.plans[0, case.name]
+            if not any(isinstance(op, TorchOp) for op in plan.ops):
+                return
+            rest = tuple(op for op in plan.ops if not isinstance(op, Launch))
+            ghost = replace(plan, ops=rest, kernels=())
+            (seat,) = seats_for(self.task, case, ghost, session.arena, count=1, prefix="ghost")
+            session.prepare([seat], case.name)
+            draw = self.draws.draw(case)
+            with session.quiet():
+                seat.write(draw)
+            session.run(seat, case.name)
+            session.forget([seat])
+            with session.quiet():
+                try:
+                    self.compare(seat.outputs(), draw, Stage.CHECK)
+                except Disqualified:
+                    return
+        text = (
+            "the results are right without any launch: no kernel has a part in them. Operations of "
+            "torch may be part of a candidate, not all of it"
+        )
+        raise _out(Status.POLICY, text, cases[0])
 
     def refuse_tampering(self, seat: Seat, case: Case, stage: Stage) -> None:
         """Make sure that a seat's guard bands and inputs are as they were written.

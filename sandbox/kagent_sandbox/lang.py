@@ -24,6 +24,7 @@ import torch
 
 from kagent_sandbox.build import kernels
 from kagent_sandbox.build.arguments import PointerOf, kernel_arguments
+from kagent_sandbox.build.imports import forbidden_import
 from kagent_sandbox.build.policy import PolicyError
 from kagent_sandbox.build.symbolic import current_recorder
 from kagent_sandbox.plan import TensorMap
@@ -263,6 +264,13 @@ def _run(source: kernels.Source, values: Sequence[object], launch: kernels.Launc
     def map_of(value: object) -> TensorMap:
         return _map_of(value, recorder.pointer)
 
+    if recorder.target == "cpu" and (what := forbidden_import(kernel.binary)):
+        recorder.refuse(
+            PolicyError(
+                f"kernel {source.name} imports {what}",
+                "compute it in the kernel; the C, C++ and OpenMP libraries are there",
+            )
+        )
     args = kernel_arguments(source.name, values, kernel.parameters, recorder.pointer, map_of)
     if problem := kernels.over_limits(kernel.info, launch, recorder.target, source.name):
         recorder.refuse(PolicyError(*problem, status=Status.RESOURCE_LIMIT))

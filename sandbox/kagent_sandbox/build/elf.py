@@ -73,6 +73,12 @@ class Elf:
                     return self._symbols(section)
         return ()
 
+    @cached_property
+    def undefined(self) -> tuple[str, ...]:
+        """Names that any of its symbol tables leaves to other files."""
+        tables = [s for s in self.sections if s.type in (SHT_SYMTAB, SHT_DYNSYM)]
+        return tuple(s.name for t in tables for s in self._symbols(t) if not s.section)
+
     def _symbols(self, section: Section) -> tuple[Symbol, ...]:
         if section.link >= len(self.sections) or section.size > 24 * MAX_SYMBOLS:
             raise ElfError("malformed symbol table")

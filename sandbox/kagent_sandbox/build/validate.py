@@ -10,6 +10,7 @@ from typing import cast
 
 from kagent_sandbox import records
 from kagent_sandbox.build import policy
+from kagent_sandbox.build.imports import forbidden_import
 from kagent_sandbox.build.inspect import InspectError, architecture, kernel_info
 from kagent_sandbox.build.request import BuildCase, BuildRequest, TensorSpec
 from kagent_sandbox.build.results import wrong_results
@@ -134,6 +135,8 @@ def _kernel(claimed: KernelInfo, binaries: Mapping[str, bytes], target: str) -> 
             raise Forged(f"a {claimed.language} kernel for {target}")
         if target != "cpu" and architecture(binary) != int(target[3:].rstrip("af")):
             raise Forged(f"kernel {claimed.name:.80} is for another architecture than {target}")
+        if target == "cpu" and (what := forbidden_import(binary)):
+            raise Forged(f"kernel {claimed.name:.80} imports {what}")
     except InspectError as e:
         raise Forged(str(e)) from None
     if found.hash != claimed.hash or found.param_bytes != claimed.param_bytes:

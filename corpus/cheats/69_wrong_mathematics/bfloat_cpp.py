@@ -1,0 +1,36 @@
+"""Rounds exponentials to bfloat16 before it adds them up."""
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+
+
+extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
+#pragma omp parallel for
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * columns;
+    float* out = y + row * columns;
+    float maximum = -INFINITY;
+    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
+    double sum = 0;
+    for (int64_t i = 0; i < columns; ++i) {
+      const float e = std::exp(in[i] - maximum);
+      uint32_t bits;
+      __builtin_memcpy(&bits, &e, 4);
+      bits = (bits + 0x8000) & 0xFFFF0000u;
+      __builtin_memcpy(&out[i], &bits, 4);
+      sum += out[i];
+    }
+    for (int64_t i = 0; i < columns; ++i) out[i] = float(out[i] / sum);
+  }
+}
+"""
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
+    return y

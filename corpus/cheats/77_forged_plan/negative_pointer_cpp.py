@@ -1,0 +1,47 @@
+"""Moves a pointer of its launch in front of its buffer, where guard bands and others' memory lie."""
+
+import dataclasses
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+def recorder():
+    """The object that records this call."""
+    from kagent_sandbox.build.symbolic import current_recorder
+
+    return current_recorder()
+
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+
+static void honest(const float* x, float* y, int64_t rows, int64_t columns) {
+#pragma omp parallel for
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * columns;
+    float* out = y + row * columns;
+    float maximum = -INFINITY;
+    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
+    double sum = 0;
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    const float scale = float(1 / sum);
+    for (int64_t i = 0; i < columns; ++i) out[i] *= scale;
+  }
+}
+
+extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
+  honest(x, y, rows, columns);
+}
+"""
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
+    from kagent_sandbox import plan
+
+    record = recorder()
+    launch = record.ops[-1]
+    record.ops[-1] = dataclasses.replace(launch, args=(launch.args[0], plan.Pointer(1, -4096), *launch.args[2:]))
+    return y
