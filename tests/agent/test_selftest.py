@@ -26,7 +26,8 @@ from kagent.selftest.catalogue import corpus_folder, item_folders, load_catalogu
 from kagent.selftest.compare import Seen, escaped, escapes, miss
 from kagent.selftest.outside import Outside
 from kagent.selftest.record import SelftestRecord
-from kagent.selftest.runner import judged
+from kagent.selftest.runner import judged, play
+from kagent.selftest.scenarios import faults
 from kagent.session import Outcome, versions
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.launch.cpu_facts import cpu_facts
@@ -177,6 +178,26 @@ def test_a_twin_that_fails_is_a_miss(item):
     assert judged(variant, right, Seen("passed")).misses == ()
     (why,) = judged(variant, right, Seen("check TAMPER", "wrote")).misses
     assert "its honest twin good_cpp.py: expected passed, got check TAMPER" in why
+
+
+def test_a_scenario_that_is_missing_or_fails_is_an_error_of_its_own(item, monkeypatch):
+    extra = '\n[[scenario]]\nname = "full_moon"\nexpect = "calm"\n'
+    _, scenario = item(extra=extra)
+    assert (scenario.id, scenario.runs) == ("07_some_slug-full_moon", "anywhere")
+    seen = play(None, scenario)
+    assert seen.outcome == "error"
+    assert "no function full_moon in kagent.selftest.scenarios.faults" in seen.message
+
+    def howl(scene):
+        assert scene.folder.is_dir()
+        raise ZeroDivisionError("at midnight")
+
+    monkeypatch.setattr(faults, "full_moon", howl, raising=False)
+    seen = play(None, scenario)
+    assert seen.outcome == "error"
+    assert "ZeroDivisionError: at midnight" in seen.message
+    monkeypatch.setattr(faults, "full_moon", lambda scene: Seen("calm", "no clouds"))
+    assert judged(scenario, play(None, scenario), None).misses == ()
 
 
 # -- baits ---------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def cases():
                 yield pytest.param(entry, True, id=f"{entry.id}-twin")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def rig():
     token = secrets.token_hex(16)
     with contextlib.closing(Outside(name_for(token))) as outside:
@@ -36,7 +36,7 @@ def rig():
         assert outside.left() == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def done():
     """Equal candidates are evaluated once: many items have one twin."""
     return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -56,6 +57,9 @@ def play(rig: Rig, scenario: Scenario) -> Seen:
             seen = play_of(scenario)(Scene(rig, scenario.item.folder, Path(folder)))
         except KagentError as e:
             seen = of_error(e)
+        except Exception as e:  # noqa: BLE001 - one scenario's bug must not hide all other results
+            where = traceback.extract_tb(e.__traceback__)[-1]
+            seen = Seen("error", f"{where.filename}:{where.lineno}: {type(e).__name__}: {e}")
     return replace(seen, seconds=time.monotonic() - began)
 
 
