@@ -89,14 +89,17 @@ class Meter:
     def arena_bytes(
         self, built: Built, check_cases: Sequence[Case], incumbent: Contender | None
     ) -> int:
-        """Memory for checking a candidate and timing it and the incumbent in turns."""
+        """Memory for checking a candidate and timing it and the incumbent in turns; of what it was
+        built for, which may be the check cases alone.
+        """
         bench = self.task.cases(self.kind).bench
         most = 0
         for case in (*bench, *check_cases):
             plans = [p for (_, name), p in built.plans.items() if name == case.name]
             if incumbent is not None and case in bench:
                 plans.append(incumbent.plan(case.name))
-            most = max(most, self._count(case) * pitch_of(plans))
+            if plans:
+                most = max(most, self._count(case) * pitch_of(plans))
         return most
 
     def _count(self, case: Case) -> int:
