@@ -18,7 +18,7 @@ from typing import Any
 import cuda.bindings.driver as driver
 import torch
 
-from kagent_sandbox.launch.gpu_driver import call
+from kagent_sandbox.launch.gpu_driver import GpuError, call
 
 TIMING_VERSION = 1
 """Changes whenever times are no longer comparable with earlier ones: part of all caches' keys."""
@@ -32,6 +32,7 @@ class Clock:
     """Times work on one stream of one device. Make it before the process is locked."""
 
     def __init__(self, device: torch.device) -> None:
+        forbid_persisting_l2()
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         count = max(FLUSH_BYTES, 4 * l2_bytes) // 8
         self.device = device
@@ -117,6 +118,22 @@ class Clock:
 
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def forbid_persisting_l2() -> None:
+    """Set nothing of L2 aside for lines that a kernel wants to keep: later lines replace them.
+
+    Plans cannot set access windows; what is left are hints of single loads and stores.
+
+    Raises:
+        GpuError: The driver refuses.
+    """
+    limit = driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
+    try:
+        call(driver.cuCtxSetLimit, limit, 0, doing="setting nothing of L2 aside")
+    except GpuError as e:
+        if e.name != "CUDA_ERROR_UNSUPPORTED_LIMIT":  # GPUs that cannot set any aside
+            raise
 
 
 def reset_persisting_l2() -> None:
