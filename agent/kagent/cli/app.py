@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 import typer
 from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.errors import KagentError
-from rich.console import Console
 from rich.text import Text
 
+from kagent.cli.terminal import Terminal
 from kagent.config import load_config
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
@@ -28,8 +28,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Tables need room, and a pipe has no width of its own.
-out = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 150)
-err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+out = Terminal(highlight=False, markup=False, width=None if sys.stdout.isatty() else 150)
+err = Terminal(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 TaskOption = Annotated[str, typer.Option("--task", help="A task's name, or its folder's path.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

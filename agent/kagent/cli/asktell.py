@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 import typer
 from kagent_sandbox.errors import RunError, UserError
-from rich.console import Console
 from rich.text import Text
 
 from kagent.cli.app import (
@@ -26,6 +25,7 @@ from kagent.cli.app import (
     print_json,
     status,
 )
+from kagent.cli.terminal import Terminal
 from kagent.config import load_config
 from kagent.events import Event, Observer, Progress, Recorded, Started, Stop
 from kagent.options import parse_seconds
@@ -268,7 +268,7 @@ def _beside_spinner(quiet: bool) -> Callable[[Text], None]:
         return lambda _line: None
     if sys.stdout.isatty():
         return lambda line: out.print(line, soft_wrap=True, crop=False)
-    plain = Console(file=sys.stdout, highlight=False, markup=False, width=out.width)
+    plain = Terminal(file=sys.stdout, highlight=False, markup=False, width=out.width)
     return lambda line: plain.print(line, soft_wrap=True, crop=False)
 
 

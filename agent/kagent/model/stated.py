@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from kagent_sandbox.spawned import printable
+
 MOST_HYPOTHESIS = 4000
 """Characters that are kept."""
 
@@ -56,7 +58,7 @@ def _paragraph(lines: Sequence[str], start: int, *, skip: bool) -> Iterator[str]
 
 
 def _one_line(parts: Iterable[str]) -> str:
-    text = " ".join(" ".join(parts).split())
+    text = printable(" ".join(" ".join(parts).split()))  # it goes into other prompts, too
     return text if len(text) <= MOST_HYPOTHESIS else f"{text[: MOST_HYPOTHESIS - 2]} …"
 
 

@@ -1,0 +1,38 @@
+"""A console that shows what others wrote as text, and nothing but text.
+
+Names, hypotheses, messages and whole runs come from models and from other people. Rich takes
+control codes in them for text and passes them on: they could move the cursor, write the window's
+title or the clipboard, hide a link, or turn a line around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+
+class Terminal(Console):
+    """A `rich.console.Console` on which only its own styles and movements reach the terminal."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """As `Console.render`, with texts made harmless."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(harmless(segment.text), segment.style)
+
+
+def harmless(text: str) -> str:
+    """Text without control codes, marks of direction, half characters; odd blanks are blanks."""
+    return "".join(map(_harmless, text))
+
+
+def _harmless(character: str) -> str:
+    if character.isprintable() or character in "\n\t":
+        return character
+    return " " if character.isspace() else ""
