@@ -44,6 +44,26 @@ def test_times_below_the_floor_are_suspect(task, case):
     assert figures.suspicion(task, case, 0.5 * floor_us, unknown, CEILINGS, 0.0) is None
 
 
+@pytest.mark.parametrize(
+    ("rows", "us", "honest"),
+    [
+        # An H100: 50 MiB of L2, 3,352 GB/s. 16 MiB in, 16 MiB out: results need not leave L2.
+        (1024, 5.1, True),
+        (1024, 4.9, False),
+        # 64 MiB in and out: at least 64 + 14 MiB must move.
+        (4096, 24.5, True),
+        (4096, 24.3, False),
+        # 512 MiB in and out.
+        (32768, 305.0, True),
+        (32768, 304.5, False),
+    ],
+)
+def test_results_that_fit_l2_need_not_leave_it(task, case, rows, us, honest):
+    sized = case.model_copy(update={"M": rows, "N": 4096})
+    h100 = facts(theoretical=3352.0, l2=50 << 20)
+    assert (figures.suspicion(task, sized, us, h100, CEILINGS, us) is None) is honest
+
+
 def test_only_gpus_have_a_peak_of_matrix_products(task, case):
     product = task.model_copy(update={"matrix": True, "flops": "M * N * 1000"})
     peak_us = 4096**2 * 1000 / (1.5 * 50e6)
