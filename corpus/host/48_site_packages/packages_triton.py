@@ -6,7 +6,6 @@ Files are opened, made, renamed over, linked and removed; of what exists nothing
 import os
 import pathlib
 import site
-import subprocess
 import sys
 import sysconfig
 
@@ -57,8 +56,6 @@ def attack():
         tried(f"rename into {path.parent}", lambda p=beside: replaced(p))
         tried(f"link into {path.parent}", lambda p=beside: os.symlink("/dev/null", p))
         tried(f"folder in {path.parent}", lambda p=beside: os.mkdir(p))
-    pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "."]
-    tried("pip", lambda: subprocess.run(pip, check=True, capture_output=True))
 
 
 @triton.jit
