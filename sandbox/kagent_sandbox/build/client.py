@@ -291,7 +291,7 @@ def _parse(source: str) -> str:
     try:
         return tree_hash(source)
     except (ValueError, RecursionError, MemoryError) as e:  # null bytes, absurd nesting
-        raise SyntaxError(f"the file cannot be parsed: {e}") from None
+        raise SyntaxError(f"the file cannot be parsed: {str(e) or 'nested too deeply'}") from None
 
 
 def _syntax_error(error: SyntaxError, source: str) -> Rejected:

@@ -133,3 +133,10 @@ def test_dumps():
     assert crash_line("no dump", "a") == ""
     assert printed_before(DUMP) == "half a line"
     assert printed_before("all well\n") == "all well"
+
+
+@pytest.mark.parametrize("deep", ["-" * 50_000 + "1", "1+" * 50_000 + "1", "(" * 50_000])
+def test_a_file_that_is_too_deep_for_the_parser_is_refused(builder, deep):
+    found = builder.build(BuildRequest(f"x = {deep}\n", "copy", "cpu", (CASE,)))
+    assert (found.stage, found.status) == (Stage.PARSE, Status.COMPILE_ERROR)
+    assert re.search("nested|recursion", found.message)
