@@ -55,7 +55,7 @@ def test_a_wedged_device_stops_the_run_and_keeps_it(tmp_path):
         history = stored.history()
     assert history.stop is Stop.FAILED
     assert essence(history.lineage) == whole[: len(history.lineage)]
-    assert len(history.lineage) >= 5
+    assert len(history.lineage) >= 2  # what was checked, but not measured yet, is judged again
     assert history.pending
 
     evolving, store = search(tmp_path / "wedged", FakeJudge())
