@@ -56,7 +56,8 @@ class Bounds:
         used = memory_bytes(pids, self._given_bytes)
         self.peak_bytes = max(self.peak_bytes, used)
         disk, files = self._disk_use(child, pids)
-        if process_tree.tasks(pids) > limits.processes + 1:  # process 1 of a namespace is ours
+        ours = 1 if self._tier >= Tier.T2 else 0  # the namespace's process 1
+        if process_tree.tasks(pids) > limits.processes + ours:
             return f"limit of {limits.processes} processes"
         if used > limits.memory_bytes:
             return self.memory_reason
