@@ -7,8 +7,9 @@ import pytest
 from kagent.selftest.baits import name_for
 from kagent.selftest.catalogue import PASSED, Variant, corpus_folder, item_folders, load_item
 from kagent.selftest.compare import miss
+from kagent.selftest.jobs import job_of
 from kagent.selftest.outside import Outside
-from kagent.selftest.rig import Rig, job_of
+from kagent.selftest.rig import Rig
 from kagent.selftest.runner import play
 from kagent_sandbox.errors import UserError
 

@@ -17,7 +17,8 @@ from kagent_sandbox.verdict import Rejected
 
 from kagent.selftest.catalogue import PASSED, Runs, corpus_folder
 from kagent.selftest.compare import Seen
-from kagent.selftest.rig import Job, Rig
+from kagent.selftest.jobs import Job
+from kagent.selftest.rig import Rig
 from kagent.session import has_gpu
 from kagent.workbench import read_candidate
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -31,8 +31,9 @@ from kagent_sandbox.task import Kind, Task, draw_hidden
 from kagent_sandbox.verdict import CaseError, Passed, Rejected
 
 from kagent.selftest.baits import KEY, Baits
-from kagent.selftest.catalogue import Runs, Variant
+from kagent.selftest.catalogue import corpus_folder
 from kagent.selftest.compare import Seen, escaped, escapes, of_error, of_verdict
+from kagent.selftest.jobs import Attempt, Job
 from kagent.session import has_gpu, request_maker
 from kagent.tasks import find_task
 from kagent.workbench import DEFAULT_TARGET, read_candidate
@@ -40,51 +41,12 @@ from kagent.workbench import DEFAULT_TARGET, read_candidate
 if TYPE_CHECKING:
     from kagent_sandbox.interpret import Interpreter
 
-BUILD_LIMIT_S = 15.0
-COMPILE_LIMIT_S = 5.0
-HOST_LIMIT_S = 4.0
-PATIENCE = 0.3  # of a judge: 3 s for a kernel that usually has 10
+LEAST_PATIENCE = 0.3  # share of a run's limits: 3 s for a kernel that usually has 10
+BUILD_S = 0.5  # of an honest C++ kernel, on a machine that is quick enough for that
 MOST_CONFIGS = 4
 SWEEP_S = 0.5  # enough for a second configuration of a kernel that takes a millisecond
 PAUSE_S = 2.0
 _STARTERS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A candidate's text and what is to be done with it. Equal jobs are done once."""
-
-    text: str
-    task: Path
-    runs: Runs
-    measured: bool
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of device whose cases it is built for."""
-        return "cpu" if self.runs == "cpu" else "gpu"
-
-
-def job_of(variant: Variant, *, twin: bool = False) -> Job:
-    """A variant's job, or its honest twin's.
-
-    Raises:
-        UserError: The file cannot be read.
-    """
-    text = read_candidate(variant.twin if twin else variant.path)
-    return Job(text, variant.task, variant.runs, variant.measured)
-
-
-@dataclass
-class Attempt:
-    """A job under way: its baits, its text with their names in it, and the result of building."""
-
-    job: Job
-    baits: Baits
-    text: str
-    built: Built | Rejected | None = None
-    error: KagentError | None = None
-    seconds: float = 0.0
 
 
 class Rig:
@@ -110,6 +72,8 @@ class Rig:
         self._interpreters: dict[Path, Interpreter] = {}
         self._tasks: dict[Path, Task] = {}
         self._lock = threading.Lock()
+        self._patience: float | None = None
+        self._patience_lock = threading.Lock()
 
     def __enter__(self) -> Self:
         with self._stack:
@@ -158,9 +122,30 @@ class Rig:
         return list({j.facts.key: j.facts for j in self._judges.values()}.values())
 
     @property
+    def builder(self) -> Builder:
+        """What builds candidates."""
+        return self._builder
+
+    @property
     def tier(self) -> str:
         """How candidates are confined."""
         return self._builder.isolation.tier.value
+
+    @property
+    def patience(self) -> float:
+        """Share of a run's limits that candidates get: what hangs is to be over soon.
+
+        More than the least where an honest kernel takes long to build: the machine is slow or busy.
+        """
+        with self._patience_lock:
+            if self._patience is None:
+                task = self.task(corpus_folder() / "tasks" / "rows")
+                request = request_maker(task, "cpu", list(task.cases("cpu").check), 1)
+                text = read_candidate(corpus_folder() / "honest" / "rows_cpp.py")
+                built = self._builder.build(request(text))
+                slow = built.build_s / BUILD_S if isinstance(built, Built) else math.inf
+                self._patience = min(1.0, LEAST_PATIENCE * max(1.0, slow))
+            return self._patience
 
     def skips(self, runs: str) -> str:
         """Why a candidate that runs there cannot be evaluated on this machine, or ""."""
@@ -173,6 +158,7 @@ class Rig:
     def built(self, jobs: Iterable[Job]) -> Iterator[Attempt]:
         """Build jobs side by side; each as soon as it is built. Judges start meanwhile."""
         jobs = list(jobs)
+        self.patience  # noqa: B018 - found out before kagent itself keeps the machine busy
         for task, kind in {(j.task, j.kind) for j in jobs if j.runs in ("cpu", "gpu")}:
             self._threads.submit(self.judge, task, kind)
         for future in as_completed([self._threads.submit(self.build, job) for job in jobs]):
@@ -197,12 +183,13 @@ class Rig:
         cases = [*task.cases(job.kind).check, *draw_hidden(task, job.kind, "check", self._secret)]
         cases += task.cases(job.kind).bench if job.measured else ()
         request = request_maker(task, self._target(job), cases, MOST_CONFIGS)(text)
+        share = self.patience
         return self._builder.build(
             dataclasses.replace(
                 request,
-                wall_limit_s=BUILD_LIMIT_S,
-                compile_limit_s=COMPILE_LIMIT_S,
-                host_limit_s=HOST_LIMIT_S,
+                wall_limit_s=share * request.wall_limit_s,
+                compile_limit_s=share * request.compile_limit_s,
+                host_limit_s=share * request.host_limit_s,
             )
         )
 
@@ -251,7 +238,7 @@ class Rig:
             if (task, kind) not in self._judges:
                 with _variable(ISOLATION, self._asked_for):  # the judge's process inherits it
                     self._judges[task, kind] = JudgeClient(
-                        task, kind, self._secret, patience=PATIENCE
+                        task, kind, self._secret, patience=self.patience
                     )
             return self._judges[task, kind]
 

@@ -14,7 +14,8 @@ from kagent_sandbox.errors import KagentError
 
 from kagent.selftest.catalogue import PASSED, Entry, Scenario, Variant
 from kagent.selftest.compare import Seen, miss, of_error
-from kagent.selftest.rig import Attempt, Job, Rig, job_of
+from kagent.selftest.jobs import Attempt, Job, job_of
+from kagent.selftest.rig import Rig
 from kagent.selftest.scene import Scene, play_of
 
 

@@ -20,7 +20,7 @@ from kagent_sandbox.verdict import Rejected
 
 from kagent.selftest.catalogue import PASSED, corpus_folder
 from kagent.selftest.compare import Seen, of_verdict
-from kagent.selftest.rig import Job
+from kagent.selftest.jobs import Job
 from kagent.selftest.scene import Scene
 from kagent.workbench import read_candidate
 

@@ -13,7 +13,7 @@ from kagent.prompting.prompter import TEMPLATES
 from kagent.propose import Brief, Setting
 from kagent.selftest.catalogue import Variant, corpus_folder, load_item
 from kagent.selftest.compare import Seen
-from kagent.selftest.rig import job_of
+from kagent.selftest.jobs import job_of
 from kagent.selftest.scene import Scene
 from kagent.workbench import DEFAULT_TARGET, read_candidate
 

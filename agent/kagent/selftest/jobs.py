@@ -1,0 +1,52 @@
+"""What is to be done with one candidate of the corpus, and such a job under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kagent_sandbox.build.request import Built
+from kagent_sandbox.errors import KagentError
+from kagent_sandbox.task import Kind
+from kagent_sandbox.verdict import Rejected
+
+from kagent.selftest.baits import Baits
+from kagent.selftest.catalogue import Runs, Variant
+from kagent.workbench import read_candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A candidate's text and what is to be done with it. Equal jobs are done once."""
+
+    text: str
+    task: Path
+    runs: Runs
+    measured: bool
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of device whose cases it is built for."""
+        return "cpu" if self.runs == "cpu" else "gpu"
+
+
+def job_of(variant: Variant, *, twin: bool = False) -> Job:
+    """A variant's job, or its honest twin's.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    text = read_candidate(variant.twin if twin else variant.path)
+    return Job(text, variant.task, variant.runs, variant.measured)
+
+
+@dataclass
+class Attempt:
+    """A job under way: its baits, its text with their names in it, and the result of building."""
+
+    job: Job
+    baits: Baits
+    text: str
+    built: Built | Rejected | None = None
+    error: KagentError | None = None
+    seconds: float = 0.0
