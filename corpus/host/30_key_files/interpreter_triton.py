@@ -1,6 +1,5 @@
 """Reads key files from host code and from a kernel that Triton's interpreter runs."""
 
-import os
 import sys
 
 import torch

@@ -1,6 +1,5 @@
 """Opens the memory of its parent, of kagent's user, of the kernel and of the machine."""
 
-import mmap
 import os
 import sys
 

@@ -1,6 +1,5 @@
 """Passes options to g++ that load plugins, start programs, read and write files, or replace the linker."""
 
-import os
 import sys
 
 import torch
