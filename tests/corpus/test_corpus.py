@@ -43,7 +43,7 @@ def done():
     return {}
 
 
-@pytest.mark.parametrize(("entry", "twin"), cases())
+@pytest.mark.parametrize(("entry", "twin"), list(cases()))
 def test_item(entry, twin, rig, done):
     if isinstance(entry, UserError):
         raise entry
