@@ -38,6 +38,12 @@ class Told:
     def long_us(self, side):
         return self._long
 
+    def calm_us(self, side):
+        return self._known
+
+    def idle_us(self, side):
+        return 0.0
+
     def typical_us(self, side):
         return self._us
 
@@ -68,6 +74,14 @@ def test_threads_that_wake_slowly_on_a_busy_host_are_nobodys_fault():
 def test_what_is_slow_only_on_the_clock_that_sees_it_all_is_suspect():
     with pytest.raises(Disqualified, match="the work is done elsewhere"):
         kept.refuse_kept_results(Told(20.0, 200.0, 200.0, 180.0), "a", "cpu")
+
+
+def test_one_busy_moment_excuses_nobody():
+    table = Told(3.0, 800.0, 25.0, 3.0)
+    moments = iter([3.0, 1154.0, 3.0, 4.0, 2.0, 3.0, 3.0, 3.0])
+    table.typical_us = lambda side: next(moments)
+    with pytest.raises(Disqualified, match="results are kept"):
+        kept.refuse_kept_results(table, "a", "cpu")
 
 
 def test_a_gpu_is_asked_only_where_its_blocks_begin_slowly():
