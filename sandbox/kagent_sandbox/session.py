@@ -117,9 +117,9 @@ class Session:
     def __enter__(self) -> Self:
         try:
             with self.clock.part("start"), _blaming(self.stage, None):
-                for owner, binaries in self._binaries.items():
-                    if owner not in self._launchers:
-                        self._launchers[owner] = self._backend.launcher(self.arena)
+                for owner in self._binaries.keys() - self._launchers.keys():
+                    self._launchers[owner] = self._backend.launcher(self.arena)
+                for owner, binaries in self._binaries.items():  # they start side by side
                     self._wake(owner)
                     self._launchers[owner].load(binaries)
         except BaseException:
@@ -204,6 +204,11 @@ class Session:
         """µs per execution of inputs that were just written: see `Launcher`."""
         with self.clock.part("wall"), self._turn(seats[0], case) as launcher:
             return launcher.fresh_us([s.key for s in seats], limit_s=bounded(SAMPLE_LIMIT_S))
+
+    def idle_us(self, seat: Seat, case: str) -> float:
+        """µs that a CPU's launcher takes to go on and to do nothing."""
+        with self.clock.part("wall"), self._turn(seat, case) as launcher:
+            return launcher.fresh_us([], limit_s=bounded(SAMPLE_LIMIT_S))
 
     @contextlib.contextmanager
     def _turn(self, seat: Seat, case: str | None) -> Iterator[Launcher]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 RESAMPLES = 2000
+LOOK_RESAMPLES = 500  # of a look that decides no more than whether to go on
 _NORMAL_95 = 1.959964
 NOISE_SPAN = 4.0  # upper over lower end of a median's interval, above which it says nothing
 
@@ -143,13 +144,18 @@ class Combined:
 
 
 def combine(
-    duels: Mapping[str, Duel], rng: np.random.Generator, noise: Mapping[str, float]
+    duels: Mapping[str, Duel],
+    rng: np.random.Generator,
+    noise: Mapping[str, float],
+    *,
+    resamples: int = RESAMPLES,
 ) -> Combined:
     """Combine the duels of several cases into one comparison; every case weighs the same."""
-    total = np.zeros(RESAMPLES)
+    total = np.zeros(resamples)
     cases: dict[str, float] = {}
     for case, duel in duels.items():
-        total += bootstrap_log_ratios(duel, rng, noise=noise.get(case, 0.0))
+        more = bootstrap_log_ratios(duel, rng, noise=noise.get(case, 0.0), resamples=resamples)
+        total += more
         cases[case] = _median(duel.b) / _median(duel.a)
     total /= len(duels)
     value = geometric_mean(list(cases.values()))

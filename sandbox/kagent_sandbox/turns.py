@@ -91,14 +91,15 @@ class Turns:
         self.notes += [n for t in self.tables.values() for n in self._drift_notes(t)]
         return True
 
-    def compare(self, against: str) -> Comparison:
+    def compare(self, against: str, *, resamples: int = timing.RESAMPLES) -> Comparison:
         """The candidate's times beside the incumbent's, over all cases."""
         duels = {
             name: timing.Duel(tuple(t.blocks["a"]), tuple(t.blocks["b"]))
             for name, t in self.tables.items()
         }
         noise = {name: self._noise(duel) for name, duel in duels.items()}
-        combined = timing.combine(duels, np.random.default_rng(len(duels)), noise)
+        rng = np.random.default_rng(len(duels))
+        combined = timing.combine(duels, rng, noise, resamples=resamples)
         interval = combined.ratio
         return Comparison(
             against, interval.value, interval.low, interval.high, combined.p_faster, combined.cases
@@ -133,11 +134,14 @@ class Turns:
         """Whether a candidate is slower than the incumbent beyond the doubt that is left."""
         samples = min(sum(map(len, t.blocks["a"])) for t in self.tables.values())
         limit = FAR_RATIO if samples < SURE_SAMPLES else LOSING_RATIO
-        return self.compare("").high < limit
+        return self._look().high < limit
 
     def _undecided(self) -> bool:
         """Whether more pairs may show that the candidate is faster."""
-        return HOPELESS < self.compare("").p_faster < CLEAR
+        return HOPELESS < self._look().p_faster < CLEAR
+
+    def _look(self) -> Comparison:
+        return self.compare("", resamples=timing.LOOK_RESAMPLES)
 
     def _repeat_disturbed(self, table: Table) -> None:
         """Take all turns of a case once more if the incumbent's times drift, and again while

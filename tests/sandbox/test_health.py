@@ -13,7 +13,7 @@ from kagent_sandbox import judge_client, process_tree
 from kagent_sandbox.errors import ChildDied, DeviceError, DeviceWedged, MachineError
 from kagent_sandbox.judge import Judge
 from kagent_sandbox.judge_client import MOST_SET_ASIDE, JudgeClient
-from kagent_sandbox.launch import cpu_backend, health
+from kagent_sandbox.launch import health
 from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.launch.cpu_backend import CpuBackend
 from kagent_sandbox.launch.cpu_launcher import CpuLauncher
@@ -104,13 +104,15 @@ def test_a_fault_of_the_kernel_s_own_is_not_tried_again(task, judge):
 def test_a_launcher_that_does_not_start_is_made_once_more(task, judge, monkeypatch):
     failures = [MachineError("no context"), None]
 
-    def flaky(*args):
+    start = CpuLauncher._start
+
+    def flaky(launcher):
         error = failures.pop(0) if failures else None
         if error is not None:
             raise error
-        return CpuLauncher(*args)
+        start(launcher)
 
-    monkeypatch.setattr(cpu_backend, "CpuLauncher", flaky)
+    monkeypatch.setattr(CpuLauncher, "_start", flaky)
     assert not isinstance(judge.check(built(task, SEED, GOOD)), Rejected)
     failures[:] = [MachineError("no context"), MachineError("no context either")]
     with pytest.raises(MachineError, match="no context either"):

@@ -7,14 +7,14 @@ from typing import Self
 import torch
 
 from kagent_sandbox.confine import Tier, cpu_launcher_confinement
-from kagent_sandbox.errors import ConfinementError, KagentError, MachineError
+from kagent_sandbox.errors import KagentError
 from kagent_sandbox.forkserver import ForkServer, Isolation
 from kagent_sandbox.launch import health
 from kagent_sandbox.launch.base import Arena, Ceilings, LaunchFailed
 from kagent_sandbox.launch.cpu_arena import CpuArena
 from kagent_sandbox.launch.cpu_ceilings import cached_ceilings
 from kagent_sandbox.launch.cpu_facts import cpu_facts
-from kagent_sandbox.launch.cpu_launcher import CpuLauncher
+from kagent_sandbox.launch.cpu_launcher import Asking, CpuLauncher
 from kagent_sandbox.launch.openmp import WAITING
 from kagent_sandbox.plan import Alloc, Buffer, Fill, Plan, TensorRef
 
@@ -26,6 +26,7 @@ class CpuBackend:
         """Start the fork-server; `memory_bytes` is what native code may allocate by itself."""
         self.facts = cpu_facts()
         self.device = torch.device("cpu")
+        self._asking = Asking()
         memory = min(memory_bytes, self.facts.memory_bytes // 2)
         threads = str(self.facts.units)
         self._server = ForkServer(
@@ -66,20 +67,14 @@ class CpuBackend:
         return CpuArena(nbytes)
 
     def launcher(self, arena: Arena) -> CpuLauncher:
-        """A fresh process over the arena. One that does not start is made once more.
+        """A fresh process over the arena. It starts while others do: its first request waits.
 
         Raises:
-            MachineError: It does not start.
             ConfinementError: It cannot be confined here.
         """
         if not isinstance(arena, CpuArena):
             raise TypeError("this arena was made by another backend")
-        try:
-            return CpuLauncher(self._server, arena, self._after_loss)
-        except ConfinementError:
-            raise
-        except MachineError:
-            return CpuLauncher(self._server, arena, self._after_loss)
+        return CpuLauncher(self._server, arena, self._after_loss, self._asking)
 
     def healthy(self) -> bool:
         """Whether a fresh process fills memory as told; tries twice."""
