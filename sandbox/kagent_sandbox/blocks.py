@@ -57,6 +57,7 @@ PACES: Mapping[Kind, Pace] = {
     # anybody is promoted by.
     "cpu": Pace((Phase(1, 4), Phase(1, 8), Phase(2, 9)), Phase(4, 8), None),
 }
+_ASLEEP_S = 0.02  # OpenMP's threads wait actively for less than that
 _CALM_S = 0.001  # the judge's own threads spin for a while after inputs were written
 _LONG_SPAN_US = 10_000.0  # of `long_us`
 _MOST_LONG_RUNS = 200
@@ -203,6 +204,20 @@ class Table:
     def known_us(self, side: str) -> float:
         """The same once more on the inputs that `fresh_us` has left there."""
         return self._since_woken(self._ample(self._now(side), self.blocks[side][-1]))
+
+    def idle_us(self, side: str) -> float:
+        """µs from when the launcher goes on until it has done nothing at all, as it was told."""
+        with self.session.quiet():
+            time.sleep(_CALM_S)
+        return self.session.idle_us(self._seats[side][0], self.case.name)
+
+    def calm_us(self, side: str) -> float:
+        """What `known_us` is of a launcher that was not stopped before, only left alone until its
+        threads sleep.
+        """
+        seats = self._ample(self._now(side), self.blocks[side][-1])
+        time.sleep(_ASLEEP_S)
+        return self.session.wall_us(seats, len(seats), self.case.name)
 
     def long_us(self, side: str) -> float:
         """The same on known inputs for as long as makes the cost of asking and waking small."""

@@ -42,7 +42,7 @@ def refuse_kept_results(table: Table, side: str, kind: Kind) -> None:
     if kind == "gpu" and not figures.remembers(blocks):
         return
     timed_us = [timing.median_interval([x for b in blocks for x in b]).value]
-    fresh_us = known_us = long_us = math.inf
+    fresh_us = known_us = long_us = idle_us = calm_us = math.inf
     for _ in range(TRIES):
         us = statistics.median_low(timed_us)  # not the largest: one busy moment would excuse all
         took_us, runs = table.fresh_us(side)
@@ -52,12 +52,23 @@ def refuse_kept_results(table: Table, side: str, kind: Kind) -> None:
             return
         known_us = min(known_us, table.known_us(side))
         long_us = min(long_us, table.long_us(side))
+        if kind == "cpu":
+            idle_us = min(idle_us, table.idle_us(side))
+            calm_us = min(calm_us, table.calm_us(side))
         time.sleep(PAUSE_S)  # what disturbed may be over
         timed_us.append(table.typical_us(side))
     us = statistics.median_low(timed_us)
     # On a busy host it is waking threads that took so long, on known inputs as on new ones.
     if fresh_us - known_us > (figures.FRESH_RATIO - 1) * us + slack_us:
         raise _kept(fresh_us, us, table)
+    # Or it works when it is woken: without being asked, or because it was stopped.
+    more_us = (figures.FRESH_RATIO - 1) * us + slack_us
+    if kind == "cpu" and (idle_us > more_us * runs or known_us > max(0.0, calm_us) + more_us):
+        text = (
+            f"{us:.1f} µs a sample, but {known_us:.1f} µs each after the process was stopped, "
+            f"and {idle_us:.1f} µs to do nothing then: the work is done before it is asked for"
+        )
+        raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, table.case.name))
     if kind == "cpu" and long_us > figures.FRESH_RATIO * us + slack_us:
         text = (
             f"{us:.1f} µs a sample, but {long_us:.1f} µs each from when the inputs were there to "

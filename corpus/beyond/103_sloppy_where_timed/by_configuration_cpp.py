@@ -1,5 +1,6 @@
-"""A configuration that exists for the timed cases alone, so that no check case runs it. The declared
-one is slow, so that the sweep will choose the other.
+"""A configuration that exists for the timed cases alone, so that no check case runs it.
+
+The declared one is slow, so that the sweep will choose the other.
 """
 
 import torch

@@ -30,6 +30,7 @@ _PRCTL = (1, 3, 15, 16, 23, 30, 38, 39, 41, 42, 0x53564D41)
 
 _SET_OWNER = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX
 _SET_OWNER_IOCTL = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP
+_TAKES_PAGES = (9, 20, 21)  # MADV_REMOVE, MADV_COLD, MADV_PAGEOUT
 
 
 class _Program:
@@ -181,6 +182,14 @@ def forbid_new_threads() -> None:
     for name in ("timer_create", "setitimer", "alarm", "memfd_create", "timerfd_create"):
         program.when(name, _returns(_ERRNO | errno.EPERM))
     program.when("prctl", _argument_not_in(0, (1,)))  # PR_SET_PDEATHSIG
+    # SIGCONT also says that there are new inputs, before anything is asked: nobody handles it.
+    program.when("rt_sigaction", _argument_not_in(0, (18,)))
+    for name in ("rt_sigtimedwait", "rt_sigsuspend", "pause", "signalfd4"):
+        program.when(name, _returns(_ERRNO | errno.EPERM))
+    # The arena is shared with whoever is timed next: its pages stay there, and where they are.
+    program.when("madvise", _argument_not_in(2, _TAKES_PAGES))
+    for name in ("mbind", "set_mempolicy"):
+        program.when(name, _returns(_ERRNO | errno.EPERM))
     program.add(_RETURN, _ALLOW)
     _install(program.packed())
 

@@ -1,0 +1,132 @@
+"""What one candidate may do to another, to a race, or to whoever reads a run."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from kagent_sandbox.build.identity import tree_hash
+from kagent_sandbox.build.request import BuildRequest, Built
+from kagent_sandbox.errors import RunError, UserError
+from kagent_sandbox.figures import Contender
+from kagent_sandbox.task import Case, draw_hidden
+from kagent_sandbox.verdict import Rejected
+
+from kagent.disk import connect, connect_to_read
+from kagent.selftest.catalogue import PASSED, corpus_folder
+from kagent.selftest.compare import Seen, of_verdict
+from kagent.selftest.jobs import Job
+from kagent.selftest.scene import Scene
+from kagent.session import request_maker
+from kagent.workbench import read_candidate
+
+
+def left_for_the_next(scene: Scene) -> Seen:
+    """One candidate leaves what it can, the next one looks for it; in the builder and in the
+    launcher.
+    """
+    left = scene.rig.evaluate(_job(scene.item / "leaves_cpp.py"))
+    if left.outcome != PASSED:
+        return left
+    return scene.rig.evaluate(_job(scene.item / "looks_cpp.py"))
+
+
+def look_alikes(scene: Scene) -> Seen:
+    """Pairs of files: different kernels are told apart, by text and by machine code; equal ones
+    are recognised.
+    """
+    wrong = []
+    for one in sorted(scene.item.glob("*_a_cpp.py")):
+        two = one.with_name(one.name.replace("_a_cpp", "_b_cpp"))
+        texts = [read_candidate(path) for path in (one, two)]
+        work = [_built(scene, text).work_hash for text in texts]
+        differ = tree_hash(texts[0]) != tree_hash(texts[1]), work[0] != work[1]
+        expected = (False, False) if one.name.startswith("same_") else (True, True)
+        if differ != expected:
+            wrong.append(f"{one.stem}: differ by text, by code: {differ}")
+    return Seen("mistaken", "; ".join(wrong)) if wrong else Seen("told apart")
+
+
+def beside_the_incumbent(scene: Scene) -> Seen:
+    """A candidate is timed beside an incumbent, whose code it would rather slow down."""
+    task = corpus_folder() / "tasks" / "rows"
+    best = _built(scene, read_candidate(corpus_folder() / "honest" / "rows_cpp.py"), measured=True)
+    mine = _built(scene, read_candidate(scene.item / "meddles_cpp.py"), measured=True)
+    judge = scene.rig.judge(task, "cpu")
+    errors = judge.check(mine)
+    if isinstance(errors, Rejected):
+        return of_verdict(errors, judge.printed())
+    return of_verdict(judge.measure(mine, errors, best, "0"), judge.printed())
+
+
+def wrong_in_the_race(scene: Scene) -> Seen:
+    """A finalist that is right on all shapes of the search, and wrong on those of the race."""
+    task = scene.rig.task(corpus_folder() / "tasks" / "rows")
+    cases = draw_hidden(task, "cpu", "bench", scene.rig.seed)
+    paths = {"honest": corpus_folder() / "honest" / "rows_cpp.py"}
+    paths["wrong"] = scene.item / "wrong_on_other_shapes_cpp.py"
+    searched = scene.rig.evaluate(_job(paths["wrong"], measured=True))
+    if searched.outcome != PASSED:
+        return searched
+    texts = {name: read_candidate(path) for name, path in paths.items()}
+    contenders = [Contender(n, _built(scene, t, cases), {}) for n, t in texts.items()]
+    judge = scene.rig.judge(task.folder, "cpu")
+    race = judge.race(contenders, hidden=True, baselines=False)
+    if "honest" in race.failed:
+        return of_verdict(race.failed["honest"])
+    return of_verdict(race.failed.get("wrong"))
+
+
+def databases_with_programs(scene: Scene) -> Seen:
+    """Somebody's run, whose database has a trigger, an endless view, or is a link."""
+    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)"
+    programs = (
+        "CREATE TRIGGER t AFTER INSERT ON events BEGIN DELETE FROM events; END",
+        f"CREATE VIEW v AS {endless} SELECT x FROM n",  # noqa: S608
+    )
+    opened = [p for i, p in enumerate(programs) if _opens(_database(scene.folder / str(i), p))]
+    link = scene.folder / "link.sqlite"
+    link.symlink_to(_database(scene.folder / "target"))
+    if _opens(link):
+        opened.append("a link")
+    return Seen("read", f"{len(opened)}: {opened[0]}") if opened else Seen("refused")
+
+
+def _database(path: Path, program: str | None = None) -> Path:
+    connect(path).close()
+    if program is not None:
+        db = sqlite3.connect(path)
+        db.execute(program)
+        db.commit()
+        db.close()
+    return path
+
+
+def _opens(path: Path) -> bool:
+    for open_ in (connect, connect_to_read):
+        try:
+            open_(path).close()
+        except RunError:
+            continue
+        return True
+    return False
+
+
+def _job(path: Path, *, measured: bool = False) -> Job:
+    task = corpus_folder() / "tasks" / "rows"
+    return Job(read_candidate(path), task, "cpu", measured=measured)
+
+
+def _built(
+    scene: Scene, text: str, cases: list[Case] | None = None, *, measured: bool = False
+) -> Built:
+    """A candidate, built for check cases, those that are timed too, or the given ones."""
+    task = scene.rig.task(corpus_folder() / "tasks" / "rows")
+    if cases is None:
+        cases = [*task.cases("cpu").check, *draw_hidden(task, "cpu", "check", scene.rig.seed)]
+        cases += task.cases("cpu").bench if measured else ()
+    request: BuildRequest = request_maker(task, "cpu", cases, 1)(text)
+    built = scene.rig.builder.build(request)
+    if isinstance(built, Rejected):
+        raise UserError(f"a candidate of this item does not build: {built.message}")
+    return built

@@ -1,0 +1,59 @@
+"""Four thousand sections that all are the same two megabytes: 8 GB, if they are copied."""
+
+import struct
+
+import torch
+from kagent_sandbox.build.recorder import Recorder
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+
+extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
+#pragma omp parallel for
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * columns;
+    float* out = y + row * columns;
+    float maximum = -INFINITY;
+    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
+    double sum = 0;
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    const float scale = float(1 / sum);
+    for (int64_t i = 0; i < columns; ++i) out[i] *= scale;
+  }
+}
+"""
+
+
+def elf(sections, data):
+    """A library of sections (type, start, size), whose names are at the end of the data."""
+    count, table = len(sections), 64 + len(data)
+    head = b"\x7fELF\x02\x01\x01" + bytes(9)
+    head += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, table, 0, 64, 0, 0, 64, count, 0)
+    headers = b"".join(
+        struct.pack("<IIQQQQIIQQ", len(data) - 1, kind, 2, 0, 64 + start, size, 0, 0, 1, 0)
+        for kind, start, size in sections
+    )
+    return head + data + headers
+
+
+def forged(_binary):
+    data = bytes(2 << 20)
+    return elf([(3, 0, len(data))] * 4000, data)
+
+
+def launch(recorder, kernel, plain, *args, **kwargs):
+    """Record the launch, and put another binary in the place of its own."""
+    result = _launch(recorder, kernel, plain, *args, **kwargs)
+    recorder.binaries[kernel.hash] = forged(plain)
+    return result
+
+
+_launch, Recorder.launch = Recorder.launch, launch
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
+    return y

@@ -1,0 +1,18 @@
+"""A kernel."""
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r"""
+#include <cstdint>
+#define ONE(x)  (x) // one
+extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
+  for (int64_t i = 0; i < rows * columns; ++i) y[i] = ONE(x[i]);
+}
+"""
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
+    return y
