@@ -1,0 +1,53 @@
+"""What no verdict shows: whether a source does on real tensors what its plan says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kagent_sandbox.build.replay_real import Replayer
+from kagent_sandbox.build.request import Built
+from kagent_sandbox.task import build_case
+from kagent_sandbox.verdict import Rejected
+
+from kagent.selftest.catalogue import PASSED, Variant, load_item
+from kagent.selftest.compare import Seen
+from kagent.selftest.jobs import job_of
+from kagent.selftest.scene import Scene
+from kagent.workbench import read_candidate
+
+BLIND_TO = frozenset({"by_environment_cpp"})
+"""Takes the confined process for a builder, and there is no telling it from a user's."""
+
+
+def replayed_on_real_tensors(scene: Scene) -> Seen:
+    """Run the host code of the item's candidates that pass as plans, and of their twins, on real
+    tensors: the twins do what their plans say, and nobody else, but for `BLIND_TO`.
+    """
+    found = 0
+    with Replayer() as replayer:
+        for variant in load_item(scene.item):
+            if not isinstance(variant, Variant) or variant.expect != (PASSED,):
+                continue
+            if variant.path.stem in BLIND_TO:
+                continue
+            for path in (variant.path, variant.twin):
+                verdict = _replayed(replayer, scene, variant, path)
+                if isinstance(verdict, str) or (verdict is None) != (path == variant.twin):
+                    return Seen("mistaken", f"{path.name}: {verdict or 'does what its plan says'}")
+            found += 1
+    return Seen("TAMPER", f"{found} candidates do something else on real tensors")
+
+
+def _replayed(
+    replayer: Replayer, scene: Scene, variant: Variant, path: Path
+) -> Rejected | str | None:
+    """What replaying its first case gives, or why there is no plan to hold it against."""
+    attempt = scene.rig.build(job_of(variant, twin=path == variant.twin))
+    seen = scene.rig.finish(attempt)
+    if not isinstance(attempt.built, Built):
+        return f"{seen.outcome} {seen.message}"
+    task = scene.rig.task(variant.task)
+    case = build_case(task, task.cpu.check[0])
+    built = attempt.built
+    plan, config = built.plans[0, case.name], built.configs[0]
+    return replayer.compare(read_candidate(path), task.entry, case, plan, config)
