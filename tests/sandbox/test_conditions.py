@@ -15,6 +15,7 @@ from kagent_sandbox.conditions import (
     read_host,
 )
 from kagent_sandbox.launch.nvml import read_gpu, watch_gpu
+from neighbours import busy
 
 SPIN = "print(flush=True)\nwhile True: pass"
 
@@ -63,25 +64,10 @@ def test_the_host_is_read_from_what_the_kernel_tells(tmp_path):
 
 def test_a_busy_neighbour_is_noticed():
     watch = HostWatch()
-    count = len(os.sched_getaffinity(0))
-    # Not under this process: its own and its children's work is nobody's disturbance.
-    starter = f"import os, sys\nif os.fork(): os._exit(0)\nos.setsid()\n{SPIN}"
-    pipes = [
-        subprocess.Popen([sys.executable, "-c", starter.replace("print(", "print(os.getpid(), ")],
-                         stdout=subprocess.PIPE, text=True)
-        for _ in range(count)
-    ]  # fmt: skip
-    neighbours = [int(p.stdout.readline()) for p in pipes]
-    try:
+    with busy(len(os.sched_getaffinity(0))):
         watch.begin()
         time.sleep(1.0)
         notes = watch.notes()
-    finally:
-        for pid in neighbours:
-            os.kill(pid, 9)
-        for pipe in pipes:
-            pipe.wait()
-            pipe.stdout.close()
     assert any("other programs used" in note for note in notes), notes
 
 

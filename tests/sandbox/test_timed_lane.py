@@ -1,6 +1,7 @@
 """A GPU's lane on the CPU: real launchers of native code that tell made-up times."""
 
 import dataclasses
+import os
 import random
 
 import pytest
@@ -13,6 +14,7 @@ from kagent_sandbox.launch.cpu_backend import CpuBackend
 from kagent_sandbox.noise import Noise
 from kagent_sandbox.task import load_task
 from kagent_sandbox.verdict import Passed, Rejected, Status
+from neighbours import busy
 
 SEED = 3
 GIB = 1 << 30
@@ -344,6 +346,12 @@ def test_neighbours_are_noted_in_the_verdict(cpu):
     passed, _, _ = beside(cpu, GOOD, GOOD)
     assert passed.notes == ("other programs used 1.5 cores",)
     assert cpu._watch.began == 1
+
+
+def test_a_real_neighbour_is_noted_in_the_verdict(cpu):
+    with busy(2 * len(os.sched_getaffinity(0))):
+        passed, _, _ = beside(cpu, GOOD, GOOD)
+    assert any("other programs used" in note for note in passed.notes), passed.notes
 
 
 def test_on_a_crowded_machine_a_suspicion_is_tried_once_more(cpu, noise):
