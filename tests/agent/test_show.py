@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import json
 
@@ -67,6 +68,16 @@ def test_every_candidate_can_be_shown(folder, monkeypatch, capsys):
     assert data["proposal"]["source"] == child.proposal.source
     shown = run(monkeypatch, capsys, "show", folder, child.id).out
     assert f"--- #{child.proposal.parents[0]}" in shown
+
+
+def test_what_disturbed_a_measurement_is_shown(folder):
+    store, history = read_history(folder)
+    found = next(c for c in history.lineage if not isinstance(c.verdict, Rejected))
+    noted = dataclasses.replace(found.verdict, notes=("other programs used 1.2 cores",))
+    candidate = dataclasses.replace(found, verdict=noted)
+    assert "disturbed:" not in rendered([candidate_view(store, history.lineage, found)], 80)
+    text = rendered([candidate_view(store, history.lineage, candidate)], 80)
+    assert "disturbed: other programs used 1.2 cores" in text
 
 
 def test_an_unknown_candidate_is_answered_with_the_range(folder, monkeypatch, capsys):
