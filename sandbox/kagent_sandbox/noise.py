@@ -44,6 +44,15 @@ class Noise:
     factor: float = 1.0  # on `timing.systematic`; 1 where the machine is no worse than known ones
     seconds: float = 0.0
 
+    def sd(self, us: float, *, gpu: bool, pairs: int) -> float:
+        """Standard deviation of log(ratio) of kernels of `us`, beside what samples show themselves.
+
+        Few pairs of blocks say little of how pairs vary, one says nothing: what they varied by in
+        the A/A counts as well.
+        """
+        known = timing.systematic(us, gpu=gpu, factor=self.factor)
+        return math.hypot(known, self.pair_sd / math.sqrt(pairs))
+
     @property
     def text(self) -> str:
         """One line for people."""

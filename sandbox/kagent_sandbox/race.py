@@ -236,7 +236,7 @@ class Racer:
         return tuple(comparisons)
 
     def _systematic(self, us: float) -> float:
-        return timing.systematic(us, gpu=self._gpu, factor=self.noise.factor)
+        return self.noise.sd(us, gpu=self._gpu, pairs=ROUNDS[self.kind])
 
     @property
     def _gpu(self) -> bool:

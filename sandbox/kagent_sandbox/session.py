@@ -27,7 +27,7 @@ SAMPLE_LIMIT_S = 30.0
 MEMORY_SHARE = 0.6
 """Most of the device's memory that arenas may take; references and inputs need the rest."""
 LEAST_US = 1e-3
-"""On a CPU a sample is a slope, and one of nothing but noise may be negative."""
+"""On a CPU what asking costs is taken off, which may leave less than nothing of no work at all."""
 _SHARED = ""  # the owner of the launcher of all who have none of their own
 
 

@@ -63,7 +63,7 @@ def median_interval(samples: Sequence[float]) -> Interval:
 def is_noise(samples: Sequence[float]) -> bool:
     """Whether samples are no measurement: not even the order of magnitude of their median is known.
 
-    On a busy host the slope of a short kernel may come out negative as often as not.
+    On a busy host a neighbour may take most of the time of most samples.
     """
     interval = median_interval(samples)
     return interval.low <= 0 or interval.high > NOISE_SPAN * interval.low

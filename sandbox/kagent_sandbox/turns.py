@@ -97,19 +97,17 @@ class Turns:
             name: timing.Duel(tuple(t.blocks["a"]), tuple(t.blocks["b"]))
             for name, t in self.tables.items()
         }
-        noise = {name: self._noise(duel) for name, duel in duels.items()}
+        gpu = self.kind == "gpu"
+        noise = {
+            name: self.noise.sd(statistics.median(d.a[0]), gpu=gpu, pairs=len(d.a))
+            for name, d in duels.items()
+        }
         rng = np.random.default_rng(len(duels))
         combined = timing.combine(duels, rng, noise, resamples=resamples)
         interval = combined.ratio
         return Comparison(
             against, interval.value, interval.low, interval.high, combined.p_faster, combined.cases
         )
-
-    def _noise(self, duel: timing.Duel) -> float:
-        """What no number of samples removes; of a single pair also what pairs differ by."""
-        us = statistics.median(duel.a[0])
-        known = timing.systematic(us, gpu=self.kind == "gpu", factor=self.noise.factor)
-        return known if len(duel.a) > 1 else float(np.hypot(known, self.noise.pair_sd))
 
     @property
     def _alone(self) -> bool:

@@ -46,6 +46,18 @@ def test_one_disturbed_block_is_no_noise():
     assert found.pair_sd < 0.02
 
 
+def test_what_pairs_vary_by_counts_until_there_are_many():
+    restless = judge_noise(
+        blocks(np.random.default_rng(6), 100.0, 0.2), blocks(np.random.default_rng(7), 100.0, 0.2),
+        gpu=False,
+    )  # fmt: skip
+    known = timing.systematic(100.0, gpu=False, factor=restless.factor)
+    sds = [restless.sd(100.0, gpu=False, pairs=n) for n in (1, 4, 16)]
+    assert sds == sorted(sds, reverse=True)
+    assert sds[0] == pytest.approx(np.hypot(known, restless.pair_sd))
+    assert sds[2] > known
+
+
 def test_this_machine_is_asked():
     with CpuBackend() as backend:
         found = measure_noise(backend)

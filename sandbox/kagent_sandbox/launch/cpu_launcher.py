@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,10 +15,11 @@ from dataclasses import dataclass
 
 from kagent_sandbox.channel import ChannelError, ChannelTimeout
 from kagent_sandbox.errors import ConfinementError, MachineError
-from kagent_sandbox.forkserver import Child, Exit, ForkServer, printable
+from kagent_sandbox.forkserver import Child, ForkServer, printable
 from kagent_sandbox.launch import urgency
 from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.launch.cpu_arena import CpuArena
+from kagent_sandbox.launch.cpu_blame import blame
 from kagent_sandbox.patience import bounded
 from kagent_sandbox.plan import Plan, PlanError
 from kagent_sandbox.plan_json import dump_plan
@@ -271,37 +271,6 @@ class CpuLauncher:
         """
         exit_ = (None if hung else self._child.wait(2.0)) or self._child.kill()
         if self._failure is None:
-            self._failure = _blame(exit_, limit_s, hung=hung)
+            self._failure = blame(exit_, limit_s, hung=hung)
             self._after_loss()
         return self._failure
-
-
-def _blame(exit_: Exit, limit_s: float, *, hung: str) -> LaunchFailed:
-    """The verdict on native code; `hung` is what did not return."""
-    if hung:
-        return LaunchFailed(Status.TIMEOUT, f"{hung} did not return within {limit_s:.1f} s")
-    printed = exit_.log_tail.partition("Fatal Python error: ")[0]  # what follows shows our frames
-    tail = "\n".join(printed.strip().splitlines()[:4])
-    message = f"native code {exit_.describe()}"
-    if exit_.signal is not None and exit_.reason is None:
-        message += _HINTS.get(exit_.signal, "")
-    if "Thread creation failed" in exit_.log_tail:
-        message += ": only OpenMP's default number of threads is available, and no others"
-    status = Status.RUNTIME_ERROR
-    if exit_.timed_out:
-        status = Status.TIMEOUT
-    elif exit_.reason is not None and "limit" in exit_.reason:
-        status = Status.RESOURCE_LIMIT
-    # Killed by nobody of ours: by the kernel for want of memory, or by somebody at the keyboard.
-    stray = exit_.signal == signal.SIGKILL and exit_.reason in (None, "loss of its supervisor")
-    text = f"{message}\n{tail}" if tail else message
-    return LaunchFailed(status, text, blame="unclear" if stray else "kernel")
-
-
-_HINTS = {
-    4: ": an instruction that this CPU lacks",
-    6: ": abort, a failed assertion or an exception that left the kernel",
-    8: ": an integer division by zero",
-    11: ": an address outside of all buffers, or the stack overflowed",
-    24: ": the limit of CPU time",
-}
