@@ -187,9 +187,9 @@ class Rig:
         return self._builder.build(
             dataclasses.replace(
                 request,
-                wall_limit_s=share * request.wall_limit_s,
-                compile_limit_s=share * request.compile_limit_s,
-                host_limit_s=share * request.host_limit_s,
+                wall_limit_s=math.ceil(share * request.wall_limit_s),
+                compile_limit_s=math.ceil(share * request.compile_limit_s),
+                host_limit_s=math.ceil(share * request.host_limit_s),
             )
         )
 
