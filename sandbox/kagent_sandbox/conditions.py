@@ -20,7 +20,7 @@ from kagent_sandbox import process_tree
 R = TypeVar("R")
 BUSY_CORES = 0.3
 """Others' use of the processors, and what a hypervisor took, from which on it is worth a word."""
-CROWDED_SHARE = 0.5  # of a device, used by others: nobody is accused of what times say then
+CROWDED_SHARE = 0.15  # of a device, used by others: what times say then is tried once more
 WAITED_SHARE = 0.1  # of the time: that long a thread of ours was ready and had no core
 CLOCK_CHANGE = 0.05
 LEAST_S = 0.1  # the host counts in hundredths of a second

@@ -72,12 +72,12 @@ def test_a_busy_neighbour_is_noticed():
 
 
 def test_a_machine_that_others_use_most_of_is_crowded():
-    readings = iter([host(0.0), host(1.0, busy_s=1.9, own_s=0.5), host(2.0, busy_s=2.9, own_s=1.5)])
+    readings = iter([host(0.0), host(1.0, busy_s=1.9, own_s=0.5), host(2.0, busy_s=2.1, own_s=1.7)])
     watch = HostWatch(lambda: next(readings), cores=2)
     assert not watch.crowded()
     watch.begin()
     assert watch.crowded()  # 1.4 of 2 cores
-    assert not watch.crowded()  # over two seconds 0.7
+    assert not watch.crowded()  # over two seconds 0.2
     nvml = Planted(users={1: 40, 2: 60})
     gpu = GpuWatch(lambda: read_gpu(nvml, {1}))
     gpu.begin()
