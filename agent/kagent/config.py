@@ -203,7 +203,7 @@ def load_config(**flags: object) -> Config:
         text = _fault(e)
     except SettingsError as e:
         text = f"{e}: expected JSON"
-    except ValueError as e:  # TOML that cannot be read
+    except (ValueError, RecursionError) as e:  # TOML that cannot be read
         text = f"kagent.toml or pyproject.toml: {e}"
     raise UserError(text)  # out of the handlers: what was caught may hold a key
 

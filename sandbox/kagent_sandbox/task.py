@@ -245,7 +245,7 @@ def load_task(folder: Path) -> Task:
         data = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise TaskError(f"{folder}: no task.toml there; see docs/tasks.md") from None
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise TaskError(f"{path}: {e}") from None
     if not (folder / "reference.py").is_file():
         raise TaskError(f"{folder}: no reference.py there; see docs/tasks.md")
