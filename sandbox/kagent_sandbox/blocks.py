@@ -155,8 +155,9 @@ class Table:
         self.session.samples(seats, 1, self.case.name)
         self._verify(seats, draw)
 
-    def check(self, side: str, case: Case) -> None:
+    def check(self, side: str, case: Case, slack: float) -> None:
         """One run of the timed plan on inputs of another distribution; `case` has the same shapes.
+        Results may err by `slack` times what the task allows.
 
         Raises:
             Disqualified: The contender failed, or its results are wrong.
@@ -170,7 +171,7 @@ class Table:
         self.session.run(seat, self.case.name)
         with self.session.clock.part("compare"), self.session.quiet():
             self.checker.refuse_tampering(seat, self.case, Stage.MEASURE)
-            self.checker.compare(seat.outputs(), draw, Stage.MEASURE)
+            self.checker.compare(seat.outputs(), draw, Stage.MEASURE, slack=slack)
 
     def wall_us(self, side: str, count: int) -> float:
         """µs per execution by the judge's own clock, on the side's last inputs if they are there

@@ -147,8 +147,9 @@ class Checker:
         stage: Stage,
         *,
         typical: bool = False,
+        slack: float = 1.0,
     ) -> list[CaseError]:
-        """Errors of all results of one run.
+        """Errors of all results of one run; each may be `slack` times what the task allows.
 
         Raises:
             Disqualified: One is not within its tolerance.
@@ -161,7 +162,7 @@ class Checker:
         ):
             found = compare.measure_errors(out, ref, result.row_dims)
             error = compare.case_error(draw.case.name, result, found, yardstick, out.dtype)
-            if not error.share_of_tolerance <= 1:
+            if not error.share_of_tolerance <= slack:
                 limit = compare.allowed(yardstick, result, out.dtype)
                 text = compare.describe(error, limit, compare.find_worst(out, ref))
                 raise _out(Status.INCORRECT_NUMERICAL, text, draw.case, stage)

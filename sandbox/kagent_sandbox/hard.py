@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 LEAST_CHECKS = 3
 """Of one candidate over all of its timed cases: each is one run, and one reference."""
+SLACK = 8.0
+"""Over what the task allows, which was calibrated on the check cases: a chunked kernel that passes
+all of those errs twice as much as allowed on 8192 classes with shifted inputs. What is left out is
+off by orders of magnitude; lower precision shows on ordinary inputs, where nothing is granted."""
 
 
 def hard_cases(case: Case, check_cases: Sequence[Case]) -> list[Case]:
@@ -56,7 +60,7 @@ def refuse_what_only_looks_right(
     ]
     for table, hard in checks:
         try:
-            table.check(side, hard)
+            table.check(side, hard, SLACK)
         except Disqualified as e:
             text = f"on {hard.inputs} inputs of scale {hard.scale:g}: {e.verdict.message}"
             verdict = replace(e.verdict, message=text, case=table.case.name)

@@ -61,14 +61,8 @@ def refuse_kept_results(table: Table, side: str, kind: Kind) -> None:
     # On a busy host it is waking threads that took so long, on known inputs as on new ones.
     if fresh_us - known_us > (figures.FRESH_RATIO - 1) * us + slack_us:
         raise _kept(fresh_us, us, table)
-    # Or it works when it is woken: without being asked, or because it was stopped.
-    more_us = (figures.FRESH_RATIO - 1) * us + slack_us
-    if kind == "cpu" and (idle_us > more_us * runs or known_us > max(0.0, calm_us) + more_us):
-        text = (
-            f"{us:.1f} µs a sample, but {known_us:.1f} µs each after the process was stopped, "
-            f"and {idle_us:.1f} µs to do nothing then: the work is done before it is asked for"
-        )
-        raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, table.case.name))
+    if kind == "cpu":
+        _refuse_work_when_woken(table, us, runs, known_us, idle_us, calm_us)
     if kind == "cpu" and long_us > figures.FRESH_RATIO * us + slack_us:
         text = (
             f"{us:.1f} µs a sample, but {long_us:.1f} µs each from when the inputs were there to "
@@ -86,14 +80,38 @@ def refuse_if_noise_is_its_own(table: Table, side: str, kind: Kind) -> None:
     Raises:
         Disqualified: New inputs take longer.
     """
-    fresh_us = known_us = math.inf
+    fresh_us = known_us = idle_us = calm_us = math.inf
     for _ in range(TRIES):
         us, runs = table.fresh_us(side)
         fresh_us = min(fresh_us, us)
         known_us = min(known_us, table.known_us(side))
+        if kind == "cpu":
+            idle_us = min(idle_us, table.idle_us(side))
+            calm_us = min(calm_us, table.calm_us(side))
     known_us = max(0.0, known_us)
     if fresh_us > figures.FRESH_RATIO * known_us + figures.FRESH_SLACK_US[kind] / runs:
         raise _kept(fresh_us, known_us, table)
+    if kind == "cpu":
+        _refuse_work_when_woken(table, max(0.0, calm_us), runs, known_us, idle_us, calm_us)
+
+
+def _refuse_work_when_woken(
+    table: Table, us: float, runs: int, known_us: float, idle_us: float, calm_us: float
+) -> None:
+    """Native code may work when it is woken, asked or not, and then be fast until it is stopped
+    again: it need only notice that time has passed. Left alone for as long, it works for nothing.
+
+    Raises:
+        Disqualified: It takes longer after a stop than after a pause, or to do nothing at all.
+    """
+    more_us = (figures.FRESH_RATIO - 1) * us + figures.FRESH_SLACK_US["cpu"] / runs
+    if idle_us <= more_us * runs and known_us <= max(0.0, calm_us) + more_us:
+        return
+    text = (
+        f"{max(0.0, calm_us):.1f} µs after a pause, but {known_us:.1f} µs after the process was "
+        f"stopped, and {idle_us:.1f} µs to do nothing then: the work is done before it is asked for"
+    )
+    raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, table.case.name))
 
 
 def _kept(fresh_us: float, us: float, table: Table) -> Disqualified:

@@ -184,7 +184,8 @@ def forbid_new_threads() -> None:
     program.when("prctl", _argument_not_in(0, (1,)))  # PR_SET_PDEATHSIG
     # SIGCONT also says that there are new inputs, before anything is asked: nobody handles it.
     program.when("rt_sigaction", _argument_not_in(0, (18,)))
-    for name in ("rt_sigtimedwait", "rt_sigsuspend", "pause", "signalfd4"):
+    tells = ("rt_sigtimedwait", "rt_sigsuspend", "pause", "signalfd4")
+    for name in (*tells, "epoll_wait", "epoll_pwait", "epoll_pwait2"):  # which it interrupts
         program.when(name, _returns(_ERRNO | errno.EPERM))
     # The arena is shared with whoever is timed next: its pages stay there, and where they are.
     program.when("madvise", _argument_not_in(2, _TAKES_PAGES))
