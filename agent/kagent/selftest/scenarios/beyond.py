@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
+import unicodedata
 from pathlib import Path
 
 from kagent_sandbox.build.identity import tree_hash
@@ -11,8 +13,12 @@ from kagent_sandbox.errors import RunError, UserError
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.task import Case, draw_hidden
 from kagent_sandbox.verdict import Rejected
+from rich.panel import Panel
+from rich.text import Text
 
+from kagent.cli.terminal import Terminal
 from kagent.disk import connect, connect_to_read
+from kagent.model.stated import hypothesis
 from kagent.selftest.catalogue import PASSED, corpus_folder
 from kagent.selftest.compare import Seen, of_verdict
 from kagent.selftest.jobs import Job
@@ -90,6 +96,18 @@ def databases_with_programs(scene: Scene) -> Seen:
     if _opens(link):
         opened.append("a link")
     return Seen("read", f"{len(opened)}: {opened[0]}") if opened else Seen("refused")
+
+
+def texts_that_steer(_scene: Scene) -> Seen:
+    """Names and hypotheses with control codes, as a terminal and the next prompt get them."""
+    evil = "a\x1b[2J\x1b]8;;http://x\x1b\\b\x9b31m \u202egnp\u200b\x07"
+    shown = io.StringIO()
+    console = Terminal(file=shown, force_terminal=True, color_system=None, width=80)
+    console.print(Text(evil), Panel(evil, title=Text(evil)))
+    for what, text in (("terminal", shown.getvalue()), ("prompt", hypothesis([evil]))):
+        if odd := [c for c in text if c != "\n" and unicodedata.category(c)[0] == "C"]:
+            return Seen("steered", f"U+{ord(odd[0]):04X} reaches the {what}")
+    return Seen("text")
 
 
 def _database(path: Path, program: str | None = None) -> Path:
