@@ -58,7 +58,8 @@ def _paragraph(lines: Sequence[str], start: int, *, skip: bool) -> Iterator[str]
 
 
 def _one_line(parts: Iterable[str]) -> str:
-    text = printable(" ".join(" ".join(parts).split()))  # it goes into other prompts, too
+    words = " ".join(" ".join(parts).split())
+    text = " ".join(printable(words).split())  # it is shown, and goes into other prompts, too
     return text if len(text) <= MOST_HYPOTHESIS else f"{text[: MOST_HYPOTHESIS - 2]} …"
 
 
