@@ -142,7 +142,9 @@ def test_a_baseline_of_a_gpu_is_tried_once_more_and_then_left_out(task):
             assert opened.samples("compile", 3) == [1.0] * 3
     with rivals.open(first, None) as opened:
         assert "eager" not in opened.names
-        assert opened.missing["eager"].startswith("failed twice beside candidates: CUDA_ERROR_ILLEGAL")
+        assert opened.missing["eager"].startswith(
+            "failed twice beside candidates: CUDA_ERROR_ILLEGAL"
+        )
         assert opened.samples("compile", 3) == [1.0] * 3
     with rivals.open(second, None) as opened:
         assert "eager" in opened.names  # in another case it may well work
