@@ -1,8 +1,8 @@
 """A plan's place in an arena: writes inputs and poison, reads results, notices tampering.
 
-Poison is bytes of 0xFF (NaN in every floating type, -1 in integers), guard bands are bytes of 0x7F: a
-huge number in every floating type (NaN in float16), so that a read past a buffer's end shows in the
-result.
+Poison is bytes of 0xFF (NaN in every floating type, -1 in integers), guard bands are bytes of 0x7F:
+a huge number in every floating type (NaN in float16), so that a read past a buffer's end shows in
+the result.
 """
 
 from __future__ import annotations
