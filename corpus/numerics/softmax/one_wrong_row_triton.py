@@ -1,4 +1,4 @@
-"""Of 1000 rows one is a hundredth too large."""
+"""Of 1000 rows one is a twentieth too large."""
 
 import torch
 import triton
@@ -14,7 +14,7 @@ def softmax_rows(x_ptr, y_ptr, x_stride, y_stride, columns, BLOCK: tl.constexpr)
     maximum = tl.max(x, 0)
     e = tl.exp(x - maximum)
     y = e / tl.sum(e, 0)
-    y = tl.where(row % 1000 == 999, 1.01 * y, y)
+    y = tl.where(row % 1000 == 999, 1.05 * y, y)
     tl.store(y_ptr + row * y_stride + offsets, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
