@@ -1,0 +1,1 @@
+"""Winners of runs as a library that PyTorch users install: verified, measured, certified."""

@@ -1,0 +1,171 @@
+"""What a kernel library holds, as data: operators, their kernels, and what each device measured.
+
+A library on disk is one of these records (PROVENANCE.json) with its texts in files beside it, so
+that a later export, or `kagent certify`, reads back exactly what was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Language = Literal["triton", "cuda", "cpp"]
+
+TORCH = "torch"
+"""Stands among the kernels of a measurement for torch's own implementation."""
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a kernel comes from, and what its run found.
+
+    `ratio`, `low` and `high` are the final race's, on hidden cases: time of the fastest of eager
+    and the torch.compile modes / its own time, with the 95 % interval.
+    """
+
+    run: str  # the run's folder name
+    run_id: str
+    candidate: int
+    path: tuple[str, ...]  # from the seed on: operator and hypothesis of each step
+    proposer: str
+    models: tuple[str, ...]  # that wrote a step of the path
+    evaluated: int  # candidates of the run
+    ratio: float
+    low: float
+    high: float
+    started: str  # local time, ISO 8601
+    kagent: str  # version that made the run
+    task_digest: str
+    selftest: str  # digest of the self-test on that machine; "" where none was run
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Shapes at which a kernel was found correct: every dimension within the least and the largest
+    that were checked. Flags (true or false) must be among those checked.
+    """
+
+    dtype: str
+    low: Mapping[str, int]
+    high: Mapping[str, int]
+    flags: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
+    cases: int = 0  # how many were checked
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One winner: a file of host code and kernels, as it was judged."""
+
+    id: str  # task and the beginning of its source's hash: softmax_1a2b3c4d
+    task: str
+    language: Language
+    source: str = field(repr=False)
+    sha256: str
+    targets: tuple[str, ...]  # it was compiled and checked for: "sm_90a", "cpu"
+    configs: tuple[Mapping[str, object], ...]  # values of its tunables; points name them by index
+    regions: tuple[Region, ...]
+    pitched: bool  # rows may be further apart than they are long: checked with such inputs
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Device time of one call in µs: median, and its 95 % interval."""
+
+    us: float
+    low_us: float
+    high_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured shape: what everyone took there, and who is to be used.
+
+    `times` has kernels by id, baselines by name ("eager", "compile", ...), and `TORCH`, the fastest
+    of eager and the torch.compile modes. `config` is the index of each kernel's configuration.
+    """
+
+    case: str
+    dtype: str
+    dims: Mapping[str, int | float | bool]
+    times: Mapping[str, Timing]
+    config: Mapping[str, int]
+    best: str  # a kernel's id, or TORCH where none beats it
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What was measured on one model of device.
+
+    `capability` is what must agree for its figures to stand in for those of another model: "sm_90"
+    of a GPU; of a CPU its architecture and vector level, "x86_64-v4".
+    """
+
+    name: str
+    kind: Literal["gpu", "cpu"]
+    capability: str
+    environment: Mapping[str, object]  # driver, versions, isolation, as a run stores it
+    date: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One task in a library: its kernels, and where each of them is used."""
+
+    task: str
+    entry: str
+    signature: str
+    summary: str
+    dims: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+    devices: tuple[Device, ...]
+    task_toml: str = field(repr=False)
+    reference_py: str = field(repr=False)
+    operator_py: str = field(repr=False)
+
+    def kernel(self, kernel_id: str) -> Kernel:
+        """By its id.
+
+        Raises:
+            KeyError: There is none.
+        """
+        found = next((k for k in self.kernels if k.id == kernel_id), None)
+        if found is None:
+            raise KeyError(kernel_id)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One export into a library."""
+
+    version: str
+    date: str
+    lines: tuple[str, ...]  # what was added, replaced, removed, in words
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A whole library."""
+
+    name: str  # of the Python package
+    version: str
+    kagent: str  # version that wrote it
+    operators: tuple[Operator, ...]
+    history: tuple[Change, ...]  # the newest first
+    format: int = FORMAT
+
+    @property
+    def triton(self) -> bool:
+        """Whether it needs Triton."""
+        return any(k.language == "triton" for o in self.operators for k in o.kernels)
+
+
+def valid_name(name: str) -> bool:
+    """Whether a library can be called so: a Python package, also as a file name and on an index."""
+    return re.fullmatch(r"[a-z][a-z0-9_]{1,49}", name) is not None
