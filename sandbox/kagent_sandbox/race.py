@@ -97,7 +97,7 @@ class Racer:
         choice = dict(contender.choice)
         for case in cases:
             if case.name not in choice and known:
-                nearest = min(known, key=lambda k, c=case: _distance(k, c))  # type: ignore[misc]
+                nearest = min(known, key=lambda k, c=case: distance(k, c))  # type: ignore[misc]
                 choice[case.name] = contender.choice[nearest.name]
         return replace(contender, choice=choice)
 
@@ -265,7 +265,7 @@ def _order(names: Sequence[str], turn: int) -> list[str]:
     return rotated[::-1] if turn % 2 else rotated
 
 
-def _distance(known: Case, case: Case) -> float:
+def distance(known: Case, case: Case) -> float:
     """How unlike two cases are: another dtype outweighs everything, then sizes by their ratio."""
     total = 100.0 if known.dtype != case.dtype else 0.0
     for name, value in case.dims.items():

@@ -45,14 +45,18 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Shapes at which a kernel was found correct: every dimension within the least and the largest
-    that were checked. Flags (true or false) must be among those checked.
+    """Shapes at which a kernel was found correct.
+
+    A dimension of many checked sizes lies between the least and the largest of them; one of few (a
+    head dimension), and a flag, must be among those checked. The product of the dimensions between
+    bounds is at most `volume`, the largest that was checked: indices overflow beyond some size.
     """
 
     dtype: str
     low: Mapping[str, int]
     high: Mapping[str, int]
-    flags: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
+    flags: Mapping[str, tuple[int | bool, ...]] = field(default_factory=dict)
+    volume: int = 0
     cases: int = 0  # how many were checked
 
 

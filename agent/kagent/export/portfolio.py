@@ -1,0 +1,73 @@
+"""The table that an operator's dispatch reads: which kernel is used where, on which device."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from kagent.export.contents import FORMAT, TORCH, Device, Kernel, Operator, Point, Region
+
+
+def portfolio_json(operator: Operator) -> str:
+    """portfolio/TASK.json of a library."""
+    table = {
+        "format": FORMAT,
+        "task": operator.task,
+        "entry": operator.entry,
+        "dims": list(operator.dims),
+        "kernels": {k.id: _kernel(k, operator) for k in operator.kernels},
+        "devices": {d.name: _device(d) for d in operator.devices},
+    }
+    return json.dumps(table, indent=1, allow_nan=False) + "\n"
+
+
+def _kernel(kernel: Kernel, operator: Operator) -> dict[str, object]:
+    used = [d for d in operator.devices if any(kernel.id in p.times for p in d.points)]
+    return {
+        "language": kernel.language,
+        "capabilities": sorted({d.capability for d in used}),
+        "pitched": kernel.pitched,
+        "configs": [dict(c) for c in kernel.configs],
+        "regions": [_region(r) for r in kernel.regions],
+    }
+
+
+def _region(region: Region) -> dict[str, object]:
+    return {
+        "dtype": region.dtype,
+        "low": dict(region.low),
+        "high": dict(region.high),
+        "flags": {n: list(v) for n, v in region.flags.items()},
+        "volume": region.volume,
+    }
+
+
+def _device(device: Device) -> dict[str, object]:
+    return {
+        "kind": device.kind,
+        "capability": device.capability,
+        "points": [_point(p) for p in device.points],
+    }
+
+
+def _point(point: Point) -> dict[str, object]:
+    able = [n for n in point.times if n == TORCH or n in point.config]
+    return {
+        "dtype": point.dtype,
+        "dims": dict(point.dims),
+        "best": point.best,
+        "config": {n: point.config[n] for n in able if n in point.config},
+        "us": {n: round(point.times[n].us, 3) for n in able},
+    }
+
+
+def gain(point: Point) -> float | None:
+    """Time of torch / time of whoever is used there: 1 where torch itself is."""
+    torch = point.times.get(TORCH)
+    return None if torch is None else torch.us / point.times[point.best].us
+
+
+def mean_gain(device: Device) -> float | None:
+    """Geometric mean of `gain` over a device's points."""
+    found = [g for g in map(gain, device.points) if g is not None]
+    return math.exp(sum(map(math.log, found)) / len(found)) if found else None

@@ -1,0 +1,60 @@
+"""Where a kernel was found correct: the checked cases of each dtype, as bounds.
+
+A case shows that one shape works. Between two checked sizes of a dimension lie sizes that were not
+checked; the check cases are chosen odd, prime and extreme so that what holds for them holds between
+them. That is not so for a dimension of which a task has two or three sizes: a kernel for heads of
+64 and of 128 elements may not know 96.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from kagent_sandbox.task import Case
+
+from kagent.export.contents import Region
+
+FEW = 3
+"""Distinct sizes up to which a dimension must be one of those that were checked."""
+
+
+def regions_of(cases: Iterable[Case]) -> tuple[Region, ...]:
+    """One region per dtype, in the order of their names."""
+    by_dtype: dict[str, list[Mapping[str, int | float | bool]]] = defaultdict(list)
+    for case in cases:
+        by_dtype[case.dtype].append(case.dims)
+    sizes: dict[str, set[int | float | bool]] = defaultdict(set)
+    for dims in (d for found in by_dtype.values() for d in found):
+        for name, value in dims.items():
+            sizes[name].add(value)
+    ranged = [n for n, values in sizes.items() if _is_range(values)]
+    return tuple(_region(d, by_dtype[d], ranged) for d in sorted(by_dtype))
+
+
+def _is_range(values: set[int | float | bool]) -> bool:
+    whole = all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in values)
+    return whole and len(values) > FEW
+
+
+def _region(dtype: str, cases: list[Mapping[str, int | float | bool]], ranged: list[str]) -> Region:
+    low = {n: min(int(c[n]) for c in cases) for n in ranged}
+    high = {n: max(int(c[n]) for c in cases) for n in ranged}
+    others = [n for n in cases[0] if n not in ranged]
+    flags = {n: tuple(sorted({_plain(c[n]) for c in cases})) for n in others}
+    volume = max(math.prod(int(c[n]) for n in ranged) for c in cases)
+    return Region(dtype, low, high, flags, volume, len(cases))
+
+
+def _plain(value: float | bool) -> int | bool:
+    return value if isinstance(value, bool) else int(value)
+
+
+def covers(region: Region, dtype: str, dims: Mapping[str, int | float | bool]) -> bool:
+    """Whether a call lies where the kernel was checked."""
+    if dtype != region.dtype or set(dims) != {*region.low, *region.flags}:
+        return False
+    within = all(low <= dims[n] <= region.high[n] for n, low in region.low.items())
+    among = all(dims[n] in values for n, values in region.flags.items())
+    return within and among and math.prod(int(dims[n]) for n in region.low) <= region.volume

@@ -1,0 +1,144 @@
+"""Which candidates are to be exported, from runs on disk; refused where their figures do not hold.
+
+What can be known without a machine is decided here: whether a run is finished, by which judge, on
+which task, and whether its winner beat torch at all.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.race_result import BEST_OF_TORCH
+from kagent_sandbox.task import Task
+from kagent_sandbox.verdict import Comparison, Passed, Rejected
+
+from kagent.asktell.opening import task_of_run
+from kagent.export.contents import Language, Origin
+from kagent.lineage import Candidate, kernel_id, language_of_source
+from kagent.runs import Manifest, find_run
+from kagent.show import read_history
+from kagent.show_candidate import find_candidate
+from kagent.store import History
+
+_DIGITS = 8  # of a source's hash, in a kernel's id
+
+
+@dataclass(frozen=True)
+class Winner:
+    """A candidate that is to be exported, and its run."""
+
+    id: str  # of the kernel in a library: softmax_1a2b3c4d
+    folder: Path
+    manifest: Manifest
+    history: History
+    candidate: Candidate
+    task: Task
+    versus_torch: Comparison  # the final race's
+
+    @property
+    def source(self) -> str:
+        """Its file, as it was judged."""
+        return self.candidate.proposal.source
+
+    @property
+    def language(self) -> Language:
+        """What its kernels are written in."""
+        return language_of_source(self.source)
+
+    @property
+    def configs(self) -> int:
+        """Configurations of its tunables that it was built with."""
+        return self.candidate.proposal.configs or self.manifest.configs
+
+    @property
+    def choice(self) -> dict[str, int]:
+        """The configuration that was the fastest, by visible benchmark case."""
+        verdict = self.candidate.verdict
+        assert isinstance(verdict, Passed)
+        return {t.case: t.config for t in verdict.timings}
+
+    @property
+    def origin(self) -> Origin:
+        """What a library says of it."""
+        lineage, found = self.history.lineage, self.versus_torch
+        path = lineage.path(self.candidate.id)
+        authors = [c.proposal.origin.model for c in path if c.proposal.origin is not None]
+        tested = self.manifest.environment.get("selftest")
+        return Origin(
+            run=self.folder.name,
+            run_id=self.manifest.id,
+            candidate=self.candidate.id,
+            path=tuple(f"{c.proposal.operator}: {c.proposal.hypothesis}".strip() for c in path),
+            proposer=self.manifest.proposer,
+            models=tuple(dict.fromkeys(authors)),
+            evaluated=lineage.counted,
+            ratio=found.ratio,
+            low=found.low,
+            high=found.high,
+            started=self.manifest.started,
+            kagent=self.manifest.version,
+            task_digest=self.manifest.task_digest,
+            selftest=str(tested["digest"]) if isinstance(tested, dict) else "",
+        )
+
+
+def find_winner(runs: Path, name: str, *, allow_slower: bool = False) -> Winner:
+    """The winner of a run, or with RUN:ID another of its candidates that took part in its race.
+
+    Raises:
+        RunError: There is no such run, or its task was changed since.
+        UserError: It must not be exported; the text says why.
+    """
+    run, _, number = name.partition(":")
+    if number and not number.isdigit():
+        raise UserError(f"{name}: write RUN or RUN:ID, ID being a candidate's number")
+    folder = find_run(runs, run)
+    store, history = read_history(folder)
+    manifest = store.manifest
+    task = task_of_run(folder, manifest)
+    _same_judge(folder, manifest)
+    final = history.race
+    if final is None:
+        raise UserError(
+            f"{folder}: it has not been raced on hidden cases, so nothing in it is verified: "
+            f"finish it with kagent evolve {manifest.task} --resume {folder.name} (kagent judge "
+            f"{folder.name} --race, if it is answered from outside)"
+        )
+    if not number and final.winner is None:
+        raise UserError(f"{folder}: no candidate came through its final race")
+    chosen = find_candidate(history.lineage, int(number) if number else final.winner or 0)
+    verdict = chosen.verdict
+    if isinstance(verdict, Rejected):
+        raise UserError(f"{folder}: #{chosen.id} was rejected ({verdict.status})")
+    raced = final.race.overall.get(str(chosen.id))
+    if raced is None:
+        took = ", ".join(f"#{i}" for i in final.finalists)
+        why = final.race.failed.get(str(chosen.id))
+        what = f"failed in it ({why.status})" if why else f"took no part in it ({took} did)"
+        raise UserError(f"{folder}: #{chosen.id} is not verified by the final race: it {what}")
+    versus = next((c for c in raced if c.against == BEST_OF_TORCH), None)
+    if versus is None:
+        raise UserError(
+            f"{folder}: the race of #{chosen.id} has no baseline of torch to compare with"
+        )
+    if versus.ratio <= 1 and not allow_slower:
+        raise UserError(
+            f"{folder}: #{chosen.id} loses to torch, {versus.ratio:.3f}x "
+            f"({versus.low:.3f}-{versus.high:.3f}) on hidden cases: --allow-slower exports it all "
+            "the same"
+        )
+    key = f"{task.name}_{kernel_id(chosen.proposal.source)[:_DIGITS]}"
+    return Winner(key, folder, manifest, history, chosen, task, versus)
+
+
+def _same_judge(folder: Path, manifest: Manifest) -> None:
+    now = importlib.metadata.version("kagent")
+    if manifest.version != now:
+        raise UserError(
+            f"{folder}: judged by kagent {manifest.version}, and this is {now}: its verdicts may "
+            f"not be today's. Run the task again; --proposer replay:{folder.name} takes the same "
+            "proposals"
+        )
