@@ -1,8 +1,23 @@
-"""What all tests share: the `gpu` marker skips itself where there is no GPU."""
+"""What all tests share: the `gpu` marker skips itself where there is no GPU; turns among workers."""
 
 import functools
+import signal
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+pytest_plugins = ["turns"]
+
+
+def pytest_configure():
+    """Ctrl-C works in what tests start, also where a shell began the tests in the background.
+
+    There the signal is ignored, which every process below inherits.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @functools.cache
