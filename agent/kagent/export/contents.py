@@ -61,6 +61,22 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class Compiled:
+    """A CUDA or C++ source that a kernel's host code compiles, as observed on real tensors.
+
+    `key` is the name of its binary for one target: cubins/KEY.cubin.
+    """
+
+    key: str
+    target: str
+    language: Language
+    name: str  # of the kernel, an instance of a template included
+    text: str = field(repr=False)
+    options: tuple[str, ...]
+    defines: tuple[tuple[str, int | float | str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """One winner: a file of host code and kernels, as it was judged."""
 
@@ -74,6 +90,7 @@ class Kernel:
     regions: tuple[Region, ...]
     pitched: bool  # rows may be further apart than they are long: checked with such inputs
     origin: Origin
+    compiled: tuple[Compiled, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kagent.export.contents import TORCH, Change, Device, Kernel, Library, Operator, Point
+from kagent.export.contents import Change, Device, Kernel, Library, Operator, Point
 
 
 def merge_operator(old: Operator | None, new: Operator) -> tuple[Operator, list[str]]:
@@ -61,8 +61,8 @@ def _where(operator: Operator, kernel: Kernel) -> str:
 
 def merge_library(
     old: Library | None, name: str, kagent: str, operators: Sequence[tuple[Operator, list[str]]]
-) -> Library | None:
-    """The library with some operators replaced or added; None if nothing changes.
+) -> Library:
+    """The library with some operators replaced or added.
 
     The version is 1.0.0 at first. A new operator or kernel raises its second number, new
     measurements alone its third.
@@ -92,8 +92,3 @@ def merge_library(
 def _next(version: str, *, minor: bool) -> str:
     first, second, third = (int(n) for n in version.split("."))
     return f"{first}.{second + 1}.0" if minor else f"{first}.{second}.{third + 1}"
-
-
-def is_used(operator: Operator) -> bool:
-    """Whether any device uses any kernel of it: else torch is as good everywhere."""
-    return any(p.best != TORCH for d in operator.devices for p in d.points)

@@ -12,7 +12,7 @@ from typing import Any
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.records import RecordError, from_json
 
-from kagent.export.contents import FORMAT, Kernel, Library, Operator
+from kagent.export.contents import FORMAT, Compiled, Kernel, Library, Operator
 from kagent.export.shipping import as_judged
 
 PROVENANCE = "PROVENANCE.json"
@@ -94,7 +94,11 @@ def _with_texts(folder: Path, name: str, operator: Operator) -> Operator:
 
 def _with_source(package: Path, kernel: Kernel) -> Kernel:
     text = (package / "kernels" / f"{kernel.id}.py").read_text(encoding="utf-8")
-    return replace(kernel, source=as_judged(text))
+    if kernel.language != "cpp":
+        return replace(kernel, source=as_judged(text))
+    sources = (package / "kernels" / f"{kernel.id}.sources.json").read_text(encoding="utf-8")
+    compiled = tuple(from_json(Compiled, c) for c in json.loads(sources)["sources"])
+    return replace(kernel, source=as_judged(text), compiled=compiled)
 
 
 def without_texts(data: dict[str, Any]) -> dict[str, Any]:
@@ -103,4 +107,6 @@ def without_texts(data: dict[str, Any]) -> dict[str, Any]:
         operator["task_toml"] = operator["reference_py"] = operator["operator_py"] = ""
         for kernel in operator["kernels"]:
             kernel["source"] = ""
+            for compiled in kernel["compiled"]:
+                compiled["text"] = ""
     return data
