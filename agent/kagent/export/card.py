@@ -1,0 +1,165 @@
+"""CARD.md: what a library holds, how fast it is, how that was checked, where it comes from.
+
+Only figures of the library's record are in it; a ratio of two times is bounded by the ends of
+their intervals, since the record keeps no samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kagent.export.contents import TORCH, Device, Kernel, Library, Point, Region, Timing
+from kagent.export.rendering import figure, listed, render, words
+
+_BASELINES_OF_TORCH = ("eager", "compile")  # and modes of torch.compile, which begin like it
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured shape, in words."""
+
+    case: str
+    taken: str  # the kernel that is used there, or torch
+    kernel_us: str
+    torch_us: str
+    ratio: str
+    loses: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One operator on one device."""
+
+    device: Device
+    rows: tuple[Row, ...]
+    loses: str
+    environment: tuple[tuple[str, str], ...]
+
+
+def card(library: Library) -> str:
+    """The text of CARD.md."""
+    return render(
+        "card.md.j2",
+        library=library,
+        languages=_languages(library),
+        devices=_devices(library),
+        operators=[
+            {
+                "operator": o,
+                "tables": [_table(d) for d in o.devices],
+                "regions": [_region(k, r) for k in o.kernels for r in k.regions],
+                "steps": {k.id: [words(s) for s in k.origin.path] for k in o.kernels},
+            }
+            for o in library.operators
+        ],
+        models=sorted({m for o in library.operators for k in o.kernels for m in k.origin.models}),
+        figure=figure,
+        race=_race,
+    )
+
+
+def _languages(library: Library) -> str:
+    known = {"triton": "Triton", "cuda": "CUDA", "cpp": "C++"}
+    found = {k.language for o in library.operators for k in o.kernels}
+    return listed([text for key, text in known.items() if key in found])
+
+
+def _devices(library: Library) -> list[str]:
+    return list(dict.fromkeys(d.name for o in library.operators for d in o.devices))
+
+
+def _race(kernel: Kernel) -> str:
+    o = kernel.origin
+    return f"{o.ratio:.3f}× (95 %: {o.low:.3f}–{o.high:.3f})"
+
+
+def _table(device: Device) -> Table:
+    rows = tuple(_row(p) for p in device.points)
+    lost = [r.case for r in rows if r.loses]
+    if not lost:
+        loses = f"Torch is faster on none of the {len(rows)} measured shapes."
+    else:
+        share = f"{len(lost)} of {len(rows)} measured shapes"
+        loses = f"Torch is at least as fast on {share}, and used there: {'; '.join(lost)}."
+    return Table(device, rows, loses, tuple(_environment(device)))
+
+
+def _row(point: Point) -> Row:
+    kernels = {n: t for n, t in point.times.items() if n in point.config}
+    torch = point.times.get(TORCH)
+    name = point.best
+    if name == TORCH and kernels:
+        name = min(kernels, key=lambda n: kernels[n].us)
+    mine = kernels.get(name)
+    return Row(
+        case=words(shape_text(point.dtype, point.dims)),
+        taken="torch" if point.best == TORCH else words(point.best),
+        kernel_us="–" if mine is None else _timing(mine),
+        torch_us="–" if torch is None else f"{_timing(torch)} {_named(point, torch)}".rstrip(),
+        ratio="–" if mine is None or torch is None else ratio_text(torch, mine),
+        loses=point.best == TORCH,
+    )
+
+
+def shape_text(dtype: str, dims: Mapping[str, int | float | bool]) -> str:
+    """A call in words: float32 M=1536 N=1024."""
+    return " ".join([dtype, *(f"{n}={str(v).lower()}" for n, v in dims.items())])
+
+
+def ratio_text(torch: Timing, kernel: Timing) -> str:
+    """How many times as fast as torch, and between the ends of both intervals."""
+    middle, low, high = ratio(torch, kernel)
+    return f"{middle:.3f} ({low:.3f}–{high:.3f})"
+
+
+def ratio(torch: Timing, kernel: Timing) -> tuple[float, float, float]:
+    """Torch's time over the kernel's, the least and the most that both intervals allow."""
+    return (
+        torch.us / kernel.us,
+        torch.low_us / kernel.high_us,
+        torch.high_us / kernel.low_us,
+    )
+
+
+def _timing(timing: Timing) -> str:
+    return f"{figure(timing.us)} ({figure(timing.low_us)}–{figure(timing.high_us)})"
+
+
+def _named(point: Point, torch: Timing) -> str:
+    """Which of eager and the modes of torch.compile is the fastest."""
+    same = [
+        n for n, t in point.times.items() if n.startswith(_BASELINES_OF_TORCH) and t.us == torch.us
+    ]
+    return words(same[0]) if same else ""
+
+
+def _region(kernel: Kernel, region: Region) -> tuple[str, str, str, str]:
+    """Kernel, dtype, shapes and number of cases of a region, as cells."""
+    bounds = [f"{n} {low}–{region.high[n]}" for n, low in region.low.items()]
+    fixed = [f"{n} {_either(values)}" for n, values in region.flags.items()]
+    shapes = ", ".join([*bounds, *fixed])
+    if region.volume and len(region.low) > 1:
+        shapes += f", {' × '.join(region.low)} at most {region.volume}"
+    return kernel.id, region.dtype, words(shapes), str(region.cases)
+
+
+def _either(values: tuple[int | bool, ...]) -> str:
+    return " or ".join(str(v).lower() for v in values)
+
+
+def _environment(device: Device) -> Iterator[tuple[str, str]]:
+    """What a device's figures were measured with, as a run stores it."""
+    known = device.environment
+    versions = known.get("versions")
+    if key := known.get("key"):
+        yield "device and versions", words(key)
+    if isinstance(versions, Mapping):
+        yield "packages", words(", ".join(f"{k} {v}" for k, v in versions.items()))
+    for name, key in (("isolation", "isolation"), ("host", "host"), ("Python", "python")):
+        if known.get(key):
+            yield name, words(known[key])
+    tested = known.get("selftest")
+    if isinstance(tested, Mapping) and "digest" in tested:
+        yield "self-test of the judge", words(f"digest {tested['digest']}")
+    yield "date", words(device.date)

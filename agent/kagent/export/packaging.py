@@ -1,0 +1,182 @@
+"""What makes a library a package: for pip, and for Hugging Face `kernels`.
+
+pip builds torch-ext/NAME and compiles the C++ kernels while it does (setup.py). `kernels` loads
+build/torch-universal/, a copy of the package, under a name of its own; it reads metadata.json, and
+finds layers in `layers`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+from kagent_sandbox.errors import UserError
+
+from kagent.export.contents import Library, Operator
+from kagent.export.rendering import digest, listed, render
+
+_TORCH = "torch>=2.11"
+_TRITON = "triton>=3.6"
+_NUMPY = "numpy>=1.26"
+_CUDA = (
+    "cuda-core>=1.2",
+    "cuda-bindings>=13",
+    "nvidia-cuda-nvrtc>=13",
+    "nvidia-cuda-runtime>=13",
+    "nvidia-cuda-crt>=13",
+    "nvidia-cuda-cccl>=13",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the module of an operator offers: a function, modules, and layers for `kernels`."""
+
+    task: str
+    function: str
+    signature: str  # of the function: softmax(input, dim=-1)
+    public: tuple[str, ...]
+    layers: tuple[str, ...]
+
+    @property
+    def modules(self) -> list[str]:
+        """Names of `nn.Module` classes."""
+        return [n for n in self.public if n[0].isupper()]
+
+
+def packaging_files(library: Library) -> dict[str, str]:
+    """All files of this kind, by their paths in the library."""
+    package = f"torch-ext/{library.name}"
+    offered = [names_of(o) for o in library.operators]
+    _refuse_collisions(offered)
+    languages = {k.language for o in library.operators for k in o.kernels}
+    backends = [
+        *(["cpu"] if "cpp" in languages else []),
+        *(["cuda"] if languages - {"cpp"} else []),
+    ]
+    return {
+        "pyproject.toml": render(
+            "pyproject.toml.j2",
+            name=library.name,
+            version=library.version,
+            description=f"Verified kernels: {listed([n.function for n in offered])}",
+            dependencies=[_TORCH, *([_TRITON] if library.triton else []), _NUMPY],
+            cuda=_CUDA if "cuda" in languages else (),
+        ),
+        "setup.py": render("setup.py.j2", name=library.name),
+        "build.toml": render(
+            "build.toml.j2",
+            name=_hub_name(library),
+            version=_hub_version(library),
+            backends=backends or ["cpu"],
+        ),
+        ".gitignore": "__pycache__/\n*.egg-info/\ndist/\n/torch-ext/*/binaries/\n",
+        "LICENSE": resources.files("kagent.export").joinpath("templates/LICENSE").read_text(),
+        "README.md": render(
+            "readme.md.j2", library=library, offered=offered, cuda="cuda" in languages
+        ),
+        "CHANGELOG.md": render("changelog.md.j2", history=library.history),
+        f"{package}/_about.py": render(
+            "about.py.j2",
+            name=library.name,
+            version=library.version,
+            namespace=f"{library.name}_{digest(library)}",
+        ),
+        f"{package}/__init__.py": render("init.py.j2", library=library, offered=offered),
+        f"{package}/layers.py": render("layers.py.j2", offered=offered),
+        f"{package}/metadata.json": _metadata(library, backends),
+    }
+
+
+def _metadata(library: Library, backends: list[str]) -> str:
+    # No `archs`: the operators fall back on torch, so that no device is refused.
+    backend = "cuda" if "cuda" in backends else "cpu"
+    data = {
+        "id": f"_{library.name}_{backend}_{digest(library)}",
+        "name": _hub_name(library),
+        "version": _hub_version(library),
+        "license": "apache-2.0",
+        "python-depends": [],
+        "backend": {"type": backend},
+    }
+    return json.dumps(data, indent=2) + "\n"
+
+
+def _hub_name(library: Library) -> str:
+    """As `kernels` wants it: dashes, and the package is called the same with underscores."""
+    return library.name.replace("_", "-")
+
+
+def _hub_version(library: Library) -> int:
+    """The number of an interface: what comes before the first dot, but never 0."""
+    return max(1, int(library.version.partition(".")[0]))
+
+
+# -- what the modules of operators offer ----------------------------------------------------------
+
+
+def names_of(operator: Operator) -> Names:
+    """What a module offers, read from its text: `__all__`, and the keys of `LAYERS`.
+
+    Raises:
+        UserError: One of them is missing, or no plain list.
+    """
+    assigned = dict(_assignments(operator.operator_py))
+    public = _strings(assigned.get("__all__"))
+    layers = assigned.get("LAYERS")
+    keys = layers.keys if isinstance(layers, ast.Dict) else None
+    named = [k.value for k in keys or () if isinstance(k, ast.Constant)]
+    functions = [n for n in public if n[0].islower()]
+    if not functions or keys is None or len(named) != len(keys):
+        raise UserError(
+            f"operator.py of {operator.task} must have __all__ = [...] with the name of a "
+            'function, and LAYERS = {"Name": Name}, both written out'
+        )
+    return Names(
+        operator.task,
+        functions[0],
+        _signature(operator.operator_py, functions[0]),
+        tuple(public),
+        tuple(str(n) for n in named),
+    )
+
+
+def _signature(text: str, function: str) -> str:
+    """A function's parameters as a person would write them, without types."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            args = node.args
+            for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs):
+                arg.annotation = None
+            return f"{function}({ast.unparse(args)})"
+    return f"{function}(...)"
+
+
+def _assignments(text: str) -> Mapping[str, ast.expr]:
+    found: dict[str, ast.expr] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+            found[node.target.id] = node.value
+    return found
+
+
+def _strings(node: ast.expr | None) -> list[str]:
+    elements = node.elts if isinstance(node, ast.List | ast.Tuple) else []
+    return [e.value for e in elements if isinstance(e, ast.Constant) and isinstance(e.value, str)]
+
+
+def _refuse_collisions(offered: list[Names]) -> None:
+    owners: dict[str, str] = {}
+    for names in offered:
+        for name in names.public:
+            other = owners.setdefault(name, names.task)
+            if other != names.task:
+                raise UserError(
+                    f"the operators of {other} and {names.task} both offer {name}: export them "
+                    "into two libraries"
+                )

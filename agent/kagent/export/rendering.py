@@ -1,0 +1,75 @@
+"""Texts of a library from their templates, and how figures and words of others stand in them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import jinja2
+from kagent_sandbox.records import to_json
+
+from kagent.export.contents import Library
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$^])")
+_LONGEST = 400  # characters of a hypothesis
+
+
+def render(template: str, **names: object) -> str:
+    """The text of a template; a name that it uses and that is not given is an error."""
+    return _environment().get_template(template).render(**names)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(  # noqa: S701 - Markdown, TOML and Python, escaped by filters
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(words=words, quoted=quoted, literal=repr)
+    return environment
+
+
+def words(text: object) -> str:
+    """Words that others wrote (a model, a driver), as one line of plain Markdown text.
+
+    Nothing in them becomes markup, a link, HTML or another cell of a table.
+    """
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    if len(line) > _LONGEST:
+        line = line[: _LONGEST - 1].rstrip() + "…"
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = re.sub(r"(?i)\b(https?|ftp|www)(?=[:.])", r"\1&#8203;", line)  # no automatic links
+    return _SPECIAL.sub(r"\\\1", line)
+
+
+def quoted(text: object) -> str:
+    """A string of TOML or JSON."""
+    return json.dumps("".join(c if c.isprintable() else " " for c in str(text)), ensure_ascii=False)
+
+
+def figure(value: float) -> str:
+    """A time or a ratio in four digits, without an exponent: 0.1148, 12.35, 1432."""
+    if value >= 1000:
+        return f"{value:.0f}"
+    for limit, digits in ((100, 1), (10, 2), (1, 3)):
+        if value >= limit:
+            return f"{value:.{digits}f}"
+    return f"{value:.4f}"
+
+
+def listed(names: list[str]) -> str:
+    """Names in a sentence: "a, b and c"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def digest(library: Library) -> str:
+    """Eight hexadecimal digits that stand for all that a library holds."""
+    text = json.dumps(to_json(library), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
