@@ -1,23 +1,28 @@
-"""What all tests share: the `gpu` marker skips itself where there is no GPU; turns among workers."""
+"""What all tests share: markers that skip or keep apart, and a Ctrl-C that works."""
 
 import functools
+import os
 import signal
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-pytest_plugins = ["turns"]
+from turns import turn
 
 
 def pytest_configure():
-    """Ctrl-C works in what tests start, also where a shell began the tests in the background.
+    """Ctrl-C works in what tests start, also where a shell runs the tests in the background.
 
-    There the signal is ignored, which every process below inherits.
+    There it is ignored, which every process below inherits.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around the timeout: waiting is not the test's time
+def pytest_runtest_protocol(item):
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with turn(alone=any(item.get_closest_marker(m) for m in ("alone", "gpu"))):
+        return (yield)
 
 
 @functools.cache

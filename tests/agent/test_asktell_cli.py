@@ -242,6 +242,7 @@ def test_queued_triton_is_compiled_and_interpreted(kagent, double, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_whole_circle_with_real_builds_and_a_real_judge(kagent, double, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # test_session times what torch compiles
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

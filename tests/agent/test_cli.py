@@ -211,6 +211,7 @@ def test_a_machine_that_fails_before_anything_is_timed_is_an_error(
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_candidates_are_timed_beside_the_baselines_and_failures_named(task, process):
     files = [task / "cpp_parallel.py", task / "wrong.py"]
     done = process("bench", *files, "--task", task, "--json")

@@ -107,6 +107,7 @@ def task(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_real_run_is_resumed_and_replayed(task, tmp_path):
     events = []
     first = evolve(str(task), load_config(runs=tmp_path / "runs", budget=1), events.append)

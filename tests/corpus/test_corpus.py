@@ -23,9 +23,11 @@ def cases():
             yield pytest.param(e, False, id=folder.name)
             continue
         for entry in entries:
-            yield pytest.param(entry, False, id=entry.id)
+            timed = not isinstance(entry, Variant) or entry.measured
+            marks = [pytest.mark.alone] if timed else []
+            yield pytest.param(entry, False, id=entry.id, marks=marks)
             if isinstance(entry, Variant):
-                yield pytest.param(entry, True, id=f"{entry.id}-twin")
+                yield pytest.param(entry, True, id=f"{entry.id}-twin", marks=marks)
 
 
 @pytest.fixture(scope="module")

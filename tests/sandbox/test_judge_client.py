@@ -36,6 +36,7 @@ def client(folder, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_run_from_baselines_to_race(client, task):
     lines = []
     baselines = client.baselines(lines.append)

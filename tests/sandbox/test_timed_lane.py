@@ -348,6 +348,7 @@ def test_neighbours_are_noted_in_the_verdict(cpu):
     assert cpu._watch.began == 1
 
 
+@pytest.mark.alone  # so many neighbours disturb everybody
 def test_a_real_neighbour_is_noted_in_the_verdict(cpu):
     with busy(2 * len(os.sched_getaffinity(0))):
         passed, _, _ = beside(cpu, GOOD, GOOD)
