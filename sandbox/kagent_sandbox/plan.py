@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from kagent_sandbox.runtime.scalars import SCALAR_BYTES as SCALAR_BYTES
+from kagent_sandbox.runtime.scalars import ScalarType as ScalarType
+
 PLAN_VERSION = 1
 MAX_PLAN_BYTES = 8 << 20
 MAX_OPS = 20_000
@@ -41,24 +44,6 @@ ITEMSIZE: Mapping[str, int] = {
 }
 """Bytes per element, by torch's dtype name."""
 
-ScalarType: TypeAlias = Literal[
-    "i1", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64"
-]
-SCALAR_BYTES: Mapping[str, int] = {
-    "i1": 1,
-    "i8": 1,
-    "u8": 1,
-    "i16": 2,
-    "u16": 2,
-    "f16": 2,
-    "bf16": 2,
-    "i32": 4,
-    "u32": 4,
-    "f32": 4,
-    "i64": 8,
-    "u64": 8,
-    "f64": 8,
-}
 Language: TypeAlias = Literal["triton", "cuda", "cpp"]
 
 

@@ -17,11 +17,11 @@ from kagent_sandbox.launch.gpu_args import (
     argument,
     launch_config,
     over_limit,
-    scalar_bytes,
 )
 from kagent_sandbox.launch.gpu_driver import GpuError, call
 from kagent_sandbox.launch.gpu_facts import target
-from kagent_sandbox.plan import SCALAR_BYTES, KernelInfo, Launch, Null, Pointer, Scalar
+from kagent_sandbox.plan import SCALAR_BYTES, KernelInfo, Launch, Null, Pointer
+from kagent_sandbox.runtime.scalars import scalar_bytes
 from kagent_sandbox.verdict import Status
 
 H100 = DeviceLimits(
@@ -50,7 +50,7 @@ def info(language="cuda"):
 @pytest.mark.parametrize("kind", sorted(SCALAR_BYTES))
 @pytest.mark.parametrize("value", [0, 1])
 def test_scalars_have_their_size_and_value(kind, value):
-    data = scalar_bytes(Scalar(kind, value))
+    data = scalar_bytes(kind, value)
     assert len(data) == SCALAR_BYTES[kind]
     if kind[0] in "iu":
         assert int.from_bytes(data, "little") == value
@@ -68,13 +68,13 @@ def test_scalars_have_their_size_and_value(kind, value):
     ],
 )
 def test_scalars_are_little_endian(kind, value, expected):
-    assert scalar_bytes(Scalar(kind, value)) == struct.pack(expected, value)
+    assert scalar_bytes(kind, value) == struct.pack(expected, value)
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
 def test_floats_are_rounded_like_torch_rounds(value):
     for kind, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16), ("f16", torch.float16)):
-        data = bytearray(scalar_bytes(Scalar(kind, value)))
+        data = bytearray(scalar_bytes(kind, value))
         got = torch.frombuffer(data, dtype=dtype).double()
         # torch rounds a Python number to float32 first, as a kernel's float parameter is
         via = torch.tensor(value, dtype=torch.float64)

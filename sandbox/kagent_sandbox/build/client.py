@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from kagent_sandbox import records
-from kagent_sandbox.build import cpp, headers
+from kagent_sandbox.build import cpp, cuda
 from kagent_sandbox.build.crashes import crash_line, printed_before
 from kagent_sandbox.build.identity import source_hash, tree_hash
 from kagent_sandbox.build.request import BuildRequest, Built
@@ -36,6 +36,7 @@ from kagent_sandbox.verdict import Rejected, Stage, Status
 MAX_SOURCE_BYTES = 1 << 20
 MAX_BINARIES_BYTES = 128 << 20
 MAX_PLANS_BYTES = 64 << 20
+MAX_PTX_BYTES = 64 << 20
 _MAX_MESSAGE_BYTES = 128 << 20
 _MAX_CONFIGS = 256
 _MAX_DROPPED = 256
@@ -138,6 +139,8 @@ class _Answers:
         self._plans: dict[tuple[int, str], Plan] = {}
         self._binaries: dict[str, bytes] = {}
         self._plans_bytes = 0
+        self._ptx: dict[str, str] = {}
+        self._ptx_bytes = 0
         self._dropped: list[str] = []
 
     def collect(self) -> Built | Rejected:
@@ -185,6 +188,8 @@ class _Answers:
                 self._configs = checked_configs(configs)
             case {"plan": [int(index), str(case)], "hashes": list(hashes)}:
                 return self._plan(index, case, hashes, message.blobs)
+            case {"ptx": list(hashes)} if self._request.ptx and len(hashes) == len(message.blobs):
+                self._keep_ptx(hashes, message.blobs)
             case {"dropped": str(text)} if len(self._dropped) < _MAX_DROPPED:
                 self._dropped.append(printable(text[:_MAX_TEXT]))
             case {"rejected": rejected}:
@@ -222,6 +227,14 @@ class _Answers:
         self._plans[index, name] = checked_plan(blobs[0], self._binaries, case, self._request)
         return None
 
+    def _keep_ptx(self, hashes: list[object], texts: tuple[bytes, ...]) -> None:
+        """Texts to show, as far as there is room for them."""
+        for key, text in zip(hashes, texts, strict=True):
+            self._ptx_bytes += len(text)
+            if self._ptx_bytes > MAX_PTX_BYTES:
+                raise Forged(f"PTX of more than {MAX_PTX_BYTES} bytes")
+            self._ptx[str(key)[:64]] = printable(text.decode("utf-8", "replace"))
+
     def _built(self) -> Built | Rejected:
         missing = [c for c in self._cases if (0, c) not in self._plans]
         if missing or self._configs is None:
@@ -236,6 +249,7 @@ class _Answers:
             binaries={h: b for h, b in self._binaries.items() if h in used},
             build_s=time.monotonic() - self._start,
             dropped=tuple(self._dropped),
+            ptx={h: t for h, t in self._ptx.items() if h in used},
         )
 
     def _machine(self, text: str) -> Rejected:
@@ -247,7 +261,7 @@ class _Answers:
         if self._request.target == "cpu":
             cpp.compiler()
         else:
-            headers.include_dirs()
+            cuda.include_dirs()
         return self._rejected(Status.RUNTIME_ERROR, text)
 
     def _ended(self, exit_: Exit) -> Rejected:

@@ -8,16 +8,17 @@ from types import ModuleType
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from kagent_sandbox.build.compile_error import CompileError
 from kagent_sandbox.build.inspect import InspectError
 from kagent_sandbox.build.policy import BuildRejected, at_line, source_line, where
+from kagent_sandbox.runtime.errors import CompileError
 from kagent_sandbox.verdict import Stage, Status
 
 
 def compile_rejection(error: BaseException, module: ModuleType) -> BuildRejected | None:
     """The rejection for a compiler's error; None for any other."""
     if isinstance(error, CompileError):
-        return BuildRejected(Stage.BUILD, error.status, str(error))
+        status = Status.RESOURCE_LIMIT if error.over_limit else Status.COMPILE_ERROR
+        return BuildRejected(Stage.BUILD, status, str(error))
     if isinstance(error, InspectError):
         return BuildRejected(Stage.BUILD, Status.COMPILE_ERROR, f"{where(error)}{error}")
     if isinstance(error, OutOfResources):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -28,12 +28,7 @@ from kagent_sandbox.build.elf import (
     read_elf,
 )
 from kagent_sandbox.plan import SCALAR_BYTES, KernelInfo, Language, ScalarType
-
-CPP_TYPES: Mapping[str, ScalarType | None] = {
-    "p": None, "b": "i1", "c": "i8", "C": "u8", "s": "i16", "S": "u16", "i": "i32", "I": "u32",
-    "l": "i64", "L": "u64", "f": "f32", "d": "f64",
-}  # fmt: skip
-"""Letters that `cpp` writes for parameters; None is a pointer."""
+from kagent_sandbox.runtime.scalars import CPP_TYPES
 
 _KERNEL_MARK = 0x10  # st_other of a __global__ function
 _RESERVED_SHARED_BYTES = 1024  # of each block on sm_90 and later; not part of the 227 KiB limit

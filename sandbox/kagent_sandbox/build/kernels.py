@@ -4,55 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import json
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from kagent_sandbox.build.arguments import Parameter, cuda_parameters
 from kagent_sandbox.build.cpp import compile_cpp
 from kagent_sandbox.build.cuda import compile_cuda
 from kagent_sandbox.build.inspect import cpp_parameters, kernel_info
 from kagent_sandbox.build.limits import compile_limit
 from kagent_sandbox.build.targets import parse_target
 from kagent_sandbox.plan import KernelInfo
+from kagent_sandbox.runtime.arguments import Parameter, cuda_parameters
+from kagent_sandbox.runtime.launches import Launching
+from kagent_sandbox.runtime.source import Source
 
 cache_folder: Path | None = None
 """Where binaries are kept for the forks of one candidate: a private folder, never shared between
 candidates.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """All that decides what a kernel compiles to, but for the target."""
-
-    language: Literal["cuda", "cpp"]
-    name: str
-    text: str
-    options: tuple[str, ...] = ()
-    defines: tuple[tuple[str, object], ...] = ()
-
-    def key(self, target: str) -> str:
-        """Hash of it and the target."""
-        parts = [self.language, self.name, self.text, self.options, self.defines, target]
-        return hashlib.sha256(json.dumps(parts, default=repr).encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Launching:
-    """How a kernel is launched. `shared` is dynamic, in bytes."""
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared: int = 0
-    cluster: tuple[int, int, int] | None = None
-    cooperative: bool = False
-    pdl: bool = False
 
 
 @dataclass(frozen=True, slots=True)

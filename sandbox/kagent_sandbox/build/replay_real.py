@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self, cast
@@ -21,16 +21,16 @@ from typing import Any, Self, cast
 import torch
 
 from kagent_sandbox import records
-from kagent_sandbox.build import kernels
-from kagent_sandbox.build.arguments import PointerOf, kernel_arguments
 from kagent_sandbox.build.configs import apply_config
+from kagent_sandbox.build.inspect import kernel_info
+from kagent_sandbox.build.kernel_launches import plan_argument
 from kagent_sandbox.build.request import BuildCase, ScalarSpec, TensorSpec
 from kagent_sandbox.channel import ChannelError
 from kagent_sandbox.confine import builder_confinement
 from kagent_sandbox.context import Context
 from kagent_sandbox.forkserver import ForkServer
-from kagent_sandbox.launch import direct
-from kagent_sandbox.plan import Arg, Null, Plan, Pointer, Scalar, TensorMap, TensorRef
+from kagent_sandbox.plan import Arg, Null, Plan, Pointer, Scalar, TensorRef
+from kagent_sandbox.runtime.launches import Observed, observing
 from kagent_sandbox.spawned import printable
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
@@ -171,12 +171,8 @@ class _Run:
 
     def of(self, function: Callable[..., object]) -> Seen:
         arguments = [self._argument(a) for a in self._case.arguments]
-        launch, direct.run = direct.run, self._run
-        try:
-            self._launch = launch
+        with observing(self._seen):
             result = function(*arguments)
-        finally:
-            direct.run = launch
         values = result if isinstance(result, tuple | list) else (result,)
         return {"launches": self._launches, "results": [self._returned(v) for v in values]}
 
@@ -202,27 +198,17 @@ class _Run:
             self._places[start] = f"#{made}"
         return self._places[start], tensor.data_ptr() - start
 
-    def _run(
-        self,
-        source: kernels.Source,
-        values: Sequence[object],
-        launch: kernels.Launching,
-        map_of: Callable[[object, PointerOf], TensorMap],
-    ) -> None:
-        places: list[str] = []
-
-        def pointer_of(tensor: torch.Tensor) -> Pointer:
-            name, offset = self._place(tensor)
-            places.append(name)
-            return Pointer(len(places) - 1, offset)
-
-        kernel = kernels.compiled(source, "cpu")
-        args = kernel_arguments(
-            source.name, values, kernel.parameters, pointer_of, lambda v: map_of(v, pointer_of)
-        )
-        shown = [_shown(a, lambda p: places[p.buffer]) for a in args]
-        self._launches.append([kernel.info.hash, shown])
-        self._launch(source, values, launch, map_of)
+    def _seen(self, launch: Observed) -> None:
+        shown = []
+        for value in launch.arguments:
+            if isinstance(value, torch.Tensor):
+                shown.append(["pointer", *self._place(value)])
+            else:
+                shown.append(_shown(plan_argument(value, None), lambda _: ""))
+        name = launch.source.name
+        info = kernel_info(launch.binary, launch.symbol, launch.source.language)
+        assert info.name == name
+        self._launches.append([info.hash, shown])
 
     def _returned(self, value: object) -> list[object]:
         if not isinstance(value, torch.Tensor):

@@ -52,6 +52,7 @@ class BuildRequest:
     milliseconds.
     """
     wall_limit_s: float = 60.0  # for the whole candidate
+    ptx: bool = False  # whether somebody wants to read the kernels' PTX
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Built:
     build_s: float
     dropped: tuple[str, ...] = ()
     log: str = ""
-    extra: Mapping[str, object] = field(default_factory=dict)
+    ptx: Mapping[str, str] = field(default_factory=dict)
+    """By hash of the kernel, where the request asked for it: as the candidate's process tells."""
 
     @property
     def work_hash(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from kagent_sandbox.build import dispatch, fakes, triton_backend
+from kagent_sandbox.build import dispatch, fakes, kernel_launches, triton_backend
 from kagent_sandbox.build.compile_errors import compile_rejection
 from kagent_sandbox.build.policy import CANDIDATE_FILE, BuildRejected, rejected
 from kagent_sandbox.build.recorder import Recorder
@@ -39,6 +39,7 @@ def load_candidate(source: str, tmp: Path, target: Target) -> ModuleType:
         BuildRejected: It does not parse, or fails or does something forbidden while it is imported.
     """
     fakes.install(target)
+    kernel_launches.install()
     triton_backend.install(target)
     device = device_of(target)
     SymbolicTensor.on_operation = staticmethod(

@@ -22,11 +22,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import _allocation
 from triton.runtime.jit import JITFunction
 
+from kagent_sandbox.build import ptx
 from kagent_sandbox.build.compile_fork import compile_ahead
 from kagent_sandbox.build.configs import install_autotuner
 from kagent_sandbox.build.fakes import refuse
 from kagent_sandbox.build.inspect import kernel_info
-from kagent_sandbox.build.kernels import Launching, over_limits
+from kagent_sandbox.build.kernels import over_limits
 from kagent_sandbox.build.limits import compile_limit
 from kagent_sandbox.build.policy import PolicyError
 from kagent_sandbox.build.recorder import Recorder
@@ -34,6 +35,7 @@ from kagent_sandbox.build.symbolic import SymbolicTensor, current_recorder
 from kagent_sandbox.build.targets import Target
 from kagent_sandbox.build.triton_args import expand
 from kagent_sandbox.plan import KernelInfo, Null
+from kagent_sandbox.runtime.launches import Launching
 from kagent_sandbox.verdict import Status
 
 
@@ -232,7 +234,10 @@ def install(target: Target) -> None:
         with compile_limit(self.fn.__name__, recorder.compile_limit_s if recorder else None):
             if len(args) >= 6:  # key, signature, device, constexprs, options, attrs
                 compile_ahead(self, args[1], args[3], args[5], args[4])
-            return original(self, *args, **kwargs)
+            kernel = original(self, *args, **kwargs)
+        if kernel is not None:
+            ptx.keep(kernel.kernel, kernel.name, "triton", kernel.asm.get("ptx", ""))
+        return kernel
 
     limited.limited = True  # type: ignore[attr-defined]
     jit._do_compile = limited

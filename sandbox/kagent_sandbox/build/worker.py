@@ -5,8 +5,9 @@ Everything here shares its process with the candidate and can be changed by it. 
 sends is believed: `client` checks all of it again.
 
 Messages to the client, in this order: {"loaded": [configs]}, then {"plan": [config, case],
-"hashes": [...]} with the plan and its new binaries as blobs, {"dropped": text}, and last {"done":
-true} or {"rejected": {...}} or {"machine": text}.
+"hashes": [...]} with the plan and its new binaries as blobs, {"ptx": [hashes]} with the texts as
+blobs where they were asked for, {"dropped": text}, and last {"done": true} or {"rejected": {...}}
+or {"machine": text}.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from types import ModuleType
 from typing import cast
 
 from kagent_sandbox import records
-from kagent_sandbox.build import compile_fork, kernels, limits
+from kagent_sandbox.build import compile_fork, kernels, limits, ptx
 from kagent_sandbox.build.case_forks import CaseForks
 from kagent_sandbox.build.configs import apply_config, enumerate_configs
 from kagent_sandbox.build.policy import BuildRejected
@@ -73,6 +74,8 @@ class _Build:
         """
         kernels.cache_folder = self._folder / "kernels"
         kernels.cache_folder.mkdir()
+        if self._request.ptx:
+            ptx.start()
         limit_s = min(self._request.host_limit_s, self._request.wall_limit_s)
         faulthandler.dump_traceback_later(limit_s)  # the client ends it, and reads where it was
         module = load_candidate(self._request.source, self._folder, self._target)
@@ -130,7 +133,10 @@ class _Build:
         if "rejected" in answer:
             return records.from_json(Rejected, answer["rejected"])
         hashes = [str(h) for h in cast("list[object]", answer["hashes"])]
-        plan, *binaries = result.blobs
+        plan, *blobs = result.blobs
+        binaries, texts = blobs[: len(hashes)], blobs[len(hashes) :]
+        if texts:
+            self._channel.send({"ptx": answer["ptx"]}, texts)
         new = {h: b for h, b in zip(hashes, binaries, strict=True) if h not in self._sent}
         self._channel.send({"plan": [index, case.name], "hashes": [*new]}, [plan, *new.values()])
         self._sent.update(new)
@@ -157,7 +163,11 @@ class _Build:
                 channel.send({"rejected": records.to_json(wrong)})
             else:
                 new = sorted(binaries.keys() - self._sent)
-                channel.send({"hashes": new}, [dump_plan(plan), *(binaries[h] for h in new)])
+                texts = ptx.taken()
+                channel.send(
+                    {"hashes": new, "ptx": [*texts]},
+                    [dump_plan(plan), *(binaries[h] for h in new), *texts.values()],
+                )
         except BuildRejected as e:
             failure = Rejected(e.stage, e.status, e.message, case.name)
             channel.send({"rejected": records.to_json(failure)})

@@ -11,25 +11,12 @@ from dataclasses import dataclass
 import cuda.bindings.driver as driver
 
 from kagent_sandbox.launch.gpu_driver import call, device_attribute
-from kagent_sandbox.plan import Arg, KernelInfo, Launch, Null, Pointer, Scalar, TensorMap
+from kagent_sandbox.plan import Arg, KernelInfo, Launch, Null, Pointer, TensorMap
+from kagent_sandbox.runtime.scalars import scalar_bytes
 
 Address = Callable[[int], int]
 """Device address of a buffer, by its id."""
 
-_FORMAT = {
-    "i1": "<?",
-    "i8": "<b",
-    "u8": "<B",
-    "i16": "<h",
-    "u16": "<H",
-    "i32": "<i",
-    "u32": "<I",
-    "i64": "<q",
-    "u64": "<Q",
-    "f16": "<e",
-    "f32": "<f",
-    "f64": "<d",
-}
 _TENSOR_MAP_DTYPE = {
     "bool": "UINT8",
     "uint8": "UINT8",
@@ -51,32 +38,6 @@ _PARAMETER_ALIGN = 64  # a CUtensorMap must be aligned to this; nothing needs mo
 PORTABLE_CLUSTER = 8
 LARGEST_CLUSTER = 16
 DEFAULT_SHARED_BYTES = 48 << 10  # more than this is opted into per kernel
-
-
-def scalar_bytes(scalar: Scalar) -> bytes:
-    """A scalar as the kernel reads it. Floats that are too large become infinities.
-
-    bfloat16 is rounded to nearest even from float32.
-    """
-    value = scalar.value
-    if scalar.type == "bf16":
-        (bits,) = struct.unpack("<I", _float32(float(value)))
-        if math.isnan(value):
-            return b"\xc0\x7f"
-        bits += 0x7FFF + (bits >> 16 & 1)
-        return struct.pack("<H", bits >> 16)
-    if scalar.type == "f32":
-        return _float32(float(value))
-    if scalar.type[0] == "f":
-        try:
-            return struct.pack(_FORMAT[scalar.type], float(value))
-        except OverflowError:
-            return struct.pack(_FORMAT[scalar.type], math.copysign(math.inf, value))
-    return struct.pack(_FORMAT[scalar.type], int(value))
-
-
-def _float32(value: float) -> bytes:
-    return bytes(ctypes.c_float(value))
 
 
 def tensor_map_bytes(tensor_map: TensorMap, base: int) -> bytes:
@@ -132,7 +93,7 @@ def argument(arg: Arg, address: Address) -> bytes:
         return bytes(8)
     if isinstance(arg, TensorMap):
         return tensor_map_bytes(arg, address(arg.buffer))
-    return scalar_bytes(arg)
+    return scalar_bytes(arg.type, arg.value)
 
 
 class Parameters:

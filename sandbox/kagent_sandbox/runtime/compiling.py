@@ -1,30 +1,11 @@
-"""What a compiler's refusal becomes: one error with the line of the source that it is about."""
+"""What both compilers need: which options a kernel may ask for, and the line of an error."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from kagent_sandbox.verdict import Status
-
-MAX_MESSAGE_CHARS = 2000
-
-
-class CompileError(Exception):
-    """A kernel did not compile. The text is the first real error, its line and that line's text."""
-
-    def __init__(self, kernel: str, message: str, status: Status = Status.COMPILE_ERROR) -> None:
-        text = printable(message)
-        if len(text) > MAX_MESSAGE_CHARS:
-            text = text[:MAX_MESSAGE_CHARS] + " [cut]"
-        super().__init__(f"kernel {kernel}: {text}")
-        self.kernel = kernel
-        self.status = status
-
-
-def printable(text: str) -> str:
-    """Without control characters (terminal escapes), tabs as spaces."""
-    return "".join(c for c in text.expandtabs(4) if c == "\n" or c.isprintable())
+from .errors import CompileError
 
 
 def with_line(source: str, line: int, message: str) -> str:

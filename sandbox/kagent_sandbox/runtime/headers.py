@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from kagent_sandbox.errors import ToolchainError
+from .errors import KernelUnavailable
 
 OWN_HEADERS = Path(__file__).with_name("nvrtc_include")
 _NEEDED = ("cuda_fp16.h", "cuda_bf16.h", "mma.h", "cooperative_groups.h", "cuda_runtime.h")
@@ -26,14 +26,14 @@ def include_dirs() -> tuple[str, ...]:
     """Folders for NVRTC to search, in order.
 
     Raises:
-        ToolchainError: There is no toolkit; the text says what to install.
+        KernelUnavailable: There is no toolkit; the text says what to install.
     """
     for folder in _candidates():
         if all((folder / name).is_file() for name in _NEEDED):
             found = [OWN_HEADERS, folder]
             found += [d for d in _libcudacxx(folder) if (d / "cuda" / "barrier").is_file()][:1]
             return tuple(str(d) for d in found)
-    raise ToolchainError(f"the headers of the CUDA toolkit are not to be found: {_REMEDY}")
+    raise KernelUnavailable(f"the headers of the CUDA toolkit are not to be found: {_REMEDY}")
 
 
 def wheel_folders() -> list[Path]:

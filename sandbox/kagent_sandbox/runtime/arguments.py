@@ -1,8 +1,8 @@
-"""Kernel arguments: Python values, by the types of the kernel's parameters, as a plan records them.
+"""Kernel arguments: Python values, by the types of the kernel's parameters.
 
 Host code passes tensors, numbers, None and tensor maps. Sizes of a CUDA kernel's parameters come
 from its cubin; what they are (a float or an int) from the source, as far as a glance at the
-signature tells.
+signature tells. A C++ kernel's library says all of it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from kagent_sandbox.plan import SCALAR_BYTES, Arg, Null, Pointer, Scalar, ScalarType, TensorMap
+from .scalars import CPP_TYPES, SCALAR_BYTES, ScalarType
+from .tensor_maps import TensorMapArgument
 
 _INTEGERS: dict[int, ScalarType] = {1: "i8", 2: "i16", 4: "i32", 8: "i64"}
 _UNSIGNED: dict[int, ScalarType] = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
@@ -51,53 +53,67 @@ class Parameter:
         return self.type or f"of {self.nbytes} bytes"
 
 
-PointerOf = Callable[[torch.Tensor], Pointer]
-MapOf = Callable[[object], TensorMap]
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number passed by value."""
+
+    type: ScalarType
+    value: float | int | bool
 
 
-def kernel_arguments(
-    kernel: str,
-    values: Sequence[object],
-    parameters: Sequence[Parameter],
-    pointer_of: PointerOf,
-    map_of: MapOf,
-) -> tuple[Arg, ...]:
-    """Convert `values` to the kernel's parameters.
+Value: TypeAlias = torch.Tensor | Scalar | TensorMapArgument | None
+"""What a kernel is given: None is a null pointer."""
+Check = Callable[[torch.Tensor | TensorMapArgument], None]
+
+
+def converted(
+    kernel: str, values: Sequence[object], parameters: Sequence[Parameter], check: Check
+) -> tuple[Value, ...]:
+    """Convert `values` to the kernel's parameters. `check` may refuse tensors and tensor maps.
 
     Raises:
         TypeError: Too few, too many, or one does not fit; the text names it and what is expected.
     """
     if len(values) != len(parameters):
         raise TypeError(f"kernel {kernel} takes {len(parameters)} arguments, got {len(values)}")
-    found: list[Arg] = []
+    found: list[Value] = []
     for index, (value, parameter) in enumerate(zip(values, parameters, strict=True), 1):
         try:
-            found.append(_argument(value, parameter, pointer_of, map_of))
+            found.append(_argument(value, parameter, check))
         except (TypeError, OverflowError) as e:
             raise TypeError(f"kernel {kernel}, argument {index} ({parameter}): {e}") from None
     return tuple(found)
 
 
-def _argument(value: object, parameter: Parameter, pointer_of: PointerOf, map_of: MapOf) -> Arg:
+def _argument(value: object, parameter: Parameter, check: Check) -> Value:
     address = parameter.nbytes == 8 and parameter.type is None and parameter.pointer is not False
     if isinstance(value, torch.Tensor):
         if not address:
             raise TypeError("got a tensor; pass a number (x.shape[0], x.stride(0), float)")
-        return pointer_of(value)
+        check(value)
+        return value
     if value is None:
         if not address:
             raise TypeError("got None, which stands for a null pointer")
-        return Null()
+        return None
     if isinstance(value, bool | int | float | np.generic):
         if parameter.pointer:
             raise TypeError(f"got the number {value!r}; pass the tensor itself, not data_ptr()")
-        return _scalar(value, parameter)
+        return scalar(value, parameter)
     if parameter.nbytes == TENSOR_MAP_BYTES:
-        return map_of(value)
+        if not isinstance(value, TensorMapArgument):
+            raise TypeError(f"got {type(value).__name__}; pass tensor_map(tensor, box)")
+        check(value)
+        return value
     raise TypeError(f"got {type(value).__name__}; pass a tensor, a number, None or tensor_map(...)")
 
 
-def _scalar(value: bool | float | np.generic, parameter: Parameter) -> Scalar:
+def scalar(value: bool | float | np.generic, parameter: Parameter) -> Scalar:
+    """A number as the parameter takes it.
+
+    Raises:
+        TypeError, OverflowError: It is of another kind or size, or too large.
+    """
     if isinstance(value, np.generic):
         explicit = _NUMPY.get(value.dtype.name)
         if explicit is None or SCALAR_BYTES[explicit] != parameter.nbytes:
@@ -116,17 +132,20 @@ def _scalar(value: bool | float | np.generic, parameter: Parameter) -> Scalar:
     return _typed(type_, value)
 
 
+def integer_range(parameter: Parameter) -> tuple[int, int]:
+    """Least and largest integer that a parameter of a known integral type takes."""
+    bits = 1 if parameter.type == "i1" else 8 * parameter.nbytes
+    if bits == 1 or str(parameter.type).startswith("u"):
+        return 0, 2**bits - 1
+    return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+
 def _typed(type_: ScalarType, value: float | bool) -> Scalar:
     if type_[0] in "fb":
         return Scalar(type_, float(value))
     if isinstance(value, float):
         raise TypeError(f"got {value!r}, a float; pass int(...)")
-    bits = 1 if type_ == "i1" else 8 * SCALAR_BYTES[type_]
-    low, high = (
-        (0, 2**bits - 1)
-        if type_[0] == "u" or bits == 1
-        else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    )
+    low, high = integer_range(Parameter(SCALAR_BYTES[type_], type_))
     if not low <= value <= high:
         raise OverflowError(f"{value} does not fit {type_}")
     return Scalar(type_, bool(value) if type_ == "i1" else int(value))
@@ -174,6 +193,21 @@ def declared_types(name: str, source: str) -> tuple[str, ...] | None:
             part += c
     types = [_type_name(p) for p in parts]
     return tuple(types) if types != [""] and types != ["void"] else ()
+
+
+def cpp_parameters(signature: str) -> tuple[Parameter, ...]:
+    """Parameters of a C++ kernel, from what its library says: `(ppll)`.
+
+    Raises:
+        ValueError: One is neither a pointer nor a number, or it says nothing.
+    """
+    if not (signature.startswith("(") and signature.endswith(")")):
+        raise ValueError("the library does not say what parameters its kernel has")
+    letters = signature[1:-1]
+    if odd := [i for i, letter in enumerate(letters, 1) if letter not in CPP_TYPES]:
+        raise ValueError(f"parameter {odd[0]} is neither a pointer nor a number of C")
+    types = [CPP_TYPES[letter] for letter in letters]
+    return tuple(Parameter(SCALAR_BYTES[t] if t else 8, t, t is None) for t in types)
 
 
 def _type_name(declaration: str) -> str:

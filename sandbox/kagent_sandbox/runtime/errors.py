@@ -1,0 +1,47 @@
+"""What can go wrong with a kernel.
+
+KernelError
+├── KernelUnavailable   this machine cannot compile or run it: the text says what to install
+├── CompileError        the compiler refused its source
+└── LaunchError         the device refused the launch
+"""
+
+from __future__ import annotations
+
+MAX_MESSAGE_CHARS = 2000
+
+
+class KernelError(Exception):
+    """Base of all of them."""
+
+
+class KernelUnavailable(KernelError):  # noqa: N818
+    """A compiler, its headers or a driver is missing here. The kernel may be fine elsewhere."""
+
+
+class CompileError(KernelError):
+    """A kernel did not compile. The text is the first real error, its line and that line's text.
+
+    `over_limit` says that the compiler, or the device, had too little of something.
+    """
+
+    def __init__(self, kernel: str, message: str, *, over_limit: bool = False) -> None:
+        text = printable(message)
+        if len(text) > MAX_MESSAGE_CHARS:
+            text = text[:MAX_MESSAGE_CHARS] + " [cut]"
+        super().__init__(f"kernel {kernel}: {text}")
+        self.kernel = kernel
+        self.over_limit = over_limit
+
+
+class LaunchError(KernelError):
+    """The driver refused to load or to launch a kernel. `name` is its error's, CUDA_ERROR_..."""
+
+    def __init__(self, name: str, text: str, doing: str) -> None:
+        super().__init__(f"{name} ({text}) {doing}")
+        self.name = name
+
+
+def printable(text: str) -> str:
+    """Without control characters (terminal escapes), tabs as spaces."""
+    return "".join(c for c in text.expandtabs(4) if c == "\n" or c.isprintable())
