@@ -1,0 +1,76 @@
+"""Gradients that the forward pass has computed, scaled by the gradient that comes in.
+
+A loss is mostly the end of a graph, and what comes in is 1: then the saved gradient is the result,
+and another pass over it would cost as much as the forward pass. It is scaled in place, since a
+backward pass that frees its graph is its last reader, and nothing is done where the factor is 1.
+With retain_graph=True, create_graph=True or below torch.compile and torch.func, the product is a
+new tensor, so that any number of backward passes is right.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def scaled(saved: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """The product, in saved's dtype; `saved` is used up where nobody can need it again.
+
+    Args:
+        saved: A contiguous gradient that the forward pass has made for this alone.
+        factor: Scalar; the product is taken in its precision or the gradient's, the higher one.
+    """
+    ours = _ordinary(saved) and _ordinary(factor)
+    if not ours or _graph_is_kept():
+        product = (saved.to(torch.promote_types(saved.dtype, factor.dtype)) * factor).to(
+            saved.dtype
+        )
+        return _OnlyOnce.apply(product) if torch.is_grad_enabled() and ours else product  # type: ignore[no-untyped-call]
+    if saved.device.type == "cpu":
+        value = factor.item()  # nobody waits: this is memory that was written already
+        return saved if value == 1.0 else saved.mul_(value)
+    scale_ = _on_gpu() if saved.device.type == "cuda" and saved.element_size() <= 4 else None
+    if scale_ is None or saved.numel() == 0:
+        return saved.mul_(factor)
+    scale_(saved, factor)
+    return saved
+
+
+def _ordinary(tensor: torch.Tensor) -> bool:
+    """Whether it has memory: not traced, not a subclass, not wrapped by torch.func."""
+    return type(tensor) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(  # noqa: SLF001
+        tensor
+    )
+
+
+def _graph_is_kept() -> bool:
+    """Whether the backward pass at work may be followed by another one over the same graph."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)  # noqa: SLF001
+    return True if ask is None else bool(ask())
+
+
+@functools.cache
+def _on_gpu() -> Callable[[torch.Tensor, torch.Tensor], None] | None:
+    try:
+        from ._triton_scale import scale_
+    except ImportError:
+        return None
+    return scale_
+
+
+class _OnlyOnce(torch.autograd.Function):
+    """A gradient that is not constant, but cannot be differentiated again: it says so."""
+
+    @staticmethod
+    def forward(ctx: Any, product: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:  # noqa: ARG004
+        raise RuntimeError(
+            "this loss computes its gradient in the forward pass and has no second derivative: "
+            "use torch.nn.functional.cross_entropy where create_graph=True is needed"
+        )

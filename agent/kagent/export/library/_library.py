@@ -1,0 +1,356 @@
+"""An operator of the library: known to torch, run by the kernel that was measured as the fastest.
+
+    _softmax = Operator("softmax", "(Tensor x) -> Tensor", namespace=NAMESPACE,
+                        reference=_reference, fake=_fake, dims=_dims)
+    y = _softmax.op(x)
+
+`op` is an operator of torch.library: torch.compile, export and autograd know it. When it runs, the
+table portfolio/softmax.json says which kernel to use. Whatever a kernel was not checked for, and
+whatever does not compile or launch here, is computed by the reference, plain torch code, with one
+warning for each reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import _devices, _kernels
+from ._gradients import scaled
+from ._portfolio import Chosen, Device, Portfolio, Reference, Size, read_portfolio
+
+__all__ = [
+    "FallbackWarning",
+    "Operator",
+    "autocast_dtype",
+    "available",
+    "plain",
+    "rows",
+    "scaled",
+    "vmap_rows",
+    "wants_gradient",
+    "with_autograd",
+]
+
+_FOLDER = Path(__file__).parent
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_TRACED = {"torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor"}
+_MOST_CALLS = 4096  # that a choice is remembered for: shapes of one program
+
+
+class FallbackWarning(UserWarning):
+    """torch's own implementation is used where a kernel of the library was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """How calls of one kind are run."""
+
+    function: Callable[..., Any]
+    kernel: str
+    pitched: bool
+    guard: torch.device | None  # to be made the current one
+
+
+class Operator:
+    """One operator of torch.library, with a portfolio of kernels."""
+
+    def __init__(
+        self,
+        name: str,
+        schema: str,
+        *,
+        namespace: str,
+        reference: Callable[..., Any],
+        fake: Callable[..., Any],
+        dims: Callable[..., Mapping[str, Size] | None],
+        task: str | None = None,
+        check: Callable[..., None] | None = None,
+        setup_context: Callable[..., None] | None = None,
+        backward: Callable[..., Any] | None = None,
+        vmap: Callable[..., Any] | None = None,
+    ) -> None:
+        """Define it.
+
+        Args:
+            name: Of the operator.
+            schema: In torch's words: "(Tensor x, bool causal) -> Tensor". Parameters are those of
+                the kernels, in order.
+            namespace: Of the library. Where it has the name already (a second copy of the library
+                in this process), another one is taken.
+            reference: The same with torch alone; takes whatever comes.
+            fake: Shape and dtype of the results, which are contiguous.
+            dims: The task's dimensions and flags of a call; None if its tensors do not fit the
+                task, which leaves it to the reference to say what is wrong.
+            task: Whose portfolio it uses, where it is not called like it.
+            check: Looks at the arguments of every call, and raises where a kernel would read or
+                write what is not its own.
+            setup_context: As of torch.library.register_autograd.
+            backward: Likewise. Without it, asking for a gradient is an error.
+            vmap: As of torch.library.register_vmap.
+        """
+        self.name = name
+        self._reference, self._dims, self._check = reference, dims, check
+        self._path = _FOLDER / "portfolio" / f"{task or name}.json"
+        self._table: Portfolio | None = None
+        self._namespace = _free_namespace(namespace, name)
+        self._library = torch.library.Library(  # type: ignore[no-untyped-call]
+            self._namespace, "FRAGMENT"
+        )
+        self._library.define(  # type: ignore[no-untyped-call]
+            name + schema, tags=(torch.Tag.pt2_compliant_tag,)
+        )
+        self.op = getattr(getattr(torch.ops, self._namespace), name).default
+        """The overload to call, with positional arguments."""
+        arguments = self.op._schema.arguments  # noqa: SLF001
+        self._tensors = tuple(i for i, a in enumerate(arguments) if str(a.type) == "Tensor")
+        self._mutated = tuple(
+            i for i in self._tensors if (alias := arguments[i].alias_info) and alias.is_write
+        )
+        self._calls: dict[tuple[object, ...], _Call | None] = {}
+        self._loaded: dict[tuple[str, int], Callable[..., Any]] = {}
+        self._failed: set[str] = set()
+        self._warned: set[str] = set()
+        self._lock = threading.RLock()
+        self._library.impl(  # type: ignore[no-untyped-call]
+            name, self._run, "CompositeExplicitAutograd"
+        )
+        qualified = f"{self._namespace}::{name}"
+        torch.library.register_fake(qualified, fake, lib=self._library)
+        if not self._mutated:
+            torch.library.register_autograd(
+                qualified,
+                backward or self._no_backward,
+                setup_context=setup_context,
+                lib=self._library,
+            )
+        if vmap is not None:
+            torch.library.register_vmap(qualified, vmap, lib=self._library)
+
+    # -- a call ------------------------------------------------------------------------------------
+
+    def _run(self, *args: Any) -> Any:
+        if self._check is not None:
+            self._check(*args)
+        if len(args) == 1:
+            (x,) = args
+            key: tuple[object, ...] = (x.shape, x.dtype, x.device)
+        else:
+            key = tuple(
+                [(a.shape, a.dtype, a.device) if isinstance(a, torch.Tensor) else a for a in args]
+            )
+        try:
+            call = self._calls[key]
+        except KeyError:
+            call = self._choose(key, args)
+        if call is None or torch._C._is_any_autocast_enabled():  # noqa: SLF001
+            return self._run_apart(call, args)
+        return self._launch(call, args)
+
+    def _launch(self, call: _Call, args: Sequence[Any]) -> Any:
+        passed = args
+        for i in self._tensors:
+            tensor = args[i]
+            if not tensor.is_contiguous() or tensor.data_ptr() % _kernels.ALIGNMENT:
+                passed = _kernels.as_checked(args, self._tensors, pitched=call.pitched)
+                break
+        try:
+            if call.guard is None:
+                result = call.function(*passed)
+            else:
+                with torch.cuda.device(call.guard):
+                    result = call.function(*passed)
+        except torch.OutOfMemoryError:
+            raise  # the reference needs no less
+        except Exception as e:  # noqa: BLE001 - compilers, drivers, launchers: each has its own
+            self._give_up(call.kernel, e)
+            return self._run_apart(None, args)
+        for i in self._mutated:
+            if passed[i] is not args[i]:
+                args[i].copy_(passed[i])
+        return result
+
+    def _run_apart(self, call: _Call | None, args: Sequence[Any]) -> Any:
+        """By the reference, or below autocast, which must not cast within the operator."""
+        device = args[self._tensors[0]].device.type if self._tensors else "cpu"
+        off: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if torch._C._is_any_autocast_enabled() and torch.amp.is_autocast_available(device):  # noqa: SLF001
+            off = torch.autocast(device, enabled=False)
+        with off:
+            if call is not None:
+                return self._launch(call, args)
+            result = self._reference(*args)
+        if isinstance(result, torch.Tensor):
+            return result.contiguous()
+        return tuple(r.contiguous() for r in result)
+
+    # -- who runs it -------------------------------------------------------------------------------
+
+    def _choose(self, key: tuple[object, ...], args: Sequence[Any]) -> _Call | None:
+        with self._lock:
+            if len(self._calls) >= _MOST_CALLS:
+                self._calls.clear()
+            call = self._calls[key] = self._choice(args)
+            return call
+
+    def _choice(self, args: Sequence[Any]) -> _Call | None:
+        tensors = [args[i] for i in self._tensors]
+        if not tensors or any(t.numel() == 0 for t in tensors):
+            return None
+        where = tensors[0].device
+        dims = self._dims(*args)
+        if dims is None or any(t.device != where for t in tensors):
+            return None
+        dtype = str(tensors[0].dtype).removeprefix("torch.")
+        device = Device(
+            _devices.device_name(where), _devices.kind(where), _devices.capability(where), ()
+        )
+        try:
+            if not self._path.is_file():
+                return None  # an operator for which the library has no kernels
+            if self._table is None:
+                self._table = read_portfolio(self._path)
+            chosen = self._table.choose(device, dtype, dims, self._failed)
+        except (OSError, ValueError, KeyError) as e:
+            self._warn("table", f"its table cannot be read ({type(e).__name__}: {e})")
+            return None
+        if isinstance(chosen, Reference):
+            if chosen.reason is not None:
+                self._warn(f"{device.name} {dtype}", chosen.reason)
+            return None
+        return self._call(self._table.entry, chosen, where)
+
+    def _call(self, entry: str, chosen: Chosen, device: torch.device) -> _Call | None:
+        kernel, config = chosen.kernel, chosen.config
+        function = self._loaded.get((kernel.id, config))
+        if function is None:
+            try:
+                function = _kernels.load(
+                    __package__ or "",
+                    _FOLDER / "kernels" / f"{kernel.id}.py",
+                    entry,
+                    kernel.configs[config],
+                    f"{self._namespace}_{config}",
+                )
+            except Exception as e:  # noqa: BLE001 - a kernel's file may need what is not there
+                self._give_up(kernel.id, e)
+                return None
+            self._loaded[kernel.id, config] = function
+        guard = device if device.type == "cuda" and torch.cuda.device_count() > 1 else None
+        return _Call(function, kernel.id, kernel.pitched, guard)
+
+    def _give_up(self, kernel: str, error: Exception) -> None:
+        """Leave a kernel alone from now on."""
+        with self._lock:
+            self._failed.add(kernel)
+            self._calls = {k: None if _by(c, kernel) else c for k, c in self._calls.items()}
+        told = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        self._warn(f"kernel {kernel}", f"its kernel {kernel} does not run here ({told})")
+
+    def _warn(self, about: str, reason: str) -> None:
+        with self._lock:
+            if about in self._warned:
+                return
+            self._warned.add(about)
+        warnings.warn(
+            f"{self._namespace}.{self.name}: torch's own implementation is used: {reason}.",
+            FallbackWarning,
+            stacklevel=2,
+        )
+
+    def _no_backward(self, *_: object) -> None:
+        raise NotImplementedError(
+            f"{self.name} has no gradient: this library computes it forward only. Call it under "
+            "torch.no_grad(), or on detached tensors"
+        )
+
+
+def _by(call: _Call | None, kernel: str) -> bool:
+    return call is not None and call.kernel == kernel
+
+
+def _free_namespace(namespace: str, name: str) -> str:
+    """The namespace, or with a number where another copy of the library has defined the name."""
+    wanted, number = namespace, 1
+    while hasattr(getattr(torch.ops, wanted), name):
+        number += 1
+        wanted = f"{namespace}_{number}"
+    return wanted
+
+
+# -- for operators' own code -----------------------------------------------------------------------
+
+
+def available(task: str) -> bool:
+    """Whether the library has kernels of a task."""
+    return (_FOLDER / "portfolio" / f"{task}.json").is_file()
+
+
+def plain(*tensors: torch.Tensor) -> bool:
+    """Whether all are dense tensors of torch's own type, or what stands for one while it is traced.
+
+    Subclasses (of DTensor's kind) know torch's operators, not this library's.
+    """
+    for tensor in tensors:
+        kind = type(tensor)
+        if kind not in _PLAIN and kind.__module__ not in _TRACED:
+            return False
+        if tensor.layout is not torch.strided:
+            return False
+    return True
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    """As a matrix whose columns are the last dimension; a single row of what has none."""
+    if x.dim() == 2:
+        return x
+    return x.flatten(0, -2) if x.dim() > 2 else x.reshape(1, x.numel())
+
+
+def vmap_rows(op: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, int]]:
+    """A rule for torch.vmap: of an operator of one matrix that takes every row for itself."""
+
+    def rule(_: object, in_dims: tuple[int], x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        x = x.movedim(in_dims[0], 0)
+        return op(x.flatten(0, 1)).view(x.shape), 0
+
+    return rule
+
+
+def wants_gradient(*tensors: torch.Tensor) -> bool:
+    """Whether a call with them is to be differentiated."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
+    """What autocast casts a tensor to on its device; None where it is off or the tensor is not for
+    it (float64 and whole numbers are not).
+    """
+    device = tensor.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return None
+    if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+def with_autograd(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a reference that takes gradients itself; below an operator they are switched off.
+
+    Tensors are passed detached, and what comes back is.
+    """
+    key = torch._C.DispatchKey.AutogradFunctionality  # noqa: SLF001
+    with torch._C._SetExcludeDispatchKeyGuard(key, False), torch.enable_grad():  # noqa: SLF001
+        result = function(*map(_detached, args), **{k: _detached(v) for k, v in kwargs.items()})
+    return tuple(map(_detached, result)) if isinstance(result, tuple | list) else _detached(result)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,230 @@
+"""Which kernel is used for a call: the fastest of those measured at the nearest shape.
+
+A table names for each device the shapes that were measured and who was the fastest there, and for
+each kernel the shapes at which it was found correct. A call takes the answer of the nearest shape
+whose kernel is correct at the call's own shape, and torch where there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+Size = int | float | bool
+FORMAT = 1
+TORCH = "torch"
+"""Stands for torch's own implementation, the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Shapes at which a kernel was found correct.
+
+    Dimensions of `low` and `high` lie between them, those of `values` are among them, and the
+    product of the former is at most `volume`.
+    """
+
+    dtype: str
+    low: Mapping[str, Size]
+    high: Mapping[str, Size]
+    values: Mapping[str, tuple[Size, ...]]
+    volume: float
+
+    def covers(self, dtype: str, dims: Mapping[str, Size]) -> bool:
+        """Whether a call lies in it."""
+        if dtype != self.dtype or dims.keys() != self.low.keys() | self.values.keys():
+            return False
+        within = all(low <= dims[n] <= self.high[n] for n, low in self.low.items())
+        among = all(any(_same(dims[n], v) for v in vs) for n, vs in self.values.items())
+        return within and among and math.prod(dims[n] for n in self.low) <= self.volume
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel of a table."""
+
+    id: str
+    language: str
+    capabilities: tuple[str, ...]
+    pitched: bool
+    configs: tuple[Mapping[str, object], ...]
+    regions: tuple[Region, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A measured shape, the fastest there, and the configuration each kernel had."""
+
+    dtype: str
+    dims: Mapping[str, Size]
+    best: str
+    config: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What was measured on one model of device."""
+
+    name: str
+    kind: str
+    capability: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Use this kernel, with this configuration."""
+
+    kernel: Kernel
+    config: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Use torch. `reason`: what a user should know about it; None where nothing is amiss."""
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Portfolio:
+    """portfolio/TASK.json."""
+
+    task: str
+    entry: str
+    dims: tuple[str, ...]
+    kernels: Mapping[str, Kernel]
+    devices: Mapping[str, Device]
+
+    def choose(
+        self,
+        device: Device,
+        dtype: str,
+        dims: Mapping[str, Size],
+        failed: Collection[str] = (),
+    ) -> Chosen | Reference:
+        """Who is used for a call.
+
+        Args:
+            device: The one it runs on; its points are not looked at.
+            dtype: Of its tensors, as torch prints it without "torch.".
+            dims: Values of the task's dimensions and flags.
+            failed: Kernels that did not run here.
+        """
+        table = self._table(device)
+        if table is None:
+            return Reference(self._unknown_device(device))
+        able = {i: k for i, k in self.kernels.items() if device.capability in k.capabilities}
+        if not able:
+            return Reference(self._unknown_device(device))
+        dtypes = {r.dtype for k in able.values() for r in k.regions}
+        if dtype not in dtypes:
+            return Reference(
+                f"its kernels for {device.name} were checked with {_listed(dtypes)}, not {dtype}. "
+                f"Convert the tensors, or export a run of the task {self.task} with this dtype"
+            )
+        for point in _by_distance(table.points, dtype, dims):
+            kernel = able.get(point.best)
+            if point.best == TORCH or point.best in failed:
+                break
+            if kernel is not None and any(r.covers(dtype, dims) for r in kernel.regions):
+                return Chosen(kernel, point.config.get(kernel.id, 0))
+        return Reference()
+
+    def _table(self, device: Device) -> Device | None:
+        own = self.devices.get(device.name)
+        if own is not None and own.kind == device.kind:
+            return own
+        alike = (device.kind, device.capability)
+        return next((d for d in self.devices.values() if (d.kind, d.capability) == alike), None)
+
+    def _unknown_device(self, device: Device) -> str:
+        known = _listed({f"{d.name} ({d.capability})" for d in self.devices.values()})
+        return (
+            f"nothing was measured on {device.name} ({device.capability}), nor on a device alike; "
+            f"the library knows {known or 'no device'}. Run the task {self.task} on this machine "
+            "and export the run into the library"
+        )
+
+
+def read_portfolio(path: Path) -> Portfolio:
+    """Read a table.
+
+    Raises:
+        ValueError: Its format is of another version.
+    """
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if data["format"] != FORMAT:
+        raise ValueError(f"{path}: format {data['format']}, this library reads {FORMAT}")
+    kernels = {
+        name: Kernel(
+            id=name,
+            language=k["language"],
+            capabilities=tuple(k["capabilities"]),
+            pitched=k["pitched"],
+            configs=tuple(k["configs"]) or ({},),
+            regions=tuple(map(_region, k["regions"])),
+        )
+        for name, k in data["kernels"].items()
+    }
+    devices = {
+        name: Device(name, d["kind"], d["capability"], tuple(map(_point, d["points"])))
+        for name, d in data["devices"].items()
+    }
+    return Portfolio(data["task"], data["entry"], tuple(data["dims"]), kernels, devices)
+
+
+def _region(data: Mapping[str, object]) -> Region:
+    low, high, flags = data["low"], data["high"], data.get("flags", {})
+    volume = data.get("volume", math.inf)
+    assert isinstance(low, dict)
+    assert isinstance(high, dict)
+    assert isinstance(flags, dict)
+    assert isinstance(volume, int | float)
+    values = {n: tuple(v) for n, v in flags.items()}
+    return Region(str(data["dtype"]), low, high, values, volume)
+
+
+def _point(data: Mapping[str, object]) -> Point:
+    dims, best, config = data["dims"], str(data["best"]), data.get("config", {})
+    assert isinstance(dims, dict)
+    if isinstance(config, int):
+        config = {best: config}
+    assert isinstance(config, dict)
+    return Point(str(data["dtype"]), dims, best, config)
+
+
+def _by_distance(points: Collection[Point], dtype: str, dims: Mapping[str, Size]) -> list[Point]:
+    """Points with the call's flags, the nearest first; of its dtype, else of one as wide."""
+    alike = [p for p in points if p.dims.keys() == dims.keys() and _flags(p.dims) == _flags(dims)]
+    own = [p for p in alike if p.dtype == dtype]
+    width = _WIDTH.get(dtype)
+    near = own or [p for p in alike if width is not None and _WIDTH.get(p.dtype) == width]
+    return sorted(near, key=lambda p: _distance(p.dims, dims))
+
+
+_WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+
+def _flags(dims: Mapping[str, Size]) -> dict[str, bool]:
+    return {n: v for n, v in dims.items() if isinstance(v, bool)}
+
+
+def _distance(a: Mapping[str, Size], b: Mapping[str, Size]) -> float:
+    """Squared, in powers of two. Values without a logarithm are alike or one apart."""
+    return sum(
+        math.log2(v / b[n]) ** 2 if v > 0 and b[n] > 0 else float(v != b[n])
+        for n, v in a.items()
+        if not isinstance(v, bool)
+    )
+
+
+def _same(a: Size, b: Size) -> bool:
+    return a == b and isinstance(a, bool) == isinstance(b, bool)
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names))
