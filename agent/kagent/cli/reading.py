@@ -53,6 +53,9 @@ def show(
     sass: Annotated[
         bool, typer.Option("--sass", help="Its machine code (C++: the host's assembly).")
     ] = False,
+    ptx: Annotated[
+        bool, typer.Option("--ptx", help="PTX of its kernels (Triton and CUDA).")
+    ] = False,
     jobs: JobsOption = None,
     folder: RunsOption = None,
     json_: JsonOption = False,
@@ -65,7 +68,8 @@ def show(
 
     store, history = views.read_history(find_run(load_config(runs=folder).runs, run))
     lineage = history.lineage
-    texts = {"source": source, "prompt": prompt, "reply": reply, "plan": plan, "sass": sass}
+    texts = {"source": source, "prompt": prompt, "reply": reply, "plan": plan}
+    texts |= {"sass": sass, "ptx": ptx}
     wanted = [name for name, asked in texts.items() if asked]
     if wanted and (candidate is None or json_ or len(wanted) > 1):
         flags = ", ".join(f"--{name}" for name in wanted)
@@ -98,11 +102,12 @@ def _show_text(store: RunStore, candidate: Candidate, what: str, jobs: int) -> N
     elif what in ("prompt", "reply"):
         out.out(artefacts.kept_text(store, candidate, what), end="")
     else:
-        built = artefacts.rebuilt(store, candidate, jobs)
+        built = artefacts.rebuilt(store, candidate, jobs, ptx=what == "ptx")
         if what == "plan":
             out.print(built_view(built, full=True))
             return
-        for name, text in artefacts.machine_code(built):
+        read = artefacts.ptx_texts if what == "ptx" else artefacts.machine_code
+        for name, text in read(built):
             out.print(Text(f"// {name}", "bold"))
             out.out(text)
 

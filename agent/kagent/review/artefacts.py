@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.disassemble import disassemble
@@ -48,19 +49,25 @@ def task_to_look_with(store: RunStore) -> Task:
         return find_task(store.manifest.task)
 
 
-def rebuilt(store: RunStore, candidate: Candidate, jobs: int) -> Built:
-    """A candidate built once more, for the visible cases of its task.
+def rebuilt(store: RunStore, candidate: Candidate, jobs: int, *, ptx: bool = False) -> Built:
+    """A candidate built once more, for the visible cases of its task; with `ptx`, its PTX is kept.
 
     Raises:
-        UserError: It does not build; the text says why.
+        UserError: It does not build, or has no PTX; the text says why.
         TaskError: The task is not to be found.
     """
-    manifest, task = store.manifest, task_to_look_with(store)
+    manifest = store.manifest
+    if ptx and manifest.target == "cpu":
+        raise UserError(
+            f"#{candidate.id} is compiled for the CPU, where there is no PTX: --sass prints the "
+            "host's assembly"
+        )
+    task = task_to_look_with(store)
     cases = task.cases("gpu" if manifest.kind == "gpu" else "cpu")
     configs = candidate.proposal.configs or manifest.configs
     request = request_maker(task, manifest.target, [*cases.check, *cases.bench], configs)
     with Builder(jobs) as builder:
-        built = builder.build(request(candidate.proposal.source))
+        built = builder.build(replace(request(candidate.proposal.source), ptx=ptx))
     if isinstance(built, Rejected):
         raise UserError(f"#{candidate.id} does not build: {built.status}: {built.message}")
     return built
@@ -72,9 +79,18 @@ def machine_code(built: Built) -> Iterator[tuple[str, str]]:
     Raises:
         ToolchainError: The tool that prints it is missing.
     """
-    kernels: dict[str, KernelInfo] = {
-        k.hash: k for plan in built.plans.values() for k in plan.kernels
-    }
+    kernels = _kernels(built)
     wanted = {h: (k.language, built.binaries[h]) for h, k in kernels.items()}
     for key, text in disassemble(wanted).items():
         yield kernel_label(kernels[key].name), text
+
+
+def ptx_texts(built: Built) -> Iterator[tuple[str, str]]:
+    """Each kernel's label and PTX, of what was built with it."""
+    for key, kernel in _kernels(built).items():
+        yield kernel_label(kernel.name), built.ptx.get(key, "// its process kept no PTX\n")
+
+
+def _kernels(built: Built) -> dict[str, KernelInfo]:
+    """By hash."""
+    return {k.hash: k for plan in built.plans.values() for k in plan.kernels}

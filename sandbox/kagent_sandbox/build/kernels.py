@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kagent_sandbox.build import ptx
 from kagent_sandbox.build.cpp import compile_cpp
 from kagent_sandbox.build.cuda import compile_cuda
 from kagent_sandbox.build.inspect import cpp_parameters, kernel_info
@@ -92,6 +93,7 @@ def _compile(source: Source, target: str) -> tuple[bytes, str]:
         binary = compile_cpp(source.name, source.text, source.options, defines)
         return binary, source.name
     built = compile_cuda(source.name, source.text, target, source.options, defines)
+    ptx.keep(built.cubin, built.symbol, "cuda", built.ptx)
     return built.cubin, built.symbol
 
 

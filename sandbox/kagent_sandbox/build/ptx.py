@@ -22,11 +22,11 @@ def start() -> None:
     _kept = {}
 
 
-def keep(binary: bytes, symbol: str, language: Language, text: str | bytes) -> None:
+def keep(binary: bytes, symbol: str, language: Language, text: str) -> None:
     """Keep a kernel's PTX, if somebody wants it."""
     if _kept is not None and text:
-        data = text.encode(errors="replace") if isinstance(text, str) else text.rstrip(b"\0")
-        _kept[kernel_info(binary, symbol, language).hash] = data[:MAX_TEXT_BYTES]
+        key = kernel_info(binary, symbol, language).hash
+        _kept[key] = text.encode(errors="replace")[:MAX_TEXT_BYTES]
 
 
 def taken() -> dict[str, bytes]:

@@ -55,6 +55,7 @@ class CudaBinary:
 
     cubin: bytes
     symbol: str
+    ptx: str  # that the cubin was made from
 
 
 def compile_cuda(
@@ -142,7 +143,7 @@ def _compile(name: str, source: str, target: str, flags: Sequence[str]) -> CudaB
         cubin = bytearray(size)
         _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
         symbol = _checked(nvrtc.nvrtcGetLoweredName(program, name.encode()))
-        return CudaBinary(bytes(cubin), bytes(symbol).decode())
+        return CudaBinary(bytes(cubin), bytes(symbol).decode(), _ptx(program))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -167,17 +168,20 @@ def _log(program: object) -> str:
     return bytes(buffer[:_MAX_LOG_BYTES]).rstrip(b"\0").decode(errors="replace")
 
 
-def _ptx_line(program: object, line: int) -> str:
-    """Text of a line of the PTX that ptxas refused; NVRTC keeps it when asked for a real
-    architecture.
-    """
+def _ptx(program: object) -> str:
+    """PTX that ptxas was given; NVRTC keeps it when asked for a real architecture."""
     nvrtc = _nvrtc()
     result, size = nvrtc.nvrtcGetPTXSize(program)
     if result != nvrtc.nvrtcResult.NVRTC_SUCCESS or size <= 1:
         return ""
     buffer = bytearray(size)
     nvrtc.nvrtcGetPTX(program, buffer)
-    lines = bytes(buffer).decode(errors="replace").splitlines()
+    return bytes(buffer).rstrip(b"\0").decode(errors="replace")
+
+
+def _ptx_line(program: object, line: int) -> str:
+    """Text of a line of the PTX that ptxas refused."""
+    lines = _ptx(program).splitlines()
     return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
 

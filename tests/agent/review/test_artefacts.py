@@ -1,4 +1,4 @@
-"""kagent show RUN ID --source, --prompt, --reply, --plan, --sass."""
+"""kagent show RUN ID --source, --prompt, --reply, --plan, --ptx, --sass."""
 
 import shutil
 import subprocess
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import run, stored_run
 
 RUN = Path(__file__).parents[3] / "runs" / "softmax-ask-tell"
 
@@ -30,6 +31,7 @@ def test_texts_come_as_they_were_kept():
         (("0", "--prompt"), "#0 has no prompt: it is a seed by kagent itself"),
         (("--sass",), "--sass: name one candidate"),
         (("5", "--plan", "--sass"), "--plan, --sass: name one candidate, one text"),
+        (("5", "--ptx", "--json"), "no --json"),
         (("5", "--plan", "--json"), "no --json"),
     ],
 )
@@ -45,6 +47,23 @@ def test_plans_are_built_once_more():
     assert done.returncode == 0, done.stderr
     assert "bf16_16384x1024" in done.stdout
     assert "launch" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "candidate", [pytest.param("1", id="triton"), pytest.param("0", id="cuda")]
+)
+def test_ptx_of_every_kernel_comes_from_the_compiler(candidate):
+    done = show(candidate, "--ptx", "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    kernels = done.stdout.count(" .entry ")
+    assert kernels == done.stdout.count("\n.target sm_90a") > 1
+    assert "kept no PTX" not in done.stdout
+
+
+def test_a_kernel_for_the_cpu_has_no_ptx(tmp_path, monkeypatch, capsys):
+    done = run(monkeypatch, capsys, "show", stored_run(tmp_path), "0", "--ptx")
+    assert done.code == 2
+    assert "#0 is compiled for the CPU, where there is no PTX: --sass prints" in done.err
 
 
 def test_machine_code_is_read_by_the_vendors_tool():

@@ -182,6 +182,18 @@ def test_a_binary_is_not_exchanged_after_it_was_looked_at(binary):
     assert "two binaries" in answer.message
 
 
+def test_ptx_is_taken_where_it_was_asked_for_of_kernels_that_there_are(binary, monkeypatch):
+    name = kernel_info(binary, "k", "cpp").hash
+    sent = LOADED, ({"ptx": [name, "other"]}, [b".entry\x1b[2J k", b"x"]), honest(binary), DONE
+    wanted = dataclasses.replace(REQUEST, ptx=True)
+    assert collect(*sent, request=wanted).ptx == {name: ".entry[2J k"}
+    monkeypatch.setattr(client, "MAX_PTX_BYTES", 10)
+    for request in (REQUEST, wanted):  # nobody asked; too much
+        answer = collect(*sent, request=request)
+        assert isinstance(answer, Rejected)
+        assert answer.status is Status.TAMPER
+
+
 def test_plans_are_bounded_in_all(binary, monkeypatch):
     monkeypatch.setattr(client, "MAX_PLANS_BYTES", 100)
     answer = collect(LOADED, honest(binary), DONE)
