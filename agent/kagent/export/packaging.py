@@ -22,7 +22,6 @@ _TORCH = "torch>=2.11"
 _TRITON = "triton>=3.6"
 _NUMPY = "numpy>=1.26"
 _CUDA = (
-    "cuda-core>=1.2",
     "cuda-bindings>=13",
     "nvidia-cuda-nvrtc>=13",
     "nvidia-cuda-runtime>=13",
@@ -87,6 +86,7 @@ def packaging_files(library: Library) -> dict[str, str]:
         ),
         f"{package}/__init__.py": render("init.py.j2", library=library, offered=offered),
         f"{package}/layers.py": render("layers.py.j2", offered=offered),
+        f"{package}/py.typed": "",
         f"{package}/metadata.json": _metadata(library, backends),
     }
 

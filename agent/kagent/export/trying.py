@@ -13,7 +13,9 @@ def trying_files(library: Library) -> dict[str, str]:
         "tests/conftest.py": render("test_conftest.py.j2", name=library.name),
         "tests/tolerance.py": render("test_tolerance.py.j2"),
         "tests/harness.py": render("test_harness.py.j2", name=library.name),
-        "benchmarks/bench.py": render("bench.py.j2", name=library.name),
+        "benchmarks/bench.py": render(
+            "bench.py.j2", name=library.name, tasks=[o.task for o in library.operators]
+        ),
     }
     for operator in library.operators:
         folder = f"tests/tasks/{operator.task}"
