@@ -42,7 +42,7 @@ _MAX_CONFIGS = 256
 _MAX_DROPPED = 256
 _MAX_TEXT = 4000
 _MAX_LANES = 8  # of one candidate: a fork each for tracing and compiling
-_GRACE_S = 3.0  # over the candidate's wall limit, which the child itself keeps to
+_GRACE_S = 0.8  # over the wall limit, which the child itself keeps to, unless a fork stops it
 _DUMP_S = 1.0  # for the child to say which line it hangs at
 
 

@@ -97,6 +97,16 @@ def test_a_loop_is_ended_within_a_second_of_its_limit_with_its_line(builder, loo
     assert re.match(r"line 5: `.*`: importing the file took longer than 2 s", message)
 
 
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_by_its_fork_is_ended_within_a_second_of_its_limit(builder):
+    """The process that keeps the limit cannot; the client does, from outside."""
+    began = time.monotonic()
+    code = "os.kill(os.getppid(), signal.SIGSTOP)"
+    message = refused(builder, Status.TIMEOUT, code, wall_limit_s=3.0)
+    assert time.monotonic() - began < 3.0 + 1.0 + 1.5  # more than one for a busy machine
+    assert message == "tracing and compiling (0 of 2 cases done) took longer than 3 s"
+
+
 def test_an_exception_with_a_huge_text_costs_no_time(builder):
     message = refused(builder, Status.RUNTIME_ERROR, 'raise ValueError("flood " * 100_000_000)')
     assert message.startswith("line 9: ")
