@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .._about import NAMESPACE
-from .._library import Operator, autocast_dtype, plain, scaled, wants_gradient
+from .._library import Operator, autocast_dtype, check_classes, plain, scaled, wants_gradient
 
 __all__ = ["CrossEntropyLoss", "cross_entropy"]
 
@@ -64,10 +64,10 @@ def cross_entropy(
     _require_mean(reduction)
     if not plain(input, target) or not _is_class(input, target):
         return _torch(input, target, ignore_index)
-    if input.dtype is torch.float16 and autocast_dtype(input) is None and wants_gradient(input):
-        return _torch(input, target, ignore_index)
     if autocast_dtype(input) is not None:
         input = input.float()  # noqa: A001
+    if input.dtype is torch.float16 and wants_gradient(input):
+        return _torch(input, target, ignore_index)
     if input.dim() != 2:
         moved = input.movedim(1, -1) if input.dim() > 2 else input
         if not moved.is_contiguous():
@@ -170,12 +170,7 @@ def _dims(logits: torch.Tensor, target: torch.Tensor, ignore_index: int) -> dict
 
 def _check(logits: torch.Tensor, target: torch.Tensor, ignore_index: int) -> None:
     """Kernels write where targets say."""
-    if target.device.type != "cpu" or target.numel() == 0:
-        return
-    low, high = torch.aminmax(target.where(target != ignore_index, 0))
-    if low < 0 or high >= logits.shape[-1]:
-        wrong = int(low if low < 0 else high)
-        raise IndexError(f"target {wrong} is out of range: there are {logits.shape[-1]} classes")
+    check_classes(target, logits.shape[-1], ignore_index)
 
 
 def _setup_context(

@@ -28,7 +28,9 @@ def scaled(saved: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         product = (saved.to(torch.promote_types(saved.dtype, factor.dtype)) * factor).to(
             saved.dtype
         )
-        return _OnlyOnce.apply(product) if torch.is_grad_enabled() and ours else product  # type: ignore[no-untyped-call]
+        if ours and torch.is_grad_enabled():
+            return _OnlyOnce.apply(product.detach().requires_grad_())  # type: ignore[no-untyped-call]
+        return product
     if saved.device.type == "cpu":
         value = factor.item()  # nobody waits: this is memory that was written already
         return saved if value == 1.0 else saved.mul_(value)
@@ -40,9 +42,12 @@ def scaled(saved: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def _ordinary(tensor: torch.Tensor) -> bool:
-    """Whether it has memory: not traced, not a subclass, not wrapped by torch.func."""
-    return type(tensor) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(  # noqa: SLF001
-        tensor
+    """Whether it has memory: not traced, not a subclass, not wrapped by torch.func or vmap."""
+    func = torch._C._functorch  # noqa: SLF001
+    return (
+        type(tensor) is torch.Tensor
+        and not func.is_functorch_wrapped_tensor(tensor)
+        and not func.is_legacy_batchedtensor(tensor)
     )
 
 

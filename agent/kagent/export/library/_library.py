@@ -31,6 +31,7 @@ __all__ = [
     "Operator",
     "autocast_dtype",
     "available",
+    "check_classes",
     "plain",
     "rows",
     "scaled",
@@ -42,6 +43,11 @@ __all__ = [
 _FOLDER = Path(__file__).parent
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TRACED = {"torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor"}
+_BELOW_AUTOGRAD = torch._C._after_autograd_keyset  # noqa: SLF001
+_DENSE = tuple(
+    torch._C.DispatchKeySet(key)  # noqa: SLF001
+    for key in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)  # noqa: SLF001
+)
 _MOST_CALLS = 4096  # that a choice is remembered for: shapes of one program
 
 
@@ -92,7 +98,7 @@ class Operator:
             task: Whose portfolio it uses, where it is not called like it.
             check: Looks at the arguments of every call, and raises where a kernel would read or
                 write what is not its own.
-            setup_context: As of torch.library.register_autograd.
+            setup_context: As of torch.library.register_autograd, for `backward`.
             backward: Likewise. Without it, asking for a gradient is an error.
             vmap: As of torch.library.register_vmap.
         """
@@ -122,19 +128,32 @@ class Operator:
         self._library.impl(  # type: ignore[no-untyped-call]
             name, self._run, "CompositeExplicitAutograd"
         )
+        self._setup_context, self._backward = setup_context, backward or self._no_backward
+        if not self._mutated:
+            self._library.impl(  # type: ignore[no-untyped-call]
+                name, self._differentiable, "Autograd", with_keyset=True
+            )
         qualified = f"{self._namespace}::{name}"
         torch.library.register_fake(qualified, fake, lib=self._library)
-        if not self._mutated:
-            torch.library.register_autograd(
-                qualified,
-                backward or self._no_backward,
-                setup_context=setup_context,
-                lib=self._library,
-            )
         if vmap is not None:
             torch.library.register_vmap(qualified, vmap, lib=self._library)
 
     # -- a call ------------------------------------------------------------------------------------
+
+    def _differentiable(self, keys: Any, *args: Any) -> Any:
+        # What torch.library.register_autograd does, in half its time (4 µs here).
+        if torch.is_grad_enabled():
+            for i in self._tensors:
+                if args[i].requires_grad:
+                    return _Differentiable.apply(*args, self, keys)  # type: ignore[no-untyped-call]
+        return self._below_autograd(keys, args)
+
+    def _below_autograd(self, keys: Any, args: Sequence[Any]) -> Any:
+        below = keys & _BELOW_AUTOGRAD
+        if below in _DENSE:  # nobody else wants to see the call: no tracing, no modes, no views
+            return self._run(*args)
+        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
+            return self.op.redispatch(below, *args)
 
     def _run(self, *args: Any) -> Any:
         if self._check is not None:
@@ -272,6 +291,23 @@ class Operator:
         )
 
 
+class _Differentiable(torch.autograd.Function):
+    """An operator's call that is to be differentiated; its last arguments are it and its keys."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Any:
+        *inputs, ctx.operator, keys = args
+        result = ctx.operator._below_autograd(keys, inputs)  # noqa: SLF001
+        if ctx.operator._setup_context is not None:  # noqa: SLF001
+            ctx.operator._setup_context(ctx, inputs, result)  # noqa: SLF001
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        found = ctx.operator._backward(ctx, *grads)  # noqa: SLF001
+        return (*found, None, None) if isinstance(found, tuple) else (found, None, None)
+
+
 def _by(call: _Call | None, kernel: str) -> bool:
     return call is not None and call.kernel == kernel
 
@@ -322,6 +358,23 @@ def vmap_rows(op: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tens
         return op(x.flatten(0, 1)).view(x.shape), 0
 
     return rule
+
+
+def check_classes(target: torch.Tensor, classes: int, ignore_index: int) -> None:
+    """Refuse targets that kernels would write out of bounds for. On a GPU that is not looked at.
+
+    Raises:
+        IndexError: A target is neither one of the classes nor `ignore_index`.
+    """
+    if target.device.type != "cpu" or target.numel() == 0:
+        return
+    low, high = (t.item() for t in torch.aminmax(target))
+    if low >= 0 and high < classes:
+        return
+    low, high = (t.item() for t in torch.aminmax(target.where(target != ignore_index, 0)))
+    if low < 0 or high >= classes:
+        wrong = low if low < 0 else high
+        raise IndexError(f"target {wrong} is out of range: there are {classes} classes")
 
 
 def wants_gradient(*tensors: torch.Tensor) -> bool:
