@@ -61,7 +61,9 @@ class ForkServer:
         preload: Sequence[str] = (),
         confinement: Confinement,
         env: Mapping[str, str] | None = None,
+        folder_prefix: str = "kagent-",
     ) -> None:
+        self._prefix = folder_prefix
         self._handler = handler
         self._preload = list(preload)
         tier = confinement.tier or asked_for()
@@ -82,7 +84,7 @@ class ForkServer:
 
     def start(self) -> None:
         """Start the process without waiting for its imports; `spawn` and `isolation` do."""
-        self._root = Path(tempfile.mkdtemp(prefix="kagent-")).resolve()
+        self._root = Path(tempfile.mkdtemp(prefix=self._prefix)).resolve()
         self._root.chmod(0o711)  # children of another user reach their own folder in it
         self._channel, theirs = Channel.pair()
         environment = {k: os.environ[k] for k in _INHERITED if k in os.environ}

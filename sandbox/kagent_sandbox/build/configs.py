@@ -56,6 +56,16 @@ def apply_config(module: ModuleType, config: Mapping[str, object]) -> None:
             setattr(module, name, type(old)(value) if wrapped else value)
 
 
+def pin_config(module: ModuleType, config: Mapping[str, object]) -> None:
+    """Set the module's globals, and leave each autotuned kernel the one configuration that was
+    chosen: Triton itself then has nothing to time.
+    """
+    apply_config(module, config)
+    for name, tuner in _autotuners(module):
+        chosen = config.get(name)
+        tuner.configs = [c for c in tuner.configs if _describe(c) == chosen] or tuner.configs[:1]
+
+
 def _axes(module: ModuleType) -> Iterator[tuple[str, list[object]]]:
     tune = getattr(module, "TUNE", None) or {}
     if not isinstance(tune, Mapping):

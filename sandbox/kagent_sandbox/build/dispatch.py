@@ -25,7 +25,8 @@ from kagent_sandbox.build.symbolic import SymbolicTensor, current_recorder
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
-_VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift_fresh", "alias", "detach", "lift"})
+VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift_fresh", "alias", "detach", "lift"})
+"""Operations that make views, though their schema does not say so."""
 _MOST_HOST_BYTES = 64 << 20  # of a tensor with real values, which only serves to make constants
 
 
@@ -59,7 +60,7 @@ class Factories(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.cuda and self.device.type == "cuda":
             return args[0].to(self.device)
-        if func not in _FROM_VALUES:
+        if func not in FROM_VALUES:
             return func(*args, **kwargs)
         if args and isinstance(args[0], SymbolicTensor):
             if func is torch.tensor:
@@ -72,7 +73,8 @@ class Factories(TorchFunctionMode):
         return constant(_recorder(), func(*args, **kwargs))
 
 
-_FROM_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+FROM_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+"""Functions that make a tensor of Python's values without the dispatcher."""
 
 
 def _recorder() -> Recorder:
@@ -128,7 +130,7 @@ def handle(func: Any, args: Args, kwargs: Kwargs, device: torch.device) -> Any:
                 f"use the view: y = x.{name.rstrip('_')}(...)",
             )
         )
-    return _record(recorder, func, name, args, kwargs)
+    return record(recorder, func, name, args, kwargs)
 
 
 def _refuse_other_devices(recorder: Recorder | None, kwargs: Kwargs, device: torch.device) -> None:
@@ -168,7 +170,8 @@ def _on_host(func: Any, args: Args, kwargs: Kwargs) -> Any:
 # -- recording -----------------------------------------------------------------------------------
 
 
-def _record(recorder: Recorder, func: Any, name: str, args: Args, kwargs: Kwargs) -> Any:
+def record(recorder: Recorder, func: Any, name: str, args: Args, kwargs: Kwargs) -> Any:
+    """Record one operation on symbolic tensors; what it returns."""
     if name in policy.ALLOCATE:
         return recorder.wrap(run_on_meta(func, args, kwargs))
     if name in policy.FILL:
@@ -181,7 +184,7 @@ def _record(recorder: Recorder, func: Any, name: str, args: Args, kwargs: Kwargs
         return special(recorder, func, args, kwargs)
     schema = schema_of(func)
     writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-    views = any(r.alias_info is not None for r in schema.returns) or name in _VIEWS
+    views = any(r.alias_info is not None for r in schema.returns) or name in VIEWS
     if views and not writes and func.namespace in {"aten", "prims"}:
         return wrap_all(recorder, run_on_meta(func, args, kwargs))
     if not any("Tensor" in str(r.type) for r in schema.returns) and not writes:

@@ -1,89 +1,205 @@
-"""Does a candidate's source launch what its plan says? Its host code, once, on real tensors.
+"""Does a candidate's source do what its plan says? Its host code, once, on real tensors.
 
 A plan shows what host code did on symbolic tensors; what is exported is the source. So the source
-is run as a user would run it, in a confined process that never saw the tracer, and every launch and
-every result must be the plan's: the kernel's binary, its scalars, and which bytes of which tensor
-its pointers are. What differs is TAMPER.
+is run as a user would run it, with the launchers that a kernel library has, in a confined process;
+what is done there is recorded as a plan too, and must be the same: every launch (the binary, grid,
+block, shared memory, cluster, cooperative and dependent launch, scalars, tensor maps, which bytes
+of which tensor each pointer is), every fill, copy and operation of torch between them, in order,
+and every result. What differs is TAMPER.
 
-For C++ on the CPU. Not covered: fills and copies beside the launches, and host code that takes this
-process for a builder by its folder or its limits, and a user's for none.
+C++ runs on the CPU; CUDA and Triton on an NVIDIA GPU of the plan's target, in a process that makes
+its context, locks itself, and only then loads the candidate.
+
+Not covered: host code that tells this process from a user's by its limits, its parent, or what
+kagent's launchers leave in memory, and then behaves; or that patches what records it. It runs in
+the process that says what it did. Streams other than the current one; and when memory is freed. The
+values of arguments are random numbers and zeros where the caller gives none.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import ModuleType
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, cast
 
 import torch
 
 from kagent_sandbox import records
-from kagent_sandbox.build.configs import apply_config
-from kagent_sandbox.build.inspect import kernel_info
-from kagent_sandbox.build.kernel_launches import plan_argument
-from kagent_sandbox.build.request import BuildCase, ScalarSpec, TensorSpec
-from kagent_sandbox.channel import ChannelError
+from kagent_sandbox.build.inspect import InspectError, kernel_info
+from kagent_sandbox.build.request import BuildCase
+from kagent_sandbox.channel import ChannelError, Message
 from kagent_sandbox.confine import builder_confinement
-from kagent_sandbox.context import Context
-from kagent_sandbox.forkserver import ForkServer
-from kagent_sandbox.plan import Arg, Null, Plan, Pointer, Scalar, TensorRef
-from kagent_sandbox.runtime.launches import Observed, observing
+from kagent_sandbox.confine.presets import gpu_launcher_confinement
+from kagent_sandbox.forkserver import Child, ForkServer
+from kagent_sandbox.plan import (
+    Alloc,
+    Const,
+    Copy,
+    Fill,
+    Free,
+    Launch,
+    Op,
+    Plan,
+    PlanError,
+    Pointer,
+    Scalar,
+    TensorMap,
+    TensorRef,
+    TorchOp,
+)
+from kagent_sandbox.plan_json import parse_plan
+from kagent_sandbox.runtime.source import Source
+from kagent_sandbox.runtime.store import packed_cubin
 from kagent_sandbox.spawned import printable
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
-LIMIT_S = 30.0
-_MAX_ANSWER_BYTES = 8 << 20
+CPU_LIMIT_S = 30.0
+GPU_LIMIT_S = 180.0  # with a context, and Triton's compiler from cold
 _MAX_TEXT = 2000
-Seen = Mapping[str, list[Any]]
-"""`launches` and `results`, as JSON."""
+_HANDLER = "kagent_sandbox.build.replay_run:handle"
+_PRELOAD = ("torch", "numpy", "kagent_sandbox.lang", "kagent_sandbox.build.replay_run")
+# None of these touches the driver when it is imported, which would spoil it for forks.
+_PRELOAD_GPU = ("torch", "triton", "cuda.bindings.driver", *_PRELOAD[1:])
+
+
+@dataclasses.dataclass
+class Compiled:
+    """What kernels were compiled from, and to, in all replays so far that found no difference."""
+
+    sources: dict[str, list[dict[str, object]]] = dataclasses.field(default_factory=dict)
+    """Records (`Source.record`) with `key` and `target`, by what the caller calls the kernel."""
+    cubins: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    """By `Source.key(target)`, each with its symbol: what a library ships."""
 
 
 class Replayer:
     """Runs host code on real tensors, each case in a confined process of its own. A context
-    manager.
+    manager. `device` is the GPU's index.
     """
 
-    def __init__(self) -> None:
-        self._server = ForkServer(
-            "kagent_sandbox.build.replay_real:handle",
-            preload=("torch", "numpy", "kagent_sandbox.lang"),
-            confinement=builder_confinement(),
-        )
+    def __init__(self, device: int = 0) -> None:
+        self.observed = Compiled()
+        self._device = device
+        self._servers: dict[str, ForkServer] = {}
+        self._built = b""  # by Triton for itself, in a process that had seen no candidate
 
     def __enter__(self) -> Self:
-        self._server.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.close()
+        for server in self._servers.values():
+            server.close()
 
     def compare(
-        self, source: str, entry: str, case: BuildCase, plan: Plan, config: Mapping[str, object]
+        self,
+        source: str,
+        entry: str,
+        case: BuildCase,
+        plan: Plan,
+        config: Mapping[str, object],
+        *,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+        kernel: str = "",
     ) -> Rejected | None:
         """Run a case; TAMPER where it is not what the plan says, else None.
 
+        Args:
+            source: The candidate's file.
+            entry: Its function.
+            case: Its arguments.
+            plan: What it did on symbolic tensors.
+            config: Of its tunables.
+            inputs: Values of arguments by name, on the CPU, where those that are made up will not
+                do: kernels that read addresses from memory need some that are valid.
+            kernel: Under which name `observed` lists its sources.
+
         Raises:
-            ChildDied: The fork-server is gone.
-            ValueError: The plan is not for the CPU.
+            ChildDied: A fork-server is gone.
+            ConfinementError: This host cannot confine it.
         """
-        if plan.target != "cpu":
-            raise ValueError(f"a plan for {plan.target}: only C++ is run on real tensors here")
-        request = {"source": source, "entry": entry, "config": dict(config)}
-        with self._server.spawn(wall_limit_s=LIMIT_S) as child:
+        request = {
+            "source": source,
+            "entry": entry,
+            "config": dict(config),
+            "case": records.to_json(case),
+            "target": plan.target,
+            "device": self._device,
+            "allow": sorted({op.name for op in plan.ops if isinstance(op, TorchOp)}),
+            "inputs": list(inputs or {}),
+        }
+        blobs = [_bytes(t) for t in (inputs or {}).values()]
+        try:
+            message = self._ask(plan.target, request, blobs)
+            if isinstance(message, str):
+                return _tamper(message, case)
+            failed = cast("dict[str, Any]", message.obj).get("failed")
+            if failed is not None:
+                return _tamper(f"it fails: {printable(str(failed))[:_MAX_TEXT]}", case)
+            done = parse_plan(message.blobs[0])
+            difference = first_difference(plan, done)
+            if difference is not None:
+                return _tamper(difference, case)
+            self._keep(kernel, plan, message)
+        except (PlanError, InspectError, LookupError, TypeError, ValueError, AttributeError) as e:
+            return _tamper(f"its process answers nonsense: {printable(str(e))[:_MAX_TEXT]}", case)
+        return None
+
+    def _ask(
+        self, target: str, request: Mapping[str, object], blobs: Sequence[bytes]
+    ) -> Message | str:
+        """The answer of a fresh process, or how it ended."""
+        gpu = target != "cpu"
+        limit_s = GPU_LIMIT_S if gpu else CPU_LIMIT_S
+        with self._server(gpu).spawn(wall_limit_s=limit_s, lock_first=not gpu) as child:
             try:
-                child.channel.send({**request, "case": records.to_json(case)})
-                answer = child.channel.recv(LIMIT_S, max_bytes=_MAX_ANSWER_BYTES).obj
+                child.channel.send(dict(request), [self._built, *blobs])
+                if gpu:
+                    self._take_built(child)
+                return child.channel.recv(limit_s)
             except ChannelError as e:
-                end = child.kill()
-                return _tamper(f"its process {end.describe()} ({e})", case)
-        if not isinstance(answer, dict) or "failed" in answer:
-            failed = answer.get("failed") if isinstance(answer, dict) else answer
-            return _tamper(f"it fails: {printable(str(failed))[:_MAX_TEXT]}", case)
-        difference = first_difference(expected(plan), cast("Seen", answer))
-        return None if difference is None else _tamper(difference, case)
+                return f"its process {child.kill().describe()} ({e})"
+
+    def _take_built(self, child: Child) -> None:
+        """What Triton built before the candidate was loaded; none comes where it failed."""
+        message = child.channel.recv(GPU_LIMIT_S)
+        if not isinstance(message.obj, dict) or message.obj.get("built") is not True:
+            raise ChannelError(f"no GPU could be used: {message.obj}"[:_MAX_TEXT])
+        self._built = self._built or message.blobs[0]
+
+    def _server(self, gpu: bool) -> ForkServer:
+        kind = "gpu" if gpu else "cpu"
+        if kind not in self._servers:
+            confinement = builder_confinement()
+            if gpu:  # Triton runs its assembler
+                confinement = dataclasses.replace(gpu_launcher_confinement(), execute=True)
+            self._servers[kind] = ForkServer(
+                _HANDLER,
+                preload=_PRELOAD_GPU if gpu else _PRELOAD,
+                confinement=confinement,
+                folder_prefix="tmp",
+            )
+            self._servers[kind].start()
+        return self._servers[kind]
+
+    def _keep(self, kernel: str, plan: Plan, message: Message) -> None:
+        """Note sources and cubins; a cubin only if it is one of the plan's."""
+        hashes = {k.hash for k in plan.kernels}
+        known = self.observed.sources.setdefault(kernel, [])
+        rows = cast("dict[str, Any]", message.obj)["sources"]
+        for (record, target, symbol), binary in zip(rows, message.blobs[1:], strict=True):
+            key = Source.of(record).key(target)
+            if target != plan.target:
+                raise ValueError(f"a kernel for {target} in a plan for {plan.target}")
+            if binary:
+                if kernel_info(binary, symbol, "cuda").hash not in hashes:
+                    raise ValueError(f"the binary of {symbol} is none of the plan's")
+                self.observed.cubins[key] = packed_cubin(binary, symbol)
+            if all(known_["key"] != key for known_ in known):
+                known.append({"key": key, "target": target, **record})
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def _tamper(what: str, case: BuildCase) -> Rejected:
@@ -91,129 +207,110 @@ def _tamper(what: str, case: BuildCase) -> Rejected:
     return Rejected(Stage.CHECK, Status.TAMPER, text, case.name)
 
 
-def expected(plan: Plan) -> Seen:
-    """What a run of host code must show, from its plan."""
-    names = {b.id: b.name for b in plan.buffers if b.kind == "input"}
-    order: dict[int, str] = {}
-
-    def place(buffer: int) -> str:
-        name = names.get(buffer)
-        return name if name is not None else order.setdefault(buffer, f"#{len(order)}")
-
-    launches = [
-        [op.kernel, [_shown(a, lambda p: place(p.buffer)) for a in op.args]] for op in plan.launches
-    ]
-    return {"launches": launches, "results": [_result(t, place(t.buffer)) for t in plan.outputs]}
+# -- comparison ------------------------------------------------------------------------------------
 
 
-def _shown(arg: Arg, place: Callable[[Pointer], str]) -> list[object]:
-    if isinstance(arg, Pointer):
-        return ["pointer", place(arg), arg.offset]
-    if isinstance(arg, Scalar):
-        return [arg.type, arg.value.hex() if isinstance(arg.value, float) else int(arg.value)]
-    assert isinstance(arg, Null), "C++ kernels take no tensor maps"
-    return ["null"]
-
-
-def _result(ref: TensorRef, place: str) -> list[object]:
-    return [place, ref.offset, list(ref.shape), list(ref.strides), ref.dtype]
-
-
-def first_difference(want: Seen, got: Seen) -> str | None:
-    """The first launch or result that differs, in words; None if all are the same."""
-    for what in ("launches", "results"):
-        theirs = got.get(what)
-        if not isinstance(theirs, list):
-            return f"it says nothing of its {what}"
-        for i, (w, g) in enumerate(zip(want[what], theirs, strict=False), 1):
-            if w != g:
-                text = f"{what[:-2] if what == 'launches' else 'result'} {i} is {g}, the plan's {w}"
-                return printable(text)[:_MAX_TEXT]
-        if len(theirs) != len(want[what]):
-            return f"{len(theirs)} {what}, the plan has {len(want[what])}"
+def first_difference(plan: Plan, done: Plan) -> str | None:
+    """The first operation or result that differs, in words; None if all are the same."""
+    if len(done.launches) != len(plan.launches):
+        return f"{len(done.launches)} launches, the plan has {len(plan.launches)}"
+    want, got = list(_events(plan)), list(_events(done))
+    for i, (w, g) in enumerate(zip(want, got, strict=False), 1):
+        if w != g:
+            return printable(f"step {i} is {_text(g, w)}, the plan's {_text(w, g)}")[:_MAX_TEXT]
+    if len(want) != len(got):
+        return f"{len(got)} steps and results, the plan has {len(want)}"
     return None
 
 
-# -- in the confined process -----------------------------------------------------------------------
+Event = dict[str, object]
 
 
-def handle(context: Context) -> None:
-    """Run one case of one candidate and say what it launched and returned."""
-    asked = cast("dict[str, Any]", context.channel.recv(LIMIT_S).obj)
-    case = records.from_json(BuildCase, asked["case"])
-    try:
-        module = _load(asked["source"], context.tmp)
-        apply_config(module, asked["config"])
-        context.channel.send(_Run(case).of(getattr(module, asked["entry"])))
-    except (Exception, SystemExit) as e:  # noqa: BLE001 - host code may raise anything
-        context.channel.send({"failed": f"{type(e).__name__}: {e}"[:_MAX_TEXT]})
+def _text(event: Event, other: Event) -> str:
+    """What an event is, and in what it differs from another."""
+    if event["what"] != other["what"]:
+        return str(event["what"])
+    shown = {k: v for k, v in event.items() if other.get(k) != v}
+    return f"{event['what']} with " + ", ".join(f"{k} {v}" for k, v in shown.items())
 
 
-def _load(source: str, folder: Path) -> ModuleType:
-    path = folder / "kernel.py"
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location("kernel", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["kernel"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _events(plan: Plan) -> Iterator[Event]:
+    """What a plan does and returns, in order. Buffers are called by their arguments' names, and the
+    rest by the order in which they are first used: when memory is taken and freed does not count.
+    """
+    names = _Names(plan)
+    for op in plan.ops:
+        if not isinstance(op, Alloc | Free):
+            yield _event(op, names)
+    for ref in plan.outputs:
+        yield {"what": "result", "tensor": names.view(ref)}
 
 
-class _Run:
-    """One call: what is launched is written down, and then really launched."""
+def _event(op: Op, names: _Names) -> Event:
+    if isinstance(op, Launch):
+        return {
+            "what": "launch",
+            "kernel": op.kernel,
+            "arguments": [names.argument(a) for a in op.args],
+            **{
+                f: getattr(op, f)
+                for f in ("grid", "block", "shared", "cluster", "cooperative", "pdl")
+            },
+        }
+    if isinstance(op, Fill):
+        return {"what": "fill", "tensor": names.view(op.tensor), "value": _number(op.value)}
+    if isinstance(op, Copy):
+        return {"what": "copy", "from": names.view(op.src), "to": names.view(op.dst)}
+    if isinstance(op, Const):
+        return {"what": "constant", "tensor": names.view(op.tensor), "data": op.data}
+    assert isinstance(op, TorchOp)
+    return {
+        "what": op.name,
+        "arguments": [names.operand(a) for a in op.args],
+        "options": {k: names.operand(v) for k, v in op.kwargs.items()},
+        "writes": [names.view(t) for t in op.writes],
+    }
 
-    def __init__(self, case: BuildCase) -> None:
-        self._case = case
-        self._held: list[torch.Tensor] = []  # so that no address comes twice
-        self._places: dict[int, str] = {}  # storages, by address
-        self._launches: list[list[object]] = []
 
-    def of(self, function: Callable[..., object]) -> Seen:
-        arguments = [self._argument(a) for a in self._case.arguments]
-        with observing(self._seen):
-            result = function(*arguments)
-        values = result if isinstance(result, tuple | list) else (result,)
-        return {"launches": self._launches, "results": [self._returned(v) for v in values]}
+class _Names:
+    """Buffers of a plan by what they are to it."""
 
-    def _argument(self, spec: TensorSpec | ScalarSpec) -> object:
-        if isinstance(spec, ScalarSpec):
-            return spec.value
-        dtype = getattr(torch, spec.dtype)
-        tensor = torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
-        if dtype.is_floating_point:
-            tensor.copy_(torch.randn(spec.shape))
-        else:
-            tensor.zero_()  # as an index, zero is always within
-        self._held.append(tensor)
-        self._places[tensor.untyped_storage().data_ptr()] = spec.name
-        return tensor
+    def __init__(self, plan: Plan) -> None:
+        self._names = {b.id: b.name for b in plan.buffers if b.kind == "input"}
+        self._nbytes = {b.id: b.nbytes for b in plan.buffers}
 
-    def _place(self, tensor: torch.Tensor) -> tuple[str, int]:
-        """Name of a tensor's storage, and the byte of it at which the tensor begins."""
-        start = tensor.untyped_storage().data_ptr()
-        if start not in self._places:
-            self._held.append(tensor)
-            made = sum(name.startswith("#") for name in self._places.values())
-            self._places[start] = f"#{made}"
-        return self._places[start], tensor.data_ptr() - start
+    def place(self, buffer: int) -> str:
+        """An input's name; else a number, by first use, and its size."""
+        name = self._names.get(buffer)
+        if name is None:
+            made = sum(1 for n in self._names.values() if n is not None and n.startswith("#"))
+            name = self._names[buffer] = f"#{made} of {self._nbytes[buffer]} bytes"
+        return name
 
-    def _seen(self, launch: Observed) -> None:
-        shown = []
-        for value in launch.arguments:
-            if isinstance(value, torch.Tensor):
-                shown.append(["pointer", *self._place(value)])
-            else:
-                shown.append(_shown(plan_argument(value, None), lambda _: ""))
-        name = launch.source.name
-        info = kernel_info(launch.binary, launch.symbol, launch.source.language)
-        assert info.name == name
-        self._launches.append([info.hash, shown])
+    def view(self, ref: TensorRef) -> tuple[object, ...]:
+        """Which elements of which buffer."""
+        return self.place(ref.buffer), ref.offset, ref.shape, ref.strides, ref.dtype
 
-    def _returned(self, value: object) -> list[object]:
-        if not isinstance(value, torch.Tensor):
-            return [type(value).__name__]
-        place, offset = self._place(value)
-        dtype = str(value.dtype).removeprefix("torch.")
-        size = value.element_size()
-        return [place, offset // size, list(value.shape), list(value.stride()), dtype]
+    def argument(self, arg: object) -> tuple[object, ...]:
+        """A kernel's argument."""
+        if isinstance(arg, Pointer):
+            return "pointer", self.place(arg.buffer), arg.offset
+        if isinstance(arg, Scalar):
+            return arg.type, _number(arg.value)
+        if isinstance(arg, TensorMap):
+            fields = dataclasses.asdict(arg)
+            return "tensor map", self.place(fields.pop("buffer")), tuple(fields.items())
+        return ("null",)
+
+    def operand(self, value: object) -> object:
+        """An argument of a torch operation."""
+        if isinstance(value, TensorRef):
+            return self.view(value)
+        if isinstance(value, list | tuple):
+            return [self.operand(v) for v in value]
+        return _number(value) if isinstance(value, int | float) else value
+
+
+def _number(value: float) -> str:
+    """Text that tells all numbers apart, and NaN from none."""
+    return value.hex() if isinstance(value, float) else str(int(value))

@@ -31,7 +31,7 @@ from kagent_sandbox.build.kernels import over_limits
 from kagent_sandbox.build.limits import compile_limit
 from kagent_sandbox.build.policy import PolicyError
 from kagent_sandbox.build.recorder import Recorder
-from kagent_sandbox.build.symbolic import SymbolicTensor, current_recorder
+from kagent_sandbox.build.symbolic import current_recorder
 from kagent_sandbox.build.targets import Target
 from kagent_sandbox.build.triton_args import expand
 from kagent_sandbox.plan import KernelInfo, Null
@@ -96,7 +96,7 @@ class Launcher:
             return None
         blocks = grid[0] * grid[1] * grid[2] * self._metadata.num_ctas
         tensor = _allocation._allocator.get()(blocks * nbytes, align, 0)
-        if not isinstance(tensor, SymbolicTensor):
+        if not isinstance(tensor, torch.Tensor):
             refuse(
                 "triton's allocator returned no device tensor",
                 "return torch.empty(size, device='cuda', dtype=torch.int8)",

@@ -1,11 +1,13 @@
 """Host code on real tensors: it must launch what its plan says."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from kagent_sandbox.build.client import Builder
-from kagent_sandbox.build.replay_real import Replayer, expected, first_difference
+from kagent_sandbox.build.replay_real import Replayer, first_difference
 from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
+from kagent_sandbox.plan import Fill, Launch
 from kagent_sandbox.verdict import Status
 
 CORPUS = Path(__file__).parents[3] / "corpus"
@@ -92,10 +94,20 @@ def test_differences_are_told_in_words(tools):
     builder, _ = tools
     built = builder.build(BuildRequest(SCRATCH, "rows", "cpu", (CASE,)))
     assert isinstance(built, Built), built
-    want = expected(built.plans[0, CASE.name])
-    assert first_difference(want, want) is None
-    assert "launch 2 is" in first_difference(
-        want, {**want, "launches": [want["launches"][0], ["other", []], want["launches"][2]]}
+    plan = built.plans[0, CASE.name]
+    assert first_difference(plan, plan) is None
+    launches = [i for i, op in enumerate(plan.ops) if isinstance(op, Launch)]
+
+    def done(index, op):
+        ops = (*plan.ops[:index], *op, *plan.ops[index + 1 :])
+        return first_difference(plan, dataclasses.replace(plan, ops=ops))
+
+    second = plan.ops[launches[1]]
+    wider = dataclasses.replace(second, grid=(2, 1, 1))
+    assert "step 2 is launch with grid (2, 1, 1), the plan's" in done(launches[1], [wider])
+    assert done(launches[1], []) == "2 launches, the plan has 3"
+    fill = Fill(plan.outputs[0], 0)
+    assert "step 2 is fill, the plan's launch" in done(launches[1], [fill, second])
+    assert first_difference(plan, dataclasses.replace(plan, outputs=())) == (
+        "3 steps and results, the plan has 4"
     )
-    assert first_difference(want, {**want, "results": []}) == "0 results, the plan has 1"
-    assert first_difference(want, {}) == "it says nothing of its launches"
