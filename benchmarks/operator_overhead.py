@@ -4,8 +4,8 @@
 
 The library is a real one but for its kernels, which return an empty tensor: what is left is the
 functional form, torch.library, the choice of a kernel and the look at its arguments. On a GPU the
-same Python runs. Prints µs of processor time per call: the median over 30 blocks, beside the fake kernel alone. On a
-GPU nobody looks at targets, which is 3 µs of the two losses' figures here.
+same Python runs. Prints µs of processor time per call: the median over 30 blocks, beside the
+fake kernel alone. On a GPU nobody looks at targets: that is 3 µs of the two losses' figures here.
 """
 
 import statistics

@@ -29,7 +29,7 @@ def scaled(saved: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
             saved.dtype
         )
         if ours and torch.is_grad_enabled():
-            return _OnlyOnce.apply(product.detach().requires_grad_())  # type: ignore[no-untyped-call]
+            product = _OnlyOnce.apply(product.detach().requires_grad_())  # type: ignore[no-untyped-call]
         return product
     if saved.device.type == "cpu":
         value = factor.item()  # nobody waits: this is memory that was written already

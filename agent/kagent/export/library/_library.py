@@ -397,12 +397,15 @@ def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
 def with_autograd(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a reference that takes gradients itself; below an operator they are switched off.
 
-    Tensors are passed detached, and what comes back is.
+    Tensors are passed detached, and what comes back is, in memory of its own.
     """
     key = torch._C.DispatchKey.AutogradFunctionality  # noqa: SLF001
     with torch._C._SetExcludeDispatchKeyGuard(key, False), torch.enable_grad():  # noqa: SLF001
         result = function(*map(_detached, args), **{k: _detached(v) for k, v in kwargs.items()})
-    return tuple(map(_detached, result)) if isinstance(result, tuple | list) else _detached(result)
+    taken = {a.data_ptr() for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)}
+    results = result if isinstance(result, tuple | list) else (result,)
+    found = tuple(r.clone() if r.data_ptr() in taken else r for r in map(_detached, results))
+    return found if isinstance(result, tuple | list) else found[0]
 
 
 def _detached(value: Any) -> Any:

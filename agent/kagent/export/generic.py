@@ -1,0 +1,205 @@
+"""The operator of a task that has no operator.py: its entry's signature, forward only.
+
+Shapes come from task.toml: dimensions are read off the tensors' shapes and the scalars, every
+formula is checked, and what does not fit goes to the reference, the task's `eager`. The task's
+reference.py is shipped beside the operator, as operators/_TASK_reference.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from kagent_sandbox.errors import TaskError
+from kagent_sandbox.task import Argument, Case, Size, Task, scalar
+
+from kagent.export.rendering import render
+
+_RESERVED = {"torch", "nn", "plain", "found", "fits", "dtype", "dtypes", "itemsize", "cdiv"}
+
+
+def operator_source(task: Task) -> str:
+    """The text of operators/TASK.py.
+
+    Raises:
+        TaskError: A dimension cannot be read off the arguments.
+    """
+    known = _bindings(task)
+    tensors = [a for a in task.arguments if a.shape is not None]
+    first = next((a.name for a in tensors if a.dtype == "$dtype"), None)
+    if first is None:
+        raise _needs_own(task, "none of its tensors has the case's dtype")
+    if missing := sorted(set(task.dims) - set(known)):
+        raise _needs_own(task, f"{', '.join(missing)} cannot be read off its arguments")
+    names = {a.name for a in task.arguments}
+    taken = (names & {a.name for a in tensors} & set(known)) | ((names | set(known)) & _RESERVED)
+    if taken or not all(map(_usable, names | {task.entry})):
+        raise _needs_own(task, f"its names {', '.join(sorted(taken or names))} are taken here")
+    shapes = [
+        *(s for a in task.arguments for s in a.shape or ()),
+        *(s for r in task.results for s in r.shape),
+    ]
+    formulas = " ".join(map(str, (*shapes, *(a.value for a in task.arguments))))
+    text = render(
+        "operator.py.j2",
+        task=task,
+        summary=_in_docstring(task.summary),
+        signature=_in_docstring(task.signature),
+        function=task.entry,
+        module=_camel(task.entry),
+        parameters=_parameters(task),
+        tensors=[a.name for a in tensors],
+        ranks=_tuple([f"{a.name}.dim()" for a in tensors]),
+        rank_values=repr(tuple(len(a.shape or ()) for a in tensors)),
+        schema=_schema(task),
+        bindings=known,
+        checks=_checks(task, known),
+        first=first,
+        results=[
+            {
+                "name": r.name,
+                "shape": _tuple(map(_code, r.shape)),
+                "dtype": _dtype(r.dtype),
+                "doc": _in_docstring(f"[{', '.join(map(str, r.shape))}]"),
+            }
+            for r in task.results
+        ],
+        returns="torch.Tensor"
+        if len(task.results) == 1
+        else f"tuple[{', '.join('torch.Tensor' for _ in task.results)}]",
+        itemsize="itemsize" in formulas,
+        cdiv="cdiv(" in formulas,
+        mutates=any(a.mutates for a in task.arguments),
+    )
+    ast.parse(text)
+    return text
+
+
+def needs_reference(operator_py: str) -> bool:
+    """Whether an operator's text is one of these, and its task's reference.py goes with it."""
+    line = r"^from \. import _\w+_reference as _task$"
+    return re.search(line, operator_py, re.MULTILINE) is not None
+
+
+def _bindings(task: Task) -> Mapping[str, str]:
+    """Each dimension, and the code that reads it: a tensor's size or a scalar."""
+    found: dict[str, str] = {}
+    for argument in task.arguments:
+        if isinstance(argument.value, str) and argument.value in task.dims:
+            found.setdefault(argument.value, argument.name)
+        for i, size in enumerate(argument.shape or ()):
+            if isinstance(size, str) and size in task.dims:
+                found.setdefault(size, f"{argument.name}.shape[{i}]")
+    return {n: found[n] for n in task.dims if n in found}
+
+
+def _checks(task: Task, known: Mapping[str, str]) -> list[str]:
+    """Conditions on the arguments under which a call is the task's."""
+    found: list[str] = []
+    for argument in task.arguments:
+        name = argument.name
+        if argument.shape is not None:
+            for i, size in enumerate(argument.shape):
+                if known.get(str(size)) != f"{name}.shape[{i}]":
+                    found.append(f"{name}.shape[{i}] == {_code(size)}")
+            if argument.dtype != "$dtype":
+                found.append(f"{name}.dtype == {_dtype(argument.dtype)}")
+            else:
+                found.append(f"{name}.dtype == dtype")
+        elif known.get(str(argument.value)) != name:
+            value = argument.value
+            found.append(f"{name} == {_code(value) if isinstance(value, str) else repr(value)}")
+    return found
+
+
+def _parameters(task: Task) -> list[dict[str, object]]:
+    """Parameters in order; constants are defaults where nothing after them has none."""
+    found = [_parameter(task, a) for a in task.arguments]
+    for i, parameter in enumerate(found):
+        if any(p["default"] is None for p in found[i:]):
+            parameter["default"] = None
+    return found
+
+
+def _parameter(task: Task, argument: Argument) -> dict[str, object]:
+    if argument.shape is not None:
+        return {
+            "name": argument.name,
+            "type": "torch.Tensor",
+            "default": None,
+            "doc": f"[{', '.join(map(str, argument.shape))}]"
+            + ("" if argument.dtype == "$dtype" else f", {argument.dtype}")
+            + (", written to" if argument.mutates else ""),
+        }
+    constant = not isinstance(argument.value, str)
+    return {
+        "name": argument.name,
+        "type": _scalar_type(task, argument),
+        "default": repr(argument.value) if constant else None,
+        "doc": _in_docstring(
+            task.dims.get(str(argument.value), f"kernels were checked with {argument.value} alone")
+        ),
+    }
+
+
+def _schema(task: Task) -> str:
+    parts = []
+    for argument in task.arguments:
+        if argument.shape is None:
+            parts.append(f"{_scalar_type(task, argument)} {argument.name}")
+        else:
+            parts.append(
+                f"Tensor{'(a' + str(len(parts)) + '!)' if argument.mutates else ''} {argument.name}"
+            )
+    results = ", ".join("Tensor" for _ in task.results)
+    return f"({', '.join(parts)}) -> " + (results if len(task.results) == 1 else f"({results})")
+
+
+def _scalar_type(task: Task, argument: Argument) -> str:
+    cases: Sequence[Case] = [*task.gpu.check, *task.gpu.bench, *task.cpu.check, *task.cpu.bench]
+    kinds = {type(scalar(task, argument, c)) for c in cases}
+    if kinds == {bool}:
+        return "bool"
+    return "int" if kinds == {int} else "float"
+
+
+def _code(size: Size | float) -> str:
+    """A formula of task.toml as Python; sizes are whole numbers."""
+    if not isinstance(size, str):
+        return repr(size)
+    tree = ast.parse(size, mode="eval")
+    text = ast.unparse(tree)
+    fractions = any(isinstance(n, ast.Div) for n in ast.walk(tree))
+    return f"int({text})" if fractions else text
+
+
+def _tuple(parts: Iterable[str]) -> str:
+    found = list(parts)
+    return f"({', '.join(found)}{',' * (len(found) == 1)})"
+
+
+def _dtype(declared: str) -> str:
+    return "dtype" if declared == "$dtype" else f"torch.{declared}"
+
+
+def _usable(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
+
+
+def _in_docstring(text: str) -> str:
+    """Words of a task's author, as one line that ends no string."""
+    return " ".join(text.split()).replace("\\", "/").replace('"', "'").rstrip(".")
+
+
+def _camel(name: str) -> str:
+    words = "".join(w[:1].upper() + w[1:] for w in name.split("_"))
+    return words if words.isidentifier() and not keyword.iskeyword(words) else f"{words}Module"
+
+
+def _needs_own(task: Task, why: str) -> TaskError:
+    return TaskError(
+        f"{task.folder}: {why}: write an operator.py beside task.toml (docs/tasks.md), or give the "
+        "entry an argument that says it"
+    )
