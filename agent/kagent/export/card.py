@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kagent.export.contents import TORCH, Device, Kernel, Library, Point, Region, Timing
-from kagent.export.rendering import figure, listed, render, words
+from kagent.export.rendering import code, figure, listed, render, words
 
 _BASELINES_OF_TORCH = ("eager", "compile")  # and modes of torch.compile, which begin like it
 
@@ -93,8 +93,8 @@ def _row(point: Point) -> Row:
         name = min(kernels, key=lambda n: kernels[n].us)
     mine = kernels.get(name)
     return Row(
-        case=words(shape_text(point.dtype, point.dims)),
-        taken="torch" if point.best == TORCH else words(point.best),
+        case=code(shape_text(point.dtype, point.dims)),
+        taken="torch" if point.best == TORCH else code(point.best),
         kernel_us="–" if mine is None else _timing(mine),
         torch_us="–" if torch is None else f"{_timing(torch)} {_named(point, torch)}".rstrip(),
         ratio="–" if mine is None or torch is None else ratio_text(torch, mine),

@@ -248,7 +248,7 @@ def _solution(
                     "flashinfer_main.py.j2",
                     entry=operator.entry,
                     arguments=[a.name for a in task.arguments],
-                    config=dict(kernel.configs[config]) if kernel.configs else {},
+                    config=repr(dict(kernel.configs[config]) if kernel.configs else {}),
                 ),
             },
             {"path": "kernel.py", "content": source},

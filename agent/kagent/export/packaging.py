@@ -75,7 +75,11 @@ def packaging_files(library: Library) -> dict[str, str]:
         ".gitignore": "__pycache__/\n*.egg-info/\ndist/\n/torch-ext/*/binaries/\n",
         "LICENSE": resources.files("kagent.export").joinpath("templates/LICENSE").read_text(),
         "README.md": render(
-            "readme.md.j2", library=library, offered=offered, cuda="cuda" in languages
+            "readme.md.j2",
+            library=library,
+            offered=offered,
+            layers=[layer for n in offered for layer in n.layers],
+            cuda="cuda" in languages,
         ),
         "CHANGELOG.md": render("changelog.md.j2", history=library.history),
         f"{package}/_about.py": render(
@@ -129,7 +133,7 @@ def names_of(operator: Operator) -> Names:
     layers = assigned.get("LAYERS")
     keys = layers.keys if isinstance(layers, ast.Dict) else None
     named = [k.value for k in keys or () if isinstance(k, ast.Constant)]
-    functions = [n for n in public if n[0].islower()]
+    functions = [n for n in sorted(public) if n[0].islower()]
     if not functions or keys is None or len(named) != len(keys):
         raise UserError(
             f"operator.py of {operator.task} must have __all__ = [...] with the name of a "
@@ -139,7 +143,7 @@ def names_of(operator: Operator) -> Names:
         operator.task,
         functions[0],
         _signature(operator.operator_py, functions[0]),
-        tuple(public),
+        tuple(sorted(public)),
         tuple(str(n) for n in named),
     )
 

@@ -14,7 +14,9 @@ from kagent_sandbox.records import to_json
 from kagent.export.contents import Library
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$^])")
+_SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])")  # snake_case is no emphasis
+_AT_START = re.compile(r"^(?:[#+=-]|\d+(?=[.)]))")  # a heading, a list, a rule
+_LINK = re.compile(r"(?i)(?<=ttp|tps|ftp):(?=//)|(?<=www)\.|(?<=\w)@(?=\w)")
 _LONGEST = 400  # characters of a hypothesis
 
 
@@ -32,7 +34,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(words=words, quoted=quoted, literal=repr)
+    environment.filters.update(words=words, code=code, quoted=quoted)
     return environment
 
 
@@ -41,12 +43,27 @@ def words(text: object) -> str:
 
     Nothing in them becomes markup, a link, HTML or another cell of a table.
     """
+    line = one_line(text)
+    line = _SPECIAL.sub(r"\\\g<0>", line.replace("&", "&amp;"))
+    line = line.replace("<", "&lt;").replace(">", "&gt;")
+    line = _LINK.sub(lambda found: f"&#{ord(found[0])};", line)  # no automatic links
+    return _AT_START.sub(_defused, line)
+
+
+def _defused(found: re.Match[str]) -> str:
+    """What begins a heading, a list or a rule, as it is read and not as it works."""
+    return "".join(f"&#{ord(c)};" for c in found[0])
+
+
+def code(text: object) -> str:
+    """The same in a code span: names, shapes, signatures."""
+    return f"`{one_line(text).replace('`', chr(39)).replace('|', '¦') or ' '}`"
+
+
+def one_line(text: object) -> str:
+    """Printable characters, single blanks, at most a few hundred."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
-    if len(line) > _LONGEST:
-        line = line[: _LONGEST - 1].rstrip() + "…"
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    line = re.sub(r"(?i)\b(https?|ftp|www)(?=[:.])", r"\1&#8203;", line)  # no automatic links
-    return _SPECIAL.sub(r"\\\1", line)
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1].rstrip() + "…"
 
 
 def quoted(text: object) -> str:

@@ -6,12 +6,13 @@ import re
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kagent.export.card import card
 from kagent.export.packaging import names_of, packaging_files
-from kagent.export.rendering import digest, figure, words
+from kagent.export.rendering import code, digest, figure, one_line, words
 from made_library import HOSTILE, cpu_library, gpu_library
+from markdown_it import MarkdownIt
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def library():
 def test_the_card_has_the_figures_of_the_record_and_where_torch_wins(library):
     text = card(library)
     kernel = library.operators[0].kernels[0]
-    assert "| float32 M=1536 N=1024 | " in text
+    assert "| `float32 M=1536 N=1024` | " in text
     assert "100.0 (97.00–104.0) | 130.0 (126.1–135.2) eager | 1.300 (1.212–1.394) |" in text
     assert "Torch is at least as fast on 1 of 3 measured shapes" in text
     assert "1.250× (95 %: 1.200–1.300)" in text
@@ -37,18 +38,32 @@ def test_words_of_models_stay_words(library):
     for text in (card(library), packaging_files(library)["CHANGELOG.md"]):
         assert "<b>" not in text
         assert "\x1b" not in text
-        assert "](https" not in text
         assert "https://" not in text
         assert words(HOSTILE) in text
 
 
-@given(st.text(max_size=300))
-def test_words_are_one_line_without_markup(text):
-    line = words(text)
-    assert line == " ".join(line.split())
-    assert not re.search(r"(?<!\\)[|`*_\[\]]", line.replace(r"\\", ""))
-    assert "<" not in line
-    assert ">" not in line
+@pytest.mark.parametrize(
+    "around", ["{}\n", "- {}\n", "1. {}\n", "| a | b |\n|---|---|\n| {} | c |\n"]
+)
+@given(text=st.text(max_size=60) | st.text("ab_*`[]()<>|#+-=~!&;:/1. \\$\n", max_size=30))
+@example(text=HOSTILE)
+@example(text="1. a")
+@example(text="# https://www.example.org a_b _c_ me@example.org")
+def test_words_are_read_as_they_were_written(around, text):
+    page = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    tokens = [t for t in page.parse(around.format(words(text))) if t.type == "inline"]
+    children = [c for t in tokens for c in t.children]
+    assert {c.type for c in children} <= {"text", "text_special"}
+    read = [("".join(c.content for c in t.children)) for t in tokens]
+    wanted = ["a", "b", one_line(text), "c"] if "|" in around else [one_line(text)]
+    assert [r for r in read if r] == [w for w in wanted if w]
+    assert not re.search(r"(?i)https?://|www\.", words(text))
+
+
+@given(st.text(max_size=60))
+def test_code_is_one_span(text):
+    (paragraph,) = [t for t in MarkdownIt().parse(code(text)) if t.type == "inline"]
+    assert [c.type for c in paragraph.children] == ["code_inline"]
 
 
 @given(st.floats(1e-3, 1e6))

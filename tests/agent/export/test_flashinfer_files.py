@@ -1,0 +1,131 @@
+"""FlashInfer-Bench's files: what is in them, that they run, and that the package itself takes them.
+
+Its dependencies are too many for a development environment: KAGENT_TEST_FLASHINFER names a Python
+that has it.
+"""
+
+import ast
+import json
+import os
+import subprocess
+from dataclasses import replace
+
+import pytest
+import torch
+from kagent.export.flashinfer import flashinfer_files
+from made_library import cpu_library, gpu_library
+
+PYTHON = os.environ.get("KAGENT_TEST_FLASHINFER")
+
+
+def of_kind(files, folder):
+    found = {p: t for p, t in files.items() if p.startswith(f"flashinfer_bench/{folder}/")}
+    return [json.loads(line) for p, t in found.items() for line in lines(p, t)]
+
+
+def lines(path, text):
+    return text.splitlines() if path.endswith(".jsonl") else [text]
+
+
+def test_a_definition_has_the_task_in_one_dtype():
+    (softmax, entropy) = of_kind(flashinfer_files(cpu_library()), "definitions")
+    assert softmax["name"] == "softmax_float32"
+    assert softmax["axes"]["M"] == {"type": "var", "description": "rows"}
+    assert softmax["inputs"] == {"x": {"shape": ["M", "N"], "dtype": "float32"}}
+    assert entropy["inputs"]["target"] == {"shape": ["M"], "dtype": "int64"}
+    assert entropy["inputs"]["ignore_index"] == {"shape": None, "dtype": "int64"}
+    assert entropy["outputs"]["loss"] == {"shape": [], "dtype": "float32"}
+
+
+def test_a_definition_s_reference_runs_by_itself():
+    softmax, entropy = of_kind(flashinfer_files(cpu_library()), "definitions")
+    x = torch.randn(5, 7)
+    names = {}
+    exec(softmax["reference"], names)
+    torch.testing.assert_close(names["run"](x), torch.softmax(x, -1))
+    exec(entropy["reference"], names)
+    loss, grad = names["run"](x, torch.arange(5), -100)
+    assert (loss.dtype, grad.dtype) == (torch.float32, torch.float32)
+
+
+def test_traces_have_the_record_s_figures_and_none_that_it_lacks():
+    library = cpu_library()
+    files = flashinfer_files(library)
+    trace = of_kind(files, "traces")[0]
+    evaluation = trace["evaluation"]
+    assert evaluation["performance"]["latency_ms"] == pytest.approx(0.1)
+    assert evaluation["performance"]["reference_latency_ms"] == pytest.approx(0.13)
+    assert evaluation["performance"]["speedup_factor"] == pytest.approx(1.3)
+    assert evaluation["correctness"]["max_relative_error"] == "NaN"
+    assert evaluation["environment"]["libs"]["torch"] == "2.13.0"
+    loads = {w["workload"]["uuid"] for w in of_kind(files, "workloads")}
+    solutions = {s["name"] for s in of_kind(files, "solutions")}
+    for found in of_kind(files, "traces"):
+        assert found["workload"]["uuid"] in loads
+        assert found["solution"] in solutions
+
+
+def test_flags_are_scalars_of_a_workload():
+    (first, *_) = of_kind(flashinfer_files(gpu_library()), "workloads")
+    assert first["workload"]["inputs"]["causal"] == {"type": "scalar", "value": True}
+    assert set(first["workload"]["axes"]) == {"B", "H", "Hkv", "S", "D"}
+
+
+def test_sizes_that_are_numbers_or_formulas_become_axes():
+    library = cpu_library()
+    softmax = library.operators[0]
+    text = softmax.task_toml.replace(
+        'name = "y"\nshape = ["M", "N"]', 'name = "y"\nshape = ["2 * N", 3]'
+    )
+    odd = replace(library, operators=(replace(softmax, task_toml=text),))
+    files = flashinfer_files(odd)
+    (definition,) = of_kind(files, "definitions")
+    assert definition["outputs"]["y"]["shape"] == ["size_2_N", "size_3"]
+    assert definition["axes"]["size_3"] == {"type": "const", "value": 3}
+    assert definition["constraints"] == ["size_2_N == 2 * N"]
+    assert of_kind(files, "workloads")[0]["workload"]["axes"] == {
+        "M": 1536,
+        "N": 1024,
+        "size_2_N": 2048,
+    }
+
+
+def test_solutions_stand_alone_or_need_the_library():
+    cpp, *_ = of_kind(flashinfer_files(cpu_library()), "solutions")
+    assert cpp["spec"]["dependencies"] == ["made_kernels"]
+    assert cpp["spec"]["language"] == "python"
+    triton, cuda = of_kind(flashinfer_files(gpu_library()), "solutions")
+    assert (triton["spec"]["language"], triton["spec"]["dependencies"]) == ("triton", [])
+    assert cuda["spec"]["dependencies"] == ["made_gpu_kernels"]
+    for solution in (cpp, triton, cuda):
+        for source in solution["sources"]:
+            ast.parse(source["content"])
+            assert "kagent_sandbox" not in source["content"]
+
+
+@pytest.mark.skipif(
+    not PYTHON, reason="KAGENT_TEST_FLASHINFER names no Python with flashinfer-bench"
+)
+@pytest.mark.parametrize("made", [cpu_library, gpu_library])
+def test_the_package_reads_it_as_a_trace_set(made, tmp_path):
+    for path, text in flashinfer_files(made()).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    code = """
+import sys
+from flashinfer_bench.data import TraceSet
+found = TraceSet.from_path(sys.argv[1])
+assert len(found.definitions) == 2, found.definitions
+for name, definition in found.definitions.items():
+    assert found.solutions[name]
+    for trace in found.traces[name] + found.workloads[name]:
+        assert set(trace.workload.axes) == set(definition.var_axes)
+        assert set(trace.workload.inputs) == set(definition.inputs)
+        shapes = definition.get_input_shapes(trace.workload.axes)
+        assert len(shapes) == len(definition.inputs)
+print(found.summary()["passed"])
+"""
+    command = [PYTHON, "-c", code, str(tmp_path / "flashinfer_bench")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 6

@@ -1,0 +1,191 @@
+"""A library outside of kagent: installed with pip into an environment that has torch and no kagent,
+imported, tested by its own tests, timed by its own benchmark, loaded by Hugging Face `kernels`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kagent.export.writing import write_library
+from made_library import cpu_library, gpu_library
+
+NAME = "made_kernels"
+
+
+def run(python, *arguments, cwd, timeout_s=120, **environment):
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    env |= {"XDG_CACHE_HOME": str(Path(cwd) / "cache"), **environment}
+    done = subprocess.run(
+        [str(python), *map(str, arguments)],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def pip_install(python, *arguments, cwd, **environment):
+    options = ("--no-build-isolation", "--no-index", "--disable-pip-version-check", "-q")
+    command = ("-m", "pip", "--python", python, "install", *options, *arguments)
+    return run(sys.executable, *command, cwd=cwd, **environment)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("library") / NAME
+    write_library(cpu_library(NAME), folder, cubins={})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """An environment that sees the packages here, but for those that a .pth file adds: kagent."""
+    folder = tmp_path_factory.mktemp("bare")
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+    sites = [p for p in sys.path if Path(p).name in ("site-packages", "dist-packages")]
+    (own,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    (own / "shared.pth").write_text("\n".join(sites))
+    return folder / "venv" / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def python(bare, library):
+    """The same with the library installed."""
+    before = files_of(library)
+    pip_install(bare, library, cwd=library.parent)
+    assert files_of(library) == before, "installing leaves nothing beside the sources"
+    return bare
+
+
+def files_of(folder):
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*"))
+
+
+def test_it_is_imported_without_kagent_and_runs_what_pip_compiled(python, tmp_path):
+    out = run(
+        python,
+        "-W",
+        "error",
+        "-c",
+        f"""
+import importlib.util, pathlib, torch
+for name in ("kagent_sandbox", "kagent.config"):
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        found = None
+    assert found is None, found
+import {NAME} as library
+print(len(list((pathlib.Path(library.__file__).parent / "binaries").glob("*.so"))))
+x = torch.randn(300, 1000)
+torch.testing.assert_close(library.softmax(x), torch.softmax(x, -1))
+logits, target = torch.randn(50, 700, requires_grad=True), torch.randint(700, (50,))
+library.cross_entropy(logits, target).backward()
+expected = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, target), logits)[0]
+torch.testing.assert_close(logits.grad, expected)
+print(library.__version__)
+""",
+        cwd=tmp_path,
+        PATH="/nonexistent",  # and so nothing can be compiled now
+    )
+    assert out.split() == ["2", "0.1.0"]
+
+
+def test_without_a_compiler_it_is_installed_all_the_same(bare, library, tmp_path):
+    target = tmp_path / "elsewhere"
+    pip_install(bare, "--no-deps", "--target", target, library, cwd=tmp_path, PATH="/nonexistent")
+    assert (target / NAME / "__init__.py").is_file()
+    assert not list((target / NAME).glob("binaries/*.so"))
+
+
+def test_its_own_tests_pass(python, library):
+    arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_softmax.py")
+    out = run(python, *arguments, cwd=library, timeout_s=170)
+    assert " passed" in out
+    assert "failed" not in out
+    assert "skipped" not in out, "a kernel was measured here, and it has a gradient"
+
+
+def test_its_benchmark_times_shapes_and_calls(python, library):
+    options = ("--operator", "cross_entropy", "--points", "1", "--seconds", "0.05", "--no-compile")
+    found = json.loads(run(python, "benchmarks/bench.py", *options, "--json", cwd=library))
+    (shape,) = found["shapes"]
+    assert shape["kernel"].startswith("cross_entropy_")
+    assert shape["dims"] == {"M": 1024, "N": 1024}
+    assert set(shape["us"]) == {"operator", "eager"}
+    middle, low, high = shape["ratio"]
+    assert 0 < low <= high
+    assert middle > 0
+    (costs,) = found["calls"]
+    assert {"the operator", "its bare launch", "the kernel's host function"} <= set(costs["us"])
+
+
+def test_a_solution_for_flashinfer_bench_runs_where_it_is_installed(python, library, tmp_path):
+    (path,) = (library / "flashinfer_bench/solutions/softmax").glob("*.json")
+    (tmp_path / "solution").mkdir()
+    for source in json.loads(path.read_text())["sources"]:
+        (tmp_path / "solution" / source["path"]).write_text(source["content"])
+    code = """
+import torch
+from solution.main import run
+x = torch.randn(40, 700)
+torch.testing.assert_close(run(x), torch.softmax(x, -1))
+"""
+    run(python, "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+
+
+def test_hugging_face_kernels_loads_it(python, library, tmp_path):
+    pytest.importorskip("kernels")
+    run(
+        python,
+        "-c",
+        f"""
+import importlib.util
+from pathlib import Path
+import torch
+from kernels import (LocalLayerRepository, Mode, get_local_kernel, kernelize,
+                     use_kernel_forward_from_hub, use_kernel_mapping)
+import {NAME} as installed
+
+folder = Path({str(library)!r})
+hub = get_local_kernel(folder)
+assert hub is not installed
+x = torch.randn(64, 500)
+torch.testing.assert_close(hub.softmax(x), torch.softmax(x, -1))
+torch.testing.assert_close(installed.softmax(x), torch.softmax(x, -1))
+
+Softmax = use_kernel_forward_from_hub("Softmax")(type("Softmax", (torch.nn.Softmax,), {{}}))
+layer = LocalLayerRepository(repo_path=folder, layer_name="Softmax")
+own = Softmax(-1)
+with use_kernel_mapping({{"Softmax": {{"cpu": layer}}}}):
+    mode = Mode.TRAINING | Mode.TORCH_COMPILE
+    model = kernelize(torch.nn.Sequential(own), mode=mode, device="cpu", use_fallback=False)
+assert model[0].forward.__func__ is hub.layers.Softmax.forward
+torch.testing.assert_close(model(x), torch.softmax(x, -1))
+for name in hub.layers.__all__:  # stateless, as `kernels` wants them
+    assert getattr(hub.layers, name).__init__ is torch.nn.Module.__init__, name
+""",
+        cwd=tmp_path,
+        HF_HUB_OFFLINE="1",
+    )
+
+
+def test_hugging_face_kernels_reads_build_and_metadata(tmp_path):
+    rust = pytest.importorskip("kernels._rust")
+    for made in (cpu_library("made_kernels"), gpu_library("made_gpu_kernels")):
+        folder = tmp_path / made.name
+        write_library(made, folder, cubins={})
+        build = rust.Build.open(folder)
+        metadata = rust.Metadata.read_from_file(
+            folder / "build" / "torch-universal" / "metadata.json"
+        )
+        assert metadata.name.python_name == made.name
+        assert metadata.backend.backend_type in build.general.backends
+        assert metadata.license == "apache-2.0"
+        assert metadata.python_depends == []
