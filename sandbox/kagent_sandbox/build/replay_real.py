@@ -10,10 +10,11 @@ and every result. What differs is TAMPER.
 C++ runs on the CPU; CUDA and Triton on an NVIDIA GPU of the plan's target, in a process that makes
 its context, locks itself, and only then loads the candidate.
 
-Not covered: host code that tells this process from a user's by its limits, its parent, or what
-kagent's launchers leave in memory, and then behaves; or that patches what records it. It runs in
-the process that says what it did. Streams other than the current one; and when memory is freed. The
-values of arguments are random numbers and zeros where the caller gives none.
+Not covered: host code that tells this process from a user's by its limits, its parent, the names of
+private folders (on a GPU) or what it finds in memory, and then behaves; or that patches what
+records it, since it runs in the process that says what it did. Streams other than the current one.
+When memory is freed. The values of arguments are random numbers, and zeros, where the caller gives
+none.
 """
 
 from __future__ import annotations

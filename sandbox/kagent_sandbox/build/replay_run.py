@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,7 +47,7 @@ def handle(context: Context) -> None:
             _prepare_gpu(context, asked, message)
         context.lock()
         replay = _Replay(asked, message, context.tmp)
-        _look_like_a_user()
+        _look_like_a_user(context.tmp, keep_folders=asked["target"] != "cpu")
         # host code finds nothing of kagent's among its callers
         with ThreadPoolExecutor(1, thread_name_prefix="Thread") as thread:
             answer, blobs = replay.run(thread)
@@ -78,10 +79,18 @@ def _prepare_gpu(context: Context, asked: Mapping[str, Any], message: Message) -
     context.channel.send({"built": True}, [b"" if built else compiler_cache.pack(folder)])
 
 
-def _look_like_a_user() -> None:
-    """Nothing that is easily looked at tells this process from a user's; see `replay_real`."""
+def _look_like_a_user(folder: Path, *, keep_folders: bool) -> None:
+    """Nothing that is easily looked at tells this process from a user's; see `replay_real`.
+
+    `keep_folders`: compilers that Triton starts find the private folder in the environment.
+    """
     os.environ.update(USER="user", LOGNAME="user")
     os.chdir("/")
+    if not keep_folders:
+        tempfile.tempdir = str(folder)
+        os.environ["HOME"] = "/home/user"
+        for name in ("TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+            os.environ.pop(name, None)
     for name in [n for n in sys.modules if n.startswith("kagent_sandbox.")]:
         if not name.startswith(_KEPT_MODULES):
             del sys.modules[name]

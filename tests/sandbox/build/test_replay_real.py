@@ -64,7 +64,16 @@ def test_an_honest_candidate_launches_what_its_plan_says(tools):
 
 
 @pytest.mark.parametrize(
-    "name", ["by_type", "by_isinstance", "by_storage", "by_stack", "by_address", "by_modules"]
+    "name",
+    [
+        "by_type",
+        "by_isinstance",
+        "by_storage",
+        "by_stack",
+        "by_address",
+        "by_modules",
+        "by_environment",
+    ],
 )
 def test_who_notices_the_tracer_does_something_else_on_real_tensors(tools, name):
     source = (CORPUS / "cheats" / "76_notices_tracing" / f"{name}_cpp.py").read_text()
