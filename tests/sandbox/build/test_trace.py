@@ -162,6 +162,17 @@ def test_a_slow_compile_is_cut_and_names_the_kernel(tracer):  # noqa: F811
     assert "smaller tiles" in answer.message
 
 
+def test_a_thousand_buffers_are_enough(tracer):  # noqa: F811
+    body = (
+        "def f(x):\n    many = [torch.empty(1, device=x.device) for _ in range(%d)]\n"
+        "    return torch.empty_like(x)\n"
+    )
+    answer = trace(tracer, body % 999)
+    assert answer.status == "RESOURCE_LIMIT"
+    assert "allocation number 1000 of 8192 bytes: at most 1000 buffers" in answer.message
+    assert len(trace(tracer, body % 998).plan.buffers) == 1000
+
+
 def test_a_grid_over_the_limit_of_its_axis(tracer):  # noqa: F811
     body = DOUBLE + (
         "def f(x):\n    y = torch.empty_like(x)\n    double[(1, 70000)](x, y, 8, BLOCK=16)\n"
