@@ -4,6 +4,7 @@ from kagent.cli import (  # noqa: F401 - they register their commands
     asktell,
     candidates,
     evolve,
+    export,
     prompt,
     reading,
     review,

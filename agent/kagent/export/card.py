@@ -77,11 +77,16 @@ def _race(kernel: Kernel) -> str:
 def _table(device: Device) -> Table:
     rows = tuple(_row(p) for p in device.points)
     lost = [r.case for r in rows if r.loses]
+    used = [r.case for r in rows if r.taken == "torch"]
     if not lost:
         loses = f"Torch is faster on none of the {len(rows)} measured shapes."
     else:
         share = f"{len(lost)} of {len(rows)} measured shapes"
-        loses = f"Torch is at least as fast on {share}, and used there: {'; '.join(lost)}."
+        loses = f"Torch is at least as fast on {share}: {'; '.join(lost)}."
+    if used:
+        loses += (
+            f" Eager torch, the alternative that an operator has, is used on {'; '.join(used)}."
+        )
     return Table(device, rows, loses, tuple(_environment(device)))
 
 
@@ -98,7 +103,7 @@ def _row(point: Point) -> Row:
         kernel_us="–" if mine is None else _timing(mine),
         torch_us="–" if torch is None else f"{_timing(torch)} {_named(point, torch)}".rstrip(),
         ratio="–" if mine is None or torch is None else ratio_text(torch, mine),
-        loses=point.best == TORCH,
+        loses=mine is not None and torch is not None and torch.us <= mine.us,
     )
 
 

@@ -14,7 +14,8 @@ from typing import Literal
 Language = Literal["triton", "cuda", "cpp"]
 
 TORCH = "torch"
-"""Stands among the kernels of a measurement for torch's own implementation."""
+"""Stands among the times of a point for the fastest of eager and the torch.compile modes, and as
+`best` for torch's own implementation."""
 
 FORMAT = 1
 
@@ -115,7 +116,7 @@ class Point:
     dims: Mapping[str, int | float | bool]
     times: Mapping[str, Timing]
     config: Mapping[str, int]
-    best: str  # a kernel's id, or TORCH where none beats it
+    best: str  # a kernel's id, or TORCH where eager torch, the operator's other way, is faster
 
 
 @dataclass(frozen=True, slots=True)

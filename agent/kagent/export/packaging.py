@@ -51,6 +51,8 @@ def packaging_files(library: Library) -> dict[str, str]:
     package = f"torch-ext/{library.name}"
     offered = [names_of(o) for o in library.operators]
     _refuse_collisions(offered)
+    layers = sorted(layer for n in offered for layer in n.layers)
+    exported = sorted([*(name for n in offered for name in n.public), "__version__", "layers"])
     languages = {k.language for o in library.operators for k in o.kernels}
     backends = [
         *(["cpu"] if "cpp" in languages else []),
@@ -78,7 +80,7 @@ def packaging_files(library: Library) -> dict[str, str]:
             "readme.md.j2",
             library=library,
             offered=offered,
-            layers=[layer for n in offered for layer in n.layers],
+            layers=layers,
             cuda="cuda" in languages,
         ),
         "CHANGELOG.md": render("changelog.md.j2", history=library.history),
@@ -88,10 +90,19 @@ def packaging_files(library: Library) -> dict[str, str]:
             version=library.version,
             namespace=f"{library.name}_{digest(library)}",
         ),
-        f"{package}/__init__.py": render("init.py.j2", library=library, offered=offered),
-        f"{package}/layers.py": render("layers.py.j2", offered=offered),
+        f"{package}/__init__.py": render(
+            "init.py.j2", library=library, offered=offered, exported=exported
+        ),
+        f"{package}/layers.py": render("layers.py.j2", offered=offered, exported=layers),
+        f"{package}/operators/__init__.py": '"""What users call."""\n',
+        f"{package}/kernels/__init__.py": '"""Kernels, as they were judged."""\n',
         f"{package}/py.typed": "",
         f"{package}/metadata.json": _metadata(library, backends),
+        **{
+            f"{package}/operators/_{o.task}_reference.py": o.reference_py
+            for o in library.operators
+            if f"_{o.task}_reference" in o.operator_py  # one that was made from task.toml
+        },
     }
 
 
@@ -175,12 +186,13 @@ def _strings(node: ast.expr | None) -> list[str]:
 
 
 def _refuse_collisions(offered: list[Names]) -> None:
-    owners: dict[str, str] = {}
-    for names in offered:
-        for name in names.public:
-            other = owners.setdefault(name, names.task)
-            if other != names.task:
-                raise UserError(
-                    f"the operators of {other} and {names.task} both offer {name}: export them "
-                    "into two libraries"
-                )
+    for kind in ("public", "layers"):
+        owners = {"layers": "every library", "__version__": "every library"}
+        for names in offered:
+            for name in getattr(names, kind):
+                other = owners.setdefault(name, names.task)
+                if other != names.task:
+                    raise UserError(
+                        f"both {other} and {names.task} have a {name}: export them into two "
+                        "libraries"
+                    )

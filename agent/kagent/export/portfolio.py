@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection, Mapping
 
-from kagent.export.contents import FORMAT, TORCH, Device, Kernel, Operator, Point, Region
+from kagent_sandbox.race_result import EAGER
+
+from kagent.export.contents import FORMAT, TORCH, Device, Kernel, Operator, Point, Region, Timing
 
 
 def portfolio_json(operator: Operator) -> str:
@@ -51,20 +54,39 @@ def _device(device: Device) -> dict[str, object]:
 
 
 def _point(point: Point) -> dict[str, object]:
-    able = [n for n in point.times if n == TORCH or n in point.config]
+    kernels = {n: t.us for n, t in point.times.items() if n in point.config}
+    eager = {TORCH: point.times[EAGER].us} if EAGER in point.times else {}
     return {
         "dtype": point.dtype,
         "dims": dict(point.dims),
         "best": point.best,
-        "config": {n: point.config[n] for n in able if n in point.config},
-        "us": {n: round(point.times[n].us, 3) for n in able},
+        "config": dict(point.config),
+        "us": {n: round(us, 3) for n, us in {**kernels, **eager}.items()},
     }
 
 
+def best_of(times: Mapping[str, Timing], kernels: Collection[str], *, kernels_only: bool) -> str:
+    """Who is to be used at a point.
+
+    An operator that uses no kernel calls torch's eager implementation, so that is what a kernel has
+    to beat here, however fast torch.compile may be. With `kernels_only` it has to beat nothing.
+    """
+    fastest = min(kernels, key=lambda n: times[n].us)
+    eager = times.get(EAGER)
+    if kernels_only or eager is None or times[fastest].us < eager.us:
+        return fastest
+    return TORCH
+
+
+def used(point: Point) -> Timing:
+    """Time of whoever is used there."""
+    return point.times[EAGER if point.best == TORCH else point.best]
+
+
 def gain(point: Point) -> float | None:
-    """Time of torch / time of whoever is used there: 1 where torch itself is."""
+    """Time of the fastest of torch / time of whoever is used there."""
     torch = point.times.get(TORCH)
-    return None if torch is None else torch.us / point.times[point.best].us
+    return None if torch is None else torch.us / used(point).us
 
 
 def mean_gain(device: Device) -> float | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kagent.export.contents import Library, Operator
-from kagent.export.packaging import Names, names_of
+from kagent.export.contents import Library
+from kagent.export.packaging import names_of
 from kagent.export.rendering import render
 
 
@@ -13,19 +13,16 @@ def trying_files(library: Library) -> dict[str, str]:
         "tests/conftest.py": render("test_conftest.py.j2", name=library.name),
         "tests/tolerance.py": render("test_tolerance.py.j2"),
         "tests/harness.py": render("test_harness.py.j2", name=library.name),
-        "benchmarks/bench.py": render(
-            "bench.py.j2", name=library.name, tasks=[o.task for o in library.operators]
-        ),
+        "benchmarks/bench.py": render("bench.py.j2", name=library.name),
     }
     for operator in library.operators:
         folder = f"tests/tasks/{operator.task}"
         files[f"{folder}/task.toml"] = operator.task_toml
         files[f"{folder}/reference.py"] = operator.reference_py
-        files[f"tests/test_{operator.task}.py"] = _tests(library, operator, names_of(operator))
+        files[f"tests/test_{operator.task}.py"] = render(
+            "test_operator.py.j2",
+            name=library.name,
+            task=operator.task,
+            function=names_of(operator).function,
+        )
     return files
-
-
-def _tests(library: Library, operator: Operator, names: Names) -> str:
-    return render(
-        "test_operator.py.j2", name=library.name, task=operator.task, function=names.function
-    )

@@ -1,0 +1,100 @@
+"""Commands that ship what was generated: export, certify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from kagent_sandbox.errors import UserError
+
+from kagent.cli.app import (
+    IsolationOption,
+    JobsOption,
+    JsonOption,
+    RunsOption,
+    app,
+    isolate,
+    out,
+    print_json,
+    status,
+)
+from kagent.config import load_config
+
+
+@app.command()
+def export(
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Runs, by name, path or 'latest'; RUN:ID for another finalist."),
+    ],
+    to: Annotated[Path, typer.Option("--to", help="The library's folder, new or existing.")],
+    name: Annotated[
+        str | None, typer.Option(help="Of the Python package (the folder's name).")
+    ] = None,
+    allow_slower: Annotated[
+        bool, typer.Option("--allow-slower", help="Also winners that lose to torch.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite files of the library that were edited.")
+    ] = False,
+    jobs: JobsOption = None,
+    isolation: IsolationOption = None,
+    folder: RunsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Write the winners of runs into a kernel library: verified and measured once more, here."""
+    from kagent.asktell.judging import can_judge
+    from kagent.export.exporting import export as export_library
+    from kagent.export.views import exported_json, exported_view
+    from kagent.export.winners import find_winner
+
+    config = load_config(jobs=jobs, isolation=isolation, runs=folder)
+    isolate(isolation)
+    winners = [find_winner(config.runs, run, allow_slower=allow_slower) for run in runs]
+    for winner in winners:
+        can_judge(winner.manifest, winner.folder)
+    with status(quiet=json_) as say:
+        done = export_library(
+            winners, to, name, config, say, allow_slower=allow_slower, force=force
+        )
+    if json_:
+        print_json(exported_json(done))
+    else:
+        out.print(exported_view(done))
+
+
+@app.command()
+def certify(
+    library: Annotated[Path, typer.Argument(help="An exported library's folder.")],
+    update: Annotated[
+        bool, typer.Option("--update", help="Put this device's measurements into the library.")
+    ] = False,
+    jobs: JobsOption = None,
+    isolation: IsolationOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Check and measure an exported library again: after a new compiler, driver or GPU."""
+    from kagent.export.certify import certify as certify_library
+    from kagent.export.exporting import update as update_library
+    from kagent.export.reading import read_library
+    from kagent.export.views import certificate_json, certificate_view
+
+    config = load_config(jobs=jobs, isolation=isolation)
+    isolate(isolation)
+    disk = read_library(library)
+    with status(quiet=json_) as say:
+        found, sessions = certify_library(disk, config, say)
+        if update:
+            if found.changed or found.wrong:
+                raise UserError(
+                    f"{library}: not updated: "
+                    + "; ".join([*found.changed, *(f"{k} {w}" for k, w in found.wrong.items())])
+                )
+            update_library(disk, sessions, say)
+    if json_:
+        print_json(certificate_json(found))
+    else:
+        out.print(certificate_view(found, library))
+    if not found.ok and not (update and not found.regressions):
+        raise typer.Exit(1)

@@ -1,0 +1,210 @@
+"""An exported library on this machine, checked and measured again.
+
+Correctness is judged as on the first day. Times are compared with those of the same model of
+device, on the visible benchmark cases: a case is a regression where a kernel takes longer than then
+beyond both intervals and the slack below, and has lost ground against torch as well (if torch
+became slower by as much, it is the machine and not the kernel), or where eager torch, slower then,
+is the faster one by now. What looks like a regression is measured once more, and is one if it is
+there again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.race_result import EAGER
+from kagent_sandbox.task import Kind, Task, load_task
+
+from kagent.config import Config
+from kagent.export.contents import TORCH, Device, Kernel, Operator, Point
+from kagent.export.measuring import Entrant, Measured, Say, measure
+from kagent.export.reading import OnDisk
+from kagent.session import has_gpu
+
+SLACK = {"gpu": 0.02, "cpu": 0.10}
+"""Share by which a time may grow from one day to another without being called a regression."""
+
+Change = Literal["as then", "faster", "slower", "torch is faster now", "not comparable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One measured case: then and now."""
+
+    operator: str
+    case: str
+    kernel: str
+    now_us: float
+    now_gain: float | None  # time of torch / its own
+    then_us: float | None
+    then_gain: float | None
+    change: Change
+
+    @property
+    def worse(self) -> bool:
+        """Whether it is a regression."""
+        return self.change in ("slower", "torch is faster now")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was found."""
+
+    device: str
+    checked: tuple[str, ...]  # ids of the kernels that are correct here
+    wrong: dict[str, str]  # kernel -> what is wrong
+    lines: tuple[Line, ...]
+    changed: tuple[str, ...]  # files that are not as they were written
+    skipped: dict[str, str]  # kernel -> why it cannot be judged on this machine
+
+    @property
+    def regressions(self) -> list[Line]:
+        """Cases that got worse."""
+        return [line for line in self.lines if line.worse]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the library is what its provenance says, here."""
+        return bool(self.checked) and not (self.wrong or self.changed or self.regressions)
+
+
+def kinds_of(operator: Operator) -> set[Kind]:
+    """Kinds of device that an operator has kernels for."""
+    return {"cpu" if k.language == "cpp" else "gpu" for k in operator.kernels}
+
+
+def certify(
+    disk: OnDisk, config: Config, say: Say
+) -> tuple[Certificate, list[tuple[Operator, Measured]]]:
+    """Judge every kernel that this machine has the device for.
+
+    Raises:
+        UserError: It has none for any of them.
+        TaskError: A task of the library does not make sense.
+        MachineError: The machine failed.
+    """
+    checked: list[str] = []
+    wrong: dict[str, str] = {}
+    lines: list[Line] = []
+    skipped: dict[str, str] = {}
+    sessions: list[tuple[Operator, Measured]] = []
+    for operator in disk.library.operators:
+        for kind in sorted(kinds_of(operator)):
+            kernels = [k for k in operator.kernels if (k.language == "cpp") == (kind == "cpu")]
+            if kind == "gpu" and not has_gpu():
+                skipped |= {k.id: "needs an NVIDIA GPU, and this machine has none" for k in kernels}
+                continue
+            say(f"{operator.task}: {len(kernels)} kernel{'s'[: len(kernels) > 1]}")
+            measured = measure_again(operator, kernels, kind, config, say)
+            sessions.append((operator, measured))
+            for kernel in kernels:
+                result = measured.results[kernel.id]
+                if result.refused:
+                    wrong[kernel.id] = result.refused
+                else:
+                    checked.append(kernel.id)
+            found = list(compared(operator, measured.device))
+            if any(line.worse for line in found):
+                say(f"{operator.task}: slower than then? measuring once more")
+                right = [k for k in kernels if not measured.results[k.id].refused]
+                again = measure_again(operator, right, kind, config, say)
+                found = confirmed(found, list(compared(operator, again.device)))
+            lines += found
+    if not sessions:
+        raise UserError(
+            f"{disk.folder}: this machine has no device for any of its kernels ("
+            + "; ".join(f"{k}: {why}" for k, why in skipped.items())
+            + ")"
+        )
+    device = sessions[-1][1].device.name
+    changed = tuple(disk.changed())
+    return Certificate(device, tuple(checked), wrong, tuple(lines), changed, skipped), sessions
+
+
+def measure_again(
+    operator: Operator, kernels: Sequence[Kernel], kind: Kind, config: Config, say: Say
+) -> Measured:
+    """Verify and time kernels of a library on its own copy of the task.
+
+    Raises:
+        As `measure`.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="kagent-task-"))
+    try:
+        task = restored_task(operator, folder)
+        entrants = [entrant_of(operator, k, kind) for k in kernels]
+        return measure(task, kind, entrants, config, say)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def restored_task(operator: Operator, folder: Path) -> Task:
+    """The task as the library has it, in a folder of its own."""
+    (folder / "task.toml").write_text(operator.task_toml, encoding="utf-8")
+    (folder / "reference.py").write_text(operator.reference_py, encoding="utf-8")
+    return load_task(folder)
+
+
+def entrant_of(operator: Operator, kernel: Kernel, kind: Kind) -> Entrant:
+    """A kernel of a library, with the configurations that it was measured with."""
+    choice: dict[str, int] = {}
+    for device in operator.devices:
+        if device.kind == kind:
+            choice |= {p.case: p.config[kernel.id] for p in device.points if kernel.id in p.config}
+    return Entrant(kernel.id, kernel.source, len(kernel.configs), choice)
+
+
+def compared(operator: Operator, now: Device) -> Iterator[Line]:
+    """Every case in which a kernel is used, then and now."""
+    then = next((d for d in operator.devices if d.name == now.name), None)
+    before = {p.case: p for p in then.points if not p.case.startswith("hidden")} if then else {}
+    for point in now.points:
+        old = before.get(point.case)
+        used = old.best if old is not None else point.best
+        if used == TORCH or used not in point.times:
+            continue
+        gain = _gain(point, used)
+        if old is None:
+            mine = point.times[used].us
+            yield Line(operator.task, point.case, used, mine, gain, None, None, "not comparable")
+        else:
+            yield Line(
+                operator=operator.task,
+                case=point.case,
+                kernel=used,
+                now_us=point.times[used].us,
+                now_gain=gain,
+                then_us=old.times[used].us,
+                then_gain=_gain(old, used),
+                change=_change(old, point, used, SLACK[now.kind]),
+            )
+
+
+def confirmed(first: Sequence[Line], second: Sequence[Line]) -> list[Line]:
+    """The first measurement, where it found no regression, and the second one where it did."""
+    again = {line.case: line for line in second}
+    return [again.get(line.case, line) if line.worse else line for line in first]
+
+
+def _gain(point: Point, kernel: str) -> float | None:
+    torch = point.times.get(TORCH)
+    return None if torch is None else torch.us / point.times[kernel].us
+
+
+def _change(then: Point, now: Point, kernel: str, slack: float) -> Change:
+    old, new = then.times[kernel], now.times[kernel]
+    was_faster = EAGER not in then.times or old.us < then.times[EAGER].us
+    eager = now.times.get(EAGER)
+    if was_faster and eager is not None and new.low_us > eager.high_us * (1 + slack):
+        return "torch is faster now"
+    before, after = _gain(then, kernel), _gain(now, kernel)
+    lost = before is None or after is None or after < before * (1 - slack)
+    if new.low_us > old.high_us * (1 + slack) and lost:
+        return "slower"
+    return "faster" if new.high_us < old.low_us * (1 - slack) else "as then"

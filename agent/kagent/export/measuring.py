@@ -1,0 +1,245 @@
+"""Winners on this machine, before they are exported: built, checked, replayed on real tensors, and
+raced against each other and torch, on visible and on fresh hidden cases.
+
+Figures of different runs were not measured side by side; what a library's dispatch is decided by
+was. Nothing here believes a run's store but for the texts of its kernels.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from kagent_sandbox.build.replay_real import Replayer
+from kagent_sandbox.build.request import BuildRequest, Built
+from kagent_sandbox.figures import Contender
+from kagent_sandbox.launch.base import DeviceFacts
+from kagent_sandbox.race import distance
+from kagent_sandbox.race_result import BEST_OF_TORCH, Race, RaceCase
+from kagent_sandbox.runtime.source import Source
+from kagent_sandbox.task import Case, Kind, Task, draw_hidden
+from kagent_sandbox.verdict import CaseTiming, Comparison, Rejected
+
+from kagent.config import Config
+from kagent.export.contents import TORCH, Compiled, Device, Point, Region, Timing
+from kagent.export.library import _devices
+from kagent.export.portfolio import best_of
+from kagent.export.regions import regions_of
+from kagent.machine import Machine
+from kagent.session import open_machine
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A kernel that is to be measured. `choice`: its configuration by visible benchmark case."""
+
+    id: str
+    source: str
+    configs: int
+    choice: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one entrant: refused with the reason, or its facts."""
+
+    id: str
+    refused: str = ""
+    configs: tuple[Mapping[str, object], ...] = ()
+    regions: tuple[Region, ...] = ()
+    versus_torch: Comparison | None = None  # on the hidden cases drawn here
+    worst: float = 0.0  # largest share of the tolerance over all checked results
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One task's kernels on this machine."""
+
+    device: Device
+    target: str
+    results: Mapping[str, Result]
+    compiled: Mapping[str, Sequence[Compiled]]  # by kernel: what its host code compiles
+    cubins: Mapping[str, bytes]  # by `Compiled.key`
+
+
+def measure(
+    task: Task, kind: Kind, entrants: Sequence[Entrant], config: Config, say: Say
+) -> Measured:
+    """Verify and time all entrants of a task on this machine.
+
+    Raises:
+        MachineError: The machine failed, or cannot be isolated as asked.
+        DeviceWedged, ChildDied: As the judge.
+    """
+    secret = secrets.randbits(62)
+    hidden = draw_hidden(task, kind, "bench", secret)
+    own = task.cases(kind)
+    checked = [*own.check, *draw_hidden(task, kind, "check", secret), *own.bench, *hidden]
+    with open_machine(task, kind, config, secret) as (machine, facts, environment):
+        found = _Verified(machine, task, kind, checked, hidden, say)
+        with Replayer() as replayer:
+            results = {e.id: found.verify(e, replayer) for e in entrants}
+            observed = replayer.observed
+        races = found.race([e for e in entrants if not results[e.id].refused])
+        for race in races:
+            for name, why in race.failed.items():
+                text = f"failed in the race: {why.status}: {why.message}"
+                results[name] = replace(results[name], refused=text)
+        for name, result in results.items():
+            if not result.refused:
+                versus = _versus_torch(races[-1], name)
+                results[name] = replace(result, versus_torch=versus)
+        compiled = {k: tuple(map(_compiled, found)) for k, found in observed.sources.items()}
+        name, capability = _named(facts)
+        device = Device(
+            name=name,
+            kind=kind,
+            capability=capability,
+            environment=environment,
+            date=time.strftime("%Y-%m-%d"),
+            points=tuple(found.point(c) for race in races for c in race.cases),
+        )
+        return Measured(device, facts.target, results, compiled, observed.cubins)
+
+
+def _named(facts: DeviceFacts) -> tuple[str, str]:
+    """Name and capability, as a library's dispatch will find them; opens no CUDA context here."""
+    if facts.kind == "gpu":
+        return facts.name, facts.target.rstrip("af")
+    cpu = torch.device("cpu")
+    return _devices.device_name(cpu), _devices.capability(cpu)
+
+
+def _versus_torch(race: Race, name: str) -> Comparison | None:
+    return next((c for c in race.overall[name] if c.against == BEST_OF_TORCH), None)
+
+
+class _Verified:
+    """The state of one session: what was built of whom, and which configuration is for what."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        task: Task,
+        kind: Kind,
+        checked: Sequence[Case],
+        hidden: Sequence[Case],
+        say: Say,
+    ) -> None:
+        self._machine = machine
+        self._task = task
+        self._kind = kind
+        self._checked = checked
+        self._hidden = hidden
+        self._say = say
+        self._built: dict[str, tuple[Built, Built | None]] = {}
+        self._choice: dict[str, dict[str, int]] = {}
+
+    def verify(self, entrant: Entrant, replayer: Replayer) -> Result:
+        """Build, check, and compare what its host code does on real tensors with its plans."""
+        self._say(f"{entrant.id}: building")
+        makers = [self._machine.request]
+        if self._machine.race_request is not None:
+            makers.append(self._machine.race_request)
+        requests = [replace(m(entrant.source), max_configs=entrant.configs) for m in makers]
+        built: list[Built] = []
+        for request in requests:
+            answer = self._machine.builder.build(request)
+            if isinstance(answer, Rejected):
+                return _refused(entrant, "does not build", answer)
+            built.append(answer)
+        self._built[entrant.id] = built[0], built[1] if len(built) > 1 else None
+        self._choice[entrant.id] = self._choices(entrant, len(built[0].configs))
+        self._say(f"{entrant.id}: checking")
+        errors = self._machine.judge.check(built[0])
+        if isinstance(errors, Rejected):
+            return _refused(entrant, "is not correct", errors)
+        self._say(f"{entrant.id}: its host code on real tensors")
+        for request, answer in zip(requests, built, strict=True):
+            if (different := self._replay(entrant, request, answer, replayer)) is not None:
+                return _refused(entrant, "is not what was measured", different)
+        worst = max((e.share_of_tolerance for e in errors), default=0.0)
+        configs = built[0].configs
+        return Result(entrant.id, "", configs, regions_of(self._checked), None, worst)
+
+    def _choices(self, entrant: Entrant, configs: int) -> dict[str, int]:
+        """A configuration for every case: the one of the most similar visible benchmark case."""
+        known = [c for c in self._task.cases(self._kind).bench if c.name in entrant.choice]
+        found: dict[str, int] = {}
+        for case in self._checked:
+            nearest = min(known, key=lambda k, c=case: distance(k, c), default=None)  # type: ignore[misc]
+            index = entrant.choice[nearest.name] if nearest is not None else 0
+            found[case.name] = index if index < configs else 0
+        return found
+
+    def _replay(
+        self, entrant: Entrant, request: BuildRequest, built: Built, replayer: Replayer
+    ) -> Rejected | None:
+        for case in request.cases:
+            index = self._choice[entrant.id].get(case.name, 0)
+            if (index, case.name) not in built.plans:
+                index = 0
+            plan, config = built.plans[index, case.name], built.configs[index]
+            different = replayer.compare(
+                request.source, request.entry, case, plan, config, kernel=entrant.id
+            )
+            if different is not None:
+                return different
+        return None
+
+    def race(self, entrants: Sequence[Entrant]) -> list[Race]:
+        """On the visible cases, and on hidden ones where the task has any; the last one counts."""
+        if not entrants:
+            return [Race((), {})]
+        self._say("racing on the visible cases")
+        races = [self._machine.judge.race(self._contenders(entrants, 0), hidden=False)]
+        left = [e for e in entrants if e.id not in races[0].failed]
+        if self._hidden and left:
+            self._say("racing on hidden cases")
+            races.append(self._machine.judge.race(self._contenders(left, 1), hidden=True))
+        return races
+
+    def _contenders(self, entrants: Sequence[Entrant], which: int) -> list[Contender]:
+        found = []
+        for entrant in entrants:
+            built = self._built[entrant.id][which]
+            assert built is not None, "hidden cases were drawn, so they were built"
+            found.append(Contender(entrant.id, built, self._choice[entrant.id]))
+        return found
+
+    def point(self, case: RaceCase) -> Point:
+        """A case of a race, and who is to be used there."""
+        times = {n: _timing(t) for n, t in {**case.baselines, **case.candidates}.items()}
+        if (fastest := case.fastest_of_torch) is not None:
+            times[TORCH] = _timing(case.baselines[fastest])
+        best = best_of(times, case.candidates, kernels_only=False)
+        config = {n: self._choice[n].get(case.case, 0) for n in case.candidates}
+        return Point(case.case, case.dtype, dict(case.dims), times, config, best)
+
+
+def _compiled(record: Mapping[str, Any]) -> Compiled:
+    source = Source.of(record)
+    return Compiled(
+        key=record["key"],
+        target=record["target"],
+        language=source.language,
+        name=source.name,
+        text=source.text,
+        options=source.options,
+        defines=tuple((n, v) for n, v in source.defines if isinstance(v, int | float | str)),
+    )
+
+
+def _timing(timing: CaseTiming) -> Timing:
+    return Timing(timing.kernel_us, timing.low_us, timing.high_us)
+
+
+def _refused(entrant: Entrant, what: str, verdict: Rejected) -> Result:
+    where = f" on {verdict.case}" if verdict.case else ""
+    return Result(entrant.id, f"{what}{where}: {verdict.status}: {verdict.message}")

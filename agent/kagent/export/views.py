@@ -1,0 +1,113 @@
+"""What export and certify say at their end, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kagent_sandbox.records import to_json
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kagent.export.certify import Certificate, Line
+from kagent.export.contents import TORCH, Operator
+from kagent.export.portfolio import gain, mean_gain, used
+from kagent.export.reading import without_texts
+
+if TYPE_CHECKING:
+    from kagent.export.exporting import Exported
+
+_COLOURS = {"slower": "red", "torch is faster now": "red", "faster": "green"}
+
+
+def exported_view(done: Exported) -> RenderableType:
+    """The library: what changed, and per operator who is used where."""
+    library = done.library
+    head = Text(f"{done.folder}", "bold")
+    before = f" (was {done.before})" if done.before else ""
+    head.append(f": {library.name} {library.version}{before}\n", "default")
+    for line in library.history[0].lines:
+        head.append(f"  {line}\n", "default")
+    for note in done.notes:
+        head.append(f"  {note}\n", "yellow")
+    tables = [_operator_table(o) for o in library.operators]
+    end = Text("\nnext:   ").append(f"pip install {done.folder}", "bold")
+    end.append("   (or load it with Hugging Face kernels: README.md there)\n")
+    end.append("tests:  ").append(f"pytest {done.folder / 'tests'}", "bold")
+    return Group(head, *tables, end)
+
+
+def _operator_table(operator: Operator) -> Table:
+    table = Table(title=f"{operator.task}: {operator.signature}", title_justify="left", box=None)
+    for column, justify in (("device", "left"), ("case", "left"), ("used", "left"), ("µs", "right"),
+                            ("torch µs", "right"), ("gain", "right")):  # fmt: skip
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for device in operator.devices:
+        for point in device.points:
+            torch, ratio = point.times.get(TORCH), gain(point)
+            table.add_row(
+                Text(device.name),
+                Text(point.case),
+                Text(point.best),
+                f"{used(point).us:.1f}",
+                "-" if torch is None else f"{torch.us:.1f}",
+                "-" if ratio is None else f"{ratio:.2f}x",
+            )
+        mean = mean_gain(device)
+        if mean is not None:
+            table.add_row("", "", "", "", "geometric mean", f"{mean:.2f}x", style="bold")
+    return table
+
+
+def exported_json(done: Exported) -> Mapping[str, Any]:
+    """The library's record, without its texts, and what the export did."""
+    return {
+        "folder": str(done.folder),
+        "before": done.before,
+        "notes": list(done.notes),
+        "library": without_texts(to_json(done.library)),
+    }
+
+
+def certificate_view(found: Certificate, library: Path) -> RenderableType:
+    """Case by case then and now, and the verdict."""
+    table = Table(title=f"{library} on {found.device}", title_justify="left", box=None)
+    for column, justify in (("operator", "left"), ("case", "left"), ("kernel", "left"),
+                            ("then µs", "right"), ("now µs", "right"), ("then", "right"),
+                            ("now", "right"), ("", "left")):  # fmt: skip
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for line in found.lines:
+        table.add_row(*_cells(line), Text(line.change, _COLOURS.get(line.change, "default")))
+    text = Text()
+    for path in found.changed:
+        text.append(f"{path}: not as it was written\n", "red")
+    for kernel, why in found.wrong.items():
+        text.append(f"{kernel}: {why}\n", "red")
+    for kernel, why in found.skipped.items():
+        text.append(f"{kernel}: not judged: {why}\n", "yellow")
+    count = len(found.regressions)
+    verdict = (
+        f"{len(found.checked)} kernels are correct here; "
+        f"{count or 'no'} regression{'' if count == 1 else 's'}"
+    )
+    text.append(verdict, "bold green" if found.ok else "bold red")
+    return Group(table, text)
+
+
+def _cells(line: Line) -> list[str]:
+    return [
+        line.operator,
+        line.case,
+        line.kernel,
+        "-" if line.then_us is None else f"{line.then_us:.1f}",
+        f"{line.now_us:.1f}",
+        "-" if line.then_gain is None else f"{line.then_gain:.2f}x",
+        "-" if line.now_gain is None else f"{line.now_gain:.2f}x",
+    ]
+
+
+def certificate_json(found: Certificate) -> Mapping[str, Any]:
+    """The same as data."""
+    return {**to_json(found), "ok": found.ok}

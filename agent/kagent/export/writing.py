@@ -1,0 +1,151 @@
+"""A library's files: the package, its copy for Hugging Face's loader, papers, tests, provenance.
+
+Every file is written under another name first and moved into place, PROVENANCE.json last: a library
+whose export was cut short is still the old one by its own account, and `kagent certify` names the
+files that differ. Files that are not the library's own are left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from kagent_sandbox import runtime
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.records import to_json
+
+from kagent.export import library as library_files
+from kagent.export.contents import Library, Operator
+from kagent.export.generic import needs_reference
+from kagent.export.papers import papers
+from kagent.export.portfolio import portfolio_json
+from kagent.export.reading import PROVENANCE, OnDisk, without_texts
+from kagent.export.shipping import as_shipped
+
+HUB_COPY = Path("build") / "torch-universal"
+
+
+def refuse_edited(disk: OnDisk) -> None:
+    """Leave a library alone that somebody has edited.
+
+    Raises:
+        UserError: A file is not as it was written.
+    """
+    if changed := [p for p in disk.changed() if (disk.folder / p).exists()]:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise UserError(
+            f"{disk.folder}: {', '.join(changed[:3])}{more} was edited since the last export: take "
+            "the changes out of the way, or let them be overwritten with --force"
+        )
+
+
+def write_library(
+    library: Library, folder: Path, *, cubins: Mapping[str, bytes], old: OnDisk | None = None
+) -> None:
+    """Write all files of a library.
+
+    Args:
+        library: What it holds.
+        folder: Where; made if need be.
+        cubins: CUDA kernels' binaries, by `Compiled.key`; those of kernels that were there are
+            taken from the library on disk.
+        old: The library that is replaced.
+
+    Raises:
+        UserError: The folder cannot be written, or a kernel cannot be carried into a library.
+    """
+    files = dict(_files(library, cubins, old))
+    try:
+        for path, data in files.items():
+            _write(folder / path, data)
+        record = {
+            "library": without_texts(to_json(library)),
+            "files": {p: hashlib.sha256(d).hexdigest() for p, d in sorted(files.items())},
+        }
+        _write(folder / PROVENANCE, (json.dumps(record, indent=1) + "\n").encode())
+        for path in set(old.files) - set(files) if old is not None else ():
+            _remove(folder, path)
+    except OSError as e:
+        raise UserError(f"{folder}: cannot be written ({e.strerror}: {e.filename})") from None
+
+
+def _files(
+    library: Library, cubins: Mapping[str, bytes], old: OnDisk | None
+) -> Iterator[tuple[str, bytes]]:
+    package = dict(_package(library, cubins, old))
+    for path, text in papers(library).items():
+        in_package = f"torch-ext/{library.name}/"
+        if path.startswith(in_package):
+            package[path.removeprefix(in_package)] = text.encode()
+        else:
+            yield path, text.encode()
+    for path, data in package.items():
+        yield f"torch-ext/{library.name}/{path}", data
+        yield (HUB_COPY / path).as_posix(), data
+
+
+def _package(
+    library: Library, cubins: Mapping[str, bytes], old: OnDisk | None
+) -> Iterator[tuple[str, bytes]]:
+    for module in (Path(p) for p in library_files.__path__):
+        for path in sorted(module.glob("*.py")):
+            if path.name != "__init__.py":
+                yield path.name, path.read_bytes()
+    root = Path(runtime.__path__[0])
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            yield f"_runtime/{path.relative_to(root).as_posix()}", path.read_bytes()
+    yield "operators/__init__.py", b'"""One module per operator."""\n'
+    yield "kernels/__init__.py", b'"""The winners\' files; a portfolio loads them."""\n'
+    for operator in library.operators:
+        yield f"operators/{operator.task}.py", operator.operator_py.encode()
+        if needs_reference(operator.operator_py):
+            yield f"operators/_{operator.task}_reference.py", operator.reference_py.encode()
+        yield f"portfolio/{operator.task}.json", portfolio_json(operator).encode()
+        yield from _kernels(operator, cubins, old)
+
+
+def _kernels(
+    operator: Operator, cubins: Mapping[str, bytes], old: OnDisk | None
+) -> Iterator[tuple[str, bytes]]:
+    for kernel in operator.kernels:
+        try:
+            yield f"kernels/{kernel.id}.py", as_shipped(kernel.source).encode()
+        except UserError as e:
+            raise UserError(f"{kernel.id}: {e}") from None
+        if kernel.language == "cpp":
+            sources = [to_json(c) for c in kernel.compiled]
+            text = json.dumps({"sources": sources}, indent=1) + "\n"
+            yield f"kernels/{kernel.id}.sources.json", text.encode()
+        for compiled in kernel.compiled if kernel.language == "cuda" else ():
+            path = f"cubins/{compiled.key}.cubin"
+            if compiled.key in cubins:
+                yield path, cubins[compiled.key]
+            elif old is not None and (old.package / path).is_file():
+                yield path, (old.package / path).read_bytes()
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _remove(folder: Path, path: str) -> None:
+    """A file of the old version, and folders that are empty without it. Never outside."""
+    target = folder / path
+    if not target.resolve().is_relative_to(folder.resolve()):
+        return
+    target.unlink(missing_ok=True)
+    for parent in target.parents:
+        if parent == folder or any(parent.iterdir()):
+            return
+        parent.rmdir()

@@ -1,0 +1,105 @@
+"""All five tasks evolved, exported into one library, and the library's own tests and benchmark run.
+
+    python benchmarks/export_all.py --budget 30 --out OUT [--runs RUNS]
+
+Prints a table: per task the run's final race, the export's refusals, the generated tests, and per
+shape the operator's device time against torch with what a call costs from Python. With --runs it
+exports the newest finished run of each task there instead of evolving. Everything is kept in OUT:
+runs/, the library kernels_of_all/, logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TASKS = ("softmax", "gelu", "cross_entropy", "attention", "linear_cross_entropy")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=_RAW)
+    arguments.add_argument("--budget", type=int, default=30)
+    arguments.add_argument("--tasks", default=",".join(TASKS))
+    arguments.add_argument("--lang", default="any")
+    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--runs", type=Path)
+    arguments.add_argument("--allow-slower", action="store_true")
+    options = arguments.parse_args()
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    runs = options.runs or out / "runs"
+    library = out / "kernels_of_all"
+    exported: list[str] = []
+    for task in options.tasks.split(","):
+        if options.runs is None:
+            words = ["evolve", task, "--budget", str(options.budget), "--lang", options.lang]
+            code, seconds = kagent(out / f"evolve_{task}.log", *words, "--runs", str(runs))
+            print(f"{task:22} evolved: exit {code}, {seconds:.0f} s", flush=True)
+        found = sorted(runs.glob(f"{task}-2*/run.json"))
+        if not found:
+            print(f"{task:22} no run")
+            continue
+        words = ["export", found[-1].parent.name, "--to", str(library), "--runs", str(runs)]
+        words += ["--allow-slower"] if options.allow_slower else []
+        log = out / f"export_{task}.log"
+        code, seconds = kagent(log, *words)
+        print(f"{task:22} exported: exit {code}, {seconds:.0f} s", flush=True)
+        if code:
+            print(f"{'':22} {log.read_text().strip().splitlines()[-1][:300]}")
+        else:
+            exported.append(task)
+    if not exported:
+        sys.exit("nothing was exported")
+    print_tests(library, out)
+    print_benchmark(library, out)
+
+
+def kagent(log: Path, *words: str) -> tuple[int, float]:
+    """A kagent command; its exit code and seconds. All that it prints goes into a file."""
+    return command(log, sys.executable, "-m", "kagent", *words)
+
+
+def command(log: Path, *words: str, **environment: str) -> tuple[int, float]:
+    """Any command, the same way."""
+    begun = time.monotonic()
+    with log.open("w") as file:
+        done = subprocess.run(
+            words,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            check=False,
+        )
+    return done.returncode, time.monotonic() - begun
+
+
+def print_tests(library: Path, out: Path) -> None:
+    log = out / "tests.log"
+    code, seconds = command(
+        log, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(library / "tests"),
+        PYTHONPATH=str(library / "torch-ext"),
+    )  # fmt: skip
+    print(f"generated tests: exit {code}, {seconds:.0f} s: {log.read_text().splitlines()[-1]}")
+
+
+def print_benchmark(library: Path, out: Path) -> None:
+    log, table = out / "bench.log", out / "bench.json"
+    bench = str(library / "benchmarks" / "bench.py")
+    path = str(library / "torch-ext")
+    code, seconds = command(log, sys.executable, bench, PYTHONPATH=path)
+    print(f"benchmark: exit {code}, {seconds:.0f} s")
+    print(log.read_text())
+    code, _ = command(table, sys.executable, bench, "--json", PYTHONPATH=path)
+    if code == 0:
+        json.loads(table.read_text())
+
+
+_RAW = argparse.RawDescriptionHelpFormatter
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""Regions, the files of kernels, merging, and then-and-now: from made-up measurements."""
+
+import ast
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kagent.export.certify import compared, confirmed
+from kagent.export.contents import (
+    TORCH,
+    Device,
+    Kernel,
+    Operator,
+    Origin,
+    Point,
+    Region,
+    Timing,
+    valid_name,
+)
+from kagent.export.merging import merge_library, merge_operator
+from kagent.export.portfolio import best_of, gain, mean_gain
+from kagent.export.regions import covers, regions_of
+from kagent.export.shipping import as_judged, as_shipped
+from kagent.resources import resource
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.task import Case
+
+ORIGIN = Origin("run", "id", 3, (), "tune", (), 9, 1.5, 1.4, 1.6, "2026-11-21", "0.1.0", "d", "")
+
+
+def kernel(name, source="x = 1\n"):
+    region = Region("float32", {"M": 1}, {"M": 64}, {}, 64, 4)
+    return Kernel(name, "toy", "cpp", source, "0", ("cpu",), ({},), (region,), False, ORIGIN)
+
+
+def at(us):
+    return Timing(us, us * 0.99, us * 1.01)
+
+
+def point(case, **times):
+    """Times of kernels by name, of `torch` (then eager is as fast), or of `eager` and `torch`."""
+    named = {"eager": at(times["torch"]), **{k: at(us) for k, us in times.items()}}
+    config = {n: 0 for n in named if n not in (TORCH, "eager")}
+    best = best_of(named, config, kernels_only=False)
+    return Point(case, "float32", {"M": 8}, named, config, best)
+
+
+def device(*points, name="cpu A"):
+    return Device(name, "cpu", "x86_64-v3", {}, "2026-11-21", points)
+
+
+def operator(kernels, *devices):
+    return Operator(
+        "toy", "toy", "toy(x)", "A toy", ("M",), tuple(kernels), devices, "toml", "ref", "op"
+    )
+
+
+# -- regions ---------------------------------------------------------------------------------------
+
+
+def case(dtype="float32", name="c", **dims):
+    return Case(name=name, dtype=dtype, **dims)
+
+
+def test_a_region_holds_its_own_cases_and_little_else():
+    cases = [case(M=m, N=n, D=64, causal=m > 3) for m, n in [(1, 7), (4, 4), (9, 100), (33, 2)]]
+    (region,) = regions_of(cases)
+    assert region.low == {"M": 1, "N": 2}
+    assert region.high == {"M": 33, "N": 100}
+    assert region.flags == {"D": (64,), "causal": (False, True)}
+    assert region.volume == 900
+    assert all(covers(region, "float32", c.dims) for c in cases)
+    inside = {"M": 5, "N": 50, "D": 64, "causal": True}
+    assert covers(region, "float32", inside)
+    assert not covers(region, "float16", inside)
+    assert not covers(region, "float32", {**inside, "D": 96})  # between 64 and nothing
+    assert not covers(region, "float32", {**inside, "M": 34})
+    assert not covers(region, "float32", {**inside, "M": 33, "N": 100})  # larger than any checked
+    assert not covers(region, "float32", {"M": 5})
+
+
+def test_few_sizes_are_those_sizes():
+    cases = [case(S=s, D=d) for s, d in [(1, 64), (5, 64), (9, 128), (200, 128)]]
+    (region,) = regions_of(cases)
+    assert region.flags == {"D": (64, 128)}
+    assert not covers(region, "float32", {"S": 9, "D": 96})
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=12))
+def test_every_checked_case_is_covered(sizes):
+    cases = [case(dtype=("float32", "bfloat16")[m % 2], M=m, N=n) for m, n in sizes]
+    by_dtype = {r.dtype: r for r in regions_of(cases)}
+    for one in cases:
+        assert covers(by_dtype[one.dtype], one.dtype, one.dims)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", sorted(resource("seeds").glob("*/*_*.py")), ids=lambda p: f"{p.parent.name}-{p.stem}"
+)
+def test_seeds_travel_there_and_back(path):
+    source = path.read_text(encoding="utf-8")
+    shipped = as_shipped(source)
+    assert "kagent" not in {
+        n.module.split(".")[0]
+        for n in ast.walk(ast.parse(shipped))
+        if isinstance(n, ast.ImportFrom) and n.module and not n.level
+    }
+    assert as_judged(shipped) == source
+
+
+@pytest.mark.parametrize(
+    ("line", "shipped"),
+    [
+        ("from kagent_sandbox.lang import (cuda_kernel as c,\n tensor_map)",
+         "from .._runtime import cuda_kernel as c, tensor_map"),
+        ("from kagent_sandbox import lang", "from .. import _runtime as lang"),
+        ("import kagent_sandbox.lang as k", "from .. import _runtime as k"),
+        ("import torch, math", "import torch, math"),
+    ],
+)  # fmt: skip
+def test_forms_of_the_import(line, shipped):
+    assert as_shipped(f'"""é"""\n{line}\nx = 1\n') == f'"""é"""\n{shipped}\nx = 1\n'
+
+
+@pytest.mark.parametrize(
+    "line", ["import kagent_sandbox.lang", "from kagent_sandbox.plan import Plan", "import kagent"]
+)
+def test_what_a_library_does_not_have(line):
+    with pytest.raises(UserError, match="line 1"):
+        as_shipped(f"{line}\n")
+
+
+def test_names_of_libraries():
+    assert valid_name("my_kernels2")
+    assert not any(map(valid_name, ["", "a", "2x", "My", "a-b", "a" * 51, "a.b", "é1"]))
+
+
+# -- merging ---------------------------------------------------------------------------------------
+
+
+def test_a_slower_kernel_is_replaced_and_history_grows():
+    first, words = merge_operator(None, operator([kernel("a")], device(point("p", a=5, torch=9))))
+    library = merge_library(None, "lib", "0.1.0", [(first, words)])
+    assert library.version == "1.0.0"
+    assert "added a" in library.history[0].lines[0]
+    second, words = merge_operator(
+        first, operator([kernel("b"), kernel("a")], device(point("p", a=5, b=4, torch=9)))
+    )
+    assert [k.id for k in second.kernels] == ["b"]
+    assert set(second.devices[0].points[0].times) == {"b", "eager", TORCH}
+    library = merge_library(library, "lib", "0.1.0", [(second, words)])
+    assert library.version == "1.1.0"
+    assert [c.version for c in library.history] == ["1.1.0", "1.0.0"]
+    assert any("replaced a" in line for line in library.history[0].lines)
+
+
+def test_a_kernel_that_another_device_or_shape_uses_stays():
+    old = operator([kernel("a")], device(point("p", a=5, torch=9), name="cpu B"))
+    new = operator(
+        [kernel("b"), kernel("a")],
+        device(point("p", a=5, b=4, torch=9), point("q", a=3, b=4, torch=9)),
+    )
+    both, _ = merge_operator(operator([kernel("a")], *new.devices), new)
+    assert {k.id for k in both.kernels} == {"a", "b"}
+    merged, _ = merge_operator(old, replace(new, devices=(device(point("p", a=5, b=4, torch=9)),)))
+    assert {k.id for k in merged.kernels} == {"a", "b"}
+    assert [d.name for d in merged.devices] == ["cpu B", "cpu A"]
+
+
+def test_a_new_kernel_that_is_never_the_best_is_left_out():
+    old = operator([kernel("a")], device(point("p", a=5, torch=9)))
+    new = operator([kernel("b"), kernel("a")], device(point("p", a=5, b=7, torch=9)))
+    merged, words = merge_operator(old, new)
+    assert [k.id for k in merged.kernels] == ["a"]
+    assert any("left out b" in w for w in words)
+    library = merge_library(None, "lib", "0.1.0", [(old, [])])
+    assert merge_library(library, "lib", "0.1.0", [(merged, words)]).version == "1.0.1"
+
+
+def test_a_kernel_has_to_beat_what_the_operator_would_call_instead():
+    compiled_wins = point("p", a=5, torch=4, eager=9)
+    assert compiled_wins.best == "a"
+    assert gain(compiled_wins) == 0.8
+    eager_wins = point("p", a=5, b=6, torch=4, eager=4.5)
+    assert eager_wins.best == TORCH
+    assert gain(eager_wins) == pytest.approx(4 / 4.5)
+    assert best_of(eager_wins.times, eager_wins.config, kernels_only=True) == "a"
+    out_of_memory = {"a": at(5), TORCH: at(4)}
+    assert best_of(out_of_memory, ["a"], kernels_only=False) == "a"
+
+
+def test_gains():
+    here = device(point("p", a=5, torch=10), point("q", a=20, torch=10))
+    assert gain(here.points[0]) == 2
+    assert gain(here.points[1]) == 1
+    assert mean_gain(here) == pytest.approx(2**0.5)
+    assert mean_gain(device()) is None
+
+
+# -- then and now ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("now", "change"),
+    [
+        ({"a": 5.0, "torch": 9.0}, "as then"),
+        ({"a": 7.0, "torch": 9.0}, "slower"),
+        ({"a": 7.0, "torch": 12.6}, "as then"),  # the machine is slower, not the kernel
+        ({"a": 5.0, "torch": 3.0}, "torch is faster now"),
+        ({"a": 3.0, "torch": 9.0}, "faster"),
+    ],
+)
+def test_what_counts_as_a_regression(now, change):
+    then = operator([kernel("a")], device(point("p", a=5, torch=9)))
+    (line,) = compared(then, device(point("p", **now)))
+    assert line.change == change
+
+
+def test_a_regression_must_show_twice():
+    then = operator([kernel("a")], device(point("p", a=5, torch=9), point("q", a=5, torch=9)))
+    first = list(compared(then, device(point("p", a=7, torch=9), point("q", a=7, torch=9))))
+    second = list(compared(then, device(point("p", a=5, torch=9), point("q", a=8, torch=9))))
+    assert [line.change for line in first] == ["slower", "slower"]
+    assert [line.change for line in confirmed(first, second)] == ["as then", "slower"]
+
+
+def test_another_device_has_nothing_to_compare_with():
+    then = operator([kernel("a")], device(point("p", a=5, torch=9)))
+    (line,) = compared(then, device(point("p", a=5, torch=9), name="cpu B"))
+    assert line.change == "not comparable"
+    assert line.then_us is None
+
+
+def test_hidden_cases_and_torchs_own_are_not_compared():
+    then = operator(
+        [kernel("a")], device(point("hidden_bench_0", a=5, torch=9), point("q", a=9, torch=5))
+    )
+    now = device(point("hidden_bench_0", a=50, torch=90), point("q", a=9, torch=5))
+    lines = list(compared(then, now))
+    assert [(line.case, line.change) for line in lines] == [("hidden_bench_0", "not comparable")]
