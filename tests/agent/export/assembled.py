@@ -1,4 +1,4 @@
-"""A library's package for tests: the real modules and operators, with tables and kernels by hand."""
+"""A library's package for tests: real modules and operators, tables and kernels by hand."""
 
 import importlib.util
 import json
@@ -8,7 +8,6 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-
 from kagent.export.library import _devices
 
 ROOT = Path(__file__).parents[3]
