@@ -204,7 +204,8 @@ def _selftest() -> Finding:
     if record is None:
         text = "not run on this machine with these versions: kagent selftest"
         return Finding(Level.MISSING, "selftest", text)
-    return Finding(Level.BROKEN if record.missed else Level.OK, "selftest", record.text)
+    text = record.text if record.noise is None else f"{record.text}; noise: {record.noise.text}"
+    return Finding(Level.BROKEN if record.missed else Level.OK, "selftest", text)
 
 
 def _models(flags: Mapping[str, object]) -> list[Finding]:

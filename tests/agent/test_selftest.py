@@ -31,6 +31,7 @@ from kagent.selftest.scenarios import faults
 from kagent.session import Outcome, versions
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.launch.cpu_facts import cpu_facts
+from kagent_sandbox.noise import Noise
 from kagent_sandbox.records import to_json
 from rich.console import Console
 
@@ -431,3 +432,9 @@ def test_doctor_shows_it():
         assert doctor._selftest().level is level
     assert "199 of 200" in doctor._selftest().text
     assert "66_caching-by_pointer_cpp" in doctor._selftest().text
+    noisy = dataclasses.replace(RECORD, noise=Noise(301.0, 1.012, 0.02, 3.1))
+    record.save(noisy, cpu_facts().key, record.corpus_hash(), versions())
+    assert doctor._selftest().text.endswith(
+        "digest abcd; noise: a 301 µs kernel against itself: 1.0120×, single pairs of blocks "
+        "differ by 2.0%; intervals widened 3.1×"
+    )

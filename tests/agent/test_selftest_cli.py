@@ -131,6 +131,9 @@ def test_json_has_everything(selftest, corpus):
     names = [c["name"] for c in report["checks"]]
     assert {"A/A, cpp", "honest cpp", "honest triton", "honest cuda", "left behind"} <= set(names)
     assert f"canaries, {report['tier']}" in names
+    keys = {d["key"] for d in report["devices"]}
+    assert keys == set(report["noise"])
+    assert all(n["kernel_us"] > 0 and n["factor"] >= 1 for n in report["noise"].values())
 
 
 @pytest.mark.parametrize(

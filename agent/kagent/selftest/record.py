@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kagent_sandbox.launch import cache
+from kagent_sandbox.noise import Noise
 from kagent_sandbox.records import RecordError, from_json, to_json
 
 from kagent.selftest.catalogue import corpus_folder
@@ -32,6 +33,7 @@ class SelftestRecord:
     ran: int  # candidates, scenarios and checks of the machine
     skipped: int  # for want of a GPU
     missed: tuple[str, ...]  # ids of entries, names of checks
+    noise: Noise | None = None  # of the device, then: every run measures its own
 
     @property
     def text(self) -> str:

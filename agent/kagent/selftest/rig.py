@@ -26,6 +26,7 @@ from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge_client import JudgeClient
 from kagent_sandbox.launch.base import DeviceFacts
 from kagent_sandbox.launch.cache import cache_folder
+from kagent_sandbox.noise import Noise
 from kagent_sandbox.race_result import Race
 from kagent_sandbox.task import Kind, Task, draw_hidden
 from kagent_sandbox.verdict import CaseError, Passed, Rejected
@@ -120,6 +121,11 @@ class Rig:
     def devices(self) -> list[DeviceFacts]:
         """What candidates were judged on so far."""
         return list({j.facts.key: j.facts for j in self._judges.values()}.values())
+
+    def noise(self) -> dict[str, Noise]:
+        """By a device's key, how far apart its judge has measured one kernel and itself."""
+        judges = {j.facts.key: j for j in self._judges.values()}
+        return {key: judge.noise() for key, judge in judges.items()}
 
     @property
     def builder(self) -> Builder:

@@ -111,6 +111,13 @@ def misses_view(results: Sequence[Result], checks: Sequence[Check]) -> Iterator[
             )
 
 
+def noise_view(report: Report) -> Iterator[Text]:
+    """What each device's times are worth, in a line."""
+    for facts in report.devices:
+        if facts.key in report.noise:
+            yield Text(f"\nnoise of {facts.name}: {report.noise[facts.key].text}", end="")
+
+
 def summary(report: Report) -> Text:
     """The result in a line."""
     ran = [r for r in report.results if r.seen is not None]
@@ -147,6 +154,7 @@ def report_view(report: Report) -> Iterator[RenderableType]:
         yield Text("passed: the attempt came to nothing, and the kernel is right\n", "dim")
     yield checks_table(report.checks)
     yield from misses_view(report.results, report.checks)
+    yield from noise_view(report)
     yield summary(report)
 
 
@@ -159,6 +167,7 @@ def report_json(report: Report) -> Mapping[str, object]:
         "seconds": report.seconds,
         "tier": report.tier,
         "devices": [to_json(f) for f in report.devices],
+        "noise": {key: to_json(n) for key, n in report.noise.items()},
         "versions": versions(),
         "missed": list(report.missed),
         "checks": [to_json(c) for c in report.checks],

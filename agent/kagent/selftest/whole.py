@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kagent_sandbox.launch.base import DeviceFacts
+from kagent_sandbox.noise import Noise
 
 from kagent.selftest import record
 from kagent.selftest.baits import name_for
@@ -32,6 +33,7 @@ class Report:
     checks: list[Check] = field(default_factory=list)
     tier: str = ""
     devices: Sequence[DeviceFacts] = ()
+    noise: Mapping[str, Noise] = field(default_factory=dict)  # by a device's key
     when: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
     seconds: float = 0.0
     corpus: str = ""
@@ -67,6 +69,8 @@ def selftest(
             for check in machine_checks(rig, observe) if checks else ():
                 report.checks.append(check)
                 observe(check)
+            if checks:
+                report.noise = rig.noise()
             report.tier, report.devices = rig.tier, rig.devices
         left = outside.left()
     got = "; ".join(left) or "nothing"
@@ -101,5 +105,6 @@ def keep(report: Report) -> None:
             ran=report.ran,
             skipped=sum(r.seen is None for r in report.results),
             missed=report.missed,
+            noise=report.noise.get(facts.key),
         )
         record.save(kept, facts.key, report.corpus, versions())
