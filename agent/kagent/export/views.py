@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,9 +34,10 @@ def exported_view(done: Exported) -> RenderableType:
     for note in done.notes:
         head.append(f"  {note}\n", "yellow")
     tables = [_operator_table(o) for o in library.operators]
-    end = Text("\nnext:   ").append(f"pip install {done.folder}", "bold")
+    folder = done.folder if done.folder.is_absolute() else f"./{done.folder}"  # a path, not a name
+    end = Text("\nnext:   ").append(shlex.join(["pip", "install", str(folder)]), "bold")
     end.append("   (or load it with Hugging Face kernels: README.md there)\n")
-    end.append("tests:  ").append(f"pytest {done.folder / 'tests'}", "bold")
+    end.append("tests:  ").append(shlex.join(["pytest", str(done.folder / "tests")]), "bold")
     return Group(head, *tables, end)
 
 

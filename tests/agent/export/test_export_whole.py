@@ -1,0 +1,122 @@
+"""From a run to a library and back: real builds, real measurements, real processes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from kagent.resources import resource
+
+ENTRY = """
+import json, sys
+sys.modules["kagent"] = sys.modules["kagent_sandbox"] = None  # whoever imports them fails
+import torch, rows_lib
+x = torch.randn(200, 1024)
+y = rows_lib.rows(x)
+portfolio = rows_lib.operators.rows
+print(json.dumps({"close": torch.allclose(y, torch.softmax(x, -1), atol=1e-6),
+                  "modules": sorted(m for m in sys.modules if m.startswith("rows_lib.kernels."))}))
+"""
+
+
+def kagent(folder, *words, code=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "kagent", *map(str, words)],
+        cwd=folder, capture_output=True, text=True, timeout=170, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A folder with a task, a run of it, and the library `lib`."""
+    folder = tmp_path_factory.mktemp("export")
+    corpus = resource("corpus")
+    shutil.copytree(corpus / "tasks" / "rows", folder / "rows")
+    shutil.copy(corpus / "honest" / "rows_cpp.py", folder / "rows" / "cpp_rows.py")
+    kagent(folder, "evolve", "rows", "--lang", "cpp", "--budget", "0", "--runs", "runs")
+    words = ("export", "latest", "--to", "lib", "--name", "rows_lib", "--runs", "runs")
+    kagent(folder, *words, "--allow-slower")
+    return folder
+
+
+def test_the_library_works_without_kagent_and_uses_its_kernel(exported):
+    done = subprocess.run(
+        [sys.executable, "-c", ENTRY],
+        env={**os.environ, "PYTHONPATH": str(exported / "lib" / "torch-ext")},
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert found["close"]
+    assert len(found["modules"]) == 1
+
+
+def test_its_record_says_where_it_comes_from(exported):
+    record = json.loads((exported / "lib" / "PROVENANCE.json").read_text())
+    library = record["library"]
+    (operator,) = library["operators"]
+    (kernel,) = operator["kernels"]
+    run = next((exported / "runs").glob("rows-*")).name
+    assert kernel["origin"]["run"] == run
+    assert kernel["source"] == ""  # the text is a file
+    assert kernel["compiled"][0]["language"] == "cpp"
+    assert {p["case"] for p in operator["devices"][0]["points"]} >= {"cpu_256x1024"}
+    copy = exported / "lib" / "build" / "torch-universal"
+    package = exported / "lib" / "torch-ext" / "rows_lib"
+    files = [p.relative_to(package) for p in package.rglob("*") if p.suffix in (".py", ".json")]
+    assert len(files) > 10
+    assert all((copy / f).read_bytes() == (package / f).read_bytes() for f in files)
+    assert "kagent_sandbox" not in (package / "kernels" / f"{kernel['id']}.py").read_text()
+
+
+def test_a_winner_that_loses_is_refused_unless_asked_for(exported):
+    done = kagent(exported, "export", "latest", "--to", "other", "--runs", "runs", code=2)
+    assert "loses to torch" in done.stderr
+    assert not (exported / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("latest", "--to", "rows"), "holds cpp_rows.py, reference.py, task.toml and no library"),
+        (("latest", "--to", "lib", "--name", "another"), "is called rows_lib"),
+        (("latest", "--to", "new", "--name", "Bad-Name"), "cannot be a library's name"),
+        (("latest:7", "--to", "new"), "no candidate 7"),
+        (("nope", "--to", "new"), "no run 'nope'"),
+    ],
+)
+def test_what_is_refused_before_anything_is_measured(exported, words, said):
+    done = kagent(
+        exported, "export", *words, "--runs", "runs", "--allow-slower",
+        code=4 if words[0] == "nope" else 2,
+    )  # fmt: skip
+    assert said in done.stderr
+
+
+def test_certify_measures_again_and_finds_what_was_changed(exported):
+    lib = exported / "changed"
+    shutil.copytree(exported / "lib", lib)
+    card = lib / "CARD.md"
+    card.write_text(card.read_text() + "\nedited\n")
+    (kernel,) = (lib / "torch-ext" / "rows_lib" / "kernels").glob("rows_*.py")
+    kernel.write_text(kernel.read_text().replace("return y", "return y * 1.01", 1))
+    done = kagent(exported, "certify", "changed", "--json", code=1)
+    found = json.loads(done.stdout)
+    assert not found["ok"]
+    assert sorted(found["changed"]) == ["CARD.md", f"torch-ext/rows_lib/kernels/{kernel.name}"]
+    assert list(found["wrong"]) == [kernel.stem]
+    words = ("export", "latest", "--to", "changed", "--runs", "runs", "--allow-slower")
+    refused = kagent(exported, *words, code=2)
+    assert "CARD.md" in refused.stderr
+    assert "--force" in refused.stderr
+
+
+def test_certify_of_what_is_no_library(exported):
+    assert "no library there" in kagent(exported, "certify", "rows", code=2).stderr
+    (exported / "broken").mkdir()
+    (exported / "broken" / "PROVENANCE.json").write_text('{"library": {"format": 99}}')
+    assert "update kagent" in kagent(exported, "certify", "broken", code=2).stderr
