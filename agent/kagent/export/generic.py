@@ -110,7 +110,7 @@ def _checks(task: Task, known: Mapping[str, str]) -> list[str]:
                 found.append(f"{name}.dtype == dtype")
         elif known.get(str(argument.value)) != name:
             value = argument.value
-            found.append(f"{name} == {_code(value) if isinstance(value, str) else repr(value)}")
+            found.append(f"{name} == {f'({value})' if isinstance(value, str) else repr(value)}")
     return found
 
 
@@ -169,10 +169,12 @@ def _code(size: Size | float) -> str:
     """A formula of task.toml as Python; sizes are whole numbers."""
     if not isinstance(size, str):
         return repr(size)
+    if size.isidentifier():
+        return size
     tree = ast.parse(size, mode="eval")
     text = ast.unparse(tree)
     fractions = any(isinstance(n, ast.Div) for n in ast.walk(tree))
-    return f"int({text})" if fractions else text
+    return f"int({text})" if fractions else f"({text})"
 
 
 def _tuple(parts: Iterable[str]) -> str:

@@ -1,0 +1,286 @@
+"""Operators that are made from task.toml, for tasks without an operator.py."""
+
+import inspect
+import json
+import warnings
+
+import pytest
+import torch
+from assembled import assemble, calls
+from kagent.export.generic import needs_reference, operator_source
+from kagent.export.packaging import names_of
+from kagent.tasks import find_task
+from kagent_sandbox.errors import TaskError
+from kagent_sandbox.task import load_task
+
+CASES = """
+[gpu]
+check = [{ name = "g", dtype = "bfloat16", %s }]
+bench = [{ name = "gb", dtype = "bfloat16", %s }]
+[cpu]
+check = [{ name = "c", dtype = "float32", %s }]
+bench = [{ name = "cb", dtype = "float32", %s }]
+"""
+BLOCKS = (
+    """
+name = "block_sums"
+summary = 'Sums of blocks of columns, and the "whole" \\ sum'
+entry = "block_sums"
+signature = "block_sums(x: [M, N], weight: [cdiv(N, 2)], width: int, eps: float) -> (sums, total)"
+bytes = "M * N * itemsize"
+flops = "M * N"
+dims = { M = "rows", N = "columns", width = "of a block", keep = "whether to keep the rest" }
+arguments = [
+  { name = "x", shape = ["M", "N"] },
+  { name = "weight", shape = ["cdiv(N, 2)"] },
+  { name = "index", shape = ["M"], dtype = "int64" },
+  { name = "width", value = "width" },
+  { name = "keep", value = "keep" },
+  { name = "scale", value = "N / 4" },
+  { name = "eps", value = 1e-6 },
+]
+results = [
+  { name = "sums", shape = ["M", "cdiv(N, width)"], k = 2.0 },
+  { name = "total", shape = [], dtype = "float32", k = 2.0, row_dims = 0 },
+]
+"""
+    + CASES % (("M = 3, N = 5, width = 2, keep = true",) * 4)
+)
+BLOCKS_REFERENCE = '''
+from __future__ import annotations
+from typing import TYPE_CHECKING
+import torch
+if TYPE_CHECKING:
+    from kagent_sandbox.task import Case
+
+def inputs(case, generator, device): ...
+def reference(**arguments): ...
+def experts(): return {}
+
+def eager(*, x, weight, index, width, keep, scale, eps):
+    """Takes a gradient, as references may."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        (one,) = torch.autograd.grad((leaf * 1).sum(), leaf)
+    blocks = [b.sum(1) for b in (x * one * scale + eps).split(width, 1)]
+    return torch.stack(blocks, 1), x.float().sum() + weight.float().sum()
+'''
+BLOCKS_KERNEL = """
+import torch
+CALLS = []
+def block_sums(x, weight, index, width, keep, scale, eps):
+    CALLS.append((tuple(x.shape), width, keep, scale, eps))
+    blocks = [b.sum(1) for b in (x * scale + eps).split(width, 1)]
+    return torch.stack(blocks, 1), x.float().sum() + weight.float().sum()
+"""
+ADD = (
+    """
+name = "add_into"
+summary = "x += y"
+entry = "add_into"
+signature = "add_into(x: [M, N], y: [M, N]) -> before: [M, N]"
+bytes = "M * N * itemsize"
+flops = "M * N"
+dims = { M = "rows", N = "columns" }
+arguments = [{ name = "x", shape = ["M", "N"], mutates = true }, { name = "y", shape = ["M", "N"] }]
+results = [{ name = "before", shape = ["M", "N"], k = 2.0 }]
+"""
+    + CASES % (("M = 3, N = 5",) * 4)
+)
+ADD_REFERENCE = """
+def inputs(case, generator, device): ...
+def reference(**arguments): ...
+def experts(): return {}
+def eager(*, x, y):
+    before = x.clone()
+    x += y
+    return before
+"""
+ADD_KERNEL = """
+CALLS = []
+def add_into(x, y):
+    CALLS.append(x.is_contiguous())
+    before = x.clone()
+    x += y
+    return before
+"""
+SAME = ADD.replace("add_into", "same").replace(", mutates = true", "")
+SAME_REFERENCE = ADD_REFERENCE.replace(
+    "before = x.clone()\n    x += y\n    return before", "return x"
+)
+
+
+def task_of(folder, toml, reference):
+    folder.mkdir()
+    (folder / "task.toml").write_text(toml)
+    (folder / "reference.py").write_text(reference)
+    return load_task(folder)
+
+
+def library_of(tmp_path, toml, reference, kernel=None, **changes):
+    task = task_of(tmp_path / "task", toml, reference)
+    package = assemble(tmp_path / "lib", f"generic_{task.name}_{tmp_path.name}".replace("-", "_"))
+    package.add_operator(task.name, operator_source(task))
+    text = (task.folder / "reference.py").read_text()
+    (package.folder / "operators" / f"_{task.name}_reference.py").write_text(text)
+    if kernel is not None:
+        package.add_kernel(task.name, kernel, **changes)
+    (package.folder / "__init__.py").write_text(f"from .operators import {task.name}\n")
+    return package.imported(f"generic_{task.name}_{tmp_path.name}"), task.name
+
+
+def blocks_region(**flags):
+    bounds = {"low": {"M": 1, "N": 1}, "high": {"M": 100, "N": 100}}
+    values = {"width": [2, 3], "keep": [False, True], **flags}
+    return [{"dtype": "float32", **bounds, "flags": values, "volume": 10_000}]
+
+
+@pytest.fixture
+def blocks(tmp_path):
+    lib, name = library_of(
+        tmp_path, BLOCKS, BLOCKS_REFERENCE, BLOCKS_KERNEL, regions=blocks_region()
+    )
+    package = tmp_path / "lib"
+    table = package / "portfolio" / f"{name}.json"
+    data = json.loads(table.read_text())
+    for device in data["devices"].values():
+        for point in device["points"]:
+            point["dims"] = {"M": 8, "N": 8, "width": 2, "keep": True}
+    table.write_text(json.dumps(data))
+    return lib
+
+
+def arguments(m=4, n=7, dtype=torch.float32, width=2, scale=None):
+    x, weight = torch.randn(m, n, dtype=dtype), torch.randn(-(-n // 2), dtype=dtype)
+    return x, weight, torch.zeros(m, dtype=torch.int64), width, True, scale or n / 4, 1e-6
+
+
+def test_the_signature_is_the_tasks(blocks):
+    parameters = inspect.signature(blocks.block_sums.block_sums).parameters
+    assert list(parameters) == ["x", "weight", "index", "width", "keep", "scale", "eps"]
+    assert parameters["eps"].default == 1e-6
+    assert parameters["scale"].default is inspect.Parameter.empty
+    assert parameters["keep"].annotation == "bool"
+    assert parameters["scale"].annotation == "float"
+    assert "of a block" in blocks.block_sums.block_sums.__doc__
+    assert "the 'whole' / sum" in blocks.block_sums.__doc__
+
+
+def test_a_call_is_the_kernels_where_it_was_checked(blocks):
+    args = arguments()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sums, total = blocks.block_sums.block_sums(*args)
+    expected = blocks.block_sums._task.eager(
+        **dict(zip(["x", "weight", "index", "width", "keep", "scale", "eps"], args, strict=True))
+    )
+    torch.testing.assert_close((sums, total), expected)
+    assert calls(blocks, "block_sums") == [((4, 7), 2, True, 7 / 4, 1e-6)]
+
+
+def test_what_does_not_fit_the_task_goes_to_its_eager(blocks):
+    function = blocks.block_sums.block_sums
+    x, weight, index, width, keep, scale, eps = arguments()
+    for other in (
+        (x, weight, index, width, keep, scale + 1, eps),  # a formula gives another value
+        (x, weight, index, width, keep, scale, 0.5),  # kernels know another constant
+        (x, weight[:2], index, width, keep, scale, eps),
+        (x, weight, index.int(), width, keep, scale, eps),
+        (x, weight.double(), index, width, keep, scale, eps),
+        (x, weight, index, 5, keep, scale, eps),  # was not checked
+    ):
+        function(*other)
+    assert calls(blocks, "block_sums") == []
+
+
+def test_the_operator_passes_torchs_checks(blocks):
+    op = blocks.block_sums._operator.op
+    torch.library.opcheck(op, arguments())
+    compiled = torch.compile(blocks.block_sums.block_sums, fullgraph=True, backend="aot_eager")
+    args = arguments()
+    torch.testing.assert_close(compiled(*args), blocks.block_sums.block_sums(*args))
+    module = blocks.block_sums.BlockSums()
+    torch.testing.assert_close(module(*args), compiled(*args))
+    assert blocks.block_sums.LAYERS["BlockSums"] is blocks.block_sums.BlockSums
+    assert not blocks.block_sums.BlockSums.has_backward
+
+
+def test_asking_for_a_gradient_is_an_error(blocks):
+    x, *rest = arguments()
+    sums, _ = blocks.block_sums.block_sums(x.requires_grad_(), *rest)
+    with pytest.raises(NotImplementedError, match="block_sums has no gradient"):
+        sums.sum().backward()
+
+
+@pytest.mark.parametrize("kernel", [None, ADD_KERNEL])
+def test_arguments_that_are_written(tmp_path, kernel):
+    lib, _ = library_of(tmp_path, ADD, ADD_REFERENCE, kernel)
+    for x in (torch.randn(3, 5), torch.randn(5, 3).T):
+        y, old = torch.randn(3, 5), x.clone()
+        torch.testing.assert_close(lib.add_into.add_into(x, y), old)
+        torch.testing.assert_close(x, old + y)
+    if kernel:
+        assert calls(lib, "add_into") == [True, True]
+    torch.library.opcheck(lib.add_into._operator.op, (torch.randn(3, 5), torch.randn(3, 5)))
+    with pytest.raises(NotImplementedError, match="no gradient"):
+        lib.add_into.add_into(torch.randn(3, 5), torch.randn(3, 5, requires_grad=True))
+
+
+def test_a_reference_that_returns_its_argument_is_copied(tmp_path):
+    lib, _ = library_of(tmp_path, SAME, SAME_REFERENCE)
+    x = torch.randn(3, 5)
+    y = lib.same.same(x, x)
+    assert torch.equal(x, y)
+    assert x.data_ptr() != y.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "task", ["gelu", "softmax", "attention", "cross_entropy", "linear_cross_entropy"]
+)
+def test_the_built_in_tasks_would_do(task, tmp_path):
+    found = find_task(task)
+    text = operator_source(found)
+    assert needs_reference(text)
+    assert not needs_reference((found.folder / "operator.py").read_text())
+    lib, _ = library_of(
+        tmp_path,
+        (found.folder / "task.toml").read_text(),
+        (found.folder / "reference.py").read_text(),
+    )
+    module = vars(lib)[task]
+    case = found.cpu.check[0]
+    reference = found.reference()
+    tensors = reference.inputs(case, torch.Generator().manual_seed(0), torch.device("cpu"))
+    known = {**case.dims, "ignore_index": -100}
+    args = [tensors[a.name] if a.shape is not None else known[a.name] for a in found.arguments]
+    ours = module._operator.op(*args)
+    named = dict(zip((a.name for a in found.arguments), args, strict=True))
+    torch.testing.assert_close(ours, reference.eager(**named))
+    torch.library.opcheck(module._operator.op, tuple(args), test_utils="test_faketensor")
+
+
+def test_names_are_found_where_the_exporter_looks(tmp_path):
+    task = task_of(tmp_path / "task", BLOCKS, BLOCKS_REFERENCE)
+
+    class Made:
+        task = "block_sums"
+        operator_py = operator_source(load_task(tmp_path / "task"))
+
+    names = names_of(Made)
+    assert (names.function, names.layers) == ("block_sums", ("BlockSums",))
+    assert task.entry == names.function
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('{ name = "width", value = "width" },', ""), "width cannot be read off its arguments"),
+        (('name = "index"', 'name = "torch"'), "torch are taken"),
+        (('name = "index"', 'name = "class"'), "are taken"),
+    ],
+)
+def test_tasks_that_need_an_operator_of_their_own_are_told_so(tmp_path, change, message):
+    task = task_of(tmp_path / "task", BLOCKS.replace(*change), BLOCKS_REFERENCE)
+    with pytest.raises(TaskError, match=message) as caught:
+        operator_source(task)
+    assert "operator.py" in str(caught.value)
