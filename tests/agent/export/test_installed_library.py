@@ -123,7 +123,9 @@ def test_its_benchmark_times_shapes_and_calls(python, library):
     assert 0 < low <= high
     assert middle > 0
     (costs,) = found["calls"]
-    assert {"the operator", "its bare launch", "the kernel's host function"} <= set(costs["us"])
+    us = costs["us"]
+    assert {"the operator", "its bare launch", "the kernel's host function"} <= set(us)
+    assert costs["overhead_us"] == us["the operator"] - us["the kernel's host function"]
 
 
 def test_a_solution_for_flashinfer_bench_runs_where_it_is_installed(python, library, tmp_path):

@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kagent.export.card import card
 from kagent.export.packaging import names_of, packaging_files
+from kagent.export.papers import papers
 from kagent.export.rendering import code, digest, figure, one_line, words
 from made_library import HOSTILE, cpu_library, gpu_library
 from markdown_it import MarkdownIt
@@ -124,3 +127,17 @@ def test_operators_offer_what_their_modules_say(library):
     assert "Softmax" in names.layers
     init = packaging_files(library)["torch-ext/made_kernels/__init__.py"]
     assert "from .operators.softmax import Softmax, softmax" in init
+
+
+@pytest.mark.parametrize("made", [cpu_library, gpu_library])
+def test_generated_python_is_in_the_house_style(made, tmp_path):
+    files = {p: t for p, t in papers(made()).items() if p.endswith(".py") and "/tasks/" not in p}
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    ruff = [sys.executable, "-m", "ruff"]
+    options = ["--isolated", "--line-length", "100", "--target-version", "py311", str(tmp_path)]
+    rules = ["--select", "A,B,C4,E,F,PERF,PIE,PT,RET,RUF,SIM,UP,W", "--ignore", "RUF001,RUF002"]
+    for command in (["format", "--diff", *options], ["check", *rules, *options]):
+        done = subprocess.run([*ruff, *command], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
