@@ -138,6 +138,7 @@ class Package:
     """The folder of a package, and its parts by task."""
 
     folder: Path
+    device: torch.device = CPU  # that its tables are about
     tables: dict[str, dict] = field(default_factory=dict)
 
     def add_kernel(self, task: str, source: str, **changes: object) -> str:
@@ -145,11 +146,11 @@ class Package:
         name = f"{task}_{len(self.tables.get(task, {}).get('kernels', {})):08x}"
         dims = DIMS.get(task, ("M", "N"))
         flags = FLAGS.get(task, {})
-        table = self.tables.setdefault(task, _empty(task, (*dims, *flags)))
+        table = self.tables.setdefault(task, _empty(task, (*dims, *flags), self.device))
         region = {"low": dict.fromkeys(dims, 1), "high": dict.fromkeys(dims, MOST)}
         table["kernels"][name] = {
             "language": "cpp",
-            "capabilities": [_devices.capability(CPU)],
+            "capabilities": [_devices.capability(self.device)],
             "pitched": False,
             "configs": [{}],
             "regions": [{"dtype": t, **region, "flags": flags, "volume": MOST**3} for t in DTYPES],
@@ -164,7 +165,7 @@ class Package:
     def add_point(self, task: str, dtype: str, dims: dict, best: str, config: int = 0) -> None:
         """A measured shape on this machine."""
         point = {"dtype": dtype, "dims": dims, "best": best, "config": {best: config}, "us": {}}
-        self.tables[task]["devices"][_devices.device_name(CPU)]["points"].append(point)
+        self.tables[task]["devices"][_devices.device_name(self.device)]["points"].append(point)
 
     def add_operator(self, task: str, text: str | None = None) -> None:
         """The operator of a built-in task, or a text."""
@@ -183,15 +184,16 @@ class Package:
         return module
 
 
-def _empty(task: str, dims: tuple[str, ...]) -> dict:
-    device = {"kind": "cpu", "capability": _devices.capability(CPU), "points": []}
+def _empty(task: str, dims: tuple[str, ...], device: torch.device) -> dict:
+    name, capability = _devices.device_name(device), _devices.capability(device)
+    table = {"kind": _devices.kind(device), "capability": capability, "points": []}
     return {
         "format": 1,
         "task": task,
         "entry": task,
         "dims": list(dims),
         "kernels": {},
-        "devices": {_devices.device_name(CPU): device},
+        "devices": {name: table},
     }
 
 
@@ -202,7 +204,9 @@ def _products(flags: dict) -> list[dict]:
     return found
 
 
-def assemble(folder: Path, namespace: str, operators: tuple[str, ...] = ()) -> Package:
+def assemble(
+    folder: Path, namespace: str, operators: tuple[str, ...] = (), device: torch.device = CPU
+) -> Package:
     """A package without kernels: the library's modules and some tasks' operators."""
     for name in ("operators", "kernels", "portfolio"):
         (folder / name).mkdir(parents=True)
@@ -213,7 +217,7 @@ def assemble(folder: Path, namespace: str, operators: tuple[str, ...] = ()) -> P
     (folder / "operators" / "__init__.py").touch()
     imports = "".join(f"from .operators import {o}\n" for o in operators)
     (folder / "__init__.py").write_text(imports)
-    package = Package(folder)
+    package = Package(folder, device)
     for name in operators:
         package.add_operator(name)
     return package

@@ -1,14 +1,19 @@
 """Gradients that a loss has computed in its forward pass, and what backward passes make of them."""
 
 import gc
+import os
+import subprocess
 import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
 from assembled import CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, assemble, calls
-from kagent.export.library import _gradients
+from kagent.export.library import _gradients, _triton_scale
 from kagent.export.library._library import check_classes
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 N = 7
 TARGET = torch.tensor([3, -100, 0, 6, 2])
@@ -325,3 +330,36 @@ def test_a_graph_is_known_to_be_freed():
     torch.autograd.grad(y, x, create_graph=True)
     assert seen == [False, True, True]
     assert _gradients._graph_is_kept()  # outside of a backward pass, to be safe
+
+
+SCALE_IN_THE_INTERPRETER = """
+import torch, triton
+from kagent.export.library._triton_scale import _scale
+for n in (1, 4095, 4096, 4097, 50000):
+    for value in (1.0, 1 / 3, -65536.0):
+        x, factor = torch.randn(n), torch.tensor(value)
+        expected = x * factor
+        _scale[(min(triton.cdiv(n, 4096), 3),)](x, factor, n, BLOCK=4096)
+        assert torch.equal(x, expected), (n, value)
+"""
+
+
+def test_the_gpus_kernel_for_scaling_in_tritons_interpreter():
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", SCALE_IN_THE_INTERPRETER]
+    subprocess.run(command, env=environment, check=True, timeout=120)
+
+
+def test_the_gpus_kernel_for_scaling_compiles_and_loads_vectors(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    signature = {"x_ptr": "*bf16", "factor_ptr": "*fp32", "n": "i32", "BLOCK": "constexpr"}
+    aligned = [["tt.divisibility", 16]]
+    source = ASTSource(
+        fn=_triton_scale._scale,
+        signature=signature,
+        constexprs={"BLOCK": 4096},
+        attrs={(0,): aligned, (2,): aligned},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    assert "ld.global.v4" in compiled.asm["ptx"]
+    assert "st.global.v4" in compiled.asm["ptx"]
