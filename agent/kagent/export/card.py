@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kagent.export.contents import TORCH, Device, Kernel, Library, Point, Region, Timing
+from kagent.export.portfolio import mean_gain
 from kagent.export.rendering import code, figure, listed, render, words
 
 _BASELINES_OF_TORCH = ("eager", "compile")  # and modes of torch.compile, which begin like it
@@ -34,6 +35,7 @@ class Table:
     device: Device
     rows: tuple[Row, ...]
     loses: str
+    gain: str  # over all rows, of what is used
     environment: tuple[tuple[str, str], ...]
 
 
@@ -79,15 +81,16 @@ def _table(device: Device) -> Table:
     lost = [r.case for r in rows if r.loses]
     used = [r.case for r in rows if r.taken == "torch"]
     if not lost:
-        loses = f"Torch is faster on none of the {len(rows)} measured shapes."
+        loses = f"The fastest of torch is as fast on none of the {len(rows)} measured shapes."
     else:
         share = f"{len(lost)} of {len(rows)} measured shapes"
-        loses = f"Torch is at least as fast on {share}: {'; '.join(lost)}."
+        loses = f"The fastest of torch is at least as fast on {share}: {'; '.join(lost)}."
     if used:
-        loses += (
-            f" Eager torch, the alternative that an operator has, is used on {'; '.join(used)}."
-        )
-    return Table(device, rows, loses, tuple(_environment(device)))
+        loses += f" Eager torch is faster, and used, on {'; '.join(used)}."
+    gain = mean_gain(device)
+    return Table(
+        device, rows, loses, "" if gain is None else f"{gain:.3f}×", tuple(_environment(device))
+    )
 
 
 def _row(point: Point) -> Row:

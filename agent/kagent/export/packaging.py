@@ -80,7 +80,6 @@ def packaging_files(library: Library) -> dict[str, str]:
             "readme.md.j2",
             library=library,
             offered=offered,
-            layers=layers,
             cuda="cuda" in languages,
         ),
         "CHANGELOG.md": render("changelog.md.j2", history=library.history),

@@ -15,7 +15,7 @@ from kagent.export.contents import Library
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])")  # snake_case is no emphasis
-_AT_START = re.compile(r"^(?:[#+=-]|\d+(?=[.)]))")  # a heading, a list, a rule
+_AT_START = re.compile(r"^(?:[#+=-]|\d+(?=[.)](?:\s|$)))")  # a heading, a list, a rule
 _LINK = re.compile(r"(?i)(?<=ttp|tps|ftp):(?=//)|(?<=www)\.|(?<=\w)@(?=\w)")
 _LONGEST = 400  # characters of a hypothesis
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import setuptools
 from kagent.export.writing import write_library
 from made_library import cpu_library, gpu_library
 
@@ -95,6 +96,19 @@ print(library.__version__)
         PATH="/nonexistent",  # and so nothing can be compiled now
     )
     assert out.split() == ["2", "0.1.0"]
+
+
+def test_it_is_built_and_compiled_where_there_is_no_torch(library, tmp_path):
+    """As pip does it by default: in an environment with the build requirements alone."""
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
+    (own,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    site = Path(setuptools.__file__).parents[1]
+    names = ("setuptools", "setuptools-*.dist-info", "_distutils_hack")
+    for path in (p for name in names for p in site.glob(name)):
+        (own / path.name).symlink_to(path)
+    python, target = tmp_path / "venv" / "bin" / "python", tmp_path / "elsewhere"
+    pip_install(python, "--no-deps", "--target", target, library, cwd=tmp_path)
+    assert len(list((target / NAME).glob("binaries/*.so"))) == 2
 
 
 def test_without_a_compiler_it_is_installed_all_the_same(bare, library, tmp_path):
