@@ -94,8 +94,8 @@ class RealRecorder(Recorder):
         if name in policy.ALLOCATE or _is_view(func):
             return
         with self.silence():
-            if name == "copy_" and not args[1].dim() and not self._known(args[1]):
-                # a number assigned to a part: torch makes a tensor of it first
+            if name in {"copy_", "fill_"} and self._is_number(args[1]):
+                # assigned to a part: torch makes a tensor of it first
                 func, name = torch.ops.aten.fill_.Scalar, "fill_"
                 args, kwargs = (args[0], args[1].item()), {}
             own_args, own_kwargs = tree_map(self._own, (args, kwargs))
@@ -122,8 +122,11 @@ class RealRecorder(Recorder):
         """Whether it is a tensor on the device that is recorded."""
         return isinstance(value, torch.Tensor) and value.device.type == self.device.type
 
-    def _known(self, real: torch.Tensor) -> bool:
-        return real.untyped_storage()._cdata in self._beside
+    def _is_number(self, value: object) -> bool:
+        """Whether it is a tensor of one value that host code has not made itself."""
+        if not isinstance(value, torch.Tensor) or value.dim():
+            return False
+        return value.untyped_storage()._cdata not in self._beside
 
     def _own(self, value: Any) -> Any:
         return self._symbolic(value) if self.here(value) else value

@@ -261,7 +261,8 @@ def _event(op: Op, names: _Names) -> Event:
     if isinstance(op, Fill):
         return {"what": "fill", "tensor": names.view(op.tensor), "value": _number(op.value)}
     if isinstance(op, Copy):
-        return {"what": "copy", "from": names.view(op.src), "to": names.view(op.dst)}
+        source = names.view(_expanded(op.src, op.dst.shape))
+        return {"what": "copy", "from": source, "to": names.view(op.dst)}
     if isinstance(op, Const):
         return {"what": "constant", "tensor": names.view(op.tensor), "data": op.data}
     assert isinstance(op, TorchOp)
@@ -271,6 +272,14 @@ def _event(op: Op, names: _Names) -> Event:
         "options": {k: names.operand(v) for k, v in op.kwargs.items()},
         "writes": [names.view(t) for t in op.writes],
     }
+
+
+def _expanded(ref: TensorRef, shape: tuple[int, ...]) -> TensorRef:
+    """As a copy reads it: torch may expand it before or in the copy."""
+    missing = len(shape) - len(ref.shape)
+    sizes, strides = (1,) * missing + ref.shape, (0,) * missing + ref.strides
+    kept = (s if n != 1 else 0 for n, s in zip(sizes, strides, strict=True))
+    return dataclasses.replace(ref, shape=shape, strides=tuple(kept))
 
 
 class _Names:

@@ -4,13 +4,17 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.replay_real import Replayer, first_difference
 from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
 from kagent_sandbox.plan import Fill, Launch
+from kagent_sandbox.runtime import Source
+from kagent_sandbox.task import build_case, load_task
 from kagent_sandbox.verdict import Status
 
 CORPUS = Path(__file__).parents[3] / "corpus"
+SEEDS = CORPUS.parent / "seeds"
 SHAPE, STRIDES = (5, 513), (513, 1)
 CASE = BuildCase(
     "small",
@@ -40,6 +44,36 @@ def rows(x):
 '''
 
 
+CONTENTS = """
+import torch
+import torch.nn.functional as F
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = 'extern "C" void use(const void* a, const void* b, float* y) { y[0] += 1; }'
+
+
+def rows(x):
+    use = cpp_kernel("use", SOURCE)
+    y = torch.zeros_like(x)
+    table = torch.tensor([1.0, 2.0, 3.5])
+    steps = torch.arange(7, dtype=torch.int32)
+    use(table, steps, y)
+    both = torch.cat([x[:2], torch.full((1, x.shape[1]), 0.25)])
+    use(both, torch.stack([x[0], x[1]]), y)
+    use(F.pad(x, (1, 2)), x.to(torch.float64), y)
+    use(x.t().contiguous(), x[:, ::2].clone(), y)
+    y[2:4] = 0.5
+    y[0] = x[0]
+    y[1, 3:5] = torch.tensor(2.0)
+    y[4:].fill_(7).zero_()
+    y.copy_(x.double())
+    use(x.new_ones(3), torch.ones(0), y)
+    half = torch.empty(x.shape, dtype=torch.float16).copy_(x).view(-1)[5:]
+    use(half, x.reshape(-1)[None].expand(3, -1), y)
+    return y
+"""
+
+
 @pytest.fixture(scope="module")
 def tools():
     with Builder() as builder, Replayer() as replayer:
@@ -57,6 +91,63 @@ def replayed(tools, source, config=0):
 @pytest.mark.parametrize("config", [0, 1])
 def test_pointers_scalars_scratch_and_configurations_are_the_plans(tools, config):
     assert replayed(tools, SCRATCH, config) is None
+
+
+def test_fills_copies_and_constants_are_the_plans(tools):
+    assert replayed(tools, CONTENTS) is None
+
+
+@pytest.mark.parametrize("file", sorted(SEEDS.glob("*/cpp_*.py")), ids=lambda f: f.parent.name)
+def test_seeds_do_what_their_plans_say(tools, file):
+    builder, replayer = tools
+    task, source = load_task(file.parent), file.read_text()
+    case = build_case(task, task.cpu.check[1])
+    built = builder.build(BuildRequest(source, task.entry, "cpu", (case,), task.allow))
+    assert isinstance(built, Built), built
+    plan = built.plans[0, case.name]
+    verdict = replayer.compare(source, task.entry, case, plan, {}, kernel=str(file))
+    assert verdict is None
+    (row,) = replayer.observed.sources[str(file)]
+    assert row["key"] == Source.of(row).key("cpu")
+
+
+@pytest.mark.parametrize(
+    ("honest", "cheats", "says"),
+    [
+        ("    y[2:4] = 0.5", "    y[2:4] = 0.5 + real", "is fill with value"),
+        ("    y[0] = x[0]", "    y[0] = x[int(real)]", "is copy with from"),
+        ("[1.0, 2.0, 3.5]", "[1.0, 2.0, 3.5 + real]", "is constant with data"),
+        ("    return y", "    return y.fill_(1) if real else y", "is fill, the plan's result"),
+        ("    return y", "    return x if real else y", "is result with tensor"),
+        ("    return y", "    return y.view(-1) if real else y", "is result with tensor"),
+        ("    return y", "    return torch.softmax(x, -1) if real else y", "is not allowed"),
+        ("    return y", "    return y + x.sum().item() if real else y", "is not allowed"),
+        ("    return y", "    return y if not real or x[0, 0].item() else x", "reads a tensor's"),
+        ("y[4:].fill_(7).zero_()", "y[4:].fill_(7); real or y[4:].zero_()", "the plan's fill"),
+    ],
+)
+def test_who_does_something_else_on_real_tensors_is_found(tools, honest, cheats, says):
+    source = CONTENTS.replace("(x):\n", "(x):\n    real = type(x) is torch.Tensor\n", 1)
+    assert honest in source
+    verdict = replayed(tools, source.replace(honest, cheats, 1))
+    assert verdict is not None
+    assert verdict.status is Status.TAMPER
+    assert says in verdict.message
+
+
+def test_given_values_are_what_host_code_is_called_with(tools):
+    """Seen by a kernel that ends its process where they are others."""
+    builder, replayer = tools
+    source = SCRATCH.replace(
+        "int n, float by) {", "int n, float by) {\n  if (n && x[0] < 0) throw 1;"
+    )
+    built = builder.build(BuildRequest(source, "rows", "cpu", (CASE,)))
+    assert isinstance(built, Built), built
+    plan = built.plans[0, CASE.name]
+    x = torch.arange(5 * 513.0).view(SHAPE)
+    assert replayer.compare(source, "rows", CASE, plan, {}, inputs={"x": x + 2}) is None
+    verdict = replayer.compare(source, "rows", CASE, plan, {}, inputs={"x": x - 2})
+    assert "SIGABRT" in verdict.message
 
 
 def test_an_honest_candidate_launches_what_its_plan_says(tools):
