@@ -1,0 +1,73 @@
+"""A library of Triton and CUDA seeds on this GPU: its own tests and its own benchmark."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from kagent.export.library._devices import capability, device_name
+from kagent.export.writing import write_library
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "agent" / "export"))
+
+KERNELS = {
+    "softmax": ("cuda_cluster.py", "triton_rows.py"),
+    "cross_entropy": ("cuda_cluster.py", "triton_onchip.py"),
+    "gelu": ("cuda_vector.py", "triton_flat.py"),
+    "attention": ("triton_flash.py",),
+    "linear_cross_entropy": ("cuda_rows.py",),
+}
+
+
+@pytest.fixture(scope="module", params=list(KERNELS))
+def library(request, tmp_path_factory):
+    """A task's kernels, each the fastest by made-up figures at every other measured shape."""
+    from made_library import Library, device_of, kernel_of, operator_of
+
+    task, where = request.param, torch.device("cuda")
+    kernels = [kernel_of(task, file, "gpu") for file in KERNELS[task]]
+    devices = [
+        device_of(task, k, "gpu", device_name(where), capability(where), lost=0) for k in kernels
+    ]
+    points = tuple(devices[i % len(devices)].points[i] for i in range(len(devices[0].points)))
+    device = type(devices[0])(
+        devices[0].name, "gpu", devices[0].capability, devices[0].environment, "today", points
+    )
+    name = f"tried_{task}"
+    folder = tmp_path_factory.mktemp("library") / name
+    operator = operator_of(task, "Unused", kernels, [device])
+    write_library(Library(name, "0.1.0", "0.1.0", (operator,), ()), folder, cubins={})
+    return folder
+
+
+def run(library, *arguments, timeout_s=600):
+    env = {**os.environ, "PYTHONPATH": str(library / "torch-ext")}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, cwd=library, env=env, capture_output=True, text=True, timeout=timeout_s
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.timeout(900)
+def test_its_own_tests_pass_and_kernels_run(library):
+    out = run(library, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests")
+    print(out[-1500:])
+    assert "no kernel was measured" not in out
+
+
+@pytest.mark.timeout(900)
+def test_a_call_costs_at_most_15_us_more_than_its_kernel_s_own_launch(library):
+    found = json.loads(run(library, "benchmarks/bench.py", "--points", "1", "--json"))
+    for kind in ("shapes", "calls"):
+        print(json.dumps([f for f in found[kind] if f["device"] == "cuda"], indent=1))
+    shape = next(s for s in found["shapes"] if s["device"] == "cuda")
+    assert shape["kernel"] != "torch"
+    calls = next(c for c in found["calls"] if c["device"] == "cuda")
+    assert calls["overhead_us"] <= 15
