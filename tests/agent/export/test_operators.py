@@ -11,6 +11,7 @@ from assembled import BACKWARD, KERNELS, SEEDS, assemble, calls
 from kagent_sandbox.task import build_case, load_task
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 TASKS = tuple(KERNELS)
 CPU = torch.device("cpu")
@@ -367,6 +368,42 @@ def test_inductor_compiles_a_model_of_all(trained):
     torch.testing.assert_close(
         torch.autograd.grad(a, ours), torch.autograd.grad(b, theirs), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_torch_export_keeps_the_operators(library, strict):
+    class Model(nn.Module):
+        def forward(self, x):
+            return library.softmax.softmax(library.gelu.gelu(x))
+
+    rows = {"dynamic_shapes": ({0: torch.export.Dim("rows")},)}
+    program = torch.export.export(Model(), (torch.randn(4, 8),), strict=strict, **rows)
+    called = [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
+    assert called == ["forward_ops.gelu.default", "forward_ops.softmax.default"]
+    x = torch.randn(7, 8)
+    torch.testing.assert_close(program.module()(x), Model()(x))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_modes_see_the_operator(library, task):
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    op, args = raw(library)[task]
+    with Watch(), torch.no_grad():
+        op(*args)
+    assert seen == [f"forward_ops::{task}"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_inference_mode(library, task):
+    function, args, torchs = functions(library)[task]
+    with torch.inference_mode():
+        torch.testing.assert_close(function(*args), torchs(*args))
 
 
 @pytest.mark.parametrize("task", TASKS)

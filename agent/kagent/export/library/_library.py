@@ -12,7 +12,8 @@ warning for each reason.
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import operator
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,18 @@ _DENSE = tuple(
     torch._C.DispatchKeySet(key)  # noqa: SLF001
     for key in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)  # noqa: SLF001
 )
+_AUTOCAST = functools.reduce(
+    operator.or_,
+    (
+        torch._C.DispatchKeySet(key)  # noqa: SLF001
+        for name, key in torch._C.DispatchKey.__members__.items()  # noqa: SLF001
+        if name.startswith("Autocast")
+    ),
+)
+"""What casts arguments below autocast. An operator's function has cast them as torch would, and
+nothing is cast within it.
+"""
+
 _MOST_CALLS = 4096  # that a choice is remembered for: shapes of one program
 
 
@@ -169,11 +182,14 @@ class Operator:
             call = self._calls[key]
         except KeyError:
             call = self._choose(key, args)
-        if call is None or torch._C._is_any_autocast_enabled():  # noqa: SLF001
-            return self._run_apart(call, args)
+        if torch._C._is_any_autocast_enabled():  # noqa: SLF001
+            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):  # noqa: SLF001
+                return self._launch(call, args)
         return self._launch(call, args)
 
-    def _launch(self, call: _Call, args: Sequence[Any]) -> Any:
+    def _launch(self, call: _Call | None, args: Sequence[Any]) -> Any:
+        if call is None:
+            return self._by_reference(args)
         passed = args
         for i in self._tensors:
             tensor = args[i]
@@ -190,22 +206,14 @@ class Operator:
             raise  # the reference needs no less
         except Exception as e:  # noqa: BLE001 - compilers, drivers, launchers: each has its own
             self._give_up(call.kernel, e)
-            return self._run_apart(None, args)
+            return self._by_reference(args)
         for i in self._mutated:
             if passed[i] is not args[i]:
                 args[i].copy_(passed[i])
         return result
 
-    def _run_apart(self, call: _Call | None, args: Sequence[Any]) -> Any:
-        """By the reference, or below autocast, which must not cast within the operator."""
-        device = args[self._tensors[0]].device.type if self._tensors else "cpu"
-        off: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if torch._C._is_any_autocast_enabled() and torch.amp.is_autocast_available(device):  # noqa: SLF001
-            off = torch.autocast(device, enabled=False)
-        with off:
-            if call is not None:
-                return self._launch(call, args)
-            result = self._reference(*args)
+    def _by_reference(self, args: Sequence[Any]) -> Any:
+        result = self._reference(*args)
         if isinstance(result, torch.Tensor):
             return result.contiguous()
         return tuple(r.contiguous() for r in result)
