@@ -190,4 +190,4 @@ class Library:
 
 def valid_name(name: str) -> bool:
     """Whether a library can be called so: a Python package, also as a file name and on an index."""
-    return re.fullmatch(r"[a-z][a-z0-9_]{1,49}", name) is not None
+    return re.fullmatch(r"[a-z][a-z0-9_]{0,48}[a-z0-9]", name) is not None

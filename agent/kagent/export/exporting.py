@@ -139,7 +139,7 @@ def _name(disk: OnDisk | None, folder: Path, name: str | None) -> str:
     if not valid_name(chosen):
         raise UserError(
             f"{chosen!r} cannot be a library's name: 2 to 50 lower-case letters, digits and _, a "
-            "letter first (--name)"
+            "letter first and no _ last (--name)"
         )
     return chosen
 

@@ -20,7 +20,6 @@ from kagent.export.rendering import digest, listed, render
 
 _TORCH = "torch>=2.11"
 _TRITON = "triton>=3.6"
-_NUMPY = "numpy>=1.26"
 _CUDA = (
     "cuda-bindings>=13",
     "nvidia-cuda-nvrtc>=13",
@@ -64,7 +63,7 @@ def packaging_files(library: Library) -> dict[str, str]:
             name=library.name,
             version=library.version,
             description=f"Verified kernels: {listed([n.function for n in offered])}",
-            dependencies=[_TORCH, *([_TRITON] if library.triton else []), _NUMPY],
+            dependencies=[_TORCH, *([_TRITON] if library.triton else [])],
             cuda=_CUDA if "cuda" in languages else (),
         ),
         "setup.py": render("setup.py.j2", name=library.name),

@@ -10,13 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-import numpy as np
 import torch
 
 from .scalars import CPP_TYPES, SCALAR_BYTES, ScalarType
 from .tensor_maps import TensorMapArgument
+
+if TYPE_CHECKING:
+    import numpy as np
+
+try:
+    from numpy import generic
+except ImportError:  # torch works without numpy, and so does this
+    _NUMPY_SCALARS: tuple[type, ...] = ()
+else:
+    _NUMPY_SCALARS = (generic,)
 
 _INTEGERS: dict[int, ScalarType] = {1: "i8", 2: "i16", 4: "i32", 8: "i64"}
 _UNSIGNED: dict[int, ScalarType] = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
@@ -96,10 +105,10 @@ def _argument(value: object, parameter: Parameter, check: Check) -> Value:
         if not address:
             raise TypeError("got None, which stands for a null pointer")
         return None
-    if isinstance(value, bool | int | float | np.generic):
+    if isinstance(value, (bool, int, float, *_NUMPY_SCALARS)):
         if parameter.pointer:
             raise TypeError(f"got the number {value!r}; pass the tensor itself, not data_ptr()")
-        return scalar(value, parameter)
+        return scalar(cast("float", value), parameter)
     if parameter.nbytes == TENSOR_MAP_BYTES:
         if not isinstance(value, TensorMapArgument):
             raise TypeError(f"got {type(value).__name__}; pass tensor_map(tensor, box)")
@@ -114,11 +123,13 @@ def scalar(value: bool | float | np.generic, parameter: Parameter) -> Scalar:
     Raises:
         TypeError, OverflowError: It is of another kind or size, or too large.
     """
-    if isinstance(value, np.generic):
-        explicit = _NUMPY.get(value.dtype.name)
+    if isinstance(value, _NUMPY_SCALARS):
+        named = cast("np.generic", value)
+        explicit = _NUMPY.get(named.dtype.name)
         if explicit is None or SCALAR_BYTES[explicit] != parameter.nbytes:
-            raise TypeError(f"got numpy.{value.dtype.name}, which has another size")
-        return _typed(explicit, value.item())
+            raise TypeError(f"got numpy.{named.dtype.name}, which has another size")
+        return _typed(explicit, named.item())
+    assert isinstance(value, bool | int | float)
     if parameter.type is not None:
         return _typed(parameter.type, value)
     sizes = _FLOATS if isinstance(value, float) else _INTEGERS

@@ -136,7 +136,7 @@ def test_what_a_library_does_not_have(line):
 
 def test_names_of_libraries():
     assert valid_name("my_kernels2")
-    assert not any(map(valid_name, ["", "a", "2x", "My", "a-b", "a" * 51, "a.b", "é1"]))
+    assert not any(map(valid_name, ["", "a", "ab_", "2x", "My", "a-b", "a" * 51, "a.b", "é1"]))
 
 
 # -- merging ---------------------------------------------------------------------------------------
