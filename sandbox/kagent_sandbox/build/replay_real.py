@@ -31,6 +31,7 @@ from kagent_sandbox.build.request import BuildCase
 from kagent_sandbox.channel import ChannelError, Message
 from kagent_sandbox.confine import builder_confinement
 from kagent_sandbox.confine.presets import gpu_launcher_confinement
+from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.forkserver import Child, ForkServer
 from kagent_sandbox.plan import (
     Alloc,
@@ -54,8 +55,9 @@ from kagent_sandbox.runtime.store import packed_cubin
 from kagent_sandbox.spawned import printable
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
-CPU_LIMIT_S = 30.0
-GPU_LIMIT_S = 180.0  # with a context, and Triton's compiler from cold
+CPU_LIMIT_S = 30.0  # a case
+GPU_LIMIT_S = 180.0  # a case, with a context, and Triton's compiler from cold
+_CHILD_LIMIT_S = 3600.0
 _MAX_TEXT = 2000
 _HANDLER = "kagent_sandbox.build.replay_run:handle"
 _PRELOAD = ("torch", "numpy", "kagent_sandbox.lang", "kagent_sandbox.build.replay_run")
@@ -74,20 +76,24 @@ class Compiled:
 
 
 class Replayer:
-    """Runs host code on real tensors, each case in a confined process of its own. A context
-    manager. `device` is the GPU's index.
+    """Runs host code on real tensors, in a confined process for each candidate and configuration:
+    one case after the other, as it would be called by a user. A context manager, to be used from
+    one thread. `device` is the GPU's index.
     """
 
     def __init__(self, device: int = 0) -> None:
         self.observed = Compiled()
         self._device = device
-        self._servers: dict[str, ForkServer] = {}
+        self._servers: dict[bool, ForkServer] = {}  # for GPUs or not
+        self._child: Child | None = None
+        self._of: object = None  # what the child has loaded
         self._built = b""  # by Triton for itself, in a process that had seen no candidate
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end()
         for server in self._servers.values():
             server.close()
 
@@ -102,7 +108,8 @@ class Replayer:
         inputs: Mapping[str, torch.Tensor] | None = None,
         kernel: str = "",
     ) -> Rejected | None:
-        """Run a case; TAMPER where it is not what the plan says, else None.
+        """Run a case; TAMPER where it is not what the plan says, else None. Cases of a candidate
+        that are asked for one after the other are called in one process.
 
         Args:
             source: The candidate's file.
@@ -117,6 +124,7 @@ class Replayer:
         Raises:
             ChildDied: A fork-server is gone.
             ConfinementError: This host cannot confine it.
+            DeviceError: There is no GPU of the plan's target that works.
         """
         request = {
             "source": source,
@@ -129,58 +137,73 @@ class Replayer:
             "inputs": list(inputs or {}),
         }
         blobs = [_bytes(t) for t in (inputs or {}).values()]
+        message = self._ask(plan.target, request, blobs)
         try:
-            message = self._ask(plan.target, request, blobs)
-            if isinstance(message, str):
-                return _tamper(message, case)
-            failed = cast("dict[str, Any]", message.obj).get("failed")
-            if failed is not None:
-                return _tamper(f"it fails: {printable(str(failed))[:_MAX_TEXT]}", case)
-            done = parse_plan(message.blobs[0])
-            difference = first_difference(plan, done)
-            if difference is not None:
-                return _tamper(difference, case)
-            self._keep(kernel, plan, message)
+            different = message if isinstance(message, str) else _compared(plan, message)
+            if different is None:
+                self._keep(kernel, plan, cast("Message", message))
+                return None
         except (PlanError, InspectError, LookupError, TypeError, ValueError, AttributeError) as e:
-            return _tamper(f"its process answers nonsense: {printable(str(e))[:_MAX_TEXT]}", case)
-        return None
+            different = f"its process answers nonsense: {printable(str(e))[:_MAX_TEXT]}"
+        self._end()
+        text = f"on real tensors host code does not do what its plan says: {different}"
+        return Rejected(Stage.CHECK, Status.TAMPER, text, case.name)
 
     def _ask(
         self, target: str, request: Mapping[str, object], blobs: Sequence[bytes]
     ) -> Message | str:
-        """The answer of a fresh process, or how it ended."""
+        """The answer of the candidate's process, or how that ended."""
         gpu = target != "cpu"
         limit_s = GPU_LIMIT_S if gpu else CPU_LIMIT_S
-        with self._server(gpu).spawn(wall_limit_s=limit_s, lock_first=not gpu) as child:
-            try:
-                child.channel.send(dict(request), [self._built, *blobs])
-                if gpu:
-                    self._take_built(child)
-                return child.channel.recv(limit_s)
-            except ChannelError as e:
-                return f"its process {child.kill().describe()} ({e})"
+        of = [request[name] for name in ("source", "entry", "config", "target")]
+        new = self._child is None or of != self._of
+        if new:
+            self._end()
+            server = self._server(gpu=gpu)
+            self._child = server.spawn(wall_limit_s=_CHILD_LIMIT_S, lock_first=not gpu)
+            self._of = of
+        child = self._child
+        assert child is not None
+        try:
+            child.channel.send(dict(request), [self._built, *blobs])
+            if new and gpu:
+                self._take_built(child)
+            return child.channel.recv(limit_s)
+        except ChannelError as e:
+            return f"its process {(child.wait(1.0) or child.kill()).describe()} ({e})"
+
+    def _end(self) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None
 
     def _take_built(self, child: Child) -> None:
-        """What Triton built before the candidate was loaded; none comes where it failed."""
-        message = child.channel.recv(GPU_LIMIT_S)
-        if not isinstance(message.obj, dict) or message.obj.get("built") is not True:
-            raise ChannelError(f"no GPU could be used: {message.obj}"[:_MAX_TEXT])
+        """What Triton built before the candidate was loaded.
+
+        Raises:
+            DeviceError: The process ended: no GPU can be used.
+        """
+        try:
+            message = child.channel.recv(GPU_LIMIT_S)
+        except ChannelError as e:
+            end = child.wait(5.0) or child.kill()
+            said = end.log_tail.strip().rpartition("\n")[2] or str(e)
+            raise DeviceError(f"host code cannot be run on a GPU here: {said}") from None
         self._built = self._built or message.blobs[0]
 
-    def _server(self, gpu: bool) -> ForkServer:
-        kind = "gpu" if gpu else "cpu"
-        if kind not in self._servers:
-            confinement = builder_confinement()
+    def _server(self, *, gpu: bool) -> ForkServer:
+        if gpu not in self._servers:
+            confinement = dataclasses.replace(builder_confinement(), cpu_s=int(_CHILD_LIMIT_S))
             if gpu:  # Triton runs its assembler
                 confinement = dataclasses.replace(gpu_launcher_confinement(), execute=True)
-            self._servers[kind] = ForkServer(
+            self._servers[gpu] = ForkServer(
                 _HANDLER,
                 preload=_PRELOAD_GPU if gpu else _PRELOAD,
                 confinement=confinement,
                 folder_prefix="tmp",
             )
-            self._servers[kind].start()
-        return self._servers[kind]
+            self._servers[gpu].start()
+        return self._servers[gpu]
 
     def _keep(self, kernel: str, plan: Plan, message: Message) -> None:
         """Note sources and cubins; a cubin only if it is one of the plan's."""
@@ -203,9 +226,16 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-def _tamper(what: str, case: BuildCase) -> Rejected:
-    text = f"on real tensors host code does not do what its plan says: {what}"
-    return Rejected(Stage.CHECK, Status.TAMPER, text, case.name)
+def _compared(plan: Plan, message: Message) -> str | None:
+    """In what an answer differs from the plan, in words.
+
+    Raises:
+        PlanError, LookupError, TypeError, AttributeError: It is no answer.
+    """
+    failed = cast("dict[str, Any]", message.obj).get("failed")
+    if failed is not None:
+        return f"it fails: {printable(str(failed))[:_MAX_TEXT]}"
+    return first_difference(plan, parse_plan(message.blobs[0]))
 
 
 # -- comparison ------------------------------------------------------------------------------------

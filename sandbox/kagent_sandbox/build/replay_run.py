@@ -1,5 +1,5 @@
-"""The confined side of `replay_real`: runs one case of one candidate on real tensors, and says what
-it did, as a plan.
+"""The confined side of `replay_real`: runs a candidate on real tensors, and says what it did, as
+plans.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +25,7 @@ from kagent_sandbox.build.fakes import no_garbage_collection
 from kagent_sandbox.build.real_recorder import Operations, RealRecorder, Values
 from kagent_sandbox.build.request import BuildCase, ScalarSpec, TensorSpec
 from kagent_sandbox.build.symbolic import SymbolicTensor
-from kagent_sandbox.channel import Message
+from kagent_sandbox.channel import ChannelClosed, Message
 from kagent_sandbox.context import Context
 from kagent_sandbox.launch import compiler_cache
 from kagent_sandbox.plan import Plan
@@ -36,24 +36,30 @@ from kagent_sandbox.runtime.launches import observing
 _MAX_TEXT = 2000
 _MAX_ASKED_BYTES = 1 << 30
 _KEPT_MODULES = ("kagent_sandbox.lang", "kagent_sandbox.runtime")
+_hidden: dict[str, ModuleType] = {}
 
 
 def handle(context: Context) -> None:
-    """Handler of the fork-server: one request, and the answer."""
+    """Handler of the fork-server: one candidate with one configuration, case after case."""
     message = context.channel.recv(None, max_bytes=_MAX_ASKED_BYTES)
     asked = cast("dict[str, Any]", message.obj)
-    try:
-        if asked["target"] != "cpu":
-            _prepare_gpu(context, asked, message)
-        context.lock()
-        replay = _Replay(asked, message, context.tmp)
-        _look_like_a_user(context.tmp, keep_folders=asked["target"] != "cpu")
-        # host code finds nothing of kagent's among its callers
-        with ThreadPoolExecutor(1, thread_name_prefix="Thread") as thread:
-            answer, blobs = replay.run(thread)
-    except (Exception, SystemExit) as e:  # noqa: BLE001 - host code may raise anything
-        answer, blobs = {"failed": f"{type(e).__name__}: {e}"[:_MAX_TEXT]}, []
-    context.channel.send(answer, blobs)
+    if asked["target"] != "cpu":
+        _prepare_gpu(context, asked, message)
+    context.lock()
+    _look_like_a_user(context.tmp, keep_folders=asked["target"] != "cpu")
+    # host code finds nothing of kagent's among its callers
+    with ThreadPoolExecutor(1, thread_name_prefix="Thread") as thread:
+        candidate = _Candidate(asked, context.tmp, thread)
+        while True:
+            try:
+                answer, blobs = candidate.replay(message)
+            except (Exception, SystemExit) as e:  # noqa: BLE001 - host code may raise anything
+                answer, blobs = {"failed": f"{type(e).__name__}: {e}"[:_MAX_TEXT]}, []
+            context.channel.send(answer, blobs)
+            try:
+                message = context.channel.recv(None, max_bytes=_MAX_ASKED_BYTES)
+            except ChannelClosed:
+                return
 
 
 def _prepare_gpu(context: Context, asked: Mapping[str, Any], message: Message) -> None:
@@ -91,70 +97,90 @@ def _look_like_a_user(folder: Path, *, keep_folders: bool) -> None:
         os.environ["HOME"] = "/home/user"
         for name in ("TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
             os.environ.pop(name, None)
+    _hide()
+
+
+def _hide() -> None:
+    """Leave in sys.modules what a library would have."""
     for name in [n for n in sys.modules if n.startswith("kagent_sandbox.")]:
         if not name.startswith(_KEPT_MODULES):
-            del sys.modules[name]
+            _hidden[name] = sys.modules.pop(name)
             vars(kagent_sandbox).pop(name.split(".")[1], None)
 
 
-class _Replay:
-    """One call of the entry."""
+def _case(record: object) -> BuildCase:
+    """A case from its record, which names types by their modules."""
+    sys.modules.update(_hidden)
+    try:
+        return records.from_json(BuildCase, record)
+    finally:
+        _hide()
 
-    def __init__(self, asked: Mapping[str, Any], message: Message, folder: Path) -> None:
+
+class _Candidate:
+    """A candidate's file with a configuration, in a thread in which nothing else runs."""
+
+    def __init__(self, asked: Mapping[str, Any], folder: Path, thread: ThreadPoolExecutor) -> None:
         self._asked = asked
-        self._case = records.from_json(BuildCase, asked["case"])
-        self._values = dict(zip(asked["inputs"], message.blobs[1:], strict=True))
         self._folder = folder
+        self._thread = thread
+        self._function: Callable[..., object] | None = None
         self._device = torch.device("cpu")
         if asked["target"] != "cpu":
             self._device = torch.device("cuda", asked["device"])
+            self._do(torch.cuda.set_device, self._device)
 
-    def run(self, thread: ThreadPoolExecutor) -> tuple[dict[str, object], list[bytes]]:
-        """Do it in `thread`: the answer, and its blobs."""
-
-        def do(function: Callable[..., Any], *args: Any) -> Any:
-            return thread.submit(function, *args).result()
-
-        if self._device.type == "cuda":
-            do(torch.cuda.set_device, self._device)
-        recorder: RealRecorder = do(self._recorder)
-        arguments = [do(self._argument, recorder, a) for a in self._case.arguments]
+    def replay(self, message: Message) -> tuple[dict[str, object], list[bytes]]:
+        """Call it once: the answer, and its blobs."""
+        asked = cast("dict[str, Any]", message.obj)
+        case = _case(asked["case"])
+        values = dict(zip(asked["inputs"], message.blobs[1:], strict=True))
+        names = [a.name for a in case.arguments]
+        recorder: RealRecorder = self._do(
+            RealRecorder, self._device, asked["target"], asked["allow"], names
+        )
+        arguments = [self._do(self._argument, recorder, a, values) for a in case.arguments]
         SymbolicTensor.on_operation = staticmethod(
             lambda func, args, kwargs: dispatch.handle(func, args, kwargs, recorder.device)
         )
-        module = do(_load, self._asked["source"], self._folder)
-        pin_config(module, self._asked["config"])
-        function = getattr(module, self._asked["entry"])
-        modes = Values(recorder), Operations(recorder)
+        if self._function is None:
+            module = self._do(_load, self._asked["source"], self._folder)
+            pin_config(module, self._asked["config"])
+            self._function = getattr(module, self._asked["entry"])
         with no_garbage_collection(), recorder, observing(recorder.saw_launch):
-            for mode in modes:
-                do(mode.__enter__)
-            try:
-                result = do(function, *arguments)
-            finally:
-                for mode in reversed(modes):
-                    do(mode.__exit__, None, None, None)
-            plan = do(self._plan, recorder, result)
+            result = self._call(recorder, arguments)
+            plan = self._do(_plan, recorder, case, result)
         if recorder.violation is not None:
             return {"failed": str(recorder.violation)[:_MAX_TEXT]}, []
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # a fault is this candidate's
         return _answer(recorder, plan)
 
-    def _recorder(self) -> RealRecorder:
-        names = [a.name for a in self._case.arguments]
-        device = torch.device(self._device.type, self._device.index)
-        return RealRecorder(device, self._asked["target"], self._asked["allow"], names)
+    def _do(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self._thread.submit(function, *args).result()
 
-    def _argument(self, recorder: RealRecorder, spec: TensorSpec | ScalarSpec) -> object:
+    def _call(self, recorder: RealRecorder, arguments: Sequence[object]) -> object:
+        assert self._function is not None
+        modes = Values(recorder), Operations(recorder)
+        for mode in modes:
+            self._do(mode.__enter__)
+        try:
+            return self._do(self._function, *arguments)
+        finally:
+            for mode in reversed(modes):
+                self._do(mode.__exit__, None, None, None)
+
+    def _argument(
+        self, recorder: RealRecorder, spec: TensorSpec | ScalarSpec, values: Mapping[str, bytes]
+    ) -> object:
         if isinstance(spec, ScalarSpec):
             return spec.value
         dtype = getattr(torch, spec.dtype)
         tensor = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=self._device)
-        given = self._values.get(spec.name)
+        given = values.get(spec.name)
         if given:
-            values = torch.frombuffer(bytearray(given), dtype=torch.uint8).view(dtype)
-            tensor.copy_(values.view(spec.shape))
+            flat = torch.frombuffer(bytearray(given), dtype=torch.uint8).view(dtype)
+            tensor.copy_(flat.view(spec.shape))
         elif dtype.is_floating_point:
             tensor.copy_(torch.randn(spec.shape, device=self._device))
         else:
@@ -162,14 +188,15 @@ class _Replay:
         recorder.argument(spec.name, tensor)
         return tensor
 
-    def _plan(self, recorder: RealRecorder, result: object) -> Plan:
-        if isinstance(result, Mapping):
-            result = tuple(result[r.name] for r in self._case.results)
-        values = tuple(result) if isinstance(result, tuple | list) else (result,)
-        wrong = [type(v).__name__ for v in values if not recorder.here(v)]
-        if wrong:
-            raise TypeError(f"it returns a {wrong[0]}")
-        return recorder.plan([recorder.tensor(v) for v in values])
+
+def _plan(recorder: RealRecorder, case: BuildCase, result: object) -> Plan:
+    """What was recorded, with the results of the call."""
+    if isinstance(result, Mapping):
+        result = tuple(result[r.name] for r in case.results)
+    values = tuple(result) if isinstance(result, tuple | list) else (result,)
+    if wrong := [type(v).__name__ for v in values if not recorder.here(v)]:
+        raise TypeError(f"it returns a {wrong[0]}")
+    return recorder.plan([recorder.tensor(v) for v in values])
 
 
 def _load(source: str, folder: Path) -> ModuleType:

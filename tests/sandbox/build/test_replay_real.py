@@ -8,6 +8,7 @@ import torch
 from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.replay_real import Replayer, first_difference
 from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
+from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.plan import Fill, Launch
 from kagent_sandbox.runtime import Source
 from kagent_sandbox.task import build_case, load_task
@@ -133,6 +134,36 @@ def test_who_does_something_else_on_real_tensors_is_found(tools, honest, cheats,
     assert verdict is not None
     assert verdict.status is Status.TAMPER
     assert says in verdict.message
+
+
+def test_without_the_plans_device_it_is_the_machine_that_is_at_fault(tools):
+    builder, replayer = tools
+    built = builder.build(BuildRequest(SCRATCH, "rows", "cpu", (CASE,)))
+    assert isinstance(built, Built), built
+    plan = dataclasses.replace(built.plans[0, CASE.name], target="sm_37")
+    with pytest.raises(DeviceError, match="host code cannot be run on a GPU here"):
+        replayer.compare(SCRATCH, "rows", CASE, plan, {})
+
+
+COUNTING = SCRATCH.replace(
+    "def rows(x):", "calls = []\n\n\ndef rows(x):\n    calls.append(1)"
+).replace(
+    "    k = cpp_kernel",
+    "    if len(calls) > 1:\n        return torch.zeros_like(x)\n    k = cpp_kernel",
+)
+
+
+def test_a_process_is_called_again_as_a_users_is(tools):
+    builder, replayer = tools
+    cases = (CASE, dataclasses.replace(CASE, name="again"))
+    built = builder.build(BuildRequest(COUNTING, "rows", "cpu", cases))
+    assert isinstance(built, Built), built
+    verdicts = [
+        replayer.compare(COUNTING, "rows", c, built.plans[0, c.name], built.configs[0])
+        for c in cases
+    ]
+    assert verdicts[0] is None
+    assert "0 launches, the plan has 3" in verdicts[1].message
 
 
 def test_given_values_are_what_host_code_is_called_with(tools):
