@@ -143,6 +143,7 @@ def judge(tmp_path_factory):
     judge.close()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("which", FAST_AGAIN)
 def test_a_kernel_that_is_fast_only_on_what_it_knows_is_suspect(judge, which):
     candidate = built(judge.task, SEED, FAST_AGAIN[which])

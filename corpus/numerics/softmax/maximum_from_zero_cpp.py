@@ -1,0 +1,30 @@
+"""The maximum is looked for from 0 on: of a row far below it, nothing is left to add up."""
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r"""
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns, int64_t stride) {
+#pragma omp parallel for
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * stride;
+    float* out = y + row * columns;
+    float maximum = 0.0f;
+    for (int64_t i = 0; i < columns; ++i) maximum = std::max(maximum, in[i]);
+    double sum = 0.0;
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    for (int64_t i = 0; i < columns; ++i) out[i] = (float)(out[i] / sum);
+  }
+}
+"""
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    rows, columns = x.shape
+    y = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+    cpp_kernel("softmax", SOURCE)(x, y, rows, columns, x.stride(0))
+    return y
