@@ -4,7 +4,6 @@ plans.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import sys
@@ -19,7 +18,7 @@ import torch
 
 import kagent_sandbox
 from kagent_sandbox import records
-from kagent_sandbox.build import dispatch
+from kagent_sandbox.build import dispatch, replay_triton
 from kagent_sandbox.build.configs import pin_config
 from kagent_sandbox.build.fakes import no_garbage_collection
 from kagent_sandbox.build.real_recorder import Operations, RealRecorder, Values
@@ -77,11 +76,8 @@ def _prepare_gpu(context: Context, asked: Mapping[str, Any], message: Message) -
     folder = context.tmp / "triton"  # TRITON_CACHE_DIR
     built = message.blobs[0]
     compiler_cache.unpack(built, folder)
-    with contextlib.suppress(ImportError):  # torch without Triton
-        from kagent_sandbox.build import replay_triton
-
-        replay_triton.warm_up()
-        replay_triton.install()
+    replay_triton.warm_up()
+    replay_triton.install()
     context.channel.send({"built": True}, [b"" if built else compiler_cache.pack(folder)])
 
 
@@ -125,10 +121,13 @@ class _Candidate:
         self._folder = folder
         self._thread = thread
         self._function: Callable[..., object] | None = None
-        self._device = torch.device("cpu")
+        self._device = device = torch.device("cpu")
         if asked["target"] != "cpu":
-            self._device = torch.device("cuda", asked["device"])
-            self._do(torch.cuda.set_device, self._device)
+            self._device = device = torch.device("cuda", asked["device"])
+            self._do(torch.cuda.set_device, device)
+        SymbolicTensor.on_operation = staticmethod(
+            lambda func, args, kwargs: dispatch.handle(func, args, kwargs, device)
+        )
 
     def replay(self, message: Message) -> tuple[dict[str, object], list[bytes]]:
         """Call it once: the answer, and its blobs."""
@@ -140,9 +139,6 @@ class _Candidate:
             RealRecorder, self._device, asked["target"], asked["allow"], names
         )
         arguments = [self._do(self._argument, recorder, a, values) for a in case.arguments]
-        SymbolicTensor.on_operation = staticmethod(
-            lambda func, args, kwargs: dispatch.handle(func, args, kwargs, recorder.device)
-        )
         if self._function is None:
             module = self._do(_load, self._asked["source"], self._folder)
             pin_config(module, self._asked["config"])
