@@ -261,6 +261,11 @@ def test_this_machine_has_a_name_and_a_capability():
 # -- a library -------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def _same_numbers():
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def package(tmp_path, request):
     return assemble(tmp_path / "lib", re.sub(r"\W", "_", request.node.name), ())

@@ -135,6 +135,11 @@ def blocks_region(**flags):
     return [{"dtype": "float32", **bounds, "flags": values, "volume": 10_000}]
 
 
+@pytest.fixture(autouse=True)
+def _same_numbers():
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def blocks(tmp_path):
     lib, name = library_of(

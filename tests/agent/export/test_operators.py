@@ -17,6 +17,11 @@ TASKS = tuple(KERNELS)
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def _same_numbers():
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """With a kernel for each task, forward only."""
