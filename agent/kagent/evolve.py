@@ -272,8 +272,10 @@ class Evolution:
         self._observe(Progress(f"final race of {len(finalists)} on hidden cases"))
         contenders: list[Contender] = []
         failed: dict[str, Rejected] = {}
-        for candidate in finalists:
-            built = await self._pilot.build(candidate.proposal, race=True)
+        all_built = await asyncio.gather(
+            *(self._pilot.build(c.proposal, race=True) for c in finalists)
+        )
+        for candidate, built in zip(finalists, all_built, strict=True):
             if isinstance(built, Rejected):
                 failed[str(candidate.id)] = built
             else:

@@ -2,15 +2,25 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from kagent.events import Finished, Recorded, Started, Stop
-from kagent.evolve import Limits
+from kagent.events import Finished, Progress, Recorded, Started, Stop
+from kagent.evolve import Limits, SeedText
 from kagent.lineage import Lineage, Operator
 from kagent.propose import Ask
 from kagent.replay import replay
 from kagent.tune import Tuner
 from kagent_sandbox.errors import DeviceError, RunError
 from kagent_sandbox.verdict import Passed, Rejected
-from toy import SEEDS, FakeBuilder, FakeJudge, RandomProposer, evolution, machine, setting, toy_task
+from toy import (
+    SEEDS,
+    FakeBuilder,
+    FakeJudge,
+    RandomProposer,
+    evolution,
+    machine,
+    setting,
+    toy_source,
+    toy_task,
+)
 
 
 def run(tmp_path, name, **options):
@@ -210,6 +220,20 @@ def test_the_final_race_is_run_once_and_stored(tmp_path):
     assert judge.races == 1
     lineage, _, history = run(tmp_path, "runs", budget=40, machine=machine(judge=judge))
     assert history.race.finalists[0] == lineage.incumbent.id
+
+
+def test_finalists_are_built_side_by_side_before_anything_races(tmp_path):
+    builder, judge = FakeBuilder(delay_s=0.2), FakeJudge()
+
+    def watch(event):
+        if isinstance(event, Progress) and "final race" in event.text:
+            builder.most_at_once = 0
+
+    equal = [SeedText(f"cpp_{i}", toy_source(extra=f"Z = {i}")) for i in range(2)]
+    quiet = machine(builder, judge, quiet=True)
+    _, _, history = run(tmp_path, "runs", budget=0, seeds=equal, machine=quiet, observe=watch)
+    assert len(history.race.finalists) == 2
+    assert builder.most_at_once == 2  # its places
 
 
 def test_stored_measurements_replay_to_the_same_decisions(tmp_path):
