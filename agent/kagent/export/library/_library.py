@@ -49,6 +49,8 @@ _DENSE = tuple(
     torch._C.DispatchKeySet(key)  # noqa: SLF001
     for key in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)  # noqa: SLF001
 )
+_DIRECT: dict[int, bool] = {}  # whether nothing but the device's kernel is left, by keys
+
 _AUTOCAST = functools.reduce(
     operator.or_,
     (
@@ -162,11 +164,13 @@ class Operator:
         return self._below_autograd(keys, args)
 
     def _below_autograd(self, keys: Any, args: Sequence[Any]) -> Any:
-        below = keys & _BELOW_AUTOGRAD
-        if below in _DENSE:  # nobody else wants to see the call: no tracing, no modes, no views
+        direct = _DIRECT.get(keys.raw_repr())
+        if direct is None:
+            direct = _DIRECT[keys.raw_repr()] = (keys & _BELOW_AUTOGRAD) in _DENSE
+        if direct:  # nobody else wants to see the call: no tracing, no modes, no views
             return self._run(*args)
         with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
-            return self.op.redispatch(below, *args)
+            return self.op.redispatch(keys & _BELOW_AUTOGRAD, *args)
 
     def _run(self, *args: Any) -> Any:
         if self._check is not None:
