@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -10,30 +11,18 @@ from dataclasses import dataclass
 
 import cuda.bindings.driver as driver
 
-from kagent_sandbox.launch.gpu_driver import call, device_attribute
+from kagent_sandbox.errors import DeviceError
+from kagent_sandbox.launch.gpu_driver import GpuError, device_attribute
 from kagent_sandbox.plan import Arg, KernelInfo, Launch, Null, Pointer, TensorMap
+from kagent_sandbox.runtime import cuda_values
+from kagent_sandbox.runtime.errors import KernelUnavailable, LaunchError
+from kagent_sandbox.runtime.launches import Launching
 from kagent_sandbox.runtime.scalars import scalar_bytes
+from kagent_sandbox.runtime.tensor_maps import Described
 
 Address = Callable[[int], int]
 """Device address of a buffer, by its id."""
 
-_TENSOR_MAP_DTYPE = {
-    "bool": "UINT8",
-    "uint8": "UINT8",
-    "int8": "UINT8",
-    "float8_e4m3fn": "UINT8",
-    "float8_e5m2": "UINT8",
-    "uint16": "UINT16",
-    "int16": "UINT16",
-    "float16": "FLOAT16",
-    "bfloat16": "BFLOAT16",
-    "uint32": "UINT32",
-    "int32": "INT32",
-    "float32": "FLOAT32",
-    "uint64": "UINT64",
-    "int64": "INT64",
-    "float64": "FLOAT64",
-}
 _PARAMETER_ALIGN = 64  # a CUtensorMap must be aligned to this; nothing needs more
 PORTABLE_CLUSTER = 8
 LARGEST_CLUSTER = 16
@@ -46,39 +35,15 @@ def tensor_map_bytes(tensor_map: TensorMap, base: int) -> bytes:
     Raises:
         GpuError: The driver refuses the sizes, strides or box.
     """
-    kinds = driver.CUtensorMapDataType
-    dtype = getattr(kinds, f"CU_TENSOR_MAP_DATA_TYPE_{_TENSOR_MAP_DTYPE[tensor_map.dtype]}")
-    encoded = call(
-        driver.cuTensorMapEncodeTiled,
-        dtype,
-        len(tensor_map.dims),
-        base + tensor_map.offset,
-        [driver.cuuint64_t(n) for n in tensor_map.dims],
-        # one dimension has no stride: the driver ignores the list, the binding wants one
-        [driver.cuuint64_t(n) for n in tensor_map.strides or (16,)],
-        [driver.cuuint32_t(n) for n in tensor_map.box],
-        [driver.cuuint32_t(n) for n in tensor_map.element_strides],
-        _choice(driver.CUtensorMapInterleave, "INTERLEAVE_{}B", tensor_map.interleave),
-        _choice(driver.CUtensorMapSwizzle, "SWIZZLE_{}B", tensor_map.swizzle),
-        _choice(driver.CUtensorMapL2promotion, "L2_PROMOTION_L2_{}B", tensor_map.l2_promotion),
-        _oob_fill(tensor_map.oob_nan),
-        doing=f"encoding a tensor map of {list(tensor_map.dims)} {tensor_map.dtype} in boxes of "
-        f"{list(tensor_map.box)}, swizzle {tensor_map.swizzle}",
+    described = Described(
+        **{field.name: getattr(tensor_map, field.name) for field in dataclasses.fields(Described)}
     )
-    return ctypes.string_at(encoded.getPtr(), 128)
-
-
-def _choice(enum: type, pattern: str, width: int) -> object:
-    prefix = pattern.partition("_L2_{}")[0].partition("_{}")[0]
-    name = pattern.format(width) if width else f"{prefix}_NONE"
-    return getattr(enum, f"CU_TENSOR_MAP_{name}")
-
-
-def _oob_fill(nan: bool) -> object:
-    kinds = driver.CUtensorMapFloatOOBfill
-    if nan:
-        return kinds.CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA
-    return kinds.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
+    try:
+        return cuda_values.encoded(base + tensor_map.offset, described)
+    except LaunchError as e:
+        raise GpuError(e.name, e.text, e.doing) from None
+    except KernelUnavailable as e:
+        raise DeviceError(str(e)) from None
 
 
 def argument(arg: Arg, address: Address) -> bytes:
@@ -121,38 +86,16 @@ class Parameters:
 
 def launch_config(op: Launch, kernel: KernelInfo, stream: int) -> driver.CUlaunchConfig:
     """The driver's launch configuration. The plan's grid counts blocks, clusters or not."""
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = op.grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = op.block
-    config.sharedMemBytes = op.shared
-    config.hStream = driver.CUstream(stream)
-    ids = driver.CUlaunchAttributeID
-    attributes = []
-    if op.cluster is not None:
-        cluster = driver.CUlaunchAttribute()
-        cluster.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        size = cluster.value.clusterDim
-        size.x, size.y, size.z = op.cluster
-        attributes.append(cluster)
-        if kernel.language == "triton":  # as Triton's own launcher does
-            spread = driver.CUlaunchAttribute()
-            spread.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
-            policy = driver.CUclusterSchedulingPolicy.CU_CLUSTER_SCHEDULING_POLICY_SPREAD
-            spread.value.clusterSchedulingPolicyPreference = policy
-            attributes.append(spread)
-    if op.cooperative:
-        cooperative = driver.CUlaunchAttribute()
-        cooperative.id = ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        cooperative.value.cooperative = 1
-        attributes.append(cooperative)
-    if op.pdl:
-        pdl = driver.CUlaunchAttribute()
-        pdl.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        pdl.value.programmaticStreamSerializationAllowed = 1
-        attributes.append(pdl)
-    config.numAttrs = len(attributes)
-    config.attrs = attributes
-    return config
+    launching = Launching(op.grid, op.block, op.shared, op.cluster, op.cooperative, op.pdl)
+    attributes = cuda_values.launch_attributes(launching)
+    if op.cluster is not None and kernel.language == "triton":  # as Triton's own launcher does
+        spread = driver.CUlaunchAttribute()
+        ids = driver.CUlaunchAttributeID
+        spread.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
+        policy = driver.CUclusterSchedulingPolicy.CU_CLUSTER_SCHEDULING_POLICY_SPREAD
+        spread.value.clusterSchedulingPolicyPreference = policy
+        attributes.insert(1, spread)
+    return cuda_values.launch_config(launching, stream, attributes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ import torch
 
 from . import store
 from .arguments import Parameter, converted, cuda_parameters
-from .cuda_values import Layout, Parameters, launch_config
+from .cuda_values import Layout, Parameters, launch_attributes, launch_config
 from .driver import call, driver, failure, make_current
-from .errors import KernelUnavailable
+from .errors import KernelUnavailable, LaunchError
 from .launches import Launching, Observed, Size, watch
 from .nvrtc import compile_cuda, nvrtc_version
 from .source import Source
@@ -144,17 +144,11 @@ class _Loaded:
         self._name = source.name
         self._index = index
         self._target = target_of(index)
-        self._binary, self._symbol = _binary(source, self._target)
         torch.cuda.current_stream(index)  # torch makes its context
         make_current(index)
         with _outside_of_capture():
-            doing = f"loading {source.name}"
-            none: list[object] = []
-            self._library = call(
-                "cuLibraryLoadData", self._binary, none, none, 0, none, none, 0, doing=doing
-            )
-            kernel = call("cuLibraryGetKernel", self._library, self._symbol.encode(), doing=doing)
-            self._function = call("cuKernelGetFunction", kernel, doing=doing)
+            kernel = self._load(source)
+            self._function = call("cuKernelGetFunction", kernel, doing=f"loading {source.name}")
         sizes = _parameter_bytes(kernel, source.name)
         self._parameters: tuple[Parameter, ...] = cuda_parameters(source.name, source.text, sizes)
         layout = Layout(self._parameters, index)
@@ -162,6 +156,25 @@ class _Loaded:
         self._lane = _Lane(layout, index)
         self._enqueue = driver().cuLaunchKernelEx
         self._shared = 0  # bytes that it has been opted into
+
+    def _load(self, source: Source) -> Any:
+        """The kernel, from the first of its binaries that the driver takes: one that was made
+        elsewhere may be too new for it.
+        """
+        doing = f"loading {source.name}"
+        none: list[object] = []
+        refused: LaunchError | None = None
+        for binary, symbol in _binaries(source, self._target):
+            self._binary, self._symbol = binary, symbol
+            try:
+                library = call(
+                    "cuLibraryLoadData", binary, none, none, 0, none, none, 0, doing=doing
+                )
+                return call("cuLibraryGetKernel", library, symbol.encode(), doing=doing)
+            except LaunchError as e:
+                refused = e
+        assert refused is not None, "the last binary is compiled here"
+        raise refused
 
     def launch(
         self,
@@ -231,7 +244,7 @@ class _Loaded:
                 self._shared = launching.shared
             if launching.cluster and math.prod(launching.cluster) > _PORTABLE_CLUSTER:
                 self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
-        config = launch_config(launching, stream)
+        config = launch_config(launching, stream, launch_attributes(launching))
         if len(lane.configs) >= _MOST_CONFIGS:
             lane.configs.clear()
         with contextlib.suppress(TypeError):
@@ -270,16 +283,18 @@ def _parameter_bytes(kernel: object, name: str) -> list[int]:
         sizes.append(int(size[0]))
 
 
-def _binary(source: Source, target: str) -> tuple[bytes, str]:
-    """A source's cubin and the kernel's symbol: the package's, the user's, or compiled now."""
+def _binaries(source: Source, target: str) -> Iterator[tuple[bytes, str]]:
+    """A source's cubins, each with the kernel's symbol: the package's, the user's, and one that is
+    compiled now.
+    """
     data = store.read(store.shipped_cubin(source, target))
     if data is not None:
-        return store.unpacked_cubin(data)
+        yield store.unpacked_cubin(data)
     kept = store.kept_cubin(source, target, nvrtc_version())
     data = store.read(kept)
     if data is not None:
-        return store.unpacked_cubin(data)
+        yield store.unpacked_cubin(data)
     defines = dict(source.defines)
     made = compile_cuda(source.name, source.text, target, source.options, defines)
     store.write(kept, store.packed_cubin(made.cubin, made.symbol))
-    return made.cubin, made.symbol
+    yield made.cubin, made.symbol

@@ -224,14 +224,9 @@ def _width(nbytes: int, prefix: str = "") -> str:
 # -- configurations --------------------------------------------------------------------------------
 
 
-def launch_config(launching: Launching, stream: int) -> Any:
-    """The driver's launch configuration."""
+def launch_attributes(launching: Launching) -> list[Any]:
+    """What a launch asks for beside its sizes."""
     d = driver()
-    config = d.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = launching.grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = launching.block
-    config.sharedMemBytes = launching.shared
-    config.hStream = d.CUstream(stream)
     ids = d.CUlaunchAttributeID
     attributes = []
     if launching.cluster is not None:
@@ -250,6 +245,17 @@ def launch_config(launching: Launching, stream: int) -> Any:
         pdl.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         pdl.value.programmaticStreamSerializationAllowed = 1
         attributes.append(pdl)
+    return attributes
+
+
+def launch_config(launching: Launching, stream: int, attributes: Sequence[Any]) -> Any:
+    """The driver's launch configuration."""
+    d = driver()
+    config = d.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = launching.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = launching.block
+    config.sharedMemBytes = launching.shared
+    config.hStream = d.CUstream(stream)
     config.numAttrs = len(attributes)
-    config.attrs = attributes
+    config.attrs = list(attributes)
     return config

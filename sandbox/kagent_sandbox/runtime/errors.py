@@ -40,6 +40,8 @@ class LaunchError(KernelError):
     def __init__(self, name: str, text: str, doing: str) -> None:
         super().__init__(f"{name} ({text}) {doing}")
         self.name = name
+        self.text = text
+        self.doing = doing
 
 
 def printable(text: str) -> str:

@@ -60,6 +60,7 @@ class Driver:
         self.set = []
         self.launches = []
         self.fail = 0
+        self.too_new = []
         self.contexts = set()
 
     def __getattr__(self, name):
@@ -86,6 +87,8 @@ class Driver:
 
     def cuLibraryLoadData(self, code, *rest):
         self.loaded.append(code)
+        if code in self.too_new:
+            return self.status(200), None
         return self.status(), "library"
 
     def cuLibraryGetKernel(self, library, name):
@@ -281,6 +284,20 @@ def test_cubins_are_kept_and_shipped(device, tmp_path, monkeypatch):
     monkeypatch.setattr(cuda_kernels, "nvrtc_version", None)  # nor is NVRTC
     axpy().launch(1, 1, *values(torch.ones(2), None))
     assert device.loaded == [cubin] * 3
+
+
+def test_a_shipped_cubin_that_the_driver_refuses_is_compiled_here(device, tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "CUBINS", tmp_path)
+    source = axpy().source
+    shipped = tmp_path / f"{source.key('sm_90a')}.cubin"
+    shipped.write_bytes(places.packed_cubin(b"of a later toolkit", "axpy"))
+    device.too_new.append(b"of a later toolkit")
+    axpy().launch(1, 1, *values(torch.ones(2), None))
+    assert len(device.loaded) == 2
+    assert len(device.launches) == 1
+    device.too_new.append(device.loaded[1])
+    with pytest.raises(LaunchError, match=r"INVALID_IMAGE .* loading axpy<4>"):
+        axpy().launch(1, 1, *values(torch.ones(2), None))
 
 
 def test_observers_see_what_is_launched(device):
