@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import triton
 from assembled import CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, assemble, calls
 from kagent.export.library import _gradients, _triton_scale
-from kagent.export.library._library import check_classes
+from kagent.export.library._helpers import check_classes
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
