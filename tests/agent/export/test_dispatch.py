@@ -351,7 +351,7 @@ def test_a_kernel_that_fails_is_told_once_and_not_tried_again(package, source, r
     assert "its kernel gelu_00000000 does not run here" in text
     assert count_warnings(lambda: results.append(lib.gelu.gelu(torch.randn(7, 8)))) == []
     torch.testing.assert_close(results[0], F.gelu(x, approximate="tanh"))
-    assert lib.gelu._gelu._failed == {"gelu_00000000"}
+    assert lib.gelu._gelu._dispatch.failed == {"gelu_00000000"}
     assert all(call is None for call in lib.gelu._gelu._calls.values())
 
 
@@ -390,7 +390,7 @@ def test_choices_are_remembered_but_not_without_end(package, monkeypatch):
     package.add_kernel("gelu", GELU)
     lib = imported(package, "gelu")
     operator = lib.gelu._gelu
-    monkeypatch.setattr(sys.modules[f"{lib.__name__}._library"], "_MOST_CALLS", 8)
+    monkeypatch.setattr(sys.modules[f"{lib.__name__}._dispatch"], "_MOST_CALLS", 8)
     for n in range(1, 30):
         lib.gelu.gelu(torch.randn(2, n))
     assert len(operator._calls) <= 8
@@ -430,7 +430,7 @@ def test_each_point_has_its_configuration_in_a_module_of_its_own(package):
         lib.gelu.gelu(torch.randn(rows, 8))
     assert sorted(set(calls(lib, "gelu"))) == [(2, "small"), (3, "large")]
     assert len(calls(lib, "gelu")) == 5
-    assert len(lib.gelu._gelu._loaded) == 2
+    assert len(lib.gelu._gelu._dispatch.loaded) == 2
 
 
 TRITON = """
@@ -561,6 +561,6 @@ def test_a_seed_in_cpp_runs_with_the_configuration_of_its_point(package):
         for x in (torch.randn(33, 1000), torch.randn(600, 64), padded(20, 100), torch.randn(0, 5)):
             y = x.clone().requires_grad_()
             torch.testing.assert_close(lib.softmax.softmax(y), torch.softmax(x, -1))
-    assert lib.softmax._softmax._failed == set()
-    loaded = [sys.modules[f.__module__] for f in lib.softmax._softmax._loaded.values()]
+    assert lib.softmax._softmax._dispatch.failed == set()
+    loaded = [sys.modules[f.__module__] for f in lib.softmax._softmax._dispatch.loaded.values()]
     assert {(m.LANES, m.CHUNK) for m in loaded} == {(8, 4096), (16, 65536)}

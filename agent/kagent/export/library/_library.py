@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import functools
 import operator
-import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import _devices, _kernels
+from . import _kernels
+from ._dispatch import Call, Dispatch, FallbackWarning
 from ._gradients import scaled
 from ._helpers import (
     autocast_dtype,
@@ -35,11 +32,12 @@ from ._helpers import (
     wants_gradient,
     with_autograd,
 )
-from ._portfolio import Chosen, Device, Portfolio, Reference, Size, read_portfolio
+from ._portfolio import Portfolio, Size
 
 __all__ = [
     "FallbackWarning",
     "Operator",
+    "Portfolio",
     "autocast_dtype",
     "available",
     "check_classes",
@@ -51,7 +49,6 @@ __all__ = [
     "with_autograd",
 ]
 
-_FOLDER = Path(__file__).parent
 _BELOW_AUTOGRAD = torch._C._after_autograd_keyset  # noqa: SLF001
 _DENSE = tuple(
     torch._C.DispatchKeySet(key)  # noqa: SLF001
@@ -70,22 +67,6 @@ _AUTOCAST = functools.reduce(
 """What casts arguments below autocast. An operator's function has cast them as torch would, and
 nothing is cast within it.
 """
-
-_MOST_CALLS = 4096  # that a choice is remembered for: shapes of one program
-
-
-class FallbackWarning(UserWarning):
-    """torch's own implementation is used where a kernel of the library was asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """How calls of one kind are run."""
-
-    function: Callable[..., Any]
-    kernel: str
-    pitched: bool
-    guard: torch.device | None  # to be made the current one
 
 
 class Operator:
@@ -127,8 +108,6 @@ class Operator:
         """
         self.name = name
         self._reference, self._dims, self._check = reference, dims, check
-        self._path = _FOLDER / "portfolio" / f"{task or name}.json"
-        self._table: Portfolio | None = None
         self._namespace = _free_namespace(namespace, name)
         self._library = torch.library.Library(  # type: ignore[no-untyped-call]
             self._namespace, "FRAGMENT"
@@ -143,11 +122,8 @@ class Operator:
         self._mutated = tuple(
             i for i in self._tensors if (alias := arguments[i].alias_info) and alias.is_write
         )
-        self._calls: dict[tuple[object, ...], _Call | None] = {}
-        self._loaded: dict[tuple[str, int], Callable[..., Any]] = {}
-        self._failed: set[str] = set()
-        self._warned: set[str] = set()
-        self._lock = threading.RLock()
+        self._dispatch = Dispatch(task or name, f"{self._namespace}.{name}")
+        self._calls = self._dispatch.calls
         self._library.impl(  # type: ignore[no-untyped-call]
             name, self._run, "CompositeExplicitAutograd"
         )
@@ -193,13 +169,13 @@ class Operator:
         try:
             call = self._calls[key]
         except KeyError:
-            call = self._choose(key, args)
+            call = self._dispatch.choose(key, [args[i] for i in self._tensors], self._dims, args)
         if torch._C._is_any_autocast_enabled():  # noqa: SLF001
             with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):  # noqa: SLF001
                 return self._launch(call, args)
         return self._launch(call, args)
 
-    def _launch(self, call: _Call | None, args: Sequence[Any]) -> Any:
+    def _launch(self, call: Call | None, args: Sequence[Any]) -> Any:
         if call is None:
             return self._by_reference(args)
         passed = args
@@ -217,7 +193,7 @@ class Operator:
         except torch.OutOfMemoryError:
             raise  # the reference needs no less
         except Exception as e:  # noqa: BLE001 - compilers, drivers, launchers: each has its own
-            self._give_up(call.kernel, e)
+            self._dispatch.give_up(call.kernel, e)
             return self._by_reference(args)
         for i in self._mutated:
             if passed[i] is not args[i]:
@@ -229,80 +205,6 @@ class Operator:
         if isinstance(result, torch.Tensor):
             return result.contiguous()
         return tuple(r.contiguous() for r in result)
-
-    # -- who runs it -------------------------------------------------------------------------------
-
-    def _choose(self, key: tuple[object, ...], args: Sequence[Any]) -> _Call | None:
-        with self._lock:
-            if len(self._calls) >= _MOST_CALLS:
-                self._calls.clear()
-            call = self._calls[key] = self._choice(args)
-            return call
-
-    def _choice(self, args: Sequence[Any]) -> _Call | None:
-        tensors = [args[i] for i in self._tensors]
-        if not tensors or any(t.numel() == 0 for t in tensors):
-            return None
-        where = tensors[0].device
-        dims = self._dims(*args)
-        if dims is None or any(t.device != where for t in tensors):
-            return None
-        dtype = str(tensors[0].dtype).removeprefix("torch.")
-        device = Device(
-            _devices.device_name(where), _devices.kind(where), _devices.capability(where), ()
-        )
-        try:
-            if not self._path.is_file():
-                return None  # an operator for which the library has no kernels
-            if self._table is None:
-                self._table = read_portfolio(self._path)
-            chosen = self._table.choose(device, dtype, dims, self._failed)
-        except (OSError, ValueError, KeyError) as e:
-            self._warn("table", f"its table cannot be read ({type(e).__name__}: {e})")
-            return None
-        if isinstance(chosen, Reference):
-            if chosen.reason is not None:
-                self._warn(f"{device.name} {dtype}", chosen.reason)
-            return None
-        return self._call(self._table.entry, chosen, where)
-
-    def _call(self, entry: str, chosen: Chosen, device: torch.device) -> _Call | None:
-        kernel, config = chosen.kernel, chosen.config
-        function = self._loaded.get((kernel.id, config))
-        if function is None:
-            try:
-                function = _kernels.load(
-                    __package__ or "",
-                    _FOLDER / "kernels" / f"{kernel.id}.py",
-                    entry,
-                    kernel.configs[config],
-                    f"{self._namespace}_{config}",
-                )
-            except Exception as e:  # noqa: BLE001 - a kernel's file may need what is not there
-                self._give_up(kernel.id, e)
-                return None
-            self._loaded[kernel.id, config] = function
-        guard = device if device.type == "cuda" and torch.cuda.device_count() > 1 else None
-        return _Call(function, kernel.id, kernel.pitched, guard)
-
-    def _give_up(self, kernel: str, error: Exception) -> None:
-        """Leave a kernel alone from now on."""
-        with self._lock:
-            self._failed.add(kernel)
-            self._calls = {k: None if _by(c, kernel) else c for k, c in self._calls.items()}
-        told = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        self._warn(f"kernel {kernel}", f"its kernel {kernel} does not run here ({told})")
-
-    def _warn(self, about: str, reason: str) -> None:
-        with self._lock:
-            if about in self._warned:
-                return
-            self._warned.add(about)
-        warnings.warn(
-            f"{self._namespace}.{self.name}: torch's own implementation is used: {reason}.",
-            FallbackWarning,
-            stacklevel=2,
-        )
 
     def _no_backward(self, *_: object) -> None:
         raise NotImplementedError(
@@ -326,10 +228,6 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         found = ctx.operator._backward(ctx, *grads)  # noqa: SLF001
         return (*found, None, None) if isinstance(found, tuple) else (found, None, None)
-
-
-def _by(call: _Call | None, kernel: str) -> bool:
-    return call is not None and call.kernel == kernel
 
 
 def _free_namespace(namespace: str, name: str) -> str:
