@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 import triton
 from assembled import CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, assemble, calls
 from kagent.export.library import _gradients, _triton_scale
+from kagent.export.library._dispatch import FallbackWarning
 from kagent.export.library._helpers import check_classes
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -378,3 +380,18 @@ def test_the_gpus_kernel_for_scaling_compiles_and_loads_vectors(tmp_path, monkey
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
     assert "ld.global.v4" in compiled.asm["ptx"]
     assert "st.global.v4" in compiled.asm["ptx"]
+
+
+def test_where_triton_does_not_run_torch_scales_and_says_so_once(monkeypatch):
+    def fail(x, factor):
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(_triton_scale, "scale_", fail)
+    monkeypatch.setattr(_gradients, "_without_triton", [])
+    x, factor = torch.ones(3), torch.tensor(2.0)
+    with pytest.warns(FallbackWarning, match="scaled by torch.*no C compiler"):
+        assert not _gradients._scaled_by_kernel(x, factor)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not _gradients._scaled_by_kernel(x, factor)
+    assert torch.equal(x, torch.ones(3))

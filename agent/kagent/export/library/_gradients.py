@@ -9,11 +9,12 @@ new tensor, so that any number of backward passes is right.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import warnings
 from typing import Any
 
 import torch
+
+from ._dispatch import FallbackWarning
 
 
 def scaled(saved: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -34,10 +35,9 @@ def scaled(saved: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     if saved.device.type == "cpu":
         value = factor.item()  # nobody waits: this is memory that was written already
         return saved if value == 1.0 else saved.mul_(value)
-    scale_ = _on_gpu() if saved.device.type == "cuda" and saved.element_size() <= 4 else None
-    if scale_ is None or saved.numel() == 0:
-        return saved.mul_(factor)
-    scale_(saved, factor)
+    fits = saved.is_contiguous() and saved.element_size() <= 4 and saved.numel() > 0
+    if not (fits and saved.device.type == "cuda" and _scaled_by_kernel(saved, factor)):
+        saved.mul_(factor)
     return saved
 
 
@@ -57,13 +57,29 @@ def _graph_is_kept() -> bool:
     return True if ask is None else bool(ask())
 
 
-@functools.cache
-def _on_gpu() -> Callable[[torch.Tensor, torch.Tensor], None] | None:
+def _scaled_by_kernel(saved: torch.Tensor, factor: torch.Tensor) -> bool:
+    """Whether there was a Triton that could do it: it needs a C compiler, too."""
+    if _without_triton:
+        return False
     try:
         from ._triton_scale import scale_
-    except ImportError:
-        return None
-    return scale_
+
+        scale_(saved, factor)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as e:  # noqa: BLE001 - a toolchain that does not work here
+        _without_triton.append(f"{type(e).__name__}: {e}")
+        warnings.warn(
+            "gradients of losses are scaled by torch, in another pass over them: Triton does not "
+            f"run here ({_without_triton[0][:500]}).",
+            FallbackWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+_without_triton: list[str] = []  # why it is not tried again
 
 
 class _OnlyOnce(torch.autograd.Function):
