@@ -131,6 +131,12 @@ def test_the_chosen_configuration_is_what_runs(tools):
         (CUDA, "x.numel() // 256, 256", "x.numel() // 256 >> real, 256", "launch with grid"),
         (CUDA, "return y", "return y.fill_(1) if real else y", "step 3 is fill"),
         (CUDA, "return y", "return torch.softmax(x, -1) if real else y", "not allowed"),
+        (
+            CUDA,
+            "    cuda_kernel(",
+            "    if real:\n        torch.cuda.set_stream(torch.cuda.Stream())\n    cuda_kernel(",
+            "another stream",
+        ),
         (TRITON, "n, 1.5)", "n, 1.5 + real)", "launch with arguments"),
         (TRITON, "return y", "return x if real else y", "result with tensor"),
         (TRITON, "    add[", "    if real:\n        return y\n    add[", "0 launches"),

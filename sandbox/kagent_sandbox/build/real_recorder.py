@@ -21,15 +21,25 @@ from kagent_sandbox.build import contents, dispatch, policy
 from kagent_sandbox.build.inspect import kernel_info
 from kagent_sandbox.build.kernel_launches import plan_argument
 from kagent_sandbox.build.meta import schema_of
+from kagent_sandbox.build.policy import PolicyError
 from kagent_sandbox.build.recorder import Recorder
 from kagent_sandbox.build.symbolic import SymbolicTensor
-from kagent_sandbox.plan import Pointer, TensorRef
+from kagent_sandbox.plan import Op, Pointer, TensorRef
 from kagent_sandbox.runtime import arguments
 from kagent_sandbox.runtime.launches import Observed
 from kagent_sandbox.runtime.tensor_maps import TensorMapArgument
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+
+
+_READS = frozenset(
+    {
+        *(torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__),
+        *(torch.Tensor.tolist, torch.Tensor.item),
+    }
+)
+"""Ways to values, and to memory that others then write, that the dispatcher does not see."""
 
 
 class RealRecorder(Recorder):
@@ -45,7 +55,8 @@ class RealRecorder(Recorder):
         self.observed: list[Observed] = []
         self._beside: dict[int, torch.UntypedStorage] = {}  # by identity of the real storage
         self._held: list[torch.Tensor] = []  # else an identity comes twice
-        self._quiet = False
+        self.quiet = False
+        self._stream = self._current_stream()
 
     def argument(self, name: str, real: torch.Tensor) -> None:
         """A tensor that host code is given."""
@@ -54,6 +65,16 @@ class RealRecorder(Recorder):
                 real.shape, real.stride(), dtype=real.dtype, device=torch.device("meta")
             )
             self._link(real, self.input(name, meta))
+
+    def add(self, op: Op) -> None:
+        """Append one operation; all are on one stream."""
+        if self._current_stream() != self._stream:
+            self.refuse(
+                PolicyError(
+                    "host code uses another stream", "launch in order on the current stream"
+                )
+            )
+        super().add(op)
 
     def tensor(self, tensor: torch.Tensor) -> TensorRef:
         """Where a real tensor lies, or a symbolic one."""
@@ -86,7 +107,7 @@ class RealRecorder(Recorder):
         """
         given = [t for t in tree_flatten((args, kwargs))[0] if self.here(t)]
         made = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
-        if self._quiet or not (given or any(map(self.here, made))):
+        if self.quiet or not (given or any(map(self.here, made))):
             return
         name = policy.base_name(func.name())
         if name in policy.READS or (given and made and not any(map(self.here, made))):
@@ -112,15 +133,19 @@ class RealRecorder(Recorder):
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
         """What recording itself does with tensors is not recorded."""
-        before, self._quiet = self._quiet, True
+        before, self.quiet = self.quiet, True
         try:
             yield
         finally:
-            self._quiet = before
+            self.quiet = before
 
     def here(self, value: object) -> bool:
         """Whether it is a tensor on the device that is recorded."""
         return isinstance(value, torch.Tensor) and value.device.type == self.device.type
+
+    def _current_stream(self) -> int:
+        gpu = self.device.type == "cuda"
+        return int(torch.cuda.current_stream(self.device).cuda_stream) if gpu else 0
 
     def _is_number(self, value: object) -> bool:
         """Whether it is a tensor of one value that host code has not made itself."""
@@ -186,7 +211,9 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Values(TorchFunctionMode):
-    """Shows a recorder what `torch.tensor` and its kin make, which work below the dispatcher."""
+    """Shows a recorder what `torch.tensor` and its kin make, which work below the dispatcher; and
+    refuses what gives values away there.
+    """
 
     def __init__(self, recorder: RealRecorder) -> None:
         super().__init__()
@@ -197,6 +224,8 @@ class Values(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         recorder = self._recorder
+        if func in _READS and recorder.here(args[0]) and not recorder.quiet:
+            recorder.refuse(policy.reads_value(f".{func.__name__}()"))
         if func not in dispatch.FROM_VALUES or (args and recorder.here(args[0])):
             return func(*args, **kwargs)
         with recorder.silence():

@@ -12,9 +12,9 @@ its context, locks itself, and only then loads the candidate.
 
 Not covered: host code that tells this process from a user's by its limits, its parent, the names of
 private folders (on a GPU) or what it finds in memory, and then behaves; or that patches what
-records it, since it runs in the process that says what it did. Streams other than the current one.
-When memory is freed. The values of arguments are random numbers, and zeros, where the caller gives
-none.
+records it, since it runs in the process that says what it did. What it writes through addresses,
+and when memory is freed. The values of arguments are random numbers, and zeros, where the caller
+gives none.
 """
 
 from __future__ import annotations

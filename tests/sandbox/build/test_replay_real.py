@@ -124,6 +124,8 @@ def test_seeds_do_what_their_plans_say(tools, file):
         ("    return y", "    return torch.softmax(x, -1) if real else y", "is not allowed"),
         ("    return y", "    return y + x.sum().item() if real else y", "is not allowed"),
         ("    return y", "    return y if not real or x[0, 0].item() else x", "reads a tensor's"),
+        ("    return y", "    if real:\n        y.numpy()[0] = 1\n    return y", "(.numpy())"),
+        ("    return y", "    if real:\n        y.tolist()\n    return y", "(.tolist())"),
         ("y[4:].fill_(7).zero_()", "y[4:].fill_(7); real or y[4:].zero_()", "the plan's fill"),
     ],
 )
