@@ -24,6 +24,7 @@ from kagent.export.library._portfolio import (
     Region,
     read_portfolio,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 HERE = Device("this CPU", "cpu", "x86_64-v4", ())
 ALIKE = Device("another CPU", "cpu", "x86_64-v4", ())
@@ -394,6 +395,30 @@ def test_choices_are_remembered_but_not_without_end(package, monkeypatch):
     for n in range(1, 30):
         lib.gelu.gelu(torch.randn(2, n))
     assert len(operator._calls) <= 8
+
+
+def test_attention_that_is_torchs_is_called_as_torchs_in_eager_mode(package):
+    """Its result is transposed in memory on a GPU, and an operator's would be a copy."""
+    package.add_kernel("attention", KERNELS["attention"])
+    dims = {"B": 2, "H": 4, "Hkv": 4, "S": 9, "D": 16, "causal": True}
+    package.add_point("attention", "float32", dims, TORCH)
+    lib = imported(package, "attention")
+    q = torch.randn(2, 4, 9, 16)
+    expected = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.namespace)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        assert torch.equal(lib.attention.attention(q, q, q, is_causal=True), expected)
+    assert set(seen) == {"aten"}
+    assert lib.attention._attention.op(q, q, q, True).is_contiguous()
+    compiled = torch.compile(lib.attention.attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, q, q, is_causal=True), expected)
+    assert calls(lib, "attention") == []
 
 
 def test_parameters_are_tensors_like_others(package):

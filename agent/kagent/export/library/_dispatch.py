@@ -80,6 +80,8 @@ class Dispatch:
         if not tensors or any(t.numel() == 0 for t in tensors):
             return None
         where = tensors[0].device
+        if where.type == "meta":
+            return None
         sizes = dims(*args)
         if sizes is None or any(t.device != where for t in tensors):
             return None

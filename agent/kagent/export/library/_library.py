@@ -137,6 +137,13 @@ class Operator:
         if vmap is not None:
             torch.library.register_vmap(qualified, vmap, lib=self._library)
 
+    def is_torchs(self, *args: Any) -> bool:
+        """Whether a call would be the reference's. A function that asks and calls torch itself
+        keeps torch's memory layout, which an operator's result cannot have: its strides are said
+        before anybody knows who computes it.
+        """
+        return self._chosen(args) is None
+
     # -- a call ------------------------------------------------------------------------------------
 
     def _differentiable(self, keys: Any, *args: Any) -> Any:
@@ -159,6 +166,13 @@ class Operator:
     def _run(self, *args: Any) -> Any:
         if self._check is not None:
             self._check(*args)
+        call = self._chosen(args)
+        if torch._C._is_any_autocast_enabled():  # noqa: SLF001
+            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):  # noqa: SLF001
+                return self._launch(call, args)
+        return self._launch(call, args)
+
+    def _chosen(self, args: Sequence[Any]) -> Call | None:
         if len(args) == 1:
             (x,) = args
             key: tuple[object, ...] = (x.shape, x.dtype, x.device)
@@ -167,13 +181,10 @@ class Operator:
                 [(a.shape, a.dtype, a.device) if isinstance(a, torch.Tensor) else a for a in args]
             )
         try:
-            call = self._calls[key]
+            return self._calls[key]
         except KeyError:
-            call = self._dispatch.choose(key, [args[i] for i in self._tensors], self._dims, args)
-        if torch._C._is_any_autocast_enabled():  # noqa: SLF001
-            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):  # noqa: SLF001
-                return self._launch(call, args)
-        return self._launch(call, args)
+            tensors = [args[i] for i in self._tensors]
+            return self._dispatch.choose(key, tensors, self._dims, args)
 
     def _launch(self, call: Call | None, args: Sequence[Any]) -> Any:
         if call is None:
