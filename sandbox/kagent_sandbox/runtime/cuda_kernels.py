@@ -11,25 +11,23 @@ import contextlib
 import math
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from . import store
-from .arguments import Parameter, converted, cuda_parameters
+from .arguments import converted, cuda_parameters
+from .cuda_loading import load
 from .cuda_values import Layout, Parameters, launch_attributes, launch_config
 from .driver import call, driver, failure, make_current
-from .errors import KernelUnavailable, LaunchError
+from .errors import KernelUnavailable
 from .launches import Launching, Observed, Size, watch
-from .nvrtc import compile_cuda, nvrtc_version
 from .source import Source
 from .tensor_maps import TensorMapArgument
 
 _PORTABLE_CLUSTER = 8
 _MOST_CONFIGS = 1024
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: a thread that has not used the device
-_INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE: there is no such parameter
 _loading = threading.RLock()
 _Key = tuple[int, Size, Size, int, Size | None, bool, bool]
 
@@ -146,35 +144,14 @@ class _Loaded:
         self._target = target_of(index)
         torch.cuda.current_stream(index)  # torch makes its context
         make_current(index)
-        with _outside_of_capture():
-            kernel = self._load(source)
-            self._function = call("cuKernelGetFunction", kernel, doing=f"loading {source.name}")
-        sizes = _parameter_bytes(kernel, source.name)
-        self._parameters: tuple[Parameter, ...] = cuda_parameters(source.name, source.text, sizes)
+        loaded = load(source, self._target)
+        self._binary, self._symbol, self._function = loaded.binary, loaded.symbol, loaded.function
+        self._parameters = cuda_parameters(source.name, source.text, loaded.parameter_bytes)
         layout = Layout(self._parameters, index)
         self._converters = layout.converters
         self._lane = _Lane(layout, index)
         self._enqueue = driver().cuLaunchKernelEx
         self._shared = 0  # bytes that it has been opted into
-
-    def _load(self, source: Source) -> Any:
-        """The kernel, from the first of its binaries that the driver takes: one that was made
-        elsewhere may be too new for it.
-        """
-        doing = f"loading {source.name}"
-        none: list[object] = []
-        refused: LaunchError | None = None
-        for binary, symbol in _binaries(source, self._target):
-            self._binary, self._symbol = binary, symbol
-            try:
-                library = call(
-                    "cuLibraryLoadData", binary, none, none, 0, none, none, 0, doing=doing
-                )
-                return call("cuLibraryGetKernel", library, symbol.encode(), doing=doing)
-            except LaunchError as e:
-                refused = e
-        assert refused is not None, "the last binary is compiled here"
-        raise refused
 
     def launch(
         self,
@@ -255,46 +232,3 @@ class _Loaded:
         attribute = getattr(driver().CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
         doing = f"setting {name} of {self._name} to {value}"
         call("cuFuncSetAttribute", self._function, attribute, value, doing=doing)
-
-
-@contextlib.contextmanager
-def _outside_of_capture() -> Iterator[None]:
-    """Loading allocates memory, which is forbidden while this thread captures a stream."""
-    modes = driver().CUstreamCaptureMode
-    doing = "suspending a capture"
-    relaxed = modes.CU_STREAM_CAPTURE_MODE_RELAXED
-    before = call("cuThreadExchangeStreamCaptureMode", relaxed, doing=doing)
-    try:
-        yield
-    finally:
-        call("cuThreadExchangeStreamCaptureMode", before, doing=doing)
-
-
-def _parameter_bytes(kernel: object, name: str) -> list[int]:
-    """Sizes of a kernel's parameters; the driver does not say how many there are."""
-    sizes: list[int] = []
-    ask = driver().cuKernelGetParamInfo
-    while True:
-        status, _, *size = ask(kernel, len(sizes))
-        if status == _INVALID_VALUE:
-            return sizes
-        if status:
-            raise failure(status, f"reading the parameters of {name}")
-        sizes.append(int(size[0]))
-
-
-def _binaries(source: Source, target: str) -> Iterator[tuple[bytes, str]]:
-    """A source's cubins, each with the kernel's symbol: the package's, the user's, and one that is
-    compiled now.
-    """
-    data = store.read(store.shipped_cubin(source, target))
-    if data is not None:
-        yield store.unpacked_cubin(data)
-    kept = store.kept_cubin(source, target, nvrtc_version())
-    data = store.read(kept)
-    if data is not None:
-        yield store.unpacked_cubin(data)
-    defines = dict(source.defines)
-    made = compile_cuda(source.name, source.text, target, source.options, defines)
-    store.write(kept, store.packed_cubin(made.cubin, made.symbol))
-    yield made.cubin, made.symbol

@@ -44,8 +44,9 @@ def compile_ahead(sources: Iterable[Source], folder: Path = LIBRARIES) -> list[P
         if source.language != "cpp":
             continue
         binary = compile_cpp(source.name, source.text, source.options, dict(source.defines))
-        write(folder / shipped_library(source).name, binary)
-        made.append(folder / shipped_library(source).name)
+        path = folder / shipped_library(source).name
+        if write(path, binary):
+            made.append(path)
     return made
 
 

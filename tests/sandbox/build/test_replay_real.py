@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from kagent_sandbox.build.client import Builder
-from kagent_sandbox.build.replay_real import Replayer, first_difference
+from kagent_sandbox.build.difference import first_difference
+from kagent_sandbox.build.replay_real import Replayer
 from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.plan import Fill, Launch

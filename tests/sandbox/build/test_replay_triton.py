@@ -14,8 +14,8 @@ import triton
 from kagent_sandbox.build import dispatch, replay_triton
 from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.configs import pin_config
+from kagent_sandbox.build.difference import first_difference
 from kagent_sandbox.build.real_recorder import Operations, RealRecorder, Values
-from kagent_sandbox.build.replay_real import first_difference
 from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
 from kagent_sandbox.build.symbolic import SymbolicTensor
 from kagent_sandbox.build.targets import parse_target

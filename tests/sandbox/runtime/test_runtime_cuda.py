@@ -23,6 +23,7 @@ from kagent_sandbox.runtime import (
     Source,
     cuda_kernel,
     cuda_kernels,
+    cuda_loading,
     observing,
     tensor_map,
 )
@@ -275,13 +276,13 @@ def test_cubins_are_kept_and_shipped(device, tmp_path, monkeypatch):
     assert kept.name.startswith(source.key("sm_90a"))
     cubin, symbol = places.unpacked_cubin(kept.read_bytes())
     assert kernel_info(cubin, symbol, "cuda").name == symbol
-    monkeypatch.setattr(cuda_kernels, "compile_cuda", None)  # not needed any more
+    monkeypatch.setattr(cuda_loading, "compile_cuda", None)  # not needed any more
     axpy().launch(1, 1, *values(torch.ones(2), None))
     shipped = tmp_path / "cubins"
     shipped.mkdir()
     kept.rename(shipped / f"{source.key('sm_90a')}.cubin")
     monkeypatch.setattr(places, "CUBINS", shipped)
-    monkeypatch.setattr(cuda_kernels, "nvrtc_version", None)  # nor is NVRTC
+    monkeypatch.setattr(cuda_loading, "nvrtc_version", None)  # nor is NVRTC
     axpy().launch(1, 1, *values(torch.ones(2), None))
     assert device.loaded == [cubin] * 3
 
