@@ -60,8 +60,7 @@ def attention(
     if not ours or (not _TRAINS and wants_gradient(query, key, value)):
         return _sdpa(query, key, value, is_causal)
     if query.dim() == 4:
-        eager = type(query) is torch.Tensor and not torch.compiler.is_compiling()
-        if eager and _attention.is_torchs(query, key, value, is_causal):
+        if _attention.is_torchs(query, key, value, is_causal):
             return _sdpa(query, key, value, is_causal)  # transposed in memory: no copy of it
         return _attention.op(query, key, value, is_causal)
     o = _attention.op(_batched(query), _batched(key), _batched(value), is_causal)

@@ -75,6 +75,8 @@ def cross_entropy(
         input, target = moved.view(-1, moved.shape[-1]), target.reshape(-1)  # noqa: A001
     if ignore_index != _IGNORED:
         target = _with_ignored(target, input.shape[1], ignore_index)
+    if _cross_entropy.is_torchs(input, target, _IGNORED):
+        return _torch(input, target, _IGNORED)
     return _cross_entropy.op(input, target, _IGNORED)[0]
 
 

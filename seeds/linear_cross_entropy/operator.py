@@ -89,6 +89,8 @@ def linear_cross_entropy(
         # One that has kernels' own number is out of range, and stays so.
         target = target.masked_fill(target == _IGNORED, linear_weight.shape[0])
         target = target.masked_fill(target == ignore_index, _IGNORED)
+    if _linear_cross_entropy.is_torchs(input, linear_weight, target, _IGNORED):
+        return _torch(input, linear_weight, target, _IGNORED)
     return _linear_cross_entropy.op(input, linear_weight, target, _IGNORED)[0]
 
 

@@ -395,3 +395,28 @@ def test_where_triton_does_not_run_torch_scales_and_says_so_once(monkeypatch):
         warnings.simplefilter("error")
         assert not _gradients._scaled_by_kernel(x, factor)
     assert torch.equal(x, torch.ones(3))
+
+
+def test_the_operators_own_reference_has_the_right_gradients(library):
+    x, weight = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((5, N), (N, N)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        one, both = (
+            library.cross_entropy._cross_entropy.op,
+            library.linear_cross_entropy._linear_cross_entropy.op,
+        )
+        assert torch.autograd.gradcheck(lambda x: one(x, TARGET, -100)[0], (x,))
+        assert torch.autograd.gradcheck(lambda x, w: both(x, w, TARGET, -100)[0], (x, weight))
+
+
+def test_what_no_kernel_takes_is_torchs_own_loss_with_its_second_derivative(losses):
+    ours, torchs, draw = losses
+    leaves = [t.detach().double().requires_grad_() for t in draw()]
+
+    def penalty(loss):
+        found = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in found), leaves)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(penalty(ours), penalty(torchs))

@@ -138,10 +138,13 @@ class Operator:
             torch.library.register_vmap(qualified, vmap, lib=self._library)
 
     def is_torchs(self, *args: Any) -> bool:
-        """Whether a call would be the reference's. A function that asks and calls torch itself
-        keeps torch's memory layout, which an operator's result cannot have: its strides are said
-        before anybody knows who computes it.
+        """Whether a call would be the reference's; never while the call is being traced.
+
+        A function that then calls torch itself has all that torch has: its autograd, which keeps
+        what it needs and no more, and the memory layout of its results.
         """
+        if torch.compiler.is_compiling() or type(args[self._tensors[0]]) is not torch.Tensor:
+            return False
         return self._chosen(args) is None
 
     # -- a call ------------------------------------------------------------------------------------
