@@ -49,12 +49,3 @@ def _region(dtype: str, cases: list[Mapping[str, int | float | bool]], ranged: l
 
 def _plain(value: float | bool) -> int | bool:
     return value if isinstance(value, bool) else int(value)
-
-
-def covers(region: Region, dtype: str, dims: Mapping[str, int | float | bool]) -> bool:
-    """Whether a call lies where the kernel was checked."""
-    if dtype != region.dtype or set(dims) != {*region.low, *region.flags}:
-        return False
-    within = all(low <= dims[n] <= region.high[n] for n, low in region.low.items())
-    among = all(dims[n] in values for n, values in region.flags.items())
-    return within and among and math.prod(int(dims[n]) for n in region.low) <= region.volume

@@ -19,7 +19,6 @@ from kagent_sandbox.records import to_json
 
 from kagent.export import library as library_files
 from kagent.export.contents import Library, Operator
-from kagent.export.generic import needs_reference
 from kagent.export.papers import papers
 from kagent.export.portfolio import portfolio_json
 from kagent.export.reading import PROVENANCE, OnDisk, without_texts
@@ -98,12 +97,8 @@ def _package(
     for path in sorted(root.rglob("*")):
         if path.is_file() and path.suffix != ".pyc":
             yield f"_runtime/{path.relative_to(root).as_posix()}", path.read_bytes()
-    yield "operators/__init__.py", b'"""One module per operator."""\n'
-    yield "kernels/__init__.py", b'"""The winners\' files; a portfolio loads them."""\n'
     for operator in library.operators:
         yield f"operators/{operator.task}.py", operator.operator_py.encode()
-        if needs_reference(operator.operator_py):
-            yield f"operators/_{operator.task}_reference.py", operator.reference_py.encode()
         yield f"portfolio/{operator.task}.json", portfolio_json(operator).encode()
         yield from _kernels(operator, cubins, old)
 
