@@ -151,7 +151,7 @@ def _answer(line: str, tmp: Path) -> dict[str, object]:
     return {"plan": dump_plan(plan).decode(), "config": found, "configs": count}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # gone before other files look for what is left
 def tracer():
     tracer = WarmTracer()
     yield tracer

@@ -1,3 +1,5 @@
+import tempfile
+
 import pytest
 from kagent_sandbox.confine.canaries import ATTACKS
 from kagent_sandbox.confine.policy import Tier
@@ -13,6 +15,13 @@ def test_no_canary_escapes():
     assert result.escaped == ()
     assert all("Error" in c.stopped_by for c in result.canaries)
     result.require()
+
+
+def test_a_long_name_of_the_temporary_folder_is_no_obstacle(tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    assert probe(Tier.T1).escaped == ()
 
 
 def test_an_escape_fails_closed():

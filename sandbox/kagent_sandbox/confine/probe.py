@@ -19,6 +19,8 @@ from kagent_sandbox.confine.presets import toolchain
 from kagent_sandbox.errors import ConfinementError
 from kagent_sandbox.forkserver import ForkServer, Isolation
 
+_LONGEST = 107 - len("/kagent-bait-12345678/socket")  # bytes of a path: 107 are an address
+
 
 @dataclass(frozen=True)
 class Canary:
@@ -83,6 +85,13 @@ class Probe:
             )
 
 
+def _place() -> str | None:
+    """Where bait is laid: /tmp where the folder for temporary files has too long a name for the
+    address of a socket in it.
+    """
+    return "/tmp" if len(os.fsencode(tempfile.gettempdir())) > _LONGEST else None  # noqa: S108
+
+
 def probe(tier: Tier | None = None) -> Probe:
     """Start a confined child, let it attack bait in this process and its files, and report.
 
@@ -93,7 +102,8 @@ def probe(tier: Tier | None = None) -> Probe:
     """
     confinement = Confinement(read=toolchain(), tier=tier, cpu_s=20)
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kagent-bait-")))
+        place = _place()
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory("", "kagent-bait-", place)))
         folder.chmod(0o777)  # closed by the confinement or not at all
         secret = folder / "secret"
         secret.write_text("bait")
