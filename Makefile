@@ -7,6 +7,7 @@ PYTHON ?= python3
 TORCH  ?= pinned
 TASK   ?= softmax
 BUDGET ?= 50
+WORKERS ?= 2
 BIN    := .venv/bin
 
 .PHONY: evolve test check format clean
@@ -14,8 +15,9 @@ BIN    := .venv/bin
 evolve: .venv/ready
 	$(BIN)/kagent evolve $(TASK) --budget $(BUDGET)
 
+# Two workers share the files; tests that need the machine to themselves have it (tests/turns.py).
 test: .venv/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: .venv/ready
 	$(BIN)/ruff format --check .

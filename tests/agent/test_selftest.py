@@ -216,7 +216,10 @@ def test_baits_that_nobody_touches_are_untouched(baits):
     folder, pid, port, abstract = baits.fill().split()
     assert baits.touched() == []
     assert (Path(folder) / "secret").read_text() == f"{KEY}=t\n"
-    assert f"{KEY}=t".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    environ = Path(f"/proc/{pid}/environ")
+    while not environ.read_bytes():  # exec has begun, and not filled it in yet
+        time.sleep(0.001)
+    assert f"{KEY}=t".encode() in environ.read_bytes().split(b"\0")
     assert int(port) > 1023
     assert abstract.startswith("kagent-bait-")
 
