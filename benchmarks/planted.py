@@ -14,6 +14,7 @@ Rounds over everything are repeated until `--repeats` are done or the deadline h
 import argparse
 import hashlib
 import importlib
+import os
 import statistics
 import subprocess
 import tempfile
@@ -22,6 +23,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
+
+from kagent_sandbox.launch.openmp import WAITING
+
+os.environ.update(WAITING)  # as in a judge's own process, before OpenMP is loaded
 
 from kagent.session import has_gpu
 from kagent_sandbox.build.request import Built
