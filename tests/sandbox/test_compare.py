@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent_sandbox import compare
 from kagent_sandbox.task import Result
@@ -31,13 +31,25 @@ def share(out, ref, row_dims=1, result=RESULT):
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=60, deadline=None)
-@example(rows=4, width=323, dtype=torch.bfloat16, scale=300.0, seed=5)
 def test_rounding_passes(rows, width, dtype, scale, seed):
     ref = draw((rows, width), seed, scale)
     noisy = ref * (1 + torch.finfo(dtype).eps / 8 * torch.sign(draw(ref.shape, seed + 1)))
     assert share(ref.to(dtype), ref) <= 1
-    # The bound on the bias is one of chance, 3.5 sigma: 1.04 was seen once in some 100,000 draws.
-    assert share(noisy.to(dtype), ref) <= 1.2
+    assert share(noisy.to(dtype), ref) <= 1
+
+
+def test_the_bound_on_the_bias_is_one_of_chance():
+    """3.5 sigma: of some 100,000 draws of the test above, this one is outside, in its bias alone."""
+    ref = draw((4, 323), 5, 300.0)
+    noise = torch.finfo(torch.bfloat16).eps / 8 * torch.sign(draw(ref.shape, 6))
+    noisy = (ref * (1 + noise)).to(torch.bfloat16)
+    errors = compare.measure_errors(noisy, ref, 1)
+    limit = compare.allowed(
+        compare.measure_errors(ref.to(torch.bfloat16), ref, 1), RESULT, torch.bfloat16
+    )
+    assert errors.row <= limit.row
+    assert errors.element <= limit.element
+    assert limit.bias < errors.bias <= 1.05 * limit.bias
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
