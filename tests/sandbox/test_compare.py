@@ -39,7 +39,7 @@ def test_rounding_passes(rows, width, dtype, scale, seed):
 
 
 def test_the_bound_on_the_bias_is_one_of_chance():
-    """3.5 sigma: of some 100,000 draws of the test above, this one is outside, in its bias alone."""
+    """3.5 sigma: of some 100,000 draws of the test above, this one is outside, by its bias."""
     ref = draw((4, 323), 5, 300.0)
     noise = torch.finfo(torch.bfloat16).eps / 8 * torch.sign(draw(ref.shape, 6))
     noisy = (ref * (1 + noise)).to(torch.bfloat16)
