@@ -30,16 +30,23 @@ VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift_fresh", "alias", "det
 _MOST_HOST_BYTES = 64 << 20  # of a tensor with real values, which only serves to make constants
 
 
-class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation below autograd, factories included."""
+class BelowAutograd(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that sees every operation below autograd, factories included."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device = device
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # else torch imports its compiler (1.5 s) to disable it around each operation
+
+
+class Dispatch(BelowAutograd):  # type: ignore[no-untyped-call]
+    """Hands every operation of `device` to `handle`."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None

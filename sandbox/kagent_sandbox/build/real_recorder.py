@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from kagent_sandbox.build import contents, dispatch, policy
@@ -85,18 +84,7 @@ class RealRecorder(Recorder):
         with self.silence():
             info = kernel_info(launch.binary, launch.symbol, launch.source.language)
             args = [plan_argument(v, self._pointer(v)) for v in launch.arguments]
-            how = launch.launching
-            self.launch(
-                info,
-                launch.binary,
-                how.grid,
-                how.block,
-                args,
-                shared=how.shared,
-                cluster=how.cluster,
-                cooperative=how.cooperative,
-                pdl=how.pdl,
-            )
+            self.launch(info, launch.binary, args, launch.launching)
         self.observed.append(launch)
 
     def saw_operation(self, func: Any, args: Args, kwargs: Kwargs, result: Any) -> None:
@@ -191,16 +179,12 @@ def _is_view(func: Any) -> bool:
     return not writes and (views or policy.base_name(func.name()) in dispatch.VIEWS)
 
 
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Operations(dispatch.BelowAutograd):  # type: ignore[no-untyped-call]
     """Shows a recorder every operation below autograd, once it is done."""
 
     def __init__(self, recorder: RealRecorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._recorder = recorder
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler (1.5 s) to disable it around each operation
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None

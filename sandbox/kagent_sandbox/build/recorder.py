@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import NoReturn, Self
 
 import torch
@@ -35,6 +36,7 @@ from kagent_sandbox.plan import (
     Pointer,
     TensorRef,
 )
+from kagent_sandbox.runtime.launches import Launching
 from kagent_sandbox.verdict import Status
 
 
@@ -207,30 +209,13 @@ class Recorder:
         self,
         kernel: KernelInfo,
         binary: bytes,
-        grid: Sequence[int],
-        block: Sequence[int],
         args: Sequence[Arg],
-        *,
-        shared: int = 0,
-        cluster: Sequence[int] | None = None,
-        cooperative: bool = False,
-        pdl: bool = False,
+        how: Launching,
     ) -> None:
-        """Record one launch. `grid` counts blocks (not clusters), `shared` is dynamic, in bytes."""
+        """Record one launch."""
         self.kernels[kernel.hash] = kernel
         self.binaries[kernel.hash] = binary
-        self.add(
-            Launch(
-                kernel=kernel.hash,
-                grid=three(grid),
-                block=three(block),
-                args=tuple(args),
-                shared=shared,
-                cluster=None if cluster is None else three(cluster),
-                cooperative=cooperative,
-                pdl=pdl,
-            )
-        )
+        self.add(Launch(kernel=kernel.hash, args=tuple(args), **asdict(how)))
 
     def plan(self, outputs: Sequence[TensorRef]) -> Plan:
         """What was recorded."""
@@ -241,9 +226,3 @@ class Recorder:
             outputs=tuple(outputs),
             kernels=tuple(self.kernels.values()),
         )
-
-
-def three(sizes: Sequence[int]) -> tuple[int, int, int]:
-    """Up to three sizes, padded with ones."""
-    x, y, z = (*(int(s) for s in sizes), 1, 1)[:3]
-    return x, y, z

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -89,7 +89,7 @@ class Launcher:
         )
         if over := over_limits(function.info, launching, recorder.target):
             recorder.refuse(PolicyError(*over, status=Status.RESOURCE_LIMIT))
-        recorder.launch(function.info, function.binary, args=values, **asdict(launching))
+        recorder.launch(function.info, function.binary, values, launching)
 
     def _scratch(self, nbytes: int, align: int, grid: Sequence[int]) -> Any:
         if not nbytes:

@@ -151,6 +151,28 @@ def integer_range(parameter: Parameter) -> tuple[int, int]:
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
 
+def plain_converter(parameter: Parameter) -> Callable[[object], float | bool]:
+    """What lets plain numbers within a parameter's known type pass, and raises TypeError for all
+    others: those go through `scalar`, which is slower and says what is wrong.
+    """
+    if parameter.type is not None and parameter.type[0] in "fb":
+        return _plain_float
+    low, high = integer_range(parameter)
+
+    def integer(value: object) -> int:
+        if isinstance(value, int) and low <= value <= high:
+            return value
+        raise TypeError
+
+    return integer
+
+
+def _plain_float(value: object) -> float:
+    if type(value) is float:
+        return value
+    raise TypeError
+
+
 def _typed(type_: ScalarType, value: float | bool) -> Scalar:
     if type_[0] in "fb":
         return Scalar(type_, float(value))

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from . import store
-from .arguments import Parameter, Scalar, converted, cpp_parameters, integer_range
+from .arguments import Scalar, converted, cpp_parameters, plain_converter
 from .cpp import SIGNATURE, compile_cpp
 from .errors import CompileError
 from .launches import Launching, Observed, watch
@@ -95,7 +95,7 @@ class _Library:
         self._function.argtypes = [
             _CTYPES[p.type] if p.type else ctypes.c_void_p for p in self.parameters
         ]
-        self._converters = [_address if p.pointer else _number(p) for p in self.parameters]
+        self._converters = [_address if p.pointer else plain_converter(p) for p in self.parameters]
 
     def call(self, *args: object) -> None:
         """With Python's values, as they are given."""
@@ -117,26 +117,6 @@ def _address(value: object) -> int | None:
             return value.data_ptr()
     elif value is None:
         return None
-    raise TypeError
-
-
-def _number(parameter: Parameter) -> Callable[[object], float | bool]:
-    """Plain numbers within a parameter's range, which ctypes would cut; all else is looked at."""
-    if parameter.type in {"f32", "f64"}:
-        return _float
-    low, high = integer_range(parameter)
-
-    def number(value: object) -> int:
-        if isinstance(value, int) and low <= value <= high:
-            return value
-        raise TypeError
-
-    return number
-
-
-def _float(value: object) -> float:
-    if type(value) is float:
-        return value
     raise TypeError
 
 

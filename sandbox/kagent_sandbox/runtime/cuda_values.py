@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .arguments import TENSOR_MAP_BYTES, Parameter, Scalar, Value, integer_range, scalar
+from .arguments import TENSOR_MAP_BYTES, Parameter, Scalar, Value, plain_converter, scalar
 from .driver import call, driver
 from .launches import Launching
 from .scalars import FORMAT, scalar_bytes
@@ -100,7 +100,7 @@ def _converter(parameter: Parameter, index: int) -> Convert:
     if parameter.type == "bf16" or (parameter.type is None and parameter.nbytes in {1, 2, 4}):
         return lambda value: _by_bytes(value, parameter)
     if parameter.type is not None:
-        return _float if parameter.type[0] == "f" else _integer(parameter)
+        return plain_converter(parameter)
     if parameter.nbytes == 8:
         return _address(index, numbers=not parameter.pointer)
     return _map(index) if parameter.nbytes == TENSOR_MAP_BYTES else _nothing
@@ -120,23 +120,6 @@ def _address(index: int, *, numbers: bool) -> Convert:
         raise TypeError
 
     return address
-
-
-def _integer(parameter: Parameter) -> Convert:
-    low, high = integer_range(parameter)
-
-    def integer(value: object) -> int:
-        if isinstance(value, int) and low <= value <= high:
-            return value
-        raise TypeError
-
-    return integer
-
-
-def _float(value: object) -> float:
-    if type(value) is float:
-        return value
-    raise TypeError
 
 
 def _by_bytes(value: object, parameter: Parameter) -> int:
