@@ -20,11 +20,11 @@ _TABLE = (
 _SEQUENCE = "CREATE TABLE sqlite_sequence(name,seq)"  # as sqlite makes it for AUTOINCREMENT
 
 
-def write_file(path: Path, text: str) -> None:
+def write_file(path: Path, data: str | bytes) -> None:
     """Write a file so that its name never shows half of it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(data.encode() if isinstance(data, str) else data)
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)

@@ -93,12 +93,7 @@ class Racer:
 
         The table was frozen before: nothing is tuned on the cases of a race.
         """
-        known = [c for c in self.task.cases(self.kind).bench if c.name in contender.choice]
-        choice = dict(contender.choice)
-        for case in cases:
-            if case.name not in choice and known:
-                nearest = min(known, key=lambda k, c=case: distance(k, c))  # type: ignore[misc]
-                choice[case.name] = contender.choice[nearest.name]
+        choice = choice_for(cases, self.task.cases(self.kind).bench, contender.choice)
         return replace(contender, choice=choice)
 
     def _run(
@@ -263,6 +258,25 @@ def _order(names: Sequence[str], turn: int) -> list[str]:
     shift = turn // 2 % len(names)
     rotated = [*names[shift:], *names[:shift]]
     return rotated[::-1] if turn % 2 else rotated
+
+
+def choice_for(
+    cases: Sequence[Case], bench: Sequence[Case], choice: Mapping[str, int]
+) -> dict[str, int]:
+    """Also for `cases` that `choice` lacks: the configuration of the most similar benchmark case.
+
+    Args:
+        cases: For which a configuration is wanted.
+        bench: The visible benchmark cases.
+        choice: Indices of configurations, by the names of cases.
+    """
+    known = [c for c in bench if c.name in choice]
+    found = dict(choice)
+    for case in cases:
+        if case.name not in choice and known:
+            nearest = min(known, key=lambda k, c=case: distance(k, c))  # type: ignore[misc]
+            found[case.name] = choice[nearest.name]
+    return found
 
 
 def distance(known: Case, case: Case) -> float:

@@ -155,7 +155,7 @@ def test_a_full_disk_while_writing_a_kernel(folder, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with RunStore.open(folder) as store:
-        monkeypatch.setattr("pathlib.Path.write_text", no_space)
+        monkeypatch.setattr("pathlib.Path.write_bytes", no_space)
         with pytest.raises(RunError, match="the disk is full"):
             store.propose(proposal(3, "x = 3\n"))
         monkeypatch.undo()

@@ -148,7 +148,7 @@ class FakeBuilder:
             plans={(0, "c"): plan_of(request.source)},
             binaries={},
             build_s=0.1,
-            extra={"source": request.source},
+            log=request.source,
         )
 
 
@@ -159,26 +159,26 @@ class FakeJudge:
         self.races = 0
 
     def check(self, built):
-        if "WRONG" in built.extra["source"]:
+        if "WRONG" in built.log:
             return Rejected(Stage.CHECK, Status.INCORRECT_NUMERICAL, "element [0]", "c")
         return ()
 
     def measure(self, built, errors, incumbent=None, against="", *, choice=None):
         time.sleep(self.delay_s)
-        source = built.extra["source"]
+        source = built.log
         self.measured.append(kernel_id(source))
         mine = case_times(source)
         score = math.exp(sum(math.log(100.0 / t) for t in mine.values()) / len(mine))
         versus = None
         if incumbent is not None:
-            theirs = case_times(incumbent.extra["source"])
+            theirs = case_times(incumbent.log)
             versus = compared(against, theirs, mine)
         return Passed(timings_of(mine), errors, score, 0.001, versus=versus, lane_s=0.2)
 
     def race(self, contenders, *, hidden):
         assert hidden
         self.races += 1
-        times = {c.id: case_times(c.built.extra["source"]) for c in contenders}
+        times = {c.id: case_times(c.built.log) for c in contenders}
         times["torch"] = dict.fromkeys(N, 100.0)
         overall = {
             c.id: tuple(compared(o, times[o], times[c.id]) for o in times if o != c.id)

@@ -96,5 +96,5 @@ def certify(
         print_json(certificate_json(found))
     else:
         out.print(certificate_view(found, library))
-    if not found.ok and not (update and not found.regressions):
+    if not found.ok:
         raise typer.Exit(1)

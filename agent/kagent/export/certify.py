@@ -24,6 +24,7 @@ from kagent_sandbox.task import Kind, Task, load_task
 from kagent.config import Config
 from kagent.export.contents import TORCH, Device, Kernel, Operator, Point
 from kagent.export.measuring import Entrant, Measured, Say, measure
+from kagent.export.portfolio import gain
 from kagent.export.reading import OnDisk
 from kagent.session import has_gpu
 
@@ -169,19 +170,21 @@ def compared(operator: Operator, now: Device) -> Iterator[Line]:
         used = old.best if old is not None else point.best
         if used == TORCH or used not in point.times:
             continue
-        gain = _gain(point, used)
+        now_gain = gain(point, used)
         if old is None:
             mine = point.times[used].us
-            yield Line(operator.task, point.case, used, mine, gain, None, None, "not comparable")
+            yield Line(
+                operator.task, point.case, used, mine, now_gain, None, None, "not comparable"
+            )
         else:
             yield Line(
                 operator=operator.task,
                 case=point.case,
                 kernel=used,
                 now_us=point.times[used].us,
-                now_gain=gain,
+                now_gain=now_gain,
                 then_us=old.times[used].us,
-                then_gain=_gain(old, used),
+                then_gain=gain(old, used),
                 change=_change(old, point, used, SLACK[now.kind]),
             )
 
@@ -192,18 +195,13 @@ def confirmed(first: Sequence[Line], second: Sequence[Line]) -> list[Line]:
     return [again.get(line.case, line) if line.worse else line for line in first]
 
 
-def _gain(point: Point, kernel: str) -> float | None:
-    torch = point.times.get(TORCH)
-    return None if torch is None else torch.us / point.times[kernel].us
-
-
 def _change(then: Point, now: Point, kernel: str, slack: float) -> Change:
     old, new = then.times[kernel], now.times[kernel]
     was_faster = EAGER not in then.times or old.us < then.times[EAGER].us
     eager = now.times.get(EAGER)
     if was_faster and eager is not None and new.low_us > eager.high_us * (1 + slack):
         return "torch is faster now"
-    before, after = _gain(then, kernel), _gain(now, kernel)
+    before, after = gain(then, kernel), gain(now, kernel)
     lost = before is None or after is None or after < before * (1 - slack)
     if new.low_us > old.high_us * (1 + slack) and lost:
         return "slower"

@@ -8,6 +8,7 @@ import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from kagent_sandbox.errors import KagentError, UserError
 from kagent_sandbox.task import Kind, Task, load_task
@@ -18,13 +19,16 @@ from kagent.export.contents import Device, Kernel, Library, Operator, valid_name
 from kagent.export.generic import operator_source
 from kagent.export.measuring import Entrant, Measured, Result, Say, measure
 from kagent.export.merging import merge_library, merge_operator
-from kagent.export.packaging import names_of
+from kagent.export.packaging import refuse_collisions
 from kagent.export.portfolio import best_of
 from kagent.export.reading import OnDisk, is_library, read_library
 from kagent.export.shipping import as_shipped
 from kagent.export.winners import Winner
 from kagent.export.writing import refuse_edited, write_library
 from kagent.resources import resource
+
+Merged: TypeAlias = dict[str, tuple[Operator, list[str]]]
+"""Operators as they are to be, by task, and what changed, in words."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +73,19 @@ def export(
         _refuse_used(folder)
     elif not force:
         refuse_edited(disk)
-    merged: list[tuple[Operator, list[str]]] = []
+    merged: Merged = {}
     notes: list[str] = []
     cubins: dict[str, bytes] = {}
     groups = _groups(winners)
     blanks = {task: _blank(group[0].task) for (task, _), group in groups.items()}
+    # What cannot go into a library is refused before anything is measured.
+    there = {o.task: o for o in disk.library.operators} if disk is not None else {}
+    refuse_collisions({**there, **blanks}.values())
     for winner in winners:
-        as_shipped(winner.source)  # what cannot be carried into a library is refused first
+        as_shipped(winner.source)
     for (task, kind), group in groups.items():
         say(f"{task}: {len(group)} for the {kind.upper()}")
-        old = _operator_of(merged, disk, task)
+        old = merged[task][0] if task in merged else there.get(task)
         kept = _beside(old, group, kind, folder)
         entrants = [_entrant(w) for w in group] + [entrant_of(old, k, kind) for k in kept if old]
         measured = measure(group[0].task, kind, entrants, config, say)
@@ -92,13 +99,8 @@ def export(
         losers = {w.id for w in group if _loses(measured.results[w.id])}
         device = _asked_for(measured.device, losers) if losers else measured.device
         new = replace(blanks[task], kernels=kernels, devices=(device,))
-        operator, words = merge_operator(old, new)
-        words = [w for o, before in merged if o.task == task for w in before] + words
-        merged = [m for m in merged if m[0].task != task] + [(operator, words)]
-    version = importlib.metadata.version("kagent")
-    library = merge_library(disk.library if disk else None, name, version, merged)
-    say(f"writing {folder}")
-    write_library(library, folder, cubins=cubins, old=disk)
+        _merge(merged, old, new)
+    library = _write(disk, folder, name, merged, cubins, say)
     return Exported(folder, library, disk.library.version if disk else None, tuple(notes))
 
 
@@ -108,18 +110,37 @@ def update(disk: OnDisk, sessions: Sequence[tuple[Operator, Measured]], say: Say
     Raises:
         UserError: It cannot be written.
     """
-    merged: dict[str, tuple[Operator, list[str]]] = {}
+    merged: Merged = {}
+    cubins: dict[str, bytes] = {}
     for operator, measured in sessions:
         old = merged[operator.task][0] if operator.task in merged else operator
         mine = [k for k in old.kernels if k.id in measured.results]
         kernels = tuple(_certified(k, measured) for k in mine)
-        new = replace(operator, kernels=kernels, devices=(measured.device,))
-        merged[operator.task] = merge_operator(old, new)
+        _merge(merged, old, replace(operator, kernels=kernels, devices=(measured.device,)))
+        cubins |= measured.cubins
+    return _write(disk, disk.folder, disk.library.name, merged, cubins, say)
+
+
+def _merge(merged: Merged, old: Operator | None, new: Operator) -> None:
+    """Add what was measured on one device; what changed, in words, adds up."""
+    operator, words = merge_operator(old, new)
+    before = merged[new.task][1] if new.task in merged else []
+    merged[new.task] = operator, before + words
+
+
+def _write(
+    disk: OnDisk | None,
+    folder: Path,
+    name: str,
+    merged: Merged,
+    cubins: Mapping[str, bytes],
+    say: Say,
+) -> Library:
     version = importlib.metadata.version("kagent")
-    library = merge_library(disk.library, disk.library.name, version, list(merged.values()))
-    say(f"writing {disk.folder}")
-    cubins = {k: b for _, measured in sessions for k, b in measured.cubins.items()}
-    write_library(library, disk.folder, cubins=cubins, old=disk)
+    old = disk.library if disk is not None else None
+    library = merge_library(old, name, version, list(merged.values()))
+    say(f"writing {folder}")
+    write_library(library, folder, cubins=cubins, old=disk)
     return library
 
 
@@ -169,13 +190,6 @@ def _groups(winners: Sequence[Winner]) -> dict[tuple[str, Kind], list[Winner]]:
         if all(w.id != winner.id for w in group):
             group.append(winner)
     return found
-
-
-def _operator_of(
-    merged: Sequence[tuple[Operator, list[str]]], disk: OnDisk | None, task: str
-) -> Operator | None:
-    known = [o for o, _ in merged] + list(disk.library.operators if disk is not None else ())
-    return next((o for o in known if o.task == task), None)
 
 
 def _beside(
@@ -232,12 +246,8 @@ def _asked_for(device: Device, losers: set[str]) -> Device:
 
 
 def _blank(task: Task) -> Operator:
-    """An operator without kernels; what is wrong with its operator.py comes out here.
-
-    Raises:
-        UserError: It does not say what it offers.
-    """
-    operator = Operator(
+    """An operator without kernels."""
+    return Operator(
         task=task.name,
         entry=task.entry,
         signature=task.signature,
@@ -249,8 +259,6 @@ def _blank(task: Task) -> Operator:
         reference_py=(task.folder / "reference.py").read_text(encoding="utf-8"),
         operator_py=_operator_text(task),
     )
-    names_of(operator)
-    return operator
 
 
 def _operator_text(task: Task) -> str:

@@ -18,7 +18,7 @@ from kagent_sandbox.build.replay_real import Replayer
 from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.launch.base import DeviceFacts
-from kagent_sandbox.race import distance
+from kagent_sandbox.race import choice_for
 from kagent_sandbox.race_result import BEST_OF_TORCH, Race, RaceCase
 from kagent_sandbox.runtime.source import Source
 from kagent_sandbox.task import Case, Kind, Task, draw_hidden
@@ -54,7 +54,6 @@ class Result:
     configs: tuple[Mapping[str, object], ...] = ()
     regions: tuple[Region, ...] = ()
     versus_torch: Comparison | None = None  # on the hidden cases drawn here
-    worst: float = 0.0  # largest share of the tolerance over all checked results
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,10 @@ class _Verified:
                 return _refused(entrant, "does not build", answer)
             built.append(answer)
         self._built[entrant.id] = built[0], built[1] if len(built) > 1 else None
-        self._choice[entrant.id] = self._choices(entrant, len(built[0].configs))
+        bench = self._task.cases(self._kind).bench
+        choice = choice_for(self._checked, bench, entrant.choice)
+        configs = built[0].configs
+        self._choice[entrant.id] = {n: i if i < len(configs) else 0 for n, i in choice.items()}
         self._say(f"{entrant.id}: checking")
         errors = self._machine.judge.check(built[0])
         if isinstance(errors, Rejected):
@@ -164,19 +166,7 @@ class _Verified:
         for request, answer in zip(requests, built, strict=True):
             if (different := self._replay(entrant, request, answer, replayer)) is not None:
                 return _refused(entrant, "is not what was measured", different)
-        worst = max((e.share_of_tolerance for e in errors), default=0.0)
-        configs = built[0].configs
-        return Result(entrant.id, "", configs, regions_of(self._checked), None, worst)
-
-    def _choices(self, entrant: Entrant, configs: int) -> dict[str, int]:
-        """A configuration for every case: the one of the most similar visible benchmark case."""
-        known = [c for c in self._task.cases(self._kind).bench if c.name in entrant.choice]
-        found: dict[str, int] = {}
-        for case in self._checked:
-            nearest = min(known, key=lambda k, c=case: distance(k, c), default=None)  # type: ignore[misc]
-            index = entrant.choice[nearest.name] if nearest is not None else 0
-            found[case.name] = index if index < configs else 0
-        return found
+        return Result(entrant.id, "", configs, regions_of(self._checked))
 
     def _replay(
         self, entrant: Entrant, request: BuildRequest, built: Built, replayer: Replayer

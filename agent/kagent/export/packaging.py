@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 
@@ -49,7 +49,6 @@ def packaging_files(library: Library) -> dict[str, str]:
     """All files of this kind, by their paths in the library."""
     package = f"torch-ext/{library.name}"
     offered = [names_of(o) for o in library.operators]
-    _refuse_collisions(offered)
     layers = sorted(layer for n in offered for layer in n.layers)
     exported = sorted([*(name for n in offered for name in n.public), "__version__", "layers"])
     languages = {k.language for o in library.operators for k in o.kernels}
@@ -183,7 +182,13 @@ def _strings(node: ast.expr | None) -> list[str]:
     return [e.value for e in elements if isinstance(e, ast.Constant) and isinstance(e.value, str)]
 
 
-def _refuse_collisions(offered: list[Names]) -> None:
+def refuse_collisions(operators: Iterable[Operator]) -> None:
+    """Refuse operators that offer something by one name.
+
+    Raises:
+        UserError: Two do, one offers what every library has, or does not say what it offers.
+    """
+    offered = [names_of(o) for o in operators]
     for kind in ("public", "layers"):
         owners = {"layers": "every library", "__version__": "every library"}
         for names in offered:

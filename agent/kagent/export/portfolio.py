@@ -78,18 +78,18 @@ def best_of(times: Mapping[str, Timing], kernels: Collection[str], *, kernels_on
     return TORCH
 
 
-def used(point: Point) -> Timing:
-    """Time of whoever is used there."""
-    return point.times[EAGER if point.best == TORCH else point.best]
+def used(point: Point) -> str:
+    """Whose time it is that an operator takes there."""
+    return EAGER if point.best == TORCH else point.best
 
 
-def gain(point: Point) -> float | None:
-    """Time of the fastest of torch / time of whoever is used there."""
+def gain(point: Point, name: str) -> float | None:
+    """Time of the fastest of torch / time of a kernel or a baseline."""
     torch = point.times.get(TORCH)
-    return None if torch is None else torch.us / used(point).us
+    return None if torch is None else torch.us / point.times[name].us
 
 
 def mean_gain(device: Device) -> float | None:
-    """Geometric mean of `gain` over a device's points."""
-    found = [g for g in map(gain, device.points) if g is not None]
+    """Geometric mean of the gains of whoever is used, over a device's points."""
+    found = [g for p in device.points if (g := gain(p, used(p))) is not None]
     return math.exp(sum(map(math.log, found)) / len(found)) if found else None

@@ -48,12 +48,12 @@ def _operator_table(operator: Operator) -> Table:
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     for device in operator.devices:
         for point in device.points:
-            torch, ratio = point.times.get(TORCH), gain(point)
+            torch, ratio = point.times.get(TORCH), gain(point, used(point))
             table.add_row(
                 Text(device.name),
                 Text(point.case),
                 Text(point.best),
-                f"{used(point).us:.1f}",
+                f"{point.times[used(point)].us:.1f}",
                 "-" if torch is None else f"{torch.us:.1f}",
                 "-" if ratio is None else f"{ratio:.2f}x",
             )

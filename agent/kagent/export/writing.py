@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from kagent_sandbox import runtime
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.records import to_json
 
+from kagent.disk import write_file
 from kagent.export import library as library_files
 from kagent.export.contents import Library, Operator
 from kagent.export.papers import papers
@@ -59,12 +59,13 @@ def write_library(
     files = dict(_files(library, cubins, old))
     try:
         for path, data in files.items():
-            _write(folder / path, data)
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            write_file(folder / path, data)
         record = {
             "library": without_texts(to_json(library)),
             "files": {p: hashlib.sha256(d).hexdigest() for p, d in sorted(files.items())},
         }
-        _write(folder / PROVENANCE, (json.dumps(record, indent=1) + "\n").encode())
+        write_file(folder / PROVENANCE, json.dumps(record, indent=1) + "\n")
         for path in set(old.files) - set(files) if old is not None else ():
             _remove(folder, path)
     except OSError as e:
@@ -121,17 +122,6 @@ def _kernels(
                 yield path, cubins[compiled.key]
             elif old is not None and (old.package / path).is_file():
                 yield path, (old.package / path).read_bytes()
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _remove(folder: Path, path: str) -> None:

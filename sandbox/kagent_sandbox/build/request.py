@@ -72,7 +72,6 @@ class Built:
     build_s: float
     dropped: tuple[str, ...] = ()
     log: str = ""
-    extra: Mapping[str, object] = field(default_factory=dict)
     ptx: Mapping[str, str] = field(default_factory=dict)
     """By hash of the kernel, where the request asked for it: as the candidate's process tells."""
 

@@ -13,6 +13,7 @@ import cuda.bindings.driver as driver
 
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.launch.base import Blame
+from kagent_sandbox.runtime.driver import description
 from kagent_sandbox.verdict import Status
 
 _RESOURCE = {
@@ -108,15 +109,8 @@ def call(function: Callable[..., tuple[Any, ...]], *args: object, doing: str) ->
     except RuntimeError as e:  # the library cannot be found, or lacks the function
         raise DeviceError(f"the CUDA driver cannot be used: {e}") from None
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise GpuError(status.name, _text(status), doing)
+        raise GpuError(status.name, description(status), doing)
     return results[0] if len(results) == 1 else tuple(results)
-
-
-def _text(status: driver.CUresult) -> str:
-    failed, text = driver.cuGetErrorString(status)
-    if failed != driver.CUresult.CUDA_SUCCESS or not isinstance(text, bytes):
-        return "no description"
-    return text.decode(errors="replace")
 
 
 def device_attribute(index: int, name: str) -> int:

@@ -48,11 +48,14 @@ def call(function: str, *args: object, doing: str) -> Any:
 
 def failure(status: Any, doing: str) -> LaunchError:
     """A status other than success as an exception."""
+    return LaunchError(status.name, description(status), doing)
+
+
+def description(status: Any) -> str:
+    """What the driver says of a status."""
     failed, text = driver().cuGetErrorString(status)
     known = not failed and isinstance(text, bytes)
-    return LaunchError(
-        status.name, text.decode(errors="replace") if known else "no description", doing
-    )
+    return text.decode(errors="replace") if known else "no description"
 
 
 def make_current(index: int) -> None:

@@ -20,7 +20,8 @@ from kagent.export.contents import (
 )
 from kagent.export.library import _portfolio
 from kagent.export.merging import merge_library, merge_operator
-from kagent.export.portfolio import best_of, gain, mean_gain
+from kagent.export.packaging import refuse_collisions
+from kagent.export.portfolio import best_of, gain, mean_gain, used
 from kagent.export.regions import regions_of
 from kagent.export.shipping import as_judged, as_shipped
 from kagent.resources import resource
@@ -147,6 +148,22 @@ def test_names_of_libraries():
     assert not any(map(valid_name, ["", "a", "ab_", "2x", "My", "a-b", "a" * 51, "a.b", "é1"]))
 
 
+def offering(task, public="run", layers="Run"):
+    text = f'__all__ = ["{public}"]\nLAYERS = {{"{layers}": None}}\n'
+    return replace(operator([]), task=task, operator_py=text)
+
+
+def test_operators_that_share_a_name_need_two_libraries():
+    refuse_collisions([offering("a"), offering("b", "other", "Other")])
+    for twin in (offering("b", layers="Other"), offering("b", "other")):
+        with pytest.raises(UserError, match="both a and b"):
+            refuse_collisions([offering("a"), twin])
+    with pytest.raises(UserError, match="every library"):
+        refuse_collisions([offering("a", "layers")])
+    with pytest.raises(UserError, match="must have __all__"):
+        refuse_collisions([replace(offering("a"), operator_py="x = 1\n")])
+
+
 # -- merging ---------------------------------------------------------------------------------------
 
 
@@ -192,10 +209,11 @@ def test_a_new_kernel_that_is_never_the_best_is_left_out():
 def test_a_kernel_has_to_beat_what_the_operator_would_call_instead():
     compiled_wins = point("p", a=5, torch=4, eager=9)
     assert compiled_wins.best == "a"
-    assert gain(compiled_wins) == 0.8
+    assert gain(compiled_wins, "a") == 0.8
     eager_wins = point("p", a=5, b=6, torch=4, eager=4.5)
     assert eager_wins.best == TORCH
-    assert gain(eager_wins) == pytest.approx(4 / 4.5)
+    assert used(eager_wins) == "eager"
+    assert gain(eager_wins, used(eager_wins)) == pytest.approx(4 / 4.5)
     assert best_of(eager_wins.times, eager_wins.config, kernels_only=True) == "a"
     out_of_memory = {"a": at(5), TORCH: at(4)}
     assert best_of(out_of_memory, ["a"], kernels_only=False) == "a"
@@ -203,8 +221,7 @@ def test_a_kernel_has_to_beat_what_the_operator_would_call_instead():
 
 def test_gains():
     here = device(point("p", a=5, torch=10), point("q", a=20, torch=10))
-    assert gain(here.points[0]) == 2
-    assert gain(here.points[1]) == 1
+    assert [gain(p, used(p)) for p in here.points] == [2, 1]
     assert mean_gain(here) == pytest.approx(2**0.5)
     assert mean_gain(device()) is None
 
