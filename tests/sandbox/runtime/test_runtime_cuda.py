@@ -314,6 +314,7 @@ def test_observers_see_what_is_launched(device):
 
 
 def test_without_a_gpu_or_cuda_bindings_it_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(KernelUnavailable, match="need an NVIDIA GPU"):
         cuda_kernel("k", 'extern "C" __global__ void k(float* x) {}').launch(1, 1, torch.ones(1))
     driver_module.driver.cache_clear()
