@@ -11,12 +11,14 @@ runs/, the library kernels_of_all/, logs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 TASKS = ("softmax", "gelu", "cross_entropy", "attention", "linear_cross_entropy")
 
@@ -64,14 +66,17 @@ def kagent(log: Path, *words: str) -> tuple[int, float]:
     return command(log, sys.executable, "-m", "kagent", *words)
 
 
-def command(log: Path, *words: str, **environment: str) -> tuple[int, float]:
-    """Any command, the same way."""
+def command(
+    log: Path, *words: str, errors: Path | None = None, **environment: str
+) -> tuple[int, float]:
+    """Any command, the same way; what it says of errors goes into a file of its own, if named."""
     begun = time.monotonic()
-    with log.open("w") as file:
+    with contextlib.ExitStack() as files:
+        out = files.enter_context(log.open("w"))
         done = subprocess.run(
             words,
-            stdout=file,
-            stderr=subprocess.STDOUT,
+            stdout=out,
+            stderr=files.enter_context(errors.open("w")) if errors else subprocess.STDOUT,
             env={**os.environ, **environment},
             check=False,
         )
@@ -88,15 +93,33 @@ def print_tests(library: Path, out: Path) -> None:
 
 
 def print_benchmark(library: Path, out: Path) -> None:
-    log, table = out / "bench.log", out / "bench.json"
-    bench = str(library / "benchmarks" / "bench.py")
-    path = str(library / "torch-ext")
-    code, seconds = command(log, sys.executable, bench, PYTHONPATH=path)
+    table, log = out / "bench.json", out / "bench.log"
+    bench, path = str(library / "benchmarks" / "bench.py"), str(library / "torch-ext")
+    words = (sys.executable, bench, "--json")
+    code, seconds = command(table, *words, errors=log, PYTHONPATH=path)  # warnings are no JSON
     print(f"benchmark: exit {code}, {seconds:.0f} s")
-    print(log.read_text())
-    code, _ = command(table, sys.executable, bench, "--json", PYTHONPATH=path)
-    if code == 0:
-        json.loads(table.read_text())
+    if code:
+        print(log.read_text()[-3000:])
+        return
+    found = json.loads(table.read_text())
+    for shape in found["shapes"]:
+        ratio, low, high = shape["ratio"]
+        print(f"{named(shape)} {shape['kernel']}")
+        print_times(shape["us"])
+        print(f"    {ratio:.3f} x {shape['fastest_of_torch']} (95 %: {low:.3f}-{high:.3f})")
+    for call in found["calls"]:
+        print(f"{named(call)} a call from Python")
+        print_times(call["us"])
+
+
+def named(row: dict[str, Any]) -> str:
+    dims = " ".join(f"{n}={v}" for n, v in row["dims"].items())
+    return f"{row['operator']} {row['device']} {row['dtype']} {dims}:"
+
+
+def print_times(us: dict[str, float]) -> None:
+    for name, time_us in us.items():
+        print(f"    {time_us:10.2f} µs  {name}")
 
 
 _RAW = argparse.RawDescriptionHelpFormatter
