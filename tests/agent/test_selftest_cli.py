@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from commands import run
-from kagent.selftest import catalogue
+from kagent.selftest import catalogue, checks
 from kagent.selftest.catalogue import corpus_folder
 
 SYNTAX = """
@@ -116,7 +116,8 @@ def test_a_miss_is_explained_and_the_exit_says_so(selftest, corpus):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # builders and judges in every tier
-def test_json_has_everything(selftest, corpus):
+def test_json_has_everything(selftest, corpus, monkeypatch):
+    monkeypatch.setattr(checks, "ROUNDS", 1)
     file = corpus / "host" / "29_keys" / "environ_cpp.py"
     file.write_text(file.read_text().replace('os.environ["KAGENT_BAIT_KEY"]', '"a lie"'))
     done = selftest("--json")

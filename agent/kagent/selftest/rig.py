@@ -203,7 +203,7 @@ class Rig:
         """Check and measure what was built, say what came of it all, and take the baits away."""
         began = time.monotonic()
         try:
-            seen = self._judged(attempt)
+            seen = self.judged(attempt)
             how = [*attempt.baits.touched(), *escapes(seen, self.token)]
         finally:
             attempt.baits.close()
@@ -211,7 +211,8 @@ class Rig:
         seconds = attempt.seconds + time.monotonic() - began
         return escaped(dataclasses.replace(seen, seconds=seconds), how)
 
-    def _judged(self, attempt: Attempt) -> Seen:
+    def judged(self, attempt: Attempt) -> Seen:
+        """Check and measure what was built."""
         job, built = attempt.job, attempt.built
         try:
             if attempt.error is not None:
