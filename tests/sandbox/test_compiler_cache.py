@@ -157,7 +157,10 @@ class Process:
         with self.machine.lock:
             self.machine.running += 1
             self.machine.most = max(self.machine.most, self.machine.running)
-        time.sleep(0.02)
+            if self.machine.running >= self.machine.expected:
+                self.machine.all_here.set()
+        self.machine.all_here.wait(10)  # for as many as are to be there, however late they come
+        time.sleep(0.02)  # for one too many
         with self.machine.lock:
             self.machine.running -= 1
         if self.name == "fails":
@@ -169,8 +172,10 @@ class Process:
 
 
 class Machine:
-    def __init__(self, *, broken=False):
+    def __init__(self, *, broken=False, expected=1):
         self.broken = broken
+        self.expected = expected
+        self.all_here = threading.Event()
         self.lock = threading.Lock()
         self.running = self.most = self.ended = self.servers = 0
 
@@ -196,7 +201,7 @@ def calls(*names):
 @pytest.mark.parametrize(("free_gib", "most"), [(6, 0), (15, 3), (1000, 4)])
 def test_as_many_are_compiled_at_once_as_the_device_has_room_for(monkeypatch, free_gib, most):
     monkeypatch.setattr(gpu_race, "usable_cores", lambda: 4)
-    machine = Machine()
+    machine = Machine(expected=most)
     race = processes(machine, free_gib)
     names = [f"n{i}" for i in range(12)]
     made = race.compile_ahead(calls(*names), 2 * GIB)
