@@ -84,8 +84,18 @@ def test_merging_again_changes_nothing(home):
 def test_the_order_of_copies_does_not_matter(home, toy_machine):  # noqa: F811
     other_home = copied(home, "other")
     part = copied(home, "box")
-    toy_machine(judge=FakeJudge(0.1))
-    judge(part, deadline_s=time.monotonic() + 0.25)
+    deadline = time.monotonic() + 2.0
+
+    class Slowing(FakeJudge):
+        """Is quick with one candidate, and not done with the next when time is up."""
+
+        def measure(self, *arguments, **options):
+            if self.measured:
+                time.sleep(max(0.0, deadline - time.monotonic()) + 0.1)
+            return super().measure(*arguments, **options)
+
+    toy_machine(judge=Slowing())
+    judge(part, deadline_s=deadline)
     early = copied(part, "early")
     judge(part)
     assert 0 < len(history_of(early).lineage) < len(history_of(part).lineage) == 4

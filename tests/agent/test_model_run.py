@@ -147,7 +147,7 @@ def test_a_slow_reply_holds_up_nobody(tmp_path):
     order = []
 
     def answer(number):
-        return (0.5, kernels(99)) if number == 0 else kernels(number)
+        return (2.0, kernels(99)) if number == 0 else kernels(number)
 
     _, history, _, seen, _ = run(tmp_path, answer, budget=10, observe=order.append)
     first = next(c for c in history.lineage if c.proposal.ask == 0)
@@ -326,7 +326,7 @@ def test_limits_count_what_is_in_flight(tmp_path, caps, stop):
 
 
 def test_time_is_up_for_calls_in_flight_too(tmp_path):
-    stop, history, _, _, _ = run(tmp_path, lambda n: (600, kernels(n)), limits=Limits(seconds=0.3))
+    stop, history, _, _, _ = run(tmp_path, lambda n: (600, kernels(n)), limits=Limits(seconds=2.0))
     assert stop is Stop.TIME
     assert all(c.proposal.origin is None for c in history.lineage)
     assert len(history.asks) == 4
