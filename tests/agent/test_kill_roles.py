@@ -1,5 +1,6 @@
 """SIGKILL of any role of a real run, and Ctrl-C: nothing is left behind, and the run goes on."""
 
+import contextlib
 import os
 import re
 import signal
@@ -89,8 +90,9 @@ class Run:
         while time.monotonic() < deadline and self.process.poll() is None:
             found = self.roles()
             if name in found:
-                os.kill(found[name], signal.SIGKILL)
-                return
+                with contextlib.suppress(ProcessLookupError):  # it was done meanwhile
+                    os.kill(found[name], signal.SIGKILL)
+                    return
             time.sleep(0.002)
         assert self.process.poll() is not None, f"no {name} came up"
 
