@@ -92,12 +92,14 @@ def test_own_work_is_no_neighbour():
     before = read_host()
     child = subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE)
     child.stdout.readline()
-    time.sleep(0.5)
-    after = read_host()
+    for _ in range(10):  # on a busy machine it has a core late
+        time.sleep(0.5)
+        if (own_s := read_host().own_s - before.own_s) > 0.05:
+            break
     child.kill()
     child.wait()
     child.stdout.close()
-    assert after.own_s - before.own_s > 0.05
+    assert own_s > 0.05
 
 
 class Planted:
