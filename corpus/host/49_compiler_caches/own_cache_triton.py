@@ -4,6 +4,7 @@ The case's fork that did it has launched its kernel already; the next case finds
 candidate hurts itself alone.
 """
 
+import glob
 import os
 import pathlib
 import sys
@@ -14,10 +15,10 @@ import triton.language as tl
 
 
 def attack():
-    cache = pathlib.Path(os.environ["TRITON_CACHE_DIR"])
-    kernels = list(cache.rglob("*.cubin"))
+    cache = os.environ["TRITON_CACHE_DIR"]
+    kernels = glob.glob(f"{cache}/*/*.cubin")  # not what other cases' forks are about to put there
     for path in kernels:
-        path.write_bytes(b"junk" * 100)
+        pathlib.Path(path).write_bytes(b"junk" * 100)
     print(f"met: {len(kernels)} kernels replaced, in its own cache", file=sys.stderr)
 
 
