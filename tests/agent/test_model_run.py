@@ -118,7 +118,8 @@ def run(
 
 
 def test_replies_become_candidates_and_all_of_it_is_stored(tmp_path):
-    stop, history, script, _, store = run(tmp_path, lambda n: (0.02, kernels(n)))
+    # the first four are long enough in flight for all of them to be
+    stop, history, script, _, store = run(tmp_path, lambda n: (1.0 if n < 4 else 0.02, kernels(n)))
     assert stop is Stop.BUDGET
     assert history.lineage.counted == 12
     answered = [c for c in history.lineage if c.proposal.origin is not None]
