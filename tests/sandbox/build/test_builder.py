@@ -335,13 +335,14 @@ def softmax(x):
 
 
 def test_a_slow_configuration_is_dropped_and_a_slow_default_rejected(builder):
-    built = builder.build(request(BOMB, target="cpu", max_configs=2, compile_limit_s=1.0))
+    # three seconds are enough for the plain kernel, also on a slow machine
+    built = builder.build(request(BOMB, target="cpu", max_configs=2, compile_limit_s=3.0))
     assert isinstance(built, Built), built
     assert set(built.plans) == {(0, "64x1000"), (0, "3x17")}
     assert len(built.dropped) == 1
-    assert "took longer than 1 s" in built.dropped[0]
+    assert "took longer than 3 s" in built.dropped[0]
     answer = builder.build(
-        request(BOMB.replace("\nN = 0", "\nN = 9"), target="cpu", compile_limit_s=1.0)
+        request(BOMB.replace("\nN = 0", "\nN = 9"), target="cpu", compile_limit_s=3.0)
     )
     assert answer.status is Status.TIMEOUT
     assert "kernel k" in answer.message
