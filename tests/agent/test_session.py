@@ -108,6 +108,7 @@ def task(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.timeout(400)  # two runs, and torch's compiler
 def test_a_real_run_is_resumed_and_replayed(task, tmp_path):
     events = []
     first = evolve(str(task), load_config(runs=tmp_path / "runs", budget=1), events.append)

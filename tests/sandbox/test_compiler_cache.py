@@ -118,6 +118,7 @@ if mode == "make":
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # two processes that compile
 def test_torch_loads_what_another_process_compiled_elsewhere(tmp_path):
     """A folder, a reference.py and a process of its own each, as two launchers have."""
     for mode in ("make", "load"):
