@@ -12,7 +12,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kagent_sandbox import timing
@@ -28,10 +28,12 @@ _BYTES: Mapping[str, int] = {"gpu": 64 << 20, "cpu": 8 << 20}
 """Of the tensor that is copied: 45 µs on an H100, some hundreds on a CPU."""
 _PLACES: Mapping[str, int] = {"gpu": 2, "cpu": 3}
 _PAIRS = 8
+_MORE_PAIRS = 24  # where those show what chance does not explain
 _SAMPLES: Mapping[str, int] = {"gpu": 8, "cpu": 4}  # per block
 _LIMIT_S = 30.0
 _MAD = 1.4826  # standard deviation of normal numbers over their median absolute deviation
 _DOUBT = 1.96  # an offset within so many standard deviations is what chance gives
+_KNOWN_BY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Noise:
     """What an A/A comparison found. `factor` widens all intervals of this machine's comparisons."""
 
     kernel_us: float = 0.0  # of the copy; 0: nothing was measured
-    ratio: float = 1.0  # of medians over all blocks: 1 but for noise
+    ratio: float = 1.0  # as of two kernels: 1 but for noise
     pair_sd: float = 0.0  # standard deviation of log(ratio) from one pair of blocks to the next
     factor: float = 1.0  # on `timing.systematic`; 1 where the machine is no worse than known ones
     seconds: float = 0.0
@@ -48,10 +50,11 @@ class Noise:
         """Standard deviation of log(ratio) of kernels of `us`, beside what samples show themselves.
 
         Few pairs of blocks say little of how pairs vary, one says nothing: what they varied by in
-        the A/A counts as well.
+        the A/A counts as well, as much as if `_KNOWN_BY` pairs had said it.
         """
         known = timing.systematic(us, gpu=gpu, factor=self.factor)
-        return math.hypot(known, self.pair_sd / math.sqrt(pairs))
+        share = _KNOWN_BY / (_KNOWN_BY + pairs - 1)
+        return math.hypot(known, self.pair_sd * math.sqrt(share / pairs))
 
     @property
     def text(self) -> str:
@@ -64,7 +67,9 @@ class Noise:
 
 
 def measure_noise(backend: Backend) -> Noise:
-    """Time a copy against itself on a device that is otherwise idle: under a second.
+    """Time a copy against itself on a device that is otherwise idle.
+
+    Under a second; an offset that chance does not explain is looked into for two more.
 
     Raises:
         MachineError: The device or the host fails.
@@ -89,39 +94,34 @@ def measure_noise(backend: Backend) -> Noise:
                         launcher.prepare(key, plan, layout.placement)
                     launcher.hush()
                     launcher.samples(keys[side], len(layouts), limit_s=_LIMIT_S)  # warm up
-            for i, side in enumerate(timing.abba(_PAIRS).lower()):
-                place = i // 2 % len(layouts)
-                used = keys[side][place : place + 1] if kind == "gpu" else keys[side]
-                with _turn(launchers, side) as launcher:
-                    taken = launcher.samples(used, _SAMPLES[kind], limit_s=_LIMIT_S)
-                blocks[side].append(tuple(taken))
+            for pairs in (_PAIRS, _MORE_PAIRS):
+                for i, side in enumerate(timing.abba(pairs).lower()):
+                    place = i // 2 % len(layouts)
+                    used = keys[side][place : place + 1] if kind == "gpu" else keys[side]
+                    with _turn(launchers, side) as launcher:
+                        taken = launcher.samples(used, _SAMPLES[kind], limit_s=_LIMIT_S)
+                    blocks[side].append(tuple(taken))
+                found = judge_noise(blocks["a"], blocks["b"], gpu=kind == "gpu")
+                if found.factor == 1.0:
+                    break
     finally:
         arena.close()
-    return judge_noise(blocks["a"], blocks["b"], gpu=kind == "gpu", since=began)
+    return replace(found, seconds=time.perf_counter() - began)
 
 
-def judge_noise(
-    a: Sequence[Sequence[float]],
-    b: Sequence[Sequence[float]],
-    *,
-    gpu: bool,
-    since: float | None = None,
-) -> Noise:
-    """What blocks of two equal kernels say about the machine. `since` is when it was asked."""
-    least = 1e-3
-    logs = [
-        math.log(max(least, statistics.median(y)) / max(least, statistics.median(x)))
-        for x, y in zip(a, b, strict=True)
-    ]
-    us = max(least, statistics.median(u for block in (*a, *b) for u in block))
-    offset = statistics.median(logs)
-    spread = _MAD * statistics.median(abs(x - offset) for x in logs)
-    chance = 1.25 * spread / math.sqrt(len(logs))  # standard error of the median of pairs
+def judge_noise(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], *, gpu: bool) -> Noise:
+    """What blocks of two equal kernels say about the machine."""
+    pairs = [(tuple(x), tuple(y)) for x, y in zip(a, b, strict=True)]
+    singles = [timing.log_ratio(timing.Duel((x,), (y,))) for x, y in pairs]
+    duel = timing.Duel(tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
+    us = max(1e-3, statistics.median(u for block in (*a, *b) for u in block))
+    offset = timing.log_ratio(duel)
+    spread = _MAD * statistics.median(abs(x - offset) for x in singles)
+    chance = 1.25 * spread / math.sqrt(len(singles))  # of a median; of what counts, a bit less
     known = timing.systematic(us, gpu=gpu)
     beyond = abs(offset) > _DOUBT * math.hypot(known, chance)
     factor = max(1.0, math.sqrt(max(0.0, offset**2 - chance**2)) / known) if beyond else 1.0
-    seconds = 0.0 if since is None else time.perf_counter() - since
-    return Noise(us, math.exp(offset), spread, factor, seconds)
+    return Noise(us, math.exp(offset), spread, factor)
 
 
 def _copy(target: str, nbytes: int) -> Plan:

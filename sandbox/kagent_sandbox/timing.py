@@ -1,9 +1,9 @@
 """Statistics of interleaved timings. Pure functions over samples in µs.
 
-Two kernels are compared in blocks ordered ABBA: drift that is linear in time hits both alike. The
-ratio's interval is a bootstrap over pairs of neighbouring blocks and over samples within them,
-widened by what no number of samples removes: where buffers lie shifts short kernels by up to a
-percent.
+Two kernels are compared in blocks ordered ABBA: drift that is linear in time hits both alike, and
+each pair of neighbouring blocks has a ratio of its own. Their mean's interval is a bootstrap over
+pairs and over samples within them, widened by what no number of samples removes: where buffers lie
+shifts short kernels by up to a percent.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 RESAMPLES = 2000
 LOOK_RESAMPLES = 500  # of a look that decides no more than whether to go on
+_LEAST_US = 1e-3
 _NORMAL_95 = 1.959964
 NOISE_SPAN = 4.0  # upper over lower end of a median's interval, above which it says nothing
 
@@ -83,53 +84,72 @@ def bootstrap_log_ratios(
 ) -> Floats:
     """Bootstrap distribution of log(time of b / time of a): positive where a is faster.
 
-    Resamples pairs of blocks, then samples within each block, and takes the ratio of medians.
+    Resamples pairs of blocks, then samples within each block, and takes what `log_ratio` takes.
     What is resampled varies less than the truth does, by the square root of (pairs - 1) / pairs:
     deviations are stretched by as much. One pair alone tells nothing of how pairs vary: then
     `noise` has to. It is a standard deviation of the log ratio that is added to every resample.
     """
-    pairs = len(duel.a)
-    if pairs != len(duel.b) or not duel.a or not all((*duel.a, *duel.b)):
-        raise ValueError("a duel needs as many blocks of one kernel as of the other, none empty")
+    center, pairs = log_ratio(duel), len(duel.a)
     picks = rng.integers(0, pairs, size=(resamples, pairs))
-    logs = np.log(_medians(duel.b, picks, rng)) - np.log(_medians(duel.a, picks, rng))
+    logs = _middle(_logs(_medians(duel.b, picks, rng)) - _logs(_medians(duel.a, picks, rng)))
     if pairs > 1:
-        center = math.log(_median(duel.b) / _median(duel.a))
         logs = center + (logs - center) * math.sqrt(pairs / (pairs - 1))
     return logs + rng.normal(0.0, noise, size=resamples) if noise else logs
 
 
-def _median(blocks: Sequence[Sequence[float]]) -> float:
-    return float(np.median(np.concatenate(blocks)))
+def log_ratio(duel: Duel) -> float:
+    """log(time of b / time of a): the interquartile mean over pairs of blocks of their medians'.
+
+    Within a pair both had the machine as it was then; a pair that was disturbed is left out. On two
+    shared cores it varies half as much as the ratio of the medians of all samples does.
+
+    Raises:
+        ValueError: There are no pairs, or a block is empty.
+    """
+    if len(duel.a) != len(duel.b) or not duel.a or not all((*duel.a, *duel.b)):
+        raise ValueError("a duel needs as many blocks of one kernel as of the other, none empty")
+    a, b = (_logs(np.asarray([[np.median(x) for x in side]])) for side in (duel.a, duel.b))
+    return float(_middle(b - a)[0])
+
+
+def _logs(us: Floats) -> Floats:
+    """Of what may be 0 or less where the cost of asking was taken off: see `is_noise`."""
+    return np.asarray(np.log(np.maximum(us, _LEAST_US)), dtype=np.float64)
+
+
+def _middle(values: Floats) -> Floats:
+    """Interquartile mean of each row: a quarter of its values is left out at either end."""
+    out = values.shape[1] // 4
+    kept = np.sort(values, axis=1)[:, out : values.shape[1] - out]
+    return np.asarray(kept.mean(axis=1), dtype=np.float64)
 
 
 def _medians(
     blocks: Sequence[Sequence[float]], pairs: NDArray[np.int64], rng: np.random.Generator
 ) -> Floats:
-    """Medians of resampled blocks, each resampled to its own width."""
+    """Medians of the blocks that were picked, each resampled to its own width."""
     widths = np.asarray([len(b) for b in blocks])
     most = int(widths.max())
     table = np.full((len(blocks), most), np.inf)
     for row, block in zip(table, blocks, strict=True):
         row[: len(block)] = block
-    chosen = widths[pairs][:, :, None]
-    picks = (rng.random((*pairs.shape, most)) * chosen).astype(np.int64)
+    counts = widths[pairs]
+    picks = (rng.random((*pairs.shape, most)) * counts[:, :, None]).astype(np.int64)
     drawn = table.ravel().take(picks + pairs[:, :, None] * most)
     if widths.min() < most:  # of a narrower block fewer are drawn
-        drawn[np.arange(most) >= chosen] = np.inf
-    drawn = drawn.reshape(len(pairs), -1)
-    drawn.sort(axis=1)  # five times as fast as np.median: it is done while a candidate waits
-    counts = chosen.sum(axis=1)
+        drawn[np.arange(most) >= counts[:, :, None]] = np.inf
+    drawn.sort(axis=2)  # five times as fast as np.median: it is done while a candidate waits
     lower, upper = (
-        np.take_along_axis(drawn, at, 1)[:, 0] for at in ((counts - 1) // 2, counts // 2)
+        np.take_along_axis(drawn, at[:, :, None], 2)[:, :, 0]
+        for at in ((counts - 1) // 2, counts // 2)
     )
     return np.asarray((lower + upper) / 2, dtype=np.float64)
 
 
 def ratio(duel: Duel, rng: np.random.Generator, *, noise: float = 0.0) -> Interval:
-    """Ratio of medians, time of b / time of a, and its interval: above 1, a is faster."""
+    """Time of b / time of a (`log_ratio`), and its interval: above 1, a is faster."""
     logs = bootstrap_log_ratios(duel, rng, noise=noise)
-    value = _median(duel.b) / _median(duel.a)
+    value = math.exp(log_ratio(duel))
     low, high = np.exp(np.percentile(logs, [2.5, 97.5]))
     return Interval(value, min(float(low), value), max(float(high), value))
 
@@ -156,7 +176,7 @@ def combine(
     for case, duel in duels.items():
         more = bootstrap_log_ratios(duel, rng, noise=noise.get(case, 0.0), resamples=resamples)
         total += more
-        cases[case] = _median(duel.b) / _median(duel.a)
+        cases[case] = math.exp(log_ratio(duel))
     total /= len(duels)
     value = geometric_mean(list(cases.values()))
     low, high = (float(v) for v in np.exp(np.percentile(total, [2.5, 97.5])))

@@ -2,7 +2,7 @@
 
 Looks into the data after each phase cost false promotions only where they can promote. So a
 candidate may be let go at any look, which can only lose it, but be called faster only at the last
-one: after all phases, if it is clear by then or hopeless, else after as many pairs again (CPU).
+one: after all phases, and on a CPU after as many further pairs as it takes to be clear or hopeless.
 docs/measuring.md has the arithmetic.
 """
 
@@ -38,8 +38,8 @@ FAR_RATIO = 0.9
 """... and below this while a side has fewer samples than `SURE_SAMPLES`."""
 CLEAR = 0.99
 """P(faster) from which on a candidate needs no further pairs, ..."""
-HOPELESS = 0.6
-"""... and below which they are not worth their time."""
+HOPELESS = (0.3, 0.5, 0.5)
+"""... and below which, look after look, they are not worth their time."""
 NOISE_TRIES = 3
 PAUSE_S = 0.02
 DRIFT: Mapping[Kind, float] = {"gpu": 1.1, "cpu": 2.0}
@@ -72,7 +72,7 @@ class Turns:
             MachineError: Nothing can be timed here.
         """
         pace = PACES[self.kind]
-        self._secret = {name: self.rng.randrange(pace.pairs) for name in self.tables}
+        self._secret = {name: self.rng.randrange(self._pairs) for name in self.tables}
         session.hush()
         for phase in pace.phases:
             last = phase is pace.phases[-1]
@@ -84,9 +84,12 @@ class Turns:
             if not last and not self._alone and self._loses():
                 self._verify_rest()
                 return False
-        if pace.undecided is not None and not self._alone and self._undecided():
+        more = None if self._alone else pace.more(len(self.tables))
+        for hopeless in HOPELESS[: pace.looks]:
+            if more is None or not hopeless < self._look().p_faster < CLEAR:
+                break
             for table in self.tables.values():
-                self._phase(table, pace.undecided)
+                self._phase(table, more)
         self._verify_rest()
         self.notes += [n for t in self.tables.values() for n in self._drift_notes(t)]
         return True
@@ -113,10 +116,14 @@ class Turns:
     def _alone(self) -> bool:
         return all(len(t.contenders) == 1 for t in self.tables.values())
 
+    @property
+    def _pairs(self) -> int:
+        return PACES[self.kind].pairs(len(self.tables))
+
     def _phase(self, table: Table, phase: Phase) -> None:
         """Some more pairs of blocks of one case."""
         done = len(table.blocks["a"])
-        order = timing.abba(PACES[self.kind].pairs).lower()
+        order = timing.abba(self._pairs).lower()
         for side in order[2 * done : 2 * (done + phase.pairs)]:
             if side in table.contenders:
                 checked = side == "a" and len(table.blocks["a"]) == self._secret[table.case.name]
@@ -133,10 +140,6 @@ class Turns:
         samples = min(sum(map(len, t.blocks["a"])) for t in self.tables.values())
         limit = FAR_RATIO if samples < SURE_SAMPLES else LOSING_RATIO
         return self._look().high < limit
-
-    def _undecided(self) -> bool:
-        """Whether more pairs may show that the candidate is faster."""
-        return HOPELESS < self._look().p_faster < CLEAR
 
     def _look(self) -> Comparison:
         return self.compare("", resamples=timing.LOOK_RESAMPLES)
@@ -158,7 +161,7 @@ class Turns:
             for blocks in table.blocks.values():
                 blocks.clear()
             phases = PACES[self.kind].phases
-            self._secret[table.case.name] = self.rng.randrange(PACES[self.kind].pairs)
+            self._secret[table.case.name] = self.rng.randrange(self._pairs)
             for phase in phases:
                 self._phase(table, phase)
         if tries:
