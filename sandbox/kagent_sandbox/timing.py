@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 RESAMPLES = 2000
-LOOK_RESAMPLES = 500  # of a look that decides no more than whether to go on
+LOOK_RESAMPLES = 1000  # of a look that decides no more than whether to go on
 _LEAST_US = 1e-3
 _NORMAL_95 = 1.959964
 NOISE_SPAN = 4.0  # upper over lower end of a median's interval, above which it says nothing

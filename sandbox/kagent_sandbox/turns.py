@@ -36,10 +36,10 @@ LOSING_RATIO = 0.985
 """A candidate whose interval ends below this is not timed further, ..."""
 FAR_RATIO = 0.9
 """... and below this while a side has fewer samples than `SURE_SAMPLES`."""
-CLEAR = 0.99
+CLEAR = 0.995
 """P(faster) from which on a candidate needs no further pairs, ..."""
-HOPELESS = (0.3, 0.5, 0.5)
-"""... and below which, look after look, they are not worth their time."""
+HOPELESS_AT_FIRST, HOPELESS = 0.3, 0.5
+"""... and below which, at the first look and at later ones, they are not worth their time."""
 NOISE_TRIES = 3
 PAUSE_S = 0.02
 DRIFT: Mapping[Kind, float] = {"gpu": 1.1, "cpu": 2.0}
@@ -85,7 +85,8 @@ class Turns:
                 self._verify_rest()
                 return False
         more = None if self._alone else pace.more(len(self.tables))
-        for hopeless in HOPELESS[: pace.looks]:
+        for look in range(pace.looks):
+            hopeless = HOPELESS if look else HOPELESS_AT_FIRST
             if more is None or not hopeless < self._look().p_faster < CLEAR:
                 break
             for table in self.tables.values():

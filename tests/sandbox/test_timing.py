@@ -73,6 +73,28 @@ def test_a_faster_kernel_is_recognised_and_an_equal_one_is_not():
     assert false_alarms <= 40
 
 
+@given(st.integers(0, 10**6), st.integers(1, 12), st.floats(0.5, 2.0))
+@settings(max_examples=40)
+def test_what_both_of_a_pair_share_does_not_count(seed, pairs, times):
+    """Each pair runs on another machine, up to ten times as slow; a quarter are disturbed."""
+    rng = np.random.default_rng(seed)
+    slow = 10 ** rng.random(pairs)
+    a = [(100.0 * s, 101.0 * s, 102.0 * s) for s in slow]
+    b = [tuple(times * us for us in block) for block in a]
+    for i in range(pairs // 4):
+        b[i] = tuple(9 * us for us in b[i])
+    found = timing.log_ratio(timing.Duel(tuple(a), tuple(b)))
+    assert found == pytest.approx(math.log(times), abs=1e-9)
+    logs = timing.bootstrap_log_ratios(timing.Duel(tuple(a), tuple(b)), rng)
+    assert np.isfinite(logs).all()
+
+
+def test_samples_of_no_time_have_a_ratio_all_the_same():
+    nothing = timing.Duel(((0.0, -1.0),), ((5.0, 5.0),))
+    assert timing.log_ratio(nothing) > 0
+    assert timing.combine({"c": nothing}, np.random.default_rng(0), {}).p_faster == 1
+
+
 def test_swapping_sides_inverts_the_ratio():
     rng = np.random.default_rng(3)
     one = duel(rng, 80.0, 100.0)
