@@ -3,10 +3,10 @@
     python benchmarks/planted.py [--device gpu|cpu] [--repeats 20] [--deadline-s 280] [--plants 0,5]
 
 One kernel doubles a matrix row by row. Its slower twin is the same binary, told to do some rows
-once more: 0, 0.5, 1, 2 or 5 % of them, or what `--plants` says. The real judge times the two against each other in fresh
-launchers, with the faster one as the candidate and with the slower one. Printed is, per size and
-plant, how often the candidate was called faster (P > 0.95: it would be promoted), slower (P < 0.05,
-or let go early) or a tie, and the median ratio that was measured.
+once more: 0, 0.5, 1, 2 or 5 % of them, or what `--plants` says. The real judge times the two
+against each other in fresh launchers, with the faster one as the candidate and with the slower one.
+Printed is, per size and plant, how often the candidate was called faster (P > 0.95: it would be
+promoted), slower (P < 0.05, or let go early) or a tie, and the median ratio that was measured.
 
 Rounds over everything are repeated until `--repeats` are done or the deadline has come.
 """

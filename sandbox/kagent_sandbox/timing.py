@@ -100,8 +100,7 @@ def bootstrap_log_ratios(
 def log_ratio(duel: Duel) -> float:
     """log(time of b / time of a): the interquartile mean over pairs of blocks of their medians'.
 
-    Within a pair both had the machine as it was then; a pair that was disturbed is left out. On two
-    shared cores it varies half as much as the ratio of the medians of all samples does.
+    Within a pair both had the machine as it was then; a pair that was disturbed is left out.
 
     Raises:
         ValueError: There are no pairs, or a block is empty.

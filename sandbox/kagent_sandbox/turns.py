@@ -40,6 +40,8 @@ CLEAR = 0.995
 """P(faster) from which on a candidate needs no further pairs, ..."""
 HOPELESS_AT_FIRST, HOPELESS = 0.3, 0.5
 """... and below which, at the first look and at later ones, they are not worth their time."""
+FURTHER_S = 2.0
+"""For further pairs: other candidates wait. Nothing is begun after that."""
 NOISE_TRIES = 3
 PAUSE_S = 0.02
 DRIFT: Mapping[Kind, float] = {"gpu": 1.1, "cpu": 2.0}
@@ -85,9 +87,12 @@ class Turns:
                 self._verify_rest()
                 return False
         more = None if self._alone else pace.more(len(self.tables))
+        until = time.monotonic() + FURTHER_S
         for look in range(pace.looks):
             hopeless = HOPELESS if look else HOPELESS_AT_FIRST
-            if more is None or not hopeless < self._look().p_faster < CLEAR:
+            if more is None or time.monotonic() > until:
+                break
+            if not hopeless < self._look().p_faster < CLEAR:
                 break
             for table in self.tables.values():
                 self._phase(table, more)
