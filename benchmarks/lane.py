@@ -36,7 +36,7 @@ def main() -> None:
     wanted = [*cases.check, *draw_hidden(task, kind, "check", SECRET), *cases.bench]
     found: dict[str, list[Passed]] = defaultdict(list)
     with Builder(load_config().jobs) as builder, JudgeClient(task.folder, kind, SECRET) as judge:
-        request = request_maker(task, judge.facts.target, wanted, 1)
+        request = request_maker(task, judge.facts, wanted, 1)
         built = {s.name: builder.build(request(s.source())) for s in seeds}
         good = {n: b for n, b in built.items() if isinstance(b, Built)}
         judge.baselines(print)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kagent_sandbox.errors import RunError
+from kagent_sandbox.launch.base import DeviceFacts
 from kagent_sandbox.records import RecordError, from_json
 
 from kagent.lineage import Operator
@@ -43,6 +44,19 @@ class Manifest:
         """What it is measured on; where no device was opened for it yet, what it is for."""
         known = self.environment.get("device")
         return str(known) if known else f"{self.target} (not measured yet)"
+
+    @property
+    def facts(self) -> DeviceFacts | None:
+        """Of the device; None where none was opened for it yet.
+
+        Raises:
+            RunError: The record is damaged.
+        """
+        kept = self.environment.get("facts")
+        try:
+            return from_json(DeviceFacts, kept) if kept is not None else None
+        except (RecordError, TypeError, ValueError, AttributeError) as e:
+            raise RunError(f"a record of the run is damaged: {e}") from None
 
 
 def read_manifest(folder: Path) -> Manifest:

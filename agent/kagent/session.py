@@ -244,17 +244,25 @@ def open_machine(
             judge=judge,
             jobs=config.jobs,
             quiet=kind == "cpu",
-            request=request_maker(task, facts.target, search, config.configs),
-            race_request=request_maker(task, facts.target, race, config.configs) if race else None,
+            request=request_maker(task, facts, search, config.configs),
+            race_request=request_maker(task, facts, race, config.configs) if race else None,
             prepare=prepare,
         )
         yield machine, facts, environment
 
 
 def request_maker(
-    task: Task, target: str, cases: list[Case], configs: int
+    task: Task, device: DeviceFacts | str, cases: list[Case], configs: int
 ) -> Callable[[str], BuildRequest]:
-    """What to ask a builder for, of any source, on some of the task's cases."""
+    """What to ask a builder for, of any source, on some of the task's cases.
+
+    Args:
+        task: The task.
+        device: That it is judged on, or the target alone where nobody judges.
+        cases: To be built.
+        configs: Most configurations of a source.
+    """
+    target, known = (device, None) if isinstance(device, str) else (device.target, device.device)
     built_cases = tuple(build_case(task, c) for c in cases)
     mutates = tuple(a.name for a in task.arguments if a.mutates)
 
@@ -267,6 +275,7 @@ def request_maker(
             allow=task.allow,
             mutates=mutates,
             max_configs=configs,
+            device=known,
         )
 
     return request

@@ -113,7 +113,7 @@ def check_file(task: Task, path: Path, *, jobs: int) -> Checked:
         *draw_hidden(task, kind, "check", secret),
     ]
     with Builder(jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
-        built = builder.build(request_maker(task, judge.facts.target, cases, 1)(source))
+        built = builder.build(request_maker(task, judge.facts, cases, 1)(source))
         verdict = built if isinstance(built, Rejected) else judge.check(built)
         return Checked(verdict, judge.facts.name)
 
@@ -156,7 +156,7 @@ def bench_files(
     hidden = draw_hidden(task, kind, "check", secret)
     with Builder(jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
         all_cases = [*cases.check, *hidden, *cases.bench]
-        request = request_maker(task, judge.facts.target, all_cases, configs)
+        request = request_maker(task, judge.facts, all_cases, configs)
         baselines = judge.baselines(say)
         judge.ceilings()
         taken = {name for times in baselines.us.values() for name in times} | {BEST_OF_TORCH}

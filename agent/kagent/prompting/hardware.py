@@ -150,7 +150,7 @@ def hardware(target: str, facts: DeviceFacts | None, ceilings: Ceilings | None) 
     Raises:
         UserError: The target is unknown.
     """
-    known = parse_target(target)
+    known = parse_target(target, facts.device if facts else None)
     usual_gb_per_s = 2 * known.memory_clock_khz * 1e3 * known.memory_bus_bits / 8 / 1e9
     return Hardware(
         name=facts.name if facts else known.device_name,

@@ -34,12 +34,10 @@ def situation_of(manifest: Manifest, history: History) -> Situation:
         RunError: Its records are damaged.
     """
     try:
-        facts = manifest.environment.get("facts")
-        device = from_json(DeviceFacts, facts) if facts is not None else None
         measured = history.baselines or {}
         ceilings = measured.get("ceilings")
         return Situation(
-            device=device,
+            device=manifest.facts,
             ceilings=from_json(Ceilings, ceilings) if ceilings is not None else None,
             baselines=_times(measured.get("baselines")),
             lang=manifest.lang,

@@ -65,7 +65,8 @@ def rebuilt(store: RunStore, candidate: Candidate, jobs: int, *, ptx: bool = Fal
     task = task_to_look_with(store)
     cases = task.cases("gpu" if manifest.kind == "gpu" else "cpu")
     configs = candidate.proposal.configs or manifest.configs
-    request = request_maker(task, manifest.target, [*cases.check, *cases.bench], configs)
+    device = manifest.facts or manifest.target
+    request = request_maker(task, device, [*cases.check, *cases.bench], configs)
     with Builder(jobs) as builder:
         built = builder.build(replace(request(candidate.proposal.source), ptx=ptx))
     if isinstance(built, Rejected):

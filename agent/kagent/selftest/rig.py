@@ -188,7 +188,7 @@ class Rig:
         task = self.task(job.task)
         cases = [*task.cases(job.kind).check, *draw_hidden(task, job.kind, "check", self._secret)]
         cases += task.cases(job.kind).bench if job.measured else ()
-        request = request_maker(task, self._target(job), cases, MOST_CONFIGS)(text)
+        request = request_maker(task, self._device(job), cases, MOST_CONFIGS)(text)
         share = self.patience
         return self._builder.build(
             dataclasses.replace(
@@ -258,9 +258,9 @@ class Rig:
                 self._interpreters[task] = Interpreter(self.task(task), self._secret)
         return self._interpreters[task]
 
-    def _target(self, job: Job) -> str:
+    def _device(self, job: Job) -> DeviceFacts | str:
         if job.runs == "gpu":
-            return self.judge(job.task, "gpu").facts.target
+            return self.judge(job.task, "gpu").facts
         return "cpu" if job.runs == "cpu" else DEFAULT_TARGET
 
     def _forget(self, job: Job) -> None:

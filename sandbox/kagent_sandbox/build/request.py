@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kagent_sandbox.build.targets import Device
 from kagent_sandbox.plan import Plan
 
 
@@ -52,6 +53,7 @@ class BuildRequest:
     milliseconds.
     """
     wall_limit_s: float = 60.0  # for the whole candidate
+    device: Device | None = None  # what host code is told; the target's usual one, if None
     ptx: bool = False  # whether somebody wants to read the kernels' PTX
 
 

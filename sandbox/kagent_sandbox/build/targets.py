@@ -1,14 +1,14 @@
 """What candidates are compiled for: facts of each architecture's usual device, known without having
 one.
 
-Host code may ask for device properties while it is traced; it gets these. A plan made for `sm_90a`
-therefore does not depend on the machine that built it.
+Host code may ask for device properties while it is traced; it gets these, or those of the device
+that it is judged on. A plan never depends on the machine that built it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kagent_sandbox.errors import UserError
 
@@ -49,6 +49,16 @@ class Target:
         return self.capability % 10
 
 
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device, as far as it may differ from others of its architecture. Sizes in bytes."""
+
+    name: str
+    multiprocessors: int
+    l2_bytes: int
+    memory_bytes: int
+
+
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 # capability: name, multiprocessors, shared memory of a block and of a multiprocessor in KiB,
@@ -67,8 +77,12 @@ _DEVICES: Mapping[int, tuple[str, int, int, int, int, int, int, int, int, int]] 
 }
 
 
-def parse_target(name: str) -> Target:
+def parse_target(name: str, device: Device | None = None) -> Target:
     """`cpu`, `sm_80`, `sm_90a`, `sm_100`, ...
+
+    Args:
+        name: Of the architecture.
+        device: One of that architecture; its usual device, if None.
 
     Raises:
         UserError: The architecture is unknown.
@@ -76,14 +90,14 @@ def parse_target(name: str) -> Target:
     if name == "cpu":
         return Target("cpu", 0, "cpu", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0)
     digits = name.removeprefix("sm_").rstrip("af")
-    device = _DEVICES.get(int(digits)) if digits.isdecimal() and name.startswith("sm_") else None
-    if device is None:
+    usual = _DEVICES.get(int(digits)) if digits.isdecimal() and name.startswith("sm_") else None
+    if usual is None:
         known = ", ".join(f"sm_{c}" for c in _DEVICES)
         raise UserError(
             f"unknown target {name!r}: expected cpu or one of {known} (sm_90a and the like too)"
         )
-    title, units, block, unit_shared, threads, l2, memory, memory_mhz, bus, mhz = device
-    return Target(
+    title, units, block, unit_shared, threads, l2, memory, memory_mhz, bus, mhz = usual
+    found = Target(
         name=name,
         capability=int(digits),
         device_name=title,
@@ -96,4 +110,13 @@ def parse_target(name: str) -> Target:
         memory_clock_khz=memory_mhz * 1000,
         memory_bus_bits=bus,
         clock_khz=mhz * 1000,
+    )
+    if device is None:
+        return found
+    return replace(
+        found,
+        device_name=device.name,
+        multiprocessors=device.multiprocessors,
+        l2_bytes=device.l2_bytes,
+        memory_bytes=device.memory_bytes,
     )

@@ -65,7 +65,7 @@ class _Build:
         self._channel = channel
         self._folder = folder
         self._deadline = deadline
-        self._target: Target = parse_target(request.target)
+        self._target: Target = parse_target(request.target, request.device)
         self._sent: set[str] = set()  # hashes of binaries
 
     def run(self) -> Mapping[str, object]:

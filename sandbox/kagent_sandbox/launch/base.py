@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
+from kagent_sandbox.build.targets import Device
 from kagent_sandbox.verdict import Status
 
 if TYPE_CHECKING:
@@ -52,6 +53,13 @@ class DeviceFacts:
     l2_bytes: int
     units: int  # multiprocessors, or cores
     theoretical_gb_per_s: float  # from the memory clock and bus width; 0 where unknown
+
+    @property
+    def device(self) -> Device | None:
+        """What host code that is built for a GPU is told of it."""
+        if self.kind == "cpu":
+            return None
+        return Device(self.name, self.units, self.l2_bytes, self.memory_bytes)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
+from kagent_sandbox.launch.base import DeviceFacts
 from kagent_sandbox.plan import Launch, Pointer, Scalar, TensorMap
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
@@ -353,6 +354,35 @@ def test_a_configuration_that_fails_is_listed(builder):
     built = builder.build(request(source, max_configs=3))
     assert {i for i, _ in built.plans} == {0, 2}
     assert all("2048" in text for text in built.dropped)
+
+
+ASKING = TRITON.replace(
+    "def softmax(x):\n",
+    "def softmax(x):\n"
+    "    units = torch.cuda.get_device_properties(x.device).multi_processor_count\n"
+    "    known = triton.runtime.driver.active.utils.get_device_properties(0)\n"
+    "    assert known['multiprocessor_count'] == units\n"
+    "    assert 'PCIe' in torch.cuda.get_device_name(0) or units == 132\n",
+).replace("_rows[(x.shape[0],)]", "_rows[(units,)]")
+
+
+def test_host_code_is_told_of_the_device_that_it_is_judged_on(builder):
+    usual = builder.build(request(ASKING))
+    assert usual.plans[0, "64x1000"].launches[0].grid == (132, 1, 1)
+    facts = DeviceFacts(
+        kind="gpu",
+        name="NVIDIA H100 PCIe",
+        target="sm_90a",
+        key="",
+        memory_bytes=80 << 30,
+        l2_bytes=50 << 20,
+        units=114,
+        theoretical_gb_per_s=2039.0,
+    )
+    here = builder.build(request(ASKING, device=facts.device))
+    assert here.plans[0, "64x1000"].launches[0].grid == (114, 1, 1)
+    assert here.binaries.keys() == usual.binaries.keys()
+    assert dataclasses.replace(facts, kind="cpu").device is None
 
 
 def test_several_at_once(builder):
