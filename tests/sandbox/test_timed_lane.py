@@ -6,6 +6,7 @@ import random
 
 import pytest
 from judging import BODY, GOOD, SLOW, built, compiled, write_task
+from kagent_sandbox import turns
 from kagent_sandbox.blocks import PACES
 from kagent_sandbox.errors import MachineError
 from kagent_sandbox.figures import Contender
@@ -279,8 +280,13 @@ def test_on_a_cpu_a_sample_takes_no_more_runs_than_are_ample(cpu, source, places
     assert taken[:8] == [n for n in places for _ in "ab"]
 
 
-def test_on_a_cpu_more_pairs_are_taken_only_where_they_may_decide(cpu):
+def test_on_a_cpu_more_pairs_are_taken_only_where_they_may_decide(cpu, monkeypatch):
     """1 % faster, where a machine may differ by 1 % from case to case: P stays at 0.92."""
+    monkeypatch.setattr(turns, "FURTHER_S", -1.0)
+    _, sides, _ = beside(cpu, GOOD, NEARLY)
+    assert sides == "abba" * 2
+    cpu.backend.log.clear()
+    monkeypatch.setattr(turns, "FURTHER_S", 60.0)
     passed, sides, _ = beside(cpu, GOOD, NEARLY)
     assert sides == "abba" * 26
     assert passed.timings[0].samples == 30 + 6 * 8 * 8
