@@ -304,7 +304,6 @@ def descendants(pid):
 
 
 @pytest.mark.slow
-@pytest.mark.alone  # neighbours could make its times worth nothing, which ends it otherwise
 @pytest.mark.timeout(400)  # two runs
 def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_no_process(task, process, tmp_path):
     words = ["evolve", task, "--lang", "cpp", "--budget", "60", "--runs", tmp_path / "my runs"]
