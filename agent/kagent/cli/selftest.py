@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 MACHINE = "machine"
 _EVERY = 25  # results, of which one line is printed where there is no terminal
+_WHY_CHARACTERS = 300  # of the reason, in the line of a miss
 
 
 @app.command()
@@ -119,7 +121,7 @@ def _watching(total: int, *, quiet: bool) -> Iterator[Observer]:
                 return
             done += _is_result(event)
             if line := _missed(event):
-                err.print(line)
+                err.print(line, soft_wrap=True)
             elif _is_result(event) and done % _EVERY == 0:
                 err.print(f"{done} of {total}")
 
@@ -131,10 +133,12 @@ def _is_result(event: Result | Check) -> bool:
 
 
 def _missed(event: Result | Check) -> Text | None:
-    """A miss in a line, as soon as it is known; the explanation follows at the end."""
+    """A miss in a line, as soon as it is known: a run that is cut off has said it, too."""
     from kagent.selftest.runner import Result
 
     if isinstance(event, Result):
-        missed = event.seen.outcome if event.seen is not None and event.misses else ""
-        return Text(f"missed: {event.entry.id}: {missed}", "red") if missed else None
+        if not event.misses:
+            return None
+        why = shorten(event.misses[0], _WHY_CHARACTERS, placeholder="…")
+        return Text(f"missed: {event.entry.id}: {why}", "red")
     return None if event.ok else Text(f"failed: {event.name}: {event.got}", "red")

@@ -3,6 +3,7 @@
 Files are opened, made, renamed over, linked and removed; of what exists nothing is changed.
 """
 
+import importlib.util
 import os
 import pathlib
 import site
@@ -25,13 +26,13 @@ def tried(what, attack):
 
 
 def places():
-    import kagent_sandbox.judge as judge
     import torch.version as version
 
     packages = pathlib.Path(sysconfig.get_path("purelib"))
     library = pathlib.Path(sysconfig.get_path("stdlib"))
     yield from (pathlib.Path(m.__file__) for m in (triton, torch, version))
-    yield pathlib.Path(judge.__file__)
+    # Found, not imported: what the judge itself imports may lie where candidates cannot read.
+    yield pathlib.Path(importlib.util.find_spec("kagent_sandbox.judge").origin)
     yield from (packages / name for name in ("sitecustomize.py", "zz.pth", "__pycache__/zz.pyc"))
     yield from (library / name for name in ("site.py", "json/__init__.py", "usercustomize.py"))
     yield from (pathlib.Path(site.getusersitepackages()) / "usercustomize.py",)
