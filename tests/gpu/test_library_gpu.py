@@ -72,3 +72,5 @@ def test_its_benchmark_times_kernels_and_calls(library):
     assert shape["kernel"] != "torch"
     calls = next(c for c in found["calls"] if c["device"] == "cuda")
     assert "the operator, compiled with reduce-overhead" in calls["us"]
+    assert "eager, compiled with reduce-overhead" in calls["us"]
+    assert shape["not_captured"] == []
