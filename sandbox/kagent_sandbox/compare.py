@@ -49,6 +49,15 @@ class Errors:
     bias: float
     effective: float = math.inf
 
+    def __or__(self, other: Errors) -> Errors:
+        """The larger error of each kind, the fewer elements."""
+        return Errors(
+            max(self.row, other.row),
+            max(self.element, other.element),
+            max(self.bias, other.bias),
+            min(self.effective, other.effective),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Worst:

@@ -45,12 +45,15 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     if case.inputs in ("shifted", "spiked"):
         # Few bits: bfloat16 holds these large logits exactly, and only what follows can be wrong.
         x = x.round().clamp_(-1, 1)
-        weight = torch.where(weight.abs() > 1.5 * WEIGHT_DEVIATION, weight.sign(), 0.0)
     if case.inputs == "shifted":
-        sign = torch.randint(2, (tokens,), generator=generator, device=device) * 2 - 1
-        weight *= 0.5
-        x[:, 0], weight[:, 0] = 12.0 * sign, 8.0
+        # Three dimensions of four move all logits of a token. Their gradient is 0, the rounding of
+        # a sum: where inputs and weights are no larger there than elsewhere, it stays small.
+        moved, size = 3 * hidden // 4, 0.5 if hidden <= 128 else 0.25
+        sign = torch.randint(2, (tokens, 1), generator=generator, device=device) * 2 - 1
+        weight = size * weight.sign()
+        x[:, :moved], weight[:, :moved] = 96.0 / (moved * size) * sign, size
     elif case.inputs == "spiked":
+        weight = torch.where(weight.abs() > 1.5 * WEIGHT_DEVIATION, weight.sign(), 0.0)
         # Dimension i belongs to one column of the vocabulary, and is large in that column's weight.
         dims = min(16, hidden)
         columns = torch.randint(vocab, (dims,), generator=generator, device=device)

@@ -46,8 +46,16 @@ def test_the_other_way_round_is_the_inverse(lineage):
     assert forth * back == pytest.approx(1.0)
 
 
-def test_top_ranks_what_was_raced_above_what_was_not():
-    rows = compare.top_rows(RUNS, None, 5)
+@pytest.fixture
+def shipped(tmp_path):
+    """The recorded runs, without those that somebody made here."""
+    for folder in RUNS.glob("*-ask-tell"):
+        shutil.copytree(folder, tmp_path / folder.name)
+    return tmp_path
+
+
+def test_top_ranks_what_was_raced_above_what_was_not(shipped):
+    rows = compare.top_rows(shipped, None, 5)
     for task in {r["task"] for r in rows}:
         mine = [r for r in rows if r["task"] == task]
         assert len(mine) == 5

@@ -1,0 +1,115 @@
+"""What torch errs on a case's inputs, as a yardstick for candidates."""
+
+import pytest
+import torch
+from judging import REFERENCE, write_task
+from kagent.tasks import find_task
+from kagent_sandbox import compare, draws
+from kagent_sandbox.draws import Draw, Draws
+from kagent_sandbox.task import load_task
+
+CPU = torch.device("cpu")
+CLUMSY = REFERENCE.replace("return x * 2", "return x * 2 * (1 + 1e-3 * x[0, 0].abs())")
+
+
+@pytest.fixture
+def task(tmp_path):
+    """Torch's own implementation errs on each draw as much as its first element says."""
+    folder = write_task(tmp_path)
+    (folder / "reference.py").write_text(CLUMSY)
+    return load_task(folder)
+
+
+def own_row_error(draw):
+    return 1e-3 * abs(float(draw.tensors["x"][0, 0]))
+
+
+def test_the_yardstick_is_the_most_of_some_draws(task):
+    source, case = Draws(task, CPU), task.cases("cpu").check[0]
+    first = source.draw(case)
+    (errors,) = source.torch_errors(first)
+    drawn = {id(d): d for d in (source.draw(case) for _ in range(60))}
+    assert id(first) in drawn
+    assert len(drawn) == draws.POOL >= draws.YARDSTICKS
+    assert errors.row == pytest.approx(max(map(own_row_error, drawn.values())), rel=1e-2)
+    for draw in drawn.values():
+        assert source.torch_errors(draw) == (errors,)
+
+
+def test_a_draw_with_larger_errors_counts_for_itself(task):
+    source, case = Draws(task, CPU), task.cases("cpu").check[0]
+    (usual,) = source.torch_errors(source.draw(case))
+    odd = source.fresh(case)
+    odd.tensors["x"][0, 0] = 50.0
+    (errors,) = source.torch_errors(odd)
+    assert errors.row == pytest.approx(0.05, rel=1e-2)
+    assert source.torch_errors(source.draw(case)) == (usual,)
+
+
+def test_of_many_elements_one_draw_is_enough(task, monkeypatch):
+    monkeypatch.setattr(draws, "MANY_ELEMENTS", 1)
+    source, case = Draws(task, CPU), task.cases("cpu").check[0]
+    first = source.draw(case)
+    (errors,) = source.torch_errors(first)
+    assert errors.row == pytest.approx(own_row_error(first), rel=1e-2)
+
+
+def test_what_was_found_is_enough_for_timed_results(task, monkeypatch):
+    source, case = Draws(task, CPU), task.cases("cpu").check[0]
+    found = source.torch_errors(source.draw(case), typical=True)
+    monkeypatch.setattr(source, "_call", None)
+    assert source.torch_errors(source.fresh(case), typical=True) == found
+
+
+def plain(x, weight, target):
+    """Loss and gradients as a loop over the vocabulary computes them, in float32."""
+    z = x @ weight.T
+    at = torch.arange(len(target)), target
+    maximum = z.amax(1, keepdim=True)
+    e = torch.exp(z - maximum)
+    total = e.cumsum(1)[:, -1:]  # one after the other
+    loss = (total.log() + maximum)[:, 0] - z[at]
+    p = e * (1 / total)
+    p[at] -= 1
+    p *= 1 / len(target)
+    return loss.mean(), p @ weight, p.T @ x
+
+
+def test_shifted_logits_can_be_met_by_an_honest_kernel_that_rounds_otherwise():
+    """Their gradient has a part that is exactly 0, where only rounding is left: what is compared
+    must not hang on it.
+    """
+    task = find_task("linear_cross_entropy")
+    reference = task.reference()
+    case = next(c for c in task.cases("cpu").check if c.inputs == "shifted")
+    source = Draws(task, CPU)
+
+    def drawn(seed):
+        tensors = reference.inputs(case, torch.Generator().manual_seed(seed), CPU)
+        return Draw(case, tensors, {"ignore_index": -100})
+
+    first = [source._errors(drawn(seed)) for seed in range(draws.YARDSTICKS)]
+    for seed in range(100, 130):
+        draw = drawn(seed)
+        limits = draws._most([*first, source._errors(draw)])
+        for result, out, ref, errors in zip(
+            task.results, plain(**draw.tensors), source.expected(draw), limits, strict=True
+        ):
+            found = compare.measure_errors(out, ref, result.row_dims)
+            limit = compare.allowed(errors, result, out.dtype)
+            assert compare.share(found, limit) <= 1, (seed, result.name)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_shifted_logits_cannot_be_exponentiated_unshifted(kind):
+    task = find_task("linear_cross_entropy")
+    case = next(c for c in task.cases(kind).check if c.inputs == "shifted")
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        drawn = task.reference().inputs(case, generator, CPU)
+        logits = drawn["x"].double() @ drawn["weight"].double().T
+        assert float(logits.abs().min()) > 85
+        lost = torch.exp(logits.float())
+        assert bool((lost.sum(1).isinf() | (lost.sum(1) < 1e-35)).all())
+        if case.dtype == "bfloat16":
+            assert torch.equal(logits.bfloat16().double(), logits)
