@@ -1,12 +1,15 @@
 """A plan's place in an arena: writes inputs and poison, reads results, notices tampering.
 
-Poison is bytes of 0xFF (NaN in every floating type, -1 in integers), guard bands are bytes of 0x7F:
-a huge number in every floating type (NaN in float16), so that a read past a buffer's end shows in
-the result.
+Poison is bytes of 0xFF (NaN in every floating type, -1 in integers). Guard bands are random bytes
+from 0x70 to 0x7F: huge numbers in every floating type (some NaN in float16), so that a read past a
+buffer's end shows in the result; and others in every band, so that a kernel which reads past the
+end of one buffer and writes the same past the end of another is noticed.
 """
 
 from __future__ import annotations
 
+import functools
+import secrets
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.layout import Layout
 
 POISON = 0xFF
-GUARD_BYTE = 0x7F
+_LEAST_GUARD_BYTE, _MOST_GUARD_BYTE = 0x70, 0x7F
+_PATTERN_BYTES = 1 << 16  # of which a band has a part, from anywhere
 
 
 class Seat:
@@ -57,7 +61,8 @@ class Seat:
                 ref = _input_ref(buffer, specs.get(buffer.name or ""))
                 view = arena.view(ref, layout.placement[buffer.id])
                 self._inputs.append((buffer, view, view.is_contiguous()))
-        self._guards = [arena.bytes(*g) for g in layout.guards if g[1] > g[0]]
+        guards = [arena.bytes(*g) for g in layout.guards if g[1] > g[0]]
+        self._guards = [(g, _pattern(g)) for g in guards]
         self._scratch = [arena.bytes(*s) for s in layout.scratch if s[1] > s[0]]
 
     @property
@@ -70,8 +75,8 @@ class Seat:
         self.write_inputs(draw)
         for scratch in self._scratch:
             scratch.fill_(POISON)
-        for guard in self._guards:
-            guard.fill_(GUARD_BYTE)
+        for guard, pattern in self._guards:
+            guard.copy_(pattern)
 
     def write_inputs(self, draw: Draw) -> None:
         """Put only the inputs in place."""
@@ -95,7 +100,7 @@ class Seat:
         outside = (
             "memory outside of the plan's buffers was written (past the end of one, or before)"
         )
-        checks = [(outside, (guard != GUARD_BYTE).any()) for guard in self._guards]
+        checks = [(outside, (guard != pattern).any()) for guard, pattern in self._guards]
         for buffer, view, contiguous in self._inputs:
             assert buffer.name is not None
             if buffer.name in self._mutates:
@@ -113,6 +118,29 @@ class Seat:
     def _bytes(self, buffer: Buffer) -> torch.Tensor:
         at = self.layout.placement[buffer.id]
         return self._arena.bytes(at, at + buffer.nbytes)
+
+
+@functools.cache
+def _patterns(device: torch.device, nbytes: int) -> torch.Tensor:
+    """Random bytes for guard bands, in the judge's own memory."""
+    generator = torch.Generator(device=device).manual_seed(secrets.randbits(63))
+    return torch.randint(
+        _LEAST_GUARD_BYTE,
+        _MOST_GUARD_BYTE + 1,
+        (nbytes,),
+        dtype=torch.uint8,
+        device=device,
+        generator=generator,
+    )
+
+
+def _pattern(guard: torch.Tensor) -> torch.Tensor:
+    """What a guard band is to hold: neighbours get different parts."""
+    size = guard.numel()
+    start = secrets.randbelow(_PATTERN_BYTES)
+    # Bands have sizes of all kinds: few lengths of patterns are kept.
+    whole = _patterns(guard.device, _PATTERN_BYTES + (1 << size.bit_length()))
+    return whole[start : start + size]
 
 
 def draw_bits(t: torch.Tensor) -> torch.Tensor:
