@@ -1,8 +1,10 @@
 """Which hard inputs timed plans are checked on. That the checks find what they are for is shown by
-corpus/beyond/103_sloppy_where_timed.
+corpus/beyond/103_sloppy_where_timed and corpus/cheats/67_warm_up.
 """
 
-from kagent_sandbox.hard import hard_cases
+import random
+
+from kagent_sandbox.hard import SLACK, hard_cases, refuse_what_only_looks_right
 from kagent_sandbox.task import Case
 
 
@@ -32,3 +34,23 @@ def test_another_dtype_is_better_than_none():
 
 def test_nothing_hard_is_no_error():
     assert hard_cases(case("big"), [case("a")]) == []
+
+
+class Recorder:
+    """Stands for a table of timed blocks; notes what it is asked to check."""
+
+    def __init__(self, timed):
+        self.case = timed
+        self.checked = []
+
+    def check(self, side, case, slack):
+        self.checked.append((side, case.inputs, case.scale, slack))
+
+
+def test_every_timed_case_is_checked_at_the_end():
+    checks = [case("a"), case("b", inputs="masked"), case("c", dtype="bfloat16")]
+    tables = {t.case.name: t for t in (Recorder(case("big")), Recorder(case("low", "bfloat16")))}
+    refuse_what_only_looks_right(tables, "a", checks, random.Random(1))
+    assert tables["big"].checked == [("a", "masked", 1.0, SLACK)]
+    # No check case of its dtype has other inputs: ordinary ones, and all that the task demands.
+    assert tables["low"].checked == [("a", "normal", 1.0, 1.0)]
