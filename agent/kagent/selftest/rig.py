@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -99,10 +99,11 @@ class Rig:
     def _close(self) -> None:
         for baits in list(self._attempts):
             baits.close()
-        for judge in self._judges.values():
-            judge.close()
-        for interpreter in self._interpreters.values():
-            interpreter.close()
+        closes: list[Callable[[], None]] = [j.close for j in self._judges.values()]
+        closes += [i.close for i in self._interpreters.values()]
+        with ThreadPoolExecutor(max(1, len(closes))) as at_once:  # each waits for what it does now
+            for future in [at_once.submit(close) for close in closes]:
+                future.result()
 
     def against_itself(self, job: Job) -> Race | Rejected:
         """A candidate raced against itself: both are measured as two candidates are."""
