@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -79,6 +79,7 @@ def measure_baselines(
     on_progress: Progress | None = None,
     *,
     cases: Sequence[Case] | None = None,
+    names: Collection[str] | None = None,
     index: int = 0,
     cached: bool = True,
 ) -> Baselines:
@@ -90,6 +91,7 @@ def measure_baselines(
         facts: Of the device: `facts.key` is part of the cache's key.
         on_progress: Is told one line per baseline.
         cases: Other cases than the visible benchmark ones; not cached.
+        names: Of the baselines that are wanted, if not all; not cached.
         index: Of the GPU.
         cached: Whether earlier measurements are used.
 
@@ -99,17 +101,18 @@ def measure_baselines(
     """
     say = on_progress or (lambda _: None)
     name = cache.named("baselines", facts.key, task.name, task.digest, kind, VERSION, _clock(kind))
-    if cached and cases is None:
+    whole = cases is None and names is None
+    if cached and whole:
         known = cache.load(name, Baselines)
         if known is not None:
             return known
     chosen = list(task.cases(kind).bench) if cases is None else list(cases)
     calls = [baseline_call(task, case, "", _SEED) for case in chosen]
-    collected = _Collected(say)
+    collected = _Collected(say, names)
     while not collected.complete:
         _run_worker(kind, index, calls, collected)
     measured = collected.baselines([c.name for c in chosen])
-    if cases is None:
+    if whole:
         cache.save(name, measured)
     return measured
 
@@ -146,8 +149,9 @@ def _clock(kind: Kind) -> int:
 class _Collected:
     """What workers have answered so far."""
 
-    def __init__(self, say: Progress) -> None:
+    def __init__(self, say: Progress, names: Collection[str] | None) -> None:
         self.complete = False
+        self.names = names  # of the baselines that are wanted; None: all
         self._say = say
         self._done: list[dict[str, object]] = []
         self._running: tuple[str, str] | None = None
@@ -221,6 +225,7 @@ def _run_worker(
         "index": index,
         "calls": [to_json(c) for c in calls],
         "skip": collected.skip,
+        "names": None if collected.names is None else list(collected.names),
     }
     with tempfile.TemporaryFile() as log:
         worker = subprocess.Popen(

@@ -66,6 +66,7 @@ class JudgeClient:
         *,
         index: int = 0,
         patience: float = 1.0,
+        eager_only: bool = False,
     ) -> None:
         """Start the process and open the device.
 
@@ -75,6 +76,8 @@ class JudgeClient:
             run_seed: Draws the run's hidden cases.
             index: Of the GPU.
             patience: Share of the usual limits after which a candidate is taken for hung.
+            eager_only: Whether candidates' times are divided by eager torch's alone where nobody
+                has asked for `baselines`: what torch compiles may take a minute.
         """
         self.kind = kind
         self._opened: Mapping[str, object] = {
@@ -83,6 +86,7 @@ class JudgeClient:
             "run_seed": run_seed,
             "index": index,
             "patience": patience,
+            "eager_only": eager_only,
         }
         self._choices: dict[str, Mapping[str, int]] = {}
         self._set_aside = 0  # candidates since the last one that was judged

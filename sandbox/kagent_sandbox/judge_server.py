@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -32,6 +32,7 @@ from kagent_sandbox.judge_wire import (
     RaceRequest,
     unpack,
 )
+from kagent_sandbox.race_result import EAGER
 from kagent_sandbox.records import from_json, to_json
 from kagent_sandbox.rivals import CpuRivals, GpuRivals
 from kagent_sandbox.task import load_task
@@ -54,6 +55,7 @@ class Server:
         self._channel = channel
         self._judge: Judge | None = None
         self._rivals: Rivals | None = None
+        self._eager_only = False
         self._confined: CpuBackend | GpuBackend | None = None
         self._kept: dict[str, Built] = {}
 
@@ -100,6 +102,7 @@ class Server:
         task = load_task(Path(str(request["task"])))
         backend, rivals = _backend(task, str(request["kind"]), int(str(request["index"])))
         self._rivals = rivals
+        self._eager_only = bool(request["eager_only"])
         self._confined = backend
         self._judge = Judge(task, backend, int(str(request["run_seed"])))
         return to_json(backend.facts)
@@ -111,18 +114,22 @@ class Server:
         return to_json(self.judge.find_noise())
 
     def _baselines(self, request: Json, _: Sequence[bytes]) -> Json:
+        return to_json(self._find_baselines(None, cached=bool(request["cached"])))
+
+    def _find_baselines(self, names: Collection[str] | None, *, cached: bool = True) -> Baselines:
         judge, rivals = self.judge, self._rivals
         assert rivals is not None, "the first request is open"
         rivals.expect()
-        found: Baselines = measure_baselines(
+        found = measure_baselines(
             judge.task,
             judge.kind,
             judge.backend.facts,
             lambda line: self._channel.send({"progress": line}),
-            cached=bool(request["cached"]),
+            names=names,
+            cached=cached,
         )
         judge.baselines_us.update(found.fastest_us)
-        return to_json(found)
+        return found
 
     def _keep(self, request: Json, blobs: Sequence[bytes]) -> Json:
         self._kept[str(request["key"])] = unpack(from_json(Header, request["header"]), blobs)
@@ -140,7 +147,7 @@ class Server:
     def _measure(self, request: Json, _: Sequence[bytes]) -> Json:
         wanted = from_json(MeasureRequest, request["request"])
         if not self.judge.baselines_us:
-            self._baselines({"cached": True}, ())
+            self._find_baselines((EAGER,) if self._eager_only else None)
         self.judge.find_noise()
         incumbent = None if wanted.incumbent is None else self._contender(wanted.incumbent)
         verdict = self.judge.measure(

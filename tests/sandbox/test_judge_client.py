@@ -101,3 +101,15 @@ def test_candidates_survive_the_wire(folder, count):
     again = unpack(from_json(Header, to_json(header)), blobs)
     assert again == candidate
     assert key_of(again) == key_of(candidate)
+
+
+def test_a_judge_may_hold_times_against_eager_torch_alone(folder, task, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with JudgeClient(folder, "cpu", SEED, eager_only=True) as client:
+        good = built(task, SEED, GOOD)
+        errors = client.check(good)
+        assert not isinstance(errors, Rejected)
+        passed = client.measure(good, errors)
+        assert isinstance(passed, Passed)
+        assert all(t.baseline_us for t in passed.timings)
+    assert not list(tmp_path.rglob("baselines*"))  # they are not all that others ask for

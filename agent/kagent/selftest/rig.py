@@ -246,7 +246,7 @@ class Rig:
             if (task, kind) not in self._judges:
                 with _variable(ISOLATION, self._asked_for):  # the judge's process inherits it
                     self._judges[task, kind] = JudgeClient(
-                        task, kind, self._secret, patience=self.patience
+                        task, kind, self._secret, patience=self.patience, eager_only=True
                     )
             return self._judges[task, kind]
 
