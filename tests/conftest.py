@@ -1,5 +1,6 @@
 """What all tests share: markers that skip or keep apart, and a Ctrl-C that works."""
 
+import collections
 import functools
 import os
 import signal
@@ -19,11 +20,12 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("same")
 
 
-def pytest_configure():
+def pytest_configure(config):
     """Ctrl-C works in what tests start, also where a shell runs the tests in the background.
 
     There it is ignored, which every process below inherits.
     """
+    config.option.loadscopereorder = False  # workers get files in the order given below
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -48,7 +50,15 @@ def _gpu_missing() -> str | None:
     return None if torch.cuda.is_available() else "no NVIDIA GPU here"
 
 
+def _long_files_first(items):
+    """Sort: else one worker would be at a long file when the other has nothing left to do."""
+    slow = collections.Counter(i.path for i in items if i.get_closest_marker("slow"))
+    tests = collections.Counter(i.path for i in items)
+    items.sort(key=lambda i: (-slow[i.path], -tests[i.path], i.path))
+
+
 def pytest_collection_modifyitems(items):
+    _long_files_first(items)
     for item in items:
         if item.get_closest_marker("gpu") and (reason := _gpu_missing()):
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -14,6 +14,7 @@ import pytest
 from commands import run
 from kagent.selftest import catalogue, checks
 from kagent.selftest.catalogue import corpus_folder
+from kagent_sandbox.confine.policy import ISOLATION
 
 SYNTAX = """
 number = 1
@@ -55,7 +56,10 @@ except KeyError:
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
-    """A corpus of two items, and a cache of its own."""
+    """A corpus of two items, and a cache of its own. No baseline is compiled: test_session times
+    what torch compiles.
+    """
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     real = corpus_folder()
     folder = tmp_path / "corpus"
     for name in ("tasks", "honest"):
@@ -121,7 +125,9 @@ def test_json_has_everything(selftest, corpus, monkeypatch):
     monkeypatch.setattr(checks, "ROUNDS", 1)
     file = corpus / "host" / "29_keys" / "environ_cpp.py"
     file.write_text(file.read_text().replace('os.environ["KAGENT_BAIT_KEY"]', '"a lie"'))
-    done = selftest("--json")
+    # One tier beside T0: each has a builder, a judge and an interpreter of its own.
+    monkeypatch.setenv(ISOLATION, "auto")  # to be restored
+    done = selftest("--json", "--isolation", "T1")
     assert done.code == 1
     report = json.loads(done.out)
     assert report["as_expected"] is False

@@ -212,43 +212,48 @@ def picked(path, text, kind, count=2):
     return found[:count]
 
 
-def test_mutants_of_cpp_seeds_are_caught():
-    with Builder(2) as builder:
-        for task_name in ("gelu", "softmax"):
-            task = find_task(task_name)
-            mutants = [
-                m
-                for file, wanted in CAUGHT_CPP.items()
-                if file.startswith(task_name)
-                for text, kind in wanted
-                for m in picked(task.folder / Path(file).name, text, kind)
-            ]
-            files = {m.file: (task.folder.parent / m.file).read_text() for m in mutants}
-            with Real(task, CpuBackend(), builder, 2) as engine:
-                fates = [j.fate for j in engine.judge(files, mutants)]
-            assert set(fates) <= {Fate.CAUGHT, Fate.SAME}
-            assert fates.count(Fate.CAUGHT) >= 2
+@pytest.fixture(scope="module")
+def builder():
+    with Builder(2) as made:
+        yield made
 
 
-def test_a_mutant_that_is_the_seed_is_recognised_and_one_that_does_not_build_counts_apart():
+def test_mutants_of_cpp_seeds_are_caught(builder):
+    for task_name in ("gelu", "softmax"):
+        task = find_task(task_name)
+        mutants = [
+            m
+            for file, wanted in CAUGHT_CPP.items()
+            if file.startswith(task_name)
+            for text, kind in wanted
+            for m in picked(task.folder / Path(file).name, text, kind)
+        ]
+        files = {m.file: (task.folder.parent / m.file).read_text() for m in mutants}
+        with Real(task, CpuBackend(), builder, 2) as engine:
+            fates = [j.fate for j in engine.judge(files, mutants)]
+        assert set(fates) <= {Fate.CAUGHT, Fate.SAME}
+        assert fates.count(Fate.CAUGHT) >= 2
+
+
+def test_a_mutant_that_is_the_seed_is_recognised_and_one_that_does_not_build_counts_apart(builder):
     task = find_task("gelu")
     source = (task.folder / "cpp_simd.py").read_text()
     at = source.index("constexpr int64_t STEP")
     comment = apply("gelu/cpp_simd.py", source, Edit(at, at, "// a comment\n", "operator"))
     broken = apply("gelu/cpp_simd.py", source, Edit(at, at, "broken ", "operator"))
-    with Builder(2) as builder, Real(task, CpuBackend(), builder, 2) as engine:
+    with Real(task, CpuBackend(), builder, 2) as engine:
         judged = list(engine.judge({"gelu/cpp_simd.py": source}, [comment, broken]))
     assert [j.fate for j in judged] == [Fate.SAME, Fate.NOT_BUILT]
     assert re.search("COMPILE_ERROR", judged[1].says)
 
 
-def test_mutants_of_triton_seeds_are_caught_in_the_interpreter():
+def test_mutants_of_triton_seeds_are_caught_in_the_interpreter(builder):
     task = find_task("gelu")
     path = task.folder / "triton_flat.py"
     mutants = [
         *picked(path, "y = x / (1.0", "constant scaled", 1),
         *picked(path, "y = x / (1.0", "call", 1),
     ]
-    with Builder(1) as builder, Interpreting(task, builder, 1) as engine:
+    with Interpreting(task, builder, 1) as engine:
         judged = list(engine.judge({"gelu/triton_flat.py": path.read_text()}, mutants))
     assert [j.fate for j in judged] == [Fate.CAUGHT, Fate.CAUGHT]

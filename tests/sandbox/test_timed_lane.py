@@ -370,7 +370,7 @@ def test_neighbours_are_noted_in_the_verdict(cpu):
 
 @pytest.mark.alone  # so many neighbours disturb everybody
 def test_a_real_neighbour_is_noted_in_the_verdict(cpu):
-    with busy(2 * len(os.sched_getaffinity(0))):
+    with busy(len(os.sched_getaffinity(0))):
         passed, _, _ = beside(cpu, GOOD, GOOD)
     assert any("other programs used" in note for note in passed.notes), passed.notes
 

@@ -32,6 +32,17 @@ def kagent(folder, *words, code=0):
     return done
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _uncompiled(tmp_path_factory):
+    """No baseline is compiled, and none measured that others would use: test_session times what
+    torch compiles.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHDYNAMO_DISABLE", "1")
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """A folder with a task, a run of it, and the library `lib`."""

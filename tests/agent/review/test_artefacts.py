@@ -1,5 +1,6 @@
 """kagent show RUN ID --source, --prompt, --reply, --plan, --ptx, --sass."""
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from commands import run, stored_run
+from kagent.review import artefacts
+from kagent_sandbox.build.client import Builder
 
 RUN = Path(__file__).parents[3] / "runs" / "softmax-ask-tell"
 
@@ -35,11 +38,24 @@ def test_texts_come_as_they_were_kept():
         (("5", "--plan", "--json"), "no --json"),
     ],
 )
-def test_what_there_is_not_is_said(words, says):
-    done = show(*words)
-    assert done.returncode != 0
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+def test_what_there_is_not_is_said(words, says, monkeypatch, capsys):
+    done = run(monkeypatch, capsys, "show", RUN, *words)
+    assert done.code != 0
+    assert says in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.fixture(scope="module")
+def builder():
+    with Builder(2) as made:
+        yield made
+
+
+@pytest.fixture
+def shown(builder, monkeypatch, capsys):
+    """`kagent show` in this process, on a builder that has been started already."""
+    monkeypatch.setattr(artefacts, "Builder", lambda jobs: contextlib.nullcontext(builder))
+    return lambda *words: run(monkeypatch, capsys, "show", RUN, *words)
 
 
 def test_plans_are_built_once_more():
@@ -52,12 +68,12 @@ def test_plans_are_built_once_more():
 @pytest.mark.parametrize(
     "candidate", [pytest.param("1", id="triton"), pytest.param("0", id="cuda")]
 )
-def test_ptx_of_every_kernel_comes_from_the_compiler(candidate):
-    done = show(candidate, "--ptx", "--jobs", "2")
-    assert done.returncode == 0, done.stderr
-    kernels = done.stdout.count(" .entry ")
-    assert kernels == done.stdout.count("\n.target sm_90a") > 1
-    assert "kept no PTX" not in done.stdout
+def test_ptx_of_every_kernel_comes_from_the_compiler(candidate, shown):
+    done = shown(candidate, "--ptx", "--jobs", "2")
+    assert done.code == 0, done.err
+    kernels = done.out.count(" .entry ")
+    assert kernels == done.out.count("\n.target sm_90a") > 1
+    assert "kept no PTX" not in done.out
 
 
 def test_a_kernel_for_the_cpu_has_no_ptx(tmp_path, monkeypatch, capsys):
