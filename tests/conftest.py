@@ -31,11 +31,17 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around the timeout: waiting is not the test's time
-def pytest_runtest_protocol(item):
+def pytest_runtest_protocol(item, nextitem):
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return (yield)
-    with turn(alone=any(item.get_closest_marker(m) for m in ("alone", "gpu"))):
+    with turn(alone=_alone(item), again=nextitem is not None and _alone(nextitem)):
         return (yield)
+
+
+def _alone(item):
+    """Whether nothing else may run meanwhile. What is only skipped disturbs, and needs, nobody."""
+    marker = item.get_closest_marker
+    return bool(marker("alone") or marker("gpu")) and not marker("skip")
 
 
 @functools.cache
@@ -51,14 +57,16 @@ def _gpu_missing() -> str | None:
 
 
 def _long_files_first(items):
-    """Sort: else one worker would be at a long file when the other has nothing left to do."""
+    """Sort: else one worker would be at a long file when the other has nothing left to do. In each
+    file, tests that are alone come first, one after the other.
+    """
     slow = collections.Counter(i.path for i in items if i.get_closest_marker("slow"))
     tests = collections.Counter(i.path for i in items)
-    items.sort(key=lambda i: (-slow[i.path], -tests[i.path], i.path))
+    items.sort(key=lambda i: (-slow[i.path], -tests[i.path], i.path, not _alone(i)))
 
 
 def pytest_collection_modifyitems(items):
-    _long_files_first(items)
     for item in items:
         if item.get_closest_marker("gpu") and (reason := _gpu_missing()):
             item.add_marker(pytest.mark.skip(reason=reason))
+    _long_files_first(items)
