@@ -161,6 +161,7 @@ def test_a_faster_candidate_beats_the_incumbent(judge):
     assert set(passed.versus.cases) == {"wide", "tall"}
 
 
+@pytest.mark.alone  # its outcome is which of two is faster
 def test_the_sweep_prefers_the_fast_configuration_and_drops_wrong_ones(judge):
     wrong = BODY % "y[i * cols + j] = 3.0f;"
     crash = BODY % "abort();"
