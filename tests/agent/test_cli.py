@@ -78,11 +78,17 @@ def warm(machine, kagent, monkeypatch):
     return kagent
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Ceilings and baselines that one process measures are there for the next."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def process(tmp_path, monkeypatch):
+def process(cache, monkeypatch):
     """`kagent` as a process. Its torch compiles nothing: test_session times what torch compiles."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     return _process
 
 

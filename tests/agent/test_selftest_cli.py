@@ -56,10 +56,7 @@ except KeyError:
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
-    """A corpus of two items, and a cache of its own. No baseline is compiled: test_session times
-    what torch compiles.
-    """
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    """A corpus of two items, and a cache of its own."""
     real = corpus_folder()
     folder = tmp_path / "corpus"
     for name in ("tasks", "honest"):

@@ -222,7 +222,7 @@ def runs(pid):
 
 
 def test_what_a_killed_judge_has_started_dies_with_it(folder, task):
-    with JudgeClient(folder, "cpu", SEED) as client:
+    with JudgeClient(folder, "cpu", SEED, patience=0.3) as client:
         client.check(built(task, SEED, GOOD))  # all helper processes are up
         judged = threading.Thread(target=client.check, args=[built(task, SEED, ENDLESS)])
         helpers = len(process_tree.descendants(client._process.pid))

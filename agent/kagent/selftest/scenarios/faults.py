@@ -119,7 +119,8 @@ def _built(scene: Scene, path: str) -> Built:
 def _judge(scene: Scene) -> Iterator[JudgeClient]:
     """A judge of a scenario's own, whose helpers have come up, and no launcher runs."""
     task = corpus_folder() / "tasks" / "rows"
-    with JudgeClient(task, "cpu", scene.rig.seed, eager_only=True) as judge:
+    patience = scene.rig.patience
+    with JudgeClient(task, "cpu", scene.rig.seed, patience=patience, eager_only=True) as judge:
         judge.health()
         yield judge
 
