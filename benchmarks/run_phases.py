@@ -38,7 +38,9 @@ def main() -> None:
     if history.race is not None and history.race.race.seconds:
         parts_s = history.race.race.seconds
         print("  " + ", ".join(f"{name} {s:.1f}" for name, s in parts_s.items()) + " s")
-    print(f"whole                    {events[-1].at - start:7.1f} s")
+    # What is done with a run afterwards, an ablation or a profile, is no part of it.
+    ended = next((e.at for e in reversed(events) if e.kind == "stopped"), raced)
+    print(f"whole                    {ended - start:7.1f} s")
     builds = [c.facts.build_s for c in history.lineage if c.facts]
     print(f"build, median            {statistics.median(builds):7.2f} s")
     tried = [c for c in history.lineage if c.proposal.operator is not Operator.SEED]
