@@ -91,7 +91,7 @@ def measure_baselines(
         facts: Of the device: `facts.key` is part of the cache's key.
         on_progress: Is told one line per baseline.
         cases: Other cases than the visible benchmark ones; not cached.
-        names: Of the baselines that are wanted, if not all; not cached.
+        names: Of the baselines that are wanted, if not all.
         index: Of the GPU.
         cached: Whether earlier measurements are used.
 
@@ -100,9 +100,9 @@ def measure_baselines(
         TaskError: A case does not fit the task.
     """
     say = on_progress or (lambda _: None)
-    name = cache.named("baselines", facts.key, task.name, task.digest, kind, VERSION, _clock(kind))
-    whole = cases is None and names is None
-    if cached and whole:
+    parts = (facts.key, task.name, task.digest, kind, VERSION, _clock(kind), *(names or ()))
+    name = cache.named("baselines", *parts)
+    if cached and cases is None:
         known = cache.load(name, Baselines)
         if known is not None:
             return known
@@ -112,7 +112,7 @@ def measure_baselines(
     while not collected.complete:
         _run_worker(kind, index, calls, collected)
     measured = collected.baselines([c.name for c in chosen])
-    if whole:
+    if cases is None:
         cache.save(name, measured)
     return measured
 
