@@ -7,7 +7,7 @@ import pytest
 from kagent.selftest.baits import name_for
 from kagent.selftest.catalogue import PASSED, Variant, corpus_folder, item_folders, load_item
 from kagent.selftest.compare import miss
-from kagent.selftest.jobs import job_of
+from kagent.selftest.jobs import Job, job_of
 from kagent.selftest.outside import Outside
 from kagent.selftest.rig import Rig
 from kagent.selftest.runner import play
@@ -63,3 +63,13 @@ def test_item(entry, twin, rig, done):
     expect, says = ((PASSED,), "") if twin else (entry.expect, entry.says)
     why = miss(expect, says, done[job])
     assert why is None, f"{why}\n{entry.twin if twin else entry.path}"
+
+
+@pytest.mark.parametrize(("hangs", "outcome"), [(True, "build TIMEOUT"), (False, "passed")])
+def test_what_need_not_hang_gets_the_limits_of_a_run(rig, monkeypatch, hangs, outcome):
+    """Before a shorter limit is held against it: a machine may stand still for seconds."""
+    monkeypatch.setattr(rig, "_patience", 0.1)  # 1 s for host code, of 10
+    honest = (corpus_folder() / "honest" / "rows_cpp.py").read_text()
+    text = honest.replace("y = torch.empty_like(x)", "time.sleep(2); y = torch.empty_like(x)")
+    job = Job(f"import time\n{text}", corpus_folder() / "tasks" / "rows", "cpu", False, hangs)
+    assert rig.evaluate(job).outcome == outcome

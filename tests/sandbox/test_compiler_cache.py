@@ -90,9 +90,10 @@ def test_no_choice_is_kept_that_would_be_written_where_it_was_made(tmp_path, mon
 
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, "")
-    monkeypatch.setattr(config, "autotune_local_cache", True)
-    compiler_cache.use(tmp_path)
-    stored = {"autotune_local_cache": config.autotune_local_cache, "backend_hash": "0"}
+    with config.patch(autotune_local_cache=True):  # monkeypatch would take the setting away
+        compiler_cache.use(tmp_path)
+        kept = config.autotune_local_cache
+    stored = {"autotune_local_cache": kept, "backend_hash": "0"}
     assert AutotuneCache.create(stored, "/of/another/user/kernel.py", "0") is None
 
 
