@@ -190,13 +190,13 @@ class Rig:
         cases = [*task.cases(job.kind).check, *draw_hidden(task, job.kind, "check", self._secret)]
         cases += task.cases(job.kind).bench if job.measured else ()
         request = request_maker(task, self._device(job), cases, MOST_CONFIGS)(text)
-        built = self._built(request, self.patience)
+        built = self._within(request, self.patience)
         if not job.hangs and isinstance(built, Rejected) and built.status is Status.TIMEOUT:
-            built = self._built(request, 1.0)  # a machine may stand still for seconds
+            built = self._within(request, 1.0)  # a machine may stand still for seconds
         return built
 
-    def _built(self, request: BuildRequest, share: float) -> Built | Rejected:
-        """Build within a share of a run's limits."""
+    def _within(self, request: BuildRequest, share: float) -> Built | Rejected:
+        """Build within a share of the request's limits."""
         return self._builder.build(
             dataclasses.replace(
                 request,
