@@ -29,6 +29,7 @@ from kagent_sandbox.records import to_json
 from kagent_sandbox.task import Case, Kind, Task, build_case, draw_hidden
 
 from kagent.config import Config
+from kagent.disk import clear_errors
 from kagent.events import Observer, Progress, Stop
 from kagent.evolve import Evolution, Limits, SeedText
 from kagent.machine import Machine
@@ -67,6 +68,9 @@ def evolve(
     config = settled(config, task, manifest, resume)
     kind, seeds = choose_seeds(task, config)
     secret = secrets.randbits(62)
+    if manifest is None:
+        with clear_errors(config.runs):  # now, not when the machine is ready
+            config.runs.mkdir(parents=True, exist_ok=True)
     with open_machine(task, kind, config, secret) as (machine, facts, environment):
         if manifest is not None and resume is not None:
             same_machine(manifest, environment, facts, resume)

@@ -30,6 +30,7 @@ from kagent_sandbox.launch.baseline_calls import (
     make_call,
 )
 from kagent_sandbox.launch.cpu_baselines import CpuBaseline
+from kagent_sandbox.leaving import leave
 from kagent_sandbox.records import from_json
 
 SAMPLES = 30
@@ -38,7 +39,7 @@ _LEAST_SAMPLES = 5
 
 
 def main() -> None:
-    """Serve one request."""
+    """Serve one request, and end the process."""
     request = json.load(sys.stdin)
     # what libraries print must not be taken for answers
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -60,6 +61,7 @@ def main() -> None:
             answers.write(json.dumps(answer) + "\n")
         forget_compiled()
         gc.collect()
+    leave()
 
 
 def _attempt(

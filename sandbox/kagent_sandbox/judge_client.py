@@ -43,7 +43,11 @@ SWEEP_S: Mapping[str, float] = {"gpu": 0.5, "cpu": 0.25}
 MOST_SET_ASIDE = 2
 """Candidates in a row that judges may die of before it is the machine that is not to be trusted."""
 _LOG_TAIL = 4000
-_SERVER: tuple[str, ...] = ("-m", "kagent_sandbox.judge_server")
+# Importing torch would collect garbage often, and find next to nothing.
+_SERVER: tuple[str, ...] = (
+    "-c",
+    "import gc; gc.disable(); from kagent_sandbox.judge_server import main; gc.enable(); main()",
+)
 
 
 class JudgeClient:

@@ -32,6 +32,7 @@ from kagent_sandbox.judge_wire import (
     RaceRequest,
     unpack,
 )
+from kagent_sandbox.leaving import leave
 from kagent_sandbox.race_result import EAGER
 from kagent_sandbox.records import from_json, to_json
 from kagent_sandbox.rivals import CpuRivals, GpuRivals
@@ -192,11 +193,8 @@ def _backend(task: Task, kind: str, index: int) -> tuple[CpuBackend | GpuBackend
 
 
 def main() -> None:
-    """Serve the socket whose descriptor is the first argument."""
+    """Serve the socket whose descriptor is the first argument, and end the process."""
     end_with(int(sys.argv[1]))
     with Channel(socket.socket(fileno=int(sys.argv[1]))) as channel:
         Server(channel).serve()
-
-
-if __name__ == "__main__":
-    main()
+    leave()

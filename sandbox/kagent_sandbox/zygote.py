@@ -27,13 +27,16 @@ from kagent_sandbox.confine.isolation import Isolation, observe
 from kagent_sandbox.confine.libc import prctl
 from kagent_sandbox.confine.policy import Confinement, Tier
 from kagent_sandbox.context import Context
+from kagent_sandbox.leaving import leave
 from kagent_sandbox.usage import remove_tree
 
 _MAX_FDS = 64
 
 
 def main(fd: int) -> None:
-    """Serve spawn requests from the client at the other end of `fd` until it closes it or dies."""
+    """Serve spawn requests from the client at the other end of `fd` until it closes it or dies, and
+    end the process.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what a killed supervisor leaves behind comes here
     channel = Channel(socket.socket(fileno=fd))
@@ -45,6 +48,7 @@ def main(fd: int) -> None:
         pass  # the client is gone: nobody is left to tell
     finally:
         remove_tree(root)
+    leave()
 
 
 def _run(channel: Channel, settings: dict[str, object], root: Path) -> None:
@@ -61,6 +65,7 @@ def _run(channel: Channel, settings: dict[str, object], root: Path) -> None:
 def _prepare(
     settings: dict[str, object],
 ) -> tuple[Callable[[Context], None], Confinement, Isolation]:
+    gc.disable()  # importing torch would collect often, and find next to nothing
     for module in cast("list[str]", settings["preload"]):
         importlib.import_module(module)
     module_name, _, function = str(settings["handler"]).partition(":")
@@ -77,6 +82,7 @@ def _prepare(
         seccomp.prepare(execute=confinement.execute, memfd=confinement.memfd)
     gc.collect()
     gc.freeze()  # or every child's first collection would copy the whole heap
+    gc.enable()
     return handler, confinement, isolation
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -169,3 +171,10 @@ def test_a_run_of_something_else_is_not_resumed(task, tmp_path, change, words):
         pass
     with pytest.raises(RunError, match=re.escape(words)):
         evolve(str(task), load_config(), lambda e: None, resume=store.folder)
+
+
+def test_the_agent_does_without_torch():
+    """Importing it takes seconds: what talks to the judge, exports and reads runs does not."""
+    modules = ["kagent.session", "kagent.export.exporting", "kagent_sandbox.baselines"]
+    code = f"import sys, {', '.join(modules)}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

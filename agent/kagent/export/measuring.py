@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from kagent_sandbox.build.replay_real import Replayer
 from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.launch.base import DeviceFacts
-from kagent_sandbox.race import choice_for
 from kagent_sandbox.race_result import BEST_OF_TORCH, Race, RaceCase
 from kagent_sandbox.runtime.source import Source
 from kagent_sandbox.task import Case, Kind, Task, draw_hidden
@@ -26,7 +24,6 @@ from kagent_sandbox.verdict import CaseTiming, Comparison, Rejected
 
 from kagent.config import Config
 from kagent.export.contents import TORCH, Compiled, Device, Point, Region, Timing
-from kagent.export.library import _devices
 from kagent.export.portfolio import best_of
 from kagent.export.regions import regions_of
 from kagent.machine import Machine
@@ -111,6 +108,10 @@ def _named(facts: DeviceFacts) -> tuple[str, str]:
     """Name and capability, as a library's dispatch will find them; opens no CUDA context here."""
     if facts.kind == "gpu":
         return facts.name, facts.target.rstrip("af")
+    import torch  # takes seconds: whoever is refused before anything is measured does not wait
+
+    from kagent.export.library import _devices
+
     cpu = torch.device("cpu")
     return _devices.device_name(cpu), _devices.capability(cpu)
 
@@ -155,6 +156,8 @@ class _Verified:
             built.append(answer)
         self._built[entrant.id] = built[0], built[1] if len(built) > 1 else None
         bench = self._task.cases(self._kind).bench
+        from kagent_sandbox.race import choice_for  # with torch, as below
+
         choice = choice_for(self._checked, bench, entrant.choice)
         configs = built[0].configs
         self._choice[entrant.id] = {n: i if i < len(configs) else 0 for n, i in choice.items()}

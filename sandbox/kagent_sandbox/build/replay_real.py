@@ -21,9 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, cast
-
-import torch
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from kagent_sandbox import records
 from kagent_sandbox.build.difference import first_difference
@@ -40,6 +38,9 @@ from kagent_sandbox.runtime.source import Source
 from kagent_sandbox.runtime.store import packed_cubin
 from kagent_sandbox.spawned import printable
 from kagent_sandbox.verdict import Rejected, Stage, Status
+
+if TYPE_CHECKING:
+    import torch
 
 CPU_LIMIT_S = 30.0  # a case
 GPU_LIMIT_S = 180.0  # a case, with a context, and Triton's compiler from cold
@@ -209,6 +210,8 @@ class Replayer:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
+    import torch
+
     return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 

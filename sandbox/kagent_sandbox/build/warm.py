@@ -140,4 +140,5 @@ def gather_pages() -> None:
 keep_dynamo_out()
 build_once()
 gc.collect()
+gc.freeze()  # the next collection, before the first fork, has little left to look at
 gather_pages()

@@ -2,7 +2,8 @@
 inputs of its own seed.
 
 Plain data and torch only: it is used by the trusted process that measures baselines and, before it
-locks itself, by the launcher of the final race, where neither pydantic nor the task is at hand.
+locks itself, by the launcher of the final race, where neither pydantic nor the task is at hand. The
+agent only reads what was measured, and does not wait for torch.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-
-import torch
+from typing import TYPE_CHECKING
 
 from kagent_sandbox.race_result import COMPILE_MODES, EAGER
+
+if TYPE_CHECKING:
+    import torch
 
 _modules = itertools.count()
 
@@ -42,6 +45,8 @@ class BaselineCall:
 
 def make_inputs(call: BaselineCall, device: torch.device, module: ModuleType) -> dict[str, object]:
     """All arguments of the entry function, the tensors drawn from the call's seed."""
+    import torch
+
     generator = torch.Generator(device=device).manual_seed(call.seed)
     case = SimpleNamespace(**call.case, **call.dims, dims=dict(call.dims))
     tensors: dict[str, torch.Tensor] = module.inputs(case, generator, device)
@@ -76,6 +81,8 @@ def _function(name: str, module: ModuleType) -> Callable[..., object]:
     if name == EAGER:
         return module.eager  # type: ignore[no-any-return]
     if name in COMPILE_MODES:
+        import torch
+
         compiled: Callable[..., object] = torch.compile(
             module.eager, dynamic=False, mode=COMPILE_MODES[name]
         )
@@ -104,5 +111,7 @@ def _import(path: str) -> ModuleType:
 
 def forget_compiled() -> None:
     """Drop what torch.compile holds, between cases."""
+    import torch
+
     with contextlib.suppress(AttributeError):
         torch.compiler.reset()
