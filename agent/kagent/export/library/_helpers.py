@@ -75,6 +75,8 @@ def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
     """What autocast casts a tensor to on its device; None where it is off or the tensor is not for
     it (float64 and whole numbers are not).
     """
+    if not torch._C._is_any_autocast_enabled():  # noqa: SLF001 - soon said, and mostly the answer
+        return None
     device = tensor.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return None
