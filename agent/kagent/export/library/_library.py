@@ -156,7 +156,7 @@ class Operator:
                 if args[i].requires_grad:
                     if torch._C._are_functorch_transforms_active():  # noqa: SLF001
                         return _Differentiable.apply(*args, self, keys)  # type: ignore[no-untyped-call]
-                    return _apply(*args, self, keys)
+                    return _apply(*args, self, keys)  # type: ignore[no-untyped-call]
         return self._below_autograd(keys, args)
 
     def _below_autograd(self, keys: Any, args: Sequence[Any]) -> Any:
