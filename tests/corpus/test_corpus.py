@@ -13,9 +13,6 @@ from kagent.selftest.rig import Rig
 from kagent.selftest.runner import play
 from kagent_sandbox.errors import UserError
 
-TIMED = {"beside_the_incumbent", "launcher_killed", "wrong_in_the_race"}
-"""Scenarios whose outcome neighbours would disturb."""
-
 
 def cases():
     """Entries, each variant once more as its twin; an item that cannot be loaded as its error."""
@@ -26,8 +23,7 @@ def cases():
             yield pytest.param(e, False, id=folder.name)
             continue
         for entry in entries:
-            timed = entry.measured if isinstance(entry, Variant) else entry.name in TIMED
-            marks = [pytest.mark.alone] if timed else []
+            marks = [pytest.mark.alone] if entry.measured else []
             yield pytest.param(entry, False, id=entry.id, marks=marks)
             if isinstance(entry, Variant):
                 yield pytest.param(entry, True, id=f"{entry.id}-twin", marks=marks)

@@ -80,6 +80,8 @@ class ScenarioTable(_Model):
     expect: Annotated[tuple[Line, ...], BeforeValidator(_tuple), Field(min_length=1)]
     says: Pattern = ""
     runs: Literal["anywhere", "cpu", "gpu"] = "anywhere"
+    measure: bool = False  # its outcome depends on times: nothing else may run
+    own_judge: bool = False  # nor on anybody's judge but its own: it may run beside builds
 
 
 class ItemTable(_Model):
@@ -133,6 +135,8 @@ class Scenario:
     expect: tuple[str, ...]
     says: str
     runs: str
+    measured: bool
+    own_judge: bool
 
     @property
     def id(self) -> str:
@@ -214,7 +218,10 @@ def load_item(folder: Path) -> Sequence[Entry]:
     about = {"number", "title", "mechanism", "why"}
     item = Item(**table.model_dump(include=about), chapter=folder.parent.name, folder=folder)
     entries: list[Entry] = [_variant(item, v) for v in table.variant]
-    entries += [Scenario(item, s.name, s.expect, s.says, s.runs) for s in table.scenario]
+    entries += [
+        Scenario(item, s.name, s.expect, s.says, s.runs, s.measure, s.own_judge)
+        for s in table.scenario
+    ]
     ids = [e.id for e in entries]
     if len(set(ids)) < len(ids):
         raise UserError(f"{path}: {next(i for i in ids if ids.count(i) > 1)} is there twice")

@@ -48,6 +48,7 @@ MOST_CONFIGS = 4
 SWEEP_S = 0.5  # enough for a second configuration of a kernel that takes a millisecond
 PAUSE_S = 2.0
 _STARTERS = 2
+_starting = threading.Lock()  # what is started inherits the environment, which is this process's
 
 
 class Rig:
@@ -163,11 +164,15 @@ class Rig:
         return self.finish(self.build(job))
 
     def built(self, jobs: Iterable[Job]) -> Iterator[Attempt]:
-        """Build jobs side by side; each as soon as it is built. Judges start meanwhile."""
+        """Build jobs side by side; each as soon as it is built. What judges them starts
+        meanwhile.
+        """
         jobs = list(jobs)
         self.patience  # noqa: B018 - found out before kagent itself keeps the machine busy
         for task, kind in {(j.task, j.kind) for j in jobs if j.runs in ("cpu", "gpu")}:
             self._threads.submit(self.judge, task, kind)
+        for task in {j.task for j in jobs if j.runs == "interpret"}:
+            self._threads.submit(self.interpreter, task)
         for future in as_completed([self._threads.submit(self.build, job) for job in jobs]):
             yield future.result()
 
@@ -250,7 +255,7 @@ class Rig:
         """The judge of a task on a device."""
         with self._lock:
             if (task, kind) not in self._judges:
-                with _variable(ISOLATION, self._asked_for):  # the judge's process inherits it
+                with _starting, _variable(ISOLATION, self._asked_for):
                     self._judges[task, kind] = JudgeClient(
                         task, kind, self._secret, patience=self.patience, eager_only=True
                     )
@@ -260,10 +265,11 @@ class Rig:
         """What runs a task's Triton candidates where there is no GPU."""
         from kagent_sandbox.interpret import Interpreter
 
-        if task not in self._interpreters:
-            with _variable(ISOLATION, self._asked_for):
-                self._interpreters[task] = Interpreter(self.task(task), self._secret)
-        return self._interpreters[task]
+        with self._lock:
+            if task not in self._interpreters:
+                with _starting, _variable(ISOLATION, self._asked_for):
+                    self._interpreters[task] = Interpreter(self.task(task), self._secret)
+            return self._interpreters[task]
 
     def _device(self, job: Job) -> DeviceFacts | str:
         if job.runs == "gpu":

@@ -6,9 +6,11 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Self
 
 from kagent_sandbox.errors import KagentError
 
@@ -67,40 +69,70 @@ def play(rig: Rig, scenario: Scenario) -> Seen:
 def run(rig: Rig, entries: Sequence[Entry], say: Callable[[str], None]) -> Iterator[Result]:
     """All entries, as they are done.
 
-    Candidates are built side by side. What is only checked is checked meanwhile; what is timed
-    waits until nothing is built any more.
+    Candidates are built side by side. What is only checked is checked meanwhile, and scenarios that
+    bring a judge of their own are played; what is timed waits until nothing is built any more.
     """
-    jobs: dict[Job, Seen] = {}
     ready: list[Entry] = []
     for entry in entries:
         if reason := rig.skips(entry.runs):
             yield Result(entry, None, skipped=reason)
         else:
             ready.append(entry)
-    variants = [e for e in ready if isinstance(e, Variant)]
-    waiting = {v: (job_of(v), job_of(v, twin=True)) for v in variants}
-    for job, seen in _evaluate(rig, list(dict.fromkeys(chain(*waiting.values()))), say):
-        jobs[job] = seen
-        for variant in [v for v, needs in waiting.items() if jobs.keys() >= set(needs)]:
-            own, twin = waiting.pop(variant)
-            yield judged(variant, jobs[own], jobs[twin])
-    for scenario in ready:
-        if isinstance(scenario, Scenario):
+    variants = _Variants([e for e in ready if isinstance(e, Variant)])
+    scenarios = [e for e in ready if isinstance(e, Scenario)]
+    timed: list[Attempt] = []
+    with _Aside(rig, [s for s in scenarios if s.own_judge]) as aside:
+        for i, attempt in enumerate(rig.built(variants.jobs)):
+            say(f"built {i + 1} of {len(variants.jobs)} candidates")
+            if attempt.job.measured:
+                timed.append(attempt)
+            else:
+                yield from variants.take(attempt.job, rig.finish(attempt))
+        yield from aside.results(say)
+    for i, attempt in enumerate(timed):
+        say(f"measure {i + 1} of {len(timed)} candidates")
+        yield from variants.take(attempt.job, rig.finish(attempt))
+    for scenario in scenarios:
+        if not scenario.own_judge:
             say(scenario.id)
             yield judged(scenario, play(rig, scenario), None)
 
 
-def _evaluate(
-    rig: Rig, jobs: Sequence[Job], say: Callable[[str], None]
-) -> Iterator[tuple[Job, Seen]]:
-    """Every job with what came of it: the timed ones last, when nothing is built any more."""
-    timed: list[Attempt] = []
-    for i, attempt in enumerate(rig.built(jobs)):
-        say(f"built {i + 1} of {len(jobs)} candidates")
-        if attempt.job.measured:
-            timed.append(attempt)
-        else:
-            yield attempt.job, rig.finish(attempt)
-    for i, attempt in enumerate(timed):
-        say(f"measure {i + 1} of {len(timed)} candidates")
-        yield attempt.job, rig.finish(attempt)
+class _Variants:
+    """Variants that wait for what comes of their own job and of their twin's; many share one."""
+
+    def __init__(self, variants: Sequence[Variant]) -> None:
+        self._waiting = {v: (job_of(v), job_of(v, twin=True)) for v in variants}
+        self.jobs = list(dict.fromkeys(chain(*self._waiting.values())))
+        self._seen: dict[Job, Seen] = {}
+
+    def take(self, job: Job, seen: Seen) -> Iterator[Result]:
+        """The results that are complete with this one."""
+        self._seen[job] = seen
+        complete = [v for v, needs in self._waiting.items() if self._seen.keys() >= set(needs)]
+        for variant in complete:
+            own, twin = self._waiting.pop(variant)
+            yield judged(variant, self._seen[own], self._seen[twin])
+
+
+class _Aside:
+    """Scenarios that are played one after the other in a thread. Mostly they wait for a limit.
+
+    A context manager; at its end the one that is being played is awaited, and no other is begun.
+    """
+
+    def __init__(self, rig: Rig, scenarios: Sequence[Scenario]) -> None:
+        self._threads = ThreadPoolExecutor(1, "aside")
+        self._played = {s: self._threads.submit(play, rig, s) for s in scenarios}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def results(self, say: Callable[[str], None]) -> Iterator[Result]:
+        """All of them; waits for those that are not done yet."""
+        for scenario, played in self._played.items():
+            say(scenario.id)
+            yield judged(scenario, played.result(), None)
