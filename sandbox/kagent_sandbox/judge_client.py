@@ -14,6 +14,7 @@ from typing import IO, Any, Self, TypeVar, cast
 from kagent_sandbox.build.request import Built
 from kagent_sandbox.channel import Channel, ChannelClosed, ChannelError
 from kagent_sandbox.confine.isolation import Isolation
+from kagent_sandbox.confine.policy import ISOLATION, Tier
 from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge_wire import (
@@ -43,6 +44,7 @@ SWEEP_S: Mapping[str, float] = {"gpu": 0.5, "cpu": 0.25}
 MOST_SET_ASIDE = 2
 """Candidates in a row that judges may die of before it is the machine that is not to be trusted."""
 _LOG_TAIL = 4000
+_CLOSE_S = 15.0  # longer than it waits for its own fork-server
 # Importing torch would collect garbage often, and find next to nothing.
 _SERVER: tuple[str, ...] = (
     "-c",
@@ -71,6 +73,7 @@ class JudgeClient:
         index: int = 0,
         patience: float = 1.0,
         eager_only: bool = False,
+        tier: Tier | None = None,
     ) -> None:
         """Start the process and open the device.
 
@@ -82,8 +85,10 @@ class JudgeClient:
             patience: Share of the usual limits after which a candidate is taken for hung.
             eager_only: Whether candidates' times are divided by eager torch's alone where nobody
                 has asked for `baselines`: what torch compiles may take a minute.
+            tier: How launchers are confined: None is as KAGENT_ISOLATION says.
         """
         self.kind = kind
+        self._tier = tier
         self._opened: Mapping[str, object] = {
             "task": str(task_folder),
             "kind": kind,
@@ -102,6 +107,8 @@ class JudgeClient:
         self._channel, theirs = Channel.pair()
         compiled = str(cache_folder() / "inductor")
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": compiled}
+        if self._tier is not None:
+            environment[ISOLATION] = self._tier
         if kind == "cpu":
             # The final race's baselines run here: they wait like candidates do, and must not pay
             # for page faults that candidates' arena does not have.
@@ -240,7 +247,7 @@ class JudgeClient:
         """End the process and all that it started."""
         self._channel.close()
         try:
-            self._process.wait(5.0)
+            self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,10 +28,11 @@ from kagent.selftest.catalogue import corpus_folder, item_folders, load_catalogu
 from kagent.selftest.compare import Seen, escaped, escapes, miss
 from kagent.selftest.outside import Outside
 from kagent.selftest.record import SelftestRecord
+from kagent.selftest.rig import _Started
 from kagent.selftest.runner import judged, play
 from kagent.selftest.scenarios import faults
 from kagent.session import Outcome, versions
-from kagent_sandbox.errors import UserError
+from kagent_sandbox.errors import MachineError, UserError
 from kagent_sandbox.launch.cpu_facts import cpu_facts
 from kagent_sandbox.noise import Noise
 from kagent_sandbox.records import to_json
@@ -293,6 +296,50 @@ def test_only_baits_that_are_named_are_made():
         assert baits.touched() == []
 
 
+# -- what a rig starts ---------------------------------------------------------------------------
+
+
+class Helper:
+    """A judge's stand-in."""
+
+    def __init__(self, key):
+        self.key, self.closed = key, False
+
+    def close(self):
+        self.closed = True
+
+
+def test_helpers_are_started_once_side_by_side_and_anew_when_dropped():
+    both = threading.Barrier(2)
+
+    def start(key):
+        both.wait(10.0)  # neither is ready before the other was begun
+        return Helper(key)
+
+    started = _Started(start)
+    with ThreadPoolExecutor(4) as threads:
+        a, b, c, d = threads.map(started.get, ["a", "b", "a", "b"])
+    assert a is c is not b is d
+    assert started.all() == [a, b]
+    started.drop("a")
+    assert (a.closed, b.closed, started.all()) == (True, False, [b])
+
+
+def test_a_helper_that_does_not_start_is_tried_again():
+    failures = [MachineError("busy")]
+
+    def start(key):
+        if failures:
+            raise failures.pop()
+        return Helper(key)
+
+    started = _Started(start)
+    with pytest.raises(MachineError, match="busy"):
+        started.get("a")
+    assert started.all() == []
+    assert started.get("a") is started.get("a")
+
+
 # -- what is left behind -------------------------------------------------------------------------
 
 
@@ -319,6 +366,21 @@ def test_a_file_and_shared_memory_are_found(outside):
     Path(os.environ["TMPDIR"], "any").touch()
     (found,) = outside.left()
     assert found.endswith("/any")
+
+
+def test_what_a_process_takes_away_as_it_ends_is_not_left(outside):
+    code = """
+        import os, pathlib, time
+        file = pathlib.Path(os.environ["TMPDIR"], "its_own")
+        file.touch()
+        print(flush=True)
+        time.sleep(0.3)
+        file.unlink()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as ending:
+        ending.stdout.readline()
+        assert outside.left() == []
 
 
 def test_a_daemon_is_found_by_whom_it_belongs_to(outside):

@@ -1,9 +1,12 @@
 import dataclasses
+import os
+import signal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from judging import BODY, GOOD, SLOW, built, write_task
+from kagent_sandbox.confine.policy import Tier
 from kagent_sandbox.errors import ChildDied, TaskError
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge_client import JudgeClient
@@ -62,6 +65,14 @@ def test_an_impatient_judge_takes_a_candidate_for_hung_sooner(folder, task):
         verdict = client.check(built(task, SEED, BODY % 'while (true) asm volatile("");'))
     assert (verdict.status, verdict.stage) == (Status.TIMEOUT, Stage.CHECK)
     assert "within 0.5 s" in verdict.message
+
+
+def test_a_judge_and_its_successor_have_the_tier_that_was_asked_for(folder, task):
+    with JudgeClient(folder, "cpu", SEED, tier=Tier.T0) as client:
+        assert client.isolation().tier is Tier.T0
+        os.kill(client.pid, signal.SIGKILL)
+        client.check(built(task, SEED, GOOD))
+        assert client.isolation().tier is Tier.T0
 
 
 def test_a_wrong_candidate_is_rejected_through_the_process(client, task):

@@ -55,10 +55,10 @@ class Outside:
 
     def left(self) -> list[str]:
         """What is there that was not, once all that kagent started has been closed."""
-        own = {f"file {p}" for p in self._own.iterdir()}
         deadline = time.monotonic() + _GRACE_S
         while (processes := self._processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
+        own = {f"file {p}" for p in self._own.iterdir()}  # now: a process's end takes files along
         return [*processes, *sorted(own | self._things() - self._before)]
 
     def _processes(self) -> list[str]:

@@ -13,14 +13,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.confine import builder_confinement
-from kagent_sandbox.confine.policy import ISOLATION, Tier
+from kagent_sandbox.confine.policy import Tier
 from kagent_sandbox.errors import ChildDied, KagentError, MachineError
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge_client import JudgeClient
@@ -47,8 +47,7 @@ BUILD_S = 0.5  # of an honest C++ kernel, on a machine that is quick enough for 
 MOST_CONFIGS = 4
 SWEEP_S = 0.5  # enough for a second configuration of a kernel that takes a millisecond
 PAUSE_S = 2.0
-_STARTERS = 2
-_starting = threading.Lock()  # what is started inherits the environment, which is this process's
+_STARTERS = 8
 
 
 class Rig:
@@ -70,10 +69,9 @@ class Rig:
         self._secret = secrets.randbits(62)
         self._stack = contextlib.ExitStack()
         self._attempts: set[Baits] = set()
-        self._judges: dict[tuple[Path, Kind], JudgeClient] = {}
-        self._interpreters: dict[Path, Interpreter] = {}
+        self._judges = _Started(self._new_judge)
+        self._interpreters = _Started(self._new_interpreter)
         self._tasks: dict[Path, Task] = {}
-        self._lock = threading.Lock()
         self._patience: float | None = None
         self._patience_lock = threading.Lock()
 
@@ -100,8 +98,8 @@ class Rig:
     def _close(self) -> None:
         for baits in list(self._attempts):
             baits.close()
-        closes: list[Callable[[], None]] = [j.close for j in self._judges.values()]
-        closes += [i.close for i in self._interpreters.values()]
+        closes: list[Callable[[], None]] = [j.close for j in self._judges.all()]
+        closes += [i.close for i in self._interpreters.all()]
         with ThreadPoolExecutor(max(1, len(closes))) as at_once:  # each waits for what it does now
             for future in [at_once.submit(close) for close in closes]:
                 future.result()
@@ -122,11 +120,11 @@ class Rig:
     @property
     def devices(self) -> list[DeviceFacts]:
         """What candidates were judged on so far."""
-        return list({j.facts.key: j.facts for j in self._judges.values()}.values())
+        return list({j.facts.key: j.facts for j in self._judges.all()}.values())
 
     def noise(self) -> dict[str, Noise]:
         """By a device's key, how far apart its judge has measured one kernel and itself."""
-        judges = {j.facts.key: j for j in self._judges.values()}
+        judges = {j.facts.key: j for j in self._judges.all()}
         return {key: judge.noise() for key, judge in judges.items()}
 
     @property
@@ -253,23 +251,20 @@ class Rig:
 
     def judge(self, task: Path, kind: Kind) -> JudgeClient:
         """The judge of a task on a device."""
-        with self._lock:
-            if (task, kind) not in self._judges:
-                with _starting, _variable(ISOLATION, self._asked_for):
-                    self._judges[task, kind] = JudgeClient(
-                        task, kind, self._secret, patience=self.patience, eager_only=True
-                    )
-            return self._judges[task, kind]
+        return self._judges.get((task, kind))
 
     def interpreter(self, task: Path) -> Interpreter:
         """What runs a task's Triton candidates where there is no GPU."""
+        return self._interpreters.get(task)
+
+    def _new_judge(self, key: tuple[Path, Kind]) -> JudgeClient:
+        patience, tier = self.patience, self._asked_for
+        return JudgeClient(*key, self._secret, patience=patience, eager_only=True, tier=tier)
+
+    def _new_interpreter(self, task: Path) -> Interpreter:
         from kagent_sandbox.interpret import Interpreter
 
-        with self._lock:
-            if task not in self._interpreters:
-                with _starting, _variable(ISOLATION, self._asked_for):
-                    self._interpreters[task] = Interpreter(self.task(task), self._secret)
-            return self._interpreters[task]
+        return Interpreter(self.task(task), self._secret, tier=self._asked_for)
 
     def _device(self, job: Job) -> DeviceFacts | str:
         if job.runs == "gpu":
@@ -278,13 +273,53 @@ class Rig:
 
     def _forget(self, job: Job) -> None:
         """Close a judge that has died, or an interpreter: the next candidate gets a new one."""
-        dead = (
-            self._interpreters.pop(job.task, None)
-            if job.runs == "interpret"
-            else self._judges.pop((job.task, job.kind), None)
-        )
-        if dead is not None:
-            dead.close()
+        if job.runs == "interpret":
+            self._interpreters.drop(job.task)
+        else:
+            self._judges.drop((job.task, job.kind))
+
+
+class _Process(Protocol):
+    def close(self) -> None: ...
+
+
+K = TypeVar("K")
+P = TypeVar("P", bound=_Process)
+
+
+class _Started(Generic[K, P]):
+    """Processes by what they are for: each started once, several side by side."""
+
+    def __init__(self, start: Callable[[K], P]) -> None:
+        self._start = start
+        self._lock = threading.Lock()
+        self._found: dict[K, Future[P]] = {}
+
+    def get(self, key: K) -> P:
+        """The one for it, started now if there is none; waits while another thread starts it."""
+        with self._lock:
+            mine = key not in self._found
+            future = self._found.setdefault(key, Future())
+        if mine:
+            try:
+                future.set_result(self._start(key))
+            except BaseException as e:  # noqa: BLE001 - whatever it is, others wait for it
+                with self._lock:  # who asks next tries again
+                    del self._found[key]
+                future.set_exception(e)
+        return future.result()
+
+    def all(self) -> list[P]:
+        """Those that run."""
+        with self._lock:
+            return [f.result() for f in self._found.values() if f.done()]
+
+    def drop(self, key: K) -> None:
+        """Close the one for it: the next to ask gets a new one."""
+        with self._lock:
+            future = self._found.pop(key, None)
+        if future is not None:
+            future.result().close()
 
 
 def _measured(judge: JudgeClient, built: Built, errors: tuple[CaseError, ...]) -> Passed | Rejected:
@@ -297,15 +332,14 @@ def _measured(judge: JudgeClient, built: Built, errors: tuple[CaseError, ...]) -
 
 
 @contextlib.contextmanager
-def _variable(name: str, value: str | None) -> Iterator[None]:
-    """Set an environment variable; with None, leave it as it is."""
+def _variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable: what is started inherits it."""
     before = os.environ.get(name)
-    if value is not None:
-        os.environ[name] = value
+    os.environ[name] = value
     try:
         yield
     finally:
         if before is not None:
             os.environ[name] = before
-        elif value is not None:
+        else:
             del os.environ[name]
