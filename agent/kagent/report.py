@@ -126,8 +126,7 @@ def verdict(final: FinalRace, labels: Mapping[str, str]) -> Text:
     for mode, count in absent.items():
         cases = f"{count} of {len(final.race.cases)} cases"
         text.append(f"\n{mode} did not run on {cases}: this is no result against it", "yellow")
-    lost = tables.losses(final.race, winner)
-    return text.append("\nit loses on: " + ", ".join(lost) if lost else "\nit loses on no case")
+    return text.append(f"\n{tables.where_it_loses(final.race, winner)}")
 
 
 def missing_modes(race: Race) -> Mapping[str, int]:

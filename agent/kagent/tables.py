@@ -195,4 +195,17 @@ def overall_table(
 
 def losses(race: Race, candidate: str) -> list[str]:
     """Cases where a candidate is slower than the best of torch beyond its interval."""
-    return [f"{case_shape(case)} ({r.value:.3f}×)" for case, r in race.losses(candidate)]
+    return _shapes(race.losses(candidate))
+
+
+def where_it_loses(race: Race, candidate: str) -> str:
+    """One line: the cases that a candidate loses, and those where it may."""
+    lost, perhaps = losses(race, candidate), _shapes(race.doubtful(candidate))
+    line = "it loses on: " + ", ".join(lost) if lost else "it loses on no case"
+    if perhaps:
+        line += ("; " if lost else ", but ") + "it may on: " + ", ".join(perhaps)
+    return line
+
+
+def _shapes(found: Iterable[tuple[RaceCase, Ratio]]) -> list[str]:
+    return [f"{case_shape(case)} ({ratio.value:.3f}×)" for case, ratio in found]

@@ -72,5 +72,12 @@ class Race:
 
     def losses(self, candidate: str) -> list[tuple[RaceCase, Ratio]]:
         """Cases where a candidate is slower than the best of torch beyond its 95 % interval."""
+        return [(case, r) for case, r in self._beside_torch(candidate) if r.high < 1]
+
+    def doubtful(self, candidate: str) -> list[tuple[RaceCase, Ratio]]:
+        """Cases where it was slower, but not beyond its interval."""
+        return [(case, r) for case, r in self._beside_torch(candidate) if r.value < 1 <= r.high]
+
+    def _beside_torch(self, candidate: str) -> list[tuple[RaceCase, Ratio]]:
         ratios = ((case, case.ratio(candidate, BEST_OF_TORCH)) for case in self.cases)
-        return [(case, r) for case, r in ratios if r is not None and r.high < 1]
+        return [(case, r) for case, r in ratios if r is not None]

@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 from commands import made_race, race_case, timing
 from hypothesis import given
@@ -108,3 +109,23 @@ def test_ratios_are_coloured_only_beyond_their_interval():
     assert tables.ratio_text(first.ratio("1", "eager")).style == "green"
     assert tables.ratio_text(second.ratio("1", "eager")).style == "red"
     assert tables.ratio_text(None) == Text("")
+
+
+def doubt(case, candidate):
+    """The case, with an interval about the candidate's ratio that reaches from 0.5 to 1.5."""
+    ratios = [replace(r, low=0.5, high=1.5) if r.candidate == candidate else r for r in case.ratios]
+    return replace(case, ratios=tuple(ratios))
+
+
+def test_a_case_that_may_be_lost_is_not_called_won():
+    race = made_race()
+    won, lost = race.cases
+    assert tables.where_it_loses(race, "1") == "it loses on: float32 M=8 N=1024 (0.800×)"
+    assert tables.where_it_loses(replace(race, cases=(won,)), "1") == "it loses on no case"
+    doubtful = replace(race, cases=(won, doubt(lost, "1")))
+    line = "it loses on no case, but it may on: float32 M=8 N=1024 (0.800×)"
+    assert tables.where_it_loses(doubtful, "1") == line
+    both = replace(race, cases=(lost, doubt(lost, "1")))
+    assert tables.where_it_loses(both, "1") == (
+        "it loses on: float32 M=8 N=1024 (0.800×); it may on: float32 M=8 N=1024 (0.800×)"
+    )

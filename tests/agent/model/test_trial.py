@@ -96,7 +96,8 @@ def test_a_configuration_that_makes_no_sense(monkeypatch):
     assert one(proposer="model").level is Level.BROKEN
 
 
-def test_the_command(answering, monkeypatch, capsys):
+def test_the_command(answering, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # not this machine's own selftest
     for part in ("_compilers", "_isolation", "_gpu"):
         nothing = doctor.Finding(Level.OK, part, "")
         monkeypatch.setattr(doctor, part, lambda n=nothing, p=part: [n] if p[1] == "c" else n)
