@@ -22,10 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kagent import doctor, report, show
 from kagent.events import Stop
-from kagent.selftest import record
+from kagent.selftest import checks, record
 from kagent.selftest.baits import KEY, Baits, name_for
 from kagent.selftest.catalogue import corpus_folder, item_folders, load_catalogue, load_item
 from kagent.selftest.compare import Seen, escaped, escapes, miss
+from kagent.selftest.jobs import Attempt, Job
 from kagent.selftest.outside import Outside
 from kagent.selftest.record import SelftestRecord
 from kagent.selftest.rig import _Started
@@ -338,6 +339,49 @@ def test_a_helper_that_does_not_start_is_tried_again():
         started.get("a")
     assert started.all() == []
     assert started.get("a") is started.get("a")
+
+
+# -- honest kernels in every tier ------------------------------------------------------------------
+
+
+class Timing:
+    """A rig's stand-in, which has built a kernel and times it."""
+
+    def __init__(self, *times_us):
+        self.left_us = list(times_us)
+
+    def judged(self, _):
+        return Seen("passed", kernel_us=self.left_us.pop(0))
+
+    finish = judged
+
+
+def honest(**rigs):
+    job = Job("", Path(), "cpu", measured=True)
+    built = {tier: Attempt(job, Baits("", "token"), "") for tier in rigs}
+    return checks._honest("cpp", rigs, built, 0.1)
+
+
+def test_a_lone_fast_moment_of_one_tier_is_no_difference():
+    t0 = Timing(700.0, *[1000.0] * 14)  # as seen: a neighbour was gone for a moment
+    t1 = Timing(*[1000.0] * 15)
+    check = honest(T0=t0, T1=t1)
+    assert check.ok
+    assert check.got == "right; T0 1000 µs, T1 1.00× of it"
+    assert len(t1.left_us) == 11  # four rounds told
+
+
+def test_a_tier_that_is_slower_is_found_among_disturbed_times():
+    t0 = Timing(*[1000.0, 1900.0, 1000.0] * 5)
+    t1 = Timing(*[2500.0, 1200.0, 1200.0] * 5)
+    check = honest(T0=t0, T1=t1)
+    assert not check.ok
+    assert check.got == "right; T0 1000 µs, T1 1.20× of it"
+    assert not t1.left_us
+
+
+def test_a_host_with_no_tier_but_t0_has_nothing_to_compare():
+    assert honest(T0=Timing(1000.0, 1000.0)).ok
 
 
 # -- what is left behind -------------------------------------------------------------------------

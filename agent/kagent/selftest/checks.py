@@ -26,8 +26,8 @@ from kagent.workbench import read_candidate
 TASK = "rows"
 LANGUAGES = ("cpp", "triton", "cuda")
 SLOWER = 0.1
-"""By so much a tier's best time may exceed the unconfined one, or by the noise of the A/A race."""
-ROUNDS = 15  # at most: best times agree after a few unless the machine is busy
+"""By so much a tier's time may exceed the unconfined one, or by the noise of the A/A race."""
+ROUNDS = 15  # at most: times agree after a few unless the machine is busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def _honest(
     """Right everywhere, and nowhere slower than unconfined by more than noise."""
     slowest = 1 + noise
     job = built[Tier.T0].job
-    best: dict[str, float] = {}
+    times_us: dict[str, list[float]] = {tier: [] for tier in rigs}
     expected = "right in every tier" + (", as fast as in T0" if job.measured else "")
     for i in range(ROUNDS if job.measured else 1):
         for tier, rig in rigs.items():
@@ -134,18 +134,32 @@ def _honest(
             if seen.outcome != PASSED:
                 return Check(f"honest {language}", expected, _failed(tier, seen), ok=False)
             if seen.kernel_us is not None:
-                best[tier] = min(best.get(tier, math.inf), seen.kernel_us)
-        if i > 0 and all(us <= slowest * best[Tier.T0] for us in best.values()):
+                times_us[tier].append(seen.kernel_us)
+        if i > 0 and job.measured and _slowest(times_us) <= slowest:
             break
     where = ", ".join(rigs)
     if not job.measured:
         how = "interpreted" if job.runs == "interpret" else "compiled"
         return Check(f"honest {language}", expected, f"right in {where} ({how})", ok=True)
-    ratios = {t: us / best[Tier.T0] for t, us in best.items() if t != Tier.T0}
+    ratios = _beside_t0(times_us)
+    ok = _slowest(times_us) <= slowest
     texts = ", ".join(f"{t} {r:.2f}×" for t, r in ratios.items())
-    got = f"right; T0 {best[Tier.T0]:.0f} µs, {texts} of it"
-    ok = all(r <= slowest for r in ratios.values())
+    got = f"right; T0 {_undisturbed(times_us[Tier.T0]):.0f} µs, {texts} of it"
     return Check(f"honest {language}", expected, got, ok)
+
+
+def _beside_t0(times_us: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    unconfined = _undisturbed(times_us[Tier.T0])
+    return {t: _undisturbed(us) / unconfined for t, us in times_us.items() if t != Tier.T0}
+
+
+def _slowest(times_us: Mapping[str, Sequence[float]]) -> float:
+    return max(_beside_t0(times_us).values(), default=1.0)  # a host may offer no tier but T0
+
+
+def _undisturbed(times_us: Sequence[float]) -> float:
+    """The lower quartile: neither what a neighbour slows down, nor a lone moment without any."""
+    return sorted(times_us)[len(times_us) // 4]
 
 
 def _failed(tier: str, seen: Seen) -> str:
