@@ -198,9 +198,14 @@ def losses(race: Race, candidate: str) -> list[str]:
     return _shapes(race.losses(candidate))
 
 
+def perhaps_losses(race: Race, candidate: str) -> list[str]:
+    """Cases where it was slower, but not beyond its interval."""
+    return _shapes(race.doubtful(candidate))
+
+
 def where_it_loses(race: Race, candidate: str) -> str:
     """One line: the cases that a candidate loses, and those where it may."""
-    lost, perhaps = losses(race, candidate), _shapes(race.doubtful(candidate))
+    lost, perhaps = losses(race, candidate), perhaps_losses(race, candidate)
     line = "it loses on: " + ", ".join(lost) if lost else "it loses on no case"
     if perhaps:
         line += ("; " if lost else ", but ") + "it may on: " + ", ".join(perhaps)

@@ -55,6 +55,37 @@ class Contender:
         return self.built.plans[0, case] if plan is None else plan
 
 
+def choice_for(
+    cases: Sequence[Case], bench: Sequence[Case], choice: Mapping[str, int]
+) -> dict[str, int]:
+    """Also for `cases` that `choice` lacks: the configuration of the most similar benchmark case.
+
+    Args:
+        cases: For which a configuration is wanted.
+        bench: The visible benchmark cases.
+        choice: Indices of configurations, by the names of cases.
+    """
+    known = [c for c in bench if c.name in choice]
+    found = dict(choice)
+    for case in cases:
+        if case.name not in choice and known:
+            nearest = min(known, key=lambda k, c=case: _distance(k, c))  # type: ignore[misc]
+            found[case.name] = choice[nearest.name]
+    return found
+
+
+def _distance(known: Case, case: Case) -> float:
+    """How unlike two cases are: another dtype outweighs everything, then sizes by their ratio."""
+    total = 100.0 if known.dtype != case.dtype else 0.0
+    for name, value in case.dims.items():
+        other = known.dims.get(name, value)
+        if isinstance(value, bool) or value <= 0 or other <= 0:
+            total += 10.0 * (value != other)
+        else:
+            total += abs(math.log(value / other))
+    return total
+
+
 def attainable_us(task: Task, case: Case, ceilings: Ceilings) -> float:
     """Least µs at this device's measured ceilings: bytes at their mix, or matrix products."""
     written = task.min_written(case)

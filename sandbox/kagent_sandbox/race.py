@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -93,7 +92,7 @@ class Racer:
 
         The table was frozen before: nothing is tuned on the cases of a race.
         """
-        choice = choice_for(cases, self.task.cases(self.kind).bench, contender.choice)
+        choice = figures.choice_for(cases, self.task.cases(self.kind).bench, contender.choice)
         return replace(contender, choice=choice)
 
     def _run(
@@ -258,34 +257,3 @@ def _order(names: Sequence[str], turn: int) -> list[str]:
     shift = turn // 2 % len(names)
     rotated = [*names[shift:], *names[:shift]]
     return rotated[::-1] if turn % 2 else rotated
-
-
-def choice_for(
-    cases: Sequence[Case], bench: Sequence[Case], choice: Mapping[str, int]
-) -> dict[str, int]:
-    """Also for `cases` that `choice` lacks: the configuration of the most similar benchmark case.
-
-    Args:
-        cases: For which a configuration is wanted.
-        bench: The visible benchmark cases.
-        choice: Indices of configurations, by the names of cases.
-    """
-    known = [c for c in bench if c.name in choice]
-    found = dict(choice)
-    for case in cases:
-        if case.name not in choice and known:
-            nearest = min(known, key=lambda k, c=case: distance(k, c))  # type: ignore[misc]
-            found[case.name] = choice[nearest.name]
-    return found
-
-
-def distance(known: Case, case: Case) -> float:
-    """How unlike two cases are: another dtype outweighs everything, then sizes by their ratio."""
-    total = 100.0 if known.dtype != case.dtype else 0.0
-    for name, value in case.dims.items():
-        other = known.dims.get(name, value)
-        if isinstance(value, bool) or value <= 0 or other <= 0:
-            total += 10.0 * (value != other)
-        else:
-            total += abs(math.log(value / other))
-    return total

@@ -12,7 +12,7 @@ from judging import BODY, GOOD, HEADER, SLOW, built, write_task
 from kagent_sandbox import judge_client, process_tree
 from kagent_sandbox.errors import ChildDied, DeviceError, DeviceWedged, MachineError
 from kagent_sandbox.judge import Judge
-from kagent_sandbox.judge_client import JudgeClient
+from kagent_sandbox.judge_client import MOST_SET_ASIDE, JudgeClient
 from kagent_sandbox.launch import health
 from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.launch.cpu_backend import CpuBackend
@@ -193,9 +193,8 @@ def test_a_judge_that_dies_once_is_replaced(folder, task, deaths):
         assert not isinstance(client.check(built(task, SEED, GOOD)), Rejected)
 
 
-def test_a_candidate_that_two_judges_die_of_is_set_aside(folder, task, deaths, monkeypatch):
+def test_a_candidate_that_two_judges_die_of_is_set_aside(folder, task, deaths):
     """One candidate after the other, it is the machine."""
-    monkeypatch.setattr(judge_client, "MOST_SET_ASIDE", 1)  # each takes two judges
     with JudgeClient(folder, "cpu", SEED) as client:
         deaths(100)
         verdict = client.check(built(task, SEED, MARKED))
@@ -204,8 +203,8 @@ def test_a_candidate_that_two_judges_die_of_is_set_aside(folder, task, deaths, m
         assert "signal 6" in verdict.message
         assert "about to die" in verdict.message
         assert not isinstance(client.check(built(task, SEED, GOOD)), Rejected)
-        # not in a row: the machine is fine
-        assert isinstance(client.check(built(task, SEED, MARKED)), Rejected)
+        for _ in range(MOST_SET_ASIDE):  # the first was not in a row with these
+            assert isinstance(client.check(built(task, SEED, MARKED)), Rejected)
         with pytest.raises(ChildDied, match="the machine rather than the kernels"):
             client.check(built(task, SEED, MARKED))
 

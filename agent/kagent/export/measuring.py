@@ -15,7 +15,7 @@ from typing import Any
 
 from kagent_sandbox.build.replay_real import Replayer
 from kagent_sandbox.build.request import BuildRequest, Built
-from kagent_sandbox.figures import Contender
+from kagent_sandbox.figures import Contender, choice_for
 from kagent_sandbox.launch.base import DeviceFacts
 from kagent_sandbox.race_result import BEST_OF_TORCH, Race, RaceCase
 from kagent_sandbox.runtime.source import Source
@@ -156,8 +156,6 @@ class _Verified:
             built.append(answer)
         self._built[entrant.id] = built[0], built[1] if len(built) > 1 else None
         bench = self._task.cases(self._kind).bench
-        from kagent_sandbox.race import choice_for  # with torch, as below
-
         choice = choice_for(self._checked, bench, entrant.choice)
         configs = built[0].configs
         self._choice[entrant.id] = {n: i if i < len(configs) else 0 for n, i in choice.items()}

@@ -17,7 +17,7 @@ from kagent.report import verdict as race_verdict
 from kagent.review import facts
 from kagent.runs import Manifest
 from kagent.store import History
-from kagent.tables import candidate_labels, losses
+from kagent.tables import candidate_labels, losses, perhaps_losses
 
 _HERE = Path(__file__).parent
 _SCRIPTS = ("vendor/echarts.js", "vendor/diff2html.js", "page/report.js")
@@ -38,6 +38,7 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
     data = facts.page_data(manifest, history)
     final = history.race
     headline, tone = _headline(history)
+    lost, perhaps = _losses(history)
     return environment.get_template("report.html.j2").render(
         run=folder,
         manifest=manifest,
@@ -46,7 +47,8 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         winner=winner,
         headline=headline,
         tone=tone,
-        loses=_loses(history),
+        loses=lost,
+        may_lose=perhaps,
         elapsed=clock(history.elapsed_s),
         rejected=sum(lineage.rejections().values()),
         environment=facts.environment_rows(manifest),
@@ -111,9 +113,10 @@ def _headline(history: History) -> tuple[str, str]:
     )
 
 
-def _loses(history: History) -> list[str]:
-    """Cases of the final race where the winner is slower than torch."""
+def _losses(history: History) -> tuple[list[str], list[str]]:
+    """Cases of the final race where the winner is slower than torch, and where it may be."""
     final = history.race
     if final is None or final.winner is None:
-        return []
-    return losses(final.race, str(final.winner))
+        return [], []
+    winner = str(final.winner)
+    return losses(final.race, winner), perhaps_losses(final.race, winner)

@@ -124,7 +124,7 @@ def _honest(
     language: str, rigs: Mapping[str, Rig], built: Mapping[str, Attempt], noise: float
 ) -> Check:
     """Right everywhere, and nowhere slower than unconfined by more than noise."""
-    slowest = 1 + noise
+    most = 1 + noise
     job = built[Tier.T0].job
     times_us: dict[str, list[float]] = {tier: [] for tier in rigs}
     expected = "right in every tier" + (", as fast as in T0" if job.measured else "")
@@ -135,14 +135,14 @@ def _honest(
                 return Check(f"honest {language}", expected, _failed(tier, seen), ok=False)
             if seen.kernel_us is not None:
                 times_us[tier].append(seen.kernel_us)
-        if i > 0 and job.measured and _slowest(times_us) <= slowest:
+        if i > 0 and job.measured and _slowest(times_us) <= most:
             break
     where = ", ".join(rigs)
     if not job.measured:
         how = "interpreted" if job.runs == "interpret" else "compiled"
         return Check(f"honest {language}", expected, f"right in {where} ({how})", ok=True)
     ratios = _beside_t0(times_us)
-    ok = _slowest(times_us) <= slowest
+    ok = _slowest(times_us) <= most
     texts = ", ".join(f"{t} {r:.2f}×" for t, r in ratios.items())
     got = f"right; T0 {_undisturbed(times_us[Tier.T0]):.0f} µs, {texts} of it"
     return Check(f"honest {language}", expected, got, ok)

@@ -305,7 +305,7 @@ class _Started(Generic[K, P]):
                 future.set_result(self._start(key))
             except BaseException as e:  # noqa: BLE001 - whatever it is, others wait for it
                 with self._lock:  # who asks next tries again
-                    del self._found[key]
+                    self._found.pop(key, None)
                 future.set_exception(e)
         return future.result()
 

@@ -82,6 +82,19 @@ def test_the_page_says_the_result_and_holds_every_candidate(run):
     assert "\n".join(lines) == history.lineage[14].proposal.source.rstrip("\n")
 
 
+def test_a_case_that_may_be_lost_is_named_on_the_page(run):
+    manifest, history = run
+    case, *others = history.race.race.cases
+    winner = str(history.race.winner)
+    ratios = [replace(r, value=0.9, high=1.2) if r.candidate == winner else r for r in case.ratios]
+    race = replace(history.race.race, cases=(replace(case, ratios=tuple(ratios)), *others))
+    doubtful = replace(history, race=replace(history.race, race=race))
+    assert "It may lose on" not in page.render("run", manifest, history)
+    text = page.render("run", manifest, doubtful)
+    assert re.search(r"It may lose on</strong> bfloat16 .* \(0\.900×\): slower, but", text)
+    assert "It loses on no hidden case." in text
+
+
 def test_the_page_asks_no_network_and_runs_its_own_scripts_alone(run):
     text = page.render("softmax-ask-tell", *run)
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)
