@@ -70,3 +70,12 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("gpu") and (reason := _gpu_missing()):
             item.add_marker(pytest.mark.skip(reason=reason))
     _long_files_first(items)
+
+
+@pytest.fixture(scope="module")
+def builder():
+    """A warm builder that may build two candidates at once, for one file's tests."""
+    from kagent_sandbox.build.client import Builder
+
+    with Builder(2) as made:
+        yield made

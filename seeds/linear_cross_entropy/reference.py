@@ -22,7 +22,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
 
     "normal": targets anywhere. "ignored": half of them are `ignore_index`; "all_ignored": all of
     them. "tail": targets in the last three columns, which a lost tail of the vocabulary would miss.
-    "shifted": all logits of a token lie about 96 above zero or below it, too far to exponentiate.
+    "shifted": all logits of a token lie about 120 above zero or below it, too far to exponentiate:
+    e^-120 is not even a denormal float.
     "spiked": one logit of each token, often the first or the last, is about 200, the others 0.
     """
     if case.inputs not in {"normal", "ignored", "all_ignored", "tail", "shifted", "spiked"}:
@@ -51,7 +52,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         moved, size = 3 * hidden // 4, 0.5 if hidden <= 128 else 0.25
         sign = torch.randint(2, (tokens, 1), generator=generator, device=device) * 2 - 1
         weight = size * weight.sign()
-        x[:, :moved], weight[:, :moved] = 96.0 / (moved * size) * sign, size
+        x[:, :moved], weight[:, :moved] = 120.0 / (moved * size) * sign, size
     elif case.inputs == "spiked":
         weight = torch.where(weight.abs() > 1.5 * WEIGHT_DEVIATION, weight.sign(), 0.0)
         # Dimension i belongs to one column of the vocabulary, and is large in that column's weight.

@@ -63,14 +63,6 @@ def judge(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def builder():
-    from kagent_sandbox.build.client import Builder
-
-    with Builder() as builder:
-        yield builder
-
-
-@pytest.fixture(scope="module")
 def good(judge, builder):
     return build(judge, builder, source())
 

@@ -113,14 +113,6 @@ def judge(tmp_path_factory):
     judge.close()
 
 
-@pytest.fixture(scope="module")
-def builder():
-    from kagent_sandbox.build.client import Builder
-
-    with Builder() as builder:
-        yield builder
-
-
 def build(judge, builder, text, configs=1):
     from kagent_sandbox.build.request import BuildRequest
     from kagent_sandbox.judge import bench_cases

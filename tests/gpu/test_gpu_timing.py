@@ -73,14 +73,6 @@ def small_judge(tmp_path_factory):
     made.close()
 
 
-@pytest.fixture(scope="module")
-def builder():
-    from kagent_sandbox.build.client import Builder
-
-    with Builder() as made:
-        yield made
-
-
 def test_a_kernel_whose_results_stay_in_l2_is_not_suspect(small_judge, builder):
     from kagent_sandbox.figures import Contender
 

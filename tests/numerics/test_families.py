@@ -5,7 +5,6 @@ import contextlib
 import pytest
 from families import FOLDER, RUNS, built_and_checked, expect_verdict, members
 from kagent.tasks import find_task, task_names
-from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.interpret import Interpreter
 from kagent_sandbox.judge import Judge, check_cases
@@ -35,12 +34,6 @@ class Judges:
             self.made = self.make(find_task(task), self.open)
             self.task = task
         return self.made
-
-
-@pytest.fixture(scope="module")
-def builder():
-    with Builder(2) as b:
-        yield b
 
 
 def a_judge(task, backend, stack):

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent.tasks import find_task, seeds_of, task_names
-from kagent_sandbox.build.client import Builder
 from kagent_sandbox.launch.cpu_backend import CpuBackend
 from mutation import cxx, python
 from mutation.edits import Edit, apply
@@ -210,12 +209,6 @@ def picked(path, text, kind, count=2):
     found = [m for m in mutants_of(path) if text in m.was and m.kind == kind]
     assert found, (path, text, kind)
     return found[:count]
-
-
-@pytest.fixture(scope="module")
-def builder():
-    with Builder(2) as made:
-        yield made
 
 
 def test_mutants_of_cpp_seeds_are_caught(builder):

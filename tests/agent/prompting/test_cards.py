@@ -18,16 +18,9 @@ from card_snippets import (
     needs_a_file,
     snippets,
 )
-from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.request import Built
 
 SNIPPETS = {s.name: s for s in snippets()}
-
-
-@pytest.fixture(scope="module")
-def builder():
-    with Builder() as b:
-        yield b
 
 
 def test_there_are_cards_for_every_bound_and_language():

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from commands import run, stored_run
 from kagent.review import artefacts
-from kagent_sandbox.build.client import Builder
 
 RUN = Path(__file__).parents[3] / "runs" / "softmax-ask-tell"
 
@@ -43,12 +42,6 @@ def test_what_there_is_not_is_said(words, says, monkeypatch, capsys):
     assert done.code != 0
     assert says in done.err
     assert "Traceback" not in done.err
-
-
-@pytest.fixture(scope="module")
-def builder():
-    with Builder(2) as made:
-        yield made
 
 
 @pytest.fixture

@@ -3,17 +3,10 @@
 import dataclasses
 
 import pytest
-from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
 from kagent_sandbox.launch.base import DeviceFacts
 from kagent_sandbox.plan import Launch, Pointer, Scalar, TensorMap
 from kagent_sandbox.verdict import Rejected, Stage, Status
-
-
-@pytest.fixture(scope="module")
-def builder():
-    with Builder(2) as builder:
-        yield builder
 
 
 def case(rows, columns, dtype="float32"):

@@ -4,7 +4,6 @@ import re
 import time
 
 import pytest
-from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.crashes import crash_line, printed_before
 from kagent_sandbox.build.request import BuildCase, BuildRequest, TensorSpec
 from kagent_sandbox.verdict import Rejected, Stage, Status
@@ -31,12 +30,6 @@ BUSY_S = 10.0
 X = TensorSpec("x", (64,), (1,), "float32")
 CASE = BuildCase("one", (X,), (TensorSpec("y", (64,), (1,), "float32"),))
 OTHER = BuildCase("two", (X,), (TensorSpec("y", (64,), (1,), "float32"),))
-
-
-@pytest.fixture(scope="module")
-def builder():
-    with Builder(2) as builder:
-        yield builder
 
 
 def built(builder, in_call="pass", at_import="", **limits):
