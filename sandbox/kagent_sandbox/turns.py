@@ -42,14 +42,13 @@ HOPELESS_AT_FIRST, HOPELESS = 0.3, 0.5
 """... and below which, at the first look and at later ones, they are not worth their time."""
 FURTHER_S = 2.0
 """For further pairs: other candidates wait. Nothing is begun after that."""
-NOISE_TRIES = 3
-PAUSE_S = 0.02
+PAUSES_S = (0.02, 0.02, 0.02)
+"""Before turns whose times are no measurement are taken again, ..."""
+LONG_PAUSES_S = (0.5, 2.0, 5.0)
+"""... and then, where the incumbent's say as little: a neighbour takes longer to leave than a
+glitch, and giving up ends the run."""
 DRIFT: Mapping[Kind, float] = {"gpu": 1.1, "cpu": 2.0}
 """Slowest over fastest block of the incumbent, a known kernel: from here on something disturbed."""
-
-
-def _is_noise(blocks: Sequence[Sequence[float]]) -> bool:
-    return timing.is_noise([us for block in blocks for us in block])
 
 
 @dataclass
@@ -159,11 +158,16 @@ class Turns:
             MachineError: Everybody's stay so.
         """
         tries = 0
-        while tries < NOISE_TRIES and (
-            any(map(_is_noise, table.blocks.values())) or (tries == 0 and self._drifts(table))
-        ):
+        for pause_s in (*PAUSES_S, *LONG_PAUSES_S):
+            noisy = self._noisy(table)
+            if not noisy and (tries or not self._drifts(table)):
+                break
+            if tries == len(PAUSES_S):
+                if self._its_own(noisy, table):
+                    break
+                refuse_if_noise_is_its_own(table, "a", self.kind)
             tries += 1
-            time.sleep(PAUSE_S)  # what disturbed may be over
+            time.sleep(pause_s)
             for blocks in table.blocks.values():
                 blocks.clear()
             phases = PACES[self.kind].phases
@@ -172,12 +176,12 @@ class Turns:
                 self._phase(table, phase)
         if tries:
             self.notes.append(f"{table.case.name}: taken {tries + 1} times, something disturbed")
-        noisy = [side for side, blocks in table.blocks.items() if _is_noise(blocks)]
+        noisy = self._noisy(table)
         if not noisy:
             return
         us = sorted(x for b in table.blocks[noisy[0]] for x in b)
         spread = f"samples of one kernel lie between {us[0]:.1f} and {us[-1]:.1f} µs"
-        if noisy == ["a"] and len(table.blocks) > 1:
+        if self._its_own(noisy, table):
             text = f"{spread}, while the incumbent's beside them agree"
             raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, table.case.name))
         refuse_if_noise_is_its_own(table, "a", self.kind)
@@ -185,6 +189,20 @@ class Turns:
             f"{table.case.name} cannot be timed: {spread}. Something else keeps this machine busy: "
             "end it, then go on with the run"
         )
+
+    @staticmethod
+    def _noisy(table: Table) -> list[str]:
+        """Sides whose samples are no measurement."""
+        return [
+            side
+            for side, blocks in table.blocks.items()
+            if timing.is_noise([us for block in blocks for us in block])
+        ]
+
+    @staticmethod
+    def _its_own(noisy: Sequence[str], table: Table) -> bool:
+        """Whether only the candidate's times are noise, while the incumbent's agree."""
+        return noisy == ["a"] and len(table.blocks) > 1
 
     def _drifts(self, table: Table) -> bool:
         blocks = [statistics.median(b) for b in table.blocks.get("b", ())]

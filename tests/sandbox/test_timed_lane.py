@@ -176,7 +176,8 @@ def test_whoever_is_let_go_has_been_checked_while_it_was_timed(judge):
 
 
 @pytest.fixture
-def noise():
+def noise(monkeypatch):
+    monkeypatch.setattr(turns, "LONG_PAUSES_S", (0.01, 0.01, 0.01))
     yield NOISE
     NOISE.update(blocks=0, slow=0, of="t")
 
@@ -189,6 +190,24 @@ def test_turns_of_a_busy_moment_are_taken_again(judge, noise):
     timing = passed.timings[0]
     assert 490 < timing.low_us <= timing.kernel_us <= timing.high_us < 510
     assert passed.versus.p_faster < 0.95
+
+
+def test_a_neighbour_may_take_longer_to_leave(judge, noise, monkeypatch):
+    """It leaves during the second of the long pauses, when all short ones have been in vain."""
+    pauses = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if pauses.count(0.01) == 2:
+            noise["blocks"] = 0
+
+    monkeypatch.setattr(turns.time, "sleep", sleep)
+    noise["blocks"] = 10**6
+    passed = evaluate(judge, GOOD, GOOD)
+    assert isinstance(passed, Passed), passed
+    assert pauses[: len(turns.PAUSES_S)] == list(turns.PAUSES_S)
+    assert pauses.count(0.01) == 2
+    assert "gpu_bench: taken 6 times, something disturbed" in passed.notes
 
 
 def test_a_host_that_stays_busy_is_nobodys_verdict(judge, noise):
