@@ -7,7 +7,7 @@ PYTHON ?= python3
 TORCH  ?= pinned
 TASK   ?= softmax
 BUDGET ?= 50
-WORKERS ?= 2
+WORKERS ?= 3
 BIN    := .venv/bin
 
 .PHONY: evolve test check format clean
@@ -15,7 +15,7 @@ BIN    := .venv/bin
 evolve: .venv/ready
 	$(BIN)/kagent evolve $(TASK) --budget $(BUDGET)
 
-# Two workers share the files; tests that need the machine to themselves have it (tests/turns.py).
+# Three workers share the files (many tests wait); tests that need the machine to themselves have it (tests/turns.py).
 test: .venv/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
