@@ -53,17 +53,22 @@ def attention(
     Returns:
         [..., H, S, D].
     """
+    trains = wants_gradient(query, key, value)
+    if _TRAINS or not trains:
+        o = _attention.at_once(query, key, value, is_causal)
+        if o is not None:
+            return o
     dtype = autocast_dtype(query)
     if dtype is not None:
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     ours = plain(query, key, value) and _fits(query, key, value)
-    if not ours or (not _TRAINS and wants_gradient(query, key, value)):
+    if not ours or (trains and not _TRAINS):
         return _sdpa(query, key, value, is_causal)
     if query.dim() == 4:
         if _attention.is_torchs(query, key, value, is_causal):
             return _sdpa(query, key, value, is_causal)  # transposed in memory: no copy of it
         return _attention.op(query, key, value, is_causal)
-    o = _attention.op(_batched(query), _batched(key), _batched(value), is_causal)
+    o = _attention(_batched(query), _batched(key), _batched(value), is_causal)
     return o.view(query.shape)
 
 
@@ -143,7 +148,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         wanted = [t for t, w in zip((q, k, v), ctx.needs_input_grad, strict=False) if w]
         found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
         return (*(next(found) if w else None for w in ctx.needs_input_grad[:3]), None)
-    return (*_gradient.op(grad, q, k, v, o, ctx.causal), None)
+    return (*_gradient(grad, q, k, v, o, ctx.causal), None)
 
 
 def _gradient_reference(

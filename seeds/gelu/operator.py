@@ -36,8 +36,8 @@ def gelu(input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
     if not plain(input):
         return F.gelu(input, approximate="tanh")
     if input.dim() == 2:
-        return _gelu.op(input)
-    return _gelu.op(rows(input)).view(input.shape)
+        return _gelu(input)
+    return _gelu(rows(input)).view(input.shape)
 
 
 class GELU(nn.Module):
@@ -71,7 +71,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
     (x,) = ctx.saved_tensors
     if _gradient is None or torch.is_grad_enabled():  # torch's has a second derivative
         return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
-    return _gradient.op(grad, x)
+    return _gradient(grad, x)
 
 
 def _gradient_reference(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -64,6 +64,11 @@ def linear_cross_entropy(
         IndexError: A target is out of range; on the CPU only.
     """
     _require_mean(reduction)
+    learns = wants_gradient(input, linear_weight)
+    if learns and input.dtype is not torch.float16:
+        found = _linear_cross_entropy.at_once(input, linear_weight, target, ignore_index)
+        if found is not None:
+            return found[0]
     dtype = autocast_dtype(input)
     if dtype is not None:
         input, linear_weight = input.to(dtype), linear_weight.to(dtype)  # noqa: A001
@@ -74,7 +79,6 @@ def linear_cross_entropy(
         )
     if input.dim() != 2:
         input, target = input.reshape(-1, input.shape[-1]), target.reshape(-1)  # noqa: A001
-    learns = wants_gradient(input, linear_weight)
     ours = (
         plain(input, linear_weight, target)
         and target.dtype is torch.int64

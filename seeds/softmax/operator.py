@@ -42,13 +42,13 @@ def softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:  # noqa: A002 -
         input = input.float()  # noqa: A001
     dims = input.dim()
     if dim in (-1, dims - 1) and dims > 0:
-        return _softmax.op(input) if dims == 2 else _softmax.op(rows(input)).view(input.shape)
+        return _softmax(input) if dims == 2 else _softmax(rows(input)).view(input.shape)
     if dims == 0 or not -dims <= dim < dims:
         return torch.softmax(input, dim)  # its error, or a one
     moved = input.movedim(dim, -1)
     if not moved.is_contiguous():
         return torch.softmax(input, dim)
-    return _softmax.op(rows(moved)).view(moved.shape).movedim(-1, dim)
+    return _softmax(rows(moved)).view(moved.shape).movedim(-1, dim)
 
 
 class Softmax(nn.Module):
@@ -94,7 +94,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
     (y,) = ctx.saved_tensors
     if _gradient is None or torch.is_grad_enabled():  # torch's has a second derivative
         return torch.ops.aten._softmax_backward_data(grad, y, -1, y.dtype)  # noqa: SLF001
-    return _gradient.op(grad, y)
+    return _gradient(grad, y)
 
 
 def _gradient_reference(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -102,6 +102,25 @@ def test_values_and_gradients_are_torchs_and_the_kernels_ran(library, task):
 
 
 @pytest.mark.parametrize("task", FILES)
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_known_call_does_not_pass_the_dispatcher(library, task, learns, monkeypatch):
+    function, args, _ = functions(library)[task]
+    if task == "linear_cross_entropy":  # without gradients no kernel is asked
+        learns = True
+    elif task == "attention":  # with them, without a backward kernel
+        learns = False
+    args = leaves(args) if learns else args
+    expected = function(*args)
+    operator = vars(vars(library)[task])[f"_{task}"]
+
+    def refuse(*_):
+        raise AssertionError("the dispatcher was asked")
+
+    monkeypatch.setattr(operator, "op", refuse)
+    torch.testing.assert_close(function(*args), expected)
+
+
+@pytest.mark.parametrize("task", FILES)
 def test_opcheck(library, task):
     function, args, _ = functions(library)[task]
     operator = vars(vars(library)[task])[f"_{task}"]

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 _PORTFOLIO = Path(__file__).parent / "portfolio"
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that know of no other library."""
 _TRACED = {"torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor"}
 
 
@@ -25,7 +26,7 @@ def plain(*tensors: torch.Tensor) -> bool:
     """
     for tensor in tensors:
         kind = type(tensor)
-        if kind not in _PLAIN and kind.__module__ not in _TRACED:
+        if kind not in PLAIN and kind.__module__ not in _TRACED:
             return False
         if tensor.layout is not torch.strided:
             return False

@@ -2,12 +2,16 @@
 
     _softmax = Operator("softmax", "(Tensor x) -> Tensor", namespace=NAMESPACE,
                         reference=_reference, fake=_fake, dims=_dims)
-    y = _softmax.op(x)
+    y = _softmax(x)
 
-`op` is an operator of torch.library: torch.compile, export and autograd know it. When it runs, the
-table portfolio/softmax.json says which kernel to use. Whatever a kernel was not checked for, and
-whatever does not compile or launch here, is computed by the reference, plain torch code, with one
-warning for each reason.
+`_softmax.op` is an operator of torch.library: torch.compile, export and autograd know it. When it
+runs, the table portfolio/softmax.json says which kernel to use. Whatever a kernel was not checked
+for, and whatever does not compile or launch here, is computed by the reference, plain torch code,
+with one warning for each reason.
+
+Into torch's dispatcher and back into Python takes as long as to launch a kernel, or two. Where
+nobody would see the call there (no mode, transform, tracer or profiler) and its choice is known, it
+goes to the kernel at once.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from . import _kernels
 from ._dispatch import Call, Dispatch, FallbackWarning
 from ._gradients import scaled
 from ._helpers import (
+    PLAIN,
     autocast_dtype,
     available,
     check_classes,
@@ -68,6 +73,33 @@ _AUTOCAST = functools.reduce(
 nothing is cast within it.
 """
 
+_seers = torch._C._dispatch_tls_local_include_set  # noqa: SLF001
+_keys_of = torch._C._dispatch_keys  # noqa: SLF001
+_function_modes = torch._C._len_torch_function_stack  # noqa: SLF001
+_profiled = torch._C._autograd._profiler_enabled  # noqa: SLF001
+_autocast = torch._C._is_any_autocast_enabled  # noqa: SLF001
+_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded  # noqa: SLF001
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality  # noqa: SLF001
+
+
+def _raw(*names: str) -> int:
+    keys = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, n)) for n in names)  # noqa: SLF001
+    return functools.reduce(operator.or_, keys).raw_repr()
+
+
+_NOBODY = {_raw("BackendSelect", "ADInplaceOrView"), _raw("BackendSelect")}
+"""Who is always there; in inference mode views are nobody's concern."""
+
+_ORDINARY = {
+    raw
+    for device in ("CPU", "CUDA")
+    for raw in (
+        _raw(device, "ADInplaceOrView", f"Autograd{device}", f"Autocast{device}"),
+        _raw(device, f"Autocast{device}"),  # made in inference mode
+    )
+}
+"""Of tensors that are memory of a device and nothing else: not sparse, negated, traced, wrapped."""
+
 
 class Operator:
     """One operator of torch.library, with a portfolio of kernels."""
@@ -100,8 +132,9 @@ class Operator:
             dims: The task's dimensions and flags of a call; None if its tensors do not fit the
                 task, which leaves it to the reference to say what is wrong.
             task: Whose portfolio it uses, where it is not called like it.
-            check: Looks at the arguments of every call, and raises where a kernel would read or
-                write what is not its own.
+            check: Looks at the arguments of every call on the CPU, and raises where a kernel would
+                read or write what is not its own. To look at a GPU's values, one would have to
+                wait for it.
             setup_context: As of torch.library.register_autograd, for `backward`.
             backward: Likewise. Without it, asking for a gradient is an error.
             vmap: As of torch.library.register_vmap.
@@ -119,6 +152,8 @@ class Operator:
         """The overload to call, with positional arguments."""
         arguments = self.op._schema.arguments  # noqa: SLF001
         self._tensors = tuple(i for i, a in enumerate(arguments) if str(a.type) == "Tensor")
+        others = [i for i in range(len(arguments)) if i not in self._tensors]
+        self._tensors_of, self._others_of = _picks(self._tensors), _picks(others)
         self._mutated = tuple(
             i for i in self._tensors if (alias := arguments[i].alias_info) and alias.is_write
         )
@@ -149,6 +184,42 @@ class Operator:
 
     # -- a call ------------------------------------------------------------------------------------
 
+    def __call__(self, *args: Any) -> Any:
+        """Call it, by the shortest way that there is."""
+        result = self.at_once(*args)
+        return self.op(*args) if result is None else result
+
+    def at_once(self, *args: Any) -> Any:
+        """The result where a kernel is known for such a call and nobody is to see it; else None.
+
+        Not under autocast: what calls it may have to cast arguments first.
+        """
+        if (
+            torch.compiler.is_compiling()
+            or self._mutated
+            or _seers().raw_repr() not in _NOBODY
+            or _autocast()
+            or _function_modes()
+            or _profiled()
+        ):
+            return None
+        learns, tensors = False, self._tensors_of(args)
+        for tensor in tensors:
+            if type(tensor) not in PLAIN or _keys_of(tensor).raw_repr() not in _ORDINARY:
+                return None
+            if tensor.requires_grad:
+                learns = True
+        call = self._calls.get((*map(_kind, tensors), *self._others_of(args)))
+        if call is None:
+            return None
+        if self._check is not None and not tensors[0].is_cuda:
+            self._check(*args)
+        if learns and torch.is_grad_enabled():
+            if _excluded(_AUTOGRAD):
+                return None
+            return _apply(*args, self, call)  # type: ignore[no-untyped-call]
+        return self._launch(call, args)
+
     def _differentiable(self, keys: Any, *args: Any) -> Any:
         # What torch.library.register_autograd does, in half its time (4 µs here).
         if torch.is_grad_enabled():
@@ -169,26 +240,20 @@ class Operator:
             return self.op.redispatch(keys & _BELOW_AUTOGRAD, *args)
 
     def _run(self, *args: Any) -> Any:
-        if self._check is not None:
+        if self._check is not None and not args[self._tensors[0]].is_cuda:
             self._check(*args)
         call = self._chosen(args)
-        if torch._C._is_any_autocast_enabled():  # noqa: SLF001
+        if _autocast():
             with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):  # noqa: SLF001
                 return self._launch(call, args)
         return self._launch(call, args)
 
-    def _chosen(self, args: Sequence[Any]) -> Call | None:
-        if len(args) == 1:
-            (x,) = args
-            key: tuple[object, ...] = (x.shape, x.dtype, x.device)
-        else:
-            key = tuple(
-                [(a.shape, a.dtype, a.device) if isinstance(a, torch.Tensor) else a for a in args]
-            )
+    def _chosen(self, args: tuple[Any, ...]) -> Call | None:
+        tensors = self._tensors_of(args)
+        key = (*map(_kind, tensors), *self._others_of(args))
         try:
             return self._calls[key]
         except KeyError:
-            tensors = [args[i] for i in self._tensors]
             return self._dispatch.choose(key, tensors, self._dims, args)
 
     def _launch(self, call: Call | None, args: Sequence[Any]) -> Any:
@@ -229,13 +294,29 @@ class Operator:
         )
 
 
+_kind = operator.attrgetter("shape", "dtype", "device")
+"""What tensors of calls must have in common for these to be run alike."""
+
+
+def _picks(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What takes these out of a tuple."""
+    first, count = (positions[0] if positions else 0), len(positions)
+    if list(positions) == list(range(first, first + count)):
+        return operator.itemgetter(slice(first, first + count))
+    return operator.itemgetter(*positions)
+
+
 class _Differentiable(torch.autograd.Function):
-    """An operator's call that is to be differentiated; its last arguments are it and its keys."""
+    """An operator's call that is to be differentiated.
+
+    The last two arguments are the operator, and its keys or the call that is known already.
+    """
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        *inputs, ctx.operator, keys = args
-        result = ctx.operator._below_autograd(keys, inputs)  # noqa: SLF001
+        *inputs, ctx.operator, how = args
+        run = ctx.operator._launch if isinstance(how, Call) else ctx.operator._below_autograd  # noqa: SLF001
+        result = run(how, inputs)
         if ctx.operator._setup_context is not None:  # noqa: SLF001
             ctx.operator._setup_context(ctx, inputs, result)  # noqa: SLF001
         return result
