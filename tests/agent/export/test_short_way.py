@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from assembled import KERNELS, assemble, calls
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -149,6 +150,28 @@ def test_transforms_see_it(gelu):
     )
     with pytest.raises(RuntimeError, match="functorch transforms"):  # not: no gradient at all
         torch.func.grad(lambda a: operator(a).sum())(x)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_derivatives_in_forward_mode_are_torchs(library, task):
+    """An operator has none, and would drop the tangents without a word."""
+    function, args = _functions(library)[task]
+    args = [a.detach() for a in args]
+    tangents = [torch.randn_like(a) for a in args]
+    function(*args)
+    if task == "attention":  # torch's has no derivative in forward mode, and says so
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward AD"):
+            function(*(forward_ad.make_dual(a, t) for a, t in zip(args, tangents, strict=True)))
+        return
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(a, t) for a, t in zip(args, tangents, strict=True)]
+        found = forward_ad.unpack_dual(function(*duals)).tangent
+    small = 1e-3
+    up, down = (
+        function(*(a + sign * small * t for a, t in zip(args, tangents, strict=True)))
+        for sign in (1, -1)
+    )
+    torch.testing.assert_close(found, (up - down) / (2 * small), rtol=0.02, atol=0.02)
 
 
 def test_negated_views_and_sparse_tensors_go_the_long_way(library, gelu):

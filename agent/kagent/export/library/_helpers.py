@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 _PORTFOLIO = Path(__file__).parent / "portfolio"
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that know of no other library."""
+
+STRIDED = torch.strided
 _TRACED = {"torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor"}
 
 
@@ -22,13 +25,16 @@ def available(task: str) -> bool:
 def plain(*tensors: torch.Tensor) -> bool:
     """Whether all are dense tensors of torch's own type, or what stands for one while it is traced.
 
-    Subclasses (of DTensor's kind) know torch's operators, not this library's.
+    Subclasses (of DTensor's kind) know torch's operators, not this library's; and torch's have
+    derivatives in forward mode, so that none are plain where these are asked for.
     """
+    if forward_ad._current_level >= 0:  # noqa: SLF001
+        return False
     for tensor in tensors:
         kind = type(tensor)
         if kind not in PLAIN and kind.__module__ not in _TRACED:
             return False
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not STRIDED:
             return False
     return True
 
