@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kagent_sandbox.noise import Noise
 from kagent_sandbox.race_result import TORCH, RaceCase
+from kagent_sandbox.records import RecordError, from_json
 from kagent_sandbox.verdict import CaseTiming, Passed, Rejected
 
 from kagent.display import outcome, spent_text
@@ -17,6 +19,7 @@ from kagent.review.ablate import stored_ablation
 from kagent.review.ablation_view import how, ranked, short, worth_text
 from kagent.review.sources import Lines, changes
 from kagent.runs import Manifest
+from kagent.selftest.record import told as selftest_told
 from kagent.store import History
 from kagent.tables import candidate_labels, case_shape
 
@@ -224,17 +227,14 @@ def environment_rows(manifest: Manifest) -> list[tuple[str, str]]:
     versions = env.get("versions")
     if isinstance(versions, Mapping):
         rows.append(("packages", ", ".join(f"{k} {v}" for k, v in versions.items())))
-    rows += [
-        (name, str(env[key]))
-        for name, key in (
-            ("isolation", "isolation"),
-            ("self-test", "selftest"),
-            ("noise", "noise"),
-            ("host", "host"),
-            ("Python", "python"),
-        )
-        if env.get(key)
-    ]
+    found = (
+        ("isolation", env.get("isolation")),
+        ("self-test", selftest_told(env)),
+        ("noise", _noise(env)),
+        ("host", env.get("host")),
+        ("Python", env.get("python")),
+    )
+    rows += [(name, str(text)) for name, text in found if text]
     rows += [
         ("kagent", manifest.version),
         ("task", f"{manifest.task}, digest {manifest.task_digest}"),
@@ -243,6 +243,14 @@ def environment_rows(manifest: Manifest) -> list[tuple[str, str]]:
         ("started", manifest.started),
     ]
     return rows
+
+
+def _noise(environment: Mapping[str, object]) -> str | None:
+    """What the A/A comparison at the start of a run found; None where there was none."""
+    try:
+        return from_json(Noise, environment.get("noise")).text
+    except RecordError:
+        return None
 
 
 def cost_line(history: History) -> str:

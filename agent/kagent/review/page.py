@@ -16,6 +16,7 @@ from kagent.display import clock
 from kagent.report import verdict as race_verdict
 from kagent.review import facts
 from kagent.runs import Manifest
+from kagent.selftest.record import told as selftest_told
 from kagent.store import History
 from kagent.tables import candidate_labels, losses, perhaps_losses
 
@@ -52,6 +53,7 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         elapsed=clock(history.elapsed_s),
         rejected=sum(lineage.rejections().values()),
         environment=facts.environment_rows(manifest),
+        selftest=selftest_told(manifest.environment) or "not recorded",
         cost=facts.cost_line(history),
         race=facts.race_rows(final, lineage, matrix=manifest.matrix) if final else [],
         rate="TFLOP/s" if manifest.matrix else "GB/s",

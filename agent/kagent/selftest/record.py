@@ -86,15 +86,21 @@ def in_environment(key: str, versions: Mapping[str, str]) -> object:
     return NOT_RUN if record is None else to_json(record)
 
 
-def line(environment: Mapping[str, object]) -> str | None:
+def told(environment: Mapping[str, object]) -> str | None:
     """What a run's report says; None for runs of versions that had no selftest."""
     stored = environment.get("selftest")
     if stored is None:
         return None
     try:
-        return f"selftest: {from_json(SelftestRecord, stored).text}"
+        return from_json(SelftestRecord, stored).text
     except RecordError:
-        return f"selftest: {NOT_RUN} on that machine with those versions"
+        return f"{NOT_RUN} on that machine with those versions"
+
+
+def line(environment: Mapping[str, object]) -> str | None:
+    """The same for a terminal, where nothing else says what it is about."""
+    text = told(environment)
+    return None if text is None else f"selftest: {text}"
 
 
 def _name(key: str, corpus: str, versions: Mapping[str, str]) -> str:

@@ -19,7 +19,10 @@ from hypothesis import strategies as st
 from kagent.lineage import Candidate, Lineage, Operator, Proposal
 from kagent.review import facts, page, sources
 from kagent.review.live import Server
+from kagent.selftest.record import SelftestRecord
 from kagent.show import read_history
+from kagent_sandbox.noise import Noise
+from kagent_sandbox.records import to_json
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
 RUNS = Path(__file__).parents[3] / "runs"
@@ -80,6 +83,23 @@ def test_the_page_says_the_result_and_holds_every_candidate(run):
     shown = data["candidates"][14]
     lines = [unescape(re.sub(r"</?i[^>]*>", "", data["lines"][n])) for n in shown["lines"]]
     assert "\n".join(lines) == history.lineage[14].proposal.source.rstrip("\n")
+
+
+def test_what_a_run_stores_of_the_machine_is_told_in_words(run):
+    manifest, history = run
+    noise = Noise(609.0, 0.928, 0.109, 1.0, 0.3)
+    tested = SelftestRecord("48aa", "x", "T2", "2026-11-22T07:40:35+0000", 345, 37, (), noise)
+    found = {**manifest.environment, "selftest": to_json(tested), "noise": to_json(noise)}
+    text = unescape(page.render("run", replace(manifest, environment=found), history))
+    shown = re.sub(r"(?s)<(script|style).*?</\1>", "", text)
+    assert shown.count(tested.text) == 2
+    assert shown.count(noise.text) == 1
+    assert not re.search(r"\{'|\['", shown)
+    for stored in ("not run", None):
+        found = {**manifest.environment, "selftest": stored, "noise": None}
+        text = page.render("run", replace(manifest, environment=found), history)
+        wanted = "not run on that machine with those versions" if stored else "not recorded"
+        assert f"<dt>self-test</dt><dd>{wanted}</dd>" in text
 
 
 def test_a_case_that_may_be_lost_is_named_on_the_page(run):
