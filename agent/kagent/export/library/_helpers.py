@@ -13,7 +13,6 @@ _PORTFOLIO = Path(__file__).parent / "portfolio"
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that know of no other library."""
 
-STRIDED = torch.strided
 _TRACED = {"torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor"}
 
 
@@ -34,7 +33,7 @@ def plain(*tensors: torch.Tensor) -> bool:
         kind = type(tensor)
         if kind not in PLAIN and kind.__module__ not in _TRACED:
             return False
-        if tensor.layout is not STRIDED:
+        if tensor.layout is not torch.strided:
             return False
     return True
 

@@ -29,7 +29,6 @@ from ._dispatch import Call, Dispatch, FallbackWarning
 from ._gradients import scaled
 from ._helpers import (
     PLAIN,
-    STRIDED,
     autocast_dtype,
     available,
     check_classes,
@@ -119,9 +118,8 @@ class Operator:
             dims: The task's dimensions and flags of a call; None if its tensors do not fit the
                 task, which leaves it to the reference to say what is wrong.
             task: Whose portfolio it uses, where it is not called like it.
-            check: Looks at the arguments of every call on the CPU, and raises where a kernel would
-                read or write what is not its own. To look at a GPU's values, one would have to
-                wait for it.
+            check: Looks at the arguments of every call, and raises where a kernel would read or
+                write what is not its own.
             setup_context: As of torch.library.register_autograd, for `backward`.
             backward: Likewise. Without it, asking for a gradient is an error.
             vmap: As of torch.library.register_vmap.
@@ -195,7 +193,7 @@ class Operator:
             return None
         learns, ready, tensors = False, True, self._tensors_of(args)
         for tensor in tensors:
-            if type(tensor) not in PLAIN or tensor.layout is not STRIDED or tensor.is_neg():
+            if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_neg():
                 return None
             if tensor.requires_grad:
                 learns = True
@@ -204,7 +202,7 @@ class Operator:
         call = self._calls.get((*map(_kind, tensors), *self._others_of(args)))
         if call is None:
             return None
-        if self._check is not None and not tensors[0].is_cuda:
+        if self._check is not None:
             self._check(*args)
         if learns and torch.is_grad_enabled():
             if _excluded(_AUTOGRAD):
@@ -224,7 +222,7 @@ class Operator:
         if torch.is_grad_enabled():
             for i in self._tensors:
                 if args[i].requires_grad:
-                    if torch._C._are_functorch_transforms_active():  # noqa: SLF001
+                    if _transforms():
                         return _Differentiable.apply(*args, self, keys)  # type: ignore[no-untyped-call]
                     return _apply(*args, self, keys)  # type: ignore[no-untyped-call]
         return self._below_autograd(keys, args)
@@ -239,7 +237,7 @@ class Operator:
             return self.op.redispatch(keys & _BELOW_AUTOGRAD, *args)
 
     def _run(self, *args: Any) -> Any:
-        if self._check is not None and not args[self._tensors[0]].is_cuda:
+        if self._check is not None:
             self._check(*args)
         call = self._chosen(args)
         if _autocast():
