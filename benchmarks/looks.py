@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 from kagent_sandbox.blocks import PACES
-from kagent_sandbox.turns import CLEAR, HOPELESS, HOPELESS_AT_FIRST
+from kagent_sandbox.turns import CLEAR, HOPELESS
 
 PROMOTION = 0.95
 
@@ -33,7 +33,7 @@ def simulate(cases: int, comparisons: int, rng: np.random.Generator) -> tuple[fl
         used[going] = n
         last = look == pace.looks
         faster |= going & (z[:, look] > normal.inv_cdf(PROMOTION if last else CLEAR))
-        hopeless = normal.inv_cdf(HOPELESS if look else HOPELESS_AT_FIRST)
+        hopeless = normal.inv_cdf(HOPELESS[min(look, len(HOPELESS) - 1)])
         going &= ~faster & (z[:, look] > hopeless)
     return float(faster.mean()), float(used.mean())
 

@@ -8,19 +8,22 @@ against each other in fresh launchers, with the faster one as the candidate and 
 Printed is, per size and plant, how often the candidate was called faster (P > 0.95: it would be
 promoted), slower (P < 0.05, or let go early) or a tie, and the median ratio that was measured.
 
-Rounds over everything are repeated until `--repeats` are done or the deadline has come.
+Of equal kernels also how far estimates lie from 1, and how far by what their intervals say (1: as
+far as these say). Rounds over everything are repeated until `--repeats` are done or the deadline
+has come.
 """
 
 import argparse
 import hashlib
 import importlib
+import math
 import os
 import statistics
 import subprocess
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -44,7 +47,7 @@ from kagent_sandbox.plan import (
     TensorRef,
 )
 from kagent_sandbox.task import Kind, Task, load_task
-from kagent_sandbox.verdict import Passed, Rejected
+from kagent_sandbox.verdict import Comparison, Passed, Rejected
 
 Key: TypeAlias = tuple[int, float, str]  # rows, share, which one is the candidate
 SECRET = 5
@@ -197,6 +200,7 @@ def main() -> None:
     calls: dict[Key, Counter[str]] = defaultdict(Counter)
     ratios: dict[Key, list[float]] = defaultdict(list)
     times: dict[int, list[float]] = defaultdict(list)
+    equal: list[Comparison] = []
     lanes: list[float] = []
     notes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -228,14 +232,27 @@ def main() -> None:
                                 ratios[key].append(verdict.versus.ratio)
                                 times[rows].append(verdict.timings[0].kernel_us)
                                 lanes.append(verdict.lane_s)
+                                if share == 0 and not verdict.screened:
+                                    equal.append(verdict.versus)
                                 notes.update(n.split(":")[0] for n in verdict.notes)
         finally:
             for judge in judges.values():
                 judge.close()
     report(calls, ratios, times)
+    if equal:
+        print(f"equal kernels: {spread(equal)}")
     if lanes:
         print(f"{len(lanes)} measurements, median {statistics.median(lanes):.2f} s each")
     print(f"disturbed: {dict(notes.most_common(6)) or 'never'}")
+
+
+def spread(found: Sequence[Comparison]) -> str:
+    """How far estimates of equal kernels lie from 1."""
+    off = [math.log(c.ratio) for c in found]
+    said = [math.log(c.high / c.low) / (2 * 1.96) for c in found]
+    rms = math.sqrt(statistics.fmean(x * x for x in off))
+    share = math.sqrt(statistics.fmean((x / sd) ** 2 for x, sd in zip(off, said, strict=True)))
+    return f"{len(found)} estimates, {rms:.2%} from 1 (rms), {share:.2f} of what intervals say"
 
 
 def report(

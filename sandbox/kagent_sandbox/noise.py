@@ -46,14 +46,15 @@ class Noise:
     factor: float = 1.0  # on `timing.systematic`; 1 where the machine is no worse than known ones
     seconds: float = 0.0
 
-    def sd(self, us: float, *, gpu: bool, pairs: int) -> float:
+    def sd(self, us: float, *, gpu: bool, pairs: int, beside: int = 0) -> float:
         """Standard deviation of log(ratio) of kernels of `us`, beside what samples show themselves.
 
         Few pairs of blocks say little of how pairs vary, one says nothing: what they varied by in
-        the A/A counts as well, as much as if `_KNOWN_BY` pairs had said it.
+        the A/A counts as well, as much as if `_KNOWN_BY` pairs had said it. `beside`: pairs after
+        the first of the other cases of a comparison, whose mean shows what they vary by, too.
         """
         known = timing.systematic(us, gpu=gpu, factor=self.factor)
-        share = _KNOWN_BY / (_KNOWN_BY + pairs - 1)
+        share = _KNOWN_BY / (_KNOWN_BY + pairs - 1 + beside)
         return math.hypot(known, self.pair_sd * math.sqrt(share / pairs))
 
     @property

@@ -36,11 +36,11 @@ LOSING_RATIO = 0.985
 """A candidate whose interval ends below this is not timed further, ..."""
 FAR_RATIO = 0.9
 """... and below this while a side has fewer samples than `SURE_SAMPLES`."""
-CLEAR = 0.995
+CLEAR = 0.999
 """P(faster) from which on a candidate needs no further pairs, ..."""
-HOPELESS_AT_FIRST, HOPELESS = 0.3, 0.5
-"""... and below which, at the first look and at later ones, they are not worth their time."""
-FURTHER_S = 2.0
+HOPELESS = (0.1, 0.25, 0.5)
+"""... and below which, at the first look, the second and later ones, they are not worth it."""
+FURTHER_S = 5.0
 """For further pairs: other candidates wait. Nothing is begun after that."""
 PAUSES_S = (0.02, 0.02, 0.02)
 """Before turns whose times are no measurement are taken again, ..."""
@@ -88,7 +88,7 @@ class Turns:
         more = None if self._alone else pace.more(len(self.tables))
         until = time.monotonic() + FURTHER_S
         for look in range(pace.looks):
-            hopeless = HOPELESS if look else HOPELESS_AT_FIRST
+            hopeless = HOPELESS[min(look, len(HOPELESS) - 1)]
             if more is None or time.monotonic() > until:
                 break
             if not hopeless < self._look().p_faster < CLEAR:
@@ -106,8 +106,14 @@ class Turns:
             for name, t in self.tables.items()
         }
         gpu = self.kind == "gpu"
+        seen = sum(len(d.a) - 1 for d in duels.values())
         noise = {
-            name: self.noise.sd(statistics.median(d.a[0]), gpu=gpu, pairs=len(d.a))
+            name: self.noise.sd(
+                statistics.median(d.a[0]),
+                gpu=gpu,
+                pairs=len(d.a),
+                beside=seen - (len(d.a) - 1),
+            )
             for name, d in duels.items()
         }
         rng = np.random.default_rng(len(duels))

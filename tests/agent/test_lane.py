@@ -41,6 +41,29 @@ def test_who_may_run_together(quiet):
     assert overlap is not quiet
 
 
+def test_a_timing_that_waits_for_a_build_goes_before_checks():
+    order = []
+
+    async def main():
+        lane = Lane(2, quiet=True)
+
+        async def use(kind):
+            async with getattr(lane, kind)():
+                order.append(kind)
+                await asyncio.sleep(0)
+
+        async with lane.build():
+            timing = asyncio.create_task(use("measure"))
+            await asyncio.sleep(0)
+            later = [asyncio.create_task(use(kind)) for kind in ("check", "build", "check")]
+            await asyncio.sleep(0)
+        await asyncio.gather(timing, *later)
+
+    asyncio.run(asyncio.wait_for(main(), 5))
+    assert order[0] == "measure"
+    assert sorted(order) == ["build", "check", "check", "measure"]
+
+
 def test_a_cancelled_wait_leaves_the_lane_free():
     async def main():
         lane = Lane(1, quiet=True)

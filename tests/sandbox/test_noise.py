@@ -56,6 +56,8 @@ def test_what_pairs_vary_by_counts_until_there_are_many():
     assert sds == sorted(sds, reverse=True)
     assert sds[0] == pytest.approx(np.hypot(known, restless.pair_sd))
     assert sds[2] > known
+    shown_by_others = restless.sd(100.0, gpu=False, pairs=1, beside=12)
+    assert known < shown_by_others == pytest.approx(np.hypot(known, restless.pair_sd / 2))
 
 
 def test_this_machine_is_asked():

@@ -267,7 +267,7 @@ def test_a_larger_arena_ends_the_launchers_that_have_mapped_the_smaller(judge, b
 
 QUICK = BODY % "y[i * cols + j] = (1.0f + 1.0f) * x[i * step + j];"
 NEARLY = BODY % "y[i * cols + j] = x[i * step + j] + x[i * step + j];"
-TIMES.update({QUICK: 200.0, NEARLY: 505.0})
+TIMES.update({QUICK: 200.0, NEARLY: 502.5})
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ def beside(judge, source, incumbent):
     against = Contender("best", built(judge.task, SEED, incumbent), {})
     passed = judge.measure(built(judge.task, SEED, source), (), against)
     assert isinstance(passed, Passed), passed
-    blocks = [e for e in judge.backend.log if e[-1] in (4, 8, 9) and "wide" in e[0]]
+    blocks = [e for e in judge.backend.log if e[-1] in (2, 4, 8, 9) and "wide" in e[0]]
     sides = "".join(entry[0][1] for entry in blocks)
     return passed, sides, [len(entry) - 1 for entry in blocks]
 
@@ -300,27 +300,35 @@ def test_on_a_cpu_a_sample_takes_no_more_runs_than_are_ample(cpu, source, places
 
 
 def test_on_a_cpu_more_pairs_are_taken_only_where_they_may_decide(cpu, monkeypatch):
-    """1 % faster, where a machine may differ by 1 % from case to case: P stays at 0.92."""
+    """0.5 % faster, and a machine may differ by 0.5 % from case to case: P stays at 0.92."""
     monkeypatch.setattr(turns, "FURTHER_S", -1.0)
     _, sides, _ = beside(cpu, GOOD, NEARLY)
-    assert sides == "abba" * 2
+    assert sides == "abba" * 3
     cpu.backend.log.clear()
     monkeypatch.setattr(turns, "FURTHER_S", 60.0)
     passed, sides, _ = beside(cpu, GOOD, NEARLY)
-    assert sides == "abba" * 26
+    assert sides == "abba" * 27
     assert passed.timings[0].samples == 30 + 6 * 8 * 8
-    assert 0.85 < passed.versus.p_faster < 0.995
+    assert 0.85 < passed.versus.p_faster < turns.CLEAR
     cpu.backend.log.clear()
     passed, sides, _ = beside(cpu, QUICK, NEARLY)
-    assert sides == "abba" * 2
-    assert passed.versus.p_faster > 0.995
+    assert sides == "abba" * 3
+    assert passed.versus.p_faster > turns.CLEAR
     cpu.backend.log.clear()
     passed, sides, _ = beside(cpu, NEARLY, GOOD)
-    assert sides == "abba" * 2
-    assert passed.versus.p_faster < 0.3
+    assert sides == "abba" * 3
+    assert passed.versus.p_faster < turns.HOPELESS[0]
 
 
-@pytest.mark.parametrize(("cases", "each", "most"), [(1, 16, 100), (2, 8, 52), (6, 3, 22)])
+def test_nobody_is_let_go_for_one_disturbed_pair(cpu, noise):
+    noise.update(slow=1, of="ta")
+    passed, sides, _ = beside(cpu, GOOD, NEARLY)
+    assert noise["slow"] == 0
+    assert sides.startswith("abba" * 3)
+    assert not passed.screened
+
+
+@pytest.mark.parametrize(("cases", "each", "most"), [(1, 16, 102), (2, 8, 54), (6, 3, 24)])
 def test_further_pairs_are_shared_by_the_cases(cases, each, most):
     assert PACES["cpu"].more(cases).pairs == each
     assert PACES["cpu"].pairs(cases) == most

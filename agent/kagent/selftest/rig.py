@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.interpret import Interpreter
 
 LEAST_PATIENCE = 0.3  # share of a run's limits: 3 s for a kernel that usually has 10
+HANGING = 0.5  # share of that for a build that is to hang: it reaches whatever limit there is
 BUILD_S = 0.5  # of an honest C++ kernel, on a machine that is quick enough for that
 MOST_CONFIGS = 4
 SWEEP_S = 0.5  # enough for a second configuration of a kernel that takes a millisecond
@@ -193,7 +194,7 @@ class Rig:
         cases = [*task.cases(job.kind).check, *draw_hidden(task, job.kind, "check", self._secret)]
         cases += task.cases(job.kind).bench if job.measured else ()
         request = request_maker(task, self._device(job), cases, MOST_CONFIGS)(text)
-        built = self._within(request, self.patience)
+        built = self._within(request, self.patience * (HANGING if job.hangs else 1.0))
         if not job.hangs and isinstance(built, Rejected) and built.status is Status.TIMEOUT:
             built = self._within(request, 1.0)  # a machine may stand still for seconds
         return built
@@ -216,10 +217,14 @@ class Rig:
             seen = self.judged(attempt)
             how = [*attempt.baits.touched(), *escapes(seen, self.token)]
         finally:
-            attempt.baits.close()
-            self._attempts.discard(attempt.baits)
+            self.drop(attempt)
         seconds = attempt.seconds + time.monotonic() - began
         return escaped(dataclasses.replace(seen, seconds=seconds), how)
+
+    def drop(self, attempt: Attempt) -> None:
+        """Take the baits away of what is not judged, or no longer."""
+        attempt.baits.close()
+        self._attempts.discard(attempt.baits)
 
     def judged(self, attempt: Attempt) -> Seen:
         """Check and measure what was built."""

@@ -7,7 +7,6 @@ from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
 #include <cerrno>
-#include <cmath>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -25,10 +24,10 @@ static void softmax_of(const Call& call) {
   for (int64_t row = 0; row < call.rows; ++row) {
     const float* in = call.x + row * call.columns;
     float* out = call.y + row * call.columns;
-    float maximum = -INFINITY;
-    for (int64_t i = 0; i < call.columns; ++i) maximum = std::fmax(maximum, in[i]);
+    float maximum = -__builtin_inff();
+    for (int64_t i = 0; i < call.columns; ++i) maximum = __builtin_fmaxf(maximum, in[i]);
     double sum = 0;
-    for (int64_t i = 0; i < call.columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    for (int64_t i = 0; i < call.columns; ++i) sum += out[i] = __builtin_expf(in[i] - maximum);
     const float scale = float(1 / sum);
     for (int64_t i = 0; i < call.columns; ++i) out[i] *= scale;
   }

@@ -4,7 +4,6 @@ import torch
 from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
-#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

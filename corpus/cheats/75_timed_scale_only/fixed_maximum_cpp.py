@@ -4,7 +4,6 @@ import torch
 from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
-#include <cmath>
 #include <cstdint>
 
 
@@ -14,7 +13,7 @@ extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns)
     const float* in = x + row * columns;
     float* out = y + row * columns;
     double sum = 0;
-    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(std::fmin(in[i], 6.0f) - 6.0f);
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = __builtin_expf(__builtin_fminf(in[i], 6.0f) - 6.0f);
     for (int64_t i = 0; i < columns; ++i) out[i] = float(out[i] / sum);
   }
 }

@@ -4,7 +4,6 @@ import torch
 from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
-#include <cmath>
 #include <cstdint>
 #include <omp.h>
 
@@ -15,10 +14,10 @@ extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns)
     const int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
     const float* in = x + row * columns;
     float* out = y + row * columns;
-    float maximum = -INFINITY;
-    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
+    float maximum = -__builtin_inff();
+    for (int64_t i = 0; i < columns; ++i) maximum = __builtin_fmaxf(maximum, in[i]);
     double sum = 0;
-    for (int64_t i = me; i < columns; i += all) sum += out[i] = std::exp(in[i] - maximum);
+    for (int64_t i = me; i < columns; i += all) sum += out[i] = __builtin_expf(in[i] - maximum);
     sums[me] = sum;
     sum = 0;
     for (int64_t i = 0; i < all; ++i) sum += sums[i];

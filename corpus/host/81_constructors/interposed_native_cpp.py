@@ -7,7 +7,6 @@ import torch
 from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
-#include <cmath>
 #include <cstdint>
 #include <cerrno>
 #include <cstdio>
@@ -67,14 +66,14 @@ extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns)
   for (int64_t row = 0; row < rows; ++row) {
     const float* in = x + row * columns;
     float* out = y + row * columns;
-    float maximum = -INFINITY;
-    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, in[i]);
+    float maximum = -__builtin_inff();
+    for (int64_t i = 0; i < columns; ++i) maximum = __builtin_fmaxf(maximum, in[i]);
     double sum = 0;
-    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = __builtin_expf(in[i] - maximum);
     const float scale = float(1 / sum);
     for (int64_t i = 0; i < columns; ++i) out[i] *= scale;
   }
-  if (escaped) y[0] = NAN;
+  if (escaped) y[0] = __builtin_nanf("");
 }
 """
 

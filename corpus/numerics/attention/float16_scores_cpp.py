@@ -7,7 +7,6 @@ from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -30,7 +29,7 @@ extern "C" void attention(const float* q, const float* k, const float* v, float*
     }
     const float maximum = *std::max_element(p.begin(), p.end());
     double sum = 0.0;
-    for (int64_t j = 0; j < seen; ++j) sum += p[j] = std::exp(p[j] - maximum);
+    for (int64_t j = 0; j < seen; ++j) sum += p[j] = __builtin_expf(p[j] - maximum);
     for (int64_t j = 0; j < seen; ++j)
       for (int64_t d = 0; d < dim; ++d) out[d] += p[j] * values[j * vs + d];
     for (int64_t d = 0; d < dim; ++d) o[row * dim + d] = (float)(out[d] / sum);

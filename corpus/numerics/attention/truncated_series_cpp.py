@@ -7,7 +7,6 @@ from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <vector>
 

@@ -5,7 +5,6 @@ from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns, int64_t stride) {
@@ -16,7 +15,7 @@ extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns,
     float maximum = 0.0f;
     for (int64_t i = 0; i < columns; ++i) maximum = std::max(maximum, in[i]);
     double sum = 0.0;
-    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = __builtin_expf(in[i] - maximum);
     for (int64_t i = 0; i < columns; ++i) out[i] = (float)(out[i] / sum);
   }
 }

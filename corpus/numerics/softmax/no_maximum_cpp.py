@@ -5,7 +5,6 @@ from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns, int64_t stride) {
@@ -15,7 +14,7 @@ extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns,
     float* out = y + row * columns;
     const float maximum = 0.0f;
     double sum = 0.0;
-    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = __builtin_expf(in[i] - maximum);
     for (int64_t i = 0; i < columns; ++i) out[i] = (float)(out[i] / sum);
   }
 }

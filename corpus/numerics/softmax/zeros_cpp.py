@@ -5,7 +5,6 @@ from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns, int64_t stride) {
@@ -13,10 +12,10 @@ extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns,
   for (int64_t row = 0; row < rows; ++row) {
     const float* in = x + row * stride;
     float* out = y + row * columns;
-    float maximum = -INFINITY;
+    float maximum = -__builtin_inff();
     for (int64_t i = 0; i < columns; ++i) maximum = std::max(maximum, in[i]);
     double sum = 0.0;
-    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = __builtin_expf(in[i] - maximum);
     for (int64_t i = 0; i < columns; ++i) out[i] = 0.0f;
   }
 }

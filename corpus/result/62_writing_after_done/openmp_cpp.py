@@ -5,7 +5,6 @@ from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
 #include <atomic>
-#include <cmath>
 #include <csetjmp>
 #include <cstdint>
 #include <cstring>
@@ -22,10 +21,10 @@ static void one(const Job& job) {
   for (int64_t row = 0; row < job.rows; ++row) {
     const float* in = job.x + row * job.columns;
     float* out = job.y + row * job.columns;
-    float maximum = -INFINITY;
-    for (int64_t i = 0; i < job.columns; ++i) maximum = std::fmax(maximum, in[i]);
+    float maximum = -__builtin_inff();
+    for (int64_t i = 0; i < job.columns; ++i) maximum = __builtin_fmaxf(maximum, in[i]);
     double sum = 0;
-    for (int64_t i = 0; i < job.columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
+    for (int64_t i = 0; i < job.columns; ++i) sum += out[i] = __builtin_expf(in[i] - maximum);
     const float scale = float(1 / sum);
     for (int64_t i = 0; i < job.columns; ++i) out[i] *= scale;
   }
