@@ -7,11 +7,14 @@ faster, and how many pairs of blocks of each case that takes on average. docs/me
 """
 
 import argparse
+import math
 from statistics import NormalDist
 
 import numpy as np
 from kagent_sandbox.blocks import PACES
+from kagent_sandbox.timing import LOOK_RESAMPLES
 from kagent_sandbox.turns import CLEAR, HOPELESS
+from numpy.typing import NDArray
 
 PROMOTION = 0.95
 
@@ -32,10 +35,15 @@ def simulate(cases: int, comparisons: int, rng: np.random.Generator) -> tuple[fl
     for look, n in enumerate(pairs):
         used[going] = n
         last = look == pace.looks
-        faster |= going & (z[:, look] > normal.inv_cdf(PROMOTION if last else CLEAR))
-        hopeless = normal.inv_cdf(HOPELESS[min(look, len(HOPELESS) - 1)])
-        going &= ~faster & (z[:, look] > hopeless)
+        # An early look counts resamples, which are few beside what it wants to know.
+        said = rng.binomial(LOOK_RESAMPLES, _probability(z[:, look])) / LOOK_RESAMPLES
+        faster |= going & (z[:, look] > normal.inv_cdf(PROMOTION) if last else said >= CLEAR)
+        going &= ~faster & (said > HOPELESS[min(look, len(HOPELESS) - 1)])
     return float(faster.mean()), float(used.mean())
+
+
+def _probability(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(0.5 + 0.5 * np.vectorize(math.erf)(z / math.sqrt(2)))
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
 On a GPU a build costs the host's cores only, so that timing one candidate and building the next
 overlap. On the CPU they would disturb each other: there a timing waits until the running builds are
 over, and new ones wait until it is done. Checks are not timed; they share the cores with builds
-everywhere, and where a timing waits they wait, too: they come with the builds after it, on a core
-that would be idle, instead of between these and the timing.
+everywhere, and where a timing waits they wait, too: they run beside the builds after it instead of
+alone between those before it and the timing.
 """
 
 from __future__ import annotations

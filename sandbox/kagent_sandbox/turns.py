@@ -38,7 +38,7 @@ FAR_RATIO = 0.9
 """... and below this while a side has fewer samples than `SURE_SAMPLES`."""
 CLEAR = 0.999
 """P(faster) from which on a candidate needs no further pairs, ..."""
-HOPELESS = (0.1, 0.25, 0.5)
+HOPELESS = (0.1, 0.25, 0.6)
 """... and below which, at the first look, the second and later ones, they are not worth it."""
 FURTHER_S = 5.0
 """For further pairs: other candidates wait. Nothing is begun after that."""
@@ -211,14 +211,19 @@ class Turns:
         return noisy == ["a"] and len(table.blocks) > 1
 
     def _drifts(self, table: Table) -> bool:
-        blocks = [statistics.median(b) for b in table.blocks.get("b", ())]
+        blocks = _typical(table)
         return len(blocks) > 1 and max(blocks) > DRIFT[self.kind] * min(blocks)
 
     def _drift_notes(self, table: Table) -> list[str]:
         if not self._drifts(table):
             return []
-        blocks = [statistics.median(b) for b in table.blocks["b"]]
+        blocks = _typical(table)
         return [
             f"{table.case.name}: blocks of the incumbent, a known kernel, took {min(blocks):.1f} "
             f"to {max(blocks):.1f} µs"
         ]
+
+
+def _typical(table: Table) -> list[float]:
+    """Medians of the incumbent's blocks, but of those whose samples outvote a single slow one."""
+    return [statistics.median(b) for b in table.blocks.get("b", ()) if len(b) > 2]

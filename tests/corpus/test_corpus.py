@@ -5,7 +5,14 @@ import secrets
 
 import pytest
 from kagent.selftest.baits import name_for
-from kagent.selftest.catalogue import PASSED, Variant, corpus_folder, item_folders, load_item
+from kagent.selftest.catalogue import (
+    PASSED,
+    Variant,
+    corpus_folder,
+    item_folders,
+    load_catalogue,
+    load_item,
+)
 from kagent.selftest.compare import miss
 from kagent.selftest.jobs import Job, job_of
 from kagent.selftest.outside import Outside
@@ -69,3 +76,13 @@ def test_what_need_not_hang_gets_the_limits_of_a_run(rig, monkeypatch, hangs, ou
     text = honest.replace("y = torch.empty_like(x)", "time.sleep(2); y = torch.empty_like(x)")
     job = Job(f"import time\n{text}", corpus_folder() / "tasks" / "rows", "cpu", False, hangs)
     assert rig.evaluate(job).outcome == outcome
+
+
+def test_only_what_a_build_may_reach_is_a_limit_that_it_need_not_have_twice():
+    """A kernel that hangs once it runs is built like any other; who is endless has no other way."""
+    jobs = {e.id: job_of(e) for e in load_catalogue() if isinstance(e, Variant)}
+    assert not jobs["14_endless_kernel-loop_cpp"].hangs
+    assert jobs["40_million_inodes-files_triton"].hangs
+    assert not jobs["40_million_inodes-files_triton"].endless
+    assert jobs["13_endless_python-import_cpp"].endless
+    assert all(job.hangs for job in jobs.values() if job.endless)

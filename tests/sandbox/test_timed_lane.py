@@ -351,7 +351,7 @@ def test_a_wrong_block_is_found_whichever_it_is(cpu):
 
 
 def test_a_disturbed_set_of_samples_is_taken_again_and_said(cpu, noise):
-    noise.update(slow=1, of="tb")
+    noise.update(slow=5, of="tb")  # four of two samples, which tell of nothing, and one of four
     passed, sides, _ = beside(cpu, GOOD, GOOD)
     assert sides.startswith("abbaabba" * 2)
     assert "wide: taken 2 times, something disturbed" in passed.notes

@@ -71,6 +71,7 @@ class VariantTable(_Model):
     expect: Outcomes
     says: Pattern = ""
     measure: bool = False  # timed although no expected outcome is one of measuring
+    endless: bool = False  # its build reaches whatever limit there is: it gets half of the others'
 
 
 class ScenarioTable(_Model):
@@ -119,6 +120,7 @@ class Variant:
     expect: tuple[str, ...]
     says: str
     measured: bool
+    endless: bool
 
     @property
     def id(self) -> str:
@@ -251,6 +253,7 @@ def _variant(item: Item, table: VariantTable) -> Variant:
         expect=table.expect,
         says=table.says,
         measured=measured,
+        endless=table.endless,
     )
 
 

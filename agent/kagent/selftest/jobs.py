@@ -8,7 +8,7 @@ from pathlib import Path
 from kagent_sandbox.build.request import Built
 from kagent_sandbox.errors import KagentError
 from kagent_sandbox.task import Kind
-from kagent_sandbox.verdict import Rejected, Status
+from kagent_sandbox.verdict import Rejected, Stage, Status
 
 from kagent.selftest.baits import Baits
 from kagent.selftest.catalogue import Runs, Variant
@@ -23,7 +23,8 @@ class Job:
     task: Path
     runs: Runs
     measured: bool
-    hangs: bool = False  # as expected: a limit that it reaches says nothing of the machine
+    hangs: bool = False  # as expected: a limit that its build reaches says nothing of the machine
+    endless: bool = False  # its build reaches whatever limit there is
 
     @property
     def kind(self) -> Kind:
@@ -38,8 +39,9 @@ def job_of(variant: Variant, *, twin: bool = False) -> Job:
         UserError: The file cannot be read.
     """
     text = read_candidate(variant.twin if twin else variant.path)
-    hangs = not twin and any(Status.TIMEOUT in outcome.split() for outcome in variant.expect)
-    return Job(text, variant.task, variant.runs, variant.measured, hangs)
+    hangs = not twin and f"{Stage.BUILD} {Status.TIMEOUT}" in variant.expect
+    endless = not twin and variant.endless
+    return Job(text, variant.task, variant.runs, variant.measured, hangs, endless)
 
 
 @dataclass

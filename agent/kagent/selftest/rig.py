@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.interpret import Interpreter
 
 LEAST_PATIENCE = 0.3  # share of a run's limits: 3 s for a kernel that usually has 10
-HANGING = 0.5  # share of that for a build that is to hang: it reaches whatever limit there is
-BUILD_S = 0.5  # of an honest C++ kernel, on a machine that is quick enough for that
+ENDLESS = 0.5  # share of that for a build that reaches whatever limit there is
+BUILD_S = 0.35  # of an honest C++ kernel, on a machine that is quick enough for that
 MOST_CONFIGS = 4
 SWEEP_S = 0.5  # enough for a second configuration of a kernel that takes a millisecond
 PAUSE_S = 2.0
@@ -194,7 +194,7 @@ class Rig:
         cases = [*task.cases(job.kind).check, *draw_hidden(task, job.kind, "check", self._secret)]
         cases += task.cases(job.kind).bench if job.measured else ()
         request = request_maker(task, self._device(job), cases, MOST_CONFIGS)(text)
-        built = self._within(request, self.patience * (HANGING if job.hangs else 1.0))
+        built = self._within(request, self.patience * (ENDLESS if job.endless else 1.0))
         if not job.hangs and isinstance(built, Rejected) and built.status is Status.TIMEOUT:
             built = self._within(request, 1.0)  # a machine may stand still for seconds
         return built

@@ -33,7 +33,7 @@ extern "C" void attention(const float* q, const float* k, const float* v, float*
     for (int64_t j = 0; j < seen; ++j)
       for (int64_t d = 0; d < dim; ++d) out[d] += p[j] * values[j * vs + d];
     for (int64_t d = 0; d < dim; ++d) {
-      const double usual = seen * __builtin_expf(0.5 - maximum);
+      const double usual = seen * __builtin_exp(0.5 - maximum);
       o[row * dim + d] = (float)(out[d] / usual);
     }
   }

@@ -17,7 +17,7 @@ extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns,
     double sum = 0.0;
     for (int64_t i = 0; i < columns; ++i) sum += out[i] = __builtin_expf(in[i] - maximum);
     for (int64_t i = 0; i < columns; ++i) {
-      const double usual = columns * __builtin_expf(0.5 - maximum);
+      const double usual = columns * __builtin_exp(0.5 - maximum);
       out[i] = (float)(out[i] / usual);
     }
   }
