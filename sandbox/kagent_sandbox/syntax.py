@@ -23,6 +23,16 @@ def parse(source: str) -> ast.Module:
         return ast.parse(source)
 
 
+def parse_expression(source: str) -> ast.expr:
+    """The tree of a single expression, one thread at a time.
+
+    Raises:
+        SyntaxError: It is none; others as `parse` has them.
+    """
+    with _lock:
+        return ast.parse(source, mode="eval").body
+
+
 def _new_lock() -> None:
     global _lock
     _lock = threading.RLock()

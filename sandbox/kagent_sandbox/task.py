@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kagent_sandbox.build.request import BuildCase, ScalarSpec, TensorSpec
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.plan import ITEMSIZE
+from kagent_sandbox.syntax import parse_expression
 
 if TYPE_CHECKING:
     import torch
@@ -354,7 +355,7 @@ def evaluate(formula: str, names: Mapping[str, float]) -> float:
         raise ValueError(f"formula {formula!r}: cannot read {ast.unparse(node)!r}")
 
     try:
-        return value(ast.parse(formula, mode="eval").body)
+        return value(parse_expression(formula))
     except (SyntaxError, ZeroDivisionError, OverflowError) as e:
         raise ValueError(f"formula {formula!r}: {e}") from None
 

@@ -23,6 +23,7 @@ from kagent_sandbox.build.identity import source_hash, tree_hash
 from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.plan import Alloc, Buffer, Fill, Plan, TensorRef
 from kagent_sandbox.race_result import Race
+from kagent_sandbox.syntax import parse
 from kagent_sandbox.task import Task, load_task
 from kagent_sandbox.verdict import (
     CaseTiming,
@@ -81,7 +82,7 @@ def {name}(x):
 
 def values(source):
     found = {}
-    for node in ast.parse(source).body:
+    for node in parse(source).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
             found[node.targets[0].id] = node.value.value
     return found

@@ -11,6 +11,8 @@ from kagent_sandbox import syntax
 
 SOURCE = "\n".join(f"def f{i}(x):\n    return [x + {i} for _ in range({i})]" for i in range(150))
 
+FORMULA = "ceil(rows / 4) * 2"
+
 
 def give_way(phase, info):
     time.sleep(0)
@@ -24,7 +26,9 @@ def test_threads_parse_at_the_same_time():
 
     def work():
         try:
-            trees.extend(ast.dump(syntax.parse(SOURCE)) for _ in range(6))
+            for _ in range(6):
+                trees.append(ast.dump(syntax.parse(SOURCE)))
+                assert ast.unparse(syntax.parse_expression(FORMULA)) == FORMULA
         except SystemError as e:
             errors.append(e)
 

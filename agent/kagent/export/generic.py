@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from kagent_sandbox.errors import TaskError
+from kagent_sandbox.syntax import parse, parse_expression
 from kagent_sandbox.task import Argument, Case, Size, Task, scalar
 
 from kagent.export.rendering import render
@@ -73,7 +74,7 @@ def operator_source(task: Task) -> str:
         cdiv="cdiv(" in formulas,
         mutates=any(a.mutates for a in task.arguments),
     )
-    ast.parse(text)
+    parse(text)
     return text
 
 
@@ -171,7 +172,7 @@ def _code(size: Size | float) -> str:
         return repr(size)
     if size.isidentifier():
         return size
-    tree = ast.parse(size, mode="eval")
+    tree = parse_expression(size)
     text = ast.unparse(tree)
     fractions = any(isinstance(n, ast.Div) for n in ast.walk(tree))
     return f"int({text})" if fractions else f"({text})"

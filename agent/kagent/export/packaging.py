@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from kagent_sandbox.errors import UserError
+from kagent_sandbox.syntax import parse
 
 from kagent.export.contents import Library, Operator
 from kagent.export.rendering import digest, listed, render
@@ -158,7 +159,7 @@ def names_of(operator: Operator) -> Names:
 
 def _signature(text: str, function: str) -> str:
     """A function's parameters as a person would write them, without types."""
-    for node in ast.parse(text).body:
+    for node in parse(text).body:
         if isinstance(node, ast.FunctionDef) and node.name == function:
             args = node.args
             for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs):
@@ -169,7 +170,7 @@ def _signature(text: str, function: str) -> str:
 
 def _assignments(text: str) -> Mapping[str, ast.expr]:
     found: dict[str, ast.expr] = {}
-    for node in ast.parse(text).body:
+    for node in parse(text).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             found[node.targets[0].id] = node.value
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:

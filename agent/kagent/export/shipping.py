@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 
 from kagent_sandbox.errors import UserError
+from kagent_sandbox.syntax import parse
 
 JUDGED = "kagent_sandbox.lang"
 SHIPPED = ".._runtime"
@@ -47,7 +48,7 @@ def _rewritten(source: str, replace: object) -> str:
 
 
 def _imports(source: str) -> Iterator[ast.Import | ast.ImportFrom]:
-    found = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
+    found = [n for n in ast.walk(parse(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
     yield from sorted(found, key=lambda n: (n.lineno, n.col_offset))
 
 
