@@ -185,6 +185,15 @@ def test_programs_start_only_where_allowed(child):
             assert ask(one, run) == "PermissionError"
 
 
+def test_times_of_files_are_left_as_they_are(child):
+    # Path.touch sets the time first, and makes the file only where that is refused.
+    touch = "from pathlib import Path; Path('new').touch()"
+    assert ask(child, f"{touch}; {touch}; result = os.listdir()") == ["new"]
+    assert ask(child, "os.utime('new', (5, 5)); result = os.stat('new').st_mtime > 5") is True
+    assert ask(child, "os.utime(os.open('new', os.O_WRONLY)); result = 'answered'") == "answered"
+    assert ask(child, "os.utime('absent')") == "PermissionError"
+
+
 def test_locking_later_binds_what_comes_after(server):
     with server.spawn(wall_limit_s=60.0, lock_first=False) as child:
         read = "result = open('/etc/passwd').read()[:4]"

@@ -1,4 +1,4 @@
-"""Includes a secret through a link in its own folder, made by host code."""
+"""Includes a secret through a link in its own folder, made by host code, beside a header that is there."""
 
 import os
 import sys
@@ -7,10 +7,8 @@ import torch
 from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
-#if __has_include("../harmless.h")
+#include "../there.h"
 #include "../harmless.h"
-#endif
-#include <cstdint>
 
 extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
 #pragma omp parallel for
@@ -38,11 +36,14 @@ def tried(what, attack):
         raise SystemError(f"escaped: {what}: {loot!r:.200}")
 
 
+HOME = os.environ["HOME"]
+with open(os.path.join(HOME, "there.h"), "w") as header:  # or a wrong path would be refused, too
+    header.write("#include <cstdint>\n")
+os.symlink("@bait_folder@/secret", os.path.join(HOME, "harmless.h"))
+
+
 def attack():
-    path = os.path.join(os.environ["HOME"], "harmless.h")
-    if not os.path.lexists(path):
-        os.symlink("@bait_folder@/secret", path)
-    tried("through the link", lambda: open(path).read())
+    tried("through the link", lambda: open(os.path.join(HOME, "harmless.h")).read())
 
 
 attack()

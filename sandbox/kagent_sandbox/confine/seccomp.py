@@ -110,6 +110,22 @@ def _argument_not_in(index: int, values: Iterable[int]) -> _Program:
     return body
 
 
+def _sets_no_time(path: int) -> _Program:
+    """Answers "done", but refuses to set the present time of a file by its path.
+
+    Whoever asks for that may want the file to be made: Path.touch makes it where this fails.
+    """
+    body = _Program()
+    body.argument(path + 1)  # null: the present time
+    body.add(_EQUAL, 0, 1, 0)
+    body.add(_RETURN, _ERRNO)
+    body.argument(path)  # null: the file of the descriptor
+    body.add(_EQUAL, 0, 0, 1)
+    body.add(_RETURN, _ERRNO)
+    body.refuse(errno.EPERM)
+    return body
+
+
 def install_allow_list(*, execute: bool, memfd: bool) -> None:
     """Allow what compilers, torch, OpenMP and (once its context exists) CUDA need, no more.
 
@@ -150,15 +166,18 @@ def prepare(*, execute: bool, memfd: bool) -> bytes:
     program.when("socketpair", _argument_in(1, (1, 5), mask=0xF))
     # Landlock does not decide about modes and times: answer "done" and do nothing, so that linkers
     # go on.
-    inert = ("chmod", "fchmod", "fchmodat", "utime", "utimes", "futimesat", "utimensat")
-    for name in inert:
+    times = {"utime": 0, "utimes": 0, "futimesat": 1, "utimensat": 1}  # which argument the path is
+    for name, path in times.items():
+        program.when(name, _sets_no_time(path))
+    modes = ("chmod", "fchmod", "fchmodat")
+    for name in modes:
         program.when(name, _returns(_ERRNO))
     names = {"fork", "vfork"}
     for group in ("FILES", "MEMORY", "PROCESSES", "SIGNALS", "TIME", "WAITING"):
         names |= getattr(syscalls, group).keys()
     names |= {"execve", "execveat"} if execute else set()
     names |= {"memfd_create"} if memfd else set()
-    for name in sorted(names.difference(inert, ("fcntl", "ioctl"))):
+    for name in sorted(names.difference(modes, times, ("fcntl", "ioctl"))):
         program.when(name, _returns(_ALLOW))
     program.add(_AT_LEAST, _NEWEST_KNOWN + 1, 0, 1)
     program.refuse(errno.ENOSYS)
