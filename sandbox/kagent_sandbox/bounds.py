@@ -9,7 +9,7 @@ from pathlib import Path
 from kagent_sandbox import process_tree
 from kagent_sandbox.confine.namespaces import DISK_SLACK_BYTES
 from kagent_sandbox.confine.policy import Confinement, Tier
-from kagent_sandbox.usage import Disk, memory_bytes
+from kagent_sandbox.usage import disk_use, memory_bytes
 
 
 class Bounds:
@@ -29,7 +29,6 @@ class Bounds:
         self._tier = tier
         self._folder = folder
         self._given_bytes = given_bytes
-        self._disk = Disk(folder)
 
     @property
     def group_bytes(self) -> int:
@@ -74,7 +73,7 @@ class Bounds:
     def _disk_use(self, child: int, pids: list[int]) -> tuple[int, int]:
         """Bytes and number of files in the private folder."""
         if self._tier < Tier.T2:
-            return self._disk.use(pids, self._limits.disk_bytes, self._limits.disk_files)
+            return disk_use(self._folder, pids, self._limits.disk_files)
         path = f"/proc/{child}/root{self._folder}"
         with contextlib.suppress(OSError):
             if os.stat(path).st_dev == os.stat(self._folder).st_dev:

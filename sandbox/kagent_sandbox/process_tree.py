@@ -6,7 +6,9 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+
+_EXITING = 0x4  # PF_EXITING, of the flags in proc_pid_stat(5)
 
 
 def children(pid: int) -> list[int]:
@@ -71,14 +73,28 @@ def stop_tree(first: int, root: int, besides: Collection[int] = ()) -> bool:
 
 
 def _stopped(pid: int) -> bool:
-    try:
+    return all(fields[0] in "TtZX" for fields in _tasks(pid))
+
+
+def exiting(pid: int) -> bool:
+    """Whether all of a process has ended and the kernel takes it apart: that of a GPU's context
+    may last seconds. Not one that is done, and that only its parent's question keeps.
+    """
+    tasks = list(_tasks(pid))
+    return all(int(fields[6]) & _EXITING for fields in tasks) and any(
+        fields[0] not in "ZX" for fields in tasks
+    )
+
+
+def _tasks(pid: int) -> Iterator[list[str]]:
+    """Of each thread what its `stat` says after its name, from its state on."""
+    with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/stat", encoding="latin-1") as file:
-                if file.read().rpartition(")")[2].split()[0] not in "TtZX":
-                    return False
-    except OSError:
-        return True  # it is gone
-    return True
+            with (
+                contextlib.suppress(OSError),
+                open(f"/proc/{pid}/task/{task}/stat", encoding="latin-1") as file,
+            ):
+                yield file.read().rpartition(")")[2].split()
 
 
 def send(pid: int, number: int) -> None:

@@ -1,29 +1,34 @@
 """What hostile children hide from whoever weighs them, and leave for whoever cleans up."""
 
+import ctypes
 import mmap
 import os
+import platform
 import signal
 import tempfile
+import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from kagent_sandbox.usage import Disk, memory_bytes, remove_tree
+from kagent_sandbox import process_tree
+from kagent_sandbox.usage import disk_use, memory_bytes, remove_tree
 
 MIB = 1 << 20
 NOBODY = 65_534
 
 
 @contextmanager
-def forked(action):
-    """A child that has carried out `action` and keeps what it returned."""
+def forked(action, then=signal.pause):
+    """A child that has carried out `action`, keeps what it returned, and does something `then`."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             kept = action()
             os.write(write, b"x")
-            signal.pause()
+            then()
             del kept
         finally:
             os._exit(1)
@@ -62,6 +67,32 @@ def test_a_process_that_is_gone_weighs_nothing():
     assert memory_bytes([pid]) == 0
 
 
+def test_a_process_that_is_taken_apart_is_exiting():
+    seen = []
+    for _ in range(10):
+        with forked(lambda: filled(512 * MIB, flags=mmap.MAP_PRIVATE)) as pid:
+            assert not process_tree.exiting(pid)
+            os.kill(pid, signal.SIGKILL)
+            while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                seen.append(process_tree.exiting(pid))
+            assert not process_tree.exiting(pid), "it is done"
+        if any(seen):
+            break
+    assert any(seen)
+
+
+def end_this_thread_alone():
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+
+
+def test_a_process_is_not_exiting_while_a_thread_of_it_runs():
+    with forked(lambda: None, then=end_this_thread_alone) as pid:
+        while "Z" not in Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2]:
+            time.sleep(0.001)
+        assert not process_tree.exiting(pid)
+
+
 def nameless(folder):
     file = open(folder / "large", "wb")  # noqa: SIM115 - it is kept open
     os.unlink(folder / "large")
@@ -78,10 +109,15 @@ def nameless_and_mapped(folder):
 
 @pytest.mark.parametrize("hide", [nameless, nameless_and_mapped])
 def test_files_without_a_name_count(tmp_path, hide):
-    disk = Disk(tmp_path)
-    with forked(lambda: hide(tmp_path)) as pid:
-        used, files = disk.use([pid], 1 * MIB, 100)
-    assert used >= 32 * MIB
+    folder = tmp_path / "own"
+    folder.mkdir()
+    others = tmp_path / "others"
+    with others.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 32 * MIB)
+    with forked(lambda: hide(folder)) as pid:
+        others.unlink()  # the file system has as much room as before
+        used, files = disk_use(folder, [pid], 100)
+    assert 32 * MIB <= used < 33 * MIB
     assert files == 0
 
 
@@ -104,7 +140,7 @@ def nested(folder, levels, name):
 
 def test_folders_deeper_than_a_path_count(tmp_path):
     nested(tmp_path, 30, "d" * 200)
-    used, files = Disk(tmp_path).use([], 1 << 40, 100)
+    used, files = disk_use(tmp_path, [], 100)
     assert used >= 1 * MIB
     assert files == 31
     remove_tree(tmp_path)
@@ -113,7 +149,7 @@ def test_folders_deeper_than_a_path_count(tmp_path):
 
 def test_absurd_depth_is_over_the_limit(tmp_path):
     nested(tmp_path, 2000, "-rf \x1b[2J\n")
-    assert Disk(tmp_path).use([], 1 << 40, 10_000)[1] == 10_001
+    assert disk_use(tmp_path, [], 10_000)[1] == 10_001
     remove_tree(tmp_path)
     assert not tmp_path.exists()
 
@@ -121,8 +157,8 @@ def test_absurd_depth_is_over_the_limit(tmp_path):
 def test_files_are_counted_no_further_than_their_limit(tmp_path):
     for number in range(20):
         (tmp_path / str(number)).touch()
-    assert Disk(tmp_path).use([], 1 << 40, 10)[1] == 11
-    assert Disk(tmp_path).use([], 1 << 40, 20)[1] == 20
+    assert disk_use(tmp_path, [], 10)[1] == 11
+    assert disk_use(tmp_path, [], 20)[1] == 20
 
 
 def test_removal_leaves_alone_what_links_lead_to(tmp_path):
@@ -168,7 +204,7 @@ def test_folders_without_rights_are_weighed_and_removed_by_their_own_user():
                 (made / inner / "large").write_bytes(bytes(1 * MIB))
                 (made / inner / "locked").chmod(0o500)
                 (made / inner).chmod(mode)
-            used, files = Disk(made).use([], 1 << 40, 100)
+            used, files = disk_use(made, [], 100)
             for inner in ("hidden", "closed"):
                 (made / inner).chmod(0o300)
             remove_tree(made)
