@@ -128,21 +128,24 @@ def _middle(values: Floats) -> Floats:
 def _medians(
     blocks: Sequence[Sequence[float]], pairs: NDArray[np.int64], rng: np.random.Generator
 ) -> Floats:
-    """Medians of the blocks that were picked, each resampled to its own width."""
+    """Medians of the blocks that were picked, each resampled to its own width.
+
+    Of a sorted block, n draws with replacement are n indices floor(n u), u uniform, and their
+    median needs the middle one or two of the u alone: the k-th smallest of n is Beta(k, n + 1 - k),
+    and the next one the smallest of n - k uniform between that and 1 (David and Nagaraja, Order
+    Statistics, 2.1 and 2.5).
+    """
     widths = np.asarray([len(b) for b in blocks])
-    most = int(widths.max())
-    table = np.full((len(blocks), most), np.inf)
+    table = np.full((len(blocks), int(widths.max())), np.inf)
     for row, block in zip(table, blocks, strict=True):
-        row[: len(block)] = block
-    counts = widths[pairs]
-    picks = (rng.random((*pairs.shape, most)) * counts[:, :, None]).astype(np.int64)
-    drawn = table.ravel().take(picks + pairs[:, :, None] * most)
-    if widths.min() < most:  # of a narrower block fewer are drawn
-        drawn[np.arange(most) >= counts[:, :, None]] = np.inf
-    drawn.sort(axis=2)  # five times as fast as np.median: it is done while a candidate waits
+        row[: len(block)] = np.sort(block)
+    count = widths[pairs]
+    k = (count + 1) // 2
+    low = rng.beta(k, count + 1 - k)
+    more = np.maximum(count - k, 1)
+    high = np.where(count % 2, low, 1 - (1 - low) * rng.random(pairs.shape) ** (1 / more))
     lower, upper = (
-        np.take_along_axis(drawn, at[:, :, None], 2)[:, :, 0]
-        for at in ((counts - 1) // 2, counts // 2)
+        table[pairs, np.minimum((u * count).astype(np.int64), count - 1)] for u in (low, high)
     )
     return np.asarray((lower + upper) / 2, dtype=np.float64)
 

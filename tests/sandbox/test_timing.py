@@ -1,4 +1,7 @@
+import itertools
 import math
+import statistics
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -134,7 +137,7 @@ def test_blocks_may_have_different_widths():
 
 def test_few_pairs_of_blocks_that_differ_promote_no_equal_kernel():
     """Four pairs, which vary by 5 %: resampled alone they would look surer than they are."""
-    rng = np.random.default_rng(5)
+    rng, resampling = np.random.default_rng(5), np.random.default_rng(6)
 
     def blocks():
         return tuple(
@@ -143,7 +146,7 @@ def test_few_pairs_of_blocks_that_differ_promote_no_equal_kernel():
 
     runs = 300
     alarms = sum(
-        timing.combine({"c": timing.Duel(blocks(), blocks())}, rng, {}).p_faster > 0.95
+        timing.combine({"c": timing.Duel(blocks(), blocks())}, resampling, {}).p_faster > 0.95
         for _ in range(runs)
     )
     assert alarms <= 0.07 * runs
@@ -153,3 +156,20 @@ def test_uneven_duels_are_refused():
     rng = np.random.default_rng(0)
     with pytest.raises(ValueError, match="as many blocks"):
         timing.ratio(timing.Duel(((1.0,),), ()), rng)
+
+
+@pytest.mark.parametrize("block", [(7.0,), (3.0, 1.0), (5.0, 1.0, 2.0), (4.0, 8.0, 1.0, 2.0)])
+def test_a_resampled_median_is_that_of_draws_with_replacement(block):
+    wide = (9.0, 11.0, 10.0, 14.0, 12.0)  # beside a block of another width
+    picks = np.zeros((200_000, 2), dtype=np.int64)
+    picks[:, 1] = 1
+    got = timing._medians([block, wide], picks, np.random.default_rng(3))
+    for column, values in enumerate((block, wide)):
+        draws = itertools.product(values, repeat=len(values))
+        exact = Counter(statistics.median(d) for d in draws)
+        found = Counter(got[:, column].tolist())
+        assert found.keys() == exact.keys()
+        for value, count in exact.items():
+            share = count / exact.total()
+            spread = math.sqrt(share * (1 - share) / len(got))
+            assert abs(found[value] / len(got) - share) <= 5 * spread
