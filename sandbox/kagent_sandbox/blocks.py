@@ -180,7 +180,7 @@ class Table:
         self.session.run(seat, self.case.name)
         with self.session.clock.part("compare"), self.session.quiet():
             self.checker.refuse_tampering(seat, self.case, Stage.MEASURE)
-            self.checker.compare(seat.outputs(), draw, Stage.MEASURE, slack=slack)
+            self.checker.compare(seat.outputs(), draw, Stage.MEASURE, typical=True, slack=slack)
 
     def wall_us(self, side: str, count: int) -> float:
         """µs per execution by the judge's own clock, on the side's last inputs if they are there
