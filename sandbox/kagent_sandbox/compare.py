@@ -24,8 +24,9 @@ anything below k times torch's own error.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -34,8 +35,8 @@ from kagent_sandbox.verdict import CaseError
 if TYPE_CHECKING:
     from kagent_sandbox.task import Result
 
-CHUNK_ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 22}
-"""Elements converted at once, by device type: 256 MiB per float32 temporary on a GPU."""
+CHUNK_ELEMENTS = 1 << 22
+"""Elements converted at once on a CPU: 16 MiB per float32 temporary."""
 _WIDE_EPS = 1e-4  # coarser dtypes than this are compared in float32, finer ones in float64
 _TINY = 1e-300
 
@@ -77,29 +78,16 @@ def measure_errors(out: torch.Tensor, ref: torch.Tensor, row_dims: int) -> Error
     """Errors of `out` (the result's own dtype) against `ref` (float64 or float32), of equal shapes.
 
     `row_dims` trailing dimensions make one row; 0 makes the whole tensor one. A NaN or infinity in
-    the wrong place gives infinite errors. Works in chunks of rows: no temporary is larger than
-    `CHUNK_ELEMENTS`.
+    the wrong place gives infinite errors. No temporary is as large as the result.
     """
     if out.numel() == 0:
         return Errors(0.0, 0.0, 0.0)
     if not out.dtype.is_floating_point:
         wrong = bool((out != ref.to(out.dtype)).any())
         return Errors(*(3 * (math.inf if wrong else 0.0,)))
-    typical, masked = _scale(ref, row_dims)
+    sums = _gpu_sums if out.is_cuda else _sums
     eps = epsilon(out.dtype)
-    # float32 is exact enough for a coarse dtype, but its squares must neither overflow nor vanish.
-    narrow = eps > _WIDE_EPS and 1e-12 < typical < 1e12
-    work = torch.float32 if narrow else torch.float64
-    o, r = _rows(out, row_dims), _rows(ref, row_dims)
-    step = max(1, CHUNK_ELEMENTS[out.device.type] // o.shape[1])
-    table = torch.stack(
-        [
-            _chunk_errors(o[i : i + step].to(work), r[i : i + step].to(work), typical, eps, masked)
-            for i in range(0, o.shape[0], step)
-        ]
-    )
-    dot, square = table[:, :2].sum(0).tolist()
-    row, element, largest = table[:, 2:].amax(0).tolist()
+    dot, square, row, element, largest = sums(_rows(out, row_dims), _rows(ref, row_dims), eps)
     bias = abs(dot) / square if square > 0 else (0.0 if dot == 0 else math.inf)
     # At least this many elements; counting them costs another pass, and large results have enough.
     effective = square / largest**2 if largest > 0 else math.inf
@@ -116,27 +104,72 @@ def _rows(t: torch.Tensor, row_dims: int) -> torch.Tensor:
     return t.reshape(-1, max(1, width))
 
 
-def _scale(ref: torch.Tensor, row_dims: int) -> tuple[float, bool]:
-    """Root mean square of the rows' norms, of what is finite; and whether anything is not."""
-    rows = _rows(ref, row_dims).shape[0]
-    norm = float(torch.linalg.vector_norm(ref, dtype=torch.float64))
-    masked = not math.isfinite(norm)
-    if masked:
-        finite = torch.nan_to_num(ref.double(), nan=0.0, posinf=0.0, neginf=0.0)
-        norm = float(torch.linalg.vector_norm(finite))
-    return norm / math.sqrt(rows), masked
-
-
 def _effective_elements(ref: torch.Tensor, largest: float) -> float:
     """(sum r²)² / sum r⁴ over what is finite: so many equal elements average rounding alike."""
     squares = torch.nan_to_num(ref / largest, nan=0.0, posinf=0.0, neginf=0.0).square_()
     return float(squares.sum().square() / squares.square_().sum())
 
 
-def _chunk_errors(
+# -- the sums -------------------------------------------------------------------------------------
+
+
+def _gpu_sums(out: torch.Tensor, ref: torch.Tensor, eps: float) -> Sequence[float]:
+    """What `_sums` gives, in two passes."""
+    from kagent_sandbox import compare_gpu  # compiles for a GPU
+
+    square, mean, largest = compare_gpu.reference_sums(ref)
+    typical = float(square.mean().sqrt())
+    mean.clamp_min_(_least_magnitude(eps, typical, ref))
+    dot, off, element = compare_gpu.difference_sums(out, ref, mean)
+    row = (off.sqrt() / square.sqrt().clamp_min(_least_norm(eps, typical))).amax()
+    found = torch.stack([dot.sum(), square.sum(), row, element.amax(), largest.amax()])
+    return cast("Sequence[float]", found.tolist())
+
+
+def _sums(out: torch.Tensor, ref: torch.Tensor, eps: float) -> Sequence[float]:
+    """Of matrices, with d = out - ref and r what is finite of ref: <d, r>, <r, r>, the worst row's
+    |d| / |r|, the worst element's share, and the largest |r|. Works in chunks of rows.
+    """
+    typical, masked = _scale(ref)
+    # float32 is exact enough for a coarse dtype, but its squares must neither overflow nor vanish.
+    narrow = eps > _WIDE_EPS and 1e-12 < typical < 1e12
+    work = torch.float32 if narrow else torch.float64
+    step = max(1, CHUNK_ELEMENTS // ref.shape[1])
+    table = torch.stack(
+        [
+            _chunk_sums(
+                out[i : i + step].to(work), ref[i : i + step].to(work), typical, eps, masked
+            )
+            for i in range(0, out.shape[0], step)
+        ]
+    )
+    return [*table[:, :2].sum(0).tolist(), *table[:, 2:].amax(0).tolist()]
+
+
+def _scale(ref: torch.Tensor) -> tuple[float, bool]:
+    """Root mean square of the rows' norms, of what is finite; and whether anything is not."""
+    norm = float(torch.linalg.vector_norm(ref, dtype=torch.float64))
+    masked = not math.isfinite(norm)
+    if masked:
+        finite = torch.nan_to_num(ref.double(), nan=0.0, posinf=0.0, neginf=0.0)
+        norm = float(torch.linalg.vector_norm(finite))
+    return norm / math.sqrt(ref.shape[0]), masked
+
+
+def _least_norm(eps: float, typical: float) -> float:
+    """A row of zeros (a masked token's gradient) is held against a typical row's rounding, ..."""
+    return max(eps * typical, _TINY)
+
+
+def _least_magnitude(eps: float, typical: float, ref: torch.Tensor) -> float:
+    """... and its elements against their part of it."""
+    return max(eps * typical / math.sqrt(ref.shape[1]), torch.finfo(ref.dtype).tiny)
+
+
+def _chunk_sums(
     out: torch.Tensor, ref: torch.Tensor, typical: float, eps: float, masked: bool
 ) -> torch.Tensor:
-    """Of rows [n, width]: <d, r>, <r, r>, worst row, worst element, largest |r|. float64 [5]."""
+    """`_sums` of rows [n, width], in their dtype. float64 [5]."""
     if masked:
         finite = torch.isfinite(ref)
         same = torch.where(ref.isnan(), out.isnan(), out == ref)
@@ -146,14 +179,13 @@ def _chunk_errors(
     else:
         difference = out - ref
     norm = torch.linalg.vector_norm(ref, dim=1).double()
-    # A row of zeros (a masked token's gradient) is measured against the rounding of a typical row.
-    denominator = norm.clamp_min(max(eps * typical, _TINY))
+    denominator = norm.clamp_min(_least_norm(eps, typical))
     worst_row = (torch.linalg.vector_norm(difference, dim=1).double() / denominator).amax()
     dot = torch.linalg.vecdot(difference, ref).double().sum()
     square = norm.square().sum()
     magnitude = ref.abs()
     largest = magnitude.amax().double()
-    least = max(eps * typical / math.sqrt(ref.shape[1]), torch.finfo(out.dtype).tiny)
+    least = _least_magnitude(eps, typical, ref)
     magnitude += magnitude.mean(dim=1, keepdim=True).clamp_min_(least)
     worst_element = difference.abs_().div_(magnitude).amax().double()
     return torch.stack([dot, square, worst_row, worst_element, largest])

@@ -1,4 +1,8 @@
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -129,12 +133,12 @@ def test_chunks_do_not_change_the_errors(seed, chunk):
     ref = draw((37, 61), seed)
     out = (ref + 1e-3 * draw(ref.shape, seed + 1)).to(torch.float32)
     whole = compare.measure_errors(out, ref, 1)
-    before = compare.CHUNK_ELEMENTS["cpu"]
-    compare.CHUNK_ELEMENTS["cpu"] = chunk
+    before = compare.CHUNK_ELEMENTS
+    compare.CHUNK_ELEMENTS = chunk
     try:
         chunked = compare.measure_errors(out, ref, 1)
     finally:
-        compare.CHUNK_ELEMENTS["cpu"] = before
+        compare.CHUNK_ELEMENTS = before
     assert chunked.row == pytest.approx(whole.row, rel=1e-12)
     assert chunked.element == pytest.approx(whole.element, rel=1e-12)
     assert chunked.bias == pytest.approx(whole.bias, rel=1e-6)
@@ -164,3 +168,15 @@ def test_the_message_names_the_worst_element():
     assert "[2, 5]" in text
     assert f"expected {float(ref[2, 5]):.6g}" in text
     assert error.share_of_tolerance > 1
+
+
+def test_a_gpus_kernels_make_the_same_sums():
+    """By Triton's interpreter, which has to be chosen before they are imported."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parents[1] / "gpu" / "comparing.py"],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 120

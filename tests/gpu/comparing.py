@@ -1,0 +1,76 @@
+"""The sums that a GPU's kernels make of results, held against those of torch's operations.
+
+TRITON_INTERPRET=1 python tests/gpu/comparing.py    # without a GPU, by Triton's interpreter
+"""
+
+import math
+
+import torch
+import triton.language as tl
+from kagent_sandbox import compare, compare_gpu
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+SHAPES = ((1, 1), (7, 33), (3, 1024), (2, 16_385), (1, 70_001), (4, 1_000_000))
+FEW_DTYPES = (torch.bfloat16, torch.float32)
+FEW_SHAPES = ((2, 33), (1, 1030))
+
+
+def references(device, shape):
+    """Name, float64 tensor [rows, width]."""
+    generator = torch.Generator(device).manual_seed(shape[1])
+    x = torch.randn(shape, generator=generator, device=device, dtype=torch.float64)
+    yield "ordinary", x
+    yield "transposed", x.t().contiguous().t()
+    yield "zeros", torch.zeros_like(x)
+    yield "small", x * 1e-30
+    rows = x.clone()
+    rows[0] = 0
+    yield "with a row of zeros", rows
+    masked = x.clone()
+    masked[0, 0], masked[-1, -1] = -math.inf, math.nan
+    yield "with infinity and NaN", masked
+
+
+def results(ref, dtype):
+    """Name, results for a reference: right, and wrong in one way each."""
+    right = ref.to(dtype)
+    yield "right", right
+    yield "scaled", (ref * 1.001).to(dtype)
+    for name, value in (("one wrong", 3.0), ("infinite", math.inf), ("NaN", math.nan)):
+        wrong = right.clone()
+        wrong[-1, 0] = value
+        yield name, wrong
+
+
+def disagreement(out, ref):
+    """What the two make of a result where that differs, or None."""
+    eps = compare.epsilon(out.dtype)
+    expected, got = compare._sums(out, ref, eps), compare._gpu_sums(out, ref, eps)
+    finite = all(map(math.isfinite, expected))
+    same = finite == all(map(math.isfinite, got))
+    if same and finite:
+        _, square, row, element, largest = expected
+        scales = [row * square, square, row, element, largest]
+        # Coarse dtypes are compared in float32 by torch's operations, in float64 by the kernels.
+        pairs = zip(expected, got, scales, strict=True)
+        same = all(abs(a - b) <= 2e-4 * s + 1e-300 for a, b, s in pairs)
+    return None if same else f"{expected} by torch, {got} by the kernels"
+
+
+def check(device, shapes=SHAPES, dtypes=DTYPES):
+    """Compare on all of it; the number of comparisons."""
+    count = 0
+    for shape in shapes:
+        for what, ref in references(device, shape):
+            for dtype in dtypes:
+                for how, out in results(ref, dtype):
+                    found = disagreement(out, ref)
+                    assert found is None, f"{shape} {what}, {dtype} {how}: {found}"
+                    count += 1
+    return count
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    compare_gpu._SPAN = tl.constexpr(1024)  # the interpreter is slow: two spans in little
+    print(check("cpu", FEW_SHAPES, FEW_DTYPES))

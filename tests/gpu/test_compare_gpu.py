@@ -1,0 +1,10 @@
+"""The judge's own kernels on a GPU."""
+
+import comparing
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+
+def test_kernels_make_the_sums_of_torchs_operations():
+    assert comparing.check("cuda") == 720
