@@ -9,7 +9,7 @@ from pathlib import Path
 from kagent_sandbox import process_tree
 from kagent_sandbox.confine.namespaces import DISK_SLACK_BYTES
 from kagent_sandbox.confine.policy import Confinement, Tier
-from kagent_sandbox.usage import disk_use, memory_bytes
+from kagent_sandbox.usage import MOST_MAPPINGS, disk_use, memory_bytes
 
 
 class Bounds:
@@ -54,30 +54,35 @@ class Bounds:
         limits = self._limits
         used = memory_bytes(pids, self._given_bytes)
         self.peak_bytes = max(self.peak_bytes, used)
-        disk, files = self._disk_use(child, pids)
         ours = 1 if self._tier >= Tier.T2 else 0  # the namespace's process 1
         if process_tree.tasks(pids) > limits.processes + ours:
             return f"limit of {limits.processes} processes"
         if used > limits.memory_bytes:
             return self.memory_reason
+        disk, files, mappings = self._disk_use(child, pids)
         if disk > limits.disk_bytes:
             return f"disk limit of {limits.disk_bytes >> 20} MiB"
         if files > limits.disk_files:
             return f"limit of {limits.disk_files} files"
+        if mappings > MOST_MAPPINGS:
+            return f"limit of {MOST_MAPPINGS} mappings"
         if process_tree.open_files(pids) > limits.open_files:
             return f"limit of {limits.open_files} open files"
         if printed_bytes > limits.output_bytes:
             return f"output limit of {limits.output_bytes >> 20} MiB"
         return None
 
-    def _disk_use(self, child: int, pids: list[int]) -> tuple[int, int]:
-        """Bytes and number of files in the private folder."""
+    def _disk_use(self, child: int, pids: list[int]) -> tuple[int, int, int]:
+        """Bytes and number of files in the private folder; below T2, where those without a name
+        have to be looked for, the number of the processes' mappings, too.
+        """
         if self._tier < Tier.T2:
             return disk_use(self._folder, pids, self._limits.disk_files)
         path = f"/proc/{child}/root{self._folder}"
         with contextlib.suppress(OSError):
             if os.stat(path).st_dev == os.stat(self._folder).st_dev:
-                return 0, 0  # the child has not made its own file system yet
+                return 0, 0, 0  # the child has not made its own file system yet
             found = os.statvfs(path)
-            return (found.f_blocks - found.f_bfree) * found.f_frsize, found.f_files - found.f_ffree
-        return 0, 0
+            used = (found.f_blocks - found.f_bfree) * found.f_frsize
+            return used, found.f_files - found.f_ffree, 0
+        return 0, 0, 0

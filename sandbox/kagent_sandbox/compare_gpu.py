@@ -1,7 +1,9 @@
 """The sums of `compare` on a GPU: two passes of Triton kernels over the result and its reference.
 
-Composed of torch's operations the same sums read and write ten times as much: for results of
+Composed of torch's operations the same sums read and write several times as much: for results of
 gigabytes that took longer than timing the kernel which made them. Everything is in float64.
+
+For one thread: while a kernel is compiled, the environment says where Triton keeps it.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -24,7 +26,7 @@ from kagent_sandbox.launch.cache import cache_folder
 
 _SPAN = tl.constexpr(16_384)  # elements of a row that one program reads
 _BLOCK = tl.constexpr(1024)
-# Compiled once for each pair of dtypes, whatever the sizes.
+# Else they would be compiled again for sizes of 1, and for those that 16 divides.
 _SIZES = ["width", "spans", "row_stride", "out_row_stride"]
 
 

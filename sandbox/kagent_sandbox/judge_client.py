@@ -107,6 +107,7 @@ class JudgeClient:
         self._channel, theirs = Channel.pair()
         compiled = str(cache_folder() / "inductor")
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": compiled}
+        environment.pop("TRITON_INTERPRET", None)  # a user's: the judge's own kernels are compiled
         if self._tier is not None:
             environment[ISOLATION] = self._tier
         if kind == "cpu":

@@ -15,6 +15,10 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from kagent_sandbox import process_tree
+
+MOST_MAPPINGS = 200_000
+"""Of a subtree: a compiler has a thousand, and its forks as many each. Reading takes 0.1 s."""
 MOST_LEVELS = 64
 """Folders in folders: compilers and caches need five. Deeper ones count as too many files."""
 _KIB = 1024
@@ -42,7 +46,8 @@ def memory_bytes(pids: Sequence[int], given_bytes: int = 0) -> int:
 
 def _bytes(pid: int, name: str) -> int:
     """A size in a process's status; 0 where it is gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="latin-1") as file:
+    path = f"{process_tree.alive(pid)}/status"
+    with contextlib.suppress(OSError), open(path, encoding="latin-1") as file:
         for line in file:
             if line.startswith(name):
                 return int(line.split()[1]) * _KIB
@@ -52,16 +57,17 @@ def _bytes(pid: int, name: str) -> int:
 # -- disk ----------------------------------------------------------------------------------------
 
 
-def disk_use(folder: Path, pids: Sequence[int], most_files: int) -> tuple[int, int]:
+def disk_use(folder: Path, pids: Sequence[int], most_files: int) -> tuple[int, int, int]:
     """Bytes, and number of files and folders, in the private folder of a subtree, with what was
-    unlinked from it and is still open or mapped. Files are counted no further than just past
-    `most_files`.
+    unlinked from it and is still open or mapped; and number of mappings of the processes. Files are
+    counted no further than just past `most_files`, mappings than past `MOST_MAPPINGS`.
 
     Looked for every time: what the file system has lost says little where others give it back.
     """
     used, files = _named(folder, most_files)
     device = os.stat(folder).st_dev
-    return used + sum({**_mapped(pids, device), **_open(pids, device)}.values()), files
+    mapped, mappings = _mapped(pids, device)
+    return used + sum({**mapped, **_open(pids, device)}.values()), files, mappings
 
 
 def _named(folder: Path, most_files: int) -> tuple[int, int]:
@@ -117,30 +123,45 @@ def _open(pids: Iterable[int], device: int) -> dict[int, int]:
     """Bytes by inode of files without a name that some process has open."""
     found: dict[int, int] = {}
     for pid in pids:
+        folder = f"{process_tree.alive(pid)}/fd"
         with contextlib.suppress(OSError):
-            for number in os.listdir(f"/proc/{pid}/fd"):
+            for number in os.listdir(folder):
                 with contextlib.suppress(OSError):
-                    info = os.stat(f"/proc/{pid}/fd/{number}")
+                    info = os.stat(f"{folder}/{number}")
                     if info.st_nlink == 0 and info.st_dev == device and stat.S_ISREG(info.st_mode):
                         found[info.st_ino] = info.st_blocks * 512
     return found
 
 
-def _mapped(pids: Iterable[int], device: int) -> dict[int, int]:
-    """Bytes by inode of files without a name that some process maps, as far as it maps them."""
+def _mapped(pids: Iterable[int], device: int) -> tuple[dict[int, int], int]:
+    """Bytes by inode of files without a name that some process maps, and the number of mappings.
+
+    Where the caller may not see such a file itself, only what is mapped of it counts.
+    """
     name = f"{os.major(device):02x}:{os.minor(device):02x}"
     found: dict[int, int] = {}
+    count = 0
     for pid in pids:
-        own: dict[int, int] = {}
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="latin-1") as file:
+        place, parts = process_tree.alive(pid), dict[int, int]()
+        # Names are escaped but for a newline: a carriage return does not end the line.
+        with (
+            contextlib.suppress(OSError),
+            open(f"{place}/maps", encoding="latin-1", newline="\n") as file,
+        ):
             for line in file:
+                count += 1
+                if count > MOST_MAPPINGS:
+                    return found, count
                 match = _DELETED.match(line) if line.endswith(_DELETED_END) else None
-                if match is not None and match["device"] == name:
-                    size = int(match["end"], 16) - int(match["start"], 16)
-                    own[int(match["inode"])] = own.get(int(match["inode"]), 0) + size
-        for inode, size in own.items():
-            found[inode] = max(found.get(inode, 0), size)
-    return found
+                if match is None or match["device"] != name:
+                    continue
+                inode, start, end = int(match["inode"]), match["start"], match["end"]
+                try:
+                    used = os.stat(f"{place}/map_files/{start}-{end}").st_blocks * 512
+                except OSError:
+                    parts[inode] = used = parts.get(inode, 0) + int(end, 16) - int(start, 16)
+                found[inode] = max(found.get(inode, 0), used)
+    return found, count
 
 
 # -- removal -------------------------------------------------------------------------------------

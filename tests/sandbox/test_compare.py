@@ -133,12 +133,12 @@ def test_chunks_do_not_change_the_errors(seed, chunk):
     ref = draw((37, 61), seed)
     out = (ref + 1e-3 * draw(ref.shape, seed + 1)).to(torch.float32)
     whole = compare.measure_errors(out, ref, 1)
-    before = compare.CHUNK_ELEMENTS
-    compare.CHUNK_ELEMENTS = chunk
+    before = compare.CHUNK_ELEMENTS["cpu"]
+    compare.CHUNK_ELEMENTS["cpu"] = chunk
     try:
         chunked = compare.measure_errors(out, ref, 1)
     finally:
-        compare.CHUNK_ELEMENTS = before
+        compare.CHUNK_ELEMENTS["cpu"] = before
     assert chunked.row == pytest.approx(whole.row, rel=1e-12)
     assert chunked.element == pytest.approx(whole.element, rel=1e-12)
     assert chunked.bias == pytest.approx(whole.bias, rel=1e-6)
@@ -179,4 +179,10 @@ def test_a_gpus_kernels_make_the_same_sums():
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 120
+    assert int(done.stdout) == 224
+
+
+def test_torchs_operations_decide_where_the_kernels_cannot(capsys):
+    compare._has_kernels.cache_clear()
+    assert not compare._has_kernels(torch.device("cpu"))
+    assert "without the judge's own kernels" in capsys.readouterr().err

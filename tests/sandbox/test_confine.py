@@ -1,3 +1,4 @@
+import errno
 import os
 import socket
 import tempfile
@@ -12,6 +13,7 @@ from kagent_sandbox.confine import (
     cpu_launcher_confinement,
     gpu_launcher_confinement,
     interpreter_confinement,
+    syscalls,
 )
 from kagent_sandbox.confine.policy import readable_by_others
 from kagent_sandbox.confine.presets import toolchain
@@ -183,6 +185,20 @@ def test_programs_start_only_where_allowed(child):
     for preset in (interpreter_confinement(), cpu_launcher_confinement()):
         with ForkServer(HANDLER, confinement=preset) as other, other.spawn(wall_limit_s=9.0) as one:
             assert ask(one, run) == "PermissionError"
+
+
+def test_no_thread_has_descriptors_of_its_own(child):
+    libc = "import ctypes; libc = ctypes.CDLL(None, use_errno=True); "
+    close_range = f"result = libc.syscall({syscalls.number('close_range')}, 1000, 1001, %d)"
+    assert ask(child, libc + close_range % 0) == 0
+    assert ask(child, libc + close_range % 2) == -1
+    vm, sighand, thread = 0x100, 0x800, 0x10000
+    # As a thread with a table of its own: refused before the kernel looks for its stack.
+    own = f"libc.syscall({syscalls.number('clone')}, {vm | sighand | thread}, 0, 0, 0, 0)"
+    assert ask(child, libc + own + "; result = ctypes.get_errno()") == errno.EPERM
+    assert (
+        ask(child, "import threading; t = threading.Thread(); t.start(); result = t.join()") is None
+    )
 
 
 def test_times_of_files_are_left_as_they_are(child):

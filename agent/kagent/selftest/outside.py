@@ -57,9 +57,11 @@ class Outside:
     def left(self) -> list[str]:
         """What is there that was not, once all that kagent started has been closed."""
         began = time.monotonic()
-        while processes := self._processes():
-            ending = any(map(process_tree.exiting, process_tree.descendants(os.getpid())))
-            if time.monotonic() - began >= (_EXIT_S if ending else _GRACE_S):
+        while True:
+            ending = _all_are_ending()
+            processes = self._processes()
+            waited_s = time.monotonic() - began
+            if not processes or waited_s >= (_EXIT_S if ending else _GRACE_S):
                 break
             time.sleep(0.05)
         own = {f"file {p}" for p in self._own.iterdir()}  # now: a process's end takes files along
@@ -80,6 +82,12 @@ class Outside:
     def _things(self) -> set[str]:
         """Files and IPC objects that can only be a candidate's: by their owner, or their name."""
         return {*_files(self._name), *_ipc()}
+
+
+def _all_are_ending() -> bool:
+    """Whether the kernel takes apart every process below this one, or one below that."""
+    below = process_tree.descendants
+    return all(any(map(process_tree.exiting, (pid, *below(pid)))) for pid in below(os.getpid()))
 
 
 def _remove_stale() -> None:

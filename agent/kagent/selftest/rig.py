@@ -46,7 +46,7 @@ LEAST_PATIENCE = 0.3  # share of a run's limits: 3 s for a kernel that usually h
 ENDLESS = 0.5  # share of that for a build that reaches whatever limit there is
 BUILD_S = 0.35  # of an honest C++ kernel, on a machine that is quick enough for that
 MOST_CONFIGS = 4
-SWEEP_S = 0.5  # enough for a second configuration of a kernel that takes a millisecond
+SWEEP_S = 1.0  # enough for a second configuration of a kernel that takes some milliseconds
 PAUSE_S = 2.0
 _STARTERS = 8
 

@@ -18,15 +18,16 @@ def attack():
         os.waitpid(pid, 0)
         print("met: the chain ends with its candidate, or selftest finds it", file=sys.stderr)
         return
+    os.setsid()
     try:
-        os.setsid()
         for _ in range(2_000):
             if os.fork():
                 os._exit(0)
             time.sleep(0.001)
-        time.sleep(60)
-    finally:  # also where it may have no more processes: below tier T2 nobody buries its dead yet
-        os._exit(0)
+    except OSError:
+        pass  # below tier T2 its dead count until the candidate ends: the last one stays
+    time.sleep(60)
+    os._exit(0)
 
 
 @triton.jit

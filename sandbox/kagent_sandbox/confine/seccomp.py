@@ -20,6 +20,8 @@ _ERRNO = 0x00050000
 _KILL_PROCESS = 0x80000000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _MASK, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _NAMESPACES = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
+_CLOSE_RANGE_UNSHARE = 2
 _SET_MODE_FILTER = 1
 _TSYNC = 1  # the filter binds all threads of the process, also those that run already
 _NEWEST_KNOWN = 462  # calls after this one are answered "not implemented": libc then falls back
@@ -153,7 +155,12 @@ def prepare(*, execute: bool, memfd: bool) -> bytes:
     clone.argument(0)
     clone.add(_ANY_BIT, _NAMESPACES, 0, 1)
     clone.refuse(errno.EPERM)
+    # Threads have the process's descriptors: nobody would count those of a table of their own.
+    clone.add(_ANY_BIT, _CLONE_THREAD, 0, 2)
+    clone.add(_ANY_BIT, _CLONE_FILES, 1, 0)
+    clone.refuse(errno.EPERM)
     clone.add(_RETURN, _ALLOW)
+    program.when("close_range", _argument_in(2, (0,), mask=_CLOSE_RANGE_UNSHARE))
     program.when("clone", clone)
     program.when("prctl", _argument_in(0, _PRCTL))
     program.when("prlimit64", _argument_in(0, (0,)))
@@ -177,7 +184,7 @@ def prepare(*, execute: bool, memfd: bool) -> bytes:
         names |= getattr(syscalls, group).keys()
     names |= {"execve", "execveat"} if execute else set()
     names |= {"memfd_create"} if memfd else set()
-    for name in sorted(names.difference(modes, times, ("fcntl", "ioctl"))):
+    for name in sorted(names.difference(modes, times, ("fcntl", "ioctl", "close_range"))):
         program.when(name, _returns(_ALLOW))
     program.add(_AT_LEAST, _NEWEST_KNOWN + 1, 0, 1)
     program.refuse(errno.ENOSYS)
