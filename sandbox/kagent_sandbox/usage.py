@@ -143,7 +143,7 @@ def _mapped(pids: Iterable[int], device: int) -> tuple[dict[int, int], int]:
     count = 0
     for pid in pids:
         place, parts = process_tree.alive(pid), dict[int, int]()
-        # Names are escaped but for a newline: a carriage return does not end the line.
+        # Of what ends a line the kernel escapes the newline alone: a name may hold the others.
         with (
             contextlib.suppress(OSError),
             open(f"{place}/maps", encoding="latin-1", newline="\n") as file,

@@ -56,12 +56,13 @@ class Outside:
 
     def left(self) -> list[str]:
         """What is there that was not, once all that kagent started has been closed."""
-        began = time.monotonic()
+        began = since = time.monotonic()
         while True:
-            ending = _all_are_ending()
+            now = time.monotonic()
+            if _all_are_ending() and now - began < _EXIT_S:
+                since = now  # whoever waits for their end has as long after it
             processes = self._processes()
-            waited_s = time.monotonic() - began
-            if not processes or waited_s >= (_EXIT_S if ending else _GRACE_S):
+            if not processes or now - since >= _GRACE_S:
                 break
             time.sleep(0.05)
         own = {f"file {p}" for p in self._own.iterdir()}  # now: a process's end takes files along
