@@ -16,7 +16,8 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -99,12 +100,9 @@ def reference_sums(ref: torch.Tensor) -> torch.Tensor:
     """Of each row of `ref` [rows, width], of what is finite: sum of squares, mean magnitude and
     largest magnitude. float64 [3, rows].
     """
-    rows, width = ref.shape
-    spans = triton.cdiv(width, _SPAN.value)
-    sums = torch.empty((rows, spans, 3), dtype=torch.float64, device=ref.device)
-    with _kept(ref.device):
-        _reference_kernel[(rows * spans,)](ref, sums, width, spans, *ref.stride())
-    return torch.stack([sums[:, :, 0].sum(1), sums[:, :, 1].sum(1) / width, sums[:, :, 2].amax(1)])
+    found = _by_row(_reference_kernel, (ref,), ref.shape, ref.stride())
+    found[1] /= ref.shape[1]
+    return found
 
 
 def difference_sums(out: torch.Tensor, ref: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
@@ -112,13 +110,22 @@ def difference_sums(out: torch.Tensor, ref: torch.Tensor, means: torch.Tensor) -
     |out - ref| / (|ref| + the row's entry of `means`). float64 [3, rows]; infinite or NaN where a
     NaN or infinity is in the wrong place.
     """
-    rows, width = ref.shape
+    strides = (*out.stride(), *ref.stride())
+    return _by_row(_difference_kernel, (out, ref, means), ref.shape, strides)
+
+
+def _by_row(
+    kernel: Any,
+    tensors: Sequence[torch.Tensor],
+    shape: Sequence[int],
+    strides: Sequence[int],
+) -> torch.Tensor:
+    """Two sums and a largest value of each row, from those of its spans. float64 [3, rows]."""
+    (rows, width), device = shape, tensors[0].device
     spans = triton.cdiv(width, _SPAN.value)
-    sums = torch.empty((rows, spans, 3), dtype=torch.float64, device=ref.device)
-    with _kept(ref.device):
-        _difference_kernel[(rows * spans,)](
-            out, ref, means, sums, width, spans, *out.stride(), *ref.stride()
-        )
+    sums = torch.empty((rows, spans, 3), dtype=torch.float64, device=device)
+    with _kept(device):
+        kernel[(rows * spans,)](*tensors, sums, width, spans, *strides)
     return torch.stack([sums[:, :, 0].sum(1), sums[:, :, 1].sum(1), sums[:, :, 2].amax(1)])
 
 

@@ -73,28 +73,28 @@ def stop_tree(first: int, root: int, besides: Collection[int] = ()) -> bool:
 
 
 def _stopped(pid: int) -> bool:
-    return all(fields[0] in "TtZX" for fields in _tasks(pid))
+    return all(fields[0] in "TtZX" for _, fields in _tasks(pid))
 
 
 def exiting(pid: int) -> bool:
     """Whether all of a process has ended and the kernel takes it apart: that of a GPU's context
     may last seconds. Not one that is done, and that only its parent's question keeps.
     """
-    tasks = list(_tasks(pid))
+    tasks = [fields for _, fields in _tasks(pid)]
     return all(int(fields[6]) & _EXITING for fields in tasks) and any(
         fields[0] not in "ZX" for fields in tasks
     )
 
 
-def _tasks(pid: int) -> Iterator[list[str]]:
-    """Of each thread what its `stat` says after its name, from its state on."""
+def _tasks(pid: int) -> Iterator[tuple[str, list[str]]]:
+    """Of each thread its number, and what its `stat` says after its name, from its state on."""
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with (
                 contextlib.suppress(OSError),
                 open(f"/proc/{pid}/task/{task}/stat", encoding="latin-1") as file,
             ):
-                yield file.read().rpartition(")")[2].split()
+                yield task, file.read().rpartition(")")[2].split()
 
 
 def send(pid: int, number: int) -> None:
@@ -107,15 +107,8 @@ def alive(pid: int) -> str:
     """The folder in /proc that tells of a process: of another of its threads where the first one
     has ended by itself, since that one's says nothing of memory and files any more.
     """
-    with contextlib.suppress(OSError):
-        for task in (str(pid), *os.listdir(f"/proc/{pid}/task")):
-            with (
-                contextlib.suppress(OSError),
-                open(f"/proc/{task}/stat", encoding="latin-1") as file,
-            ):
-                if file.read().rpartition(")")[2].split()[0] not in "ZX":
-                    return f"/proc/{task}"
-    return f"/proc/{pid}"
+    running = (task for task, fields in _tasks(pid) if fields[0] not in "ZX")
+    return f"/proc/{next(running, pid)}"
 
 
 def tasks(pids: Iterable[int]) -> int:

@@ -39,19 +39,21 @@ def memory_bytes(pids: Sequence[int], given_bytes: int = 0) -> int:
     A bound: pages that forks have in common count for each of them. To divide them by their users
     takes the kernel longest where it matters, for hundreds of forks of a large process.
     """
-    private = sum(_bytes(pid, "RssAnon") for pid in pids)
-    shared = sum(_bytes(pid, "RssShmem") for pid in pids)
+    found = [_resident(pid) for pid in pids]
+    private, shared = sum(p for p, _ in found), sum(s for _, s in found)
     return private + max(0, shared - given_bytes)
 
 
-def _bytes(pid: int, name: str) -> int:
-    """A size in a process's status; 0 where it is gone."""
+def _resident(pid: int) -> tuple[int, int]:
+    """Bytes of private and of shared memory, from a process's status; 0 where it is gone."""
+    found = {"RssAnon": 0, "RssShmem": 0}
     path = f"{process_tree.alive(pid)}/status"
     with contextlib.suppress(OSError), open(path, encoding="latin-1") as file:
         for line in file:
-            if line.startswith(name):
-                return int(line.split()[1]) * _KIB
-    return 0
+            name, _, value = line.partition(":")
+            if name in found:
+                found[name] = int(value.split()[0]) * _KIB
+    return found["RssAnon"], found["RssShmem"]
 
 
 # -- disk ----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import ctypes
 import mmap
 import os
-import platform
 import signal
 import tempfile
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from kagent_sandbox import process_tree, usage
+from kagent_sandbox.confine import syscalls
 from kagent_sandbox.usage import disk_use, memory_bytes, remove_tree
 
 MIB = 1 << 20
@@ -42,6 +42,20 @@ def forked(action, then=signal.pause):
         os.waitpid(pid, 0)
 
 
+@contextmanager
+def leaderless(action):
+    """The same, but the child's first thread has ended by itself, and another one runs on."""
+    with forked(action, then=end_this_thread_alone) as pid:
+        while "Z" not in Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2]:
+            time.sleep(0.001)
+        yield pid
+
+
+def end_this_thread_alone():
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    ctypes.CDLL(None).syscall(syscalls.number("exit"), 0)
+
+
 def filled(nbytes, *, flags):
     memory = mmap.mmap(-1, nbytes, flags=flags | mmap.MAP_ANONYMOUS)
     for at in range(0, nbytes, mmap.PAGESIZE):
@@ -49,15 +63,10 @@ def filled(nbytes, *, flags):
     return memory
 
 
-def end_this_thread_alone():
-    threading.Thread(target=time.sleep, args=(60,)).start()
-    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
-
-
-@pytest.mark.parametrize("then", [signal.pause, end_this_thread_alone])
+@pytest.mark.parametrize("child", [forked, leaderless])
 @pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE])
-def test_memory_is_counted_shared_or_not(flags, then):
-    with forked(lambda: filled(64 * MIB, flags=flags), then) as pid:
+def test_memory_is_counted_shared_or_not(flags, child):
+    with child(lambda: filled(64 * MIB, flags=flags)) as pid:
         assert memory_bytes([pid]) >= 64 * MIB
 
 
@@ -88,9 +97,7 @@ def test_a_process_that_is_taken_apart_is_exiting():
 
 
 def test_a_process_is_not_exiting_while_a_thread_of_it_runs():
-    with forked(lambda: None, then=end_this_thread_alone) as pid:
-        while "Z" not in Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2]:
-            time.sleep(0.001)
+    with leaderless(lambda: None) as pid:
         assert not process_tree.exiting(pid)
 
 
@@ -109,15 +116,15 @@ def nameless_and_mapped(folder):
         return mmap.mmap(file.fileno(), 32 * MIB)
 
 
-@pytest.mark.parametrize("then", [signal.pause, end_this_thread_alone])
+@pytest.mark.parametrize("child", [forked, leaderless])
 @pytest.mark.parametrize("hide", [nameless, nameless_and_mapped])
-def test_files_without_a_name_count(tmp_path, hide, then):
+def test_files_without_a_name_count(tmp_path, hide, child):
     folder = tmp_path / "own"
     folder.mkdir()
     others = tmp_path / "others"
     with others.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, 32 * MIB)
-    with forked(lambda: hide(folder), then) as pid:
+    with child(lambda: hide(folder)) as pid:
         others.unlink()  # the file system has as much room as before
         used, files = disk_use(folder, [pid], 100)[:2]
     assert 32 * MIB <= used < 33 * MIB
@@ -217,7 +224,7 @@ def test_folders_without_rights_are_weighed_and_removed_by_their_own_user():
 
 
 def test_descriptors_count_whichever_thread_is_left():
-    with forked(lambda: [open(os.devnull) for _ in range(50)], end_this_thread_alone) as pid:
+    with leaderless(lambda: [open(os.devnull) for _ in range(50)]) as pid:
         assert process_tree.open_files([pid]) >= 50
 
 
