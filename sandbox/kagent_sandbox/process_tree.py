@@ -86,6 +86,11 @@ def exiting(pid: int) -> bool:
     )
 
 
+def ended(pid: int) -> bool:
+    """Whether there is no such process, or only its entry, which its parent has not asked about."""
+    return all(fields[0] in "ZX" for _, fields in _tasks(pid))
+
+
 def _tasks(pid: int) -> Iterator[tuple[str, list[str]]]:
     """Of each thread its number, and what its `stat` says after its name, from its state on."""
     with contextlib.suppress(OSError):

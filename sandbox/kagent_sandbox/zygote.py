@@ -8,7 +8,9 @@ survive a fork).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import gc
 import importlib
 import os
@@ -16,7 +18,7 @@ import select
 import signal
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -53,7 +55,9 @@ def main(fd: int) -> None:
 
 def _run(channel: Channel, settings: dict[str, object], root: Path) -> None:
     try:
-        handler, confinement, isolation = _prepare(settings)
+        with _ended_when_hung_up(channel.fileno(), root):
+            handler = _imported(settings)
+        confinement, isolation = _confinement(settings, root)
     except Exception:  # noqa: BLE001 - whatever a module raises at import is the client's to report
         channel.send({"error": traceback.format_exc()})
         return
@@ -62,20 +66,51 @@ def _run(channel: Channel, settings: dict[str, object], root: Path) -> None:
         _serve(channel, root, handler, confinement, isolation)
 
 
-def _prepare(
-    settings: dict[str, object],
-) -> tuple[Callable[[Context], None], Confinement, Isolation]:
+@contextlib.contextmanager
+def _ended_when_hung_up(fd: int, root: Path) -> Iterator[None]:
+    """End this process as soon as its client is gone: imports take seconds, and do not listen.
+
+    By a signal, not a thread: there must be none. What has been begun meanwhile ends, too.
+    """
+
+    def look(*_: object) -> None:
+        poller = select.poll()
+        poller.register(fd, 0)  # hang-ups are always reported
+        if poller.poll(0):
+            process_tree.kill_all(os.getpid())
+            remove_tree(root)
+            os._exit(0)
+
+    before = signal.signal(signal.SIGIO, look)
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+    try:
+        look()  # it may be gone already
+        yield
+    finally:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+        signal.signal(signal.SIGIO, before)
+
+
+def _imported(settings: dict[str, object]) -> Callable[[Context], None]:
+    """Import what children find warm; their handler."""
     gc.disable()  # importing torch would collect often, and find next to nothing
     for module in cast("list[str]", settings["preload"]):
         importlib.import_module(module)
     module_name, _, function = str(settings["handler"]).partition(":")
-    handler = getattr(importlib.import_module(module_name), function)
+    handler: Callable[[Context], None] = getattr(importlib.import_module(module_name), function)
+    return handler
+
+
+def _confinement(settings: dict[str, object], root: Path) -> tuple[Confinement, Isolation]:
+    """How children are to be confined, and how they are; after all imports."""
     fields = cast("dict[str, object]", settings["confinement"])
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     confinement = Confinement(**values)  # type: ignore[arg-type]
     if confinement.tier is not None:
         confinement = dataclasses.replace(confinement, tier=Tier(confinement.tier))
-    isolation = observe(confinement, Path(str(settings["root"])))
+    isolation = observe(confinement, root)
     if isolation.tier >= Tier.T2:
         namespaces.leave_network(user=isolation.user_namespace)
     if isolation.tier >= Tier.T1:
@@ -83,7 +118,7 @@ def _prepare(
     gc.collect()
     gc.freeze()  # or every child's first collection would copy the whole heap
     gc.enable()
-    return handler, confinement, isolation
+    return confinement, isolation
 
 
 def _serve(

@@ -101,7 +101,7 @@ class Run:
         living = [
             f"process {p}: {command(p)}"
             for p in process_tree.descendants(os.getpid())
-            if p not in self.before and not zombie(p)
+            if p not in self.before and not process_tree.ended(p)
         ]
         files = [f"file {p}" for p in self.scratch.iterdir() if "inductor" not in p.name]
         return living + files + sorted(objects() - self.objects)
@@ -118,13 +118,6 @@ def command(pid):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
         return ""
-
-
-def zombie(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def objects():

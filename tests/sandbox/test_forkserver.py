@@ -1,3 +1,4 @@
+import contextlib
 import gc
 import os
 import signal
@@ -154,6 +155,77 @@ def test_when_the_client_is_killed_everything_dies():
         time.sleep(0.01)
     assert not tmp.parent.exists()
     os.close(read)
+
+
+ENDLESS_IMPORT = """
+import os, pathlib, subprocess, time
+inner = subprocess.Popen(["sleep", "600"])
+words = [os.environ["HOME"], str(os.getpid()), str(inner.pid)]
+pathlib.Path(os.environ["BEGUN"]).write_text(" ".join(words) + "\\n")
+while True:
+    try:
+        time.sleep(600)
+    except BaseException:
+        pass
+"""
+IMPATIENT_CLIENT = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from kagent_sandbox.confine import builder_confinement
+from kagent_sandbox.forkserver import ForkServer
+env = {"BEGUN": sys.argv[2]}
+server = ForkServer("endless_import:f", confinement=builder_confinement(), env=env)
+server.start()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def endless_import(tmp_path):
+    (tmp_path / "endless_import.py").write_text(ENDLESS_IMPORT)
+    return tmp_path
+
+
+def importing(folder):
+    """Wait until the endless import has begun: the server's folder, itself, and what it started."""
+    for _ in range(3000):
+        with contextlib.suppress(FileNotFoundError):
+            if (text := (folder / "begun").read_text()).endswith("\n"):
+                home, *pids = text.split()
+                return Path(home), *map(int, pids)
+        time.sleep(0.01)
+    raise AssertionError("the import did not begin")
+
+
+def wait_ended(pid):
+    """Whether a process ends within ten seconds."""
+    for _ in range(1000):
+        if process_tree.ended(pid):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_server_that_still_imports_ends_when_it_is_closed(endless_import, monkeypatch):
+    monkeypatch.syspath_prepend(endless_import)
+    env = {"BEGUN": str(endless_import / "begun")}
+    server = ForkServer("endless_import:f", confinement=builder_confinement(), env=env)
+    server.start()
+    process = server._process
+    folder, _, inner = importing(endless_import)
+    server.close()
+    assert process.returncode == 0  # not killed after a long wait
+    assert not folder.exists()
+    assert wait_ended(inner)
+
+
+def test_a_server_that_still_imports_ends_when_its_client_is_killed(endless_import):
+    arguments = [str(endless_import), str(endless_import / "begun")]
+    with subprocess.Popen([sys.executable, "-c", IMPATIENT_CLIENT, *arguments]) as client:
+        folder, *pids = importing(endless_import)
+        client.kill()
+    assert all(map(wait_ended, pids))
+    assert not folder.exists()
 
 
 def test_when_the_supervisor_is_killed_its_subtree_dies(server):

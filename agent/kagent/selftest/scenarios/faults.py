@@ -141,17 +141,8 @@ def _wait_gone(processes: list[int]) -> list[int]:
     """Those of the processes that do not end."""
     deadline = time.monotonic() + _GONE_S
     while time.monotonic() < deadline:
-        left = [p for p in processes if _runs(p)]
+        left = [p for p in processes if not process_tree.ended(p)]
         if not left:
             return []
         time.sleep(0.01)
     return left
-
-
-def _runs(pid: int) -> bool:
-    """Whether there is such a process that is more than an entry waiting to be collected."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text("latin-1")
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] not in "ZX"
