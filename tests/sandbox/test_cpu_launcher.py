@@ -388,9 +388,9 @@ def test_the_device_is_described_and_healthy(backend):
     assert backend.healthy()
 
 
-def run_each(launcher, names):
+def run_each(launcher, names, placements):
     for name in names:
-        for i in range(12):
+        for i in range(placements):
             launcher.run(f"{name}{i}", limit_s=30.0)
     return dict.fromkeys(names, 100.0)
 
@@ -398,7 +398,8 @@ def run_each(launcher, names):
 def test_ceilings_are_measured_once(backend, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     module = "kagent_sandbox.launch.cpu_ceilings"
-    monkeypatch.setattr(f"{module}._PLACEMENTS", 1)
+    monkeypatch.setattr(f"{module}._PLACEMENTS", (1, 2))
+    monkeypatch.setattr(f"{module}._MOST_ARRAY_BYTES", 16 << 20)
     monkeypatch.setattr(f"{module}._PRODUCT", 64)
     monkeypatch.setattr(f"{module}._best_us", run_each)
     first = backend.ceilings()

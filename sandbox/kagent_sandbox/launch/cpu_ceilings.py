@@ -31,9 +31,10 @@ from kagent_sandbox.plan import (
 )
 
 Open: TypeAlias = Callable[[int], tuple[CpuArena, CpuLauncher]]
-_VERSION = 3  # of the way of measuring: part of the cache's key
-_PLACEMENTS = 6
-_RUNS = 12  # of one sample
+_VERSION = 4  # of the way of measuring: part of the cache's key
+_LEAST_ARRAY_BYTES, _MOST_ARRAY_BYTES = 16 << 20, 256 << 20
+_PLACEMENTS = (3, 6)  # of the two arrays, and of a product; one sample runs all of them
+_MOST_BYTES = 3 << 29  # of all placements, unless these are the fewest
 _SAMPLES = 3
 _ROUNDS = 4  # the best counts: a ceiling that was measured on a busy host would be too low
 _PRODUCT = 768  # rows and columns
@@ -121,25 +122,27 @@ def cached_ceilings(facts: DeviceFacts, open_launcher: Open) -> Ceilings:
 
 def measure(facts: DeviceFacts, open_launcher: Open) -> Ceilings:
     """Measure now. Arrays together exceed the last-level cache several times."""
-    array = min(max(16 << 20, facts.l2_bytes), 256 << 20)
+    array = min(max(_LEAST_ARRAY_BYTES, facts.l2_bytes), _MOST_ARRAY_BYTES)
+    fewest, most = _PLACEMENTS
+    placements = max(fewest, min(most, _MOST_BYTES // (2 * array)))
     binary = _compile()
-    arena, launcher = open_launcher(_PLACEMENTS * 2 * array)
+    arena, launcher = open_launcher(placements * 2 * array)
     try:
         launcher.load({_HASH: binary})
 
         for name in _STREAMS:
             plan = _stream_plan(name, array)
-            for i in range(_RUNS):
-                first = 2 * (i % _PLACEMENTS) * array
+            for i in range(placements):
+                first = 2 * i * array
                 launcher.prepare(f"{name}{i}", plan, {0: first, 1: first + array})
         for dtype, itemsize in _PRODUCTS.items():
             step = _PRODUCT * _PRODUCT * itemsize
-            for i in range(_RUNS):
-                at = {b: (3 * (i % _PLACEMENTS) + b) * step for b in range(3)}
+            for i in range(placements):
+                at = {b: (3 * i + b) * step for b in range(3)}
                 launcher.prepare(f"{dtype}{i}", _product_plan(dtype, step), at)
         with launcher.quiesced():
             arena.bytes(0, arena.nbytes).zero_()
-        us = _best_us(launcher, [*_STREAMS, *_PRODUCTS])
+        us = _best_us(launcher, [*_STREAMS, *_PRODUCTS], placements)
         rates = {name: moved * array / us[name] / 1e3 for name, moved in _STREAMS.items()}
         return Ceilings(
             copy_gb_per_s=max(rates["copy_plain"], rates["copy_stream"]),
@@ -155,7 +158,7 @@ def measure(facts: DeviceFacts, open_launcher: Open) -> Ceilings:
 _HASH = hashlib.sha256(_SOURCE.encode()).hexdigest()
 
 
-def _best_us(launcher: CpuLauncher, names: Sequence[str]) -> dict[str, float]:
+def _best_us(launcher: CpuLauncher, names: Sequence[str], placements: int) -> dict[str, float]:
     """The best of a few medians of each kernel, which lie far apart in time.
 
     Raises:
@@ -164,7 +167,7 @@ def _best_us(launcher: CpuLauncher, names: Sequence[str]) -> dict[str, float]:
     best = dict.fromkeys(names, math.inf)
     for _ in range(_ROUNDS):
         for name in names:
-            keys = [f"{name}{i}" for i in range(_RUNS)]
+            keys = [f"{name}{i}" for i in range(placements)]
             launcher.samples(keys, 1, limit_s=_LIMIT_S)  # warm up
             us = statistics.median(launcher.samples(keys, _SAMPLES, limit_s=_LIMIT_S))
             if us > 0:
