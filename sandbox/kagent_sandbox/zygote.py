@@ -77,9 +77,11 @@ def _ended_when_hung_up(fd: int, root: Path) -> Iterator[None]:
         poller = select.poll()
         poller.register(fd, 0)  # hang-ups are always reported
         if poller.poll(0):
-            process_tree.kill_all(os.getpid())
-            remove_tree(root)
-            os._exit(0)
+            try:
+                process_tree.kill_all(os.getpid())
+                remove_tree(root)
+            finally:
+                os._exit(0)
 
     before = signal.signal(signal.SIGIO, look)
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 from commands import run
@@ -19,6 +18,7 @@ from kagent.runs import list_runs
 from kagent.session import has_gpu
 from kagent.store import RunStore
 from kagent.tasks import find_task
+from kagent_sandbox import process_tree
 from kagent_sandbox.build.client import Builder
 from kagent_sandbox.errors import ChildDied, DeviceWedged
 from kagent_sandbox.judge_client import JudgeClient
@@ -291,24 +291,6 @@ def test_a_closed_pipe_is_no_error(tmp_path):
     assert done.stderr == ""
 
 
-def descendants(pid):
-    """All living descendants of a process."""
-    parents = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
-            try:
-                stat = Path(f"/proc/{entry}/stat").read_text()
-            except OSError:
-                continue
-            parents[int(entry)] = int(stat.rpartition(")")[2].split()[1])
-    found, grown = {pid}, True
-    while grown:
-        more = {p for p, parent in parents.items() if parent in found} - found
-        found |= more
-        grown = bool(more)
-    return found - {pid}
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # two runs
 def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_no_process(task, process, tmp_path):
@@ -320,11 +302,11 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_no_process(task, proce
         text=True,
     ) as started:
         lines = []
-        children = set()
+        children = []
         for line in started.stdout:
             lines.append(line)
             if not children and line.startswith("#1 "):
-                children = descendants(started.pid)
+                children = process_tree.descendants(started.pid)
                 started.send_signal(signal.SIGINT)
         assert started.wait(60) == 130, started.stderr.read()
         assert started.stderr.read() == ""

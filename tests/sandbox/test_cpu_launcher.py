@@ -398,7 +398,7 @@ def run_each(launcher, names, placements):
 def test_ceilings_are_measured_once(backend, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     module = "kagent_sandbox.launch.cpu_ceilings"
-    monkeypatch.setattr(f"{module}._PLACEMENTS", (1, 2))
+    monkeypatch.setattr(f"{module}._MOST_PLACEMENTS", 2)
     monkeypatch.setattr(f"{module}._MOST_ARRAY_BYTES", 16 << 20)
     monkeypatch.setattr(f"{module}._PRODUCT", 64)
     monkeypatch.setattr(f"{module}._best_us", run_each)

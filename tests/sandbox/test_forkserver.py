@@ -192,18 +192,21 @@ def importing(folder):
         with contextlib.suppress(FileNotFoundError):
             if (text := (folder / "begun").read_text()).endswith("\n"):
                 home, *pids = text.split()
-                return Path(home), *map(int, pids)
+                return Path(home), list(map(int, pids))
         time.sleep(0.01)
     raise AssertionError("the import did not begin")
 
 
-def wait_ended(pid):
-    """Whether a process ends within ten seconds."""
+def assert_ended(pids):
+    """Processes end within ten seconds; whatever does not is killed."""
     for _ in range(1000):
-        if process_tree.ended(pid):
-            return True
+        if all(map(process_tree.ended, pids)):
+            return
         time.sleep(0.01)
-    return False
+    left = [pid for pid in pids if not process_tree.ended(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    raise AssertionError(f"{len(left)} of {len(pids)} processes go on")
 
 
 def test_a_server_that_still_imports_ends_when_it_is_closed(endless_import, monkeypatch):
@@ -212,19 +215,22 @@ def test_a_server_that_still_imports_ends_when_it_is_closed(endless_import, monk
     server = ForkServer("endless_import:f", confinement=builder_confinement(), env=env)
     server.start()
     process = server._process
-    folder, _, inner = importing(endless_import)
-    server.close()
+    try:
+        _, pids = importing(endless_import)
+    finally:
+        server.close()
     assert process.returncode == 0  # not killed after a long wait
-    assert not folder.exists()
-    assert wait_ended(inner)
+    assert_ended(pids)
 
 
 def test_a_server_that_still_imports_ends_when_its_client_is_killed(endless_import):
     arguments = [str(endless_import), str(endless_import / "begun")]
     with subprocess.Popen([sys.executable, "-c", IMPATIENT_CLIENT, *arguments]) as client:
-        folder, *pids = importing(endless_import)
-        client.kill()
-    assert all(map(wait_ended, pids))
+        try:
+            folder, pids = importing(endless_import)
+        finally:
+            client.kill()
+    assert_ended(pids)
     assert not folder.exists()
 
 

@@ -8,8 +8,8 @@ SOURCE = r"""
 #include <cstdlib>
 #include <cstring>
 
+// On one core: what was seen before is found and copied on one, too, and many would not be slower.
 static void honest(const float* x, float* y, int64_t rows, int64_t columns) {
-#pragma omp parallel for
   for (int64_t row = 0; row < rows; ++row) {
     const float* in = x + row * columns;
     float* out = y + row * columns;

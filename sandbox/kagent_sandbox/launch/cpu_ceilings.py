@@ -16,6 +16,7 @@ from typing import TypeAlias
 from kagent_sandbox.errors import MachineError, ToolchainError
 from kagent_sandbox.launch.base import Ceilings, DeviceFacts
 from kagent_sandbox.launch.cpu_arena import CpuArena
+from kagent_sandbox.launch.cpu_baselines import SPAN_US
 from kagent_sandbox.launch.cpu_launcher import CpuLauncher
 from kagent_sandbox.plan import (
     Alloc,
@@ -33,8 +34,10 @@ from kagent_sandbox.plan import (
 Open: TypeAlias = Callable[[int], tuple[CpuArena, CpuLauncher]]
 _VERSION = 4  # of the way of measuring: part of the cache's key
 _LEAST_ARRAY_BYTES, _MOST_ARRAY_BYTES = 16 << 20, 256 << 20
-_PLACEMENTS = (3, 6)  # of the two arrays, and of a product; one sample runs all of them
-_MOST_BYTES = 3 << 29  # of all placements, unless these are the fewest
+_MOST_PLACEMENTS = 6  # of the two arrays, and of a product; one sample runs all of them
+_CACHES = 3  # so often arrays of one kind exceed the last-level cache, as far as placements go
+_BYTES = 3 << 29  # of all placements, unless caches ask for more
+_MOST_TURNS = 8  # of the placements in one sample, until it takes long enough
 _SAMPLES = 3
 _ROUNDS = 4  # the best counts: a ceiling that was measured on a busy host would be too low
 _PRODUCT = 768  # rows and columns
@@ -123,8 +126,8 @@ def cached_ceilings(facts: DeviceFacts, open_launcher: Open) -> Ceilings:
 def measure(facts: DeviceFacts, open_launcher: Open) -> Ceilings:
     """Measure now. Arrays together exceed the last-level cache several times."""
     array = min(max(_LEAST_ARRAY_BYTES, facts.l2_bytes), _MOST_ARRAY_BYTES)
-    fewest, most = _PLACEMENTS
-    placements = max(fewest, min(most, _MOST_BYTES // (2 * array)))
+    placements = max(math.ceil(_CACHES * facts.l2_bytes / array), _BYTES // (2 * array))
+    placements = min(_MOST_PLACEMENTS, placements)
     binary = _compile()
     arena, launcher = open_launcher(placements * 2 * array)
     try:
@@ -168,7 +171,9 @@ def _best_us(launcher: CpuLauncher, names: Sequence[str], placements: int) -> di
     for _ in range(_ROUNDS):
         for name in names:
             keys = [f"{name}{i}" for i in range(placements)]
-            launcher.samples(keys, 1, limit_s=_LIMIT_S)  # warm up
+            (first_us,) = launcher.samples(keys, 1, limit_s=_LIMIT_S)  # warm up
+            turns = math.ceil(SPAN_US / max(first_us * placements, 1.0))
+            keys *= min(_MOST_TURNS, turns)
             us = statistics.median(launcher.samples(keys, _SAMPLES, limit_s=_LIMIT_S))
             if us > 0:
                 best[name] = min(best[name], us)
