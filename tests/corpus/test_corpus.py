@@ -2,6 +2,7 @@
 
 import contextlib
 import secrets
+from dataclasses import replace
 
 import pytest
 from kagent.selftest.baits import name_for
@@ -76,6 +77,20 @@ def test_what_need_not_hang_gets_the_limits_of_a_run(rig, monkeypatch, hangs, ou
     text = honest.replace("y = torch.empty_like(x)", "time.sleep(2); y = torch.empty_like(x)")
     job = Job(f"import time\n{text}", corpus_folder() / "tasks" / "rows", "cpu", False, hangs)
     assert rig.evaluate(job).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("builds_s", "patience"), [((9.0, 0.1, 9.0), 0.3), ((0.7, 0.8, 0.9), 0.6), ((9.0, 9.0, 9.0), 1)]
+)
+def test_patience_is_of_the_machine_not_of_a_moment(rig, monkeypatch, builds_s, patience):
+    built, left = rig._builder.build, list(builds_s)
+    monkeypatch.setattr(rig, "_patience", None)
+    monkeypatch.setattr(
+        rig._builder, "build", lambda asked: replace(built(asked), build_s=left.pop(0))
+    )
+    assert rig.patience == pytest.approx(patience)
+    assert left == []
+    assert rig.patience == pytest.approx(patience)  # found out once
 
 
 def test_only_what_a_build_may_reach_is_a_limit_that_it_need_not_have_twice():
