@@ -70,7 +70,7 @@ _ASLEEP_S = 0.02  # OpenMP's threads wait actively for less than that
 _CALM_S = 0.001  # the judge's own threads spin for a while after inputs were written
 _LONG_SPAN_US = 10_000.0  # of `long_us`
 _MOST_LONG_RUNS = 200
-_FRESH_SPAN_US = 600.0  # of `fresh_us`: the cost of asking is known within a tenth of it
+_FRESH_SPAN_US = 2000.0  # of `fresh_us`: waking a stopped process costs up to 1.5 ms, once
 
 
 def placements(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
@@ -196,7 +196,7 @@ class Table:
         Raises:
             Disqualified: The contender failed, or its results are wrong.
         """
-        seats = self._ample(self._now(side), self.blocks[side][-1])
+        seats = self._ample(side)
         self.side, self._written = side, ()
         with self.session.clock.part("inputs"):
             draws = [self.checker.draws.fresh(self.case) for _ in seats]
@@ -213,7 +213,7 @@ class Table:
 
     def known_us(self, side: str) -> float:
         """The same once more on the inputs that `fresh_us` has left there."""
-        return self._since_woken(self._ample(self._now(side), self.blocks[side][-1]))
+        return self._since_woken(self._ample(side))
 
     def idle_us(self, side: str) -> float:
         """µs from when the launcher goes on until it has done nothing at all, as it was told."""
@@ -225,7 +225,7 @@ class Table:
         """What `known_us` is of a launcher that was not stopped before, only left alone until its
         threads sleep.
         """
-        seats = self._ample(self._now(side), self.blocks[side][-1])
+        seats = self._ample(side)
         time.sleep(_ASLEEP_S)
         return self.session.wall_us(seats, len(seats), self.case.name)
 
@@ -242,9 +242,11 @@ class Table:
             time.sleep(_CALM_S)
         return self.session.fresh_us(seats, self.case.name)
 
-    def _ample(self, seats: list[Seat], block: Sequence[float]) -> list[Seat]:
+    def _ample(self, side: str) -> list[Seat]:
         """As many places as `fresh_us` needs: drawing inputs takes longer than the runs."""
-        return seats[: max(1, math.ceil(_FRESH_SPAN_US / statistics.median(block)))]
+        seats = self._seats[side] if self.at_once is None else self._now(side)
+        typical_us = statistics.median(self.blocks[side][-1])
+        return seats[: max(1, math.ceil(_FRESH_SPAN_US / typical_us))]
 
     def typical_us(self, side: str) -> float:
         """The median of a few more samples: what is timed at this moment."""

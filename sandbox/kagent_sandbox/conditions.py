@@ -20,7 +20,7 @@ from kagent_sandbox import process_tree
 R = TypeVar("R")
 BUSY_CORES = 0.3
 """Others' use of the processors, and what a hypervisor took, from which on it is worth a word."""
-CROWDED_SHARE = 0.15  # of a device, used by others: what times say then is tried once more
+CROWDED_SHARE = 0.15  # of a device, not ours: what times say then is tried once more
 WAITED_SHARE = 0.1  # of the time: that long a thread of ours was ready and had no core
 CLOCK_CHANGE = 0.05
 LEAST_S = 0.1  # the host counts in hundredths of a second
@@ -85,6 +85,11 @@ def others_cores(before: HostReading, after: HostReading) -> float:
     return busy / max(LEAST_S, after.at_s - before.at_s)
 
 
+def stolen_cores(before: HostReading, after: HostReading) -> float:
+    """How many cores the hypervisor took."""
+    return (after.stolen_s - before.stolen_s) / max(LEAST_S, after.at_s - before.at_s)
+
+
 def host_notes(before: HostReading, after: HostReading) -> list[str]:
     """What disturbed between two readings; nothing is said about less than `LEAST_S`."""
     seconds = after.at_s - before.at_s
@@ -94,7 +99,7 @@ def host_notes(before: HostReading, after: HostReading) -> list[str]:
     others = others_cores(before, after)
     if others > BUSY_CORES:
         notes.append(f"other programs used {others:.1f} cores")
-    stolen = (after.stolen_s - before.stolen_s) / seconds
+    stolen = stolen_cores(before, after)
     if stolen > BUSY_CORES:
         notes.append(f"the hypervisor took {stolen:.1f} cores away")
     waited = (after.waited_s - before.waited_s) / seconds
@@ -180,7 +185,7 @@ class HostWatch(_Readings[HostReading]):
         since = self._since()
         if since is None or since[1].at_s - since[0].at_s < LEAST_S:
             return False
-        return others_cores(*since) > CROWDED_SHARE * self._cores
+        return others_cores(*since) + stolen_cores(*since) > CROWDED_SHARE * self._cores
 
 
 class GpuWatch(_Readings[GpuReading]):

@@ -31,7 +31,8 @@ FRESH_RATIO = 1.5
 FRESH_SLACK_US: Mapping[str, float] = {"gpu": 5.0, "cpu": 400.0}
 """On a GPU of each execution, after a pause. On a CPU of all together: threads that were stopped,
 caches and translations that the judge's own work has emptied. Two executions of 460 µs took 320 to
-600 µs more than samples of them did, on an idle machine of two cores."""
+600 µs more than samples of them did, on an idle machine of two cores; on a shared one a stopped
+process needs up to 1.5 ms to go on, which the share of a longer span allows (`blocks`)."""
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,17 @@ def test_a_machine_that_others_use_most_of_is_crowded():
     watch.begin()
     assert watch.crowded()  # 1.4 of 2 cores
     assert not watch.crowded()  # over two seconds 0.2
+
+
+def test_a_machine_whose_hypervisor_takes_much_is_crowded():
+    readings = iter([host(0.0), host(1.0, stolen_s=0.2), host(2.0, stolen_s=0.9)])
+    watch = HostWatch(lambda: next(readings), cores=2)
+    watch.begin()
+    assert not watch.crowded()  # 0.2 of 2 cores
+    assert watch.crowded()  # over two seconds 0.45
+
+
+def test_a_gpu_that_others_use_is_crowded():
     nvml = Planted(users={1: 40, 2: 60})
     gpu = GpuWatch(lambda: read_gpu(nvml, {1}))
     gpu.begin()

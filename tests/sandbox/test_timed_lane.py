@@ -68,6 +68,7 @@ class Unhurried(Told):
     """Tells made-up times of new inputs, too."""
 
     def fresh_us(self, keys, *, limit_s):
+        self._log.append(("fresh", *keys))
         self._launcher.fresh_us(keys, limit_s=limit_s)
         return self._us[keys[0]]
 
@@ -297,6 +298,16 @@ def test_on_a_cpu_a_sample_takes_no_more_runs_than_are_ample(cpu, source, places
     _, sides, taken = beside(cpu, source, source)
     assert sides.startswith("abbaabba")
     assert taken[:8] == [n for n in places for _ in "ab"]
+
+
+@pytest.mark.parametrize(("source", "places"), [(SLOW, 1), (GOOD, 4), (QUICK, 9)])
+def test_on_a_cpu_new_inputs_keep_a_kernel_busy_for_longer_than_waking_it_takes(
+    cpu, source, places
+):
+    """Two milliseconds, if there are as many placements: of 5 ms one run, of 0.5 ms four."""
+    beside(cpu, source, source)
+    new = [e[1:] for e in cpu.backend.log if e[0] == "fresh" and "wide" in e[1]]
+    assert [len(set(keys)) for keys in new] == [places]
 
 
 def test_on_a_cpu_more_pairs_are_taken_only_where_they_may_decide(cpu, monkeypatch):
