@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kagent_sandbox import figures
 from kagent_sandbox.check import pitch_of, seats_for
-from kagent_sandbox.launch.cpu_baselines import MOST_SETS, SPAN_US
+from kagent_sandbox.launch.cpu_baselines import MOST_SETS, SPAN_US, runs_for
 from kagent_sandbox.task import Kind
 from kagent_sandbox.verdict import Stage
 
@@ -87,7 +87,7 @@ def placements(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
 
 def _for_span(us: float, most: int) -> int:
     """Placements for a CPU's sample, each being executed in `us`."""
-    return max(3, min(most, math.ceil(SPAN_US / us)))
+    return runs_for(SPAN_US, us, least=3, most=most)
 
 
 @dataclass
@@ -232,8 +232,8 @@ class Table:
     def long_us(self, side: str) -> float:
         """The same on known inputs for as long as makes the cost of asking and waking small."""
         seats = self._now(side)
-        runs = math.ceil(_LONG_SPAN_US / statistics.median(self.blocks[side][-1]))
-        runs = max(1, min(_MOST_LONG_RUNS, runs))
+        us = statistics.median(self.blocks[side][-1])
+        runs = runs_for(_LONG_SPAN_US, us, least=1, most=_MOST_LONG_RUNS)
         return self._since_woken([seats[i % len(seats)] for i in range(runs)])
 
     def _since_woken(self, seats: Sequence[Seat]) -> float:
@@ -243,10 +243,12 @@ class Table:
         return self.session.fresh_us(seats, self.case.name)
 
     def _ample(self, side: str) -> list[Seat]:
-        """As many places as `fresh_us` needs: drawing inputs takes longer than the runs."""
+        """As many places as `fresh_us` needs: drawing inputs takes longer than the runs. On a CPU
+        these may be more than a block takes.
+        """
         seats = self._seats[side] if self.at_once is None else self._now(side)
-        typical_us = statistics.median(self.blocks[side][-1])
-        return seats[: max(1, math.ceil(_FRESH_SPAN_US / typical_us))]
+        us = statistics.median(self.blocks[side][-1])
+        return seats[: runs_for(_FRESH_SPAN_US, us, least=1, most=len(seats))]
 
     def typical_us(self, side: str) -> float:
         """The median of a few more samples: what is timed at this moment."""

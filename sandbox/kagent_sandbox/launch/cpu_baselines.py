@@ -29,7 +29,7 @@ class CpuBaseline:
             void(function())
         first_us = min(_elapsed_us([function]) for _ in range(_TRIES))
         nbytes = sum(t.nbytes for t in function.keywords.values() if isinstance(t, torch.Tensor))
-        wanted = max(3, min(MOST_SETS, math.ceil(SPAN_US / max(first_us, 1.0))))
+        wanted = runs_for(SPAN_US, first_us, least=3, most=MOST_SETS)
         count = max(3, min(wanted, _SETS_BYTES // max(1, nbytes)))
         copies = [functools.partial(function.func, **_copies(function)) for _ in range(count - 1)]
         self._sets: list[Callable[[], object]] = [function, *copies]
@@ -45,6 +45,11 @@ class CpuBaseline:
         turn = self._taken % len(self._sets)  # none is always the first
         self._taken += 1
         return _elapsed_us([*self._sets[turn:], *self._sets[:turn]]) / len(self._sets)
+
+
+def runs_for(span_us: float, us: float, *, least: int, most: int) -> int:
+    """How many executions of `us` microseconds each last for a span, within bounds."""
+    return max(least, min(most, math.ceil(span_us / max(us, 1.0))))
 
 
 def _elapsed_us(functions: Sequence[Callable[[], object]]) -> float:

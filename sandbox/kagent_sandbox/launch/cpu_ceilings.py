@@ -16,7 +16,7 @@ from typing import TypeAlias
 from kagent_sandbox.errors import MachineError, ToolchainError
 from kagent_sandbox.launch.base import Ceilings, DeviceFacts
 from kagent_sandbox.launch.cpu_arena import CpuArena
-from kagent_sandbox.launch.cpu_baselines import SPAN_US
+from kagent_sandbox.launch.cpu_baselines import SPAN_US, runs_for
 from kagent_sandbox.launch.cpu_launcher import CpuLauncher
 from kagent_sandbox.plan import (
     Alloc,
@@ -172,8 +172,7 @@ def _best_us(launcher: CpuLauncher, names: Sequence[str], placements: int) -> di
         for name in names:
             keys = [f"{name}{i}" for i in range(placements)]
             (first_us,) = launcher.samples(keys, 1, limit_s=_LIMIT_S)  # warm up
-            turns = math.ceil(SPAN_US / max(first_us * placements, 1.0))
-            keys *= min(_MOST_TURNS, turns)
+            keys *= runs_for(SPAN_US, first_us * placements, least=1, most=_MOST_TURNS)
             us = statistics.median(launcher.samples(keys, _SAMPLES, limit_s=_LIMIT_S))
             if us > 0:
                 best[name] = min(best[name], us)
