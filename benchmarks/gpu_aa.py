@@ -2,9 +2,9 @@
 
     python benchmarks/gpu_aa.py
 
-Candidate and incumbent each rotate over two placements in one launcher, blocks of four samples in
-ABBA order, as the judge does. Ten tries per size; a line gives the time, the bandwidth and the
-smallest and largest ratio of medians.
+Candidate and incumbent each have two placements in one launcher and take turns in ABBA order, eight
+pairs of blocks of eight samples, as in the judge's own A/A. Ten tries per size; a line gives the
+time, the bandwidth, the smallest and largest ratio, and by how much pairs of blocks differ.
 """
 
 import hashlib
@@ -12,7 +12,9 @@ import importlib
 import statistics
 import time
 
+from kagent_sandbox import timing
 from kagent_sandbox.launch.gpu_backend import GpuBackend
+from kagent_sandbox.noise import judge_noise
 from kagent_sandbox.plan import (
     Alloc,
     Buffer,
@@ -26,7 +28,8 @@ from kagent_sandbox.plan import (
 
 SIZES_MIB = (8, 16, 32, 64, 128, 256, 512)  # of the tensor that is copied
 TRIES = 10
-BLOCKS = 8  # ABBA: 8 blocks of 4 samples are 16 pairs
+PAIRS = 8
+SAMPLES = 8  # per block
 SOURCE = """
 extern "C" __global__ void copy(const int4* x, int4* y, long long n) {
   long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -52,7 +55,10 @@ def main() -> None:
         options = core.ProgramOptions(std="c++17", arch=backend.facts.target)
         code = bytes(core.Program(SOURCE, "c++", options=options).compile("cubin").code)
         print(backend.facts.key)
-        print("tensor MiB |     µs |  GB/s | wall µs | ratio of medians, ten tries | s per try")
+        print(
+            "tensor MiB |     µs |  GB/s | wall µs | ratio, ten tries | "
+            "standard deviation of a pair, % | s per try"
+        )
         for size in SIZES_MIB:
             print(measure(backend, code, size << 20), flush=True)
 
@@ -66,30 +72,31 @@ def measure(backend: GpuBackend, code: bytes, nbytes: int) -> str:
     launcher = backend.launcher(arena)
     try:
         launcher.load({plan.kernels[0].hash: code})
-        sides = {"A": [], "B": []}
-        for i, side in enumerate("ABAB"):
+        keys = {"a": [], "b": []}
+        for i, side in enumerate("abab"):
             start = i * step
             launcher.prepare(f"{side}{i}", plan, {0: start, 1: start + nbytes + 4096})
-            sides[side].append(f"{side}{i}")
-        ratios, medians = [], []
+            keys[side].append(f"{side}{i}")
+        tries = []
         start_s = time.perf_counter()
         for _ in range(TRIES):
-            times = {"A": [], "B": []}
-            for block in range(BLOCKS):
-                for side in "ABBA" if block % 2 else "BAAB":
-                    times[side] += launcher.samples(sides[side], 4, limit_s=60.0)
-            a, b = (statistics.median(times[s]) for s in "AB")
-            ratios.append(a / b)
-            medians.append(a)
+            blocks = {"a": [], "b": []}
+            for i, side in enumerate(timing.abba(PAIRS).lower()):
+                place = keys[side][i // 2 % len(keys[side])]
+                blocks[side].append(launcher.samples([place], SAMPLES, limit_s=60.0))
+            tries.append(judge_noise(blocks["a"], blocks["b"], gpu=True))
         took_s = (time.perf_counter() - start_s) / TRIES
-        wall_us = launcher.wall_us(sides["A"], 100, limit_s=60.0)
+        wall_us = launcher.wall_us(keys["a"], 100, limit_s=60.0)
     finally:
         launcher.close()
         arena.close()
-    us = statistics.median(medians)
+    us = statistics.median(t.kernel_us for t in tries)
+    ratios, spreads = ([getattr(t, what) for t in tries] for what in ("ratio", "pair_sd"))
     return (
         f"{nbytes >> 20:10} | {us:6.2f} | {2 * nbytes / us / 1e3:5.0f} | {wall_us:7.2f} | "
-        f"{min(ratios):.4f} to {max(ratios):.4f}            | {took_s:.3f}"
+        f"{min(ratios):.4f} to {max(ratios):.4f} | "
+        f"{min(spreads):.2%} to {max(spreads):.2%}, median {statistics.median(spreads):.2%} | "
+        f"{took_s:.3f}"
     )
 
 

@@ -42,7 +42,7 @@ class Noise:
 
     kernel_us: float = 0.0  # of the copy; 0: nothing was measured
     ratio: float = 1.0  # as of two kernels: 1 but for noise
-    pair_sd: float = 0.0  # standard deviation of log(ratio) from one pair of blocks to the next
+    pair_sd: float = 0.0  # standard deviation of the copy's log(ratio) from pair to pair of blocks
     factor: float = 1.0  # on `timing.systematic`; 1 where the machine is no worse than known ones
     seconds: float = 0.0
 
@@ -52,10 +52,14 @@ class Noise:
         Few pairs of blocks say little of how pairs vary, one says nothing: what they varied by in
         the A/A counts as well, as much as if `_KNOWN_BY` pairs had said it. `beside`: pairs after
         the first of the other cases of a comparison, whose mean shows what they vary by, too.
+        On a GPU pairs vary by less the longer a kernel takes, as it does from place to place.
         """
         known = timing.systematic(us, gpu=gpu, factor=self.factor)
+        if not self.kernel_us:
+            return known
+        longer = known / timing.systematic(self.kernel_us, gpu=gpu, factor=self.factor)
         share = _KNOWN_BY / (_KNOWN_BY + pairs - 1 + beside)
-        return math.hypot(known, self.pair_sd * math.sqrt(share / pairs))
+        return math.hypot(known, self.pair_sd * longer * math.sqrt(share / pairs))
 
     @property
     def text(self) -> str:

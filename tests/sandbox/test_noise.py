@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from kagent_sandbox import timing
 from kagent_sandbox.launch.cpu_backend import CpuBackend
-from kagent_sandbox.noise import judge_noise, measure_noise
+from kagent_sandbox.noise import Noise, judge_noise, measure_noise
 
 
 def blocks(rng, us, spread, pairs=8, samples=8):
@@ -58,6 +58,22 @@ def test_what_pairs_vary_by_counts_until_there_are_many():
     assert sds[2] > known
     shown_by_others = restless.sd(100.0, gpu=False, pairs=1, beside=12)
     assert known < shown_by_others == pytest.approx(np.hypot(known, restless.pair_sd / 2))
+
+
+def test_on_a_gpu_long_kernels_vary_less_than_the_copy_and_short_ones_more():
+    found = Noise(kernel_us=43.0, pair_sd=0.015)  # a restless H100: 0.12 % at 351 µs
+    known = {us: timing.systematic(us, gpu=True) for us in (12.0, 43.0, 351.0)}
+    for us, alone in known.items():
+        beyond = 0.015 * alone / known[43.0]
+        assert found.sd(us, gpu=True, pairs=1) == pytest.approx(np.hypot(alone, beyond))
+    shares = [found.sd(us, gpu=True, pairs=1) / alone for us, alone in known.items()]
+    assert shares == pytest.approx([shares[0]] * 3)
+    found = Noise(kernel_us=400.0, pair_sd=0.1)  # a CPU's cores are shared at any length
+    assert found.sd(5.0, gpu=False, pairs=1) == found.sd(5000.0, gpu=False, pairs=1)
+
+
+def test_nothing_measured_adds_nothing():
+    assert Noise().sd(50.0, gpu=True, pairs=1) == timing.systematic(50.0, gpu=True)
 
 
 def test_this_machine_is_asked():
