@@ -17,18 +17,26 @@ def rows_kernel(z_ptr, target_ptr, losses_ptr, tokens, vocab, ignore_index, BLOC
         at = start + tl.arange(0, 1024)
         others = tl.load(target_ptr + at, mask=at < tokens, other=ignore_index)
         count += tl.sum((others != ignore_index).to(tl.float32), 0)
-    column = tl.arange(0, BLOCK)
-    inside = column < vocab
-    z = tl.load(z_ptr + column, mask=inside, other=-float("inf")).to(tl.float32)
-    maximum = tl.max(z, 0)
-    e = tl.exp(z - maximum)
-    total = tl.sum(e, 0)
-    at_target = tl.sum(tl.where(column == target, z, 0.0), 0)
+    maximum = -float("inf")
+    for start in range(0, vocab, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        z = tl.load(z_ptr + column, mask=column < vocab, other=-float("inf")).to(tl.float32)
+        maximum = tl.maximum(maximum, tl.max(z, 0))
+    total = 0.0
+    at_target = 0.0
+    for start in range(0, vocab, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        z = tl.load(z_ptr + column, mask=column < vocab, other=-float("inf")).to(tl.float32)
+        total += tl.sum(tl.exp(z - maximum), 0)
+        at_target += tl.sum(tl.where(column == target, z, 0.0), 0)
     loss = tl.log(total) + (maximum - at_target)
     tl.store(losses_ptr + row, tl.where(keep, loss, 0.0))
-    grad = e * 0.0
-    grad = tl.where(keep, grad, 0.0)
-    tl.store(z_ptr + column, grad.to(z_ptr.dtype.element_ty), mask=inside)
+    for start in range(0, vocab, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        z = tl.load(z_ptr + column, mask=column < vocab, other=-float("inf")).to(tl.float32)
+        grad = z * 0.0
+        grad = tl.where(keep, grad, 0.0)
+        tl.store(z_ptr + column, grad.to(z_ptr.dtype.element_ty), mask=column < vocab)
 
 
 @triton.jit
@@ -50,7 +58,7 @@ def linear_cross_entropy(
     losses = torch.empty(tokens, dtype=torch.float32, device=x.device)
     loss = torch.empty((), dtype=torch.float32, device=x.device)
     logits = torch.mm(x, weight.t())
-    block = triton.next_power_of_2(vocab)
+    block = min(4096, triton.next_power_of_2(vocab))
     rows_kernel[(tokens,)](logits, target, losses, tokens, vocab, ignore_index, BLOCK=block)
     mean_loss[(1,)](losses, target, loss, tokens, ignore_index)
     dx, dw = torch.empty_like(x), torch.empty_like(weight)

@@ -1,4 +1,4 @@
-"""Right: threads add their sums up in the order in which they come."""
+"""Right: warps add their sums up in the order in which they come."""
 
 import torch
 from kagent_sandbox.lang import cuda_kernel
@@ -32,7 +32,8 @@ __global__ void softmax(const T* x, T* y, long long stride, int columns) {
   __shared__ float total;
   if (threadIdx.x == 0) total = 0.0f;
   __syncthreads();
-  atomicAdd(&total, sum);
+  for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffff, sum, lanes);
+  if (threadIdx.x % 32 == 0) atomicAdd(&total, sum);
   __syncthreads();
   sum = total;
   for (int i = threadIdx.x; i < columns; i += 1024)
