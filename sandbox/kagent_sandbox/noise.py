@@ -52,14 +52,14 @@ class Noise:
         Few pairs of blocks say little of how pairs vary, one says nothing: what they varied by in
         the A/A counts as well, as much as if `_KNOWN_BY` pairs had said it. `beside`: pairs after
         the first of the other cases of a comparison, whose mean shows what they vary by, too.
-        On a GPU pairs vary by less the longer a kernel takes, as it does from place to place.
+        On a GPU pairs of longer kernels than the copy vary by less, as they do from place to place.
         """
         known = timing.systematic(us, gpu=gpu, factor=self.factor)
         if not self.kernel_us:
             return known
-        longer = known / timing.systematic(self.kernel_us, gpu=gpu, factor=self.factor)
+        shrunk = known / timing.systematic(self.kernel_us, gpu=gpu, factor=self.factor)
         share = _KNOWN_BY / (_KNOWN_BY + pairs - 1 + beside)
-        return math.hypot(known, self.pair_sd * longer * math.sqrt(share / pairs))
+        return math.hypot(known, self.pair_sd * min(1.0, shrunk) * math.sqrt(share / pairs))
 
     @property
     def text(self) -> str:
