@@ -3,8 +3,8 @@
     python benchmarks/gpu_aa.py
 
 Candidate and incumbent each have two placements in one launcher and take turns in ABBA order, eight
-pairs of blocks of eight samples, as in the judge's own A/A. Ten tries per size; a line gives the
-time, the bandwidth, the smallest and largest ratio, and by how much pairs of blocks differ.
+pairs of blocks of eight samples, compared as in the judge's own A/A. Ten tries per size; a line has
+the time, the bandwidth, the smallest and largest ratio, and by how much pairs of blocks differ.
 """
 
 import hashlib

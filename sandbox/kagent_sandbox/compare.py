@@ -13,8 +13,7 @@ Three relative errors, each against what torch's own implementation errs in the 
 Allowed is k times torch's error plus a floor. For row and element the floor is `floor *
 eps(dtype)`. For bias it is `floor * eps` times the larger of 1/sqrt(effective number of elements),
 what independent rounding leaves, and a constant for what approximate exp and tanh instructions may
-add (see `_bias_share`), or the result's own `bias`. Rows that are divided by their sum may each err
-by that sum's rounding in float32 besides (see `_sum_rounding`).
+add (see `_bias_share`), or the result's own `bias`.
 
 Infinities and NaNs must be exactly where the reference has them. Integer results must be equal.
 
@@ -42,20 +41,16 @@ CHUNK_ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 22}
 """Elements converted at once, by device type: 256 MiB per float32 temporary on a GPU."""
 _WIDE_EPS = 1e-4  # coarser dtypes than this are compared in float32, finer ones in float64
 _TINY = 1e-300
-_LANES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """The three relative errors of one result, whose rows have `width` elements; `effective`
-    elements stand behind `bias`.
-    """
+    """The three relative errors of one result; `effective` elements stand behind `bias`."""
 
     row: float
     element: float
     bias: float
     effective: float = math.inf
-    width: int = 1
 
     def __or__(self, other: Errors) -> Errors:
         """The larger error of each kind, the fewer elements."""
@@ -64,7 +59,6 @@ class Errors:
             max(self.element, other.element),
             max(self.bias, other.bias),
             min(self.effective, other.effective),
-            max(self.width, other.width),
         )
 
 
@@ -95,16 +89,15 @@ def measure_errors(out: torch.Tensor, ref: torch.Tensor, row_dims: int) -> Error
         return Errors(*(3 * (math.inf if wrong else 0.0,)))
     sums = _gpu_sums if out.is_cuda and _has_kernels(out.device) else _sums
     eps = epsilon(out.dtype)
-    rows = _rows(ref, row_dims)
-    dot, square, row, element, largest = sums(_rows(out, row_dims), rows, eps)
+    dot, square, row, element, largest = sums(_rows(out, row_dims), _rows(ref, row_dims), eps)
     bias = abs(dot) / square if square > 0 else (0.0 if dot == 0 else math.inf)
     # At least this many elements; counting them costs another pass, and large results have enough.
     effective = square / largest**2 if largest > 0 else math.inf
     if effective < 1 / _bias_share(eps) ** 2:
         effective = _effective_elements(ref, largest)
     if not all(math.isfinite(v) for v in (row, element, bias)):
-        row = element = bias = math.inf
-    return Errors(row, element, bias, effective, rows.shape[1])
+        return Errors(math.inf, math.inf, math.inf, effective)
+    return Errors(row, element, bias, effective)
 
 
 def _rows(t: torch.Tensor, row_dims: int) -> torch.Tensor:
@@ -236,31 +229,16 @@ def _bias_share(eps: float) -> float:
     return 1 / 8 if eps > _WIDE_EPS else 4.0
 
 
-def _sum_rounding(terms: int) -> float:
-    """What a sum of positive terms in float32 may err, relatively, where a warp makes it.
-
-    Each of 32 lanes adds n = terms / 32 of them up, one after the other. An addition is off by half
-    an epsilon of what there is so far, at most, and of alike terms that is half of the sum on
-    average: n / 4 epsilons together, if all are rounded one way (Higham, Accuracy and Stability of
-    Numerical Algorithms, section 4.2). A quarter of that is more than cases' inputs make of it
-    (docs/numerics.md), and little enough to see a truncated series. Torch adds up in trees.
-    """
-    return terms / _LANES / 16 * epsilon(torch.float32)
-
-
 def allowed(torch_errors: Errors, result: Result, dtype: torch.dtype) -> Errors:
     """What a candidate may err, given what torch errs on the same inputs."""
     eps = epsilon(dtype)
     floor = result.floor * eps
-    sums = _sum_rounding(torch_errors.width) if result.row_sums else 0.0
     # Rounding errs uniformly within eps/2: 0.2 eps on average over binades, so this is 3.5 sigma.
     independent = 0.7 / math.sqrt(max(1.0, torch_errors.effective))
     return Errors(
-        row=result.k * torch_errors.row + floor + sums,
-        element=result.k * torch_errors.element + floor + sums,
-        bias=result.k * torch_errors.bias
-        + floor * max(independent, _bias_share(eps), result.bias)
-        + sums,
+        row=result.k * torch_errors.row + floor,
+        element=result.k * torch_errors.element + floor,
+        bias=result.k * torch_errors.bias + floor * max(independent, _bias_share(eps), result.bias),
     )
 
 

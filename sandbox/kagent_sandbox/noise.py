@@ -34,6 +34,7 @@ _LIMIT_S = 30.0
 _MAD = 1.4826  # standard deviation of normal numbers over their median absolute deviation
 _DOUBT = 1.96  # an offset within so many standard deviations is what chance gives
 _KNOWN_BY = 4
+_IDLE_PAIRS = 2.5  # times what is systematic: idle H100s showed 0.5 to 1.6 % for a copy of 43 µs
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +53,19 @@ class Noise:
         Few pairs of blocks say little of how pairs vary, one says nothing: what they varied by in
         the A/A counts as well, as much as if `_KNOWN_BY` pairs had said it. `beside`: pairs after
         the first of the other cases of a comparison, whose mean shows what they vary by, too.
-        On a GPU pairs of longer kernels than the copy vary by less, as they do from place to place.
+        On a GPU that is idle, pairs of longer kernels than the copy vary by less, as they do from
+        place to place. What they vary by beyond that is a neighbour's or a clock's doing, which
+        lasts as long as any kernel.
         """
         known = timing.systematic(us, gpu=gpu, factor=self.factor)
         if not self.kernel_us:
             return known
-        shrunk = known / timing.systematic(self.kernel_us, gpu=gpu, factor=self.factor)
+        of_copy = timing.systematic(self.kernel_us, gpu=gpu, factor=self.factor)
+        idle = min(self.pair_sd, _IDLE_PAIRS * of_copy) if gpu else 0.0
+        beyond = math.sqrt(self.pair_sd**2 - idle**2)
+        of_pairs = math.hypot(beyond, idle * min(1.0, known / of_copy))
         share = _KNOWN_BY / (_KNOWN_BY + pairs - 1 + beside)
-        return math.hypot(known, self.pair_sd * min(1.0, shrunk) * math.sqrt(share / pairs))
+        return math.hypot(known, of_pairs * math.sqrt(share / pairs))
 
     @property
     def text(self) -> str:

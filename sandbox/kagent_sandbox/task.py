@@ -56,8 +56,7 @@ class Result(_Model):
     The candidate may err by at most `k` times what torch's own implementation errs in the same
     dtype, plus `floor` times the dtype's machine epsilon; see `kagent_sandbox.compare`. `bias` is
     the part of that floor by which the whole result may be off in one direction: 0 where rounding
-    averages out, 0.5 where many nearly equal numbers are rounded alike on the way. With `row_sums`
-    a row is divided by a sum of as many terms, and may err by what adding them up in float32 errs.
+    averages out, 0.5 where many nearly equal numbers are rounded alike on the way.
     """
 
     name: str
@@ -66,7 +65,6 @@ class Result(_Model):
     k: float = Field(gt=0)
     floor: float = Field(default=1.0, ge=0)
     bias: float = Field(default=0.0, ge=0, le=1)
-    row_sums: bool = False
     row_dims: int = Field(
         default=1, ge=0
     )  # trailing dimensions that make one row; 0: the whole tensor

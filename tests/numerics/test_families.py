@@ -89,7 +89,7 @@ def is_right(member):
     [p for p in with_runs("gpu") if is_right(p.values[0]) or p.id.endswith("cuda")],
 )
 def test_builds_without_a_gpu(member, builder):
-    """What is right in all cases that a GPU checks; mistakes, which differ in a line, in two."""
+    """What is right in all cases that a GPU checks; mistakes in CUDA, of a line each, in two."""
     task = find_task(member.task)
     cases = check_cases(task, "gpu", RUN_SEED)[: None if is_right(member) else 2]
     given = tuple(build_case(task, c) for c in cases)

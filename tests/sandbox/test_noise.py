@@ -68,8 +68,13 @@ def test_on_a_gpu_longer_kernels_than_the_copy_vary_less():
         expected = np.hypot(alone, of_pairs[us])
         assert found.sd(us, gpu=True, pairs=1) == pytest.approx(expected)
     assert of_pairs[351.0] < 0.006
-    found = Noise(kernel_us=400.0, pair_sd=0.1)  # a CPU's cores are shared at any length
-    assert found.sd(5.0, gpu=False, pairs=1) == found.sd(5000.0, gpu=False, pairs=1)
+
+
+def test_what_neighbours_do_is_not_less_for_longer_kernels():
+    busy = Noise(kernel_us=43.0, pair_sd=0.1)  # a GPU that another program uses
+    assert 0.095 < busy.sd(351.0, gpu=True, pairs=1) < busy.sd(43.0, gpu=True, pairs=1)
+    cores = Noise(kernel_us=400.0, pair_sd=0.1)  # a CPU's are shared at any length
+    assert cores.sd(5.0, gpu=False, pairs=1) == cores.sd(5000.0, gpu=False, pairs=1)
 
 
 def test_nothing_measured_adds_nothing():

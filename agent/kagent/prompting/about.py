@@ -104,5 +104,4 @@ def _tolerance(result: Result, dtypes: tuple[str, ...]) -> str:
     floors = ", ".join(
         f"{SHORT_DTYPES[d]} {result.floor * EPSILON[d]:.2g}" for d in of if d in EPSILON
     )
-    sums = ", and row length / 512 eps of float32 for its sum" if result.row_sums else ""
-    return f"{result.name}: k = {result.k:g}, floor = {result.floor:g} eps ({floors}){sums}; {rows}"
+    return f"{result.name}: k = {result.k:g}, floor = {result.floor:g} eps ({floors}); {rows}"

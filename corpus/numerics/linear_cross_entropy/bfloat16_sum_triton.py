@@ -35,6 +35,7 @@ def rows_kernel(z_ptr, target_ptr, losses_ptr, tokens, vocab, ignore_index, BLOC
         part = tl.load(z_ptr + at, mask=at < vocab, other=-float("inf")).to(tl.float32)
         sums = (sums + tl.exp(part - maximum)).to(tl.bfloat16)
     total = tl.sum(sums.to(tl.float32), 0)
+    tl.debug_barrier()  # what follows writes over what the slowest warp still reads
     loss = tl.log(total) + (maximum - at_target)
     tl.store(losses_ptr + row, tl.where(keep, loss, 0.0))
     for start in range(0, vocab, BLOCK):
