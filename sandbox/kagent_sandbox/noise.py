@@ -60,10 +60,10 @@ class Noise:
         known = timing.systematic(us, gpu=gpu, factor=self.factor)
         if not self.kernel_us:
             return known
-        of_copy = timing.systematic(self.kernel_us, gpu=gpu, factor=self.factor)
+        of_copy = timing.systematic(self.kernel_us, gpu=gpu)
+        shrunk = min(1.0, timing.systematic(us, gpu=gpu) / of_copy)
         idle = min(self.pair_sd, _IDLE_PAIRS * of_copy) if gpu else 0.0
-        beyond = math.sqrt(self.pair_sd**2 - idle**2)
-        of_pairs = math.hypot(beyond, idle * min(1.0, known / of_copy))
+        of_pairs = math.hypot(idle * shrunk, math.sqrt(self.pair_sd**2 - idle**2))
         share = _KNOWN_BY / (_KNOWN_BY + pairs - 1 + beside)
         return math.hypot(known, of_pairs * math.sqrt(share / pairs))
 
