@@ -25,6 +25,10 @@ class Member:
     says: str
     why: str
 
+    @property
+    def right(self):
+        return self.expect == ("passed",)
+
     def __str__(self):
         return f"{self.task}-{self.file.stem}"
 
@@ -67,5 +71,5 @@ def expect_verdict(member, verdict):
         assert re.search(member.says, verdict.message), verdict.message
         return
     worst = max(verdict, key=lambda e: e.share_of_tolerance)
-    assert member.expect == ("passed",), f"it passed, at most with {worst}"
+    assert member.right, f"it passed, at most with {worst}"
     assert worst.share_of_tolerance <= 1

@@ -80,18 +80,13 @@ def test_in_the_interpreter(member, interpreters):
     expect_verdict(member, interpreters.of(member.task).check(member.file.read_text()))
 
 
-def is_right(member):
-    return member.expect == ("passed",)
-
-
 @pytest.mark.parametrize(
-    "member",
-    [p for p in with_runs("gpu") if is_right(p.values[0]) or p.id.endswith("cuda")],
+    "member", [p for p in with_runs("gpu") if p.values[0].right or p.id.endswith("cuda")]
 )
 def test_builds_without_a_gpu(member, builder):
     """What is right in all cases that a GPU checks; mistakes in CUDA, of a line each, in two."""
     task = find_task(member.task)
-    cases = check_cases(task, "gpu", RUN_SEED)[: None if is_right(member) else 2]
+    cases = check_cases(task, "gpu", RUN_SEED)[: None if member.right else 2]
     given = tuple(build_case(task, c) for c in cases)
     request = BuildRequest(member.file.read_text(), task.entry, "sm_90a", given, task.allow)
     built = builder.build(request)
@@ -115,7 +110,7 @@ def test_the_catalogue_is_whole():
         assert set(member.runs) <= set(RUNS)
         assert member.why
     for task in task_names():
-        passing = [m for m in MEMBERS if m.task == task and m.expect == ("passed",)]
+        passing = [m for m in MEMBERS if m.task == task and m.right]
         failing = {m.file.stem for m in MEMBERS if m.task == task} - {m.file.stem for m in passing}
         assert len(passing) >= 4
         for language in ("cpp", "triton", "cuda"):
