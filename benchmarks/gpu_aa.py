@@ -81,7 +81,7 @@ def measure(backend: GpuBackend, code: bytes, nbytes: int) -> str:
         start_s = time.perf_counter()
         for _ in range(TRIES):
             blocks = {"a": [], "b": []}
-            for i, side in enumerate(timing.abba(PAIRS).lower()):
+            for i, side in enumerate(timing.abba(PAIRS)):
                 place = keys[side][i // 2 % len(keys[side])]
                 blocks[side].append(launcher.samples([place], SAMPLES, limit_s=60.0))
             tries.append(judge_noise(blocks["a"], blocks["b"], gpu=True))

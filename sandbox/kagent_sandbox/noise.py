@@ -106,7 +106,7 @@ def measure_noise(backend: Backend) -> Noise:
                     launcher.hush()
                     launcher.samples(keys[side], len(layouts), limit_s=_LIMIT_S)  # warm up
             for pairs in (_PAIRS, _MORE_PAIRS):
-                for i, side in enumerate(timing.abba(pairs).lower()):
+                for i, side in enumerate(timing.abba(pairs)):
                     place = i // 2 % len(layouts)
                     used = keys[side][place : place + 1] if kind == "gpu" else keys[side]
                     with _turn(launchers, side) as launcher:

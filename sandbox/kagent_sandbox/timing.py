@@ -41,8 +41,8 @@ class Duel:
 
 
 def abba(pairs: int) -> str:
-    """Order of blocks: "…ABBAABBA", with `pairs` blocks of each kernel, the last one of A."""
-    return "".join("BA" if i % 2 == 0 else "AB" for i in reversed(range(pairs)))
+    """Order of blocks: "…abbaabba", with `pairs` blocks of each kernel, the last one of a."""
+    return "".join("ba" if i % 2 == 0 else "ab" for i in reversed(range(pairs)))
 
 
 def median_interval(samples: Sequence[float]) -> Interval:

@@ -134,7 +134,7 @@ class Turns:
     def _phase(self, table: Table, phase: Phase) -> None:
         """Some more pairs of blocks of one case."""
         done = len(table.blocks["a"])
-        order = timing.abba(self._pairs).lower()
+        order = timing.abba(self._pairs)
         for side in order[2 * done : 2 * (done + phase.pairs)]:
             if side in table.contenders:
                 checked = side == "a" and len(table.blocks["a"]) == self._secret[table.case.name]

@@ -22,12 +22,12 @@ def duel(rng, a_us, b_us, spread=0.01, pairs=6, width=5):
 @given(st.integers(1, 20))
 def test_abba_balances_position(pairs):
     order = timing.abba(pairs)
-    assert order.count("A") == order.count("B") == pairs
-    assert order.endswith("A")
-    assert all({order[i], order[i + 1]} == {"A", "B"} for i in range(0, 2 * pairs, 2))
+    assert order.count("a") == order.count("b") == pairs
+    assert order.endswith("a")
+    assert all({order[i], order[i + 1]} == {"a", "b"} for i in range(0, 2 * pairs, 2))
     if pairs % 2 == 0:
-        where = {side: sum(i for i, s in enumerate(order) if s == side) for side in "AB"}
-        assert where["A"] == where["B"]
+        where = {side: sum(i for i, s in enumerate(order) if s == side) for side in "ab"}
+        assert where["a"] == where["b"]
 
 
 @given(st.integers(1, 5), st.integers(1, 9))
