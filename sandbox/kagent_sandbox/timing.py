@@ -2,8 +2,8 @@
 
 Two kernels are compared in blocks ordered ABBA: drift that is linear in time hits both alike, and
 each pair of neighbouring blocks has a ratio of its own. Their mean's interval is a bootstrap over
-pairs and over samples within them, widened by what no number of samples removes: where buffers lie
-shifts short kernels by up to a percent.
+pairs (few of them: and over samples within them), widened by what no number of samples removes:
+where buffers lie shifts short kernels by up to a percent.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ RESAMPLES = 2000
 LOOK_RESAMPLES = 1000  # of a look that decides no more than whether to go on
 _LEAST_US = 1e-3
 _NORMAL_95 = 1.959964
+_ENOUGH_PAIRS = 8
+"""What samples vary by is part of what pairs vary by, and is counted twice where both are resampled
+(Davison and Hinkley, Bootstrap Methods and their Application, 3.8): from so many pairs on, pairs
+speak for themselves. Fewer have too few resamples."""
 NOISE_SPAN = 4.0  # upper over lower end of a median's interval, above which it says nothing
 
 
@@ -86,14 +90,18 @@ def bootstrap_log_ratios(
 ) -> Floats:
     """Bootstrap distribution of log(time of b / time of a): positive where a is faster.
 
-    Resamples pairs of blocks, then samples within each block, and takes what `log_ratio` takes.
+    Resamples pairs of blocks, of fewer than `_ENOUGH_PAIRS` also samples within each block, and
+    takes what `log_ratio` takes.
     What is resampled varies less than the truth does, by the square root of (pairs - 1) / pairs:
     deviations are stretched by as much. One pair alone tells nothing of how pairs vary: then
     `noise` has to. It is a standard deviation of the log ratio that is added to every resample.
     """
     center, pairs = log_ratio(duel), len(duel.a)
     picks = rng.integers(0, pairs, size=(resamples, pairs))
-    logs = _middle(_logs(_medians(duel.b, picks, rng)) - _logs(_medians(duel.a, picks, rng)))
+    if pairs < _ENOUGH_PAIRS:
+        logs = _middle(_logs(_medians(duel.b, picks, rng)) - _logs(_medians(duel.a, picks, rng)))
+    else:
+        logs = _middle(_pair_logs(duel)[picks])
     if pairs > 1:
         logs = center + (logs - center) * math.sqrt(pairs / (pairs - 1))
     return logs + rng.normal(0.0, noise, size=resamples) if noise else logs
@@ -109,8 +117,13 @@ def log_ratio(duel: Duel) -> float:
     """
     if len(duel.a) != len(duel.b) or not duel.a or not all((*duel.a, *duel.b)):
         raise ValueError("a duel needs as many blocks of one kernel as of the other, none empty")
-    a, b = (_logs(np.asarray([[np.median(x) for x in side]])) for side in (duel.a, duel.b))
-    return float(_middle(b - a)[0])
+    return float(_middle(_pair_logs(duel)[np.newaxis])[0])
+
+
+def _pair_logs(duel: Duel) -> Floats:
+    """log(time of b / time of a) of each pair, of its blocks' medians."""
+    a, b = (_logs(np.asarray([np.median(x) for x in side])) for side in (duel.a, duel.b))
+    return np.asarray(b - a, dtype=np.float64)
 
 
 def _logs(us: Floats) -> Floats:

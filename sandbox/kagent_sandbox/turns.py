@@ -38,8 +38,12 @@ FAR_RATIO = 0.9
 """... and below this while a side has fewer samples than `SURE_SAMPLES`."""
 CLEAR = 0.999
 """P(faster) from which on a candidate needs no further pairs, ..."""
-HOPELESS = (0.1, 0.25, 0.6)
-"""... and below which, at the first look, the second and later ones, they are not worth it."""
+HOPELESS = (0.1, 0.4, 0.7)
+"""... and below which, at the first look, the second and later ones, they are not worth it, ..."""
+WORTHWHILE = 1.04
+"""... unless its interval reaches this: on a busy host a kernel that is faster by 5 % looks
+hopeless now and then, while little is known of it. benchmarks/looks.py: what these find and cost.
+"""
 FURTHER_S = 5.0
 """For further pairs: other candidates wait. Nothing is begun after that."""
 PAUSES_S = (0.02, 0.02, 0.02)
@@ -88,10 +92,7 @@ class Turns:
         more = None if self._alone else pace.more(len(self.tables))
         until = time.monotonic() + FURTHER_S
         for look in range(pace.looks):
-            hopeless = HOPELESS[min(look, len(HOPELESS) - 1)]
-            if more is None or time.monotonic() > until:
-                break
-            if not hopeless < self._look().p_faster < CLEAR:
+            if more is None or time.monotonic() > until or decided(self._look(), look):
                 break
             for table in self.tables.values():
                 self._phase(table, more)
@@ -222,6 +223,16 @@ class Turns:
             f"{table.case.name}: blocks of the incumbent, a known kernel, took {min(blocks):.1f} "
             f"to {max(blocks):.1f} µs"
         ]
+
+
+def decided(found: Comparison, look: int) -> bool:
+    """Whether further pairs are not worth it: the candidate is clearly faster, or hopeless.
+
+    `look` counts from 0.
+    """
+    hopeless = HOPELESS[min(look, len(HOPELESS) - 1)]
+    lost = found.p_faster <= hopeless and found.high < WORTHWHILE
+    return lost or found.p_faster >= CLEAR
 
 
 def _typical(table: Table) -> list[float]:

@@ -15,7 +15,7 @@ from kagent_sandbox.launch.base import Ceilings
 from kagent_sandbox.launch.cpu_backend import CpuBackend
 from kagent_sandbox.noise import Noise
 from kagent_sandbox.task import load_task
-from kagent_sandbox.verdict import Passed, Rejected, Status
+from kagent_sandbox.verdict import Comparison, Passed, Rejected, Status
 from neighbours import busy
 
 SEED = 3
@@ -318,8 +318,8 @@ def test_on_a_cpu_more_pairs_are_taken_only_where_they_may_decide(cpu, monkeypat
     cpu.backend.log.clear()
     monkeypatch.setattr(turns, "FURTHER_S", 60.0)
     passed, sides, _ = beside(cpu, GOOD, NEARLY)
-    assert sides == "abba" * 27
-    assert passed.timings[0].samples == 30 + 6 * 8 * 8
+    assert sides == "abba" * 39
+    assert passed.timings[0].samples == 30 + 9 * 8 * 8
     assert 0.85 < passed.versus.p_faster < turns.CLEAR
     cpu.backend.log.clear()
     passed, sides, _ = beside(cpu, QUICK, NEARLY)
@@ -331,6 +331,26 @@ def test_on_a_cpu_more_pairs_are_taken_only_where_they_may_decide(cpu, monkeypat
     assert passed.versus.p_faster < turns.HOPELESS[0]
 
 
+@pytest.mark.parametrize(
+    ("p_faster", "high", "look", "enough"),
+    [
+        (0.9995, 1.2, 0, True),
+        (0.05, 1.03, 0, True),
+        (0.05, 1.06, 0, False),  # little is known: it may be faster by 5 % yet
+        (0.2, 1.03, 0, False),
+        (0.65, 1.02, 1, False),
+        (0.65, 1.02, 2, True),
+        (0.65, 1.06, 2, False),
+        (0.8, 1.03, 8, False),
+    ],
+)
+def test_further_pairs_are_taken_while_a_candidate_may_be_faster_by_much(
+    p_faster, high, look, enough
+):
+    found = Comparison("best", 1.0, 0.9, high, p_faster, {})
+    assert turns.decided(found, look) is enough
+
+
 def test_nobody_is_let_go_for_one_disturbed_pair(cpu, noise):
     noise.update(slow=1, of="ta")
     passed, sides, _ = beside(cpu, GOOD, NEARLY)
@@ -339,7 +359,7 @@ def test_nobody_is_let_go_for_one_disturbed_pair(cpu, noise):
     assert not passed.screened
 
 
-@pytest.mark.parametrize(("cases", "each", "most"), [(1, 16, 102), (2, 8, 54), (6, 3, 24)])
+@pytest.mark.parametrize(("cases", "each", "most"), [(1, 16, 150), (2, 8, 78), (6, 3, 33)])
 def test_further_pairs_are_shared_by_the_cases(cases, each, most):
     assert PACES["cpu"].more(cases).pairs == each
     assert PACES["cpu"].pairs(cases) == most

@@ -154,6 +154,23 @@ def test_few_pairs_of_blocks_that_differ_promote_no_equal_kernel():
     assert alarms <= 0.085 * runs
 
 
+@pytest.mark.parametrize(("between", "within"), [(0.0, 0.1), (0.03, 0.1), (0.05, 0.02)])
+def test_intervals_of_many_pairs_are_as_wide_as_estimates_vary(between, within):
+    """Whether samples vary or pairs do. To resample both said 1.4 times as much of the first."""
+    rng = np.random.default_rng(7)
+
+    def blocks():
+        return tuple(
+            tuple(100 * np.exp(rng.normal(0, between) + rng.normal(0, within, 8)))
+            for _ in range(22)
+        )
+
+    duels = [timing.Duel(blocks(), blocks()) for _ in range(300)]
+    actual = np.std([timing.log_ratio(d) for d in duels])
+    said = np.mean([np.std(timing.bootstrap_log_ratios(d, rng, resamples=200)) for d in duels])
+    assert 0.85 < said / actual < 1.2
+
+
 def test_uneven_duels_are_refused():
     rng = np.random.default_rng(0)
     with pytest.raises(ValueError, match="as many blocks"):
