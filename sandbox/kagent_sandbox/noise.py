@@ -20,7 +20,7 @@ from kagent_sandbox.layout import lay_out_many
 from kagent_sandbox.plan import Alloc, Buffer, Copy, Plan, TensorRef
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from kagent_sandbox.launch.base import Arena, Backend, Launcher
 
@@ -29,6 +29,7 @@ _BYTES: Mapping[str, int] = {"gpu": 64 << 20, "cpu": 8 << 20}
 _PLACES: Mapping[str, int] = {"gpu": 2, "cpu": 3}
 _PAIRS = 8
 _MORE_PAIRS = 24  # where those show what chance does not explain
+_TRIES = 3  # what passes was a moment's: on shared cores one A/A in 25 found 5 % that did not last
 _SAMPLES: Mapping[str, int] = {"gpu": 8, "cpu": 4}  # per block
 _LIMIT_S = 30.0
 _MAD = 1.4826  # standard deviation of normal numbers over their median absolute deviation
@@ -80,7 +81,8 @@ class Noise:
 def measure_noise(backend: Backend) -> Noise:
     """Time a copy against itself on a device that is otherwise idle.
 
-    Under a second; an offset that chance does not explain is looked into for two more.
+    Under a second; an offset that chance does not explain is looked into for two more, and again
+    twice.
 
     Raises:
         MachineError: The device or the host fails.
@@ -90,7 +92,6 @@ def measure_noise(backend: Backend) -> Noise:
     plan = _copy(backend.facts.target, _BYTES[kind])
     layouts = lay_out_many(plan, _PLACES[kind], None)
     arena = backend.arena(layouts[-1].stop)
-    blocks: dict[str, list[tuple[float, ...]]] = {"a": [], "b": []}
     try:
         arena.bytes(0, arena.nbytes).fill_(0x3F)
         if backend.device.type == "cuda":
@@ -105,19 +106,38 @@ def measure_noise(backend: Backend) -> Noise:
                         launcher.prepare(key, plan, layout.placement)
                     launcher.hush()
                     launcher.samples(keys[side], len(layouts), limit_s=_LIMIT_S)  # warm up
-            for pairs in (_PAIRS, _MORE_PAIRS):
-                for i, side in enumerate(timing.abba(pairs)):
-                    place = i // 2 % len(layouts)
-                    used = keys[side][place : place + 1] if kind == "gpu" else keys[side]
-                    with _turn(launchers, side) as launcher:
-                        taken = launcher.samples(used, _SAMPLES[kind], limit_s=_LIMIT_S)
-                    blocks[side].append(tuple(taken))
-                found = judge_noise(blocks["a"], blocks["b"], gpu=kind == "gpu")
-                if found.factor == 1.0:
-                    break
+
+            def block(side: str, pair: int) -> Sequence[float]:
+                place = pair % len(layouts)
+                used = keys[side][place : place + 1] if kind == "gpu" else keys[side]
+                with _turn(launchers, side) as launcher:
+                    return launcher.samples(used, _SAMPLES[kind], limit_s=_LIMIT_S)
+
+            found = lasting_noise(block, gpu=kind == "gpu")
     finally:
         arena.close()
     return replace(found, seconds=time.perf_counter() - began)
+
+
+def lasting_noise(block: Callable[[str, int], Sequence[float]], *, gpu: bool) -> Noise:
+    """Pairs of blocks of two equal kernels, until they differ by no more than chance explains, or
+    have differed `_TRIES` times: the least that they did is what lasts.
+
+    Args:
+        block: Takes samples in µs of side "a" or "b" for a pair, counted from 0.
+        gpu: Whether they are a GPU's.
+    """
+    tries: list[Noise] = []
+    for _ in range(_TRIES):
+        blocks: dict[str, list[Sequence[float]]] = {"a": [], "b": []}
+        for pairs in (_PAIRS, _MORE_PAIRS):
+            for i, side in enumerate(timing.abba(pairs)):
+                blocks[side].append(block(side, i // 2))
+            found = judge_noise(blocks["a"], blocks["b"], gpu=gpu)
+            if found.factor == 1.0:
+                return found
+        tries.append(found)
+    return min(tries, key=lambda noise: noise.factor)
 
 
 def judge_noise(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], *, gpu: bool) -> Noise:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from kagent_sandbox import timing
 from kagent_sandbox.launch.cpu_backend import CpuBackend
-from kagent_sandbox.noise import Noise, judge_noise, measure_noise
+from kagent_sandbox.noise import Noise, judge_noise, lasting_noise, measure_noise
 
 
 def blocks(rng, us, spread, pairs=8, samples=8):
@@ -28,6 +28,26 @@ def test_an_offset_that_chance_does_not_explain_widens_intervals():
     assert "widened" in found.text
     wide = timing.systematic(300.0, gpu=True, factor=found.factor)
     assert wide == pytest.approx(found.factor * timing.systematic(300.0, gpu=True))
+
+
+@pytest.mark.parametrize(("last", "widened"), [(7, False), (31, False), (63, False), (10**6, True)])
+def test_an_offset_widens_intervals_only_if_it_lasts(last, widened):
+    """Side b is 5 % slower in the first so many pairs: a moment's disturbance, or the machine."""
+    rng = np.random.default_rng(4)
+    taken = []
+
+    def block(side, pair):
+        slow = side == "b" and taken.count("b") <= last
+        taken.append(side)
+        return list((525.0 if slow else 500.0) * np.exp(rng.normal(0, 0.005, 4)))
+
+    found = lasting_noise(block, gpu=False)
+    assert taken.count("a") == taken.count("b")
+    assert (found.factor > 1) is widened
+    if widened:
+        assert found.factor == pytest.approx(np.log(1.05) / 0.005, rel=0.1)
+    else:
+        assert found.ratio == pytest.approx(1.0, abs=0.01)
 
 
 def test_pairs_that_differ_widely_hide_an_offset():
