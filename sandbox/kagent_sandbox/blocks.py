@@ -1,4 +1,4 @@
-"""Timed blocks: a few samples on inputs that were drawn for this block alone."""
+"""Timed blocks: a few samples, each on inputs that nothing of its process has seen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 
 from kagent_sandbox import figures
 from kagent_sandbox.check import pitch_of, seats_for
+from kagent_sandbox.draws import Unseen
+from kagent_sandbox.launch.base import CALM_S
 from kagent_sandbox.launch.cpu_baselines import MOST_SETS, SPAN_US, runs_for
+from kagent_sandbox.places import Reading
 from kagent_sandbox.task import Kind
 from kagent_sandbox.verdict import Stage
 
@@ -56,21 +59,15 @@ class Pace:
 
 
 PACES: Mapping[Kind, Pace] = {
-    # Every block costs fresh inputs, which cost more than its samples. Simulated over six cases,
-    # with noise between and within blocks: four pairs of eight samples err as rarely, and find as
-    # small a difference, as six pairs of five.
+    # Every sample costs fresh inputs and a verification, which cost more than the sample itself.
     "gpu": Pace((Phase(1, 8), Phase(1, 8), Phase(2, 8)), None, 0, 1),
-    # A sample runs all placements. Four of them show who is far behind, from two pairs: one alone
-    # is off by a third now and then, whatever its samples say. Thirty are the least that anybody
-    # is promoted by. Pairs on shared cores differ by 7 to 20 %, and so 50 to 150 of them show a
-    # kernel that is faster by 5 %.
-    "cpu": Pace((Phase(2, 2), Phase(2, 4), Phase(2, 9)), Phase(16, 8), 9, None),
+    # A pair of single samples is over within some 10 ms, in which little else happens: pairs differ
+    # by hardly more than those of longer blocks would, and there can be more of them. Who is far
+    # behind shows from four. 24 are the least that anybody is promoted by.
+    "cpu": Pace((Phase(4, 1), Phase(6, 1), Phase(14, 1)), Phase(36, 1), 9, None),
 }
-_ASLEEP_S = 0.02  # OpenMP's threads wait actively for less than that
-_CALM_S = 0.001  # the judge's own threads spin for a while after inputs were written
-_LONG_SPAN_US = 10_000.0  # of `long_us`
-_MOST_LONG_RUNS = 200
-_FRESH_SPAN_US = 2000.0  # of `fresh_us`: waking a stopped process costs up to 1.5 ms, once
+_LONG_US = 100.0
+_FEW = 2  # samples of long kernels for each that a short one gets: they vary by a tenth as much
 
 
 def placements(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
@@ -92,7 +89,11 @@ def _for_span(us: float, most: int) -> int:
 
 @dataclass
 class Table:
-    """Contenders that take turns on one case, each block on inputs of its own seed.
+    """Contenders that take turns on one case.
+
+    Every execution works on inputs that its process has never seen, over stale values, and a few
+    secret places of its results are compared: no more executions are counted than were verified.
+    Nothing can be remembered, so that nothing has to be looked for afterwards.
 
     All sit in the same places, so that none is favoured by its addresses; from block to block a
     contender moves to its next places. It lasts as long as its session.
@@ -107,12 +108,18 @@ class Table:
     blocks: dict[str, list[tuple[float, ...]]] = field(init=False)
     side: str = field(init=False)  # whose turn it is, or was: who is to blame for a failure
     _seats: dict[str, list[Seat]] = field(init=False, default_factory=dict)
-    _written: Sequence[Seat] = field(init=False, default=())  # where this side's inputs are
-    _last: Draw | None = field(init=False, default=None)
+    _unseen: dict[str, Unseen] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.side = next(iter(self.contenders))
         self.blocks = {side: [] for side in self.contenders}
+        # On a GPU all share a process: what one of them has seen is new to nobody.
+        shared = Unseen(self.checker.draws, self.case)
+        apart = self.at_once is None
+        self._unseen = {
+            side: Unseen(self.checker.draws, self.case) if apart else shared
+            for side in self.contenders
+        }
 
     def prepare(self) -> None:
         """Seat everyone.
@@ -137,32 +144,47 @@ class Table:
             self.session.prepare(self._seats[side], self.case.name)
 
     def sample(self, side: str, samples: int, *, verify: bool = False) -> None:
-        """Time one block on fresh inputs and poisoned results; with `verify`, check what it left.
+        """Time one block: so many samples (on a GPU half of them where they are long), each on
+        inputs of its own, and verify their places.
 
-        On a GPU, whose samples all execute the same place, what counts is what the first of them
-        has left: else the work of one execution could be spread over a block.
+        With `verify` all of one execution's results is compared, too; which one is secret.
 
         Raises:
             Disqualified: The contender failed, or its results are wrong.
         """
-        seats, draw = self._write(side)
-        first = 1 if verify and self.at_once == 1 else samples
-        block = self.session.samples(seats, first, self.case.name)
-        if verify:
-            self._verify(seats, draw)
-        if first < samples:
-            block += self.session.samples(seats, samples - first, self.case.name)
+        least = max(1, samples // _FEW)
+        whole = random.SystemRandom().randrange(least) if verify else None
+        seats = self._now(side)
+        block: list[float] = []
+        readings: list[Reading] = []
+        for i in range(samples):
+            self.side = side
+            draws = self._write(side, seats)
+            with self.session.clock.part("compare"):
+                places = [self.checker.draws.places(d) for d in draws]
+                results = self.checker.task.results
+                reading = Reading(self.session.arena, seats, places, results)
+            if self.at_once is None:
+                time.sleep(CALM_S)
+            us = self.session.sample(seats, self.case.name, observe=reading.read)
+            block.append(us)
+            readings.append(reading)
+            if i == whole:
+                self._compare(seats, draws)
+            if self.at_once is not None and us > _LONG_US and len(block) >= least:
+                break
+        with self.session.clock.part("compare"):
+            self.checker.compare_places(readings, self.case)
         self.blocks[side].append(tuple(block))
 
     def verify(self, side: str) -> None:
-        """Check one run on fresh inputs, timed like a block but not kept among `blocks`.
+        """Compare all of one execution's results, timed like a block but not kept among `blocks`.
 
         Raises:
             Disqualified: The contender failed, or its results are wrong.
         """
-        seats, draw = self._write(side)
-        self.session.samples(seats, 1, self.case.name)
-        self._verify(seats, draw)
+        self.sample(side, 1, verify=True)
+        self.blocks[side].pop()
 
     def check(self, side: str, case: Case, slack: float) -> None:
         """One run of the timed plan on inputs of another distribution; `case` has the same shapes.
@@ -171,94 +193,24 @@ class Table:
         Raises:
             Disqualified: The contender failed, or its results are wrong.
         """
-        self.side, self._written = side, ()
+        self.side = side
         seat = random.SystemRandom().choice(self._seats[side])
         with self.session.clock.part("inputs"):
             draw = self.checker.draws.fresh(case)
+            stale = self.checker.draws.stale(self.case)
             with self.session.quiet():
-                seat.write(draw)
+                seat.write(draw, stale)
         self.session.run(seat, self.case.name)
         with self.session.clock.part("compare"), self.session.quiet():
             self.checker.refuse_tampering(seat, self.case, Stage.MEASURE)
             self.checker.compare(seat.outputs(), draw, Stage.MEASURE, typical=True, slack=slack)
 
-    def wall_us(self, side: str, count: int) -> float:
-        """µs per execution by the judge's own clock, on the side's last inputs if they are there
-        still.
+    def wall_us(self, side: str, count: int) -> float | None:
+        """µs per execution by the judge's own clock, on the side's last inputs; None where samples
+        are on it, too.
         """
-        seats = self._written if self.side == side and self._written else self._write(side)[0]
-        return self.session.wall_us(seats, count, self.case.name)
-
-    def fresh_us(self, side: str) -> tuple[float, int]:
-        """µs per execution on inputs that nothing has seen before, others in each place, and of
-        how many. One place's results are checked, and which one is secret.
-
-        Raises:
-            Disqualified: The contender failed, or its results are wrong.
-        """
-        seats = self._ample(side)
-        self.side, self._written = side, ()
-        with self.session.clock.part("inputs"):
-            draws = [self.checker.draws.fresh(self.case) for _ in seats]
-            with self.session.quiet():
-                for seat, draw in zip(seats, draws, strict=True):
-                    seat.write(draw)
-        us = self._since_woken(seats)
-        with self.session.clock.part("compare"), self.session.quiet():
-            for seat in seats:
-                self.checker.refuse_tampering(seat, self.case, Stage.MEASURE)
-            seat, draw = random.SystemRandom().choice(list(zip(seats, draws, strict=True)))
-            self.checker.compare(seat.outputs(), draw, Stage.MEASURE, typical=True)
-        return us, len(seats)
-
-    def known_us(self, side: str) -> float:
-        """The same once more on the inputs that `fresh_us` has left there."""
-        return self._since_woken(self._ample(side))
-
-    def idle_us(self, side: str) -> float:
-        """µs from when the launcher goes on until it has done nothing at all, as it was told."""
-        with self.session.quiet():
-            time.sleep(_CALM_S)
-        return self.session.idle_us(self._seats[side][0], self.case.name)
-
-    def calm_us(self, side: str) -> float:
-        """What `known_us` is of a launcher that was not stopped before, only left alone until its
-        threads sleep.
-        """
-        seats = self._ample(side)
-        time.sleep(_ASLEEP_S)
-        return self.session.wall_us(seats, len(seats), self.case.name)
-
-    def long_us(self, side: str) -> float:
-        """The same on known inputs for as long as makes the cost of asking and waking small."""
-        seats = self._now(side)
-        us = statistics.median(self.blocks[side][-1])
-        runs = runs_for(_LONG_SPAN_US, us, least=1, most=_MOST_LONG_RUNS)
-        return self._since_woken([seats[i % len(seats)] for i in range(runs)])
-
-    def _since_woken(self, seats: Sequence[Seat]) -> float:
-        """µs per execution; the clock starts when the launcher, which is stopped, goes on."""
-        with self.session.quiet():
-            time.sleep(_CALM_S)
-        return self.session.fresh_us(seats, self.case.name)
-
-    def _ample(self, side: str) -> list[Seat]:
-        """As many places as `fresh_us` needs: drawing inputs takes longer than the runs. On a CPU
-        these may be more than a block takes.
-        """
-        seats = self._seats[side] if self.at_once is None else self._now(side)
-        us = statistics.median(self.blocks[side][-1])
-        return seats[: runs_for(_FRESH_SPAN_US, us, least=1, most=len(seats))]
-
-    def typical_us(self, side: str) -> float:
-        """The median of a few more samples: what is timed at this moment."""
-        seats, _ = self._write(side)
-        return statistics.median(self.session.samples(seats, 5, self.case.name))
-
-    def now_us(self, side: str) -> float:
-        """The slowest of a few more samples: what the device does at this moment."""
-        seats, _ = self._write(side)
-        return max(self.session.samples(seats, 3, self.case.name))
+        self.side = side
+        return self.session.wall_us(self._now(side), count, self.case.name)
 
     def _now(self, side: str) -> list[Seat]:
         """A side's places for its next block.
@@ -270,37 +222,33 @@ class Table:
         if self.at_once is not None:
             first = turn * self.at_once
             return [seats[(first + i) % len(seats)] for i in range(self.at_once)]
-        if turn == 0:
-            return seats
-        before = [statistics.median(b[turn - 1]) for b in self.blocks.values() if len(b) >= turn]
-        return seats[: _for_span(min(before), len(seats))]
+        if turn:
+            before = [
+                statistics.median(b[turn - 1]) for b in self.blocks.values() if len(b) >= turn
+            ]
+            seats = seats[: _for_span(min(before), len(seats))]
+        first = random.randrange(len(seats))  # noqa: S311 - none is always the first
+        return [*seats[first:], *seats[:first]]
 
-    def _write(self, side: str, draw: Draw | None = None) -> tuple[list[Seat], Draw]:
-        """Fresh inputs and poison for a side's seats; whatever the others left there is gone."""
-        self.side = side
-        seats = self._now(side)
+    def _write(self, side: str, seats: Sequence[Seat]) -> list[Draw]:
+        """Inputs that a side has never seen for its seats, another draw in each; whatever the
+        others left there is gone.
+        """
         with self.session.clock.part("inputs"):
-            if draw is None:
-                draw = self.checker.draws.draw(self.case, other_than=self._last)
-            self._last = draw
+            draws = self._unseen[side].take(len(seats))
+            stale = self.checker.draws.stale(self.case)
             with self.session.quiet():
-                for seat in seats:
-                    seat.write(draw)
-        self._written = seats
-        return seats, draw
+                for seat, draw in zip(seats, draws, strict=True):
+                    seat.write(draw, stale)
+        return draws
 
-    def _verify(self, seats: Sequence[Seat], draw: Draw) -> None:
-        with self.session.clock.part("compare"):
-            if any(a.mutates for a in self.checker.task.arguments):
-                # Repeated runs have changed their own inputs: what counts is one run on fresh ones.
-                with self.session.quiet():
-                    for seat in seats:
-                        seat.write(draw)
-                for seat in seats:
-                    self.session.run(seat, self.case.name)
-            with self.session.quiet():
-                for seat in seats:
-                    self.checker.refuse_tampering(seat, self.case, Stage.MEASURE)
-                # Which of the placements is compared is as secret as which block is.
-                chosen = random.SystemRandom().choice(seats)
-                self.checker.compare(chosen.outputs(), draw, Stage.MEASURE, typical=True)
+    def _compare(self, seats: Sequence[Seat], draws: Sequence[Draw]) -> None:
+        """All of one placement's results, and that nothing else was written in any of them."""
+        with self.session.clock.part("compare"), self.session.quiet():
+            for seat in seats:
+                self.checker.refuse_tampering(seat, self.case, Stage.MEASURE)
+            seat, draw = random.SystemRandom().choice(list(zip(seats, draws, strict=True)))
+            self.checker.compare(seat.outputs(), draw, Stage.MEASURE, typical=True)
+            draw.known_results = (
+                None  # its places are kept, and it will not be asked for again soon
+            )

@@ -9,7 +9,9 @@ import torch
 
 from kagent_sandbox import compare
 from kagent_sandbox.build.request import TensorSpec
+from kagent_sandbox.launch.plan_ops import dtype_of
 from kagent_sandbox.layout import lay_out, lay_out_many
+from kagent_sandbox.places import worst_errors
 from kagent_sandbox.plan import Launch, PlanError, TorchOp
 from kagent_sandbox.seat import Seat, draw_bits
 from kagent_sandbox.session import Disqualified
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.build.request import Built
     from kagent_sandbox.draws import Draw, Draws
     from kagent_sandbox.launch.base import Arena
+    from kagent_sandbox.places import Reading
     from kagent_sandbox.plan import Plan
     from kagent_sandbox.session import Session
     from kagent_sandbox.task import Case, Task
@@ -124,9 +127,10 @@ class Checker:
         """One run on a draw, and with `again` a second one on the same inputs in another place."""
         name = draw.case.name
         with session.quiet():
-            seat.write(draw)
+            stale = self.draws.stale(draw.case)
+            seat.write(draw, stale)
             if again is not None:
-                again.write(draw)
+                again.write(draw, stale)
         session.run(seat, name)
         with session.quiet():
             self.refuse_tampering(seat, draw.case, Stage.CHECK)
@@ -169,6 +173,30 @@ class Checker:
             errors.append(error)
         return errors
 
+    def compare_places(self, readings: Sequence[Reading], case: Case) -> None:
+        """Hold what was read of timed executions against the reference.
+
+        Raises:
+            Disqualified: An element errs by more than its result may. Which one is not told: its
+                draw will be used again.
+        """
+        yardsticks = self.draws.typical_errors(case)
+        for result, spec, worst, yardstick in zip(
+            self.task.results,
+            build_case(self.task, case).results,
+            worst_errors(readings),
+            yardsticks,
+            strict=True,
+        ):
+            limit = compare.allowed(yardstick, result, dtype_of(spec.dtype)).element
+            if not worst <= limit:
+                text = (
+                    f"result {result.name} is wrong where it was timed: an element errs by "
+                    f"{worst:.3g} of its magnitude, allowed {limit:.3g}. Every timed execution has "
+                    "inputs of its own, and secret elements of its results are compared"
+                )
+                raise _out(Status.INCORRECT_NUMERICAL, text, case, Stage.MEASURE)
+
     def refuse_decoys(self, session: Session, built: Built, cases: Sequence[Case]) -> None:
         """The ghost test, where plans have operations of torch: without its launches, a plan must
         no longer give the right result, on one case at least.
@@ -188,7 +216,7 @@ class Checker:
             session.prepare([seat], case.name)
             draw = self.draws.draw(case)
             with session.quiet():
-                seat.write(draw)
+                seat.write(draw, self.draws.stale(case))
             session.run(seat, case.name)
             session.forget([seat])
             with session.quiet():

@@ -142,7 +142,7 @@ def _gpu_sums(out: torch.Tensor, ref: torch.Tensor, eps: float) -> Sequence[floa
         out = out.float()  # not every GPU converts float8
     square, mean, largest = compare_gpu.reference_sums(ref)
     typical = float(square.mean().sqrt())
-    mean.clamp_min_(_least_magnitude(eps, typical, ref))
+    mean.clamp_min_(least_magnitude(eps, typical, ref))
     dot, off, element = compare_gpu.difference_sums(out, ref, mean)
     row = (off.sqrt() / square.sqrt().clamp_min(_least_norm(eps, typical))).amax()
     found = torch.stack([dot.sum(), square.sum(), row, element.amax(), largest.amax()])
@@ -184,8 +184,8 @@ def _least_norm(eps: float, typical: float) -> float:
     return max(eps * typical, _TINY)
 
 
-def _least_magnitude(eps: float, typical: float, ref: torch.Tensor) -> float:
-    """... and its elements against their part of it."""
+def least_magnitude(eps: float, typical: float, ref: torch.Tensor) -> float:
+    """... and its elements against their part of it. `ref` has rows [n, width]."""
     return max(eps * typical / math.sqrt(ref.shape[1]), torch.finfo(ref.dtype).tiny)
 
 
@@ -208,10 +208,36 @@ def _chunk_sums(
     square = norm.square().sum()
     magnitude = ref.abs()
     largest = magnitude.amax().double()
-    least = _least_magnitude(eps, typical, ref)
+    least = least_magnitude(eps, typical, ref)
     magnitude += magnitude.mean(dim=1, keepdim=True).clamp_min_(least)
     worst_element = difference.abs_().div_(magnitude).amax().double()
     return torch.stack([dot, square, worst_row, worst_element, largest])
+
+
+def typical_norm(result: torch.Tensor, row_dims: int) -> float:
+    """Root mean square norm of a result's rows, of what is finite."""
+    return _scale(_rows(result, row_dims))[0] if result.numel() else 0.0
+
+
+def element_errors(
+    out: torch.Tensor, expected: torch.Tensor, magnitude: torch.Tensor
+) -> torch.Tensor:
+    """|out - expected| / magnitude of single elements, float64.
+
+    Infinite where a NaN or an infinity is not where it should be, and where integers differ.
+
+    Args:
+        out: Elements in the result's own dtype, [n].
+        expected: What the reference has there, [n] float64.
+        magnitude: What the error is relative to, [n] float64.
+    """
+    if not out.dtype.is_floating_point:
+        return torch.where(out == expected.to(out.dtype), 0.0, math.inf).double()
+    wide = out.double()
+    same = torch.where(expected.isnan(), wide.isnan(), wide == expected)
+    off = torch.where(same, 0.0, math.inf).double()
+    both = torch.isfinite(expected) & torch.isfinite(wide)
+    return torch.where(both, (wide - expected).abs() / magnitude, off)
 
 
 # -- the contract ---------------------------------------------------------------------------------

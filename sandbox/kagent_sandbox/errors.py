@@ -8,6 +8,7 @@ KagentError
 │   ├── ConfinementError the isolation that was asked for is not to be had here
 │   └── DeviceError      the GPU or its driver
 │       └── DeviceWedged it no longer computes correctly after a fault
+├── IncumbentWrong       the kernel that a candidate is held against is wrong where it is timed
 ├── RunError             a run's folder: full disk, read-only, in use, damaged, too new
 └── ChildDied            a trusted process ended unexpectedly
 """
@@ -51,6 +52,12 @@ class DeviceError(MachineError):
 
 class DeviceWedged(DeviceError):  # noqa: N818
     """The device no longer computes correctly after a fault."""
+
+
+class IncumbentWrong(KagentError):  # noqa: N818
+    """The kernel that a candidate is held against failed beside it, or was wrong: nobody's fault
+    but its own, and nothing is known of the candidate.
+    """
 
 
 class RunError(KagentError):

@@ -16,23 +16,11 @@ if TYPE_CHECKING:
     from kagent_sandbox.plan import Plan
     from kagent_sandbox.task import Case, Task
 
-MATRIX_PEAK_OVER_CEILING = 1.5
-"""No product on a GPU runs faster than this times the measured ceiling (H100: 989 TFLOP/s peak, 738
-measured). A CPU's clock and its neighbours' load vary more between two measurements.
-"""
-WALL_TOLERANCE: Mapping[str, float] = {"gpu": 0.8, "cpu": 0.5}
-"""A sample may fall short of wall time by a launch's overhead, but not by more than this.
-
-On a CPU both are the judge's clock: the wall's ends with another question and answer, so that it
-counts what native code does after an early answer. Other programs disturb it, hence the factor."""
-LAUNCH_OVERHEAD_US: Mapping[str, float] = {"gpu": 10.0, "cpu": 50.0}
-FRESH_RATIO = 1.5
-"""Over what is timed, on inputs that are new beyond doubt: more, and results are kept."""
-FRESH_SLACK_US: Mapping[str, float] = {"gpu": 5.0, "cpu": 400.0}
-"""On a GPU of each execution, after a pause. On a CPU of all together: threads that were stopped,
-caches and translations that the judge's own work has emptied. Two executions of 460 µs took 320 to
-600 µs more than samples of them did, on an idle machine of two cores; on a shared one a stopped
-process needs up to 1.5 ms to go on, which the share of a longer span allows (`blocks`)."""
+ALARM_SHARE = 1.1
+"""Nobody is faster than this share of what the plainest kernels attain here: it is looked into."""
+WALL_TOLERANCE = 0.8
+"""A GPU's sample may fall short of wall time by a launch's overhead, but not by more than this."""
+LAUNCH_OVERHEAD_US = 10.0
 
 
 @dataclass(frozen=True)
@@ -91,14 +79,19 @@ def attainable_us(task: Task, case: Case, ceilings: Ceilings) -> float:
     """Least µs at this device's measured ceilings: bytes at their mix, or matrix products."""
     written = task.min_written(case)
     read = task.min_bytes(case) - written
-    paired = min(read, written)
-    us = 2 * paired / ceilings.copy_gb_per_s
-    us += (read - paired) / ceilings.read_gb_per_s + (written - paired) / ceilings.write_gb_per_s
-    us /= 1e3  # bytes per GB/s are ns
+    us = _memory_us(read, written, ceilings)
     peak = ceilings.tflop_per_s.get(case.dtype)
     if task.matrix and peak:
         us = max(us, task.flop_count(case) / peak / 1e6)
     return us
+
+
+def _memory_us(read: float, written: float, ceilings: Ceilings) -> float:
+    """µs to move bytes at the measured bandwidths of their mix."""
+    paired = min(read, written)
+    us = 2 * paired / ceilings.copy_gb_per_s
+    us += (read - paired) / ceilings.read_gb_per_s + (written - paired) / ceilings.write_gb_per_s
+    return us / 1e3  # bytes per GB/s are ns
 
 
 def suspicion(
@@ -107,44 +100,51 @@ def suspicion(
     us: float,
     facts: DeviceFacts,
     ceilings: Ceilings,
-    wall_us: float,
+    executions: int,
 ) -> str | None:
-    """Why a time cannot be true, or None.
+    """Why a time cannot be true, or None: it is more than `ALARM_SHARE` of the roofline.
 
-    Bytes that fit the second-level cache need not leave it within the measurement; the rest must
-    cross the memory's pins, at most at their theoretical rate. Neither this nor the peak of matrix
-    products applies to CPUs, whose rates are unknown.
+    Bytes that the last-level cache holds need not cross the memory's pins while they are timed. On
+    a GPU, whose cache is flushed before each sample, those are written ones, as many as fit. On a
+    CPU a sample executes several placements one after the other, and the judge has just written
+    their inputs: the cache explains as many bytes of all of them as it holds. Where that is all,
+    only arithmetic bounds the time.
+
+    Args:
+        task: Says how many bytes and operations a call needs at least.
+        case: The call's sizes.
+        us: Per execution.
+        facts: Of the device.
+        ceilings: What the plainest kernels attain, timed likewise.
+        executions: Of one sample on a CPU.
     """
-    must_move = task.min_bytes(case) - min(task.min_written(case), facts.l2_bytes)
-    if facts.theoretical_gb_per_s > 0:
-        floor_us = must_move / facts.theoretical_gb_per_s / 1e3
-        if us < floor_us:
-            return (
-                f"{us:.1f} µs, but {must_move / 2**20:.0f} MiB must move: {floor_us:.1f} µs "
-                f"at the memory's theoretical {facts.theoretical_gb_per_s:.0f} GB/s"
-            )
+    read, written = task.min_bytes(case) - task.min_written(case), task.min_written(case)
+    if facts.kind == "gpu":
+        hidden = min(written, facts.l2_bytes)
+        bound_us = _memory_us(read, written - hidden, ceilings)
+    else:
+        whole = read + written
+        share = max(0.0, 1 - facts.l2_bytes / (executions * whole)) if whole else 0.0
+        bound_us = share * _memory_us(read, written, ceilings)
+    what = f"{(read + written) / 2**20:.1f} MiB must move"
     peak = ceilings.tflop_per_s.get(case.dtype)
-    if task.matrix and peak and facts.kind == "gpu":
-        floor_us = task.flop_count(case) / (peak * MATRIX_PEAK_OVER_CEILING) / 1e6
-        if us < floor_us:
-            return f"{us:.1f} µs, but its products take {floor_us:.1f} µs at the device's peak"
-    if us + LAUNCH_OVERHEAD_US[facts.kind] < WALL_TOLERANCE[facts.kind] * wall_us:
-        return f"{us:.1f} µs a sample, but {wall_us:.1f} µs each by the judge's clock over many"
-    return None
+    if task.matrix and peak:
+        products_us = task.flop_count(case) / peak / 1e6
+        if products_us > bound_us:
+            bound_us, what = products_us, f"{task.flop_count(case) / 1e9:.1f} GFLOP of products"
+    if us >= bound_us / ALARM_SHARE:
+        return None
+    return (
+        f"{us:.1f} µs, but {what}: {bound_us:.1f} µs at what the plainest kernels attain on this "
+        f"device, {bound_us / us:.0%} of the roofline (alarm above {ALARM_SHARE:.0%})"
+    )
 
 
-def remembers(blocks: Sequence[Sequence[float]]) -> bool:
-    """Whether it looks as if only the first execution on new inputs did the work.
-
-    Every block starts with fresh inputs and then repeats them: a kernel that recognises inputs and
-    keeps its answer is slow once per block. The median decides: one block in which the work was
-    skipped altogether (and which was not the one whose results are checked) hides nothing.
-    """
-    if len(blocks) < 3 or min(len(b) for b in blocks) < 3:
-        return False
-    first = timing.median_interval([b[0] for b in blocks]).value
-    rest = timing.median_interval([us for b in blocks for us in b[1:]]).value
-    return first > FRESH_RATIO * rest + FRESH_SLACK_US["gpu"]
+def disagreement(us: float, wall_us: float | None) -> str | None:
+    """Why a GPU's own times cannot be true, or None: the judge's clock says something else."""
+    if wall_us is None or us + LAUNCH_OVERHEAD_US >= WALL_TOLERANCE * wall_us:
+        return None
+    return f"{us:.1f} µs a sample, but {wall_us:.1f} µs each by the judge's clock over many"
 
 
 def case_timing(

@@ -4,9 +4,7 @@ Host code chooses kernels by shape, as it should. Check cases are small and benc
 so that a candidate can tell them apart, and benchmark inputs are ordinary numbers: it could leave
 out, where it is timed, whatever only large values, masks or constant rows need. A configuration of
 tunables that was built for the benchmark cases alone could do the same. Therefore timed plans run
-once more on inputs as check cases have them; which, is secret. It is their last run, so that it
-also shows what a candidate that counts or reads clocks does once it takes itself for judged: where
-no check case has other inputs than the timed ones, those are drawn anew.
+once more on inputs as check cases have them; which, is secret.
 
 Not covered: mistakes that only a shape shows which is in no case at all.
 """
@@ -50,7 +48,7 @@ def hard_cases(case: Case, check_cases: Sequence[Case]) -> list[Case]:
 def refuse_what_only_looks_right(
     tables: Mapping[str, Table], side: str, check_cases: Sequence[Case], rng: random.Random
 ) -> None:
-    """Run a contender's timed plans on hard inputs, at least once each, as the last of their runs.
+    """Run a contender's timed plans on hard inputs, at least once each where there are some.
 
     Raises:
         Disqualified: A result is wrong. The verdict's case is the timed one.
@@ -62,7 +60,7 @@ def refuse_what_only_looks_right(
     ]
     for table, hard in checks:
         try:
-            table.check(side, hard, 1.0 if hard is table.case else SLACK)
+            table.check(side, hard, SLACK)
         except Disqualified as e:
             text = f"on {hard.inputs} inputs of scale {hard.scale:g}: {e.verdict.message}"
             verdict = replace(e.verdict, message=text, case=table.case.name)
@@ -72,5 +70,5 @@ def refuse_what_only_looks_right(
 def _chosen(
     case: Case, check_cases: Sequence[Case], tables: int, rng: random.Random
 ) -> Iterator[Case]:
-    found = hard_cases(case, check_cases) or [case]
+    found = hard_cases(case, check_cases)
     yield from rng.sample(found, min(len(found), math.ceil(LEAST_CHECKS / tables)))

@@ -1,7 +1,8 @@
 """A/A: how far apart this machine measures one kernel and itself, before it is asked about others.
 
 The kernel is a plain copy, the judge's own. Two contenders take turns with it as a candidate and
-the incumbent do: in ABBA blocks, from place to place, on a CPU in a process each. What they differ
+the incumbent do: in ABBA blocks, from place to place, on a CPU in a process each and on inputs that
+were written before every sample. What they differ
 by beyond what their samples explain is the machine's doing, and no number of samples removes it.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kagent_sandbox import timing
+from kagent_sandbox.launch.base import CALM_S
 from kagent_sandbox.layout import lay_out_many
 from kagent_sandbox.plan import Alloc, Buffer, Copy, Plan, TensorRef
 
@@ -27,10 +29,10 @@ if TYPE_CHECKING:
 _BYTES: Mapping[str, int] = {"gpu": 64 << 20, "cpu": 8 << 20}
 """Of the tensor that is copied: 45 µs on an H100, some hundreds on a CPU."""
 _PLACES: Mapping[str, int] = {"gpu": 2, "cpu": 3}
-_PAIRS = 8
-_MORE_PAIRS = 24  # where those show what chance does not explain
+_PAIRS: Mapping[str, int] = {"gpu": 8, "cpu": 30}  # of blocks
+_MORE = 3  # times as many, where those show what chance does not explain
 _TRIES = 3  # what passes was a moment's: on shared cores some find 5 % that are gone a second later
-_SAMPLES: Mapping[str, int] = {"gpu": 8, "cpu": 4}  # per block
+_SAMPLES: Mapping[str, int] = {"gpu": 8, "cpu": 1}  # per block
 _LIMIT_S = 30.0
 _MAD = 1.4826  # standard deviation of normal numbers over their median absolute deviation
 _DOUBT = 1.96  # an offset within so many standard deviations is what chance gives
@@ -94,6 +96,7 @@ def measure_noise(backend: Backend) -> Noise:
     arena = backend.arena(layouts[-1].stop)
     try:
         arena.bytes(0, arena.nbytes).fill_(0x3F)
+        anew = arena.bytes(0, arena.nbytes).clone()
         if backend.device.type == "cuda":
             import torch  # who reads what was found needs none
 
@@ -105,13 +108,17 @@ def measure_noise(backend: Backend) -> Noise:
                     for key, layout in zip(keys[side], layouts, strict=True):
                         launcher.prepare(key, plan, layout.placement)
                     launcher.hush()
-                    launcher.samples(keys[side], len(layouts), limit_s=_LIMIT_S)  # warm up
+                    launcher.sample(keys[side], limit_s=_LIMIT_S)  # warm up
 
             def block(side: str, pair: int) -> Sequence[float]:
                 place = pair % len(layouts)
                 used = keys[side][place : place + 1] if kind == "gpu" else keys[side]
                 with _turn(launchers, side) as launcher:
-                    return launcher.samples(used, _SAMPLES[kind], limit_s=_LIMIT_S)
+                    if kind == "cpu":  # as before a candidate's sample
+                        launcher.stop()
+                        arena.bytes(0, arena.nbytes).copy_(anew)
+                        time.sleep(CALM_S)
+                    return [launcher.sample(used, limit_s=_LIMIT_S) for _ in range(_SAMPLES[kind])]
 
             found = lasting_noise(block, gpu=kind == "gpu")
     finally:
@@ -130,7 +137,8 @@ def lasting_noise(block: Callable[[str, int], Sequence[float]], *, gpu: bool) ->
     tries: list[Noise] = []
     for _ in range(_TRIES):
         blocks: dict[str, list[Sequence[float]]] = {"a": [], "b": []}
-        for pairs in (_PAIRS, _MORE_PAIRS):
+        few = _PAIRS["gpu" if gpu else "cpu"]
+        for pairs in (few, _MORE * few):
             for i, side in enumerate(timing.abba(pairs)):
                 blocks[side].append(block(side, i // 2))
             found = judge_noise(blocks["a"], blocks["b"], gpu=gpu)
@@ -177,8 +185,7 @@ def _launchers(backend: Backend, arena: Arena) -> Iterator[Mapping[str, Launcher
 def _turn(launchers: Mapping[str, Launcher], side: str) -> Iterator[Launcher]:
     """The launcher of a side, while any other is stopped."""
     mine = launchers[side]
-    with contextlib.ExitStack() as stack:
-        for launcher in launchers.values():
-            if launcher is not mine:
-                stack.enter_context(launcher.quiesced())
-        yield mine
+    for launcher in launchers.values():
+        if launcher is not mine:
+            launcher.stop()
+    yield mine

@@ -72,6 +72,21 @@ def stop_tree(first: int, root: int, besides: Collection[int] = ()) -> bool:
     return False
 
 
+def wait_until_stopped(pid: int) -> bool:
+    """Whether every thread of a process that was sent SIGSTOP is stopped, or it has ended. False
+    after a second, and where it has ended.
+    """
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        states = [fields[0] for _, fields in _tasks(pid)]
+        if not states or all(s in "ZX" for s in states):
+            return False
+        if all(s in "TtZX" for s in states):
+            return True
+        time.sleep(0.00002)
+    return False
+
+
 def _stopped(pid: int) -> bool:
     return all(fields[0] in "TtZX" for _, fields in _tasks(pid))
 

@@ -16,7 +16,6 @@ from kagent_sandbox.blocks import PACES, Table, placements
 from kagent_sandbox.check import Checker, check_results, pitch_of
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.hard import refuse_what_only_looks_right
-from kagent_sandbox.kept import refuse_kept_results
 from kagent_sandbox.race_result import BEST_OF_TORCH, TORCH, Race, RaceCase, Ratio
 from kagent_sandbox.rivals import BaselineFailed
 from kagent_sandbox.session import Arenas, Disqualified, Session
@@ -151,7 +150,6 @@ class Racer:
                         else:
                             table.sample(name, block, verify=secret[name] == turn)
                 for name in sides:
-                    refuse_kept_results(table, name, self.kind)
                     checks = self.task.cases(self.kind).check
                     refuse_what_only_looks_right({case.name: table}, name, checks, self.rng)
         except Disqualified as e:

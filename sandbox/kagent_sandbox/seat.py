@@ -1,6 +1,8 @@
-"""A plan's place in an arena: writes inputs and poison, reads results, notices tampering.
+"""A plan's place in an arena: writes inputs and stale values, reads results, notices tampering.
 
-Poison is bytes of 0xFF (NaN in every floating type, -1 in integers). Guard bands are random bytes
+Before every run, results and workspaces hold stale values: plausible ones, and wrong
+(`kagent_sandbox.draws`). What a kernel does not write is wrong, and nothing tells it that it is
+looked at. Gaps between an input's rows are NaN. Guard bands are random bytes
 from 0x70 to 0x7F: huge numbers in every floating type (some NaN in float16), so that a read past a
 buffer's end shows in the result; and others in every band, so that a kernel which reads past the
 end of one buffer and writes the same past the end of another is noticed.
@@ -14,17 +16,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kagent_sandbox.plan import Buffer, Plan, PlanError, TensorRef
+from kagent_sandbox.plan import ITEMSIZE, Buffer, Plan, PlanError, TensorRef
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from kagent_sandbox.build.request import TensorSpec
-    from kagent_sandbox.draws import Draw
+    from kagent_sandbox.draws import Draw, Stale
     from kagent_sandbox.launch.base import Arena
     from kagent_sandbox.layout import Layout
 
-POISON = 0xFF
+_GAP = 0xFF  # NaN in every floating type, -1 in integers
 _LEAST_GUARD_BYTE, _MOST_GUARD_BYTE = 0x70, 0x7F
 _PATTERN_BYTES = 1 << 16  # of which a band has a part, from anywhere
 
@@ -63,18 +65,21 @@ class Seat:
                 self._inputs.append((buffer, view, view.is_contiguous()))
         guards = [arena.bytes(*g) for g in layout.guards if g[1] > g[0]]
         self._guards = [(g, _pattern(g)) for g in guards]
-        self._scratch = [arena.bytes(*s) for s in layout.scratch if s[1] > s[0]]
+        results = {layout.placement[t.buffer]: i for i, t in enumerate(plan.outputs)}
+        self._scratch = [
+            (arena.bytes(*s), results.get(s[0])) for s in layout.scratch if s[1] > s[0]
+        ]
 
     @property
     def input_places(self) -> tuple[int, ...]:
         """Where in the arena the inputs start."""
         return tuple(self.layout.placement[b.id] for b, _, _ in self._inputs)
 
-    def write(self, draw: Draw) -> None:
-        """Put a draw's inputs, poison and guard bands in place. The launcher must be idle."""
+    def write(self, draw: Draw, stale: Stale) -> None:
+        """Put a draw's inputs, stale values and guard bands in place. The launcher must be idle."""
         self.write_inputs(draw)
-        for scratch in self._scratch:
-            scratch.fill_(POISON)
+        for scratch, result in self._scratch:
+            _fill(scratch, stale.any if result is None else stale.results[result])
         for guard, pattern in self._guards:
             guard.copy_(pattern)
 
@@ -84,11 +89,28 @@ class Seat:
         self._images.clear()
         for buffer, view, contiguous in self._inputs:
             if not contiguous:
-                self._bytes(buffer).fill_(POISON)
+                self._bytes(buffer).fill_(_GAP)
             assert buffer.name is not None
             view.copy_(draw.tensors[buffer.name])
             if not contiguous:
                 self._images[buffer.id] = self._bytes(buffer).clone()
+
+    def words(self, result: int, index: torch.Tensor) -> torch.Tensor:
+        """Where elements of a result are in the arena, in units of its dtype's size.
+
+        Args:
+            result: Its number.
+            index: Flat numbers of elements, [n] int64.
+        """
+        ref = self.plan.outputs[result]
+        first = self.layout.placement[ref.buffer] // ITEMSIZE[ref.dtype] + ref.offset
+        if ref.strides == contiguous_strides(ref.shape):
+            return index + first
+        at = torch.full_like(index, first)
+        for n, stride in zip(reversed(ref.shape), reversed(ref.strides), strict=True):
+            at += index % n * stride
+            index = index // n
+        return at
 
     def outputs(self) -> list[torch.Tensor]:
         """Views of the results, valid until the seat is written again."""
@@ -118,6 +140,25 @@ class Seat:
     def _bytes(self, buffer: Buffer) -> torch.Tensor:
         at = self.layout.placement[buffer.id]
         return self._arena.bytes(at, at + buffer.nbytes)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor, in elements."""
+    strides = [1]
+    for n in reversed(shape[1:]):
+        strides.append(strides[-1] * n)
+    return tuple(reversed(strides)) if shape else ()
+
+
+def _fill(memory: torch.Tensor, stale: torch.Tensor) -> None:
+    """Copy stale values (uint8, 1-D) to memory as often as it takes."""
+    size = stale.numel()
+    if size == 0:
+        memory.fill_(_GAP)
+        return
+    for start in range(0, memory.numel(), size):
+        part = memory[start : start + size]
+        part.copy_(stale[: part.numel()])
 
 
 @functools.cache

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from kagent_sandbox.lane_clock import LaneClock
-from kagent_sandbox.launch.base import LaunchFailed
+from kagent_sandbox.launch.base import LaunchFailed, nothing
 from kagent_sandbox.patience import bounded
 from kagent_sandbox.plan import PlanError
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kagent_sandbox.launch.base import Arena, Backend, Blame, Launcher
     from kagent_sandbox.seat import Seat
@@ -110,7 +110,6 @@ class Session:
         shared = {_SHARED: binaries} if binaries or not apart else {}
         self._binaries = {**shared, **(apart or {})}
         self._launchers: dict[str, Launcher] = {}
-        self._asleep: dict[str, contextlib.ExitStack] = {}
         if launcher is not None:
             self._launchers[_SHARED] = launcher
 
@@ -120,7 +119,6 @@ class Session:
                 for owner in self._binaries.keys() - self._launchers.keys():
                     self._launchers[owner] = self._backend.launcher(self.arena)
                 for owner, binaries in self._binaries.items():  # they start side by side
-                    self._wake(owner)
                     self._launchers[owner].load(binaries)
         except BaseException:
             self.close()
@@ -132,8 +130,6 @@ class Session:
 
     def close(self) -> None:
         """End the processes."""
-        while self._asleep:
-            self._asleep.popitem()[1].close()
         with self.clock.part("close"):
             while self._launchers:
                 self._launchers.popitem()[1].close()
@@ -187,28 +183,26 @@ class Session:
         with self._turn(seat, case) as launcher:
             launcher.run(seat.key, limit_s=bounded(RUN_LIMIT_S))
 
-    def samples(
-        self, seats: Sequence[Seat], count: int, case: str, *, limit_s: float = SAMPLE_LIMIT_S
-    ) -> list[float]:
-        """`count` device times in µs, rotating over the seats. All positive."""
+    def sample(
+        self,
+        seats: Sequence[Seat],
+        case: str,
+        *,
+        limit_s: float = SAMPLE_LIMIT_S,
+        observe: Callable[[], None] = nothing,
+    ) -> float:
+        """µs per execution of the seats' plans, once each, on what was written in `quiet`; see
+        `Launcher`. Positive.
+        """
+        keys = [s.key for s in seats]
         with self.clock.part("samples"), self._turn(seats[0], case) as launcher:
-            samples = launcher.samples([s.key for s in seats], count, limit_s=bounded(limit_s))
-        return [max(us, LEAST_US) for us in samples]
+            us = launcher.sample(keys, limit_s=bounded(limit_s), observe=observe)
+        return max(us, LEAST_US)
 
-    def wall_us(self, seats: Sequence[Seat], count: int, case: str) -> float:
-        """µs per execution by the judge's own clock."""
+    def wall_us(self, seats: Sequence[Seat], count: int, case: str) -> float | None:
+        """µs per execution by the judge's own clock; None where samples are on it, too."""
         with self.clock.part("wall"), self._turn(seats[0], case) as launcher:
             return launcher.wall_us([s.key for s in seats], count, limit_s=bounded(SAMPLE_LIMIT_S))
-
-    def fresh_us(self, seats: Sequence[Seat], case: str) -> float:
-        """µs per execution of inputs that were just written: see `Launcher`."""
-        with self.clock.part("wall"), self._turn(seats[0], case) as launcher:
-            return launcher.fresh_us([s.key for s in seats], limit_s=bounded(SAMPLE_LIMIT_S))
-
-    def idle_us(self, seat: Seat, case: str) -> float:
-        """µs that a CPU's launcher takes to go on and to do nothing."""
-        with self.clock.part("wall"), self._turn(seat, case) as launcher:
-            return launcher.fresh_us([], limit_s=bounded(SAMPLE_LIMIT_S))
 
     @contextlib.contextmanager
     def _turn(self, seat: Seat, case: str | None) -> Iterator[Launcher]:
@@ -216,21 +210,13 @@ class Session:
         owner = seat.owner if seat.owner in self._launchers else _SHARED
         with _blaming(self.stage, case):
             self._rest(but=owner)
-            self._wake(owner)
             yield self._launchers[owner]
 
-    def _wake(self, owner: str) -> None:
-        """Let a process go on if it is stopped."""
-        if owner in self._asleep:
-            self._asleep.pop(owner).close()
-
     def _rest(self, but: str | None = None) -> None:
-        """Stop all processes, or all but one."""
+        """Stop all processes, or all but one, until they are asked for something."""
         for owner, launcher in self._launchers.items():
-            if owner != but and owner not in self._asleep:
-                with contextlib.ExitStack() as stack:
-                    stack.enter_context(launcher.quiesced())
-                    self._asleep[owner] = stack.pop_all()
+            if owner != but:
+                launcher.stop()
 
 
 @contextlib.contextmanager

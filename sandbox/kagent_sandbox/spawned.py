@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self, cast
 
+from kagent_sandbox import process_tree
 from kagent_sandbox.channel import Channel, ChannelError
 from kagent_sandbox.errors import ChildDied
 
@@ -52,6 +54,8 @@ class Child:
         self._control_lock = threading.Lock()
         self._exit_lock = threading.Lock()
         self._exit: Exit | None = None
+        self._pid: int | None = None
+        self._pidfd: int | None = None  # -1: there is none to be had
 
     def __enter__(self) -> Self:
         return self
@@ -76,6 +80,34 @@ class Child:
     def cont(self) -> bool:
         """Let a stopped subtree go on. False when it ended."""
         return self._ask("cont") is True
+
+    def freeze(self) -> bool:
+        """Stop every thread of the child itself, which must not have started any process; see
+        `stop`, which takes four times as long.
+        """
+        pid = self._signal(signal.SIGSTOP)
+        return self.stop() if pid is None else process_tree.wait_until_stopped(pid)
+
+    def thaw(self) -> None:
+        """Let a child that `freeze` has stopped go on."""
+        if self._signal(signal.SIGCONT) is None:
+            self.cont()
+
+    def _signal(self, number: signal.Signals) -> int | None:
+        """Signal the child without asking its supervisor. None where that is not possible."""
+        if self._pidfd is None:
+            self._pid = self.pid()
+            self._pidfd = -1
+            if self._pid is not None:
+                with contextlib.suppress(OSError):
+                    self._pidfd = os.pidfd_open(self._pid)
+        if self._pidfd < 0 or self._exit is not None:
+            return None
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except OSError:  # it has ended, or is another user's
+            return None
+        return self._pid
 
     def pid(self) -> int | None:
         """Its process, as seen from here. None when it ended."""
@@ -131,6 +163,9 @@ class Child:
         """Kill it if it still runs, and close the channel."""
         self.kill()
         self.channel.close()
+        if self._pidfd is not None and self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
 
 
 def printable(text: str) -> str:

@@ -1,5 +1,5 @@
 """Which configuration of a candidate's tunables suits a case: successive halving, a few samples
-each.
+each, all on the same inputs. They choose, and count for nothing else.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Sweeper:
             seats = seats_of(plan, "rival", "b")
             session.prepare(seats, case.name)
             self._write(session, seats, self.draws.draw(case))
-            rival_us = session.samples(seats, number, case.name)
+            rival_us = [session.sample(seats, case.name) for _ in range(number)]
             session.forget(seats)
 
         seated = {i: seats_of(plan, f"s{i}") for i, plan in plans.items()}
@@ -131,7 +131,7 @@ class Sweeper:
             if config not in samples:
                 session.prepare(seats, case.name)
             limit_s = SAMPLE_LIMIT_S if config == 0 else RUN_LIMIT_S
-            more = session.samples(seats, number, case.name, limit_s=limit_s)
+            more = [session.sample(seats, case.name, limit_s=limit_s) for _ in range(number)]
         except Disqualified:
             if config == 0:
                 raise

@@ -19,7 +19,6 @@ import numpy as np
 from kagent_sandbox import timing
 from kagent_sandbox.blocks import PACES, Phase
 from kagent_sandbox.errors import MachineError
-from kagent_sandbox.kept import refuse_if_noise_is_its_own
 from kagent_sandbox.noise import Noise
 from kagent_sandbox.session import Disqualified
 from kagent_sandbox.verdict import Comparison, Rejected, Stage, Status
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.session import Session
     from kagent_sandbox.task import Kind
 
-SURE_SAMPLES = 10  # a side
+SURE_SAMPLES = 8  # a side
+_TYPICAL = 6  # samples of the incumbent that are looked at together
 LOSING_RATIO = 0.985
 """A candidate whose interval ends below this is not timed further, ..."""
 FAR_RATIO = 0.9
@@ -52,7 +52,8 @@ LONG_PAUSES_S = (0.5, 2.0, 5.0)
 """... and then, where the incumbent's say as little: a neighbour takes longer to leave than a
 glitch, and giving up ends the run."""
 DRIFT: Mapping[Kind, float] = {"gpu": 1.1, "cpu": 2.0}
-"""Slowest over fastest block of the incumbent, a known kernel: from here on something disturbed."""
+"""Slowest over fastest few samples of the incumbent, a known kernel: from here on something
+disturbed."""
 
 
 @dataclass
@@ -64,6 +65,7 @@ class Turns:
     rng: random.Random
     noise: Noise
     notes: list[str] = field(default_factory=list)  # what disturbed, as far as times show it
+    side: str = "a"  # whose turn it is, or was: who is to blame for a failure
     _secret: dict[str, int] = field(default_factory=dict)
 
     def take(self, session: Session, suspect: Callable[[Table], None]) -> bool:
@@ -85,6 +87,7 @@ class Turns:
                 self._phase(table, phase)
                 if last:
                     self._repeat_disturbed(table)
+                    self.side = "a"
                     suspect(table)
             if not last and not self._alone and self._loses():
                 self._verify_rest()
@@ -138,6 +141,7 @@ class Turns:
         order = timing.abba(self._pairs)
         for side in order[2 * done : 2 * (done + phase.pairs)]:
             if side in table.contenders:
+                self.side = side
                 checked = side == "a" and len(table.blocks["a"]) == self._secret[table.case.name]
                 table.sample(side, phase.samples, verify=checked)
 
@@ -145,6 +149,7 @@ class Turns:
         """Check the cases whose secret block was not reached."""
         for name, table in self.tables.items():
             if self._secret[name] >= len(table.blocks["a"]):
+                self.side = "a"
                 table.verify("a")
 
     def _loses(self) -> bool:
@@ -169,10 +174,8 @@ class Turns:
             noisy = self._noisy(table)
             if not noisy and (tries or not self._drifts(table)):
                 break
-            if tries == len(PAUSES_S):
-                if self._its_own(noisy, table):
-                    break
-                refuse_if_noise_is_its_own(table, "a", self.kind)
+            if tries == len(PAUSES_S) and self._its_own(noisy, table):
+                break
             tries += 1
             time.sleep(pause_s)
             for blocks in table.blocks.values():
@@ -191,7 +194,6 @@ class Turns:
         if self._its_own(noisy, table):
             text = f"{spread}, while the incumbent's beside them agree"
             raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, table.case.name))
-        refuse_if_noise_is_its_own(table, "a", self.kind)
         raise MachineError(
             f"{table.case.name} cannot be timed: {spread}. Something else keeps this machine busy: "
             "end it, then go on with the run"
@@ -236,5 +238,7 @@ def decided(found: Comparison, look: int) -> bool:
 
 
 def _typical(table: Table) -> list[float]:
-    """Medians of the incumbent's blocks, but of those whose samples outvote a single slow one."""
-    return [statistics.median(b) for b in table.blocks.get("b", ()) if len(b) > 2]
+    """Medians of the incumbent's samples, so many at a time that they outvote a few slow ones."""
+    samples = [us for block in table.blocks.get("b", ()) for us in block]
+    whole = len(samples) // _TYPICAL * _TYPICAL
+    return [statistics.median(samples[i : i + _TYPICAL]) for i in range(0, whole, _TYPICAL)]

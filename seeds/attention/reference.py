@@ -63,6 +63,25 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -
     return o
 
 
+def reference_rows(
+    rows: tuple[torch.Tensor], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> torch.Tensor:
+    """What `reference` has in some rows of [B·H·S, D], [R, D] float64; `rows` are their numbers,
+    [R] int64.
+    """
+    h, s, d = q.shape[1:]
+    query = rows[0] % s
+    head, batch = rows[0] // s % h, rows[0] // (s * h)
+    key_head = head // (h // k.shape[1])
+    scores = torch.einsum(
+        "rd,rsd->rs", q[batch, head, query].double(), k[batch, key_head].double()
+    ) / math.sqrt(d)
+    if causal:
+        key = torch.arange(s, device=q.device)
+        scores = scores.masked_fill(key > query[:, None], -math.inf)
+    return torch.einsum("rs,rsd->rd", torch.softmax(scores, -1), v[batch, key_head].double())
+
+
 def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
     """What torch picks by itself (FlashAttention-2 on an H100)."""
     return F.scaled_dot_product_attention(

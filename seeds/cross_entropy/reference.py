@@ -83,6 +83,36 @@ def reference(
     return total / count, grad
 
 
+def reference_rows(
+    rows: tuple[torch.Tensor, torch.Tensor],
+    *,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `reference` has: the loss, [1, 1], and some rows of its gradient, [R, N], in float64.
+
+    The loss of 16-bit logits comes from exponentials in float32, added up in float64: it is allowed
+    to err by 500 times as much as these do. `rows[1]` are the gradient's, [R] int64.
+    """
+    valid = target != ignore_index
+    count = valid.sum().double()
+    work = torch.float64 if logits.dtype == torch.float32 else torch.float32
+    total = torch.zeros((), dtype=torch.float64, device=logits.device)
+    step = max(1, CHUNK_ELEMENTS // logits.shape[1])
+    column = target.where(valid, 0)[:, None]
+    for x, c, v in zip(logits.split(step), column.split(step), valid.split(step), strict=True):
+        wide = x.to(work)
+        largest = wide.amax(1, keepdim=True)
+        picked = wide.gather(1, c).double()
+        lse = wide.sub_(largest).exp_().sum(1, keepdim=True, dtype=torch.float64).log()
+        total += (lse + largest.double() - picked)[v].sum()
+    at = rows[1]
+    p = torch.softmax(logits[at].double(), 1)
+    p.scatter_add_(1, column[at], torch.full_like(p[:, :1], -1.0))
+    return (total / count).reshape(1, 1), (p / count).where(valid[at, None], 0.0)
+
+
 def eager(
     *, logits: torch.Tensor, target: torch.Tensor, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -53,6 +53,11 @@ def reference(*, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def reference_rows(rows: tuple[torch.Tensor], *, x: torch.Tensor) -> torch.Tensor:
+    """What `reference` has in some rows, [R, N] float64; `rows` are their numbers, [R] int64."""
+    return reference(x=x[rows[0]])
+
+
 def eager(*, x: torch.Tensor) -> torch.Tensor:
     """Torch's own kernel, [M, N] in x's dtype."""
     return F.gelu(x, approximate="tanh")

@@ -91,6 +91,45 @@ def reference(
     return loss / count, dx, dw
 
 
+def reference_rows(
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `reference` has: the loss, [1, 1], some rows of dx, [R, D], and of dw, [R', D].
+
+    All of these need every token's log-sum-exp. On a GPU the logits behind it are products of
+    16-bit numbers, which are exact in float32, added up in float32 by tensor cores; the rest is in
+    float64. `rows[1]` and `rows[2]` are tokens and columns, int64.
+    """
+    kept = target != ignore_index
+    count = kept.sum()
+    column = target.where(kept, 0)
+    share = kept.double() / count.clamp_min(1)
+    lse = torch.cat([_lse(part, weight) for part in x.split(max(1, LOGITS // weight.shape[0]))])
+    picked = (x.double() * weight[column].double()).sum(1)
+    loss = ((lse - picked) * kept).sum() / count
+    tokens, columns = rows[1], rows[2]
+    dx = torch.zeros(len(tokens), x.shape[1], dtype=torch.float64, device=x.device)
+    for part in weight.split(max(1, LOGITS // (8 * x.shape[1]))):
+        wide = part.double()
+        dx += torch.exp(x[tokens].double() @ wide.T - lse[tokens, None]) @ wide
+    dx -= weight[column[tokens]].double()
+    p = torch.exp(x.double() @ weight[columns].double().T - lse[:, None])
+    p -= (column[:, None] == columns[None, :]).double()
+    dw = (p * share[:, None]).T @ x.double()
+    return loss.reshape(1, 1), dx * share[tokens, None], dw
+
+
+def _lse(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """log-sum-exp of each token's logits, [T] float64."""
+    if x.is_cuda and x.dtype != torch.float32:
+        return torch.mm(x, weight.T, out_dtype=torch.float32).logsumexp(1).double()
+    return (x.double() @ weight.double().T).logsumexp(1)
+
+
 def eager(
     x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

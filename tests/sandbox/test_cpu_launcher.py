@@ -4,6 +4,7 @@ import os
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -160,15 +161,15 @@ def test_a_kernel_runs_where_the_judge_placed_it(launcher, arena):
     plan = launch_plan("scale", args, [8, 8, 8, 4])
     for placement in (AT, {0: 8192, 1: 65536}):
         x = torch.arange(100, dtype=torch.float32)
-        with launcher.quiesced():
-            arena.bytes(0, arena.nbytes).fill_(255)
-            arena.view(tensor(0, 100), placement[0]).copy_(x)
+        launcher.stop()
+        arena.bytes(0, arena.nbytes).fill_(255)
+        arena.view(tensor(0, 100), placement[0]).copy_(x)
         run(launcher, plan, placement)
-        with launcher.quiesced():
-            y = arena.view(tensor(1, 100, offset=4), placement[1])
-            assert torch.equal(y, 3 * x)
-            before = arena.bytes(placement[1], placement[1] + 16)
-            assert (before == 255).all()
+        launcher.stop()
+        y = arena.view(tensor(1, 100, offset=4), placement[1])
+        assert torch.equal(y, 3 * x)
+        before = arena.bytes(placement[1], placement[1] + 16)
+        assert (before == 255).all()
 
 
 def test_all_scalar_types_arrive(launcher, arena):
@@ -179,8 +180,8 @@ def test_all_scalar_types_arrive(launcher, arena):
     ]  # fmt: skip
     args = [Pointer(1, 0), *(Scalar(t, v) for t, v in values), Null()]
     run(launcher, launch_plan("types", args, [8, 1, 1, 2, 2, 4, 4, 8, 8, 4, 8, 1, 8]))
-    with launcher.quiesced():
-        y = arena.view(tensor(1, 12, dtype="float64"), 4096).tolist()
+    launcher.stop()
+    y = arena.view(tensor(1, 12, dtype="float64"), 4096).tolist()
     assert y == [*(float(v) for _, v in values), 1.0]
 
 
@@ -200,8 +201,8 @@ def test_fills_copies_constants_and_torch_operations(launcher, arena):
     out = TensorRef(2, 0, (4, 4), (1, 4), "bfloat16")
     run(launcher, Plan("cpu", buffers, ops, (out,), ()), {0: 256, 1: 512, 2: 1024})
     expected = torch.arange(4.0) * 8 + 1
-    with launcher.quiesced():
-        assert torch.equal(arena.view(out, 1024).float(), expected.expand(4, 4))
+    launcher.stop()
+    assert torch.equal(arena.view(out, 1024).float(), expected.expand(4, 4))
 
 
 @pytest.mark.parametrize(
@@ -256,23 +257,23 @@ def test_faults_of_native_code_are_named(launcher, name, status, text):
     assert failure.value.status is status
     with pytest.raises(LaunchFailed, match=text):
         launcher.run("bad", limit_s=1.0)
-    with pytest.raises(LaunchFailed, match=text), launcher.quiesced():
-        pass
+    with pytest.raises(LaunchFailed, match=text):
+        launcher.stop()
 
 
 @pytest.mark.parametrize("name", ["forks", "sockets", "answer"])
 def test_native_code_is_locked_from_its_constructors_on(launcher, arena, name):
-    with launcher.quiesced():
-        arena.view(tensor(1, 1), 4096).zero_()
+    launcher.stop()
+    arena.view(tensor(1, 1), 4096).zero_()
     run(launcher, simple(name, "constructor" if name == "answer" else "all"))
-    with launcher.quiesced():
-        assert arena.view(tensor(1, 1), 4096).item() == 1
+    launcher.stop()
+    assert arena.view(tensor(1, 1), 4096).item() == 1
 
 
 def test_native_code_cannot_set_a_timer_to_wake_itself(launcher, arena):
     run(launcher, simple("timer"))
-    with launcher.quiesced():
-        assert arena.view(tensor(1, 2), 4096).tolist() == [1, 1]
+    launcher.stop()
+    assert arena.view(tensor(1, 2), 4096).tolist() == [1, 1]
 
 
 def test_no_thread_is_started_after_the_first_kernel(launcher):
@@ -295,16 +296,13 @@ def test_every_sample_runs_every_key_once(launcher, arena):
             key, Plan("cpu", (Buffer(0, "input", 4, "x"),), (add,), (), ()), {0: 4 * i}
         )
     cells = arena.bytes(0, 28).view(torch.int32)
-    assert len(launcher.samples(keys, 6, limit_s=30.0)) == 6
-    with launcher.quiesced():
-        assert cells.tolist() == [6] * 7
-        cells.zero_()
-    assert isinstance(launcher.wall_us(keys, 14, limit_s=30.0), float)
-    with launcher.quiesced():
-        assert cells.tolist() == [2] * 7
-    assert len(launcher.samples(keys[:1], 2, limit_s=30.0)) == 2
+    for _ in range(6):
+        launcher.sample(keys, limit_s=30.0)
+    launcher.stop()
+    assert cells.tolist() == [6] * 7
+    assert launcher.wall_us(keys, 14, limit_s=30.0) is None
     with pytest.raises(ValueError, match="nothing"):
-        launcher.samples([], 1, limit_s=1.0)
+        launcher.sample([], limit_s=1.0)
     launcher.forget("k0")
     with pytest.raises(LaunchFailed, match="k0"):
         launcher.run("k0", limit_s=1.0)
@@ -314,8 +312,41 @@ def test_a_sample_is_the_mean_time_of_its_runs(launcher):
     """Not slopes, which native code that knows how often it is called can bend."""
     launcher.prepare("wait", simple("waits"), AT)
     launcher.prepare("other", simple("waits"), {0: 8192, 1: 12288})
-    us = launcher.samples(["wait", "other"], 5, limit_s=30.0)
-    assert min(us) > 4900  # each run spins for 5 ms by its own clock
+    us = [launcher.sample(["wait", "other"], limit_s=30.0) for _ in range(5)]
+    assert min(us) > 4700  # each run spins for 5 ms by its own clock
+
+
+def test_results_are_read_on_the_clock(launcher, arena):
+    """What a sample reads is there, and reading it counts."""
+    cell = tensor(0, 1, dtype="int32")
+    plan = Plan("cpu", (Buffer(0, "input", 4, "x"),), (Fill(cell, 7),), (), ())
+    launcher.prepare("fill", plan, {0: 0})
+    launcher.stop()
+    arena.bytes(0, 4).zero_()
+    seen = []
+
+    def observe():
+        seen.append(arena.view(cell, 0).item())
+        time.sleep(0.05)
+
+    assert launcher.sample(["fill"], limit_s=30.0, observe=observe) > 45_000
+    assert seen == [7]
+
+
+def test_a_stopped_process_sees_nothing_before_its_sample_begins(launcher, arena):
+    """A thread that never stops looking, and counts, stands still while inputs are written."""
+    launcher.prepare("nothing", simple("nothing"), AT)
+    launcher.stop()
+    states = [
+        Path(f"/proc/{launcher._child.pid()}/task/{task}/stat")
+        .read_text()
+        .rsplit(")", 1)[1]
+        .split()[0]
+        for task in os.listdir(f"/proc/{launcher._child.pid()}/task")
+    ]
+    assert len(states) >= launcher.threads
+    assert set(states) == {"T"}
+    launcher.run("nothing", limit_s=20.0)  # being asked lets it go on
 
 
 def test_who_is_timed_has_priority_and_cores_of_its_own_while_it_is(launcher):
@@ -410,6 +441,8 @@ def test_ceilings_are_measured_once(backend, tmp_path, monkeypatch):
         raise AssertionError("measured twice")
 
     assert cached_ceilings(backend.facts, fail) == first
+    assert backend.ceilings(again=True).copy_gb_per_s >= first.copy_gb_per_s
+    first = backend.ceilings()
     (path,) = (tmp_path / "kagent").glob("ceilings-cpu-*.json")
     path.write_text("{")
     assert backend.ceilings() == first

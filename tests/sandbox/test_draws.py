@@ -113,3 +113,39 @@ def test_shifted_logits_cannot_be_exponentiated_unshifted(kind):
         assert bool((lost.sum(1).isinf() | (lost.sum(1) < 1e-35)).all())
         if case.dtype == "bfloat16":
             assert torch.equal(logits.bfloat16().double(), logits)
+
+
+def test_no_process_gets_a_draw_twice_and_others_share_the_stock(task):
+    source, case = Draws(task, CPU), task.cases("cpu").check[0]
+    one, other = draws.Unseen(source, case), draws.Unseen(source, case)
+    first = [d.number for _ in range(4) for d in one.take(3)]
+    assert len(set(first)) == 12
+    second = [d.number for _ in range(4) for d in other.take(3)]
+    assert set(second) == set(first)
+    assert second != first
+    assert not {d.number for d in one.take(5)} & set(first)
+
+
+def test_the_stock_keeps_to_its_memory_and_nobody_sees_a_draw_again_for_that(task):
+    source = Draws(task, CPU)
+    small, large = task.cases("cpu").check[0], task.cases("cpu").bench[0]
+    source._stock_bytes = 3 * source.fresh(large).nbytes
+    source.add(small, 2)
+    unseen = draws.Unseen(source, large)
+    numbers = [d.number for _ in range(4) for d in unseen.take(2)]
+    assert len(set(numbers)) == 8
+    assert len(source.stock(large)) <= 3
+    assert source.stock(small) == []  # the one that was not used for long made room
+
+
+def test_stale_values_are_plausible_and_wrong(task):
+    source, case = Draws(task, CPU), task.cases("cpu").check[0]
+    (stale,) = source.stale(case).results
+    values = stale.view(torch.float32)
+    assert bool(torch.isfinite(values).all())
+    assert 0.5 < float(values.std()) < 10
+    same = draws._wrong(torch.tensor([0.0, float("nan"), 1.0, float("inf")]))
+    assert bool(torch.isfinite(same).all())
+    assert not bool((same == torch.tensor([0.0, 1.0, 1.0, 1.0])).any())
+    assert draws._wrong(torch.tensor([True, False])).tolist() == [False, True]
+    assert draws._wrong(torch.tensor([3, 4])).tolist() == [4, 5]

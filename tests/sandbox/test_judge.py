@@ -5,7 +5,7 @@ import pytest
 from judging import BODY, GOOD, HEADER, SLOW, built, compiled, write_task
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge import Judge
-from kagent_sandbox.launch.base import Ceilings
+from kagent_sandbox.launch.base import Ceilings, nothing
 from kagent_sandbox.launch.cpu_backend import CpuBackend
 from kagent_sandbox.task import load_task
 from kagent_sandbox.verdict import Passed, Rejected, Stage, Status
@@ -32,17 +32,13 @@ class ScriptedClock:
         self._us[key] = 5000.0 if slow else 500.0
         self._launcher.prepare(key, plan, placement)
 
-    def samples(self, keys, count, *, limit_s):
-        self._launcher.samples(keys, count, limit_s=limit_s)
-        return [self._us[keys[0]] * self._random.uniform(0.99, 1.01) for _ in range(count)]
-
-    def wall_us(self, keys, count, *, limit_s):
-        self._launcher.wall_us(keys, count, limit_s=limit_s)
-        return self._us[keys[0]]
+    def sample(self, keys, *, limit_s, observe=nothing):
+        self._launcher.sample(keys, limit_s=limit_s, observe=observe)
+        return self._us[keys[0]] * self._random.uniform(0.99, 1.01)
 
 
 class Backend(CpuBackend):
-    def ceilings(self):
+    def ceilings(self, *, again=False):
         return Ceilings(10.0, 10.0, 10.0, {})
 
     def launcher(self, arena):
@@ -70,8 +66,8 @@ def test_a_correct_kernel_passes_every_case(judge):
 
 WRONG = {
     "constant": ("y[i * cols + j] = 1;", Status.INCORRECT_NUMERICAL, "expected"),
-    "not written": ("", Status.INCORRECT_NUMERICAL, "got nan"),
-    "tail": ("if (j + 1 < cols) y[i * cols + j] = 2 * x[i * step + j];", None, "got nan"),
+    "not written": ("", Status.INCORRECT_NUMERICAL, "expected"),
+    "tail": ("if (j + 1 < cols) y[i * cols + j] = 2 * x[i * step + j];", None, "expected"),
     "ignores strides": ("y[i * cols + j] = 2 * x[i * cols + j];", None, "expected"),
     "scale off by a thousandth": (
         "y[i * cols + j] = 2.002f * x[i * step + j];",
@@ -134,7 +130,7 @@ def test_a_candidate_is_timed_on_every_case(judge):
     passed = judge.measure(built(judge.task, SEED, GOOD), ())
     assert isinstance(passed, Passed), passed
     assert [t.case for t in passed.timings] == ["wide", "tall"]
-    assert all(t.low_us <= t.kernel_us <= t.high_us and t.samples >= 30 for t in passed.timings)
+    assert all(t.low_us <= t.kernel_us <= t.high_us and t.samples >= 24 for t in passed.timings)
     assert passed.score > 0
     assert passed.versus is None
     assert not passed.screened

@@ -23,22 +23,22 @@ def task(tmp_path_factory):
 
 
 class Flaky(CpuBackend):
-    """Launchers whose first `count` blocks of samples fail with a blame."""
+    """Launchers whose first `count` samples fail with a blame."""
 
     count = 0
     blame = "unclear"
 
     def launcher(self, arena):
         launcher = super().launcher(arena)
-        samples = launcher.samples
+        sample = launcher.sample
 
-        def failing(keys, count, *, limit_s):
+        def failing(keys, **options):
             if self.count:
                 self.count -= 1
                 raise LaunchFailed(Status.GPU_FAULT, "CUDA_ERROR_UNKNOWN", blame=self.blame)
-            return samples(keys, count, limit_s=limit_s)
+            return sample(keys, **options)
 
-        launcher.samples = failing
+        launcher.sample = failing
         return launcher
 
 

@@ -2,7 +2,7 @@
 plans.
 
 The judge owns the memory (an `Arena`: sealed shared memory on the CPU, a CUDA IPC allocation on a
-GPU) and writes inputs, poison and guard bands into it, and reads results from it, itself. A
+GPU) and writes inputs, decoys and guard bands into it, and reads results from it, itself. A
 `Launcher` is a confined, disposable process that maps the arena, loads binaries and executes plans
 where the judge placed them. It is never given a reference, a tolerance or a seed. Tests on the CPU
 therefore exercise the judge that GPUs use.
@@ -10,8 +10,7 @@ therefore exercise the judge that GPUs use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -28,6 +27,14 @@ Blame: TypeAlias = Literal["kernel", "unclear", "machine"]
 """Whose a failure is. "unclear": a driver or a host may do that once in a while, so that it is
 tried once more in a fresh process before it counts. "machine": no kernel can cause it.
 """
+
+
+CALM_S = 0.0004
+"""On a CPU, after inputs were written: the judge's own threads spin for half as long."""
+
+
+def nothing() -> None:
+    """Observe nothing."""
 
 
 class LaunchFailed(Exception):  # noqa: N818
@@ -72,6 +79,19 @@ class Ceilings:
     tflop_per_s: Mapping[str, float]  # matrix product per dtype
 
 
+def larger(one: Ceilings, other: Ceilings) -> Ceilings:
+    """The larger of each figure: a device attains what it has attained once."""
+    dtypes = {**one.tflop_per_s, **other.tflop_per_s}
+    return Ceilings(
+        copy_gb_per_s=max(one.copy_gb_per_s, other.copy_gb_per_s),
+        read_gb_per_s=max(one.read_gb_per_s, other.read_gb_per_s),
+        write_gb_per_s=max(one.write_gb_per_s, other.write_gb_per_s),
+        tflop_per_s={
+            d: max(one.tflop_per_s.get(d, 0.0), other.tflop_per_s.get(d, 0.0)) for d in dtypes
+        },
+    )
+
+
 class Arena(Protocol):
     """Memory that judge and launcher both map."""
 
@@ -82,6 +102,9 @@ class Arena(Protocol):
 
     def bytes(self, start: int, stop: int) -> torch.Tensor:
         """uint8 view of a range of bytes."""
+
+    def words(self, nbytes: int) -> torch.Tensor:
+        """All of it as integers of 1, 2, 4 or 8 bytes."""
 
     def close(self) -> None:
         """Give the memory back."""
@@ -109,8 +132,9 @@ class Launcher(Protocol):
     def forget(self, key: str) -> None:
         """Drop a prepared plan."""
 
-    def quiesced(self) -> AbstractContextManager[None]:
-        """While inside, nothing of the process runs: the judge writes inputs and reads results.
+    def stop(self) -> None:
+        """Nothing of the process runs from now on until it is asked for something: the judge writes
+        inputs and reads results.
 
         CPU: the process is stopped (SIGSTOP). GPU: nothing to do, the device is idle between calls.
         """
@@ -118,32 +142,29 @@ class Launcher(Protocol):
     def hush(self) -> None:
         """Wait until no other process is being started or ended on the device.
 
-        `samples` and `wall_us` wait for it by themselves. CPU: nothing to wait for.
+        `sample` and `wall_us` wait for it by themselves. CPU: nothing to wait for.
         """
 
     def run(self, key: str, *, limit_s: float) -> None:
         """Execute once and return when the device is idle. The arena is quiescent afterwards."""
 
-    def samples(self, keys: Sequence[str], count: int, *, limit_s: float) -> list[float]:
-        """`count` device times in µs of one execution, rotating over placements, each from a cold
-        cache.
+    def sample(
+        self, keys: Sequence[str], *, limit_s: float, observe: Callable[[], None] = nothing
+    ) -> float:
+        """µs per execution of `keys`, in order, once each, on inputs that were written while the
+        process was stopped.
 
-        GPU: CUDA-graph replays between events, L2 flushed by reading before each. CPU: each sample
-        runs all of `keys` once, on the judge's clock; what asking costs is taken off, as it was
-        before any candidate's code was loaded.
+        Whenever the work is done, it is done within that time. CPU: on the judge's clock, from
+        before the process goes on, and so can see the inputs, until `observe` has read what it
+        wants of the results. What all of that takes without any execution is taken off, as it was
+        before any candidate's code was loaded. GPU: one key; device time of a CUDA-graph replay
+        between two events, after L2 was flushed by reading. `observe` is called when the device is
+        idle.
         """
 
-    def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> float:
-        """µs per execution by the judge's own clock, of `count` back to back. GPU: the slope from
-        `count` to twice that.
-        """
-
-    def fresh_us(self, keys: Sequence[str], *, limit_s: float) -> float:
-        """µs per execution of `keys`, in order, since the process could first see their inputs.
-
-        On the judge's clock, from before the process goes on to an answer after the last
-        execution: whenever the work is done, it is done within. Only the cost of asking is taken
-        off, as it was before any candidate's code was loaded. GPU: device times, as `samples`.
+    def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> float | None:
+        """µs per execution by the judge's own clock, of `count` and twice as many back to back: the
+        slope. None where `sample` is on the judge's clock, too.
         """
 
     def close(self) -> None:
@@ -172,8 +193,10 @@ class Backend(Protocol):
     def printed(self) -> str:
         """What launchers that have ended since the last call printed, the end of each."""
 
-    def ceilings(self) -> Ceilings:
-        """Measured once per `facts.key` and cached."""
+    def ceilings(self, *, again: bool = False) -> Ceilings:
+        """Measured once per `facts.key` and cached; with `again`, measured now as well, and the
+        larger of each kept.
+        """
 
     def close(self) -> None:
         """End all helper processes."""

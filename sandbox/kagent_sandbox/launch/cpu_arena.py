@@ -10,7 +10,7 @@ import os
 import torch
 
 from kagent_sandbox.errors import MachineError
-from kagent_sandbox.launch.plan_ops import strided_view
+from kagent_sandbox.launch.plan_ops import as_words, strided_view
 from kagent_sandbox.plan import TensorRef
 
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
@@ -59,6 +59,10 @@ class CpuArena:
     def bytes(self, start: int, stop: int) -> torch.Tensor:
         """uint8 view of a range of bytes."""
         return self._memory[start:stop]
+
+    def words(self, nbytes: int) -> torch.Tensor:
+        """All of it as integers of 1, 2, 4 or 8 bytes."""
+        return as_words(self._memory, nbytes)
 
     def close(self) -> None:
         """Give the memory back, once the last view of it is gone."""

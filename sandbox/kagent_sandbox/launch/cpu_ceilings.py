@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
 import statistics
 import subprocess
 import tempfile
@@ -14,7 +12,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from kagent_sandbox.errors import MachineError, ToolchainError
-from kagent_sandbox.launch.base import Ceilings, DeviceFacts
+from kagent_sandbox.launch import cache
+from kagent_sandbox.launch.base import Ceilings, DeviceFacts, larger
 from kagent_sandbox.launch.cpu_arena import CpuArena
 from kagent_sandbox.launch.cpu_baselines import SPAN_US, runs_for
 from kagent_sandbox.launch.cpu_launcher import CpuLauncher
@@ -32,7 +31,7 @@ from kagent_sandbox.plan import (
 )
 
 Open: TypeAlias = Callable[[int], tuple[CpuArena, CpuLauncher]]
-_VERSION = 4  # of the way of measuring: part of the cache's key
+_VERSION = 5  # of the way of measuring: part of the cache's key
 _LEAST_ARRAY_BYTES, _MOST_ARRAY_BYTES = 16 << 20, 256 << 20
 _MOST_PLACEMENTS = 6  # of the two arrays, and of a product; one sample runs all of them
 _CACHES = 3  # so often arrays of one kind exceed the last-level cache, as far as placements go
@@ -99,27 +98,22 @@ extern "C" void read_plain(const float* x, float* y, int64_t n) {
 """
 
 
-def cached_ceilings(facts: DeviceFacts, open_launcher: Open) -> Ceilings:
-    """Ceilings from the cache, else measured (a few seconds) and stored.
+def cached_ceilings(facts: DeviceFacts, open_launcher: Open, *, again: bool = False) -> Ceilings:
+    """Ceilings from the cache, else measured (a few seconds) and stored; with `again`, measured
+    anyway, and the larger of each figure kept.
 
     Raises:
         ToolchainError: There is no g++.
         MachineError: Times make no sense: the host is busy.
     """
-    name = hashlib.sha256(f"{_VERSION} {facts.key}".encode()).hexdigest()[:16]
-    path = _cache_folder() / f"ceilings-cpu-{name}.json"
-    try:
-        value = json.loads(path.read_text())
-        return Ceilings(
-            copy_gb_per_s=float(value["copy_gb_per_s"]),
-            read_gb_per_s=float(value["read_gb_per_s"]),
-            write_gb_per_s=float(value["write_gb_per_s"]),
-            tflop_per_s={str(k): float(v) for k, v in value["tflop_per_s"].items()},
-        )
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        pass  # not measured yet, or unreadable: measure
+    name = cache.named("ceilings-cpu", _VERSION, facts.key)
+    cached = cache.load(name, Ceilings)
+    if cached is not None and not again:
+        return cached
     measured = measure(facts, open_launcher)
-    _store(path, facts, measured)
+    if cached is not None:
+        measured = larger(measured, cached)
+    cache.save(name, measured)
     return measured
 
 
@@ -143,8 +137,8 @@ def measure(facts: DeviceFacts, open_launcher: Open) -> Ceilings:
             for i in range(placements):
                 at = {b: (3 * i + b) * step for b in range(3)}
                 launcher.prepare(f"{dtype}{i}", _product_plan(dtype, step), at)
-        with launcher.quiesced():
-            arena.bytes(0, arena.nbytes).zero_()
+        launcher.stop()
+        arena.bytes(0, arena.nbytes).zero_()
         us = _best_us(launcher, [*_STREAMS, *_PRODUCTS], placements)
         rates = {name: moved * array / us[name] / 1e3 for name, moved in _STREAMS.items()}
         return Ceilings(
@@ -171,9 +165,9 @@ def _best_us(launcher: CpuLauncher, names: Sequence[str], placements: int) -> di
     for _ in range(_ROUNDS):
         for name in names:
             keys = [f"{name}{i}" for i in range(placements)]
-            (first_us,) = launcher.samples(keys, 1, limit_s=_LIMIT_S)  # warm up
+            first_us = launcher.sample(keys, limit_s=_LIMIT_S)  # warm up
             keys *= runs_for(SPAN_US, first_us * placements, least=1, most=_MOST_TURNS)
-            us = statistics.median(launcher.samples(keys, _SAMPLES, limit_s=_LIMIT_S))
+            us = statistics.median(launcher.sample(keys, limit_s=_LIMIT_S) for _ in range(_SAMPLES))
             if us > 0:
                 best[name] = min(best[name], us)
     if math.inf in best.values():
@@ -217,26 +211,3 @@ def _compile() -> bytes:
         if run.returncode:
             raise ToolchainError(f"g++ cannot compile a plain OpenMP kernel:\n{run.stderr[:2000]}")
         return output.read_bytes()
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "kagent"
-
-
-def _store(path: Path, facts: DeviceFacts, ceilings: Ceilings) -> None:
-    """Write the cache; a cache that cannot be written costs a few seconds next time, no more."""
-    value = {
-        "device": facts.key,
-        "copy_gb_per_s": ceilings.copy_gb_per_s,
-        "read_gb_per_s": ceilings.read_gb_per_s,
-        "write_gb_per_s": ceilings.write_gb_per_s,
-        "tflop_per_s": dict(ceilings.tflop_per_s),
-    }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(value, file)
-        os.replace(file.name, path)
-    except OSError:
-        return

@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import gc
 import os
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,19 +108,14 @@ class Runner:
     folder: Path
     _plans: dict[str, list[Step]] = field(default_factory=dict)
     _libraries: dict[str, ctypes.CDLL] = field(default_factory=dict)
-    _armed: deque[list[Step]] = field(default_factory=deque)  # one for each "go" to come
 
     def perform(self, request: Mapping[str, object], blobs: Sequence[bytes]) -> None:
         """Carry out one request of the judge."""
         verb = request["do"]
         if verb == "go":
-            for step in self._armed.popleft():
-                step()
-        elif verb == "arm":
-            parts = cast("list[list[str]]", request["parts"])
-            self._armed = deque(
-                [step for key in keys for step in self._plans[key]] for keys in parts
-            )
+            for key in cast("list[str]", request["keys"]):
+                for step in self._plans[key]:
+                    step()
         elif verb == "load":
             for name, data in zip(cast("list[str]", request["hashes"]), blobs, strict=True):
                 (self.folder / f"{int(name, 16):064x}.so").write_bytes(data)
@@ -130,8 +124,7 @@ class Runner:
             self._plans[str(request["key"])] = self._bind(parse_plan(blobs[0]), placement)
         elif verb == "forget":
             self._plans.pop(str(request["key"]), None)
-            self._armed.clear()
-        elif verb != "ping":
+        else:
             raise PlanError(f"unknown request {verb!r}")
 
     def _bind(self, plan: Plan, placement: Mapping[int, int]) -> list[Step]:

@@ -1,23 +1,33 @@
 """The judge's side of a CPU launcher:
 
 drives the confined process, and takes time on its own clock.
+
+Native code shares the process with the few lines that answer the judge. It could answer before its
+work is done, and work while nobody times it, in threads of OpenMP's pool, which outlive a parallel
+region. So a sample's clock starts while the process is stopped, before it can see the inputs, and
+stops when the judge has read secret places of the results: what is read then counts, and nothing
+that comes later.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
+import functools
 import secrets
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from kagent_sandbox.channel import ChannelError, ChannelTimeout
 from kagent_sandbox.errors import ConfinementError, MachineError
 from kagent_sandbox.forkserver import Child, ForkServer, printable
 from kagent_sandbox.launch import urgency
-from kagent_sandbox.launch.base import LaunchFailed
+from kagent_sandbox.launch.base import LaunchFailed, nothing
 from kagent_sandbox.launch.cpu_arena import CpuArena
 from kagent_sandbox.launch.cpu_blame import blame
 from kagent_sandbox.patience import bounded
@@ -29,27 +39,28 @@ _START_S = 30.0
 _PREPARE_S = 10.0  # constructors of a binary run here
 _LIFE_S = 3600.0
 _MAX_ANSWER_BYTES = 64 << 10
-_CALIBRATIONS = 3
-_EMPTY_GOES = 8
+_EMPTY_SAMPLES = 12  # of one launcher, before it is given any code
+_REMEMBERED = 48  # empty samples: of the last few launchers
+_OBSERVED_WORDS = 256  # that an empty sample reads, as a sample's observer does
 
 
 @dataclass
 class Asking:
-    """The least that a "go" without any execution has cost in any launcher of a backend.
+    """What a sample without any execution has cost in the last few launchers of a backend.
 
-    All take the same off: two contenders' own costs would differ by what being woken varies by.
+    All take the median off: two contenders' own costs would differ by what being woken varies by.
     """
 
-    go_s: float = math.inf
+    costs_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    @property
+    def cost_s(self) -> float:
+        """Of one sample; 0 before anything was asked."""
+        return statistics.median(self.costs_s) if self.costs_s else 0.0
 
 
 class CpuLauncher:
-    """Runs plans of native code in a confined process over a sealed arena.
-
-    What this does not cover: native code shares the process with the few lines that answer the
-    judge, so it can answer early and finish later. It has no threads of its own to hide in, the
-    process is stopped while results are read, and `wall_us` counts what is left over.
-    """
+    """Runs plans of native code in a confined process over a sealed arena."""
 
     def __init__(
         self,
@@ -66,7 +77,7 @@ class CpuLauncher:
             after_loss: Is called once the process has failed, and may raise.
             asking: What all launchers that are compared take off for being asked.
         """
-        self._nbytes = arena.nbytes
+        self._arena = arena
         self._after_loss = after_loss
         self._asking = Asking() if asking is None else asking
         self._failure: LaunchFailed | None = None
@@ -74,8 +85,7 @@ class CpuLauncher:
         """Threads of the process once torch's and OpenMP's had started: there will be no more."""
         self._begun = False
         self._urgency: AbstractContextManager[object] = contextlib.nullcontext()
-        self._woken = time.perf_counter()
-        self._asking_s = math.inf  # what `fresh_us` costs without any execution
+        self._stopped = False
         self._spawn: Callable[[], Child] = lambda: server.spawn([arena.fd], wall_limit_s=_LIFE_S)
         self._child = self._spawn()
 
@@ -113,21 +123,21 @@ class CpuLauncher:
         pid = self._child.pid()
         if pid is not None:
             self._urgency = urgency.of_process(pid)
+        words = self._arena.words(4)
         try:
-            for _ in range(_CALIBRATIONS):
-                with self.quiesced():
-                    pass
-                self._asking_s = min(self._asking_s, self._since_woken([], _PREPARE_S))
-            least_s = min(self._timed([[]] * _EMPTY_GOES, _PREPARE_S))
+            for _ in range(_EMPTY_SAMPLES):
+                self.stop()
+                places = torch.randint(words.numel(), (_OBSERVED_WORDS,))
+                with self._urgency:
+                    took_s = self._timed([], _PREPARE_S, functools.partial(words.take, places))
+                self._asking.costs_s.append(took_s)
         except LaunchFailed as e:
             raise MachineError(
                 f"the CPU launcher failed before any candidate was in it: {e}"
             ) from e
-        self._asking.go_s = min(self._asking.go_s, least_s)
 
     def load(self, binaries: Mapping[str, bytes]) -> None:
         """Take binaries (shared libraries) by hash. They are loaded by `prepare`."""
-        self._begin()
         hashes = list(binaries)
         self._ask({"do": "load", "hashes": hashes}, [binaries[h] for h in hashes], _PREPARE_S)
 
@@ -142,9 +152,8 @@ class CpuLauncher:
             raise PlanError(f"a plan for {plan.target} cannot run on the CPU")
         for buffer in plan.buffers:
             start = placement[buffer.id]
-            if not 0 <= start <= start + buffer.nbytes <= self._nbytes:
+            if not 0 <= start <= start + buffer.nbytes <= self._arena.nbytes:
                 raise PlanError(f"buffer {buffer.id} at byte {start} leaves the arena")
-        self._begin()
         at = {str(k): v for k, v in placement.items()}
         request: dict[str, object] = {"do": "prepare", "key": key, "at": at}
         self._ask(request, [dump_plan(plan)], bounded(_PREPARE_S))
@@ -153,70 +162,60 @@ class CpuLauncher:
         """Drop a prepared plan."""
         self._ask({"do": "forget", "key": key}, (), _PREPARE_S)
 
-    @contextlib.contextmanager
-    def quiesced(self) -> Iterator[None]:
-        """All threads of the process are stopped inside: the judge writes inputs, reads results."""
-        if not self._child.stop():
+    def stop(self) -> None:
+        """Stop all threads of the process, until it is asked for something.
+
+        Raises:
+            LaunchFailed: It has ended.
+        """
+        self._begin()
+        if self._stopped:
+            return
+        if not self._child.freeze():
             raise self._fail(0.0)
-        try:
-            yield
-        finally:
-            self._woken = time.perf_counter()
-            self._child.cont()
+        self._stopped = True
+
+    def _resume(self) -> None:
+        if self._stopped:
+            self._stopped = False
+            self._child.thaw()
 
     def hush(self) -> None:
         """Nothing to wait for: launchers are started and ended in the lane."""
 
     def run(self, key: str, *, limit_s: float) -> None:
         """Execute once and return when it is done."""
-        self._arm([[key]])
-        self._go(limit_s)
+        self._ask({"do": "go", "keys": [key]}, (), limit_s)
 
-    def samples(self, keys: Sequence[str], count: int, *, limit_s: float) -> list[float]:
-        """`count` times in µs of one execution by the judge's clock: all of `keys`, once each.
+    def sample(
+        self, keys: Sequence[str], *, limit_s: float, observe: Callable[[], None] = nothing
+    ) -> float:
+        """µs per execution of `keys`, in order, once each; see `Launcher`.
 
-        With placements which exceed the caches together every run starts cold. What asking costs
-        is taken off as it was before any native code was loaded. It varies by some 20 µs: pass
-        keys for much more than that.
+        With placements that exceed the caches together every execution starts cold. What asking
+        costs varies by some 50 µs: pass keys for much more than that.
 
         Raises:
             ValueError: No keys.
         """
         if not keys:
             raise ValueError("nothing to time")
-        turns = [i % len(keys) for i in range(count)]  # none is always the first
-        took_s = self._timed([[*keys[turn:], *keys[:turn]] for turn in turns], limit_s)
-        return [1e6 * (s - self._asking.go_s) / len(keys) for s in took_s]
-
-    def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> float:
-        """µs per execution by the judge's clock, of `count` back to back.
-
-        It ends with another question and its answer, so that work done after an early answer
-        counts.
-        """
-        deadline = time.monotonic() + limit_s
-        self._arm([[keys[i % len(keys)] for i in range(count)]])
+        self.stop()
         with self._urgency:
-            start = time.perf_counter()
-            self._go(limit_s)
-            self._ask({"do": "ping"}, (), deadline - time.monotonic())
-            took_s = time.perf_counter() - start
-        return 1e6 * (took_s - 2 * self._asking.go_s) / count
+            took_s = self._timed(keys, limit_s, observe)
+        return 1e6 * (took_s - self._asking.cost_s) / len(keys)
 
-    def fresh_us(self, keys: Sequence[str], *, limit_s: float) -> float:
-        """µs per execution of `keys`, in order, since `quiesced` ended: see `Launcher`. Without any
-        keys, µs that the process takes to do nothing.
-        """
-        took_s = self._since_woken(keys, limit_s) - self._asking_s
-        return took_s / max(1, len(keys)) * 1e6
+    def _timed(self, keys: Sequence[str], limit_s: float, observe: Callable[[], object]) -> float:
+        """Seconds from before the process, which is stopped, goes on until `observe` is done."""
+        token = self._send({"do": "go", "keys": list(keys)}, ())  # there when it goes on
+        start = time.perf_counter()
+        self._resume()
+        self._receive("go", token, limit_s)
+        observe()
+        return time.perf_counter() - start
 
-    def _since_woken(self, keys: Sequence[str], limit_s: float) -> float:
-        """Seconds from when the process went on until it has run `keys` and answered again."""
-        with self._urgency:
-            self._arm([keys])
-            self._go(limit_s)
-            self._ask({"do": "ping"}, (), limit_s)  # an early answer to "go" gains nothing
-            return time.perf_counter() - self._woken
+    def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> None:
+        """None: samples are on the judge's clock."""
 
     def close(self) -> None:
         """End the process and all that it started."""
@@ -224,32 +223,28 @@ class CpuLauncher:
 
     # -- the protocol ----------------------------------------------------------------------------
 
-    def _arm(self, parts: Sequence[Sequence[str]]) -> None:
-        """Line up executions, so that each `_go` is nothing but running those of its part."""
-        self._ask({"do": "arm", "parts": [list(keys) for keys in parts]}, (), _PREPARE_S)
+    def _ask(self, request: Mapping[str, object], blobs: Sequence[bytes], limit_s: float) -> None:
+        self._begin()
+        self._resume()
+        token = self._send(request, blobs)
+        self._receive(str(request["do"]), token, limit_s)
 
-    def _timed(self, parts: Sequence[Sequence[str]], limit_s: float) -> list[float]:
-        """Seconds that each of several series of executions takes."""
-        deadline = time.monotonic() + limit_s
-        self._arm(parts)
-        with self._urgency:
-            return [self._go(deadline - time.monotonic()) for _ in parts]
-
-    def _go(self, limit_s: float) -> float:
-        """Run the next part of what is lined up; seconds on the judge's clock."""
-        start = time.perf_counter()
-        self._ask({"do": "go"}, (), limit_s)
-        return time.perf_counter() - start
-
-    def _ask(self, request: dict[str, object], blobs: Sequence[bytes], limit_s: float) -> None:
+    def _send(self, request: Mapping[str, object], blobs: Sequence[bytes]) -> str:
+        """Send a request; what its answer must name: one sent ahead cannot know it."""
         if self._failure is not None:
             raise LaunchFailed(self._failure.status, str(self._failure))
-        token = secrets.token_hex(8)  # an answer sent ahead of its question cannot know it
+        token = secrets.token_hex(8)
         try:
             self._child.channel.send({**request, "token": token}, blobs)
+        except ChannelError:
+            raise self._fail(0.0) from None
+        return token
+
+    def _receive(self, doing: str, token: str, limit_s: float) -> None:
+        try:
             answer = self._child.channel.recv(max(0.0, limit_s), max_bytes=_MAX_ANSWER_BYTES).obj
         except ChannelTimeout:
-            what = "a constructor of the library" if request["do"] == "prepare" else "native code"
+            what = "a constructor of the library" if doing == "prepare" else "native code"
             raise self._fail(limit_s, hung=what) from None
         except ChannelError:
             raise self._fail(limit_s) from None

@@ -7,7 +7,7 @@ import torch
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.launch.gpu_driver import GpuError
 from kagent_sandbox.launch.gpu_memory import Transport, allocate, bytes_tensor
-from kagent_sandbox.launch.plan_ops import strided_view
+from kagent_sandbox.launch.plan_ops import as_words, strided_view
 from kagent_sandbox.plan import TensorRef
 
 
@@ -36,6 +36,10 @@ class GpuArena:
     def bytes(self, start: int, stop: int) -> torch.Tensor:
         """uint8 view of a range of bytes."""
         return self._bytes[start:stop]
+
+    def words(self, nbytes: int) -> torch.Tensor:
+        """All of it as integers of 1, 2, 4 or 8 bytes."""
+        return as_words(self._bytes, nbytes)
 
     def close(self) -> None:
         """Give the memory back; no view may be used afterwards."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import cast
 
 from kagent_sandbox.channel import ChannelClosed, ChannelError, ChannelTimeout
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.forkserver import Child
-from kagent_sandbox.launch.base import Blame, LaunchFailed
+from kagent_sandbox.launch.base import Blame, LaunchFailed, nothing
 from kagent_sandbox.plan import Plan
 from kagent_sandbox.plan_json import dump_plan
 from kagent_sandbox.verdict import Status
@@ -183,9 +181,8 @@ class GpuLauncher:
         """Drop a prepared plan."""
         self._ask("forget", PREPARE_LIMIT_S, key=key)
 
-    def quiesced(self) -> AbstractContextManager[None]:
+    def stop(self) -> None:
         """Nothing to do: the device is idle between calls."""
-        return contextlib.nullcontext()
 
     def hush(self) -> None:
         """Wait until no other process is being started or ended on the device."""
@@ -200,8 +197,21 @@ class GpuLauncher:
         self._settle()
         self._ask("run", limit_s, key=key)
 
+    def sample(
+        self, keys: Sequence[str], *, limit_s: float, observe: Callable[[], None] = nothing
+    ) -> float:
+        """Mean device time in µs of one execution each of `keys`, each from a cold L2.
+
+        Raises:
+            LaunchFailed, DeviceError: See `Launcher`.
+        """
+        times = self.samples(keys, len(keys), limit_s=limit_s)
+        observe()
+        return sum(times) / len(times)
+
     def samples(self, keys: Sequence[str], count: int, *, limit_s: float) -> list[float]:
-        """Device times in µs, rotating over `keys`, each from a cold L2.
+        """Device times in µs of work whose inputs stay as they are (a baseline's), rotating over
+        `keys`, each from a cold L2.
 
         Raises:
             LaunchFailed, DeviceError: See `Launcher`.
@@ -237,14 +247,6 @@ class GpuLauncher:
             self._ask("repeat", limit_s, keys=list(keys), count=executions)
             elapsed.append(time.perf_counter() - start)
         return 1e6 * max(0.0, elapsed[2] - elapsed[1]) / count
-
-    def fresh_us(self, keys: Sequence[str], *, limit_s: float) -> float:
-        """Mean device time in µs of one execution each of `keys`.
-
-        Raises:
-            LaunchFailed, DeviceError: See `Launcher`.
-        """
-        return sum(self.samples(keys, len(keys), limit_s=limit_s)) / len(keys)
 
     def close(self) -> None:
         """End the process and all that it started, without waiting for it."""

@@ -56,6 +56,14 @@ def strided_view(memory: torch.Tensor, tensor: TensorRef, base: int) -> torch.Te
     return flat.as_strided(tensor.shape, tensor.strides)
 
 
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_words(memory: torch.Tensor, nbytes: int) -> torch.Tensor:
+    """Memory (uint8, 1-D) as integers of `nbytes` each, without what is left over at its end."""
+    return memory[: memory.numel() // nbytes * nbytes].view(_WORDS[nbytes])
+
+
 def bind_op(op: TensorOp, view: View) -> Callable[[], None]:
     """A function that performs `op` on the memory behind `view`.
 

@@ -17,7 +17,7 @@ import torch
 from kagent_sandbox.check import seats_for
 from kagent_sandbox.draws import Draws
 from kagent_sandbox.launch.gpu_exec import Executor
-from kagent_sandbox.launch.plan_ops import strided_view
+from kagent_sandbox.launch.plan_ops import as_words, strided_view
 from kagent_sandbox.layout import lay_out
 from kagent_sandbox.plan import TensorRef
 from kagent_sandbox.plan_json import parse_plan
@@ -39,6 +39,9 @@ class _Memory:
     def bytes(self, start: int, stop: int) -> torch.Tensor:
         return self.all[start:stop]
 
+    def words(self, nbytes: int) -> torch.Tensor:
+        return as_words(self.all, nbytes)
+
     def close(self) -> None:
         """Nothing: the process ends."""
 
@@ -57,10 +60,11 @@ def main(folder: Path) -> None:
     executor.kernels.add(binaries)
     (seat,) = seats_for(task, case, plan, memory, count=1)
     executor.prepare(seat.key, plan, seat.layout.placement)
-    draw = Draws(task, device).fresh(case)
-    seat.write(draw)
+    draws = Draws(task, device)
+    draw, stale = draws.fresh(case), draws.stale(case)
+    seat.write(draw, stale)
     executor.run(seat.key)
-    seat.write(draw)
+    seat.write(draw, stale)
     flush = torch.ones(_FLUSH_BYTES // 4, device=device)
     flush.sum()  # a kernel of torch's own leaves the caches with clean lines of something else
     torch.cuda.synchronize(device)
