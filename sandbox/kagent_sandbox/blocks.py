@@ -108,18 +108,13 @@ class Table:
     blocks: dict[str, list[tuple[float, ...]]] = field(init=False)
     side: str = field(init=False)  # whose turn it is, or was: who is to blame for a failure
     _seats: dict[str, list[Seat]] = field(init=False, default_factory=dict)
-    _unseen: dict[str, Unseen] = field(init=False, default_factory=dict)
+    _unseen: Unseen = field(init=False)
 
     def __post_init__(self) -> None:
         self.side = next(iter(self.contenders))
         self.blocks = {side: [] for side in self.contenders}
-        # On a GPU all share a process: what one of them has seen is new to nobody.
-        shared = Unseen(self.checker.draws, self.case)
-        apart = self.at_once is None
-        self._unseen = {
-            side: Unseen(self.checker.draws, self.case) if apart else shared
-            for side in self.contenders
-        }
+        # Of all of them together: what one has seen, another could find in the arena.
+        self._unseen = Unseen(self.checker.draws, self.case)
 
     def prepare(self) -> None:
         """Seat everyone.
@@ -159,7 +154,7 @@ class Table:
         readings: list[Reading] = []
         for i in range(samples):
             self.side = side
-            draws = self._write(side, seats)
+            draws = self._write(seats)
             with self.session.clock.part("compare"):
                 places = [self.checker.draws.places(d) for d in draws]
                 results = self.checker.task.results
@@ -230,12 +225,12 @@ class Table:
         first = random.randrange(len(seats))  # noqa: S311 - none is always the first
         return [*seats[first:], *seats[:first]]
 
-    def _write(self, side: str, seats: Sequence[Seat]) -> list[Draw]:
-        """Inputs that a side has never seen for its seats, another draw in each; whatever the
-        others left there is gone.
+    def _write(self, seats: Sequence[Seat]) -> list[Draw]:
+        """Inputs that nobody at the table has seen for a side's seats, another draw in each;
+        whatever the others left there is gone.
         """
         with self.session.clock.part("inputs"):
-            draws = self._unseen[side].take(len(seats))
+            draws = self._unseen.take(len(seats))
             stale = self.checker.draws.stale(self.case)
             with self.session.quiet():
                 for seat, draw in zip(seats, draws, strict=True):

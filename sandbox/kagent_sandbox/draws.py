@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 POOL = 3
 """Draws per check case on a CPU, where drawing costs as much as a whole check."""
-STOCK_SHARE = 0.125
+STOCK_SHARE = 0.2
 """Part of a CPU's memory that draws for timing may take: later processes use them, too."""
 _THREADS = 4  # that draw inputs at once
 YARDSTICKS = 3
@@ -90,10 +90,11 @@ class Stale:
 
 
 class Unseen:
-    """Draws of one case for one process, none of them twice.
+    """Draws of one case for the processes of one session, none of them twice.
 
-    On a CPU they come from a stock that other processes have used and will use; where it has none
-    that this process has not seen, new ones are added to it. On a GPU all are new.
+    On a CPU they come from a stock that earlier processes have used and later ones will: those have
+    nothing in common with these, not even memory (`session.Arenas`). Where the stock has none that
+    this session has not seen, new ones are added to it. On a GPU all are new.
     """
 
     def __init__(self, draws: Draws, case: Case) -> None:

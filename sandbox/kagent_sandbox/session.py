@@ -53,7 +53,10 @@ class Arenas:
         self.limit_bytes = int(backend.facts.memory_bytes * MEMORY_SHARE)
 
     def at_least(self, nbytes: int) -> Arena:
-        """An arena of `nbytes` or more, contents undefined.
+        """An arena of `nbytes` or more, for one evaluation.
+
+        On a CPU nothing is left in it: draws are used again by later processes, and what an earlier
+        one had written down about them must not reach these.
 
         Raises:
             Disqualified: More than the device can spare.
@@ -70,6 +73,8 @@ class Arenas:
         if self._arena is None or not self.fits(nbytes):
             self.close()
             self._arena = self._backend.arena(min(self.limit_bytes, nbytes + nbytes // 4))
+        elif self._backend.device.type == "cpu":
+            self._arena.bytes(0, self._arena.nbytes).zero_()
         return self._arena
 
     def fits(self, nbytes: int) -> bool:

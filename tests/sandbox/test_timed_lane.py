@@ -387,27 +387,32 @@ def test_whoever_leaves_something_out_where_it_is_timed_is_found(cpu, wrong):
     assert "wrong where it was timed" in verdict.message
 
 
-def test_every_execution_of_a_process_has_inputs_of_its_own(cpu, monkeypatch):
-    drawn = {}
+def test_every_execution_has_inputs_that_nobody_has_seen(cpu, monkeypatch):
+    """Neither the candidate's process nor the incumbent's, which share the arena."""
+    drawn = []
     write = Seat.write
 
     def note(seat, draw, stale):
-        drawn.setdefault(seat.owner, []).append(draw.number)
+        drawn.append(draw.number)
         write(seat, draw, stale)
 
     monkeypatch.setattr(Seat, "write", note)
     monkeypatch.setattr(turns, "FURTHER_S", -1.0)
     beside(cpu, GOOD, NEARLY)
-    for side in "ab":
-        assert len(drawn[side]) > 100
-        assert len(set(drawn[side])) == len(drawn[side])
+    assert len(drawn) > 300
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_nothing_that_a_process_wrote_down_reaches_the_next(cpu):
+    arena = cpu._arenas.at_least(1 << 20)
+    arena.bytes(0, arena.nbytes).fill_(7)
+    again = cpu._arenas.at_least(1 << 20)
+    assert int(again.bytes(0, again.nbytes).max()) == 0
 
 
 def test_an_incumbent_that_is_wrong_is_not_the_candidates_fault(cpu):
-    lazy = (
-        BODY
-        % f"{CALLS} if (calls > 40 && i % 3 == 0) continue; y[i * cols + j] = 2.0f * x[i * step + j];"
-    )
+    skips = "if (calls > 40 && i % 3 == 0) continue;"
+    lazy = BODY % f"{CALLS} {skips} y[i * cols + j] = 2.0f * x[i * step + j];"
     TIMES[lazy] = 400.0
     against = Contender("7", built(cpu.task, SEED, lazy), {})
     with pytest.raises(IncumbentWrong, match="the incumbent, #7, is wrong") as found:
