@@ -35,7 +35,7 @@ def main() -> None:
         request = request_maker(task, judge.facts, wanted, 1)
         judge.baselines(print)
         judge.ceilings()
-        print(judge.find_noise().text)
+        print(judge.noise().text)
         incumbent: Built | None = None
         for file in options.files:
             began = time.monotonic()

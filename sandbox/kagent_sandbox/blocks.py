@@ -60,14 +60,15 @@ class Pace:
 
 PACES: Mapping[Kind, Pace] = {
     # Every sample costs fresh inputs and a verification, which cost more than the sample itself.
-    "gpu": Pace((Phase(1, 8), Phase(1, 8), Phase(2, 8)), None, 0, 1),
+    "gpu": Pace((Phase(1, 14), Phase(1, 14), Phase(2, 14)), None, 0, 1),
     # A pair of single samples is over within some 10 ms, in which little else happens: pairs differ
     # by hardly more than those of longer blocks would, and there can be more of them. Who is far
     # behind shows from four. 24 are the least that anybody is promoted by.
     "cpu": Pace((Phase(4, 1), Phase(6, 1), Phase(14, 1)), Phase(36, 1), 9, None),
 }
-_LONG_US = 100.0
-_FEW = 2  # samples of long kernels for each that a short one gets: they vary by a tenth as much
+_SAMPLES_FROM_US: Mapping[float, int] = {400.0: 2, 100.0: 4}
+"""Samples of a block on a GPU that are enough from so many µs on: they vary by a tenth as much as
+short kernels', and each costs inputs that are a hundred times as large."""
 
 
 def placements(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
@@ -85,6 +86,11 @@ def placements(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
 def _for_span(us: float, most: int) -> int:
     """Placements for a CPU's sample, each being executed in `us`."""
     return runs_for(SPAN_US, us, least=3, most=most)
+
+
+def _enough(us: float) -> float:
+    """Samples of a block on a GPU that are enough for kernels of so many µs."""
+    return next((n for least_us, n in _SAMPLES_FROM_US.items() if us >= least_us), math.inf)
 
 
 @dataclass
@@ -139,7 +145,7 @@ class Table:
             self.session.prepare(self._seats[side], self.case.name)
 
     def sample(self, side: str, samples: int, *, verify: bool = False) -> None:
-        """Time one block: so many samples (on a GPU half of them where they are long), each on
+        """Time one block: so many samples (on a GPU fewer where they are long), each on
         inputs of its own, and verify their places.
 
         With `verify` all of one execution's results is compared, too; which one is secret.
@@ -147,8 +153,7 @@ class Table:
         Raises:
             Disqualified: The contender failed, or its results are wrong.
         """
-        least = max(1, samples // _FEW)
-        whole = random.SystemRandom().randrange(least) if verify else None
+        whole = random.SystemRandom().randrange(min(samples, 2)) if verify else None
         seats = self._now(side)
         block: list[float] = []
         readings: list[Reading] = []
@@ -166,7 +171,7 @@ class Table:
             readings.append(reading)
             if i == whole:
                 self._compare(seats, draws)
-            if self.at_once is not None and us > _LONG_US and len(block) >= least:
+            if self.at_once is not None and len(block) >= _enough(us):
                 break
         with self.session.clock.part("compare"):
             self.checker.compare_places(readings, self.case)

@@ -76,9 +76,9 @@ def choose_places(
     reference = reference.double()
     at = torch.randint(width, (count, min(PER_ROW, width)), device=rows.device)
     least = compare.least_magnitude(compare.epsilon(dtype), typical, reference)
-    finite = torch.nan_to_num(reference, nan=0.0, posinf=0.0, neginf=0.0).abs()
+    finite = torch.nan_to_num(reference, nan=0.0, posinf=0.0, neginf=0.0).abs_()
     expected = reference.gather(1, at)
-    magnitude = finite.gather(1, at) + finite.mean(1, keepdim=True).clamp_min(least)
+    magnitude = finite.gather(1, at).add_(finite.mean(1, keepdim=True).clamp_min_(least))
     return Places(rows[:, None] * width + at, expected, magnitude)
 
 

@@ -30,12 +30,11 @@ if TYPE_CHECKING:
     from kagent_sandbox.session import Session
     from kagent_sandbox.task import Kind
 
-SURE_SAMPLES = 8  # a side
-_TYPICAL = 6  # samples of the incumbent that are looked at together
+_TYPICAL = 8  # samples of the incumbent that are looked at together
 LOSING_RATIO = 0.985
 """A candidate whose interval ends below this is not timed further, ..."""
 FAR_RATIO = 0.9
-"""... and below this while a side has fewer samples than `SURE_SAMPLES`."""
+"""... and below this after the first phase."""
 CLEAR = 0.999
 """P(faster) from which on a candidate needs no further pairs, ..."""
 HOPELESS = (0.1, 0.4, 0.7)
@@ -89,7 +88,8 @@ class Turns:
                     self._repeat_disturbed(table)
                     self.side = "a"
                     suspect(table)
-            if not last and not self._alone and self._loses():
+            limit = FAR_RATIO if phase is pace.phases[0] else LOSING_RATIO
+            if not last and not self._alone and self._look().high < limit:
                 self._verify_rest()
                 return False
         more = None if self._alone else pace.more(len(self.tables))
@@ -151,12 +151,6 @@ class Turns:
             if self._secret[name] >= len(table.blocks["a"]):
                 self.side = "a"
                 table.verify("a")
-
-    def _loses(self) -> bool:
-        """Whether a candidate is slower than the incumbent beyond the doubt that is left."""
-        samples = min(sum(map(len, t.blocks["a"])) for t in self.tables.values())
-        limit = FAR_RATIO if samples < SURE_SAMPLES else LOSING_RATIO
-        return self._look().high < limit
 
     def _look(self) -> Comparison:
         return self.compare("", resamples=timing.LOOK_RESAMPLES)

@@ -32,8 +32,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     dtype: torch.dtype = getattr(torch, case.dtype)
 
     def draw(heads: int, shift: float = 0.0) -> torch.Tensor:
-        x = torch.randn(b, heads, s, size, generator=generator, device=device)
-        return (x * case.scale + shift).to(dtype)
+        x = torch.empty(b, heads, s, size, dtype=dtype, device=device)
+        return x.normal_(shift, case.scale, generator=generator)
 
     return {
         "q": draw(h, shift=-3.0 if case.inputs == "sunk" else 0.0),

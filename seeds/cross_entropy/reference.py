@@ -30,6 +30,10 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     if case.inputs == "constant":
         logits = torch.randn((rows, 1), generator=generator, device=device).expand(rows, columns)
         logits = logits.clone()
+    elif case.inputs in ("normal", "padded", "scattered", "ignored"):  # in one pass
+        dtype = getattr(torch, case.dtype)
+        logits = torch.empty((rows, columns), dtype=dtype, device=device)
+        logits.normal_(0.0, case.scale, generator=generator)
     else:
         logits = torch.randn((rows, columns), generator=generator, device=device)
     target = torch.randint(columns, (rows,), generator=generator, device=device)
@@ -52,7 +56,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         logits.scatter_add_(1, at, raised)
     elif case.inputs not in ("normal", "constant"):
         raise ValueError(f"cross_entropy knows no distribution {case.inputs!r}")
-    logits = logits.mul_(case.scale).to(getattr(torch, case.dtype))
+    if case.inputs in ("constant", "trained", "spiked"):
+        logits = logits.mul_(case.scale).to(getattr(torch, case.dtype))
     return {"logits": logits, "target": target}
 
 
