@@ -118,7 +118,7 @@ def interpreter(tmp_path_factory):
 
 
 def test_a_bfloat16_product_passes(interpreter):
-    found = interpreter.check(SOURCE)
+    found = interpreter.interpret(SOURCE)
     assert isinstance(found, Interpreted), found
     assert found.skipped == ("large",)
     assert [e.case for e in found.errors] == ["bf16"]
@@ -139,7 +139,7 @@ def test_a_bfloat16_product_passes(interpreter):
 )
 def test_wrong_candidates_are_rejected(interpreter, old, new, status, text):
     assert old in SOURCE
-    verdict = interpreter.check(SOURCE.replace(old, new))
+    verdict = interpreter.interpret(SOURCE.replace(old, new))
     assert isinstance(verdict, Rejected), verdict
     assert verdict.status is status, verdict
     assert text in verdict.message
@@ -172,14 +172,14 @@ FORGE = """
 )
 def test_forged_answers_are_tampering(interpreter, answer, blobs):
     forge = FORGE.replace("ANSWER", repr(answer)).replace("BLOBS", str(blobs))
-    verdict = interpreter.check(SOURCE.replace("    return c\n", forge))
+    verdict = interpreter.interpret(SOURCE.replace("    return c\n", forge))
     assert isinstance(verdict, Rejected), verdict
     assert verdict.status is Status.TAMPER, verdict
 
 
 def test_what_candidates_say_is_printable_and_short(interpreter):
     loud = "    raise RuntimeError('\\x1b[2J\\x9b1m owned ' + 'x' * 100_000)\n"
-    verdict = interpreter.check(SOURCE.replace("    return c\n", loud))
+    verdict = interpreter.interpret(SOURCE.replace("    return c\n", loud))
     assert verdict.status is Status.RUNTIME_ERROR
     assert "owned" in verdict.message
     assert len(verdict.message) <= 4000

@@ -162,7 +162,7 @@ def bench(
     if json_:
         print_json(
             {
-                "device": to_json(result.facts),
+                "device": None if result.facts is None else to_json(result.facts),
                 "race": to_json(result.race),
                 "measured": {n: to_json(v) for n, v in result.measured.items()},
                 "rejected": {n: to_json(v) for n, v in result.rejected.items()},
@@ -170,7 +170,10 @@ def bench(
             }
         )
     else:
-        out.print(f"{found.name} on {result.facts.name}\n")
+        where = (
+            "not timed: there is no GPU here" if result.facts is None else f"on {result.facts.name}"
+        )
+        out.print(f"{found.name} {where}\n")
         if result.race.cases or result.race.failed:
             out.print(tables.race_table(result.race, matrix=found.matrix))
         if result.race.overall:
