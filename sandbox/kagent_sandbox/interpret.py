@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
@@ -28,7 +28,7 @@ from kagent_sandbox.forkserver import ForkServer
 from kagent_sandbox.judge import check_cases
 from kagent_sandbox.launch.cpu_backend import CpuBackend
 from kagent_sandbox.launch.plan_ops import dtype_of
-from kagent_sandbox.plan import ITEMSIZE, TorchOp
+from kagent_sandbox.plan import ITEMSIZE, Launch, TorchOp
 from kagent_sandbox.session import Disqualified, Session
 from kagent_sandbox.spawned import printable
 from kagent_sandbox.task import build_case
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from kagent_sandbox.forkserver import Child
+    from kagent_sandbox.plan import Plan
     from kagent_sandbox.task import Case, Task
 
 MOST_ELEMENTS = 1 << 17
@@ -180,15 +181,16 @@ class Interpreter:
             Disqualified: No kernel has a part in any result.
         """
         cases = [c for c in self._cases if c.name in names and (0, c.name) in built.plans]
-        plans = [built.plans[0, c.name] for c in cases]
-        if not any(isinstance(op, TorchOp) for p in plans for op in p.ops):
+        plans = {(0, c.name): _without_launches(built.plans[0, c.name]) for c in cases}
+        if not any(isinstance(op, TorchOp) for p in plans.values() for op in p.ops):
             return
+        ghosts = replace(built, target="cpu", plans=plans)
         if self._cpu is None:
             self._cpu = CpuBackend(tier=self._tier)
-        with contextlib.closing(self._cpu.arena(pitch_of(plans))) as arena:
+        with contextlib.closing(self._cpu.arena(pitch_of(plans.values()))) as arena:
             try:
                 with Session(self._cpu, arena, {}, Stage.CHECK) as session:
-                    self._checker.refuse_decoys(session, built, cases)
+                    self._checker.refuse_decoys(session, ghosts, cases)
             except Disqualified as e:
                 # An operation that torch has on GPUs only fails here, and says nothing of kernels.
                 if e.verdict.status is Status.POLICY:
@@ -274,6 +276,12 @@ class Interpreter:
                 if all(map(_describes_tensor, records)):
                     return cast("list[dict[str, Any]]", records), message.blobs
         raise _out(Status.TAMPER, "the candidate wrote to the result channel", case)
+
+
+def _without_launches(plan: Plan) -> Plan:
+    """What a plan has torch do, for the CPU."""
+    rest = tuple(op for op in plan.ops if not isinstance(op, Launch))
+    return replace(plan, target="cpu", ops=rest, kernels=())
 
 
 def _describes_tensor(record: object) -> bool:
