@@ -25,7 +25,7 @@ _MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
-class Tested:
+class Ran:
     """What came of a library's tests."""
 
     passed: int
@@ -44,7 +44,7 @@ class Tested:
         return "" if self.passed else "there was none to run"
 
 
-def run_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> Tested:
+def run_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> Ran:
     """Run the tests of a library.
 
     Args:
@@ -76,5 +76,5 @@ def run_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> Tested:
     match answer:
         case {"passed": int(passed), "failed": list(failed)}:
             named = tuple(printable(str(f))[:200] for f in failed)
-            return Tested(passed, named, end.log_tail)
-    return Tested(0, (), end.log_tail, end.describe())
+            return Ran(passed, named, end.log_tail)
+    return Ran(0, (), end.log_tail, end.describe())

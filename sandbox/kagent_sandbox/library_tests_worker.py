@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from types import ModuleType
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ import torch
 from kagent_sandbox.context import Context
 
 _MAX_LIBRARY_BYTES = 1 << 30
+_OPTIONS = ("-v", "-ra", "--maxfail=3", "-p", "no:cacheprovider", "--color=no")
 _OURS = ("kagent", "kagent_sandbox")
 
 
@@ -39,7 +40,15 @@ def handle(context: Context) -> None:
     sys.path.insert(0, str(folder / "torch-ext"))
     os.chdir(folder)
     with _without_kagent():
-        options = ("-v", "-ra", "-p", "no:cacheprovider", "--color=no", f"--rootdir={folder}")
+        options = (
+            "-v",
+            "-ra",
+            "--maxfail=3",
+            "-p",
+            "no:cacheprovider",
+            "--color=no",
+            f"--rootdir={folder}",
+        )
         code = pytest.main([*options, "tests"], plugins=[results])
     if code != pytest.ExitCode.OK and not results.failed:
         results.failed.append(f"pytest (it ended with {code!r})")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from kagent.export.library._devices import capability, device_name
-from kagent.export.writing import write_library
+from kagent.export.writing import files_of, write_library
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -41,7 +41,8 @@ def library(request, tmp_path_factory):
     name = f"tried_{task}"
     folder = tmp_path_factory.mktemp("library") / name
     operator = operator_of(task, "Unused", kernels, [device])
-    write_library(Library(name, "0.1.0", "0.1.0", (operator,), ()), folder, cubins={})
+    library = Library(name, "0.1.0", "0.1.0", (operator,), ())
+    write_library(library, files_of(library, cubins={}), folder)
     return folder
 
 
