@@ -73,7 +73,7 @@ def test_own_folder():
 
 
 def softmax_library(spoilt=""):
-    """Softmax in C++; `spoilt` becomes the first statement of the kernel's loop over rows."""
+    """Softmax in C++; `spoilt` is added to the kernel's file."""
     made = cpu_library("made_kernels")
     operator = next(o for o in made.operators if o.task == "softmax")
     (kernel,) = operator.kernels
