@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from kagent_sandbox.build import replay_triton
 from kagent_sandbox.context import Context
 
 _MAX_LIBRARY_BYTES = 1 << 30
@@ -75,11 +76,12 @@ class _Results:
 
 
 def _make_context() -> None:
-    """Have torch use the GPU once while the driver's files can be read."""
+    """Have torch and Triton find the GPU while the driver's files can be read."""
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         a = torch.ones(64, 64, dtype=dtype, device="cuda")
         torch.mm(a, a)
     torch.cuda.synchronize()
+    replay_triton.warm_up()
 
 
 @contextmanager

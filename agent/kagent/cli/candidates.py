@@ -128,7 +128,8 @@ def check(
         title = f"relative errors against the reference, {where}"
         out.print(tables.errors_table(verdict, title))
         if checked.interpreted:
-            skipped = f"; too large for it: {', '.join(checked.skipped)}" if checked.skipped else ""
+            names = ", ".join(checked.skipped)
+            skipped = f"; too large for it, or too slow in it: {names}" if names else ""
             out.print(Text(f"interpreted, not run on a GPU: values only{skipped}", "yellow"))
         count = f"{len(verdict)} result" + ("s" if len(verdict) != 1 else "")
         out.print(Text(f"{file.name}: correct in {count}", "bold green"))
