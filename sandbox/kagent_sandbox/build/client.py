@@ -244,8 +244,12 @@ class _Answers:
         missing = [c for c in self._cases if (0, c) not in self._plans]
         if missing or self._configs is None:
             raise Forged(f"no plan for {', '.join(missing[:3]) or 'any case'}")
-        if not any(self._plans[0, c].launches for c in self._cases):
+        launching = {i for (i, _), plan in self._plans.items() if plan.launches}
+        if 0 not in launching:
             return self._rejected(Status.POLICY, _NO_LAUNCH)
+        for index in sorted({i for i, _ in self._plans} - launching):
+            self._plans = {k: p for k, p in self._plans.items() if k[0] != index}
+            self._dropped.append(f"{dict(self._configs[index])}: launches no kernel in any case")
         used = {k.hash for p in self._plans.values() for k in p.kernels}
         return Built(
             source_hash=source_hash(self._request.source),

@@ -378,6 +378,14 @@ ASKING = TRITON.replace(
 ).replace("_rows[(x.shape[0],)]", "_rows[(units,)]")
 
 
+def test_a_configuration_that_launches_nothing_is_dropped(builder):
+    source = TRITON.replace("    y = torch", "    if WARPS == 8:\n        return x\n    y = torch")
+    answer = builder.build(request(source, max_configs=2))
+    assert isinstance(answer, Built), answer
+    assert set(answer.plans) == {(0, c.name) for c in CASES}
+    assert answer.dropped == ("{'WARPS': 8}: launches no kernel in any case",)
+
+
 def test_host_code_is_told_of_the_device_that_it_is_judged_on(builder):
     usual = builder.build(request(ASKING))
     assert usual.plans[0, "64x1000"].launches[0].grid == (132, 1, 1)
