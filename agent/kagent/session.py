@@ -234,8 +234,7 @@ def open_machine(
             "noise": to_json(noise),
         }
         race = draw_hidden(task, kind, "bench", secret)
-        cases = task.cases(kind)
-        search = [*cases.check, *draw_hidden(task, kind, "check", secret), *cases.bench]
+        search = search_cases(task, kind, secret)
 
         def prepare(say: Callable[[str], None]) -> Mapping[str, object]:
             say(f"noise: {noise.text}")
@@ -253,6 +252,20 @@ def open_machine(
             prepare=prepare,
         )
         yield machine, facts, environment
+
+
+def visible_cases(task: Task, kind: Kind) -> list[Case]:
+    """What a candidate is built for wherever it is looked at."""
+    return [*task.cases(kind).check, *task.cases(kind).bench]
+
+
+def search_cases(task: Task, kind: Kind, secret: int) -> list[Case]:
+    """What a candidate is built for before it is checked, however it came.
+
+    The visible cases come first: what refuses a candidate there is the same everywhere, whatever
+    is drawn.
+    """
+    return [*visible_cases(task, kind), *draw_hidden(task, kind, "check", secret)]
 
 
 def request_maker(

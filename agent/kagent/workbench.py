@@ -15,23 +15,27 @@ from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge_client import JudgeClient
 from kagent_sandbox.launch.base import DeviceFacts
 from kagent_sandbox.race_result import BEST_OF_TORCH, Race
-from kagent_sandbox.task import Kind, Task, draw_hidden
+from kagent_sandbox.task import Kind, Task
 from kagent_sandbox.verdict import CaseError, Passed, Rejected
 
 from kagent.lineage import language_of_source
-from kagent.session import has_gpu, request_maker
+from kagent.looker import Looker
+from kagent.session import has_gpu, request_maker, search_cases, visible_cases
 
 DEFAULT_TARGET = "sm_90a"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What checking a file found. `interpreted`: by Triton's interpreter, not by a device."""
+    """What checking a file found. `interpreted`: by Triton's interpreter, not by a device.
+
+    A verdict that is no rejection has the errors of one case at least.
+    """
 
     verdict: tuple[CaseError, ...] | Rejected
     device: str
     interpreted: bool = False
-    skipped: tuple[str, ...] = ()  # cases too large to interpret
+    skipped: tuple[str, ...] = ()  # cases that are too large to interpret, or take too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +43,11 @@ class Benched:
     """Candidates beside every baseline on the visible benchmark cases.
 
     `measured` are the times that each candidate has by itself, which the race does without. They
-    are what there is where it failed: `failure` says why.
+    are what there is where it failed: `failure` says why. Without a GPU for them, candidates that
+    are rejected are all that there is.
     """
 
-    facts: DeviceFacts
+    facts: DeviceFacts | None
     measured: dict[str, Passed]
     race: Race
     rejected: dict[str, Rejected]
@@ -83,8 +88,8 @@ def build_file(
             + ("leave --target away" if cpp else "name an architecture such as sm_90a")
         )
     parse_target(target)
-    cases = task.cases("cpu" if cpp else "gpu")
-    request = request_maker(task, target, [*cases.check, *cases.bench], configs)
+    cases = visible_cases(task, "cpu" if cpp else "gpu")
+    request = request_maker(task, target, cases, configs)
     with Builder(jobs) as builder:
         return builder.build(request(source))
 
@@ -98,39 +103,37 @@ def _kind_of(sources: Sequence[tuple[Path, str]]) -> Kind:
 
 
 def check_file(task: Task, path: Path, *, jobs: int) -> Checked:
-    """Check on all cases: on the device, or a Triton candidate in the interpreter without one.
+    """Build, then check on all cases: on the device, or a Triton candidate in the interpreter
+    without one.
 
     Raises:
-        UserError: A CUDA candidate where there is no GPU.
+        UserError: There is no GPU, and nothing of what was built can be checked without one.
     """
     source = read_candidate(path)
     kind = _kind_of([(path, source)])
-    secret = secrets.randbits(62)
     if kind == "gpu" and not has_gpu():
-        return _interpret(task, path, source, secret)
-    cases = [
-        *task.cases(kind).check,
-        *draw_hidden(task, kind, "check", secret),
-    ]
+        return _interpret(task, path, source, jobs)
+    secret = secrets.randbits(62)
     with Builder(jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
-        built = builder.build(request_maker(task, judge.facts, cases, 1)(source))
+        request = request_maker(task, judge.facts, search_cases(task, kind, secret), 1)
+        built = builder.build(request(source))
         verdict = built if isinstance(built, Rejected) else judge.check(built)
         return Checked(verdict, judge.facts.name)
 
 
-def _interpret(task: Task, path: Path, source: str, secret: int) -> Checked:
-    if language_of_source(source) == "cuda":
+def _interpret(task: Task, path: Path, source: str, jobs: int) -> Checked:
+    with Looker(task, "gpu", DEFAULT_TARGET, configs=1, jobs=jobs) as looker:
+        look = looker.look(source)
+    if look.unchecked:
         raise UserError(
-            f"{path}: a CUDA candidate can only be checked on an NVIDIA GPU, and this machine has "
-            f"none. Possible here: kagent build {path} --task {task.name} compiles it"
+            f"{path}: built for {DEFAULT_TARGET}, but not checked: {look.unchecked}, and this "
+            "machine has no NVIDIA GPU. Check it where there is one"
         )
-    from kagent_sandbox.interpret import Interpreter
-
-    with Interpreter(task, secret) as interpreter:
-        found = interpreter.check(source)
-    if isinstance(found, Rejected):
-        return Checked(found, "Triton's interpreter", interpreted=True)
-    return Checked(found.errors, "Triton's interpreter", interpreted=True, skipped=found.skipped)
+    if isinstance(look.built, Rejected):
+        return Checked(look.built, f"the builder for {DEFAULT_TARGET}")
+    assert look.values is not None, "or it would say why it is unchecked"
+    verdict = look.values if isinstance(look.values, Rejected) else look.values.errors
+    return Checked(verdict, "Triton's interpreter", interpreted=True, skipped=look.skipped)
 
 
 def bench_files(
@@ -139,24 +142,17 @@ def bench_files(
     """Check candidates, find each one's best configuration, then race them with all baselines.
 
     Raises:
-        UserError: GPU candidates where there is no GPU.
+        UserError: GPU candidates that nothing is wrong with so far, where there is no GPU.
         KagentError: The machine failed before any candidate was timed.
     """
     contender_names(paths)
     sources = [(p, read_candidate(p)) for p in paths]
     kind = _kind_of(sources)
     if kind == "gpu" and not has_gpu():
-        raise UserError(
-            "timing GPU candidates needs an NVIDIA GPU, and this machine has none. Possible here: "
-            "kagent build compiles them for one, kagent check runs a Triton candidate in Triton's "
-            "interpreter, and C++ candidates are timed on the CPU"
-        )
+        return _not_timed(task, sources, jobs=jobs, configs=configs, say=say)
     secret = secrets.randbits(62)
-    cases = task.cases(kind)
-    hidden = draw_hidden(task, kind, "check", secret)
     with Builder(jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
-        all_cases = [*cases.check, *hidden, *cases.bench]
-        request = request_maker(task, judge.facts, all_cases, configs)
+        request = request_maker(task, judge.facts, search_cases(task, kind, secret), configs)
         baselines = judge.baselines(say)
         judge.ceilings()
         taken = {name for times in baselines.us.values() for name in times} | {BEST_OF_TORCH}
@@ -183,6 +179,36 @@ def bench_files(
                 raise
             return replace(bench, failure=e)
         return replace(bench, race=race)
+
+
+def _not_timed(
+    task: Task,
+    sources: Sequence[tuple[Path, str]],
+    *,
+    jobs: int,
+    configs: int,
+    say: Callable[[str], None],
+) -> Benched:
+    """GPU candidates where there is no GPU: those that a look at them rejects.
+
+    Raises:
+        UserError: None is rejected, and none can be timed.
+    """
+    bench = Benched(None, {}, Race((), {}), {})
+    names = contender_names([p for p, _ in sources])
+    with Looker(task, "gpu", DEFAULT_TARGET, configs=configs, jobs=jobs) as looker:
+        for (_, source), name in zip(sources, names, strict=True):
+            say(f"{name}: build, check")
+            rejected = looker.look(source).rejected
+            if rejected is not None:
+                bench.rejected[name] = rejected
+    if bench.rejected:
+        return bench
+    raise UserError(
+        f"{', '.join(names)}: not timed: timing GPU candidates needs an NVIDIA GPU, and this "
+        "machine has none. Possible here: kagent build compiles them for one, kagent check runs a "
+        "Triton candidate in Triton's interpreter, and C++ candidates are timed on the CPU"
+    )
 
 
 def contender_names(paths: Sequence[Path], taken: Collection[str] = ()) -> list[str]:

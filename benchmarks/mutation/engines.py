@@ -173,7 +173,7 @@ class Interpreting:
             self._local.interpreter = interpreter
             with self._lock:
                 self._open.append(interpreter)
-        found: Interpreted | Rejected = self._local.interpreter.check(with_small_tiles(source))
+        found: Interpreted | Rejected = self._local.interpreter.interpret(with_small_tiles(source))
         if isinstance(found, Interpreted) and found.skipped:
             case = found.skipped[0]  # a loop without end, or 20 s of interpretation
             return Rejected(Stage.CHECK, interpret.Status.TIMEOUT, "took too long", case)

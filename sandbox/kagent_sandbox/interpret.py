@@ -3,37 +3,49 @@
 What it shows: the kernel computes the right values on the small check cases, as far as Triton's
 language defines them. What it does not: races, shared memory, the compiled code's rounding, inline
 assembly, CUDA kernels. An interpreted candidate is never timed and never promoted.
+
+Only what was built is interpreted, and where its plans have operations of torch, it gets the ghost
+test that the judge has: the plans' other operations run on the CPU.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 
-from kagent_sandbox.build.request import ScalarSpec, TensorSpec
+from kagent_sandbox.build.identity import source_hash
+from kagent_sandbox.build.request import Built, ScalarSpec, TensorSpec
 from kagent_sandbox.build.targets import parse_target
 from kagent_sandbox.channel import ChannelError, ChannelTimeout
-from kagent_sandbox.check import Checker
+from kagent_sandbox.check import Checker, pitch_of
 from kagent_sandbox.confine import Tier, interpreter_confinement
 from kagent_sandbox.draws import Draws
 from kagent_sandbox.forkserver import ForkServer
 from kagent_sandbox.judge import check_cases
+from kagent_sandbox.launch.cpu_backend import CpuBackend
 from kagent_sandbox.launch.plan_ops import dtype_of
-from kagent_sandbox.plan import ITEMSIZE
-from kagent_sandbox.session import Disqualified
+from kagent_sandbox.plan import ITEMSIZE, Launch, TorchOp
+from kagent_sandbox.session import Disqualified, Session
 from kagent_sandbox.spawned import printable
 from kagent_sandbox.task import build_case
 from kagent_sandbox.verdict import CaseError, Rejected, Stage, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from kagent_sandbox.forkserver import Child
+    from kagent_sandbox.plan import Plan
     from kagent_sandbox.task import Case, Task
 
 MOST_ELEMENTS = 1 << 17
 """Of all arguments of a case together: larger cases are skipped."""
 CASE_LIMIT_S = 60.0
+_SLOWER = 10.0
+"""A case that takes so many times as long as others let expect is not slow: it hangs."""
 _LOAD_LIMIT_S = 60.0
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_TEXT = 4000
@@ -45,7 +57,7 @@ class Interpreted:
     """The candidate is right in the interpreter, in every case that is not `skipped`."""
 
     errors: tuple[CaseError, ...]
-    skipped: tuple[str, ...]  # names of cases that are too large, or took too long
+    skipped: tuple[str, ...]  # names of cases that are too large, or took too long for their size
 
 
 class Interpreter:
@@ -65,6 +77,8 @@ class Interpreter:
         self._most_elements = most_elements
         self._cases = check_cases(task, "gpu", run_seed)
         self._checker = Checker(task, Draws(task, torch.device("cpu")))
+        self._tier = tier
+        self._cpu: CpuBackend | None = None  # for ghost tests; most candidates need none
         self._server = ForkServer(
             "kagent_sandbox.interpret_worker:serve",
             preload=["torch", "triton", "numpy", "kagent_sandbox.interpret_worker"],
@@ -82,13 +96,37 @@ class Interpreter:
     def close(self) -> None:
         """End all processes."""
         self._server.close()
+        if self._cpu is not None:
+            self._cpu.close()
 
     def printed(self) -> str:
         """What processes that have ended since the last call printed: a candidate's own words."""
         return self._server.printed()
 
-    def check(self, source: str) -> Interpreted | Rejected:
-        """Run a candidate's file on the check cases that are small enough.
+    def check(self, source: str, built: Built) -> Interpreted | Rejected:
+        """Interpret a candidate, and refuse it if no kernel has a part in its results.
+
+        Args:
+            source: Its file.
+            built: What was built of it, for these check cases among others.
+
+        Raises:
+            TaskError: The task's reference.py fails.
+            ConfinementError: This host cannot confine the process.
+            ValueError: Something else was built.
+        """
+        if built.source_hash != source_hash(source):
+            raise ValueError("this was built of another source")
+        found = self.interpret(source)
+        if isinstance(found, Interpreted):
+            try:
+                self._refuse_decoys(built, {e.case for e in found.errors})
+            except Disqualified as e:
+                return e.verdict
+        return found
+
+    def interpret(self, source: str) -> Interpreted | Rejected:
+        """Run a candidate's file on the check cases that are small enough, the smallest first.
 
         Raises:
             TaskError: The task's reference.py fails.
@@ -96,21 +134,67 @@ class Interpreter:
         """
         small = [c for c in self._cases if self._elements(c) <= self._most_elements]
         skipped = [c.name for c in self._cases if c not in small]
+        small.sort(key=self._elements)
         errors: list[CaseError] = []
+        took: list[tuple[int, float]] = []  # elements and seconds of each case that is done
         child = self._server.spawn(wall_limit_s=_LOAD_LIMIT_S + CASE_LIMIT_S * len(small))
         try:
             self._load(child, source)
             for case in small:
+                began = time.monotonic()
                 found = self._check(child, case)
                 if found is None:
+                    self._refuse_hanging(case, took)
                     skipped += [c.name for c in small[small.index(case) :]]
                     break
+                took.append((self._elements(case), time.monotonic() - began))
                 errors += found
         except Disqualified as e:
             return e.verdict
         finally:
             child.close()
         return Interpreted(tuple(errors), tuple(skipped))
+
+    def _refuse_hanging(self, case: Case, took: Sequence[tuple[int, float]]) -> None:
+        """Tell a case that hangs from one that is too large for the interpreter's time.
+
+        Work grows at most with the square of the elements (attention), and what is done already
+        shows how fast this candidate is.
+
+        Raises:
+            Disqualified: It hangs.
+        """
+        elements = self._elements(case)
+        expected_s = max((s * (elements / max(1, n)) ** 2 for n, s in took), default=0.0)
+        if _SLOWER * expected_s < CASE_LIMIT_S:
+            than = f", and what is smaller lets expect {expected_s:.1f} s" if took else ""
+            text = (
+                f"it ran for {CASE_LIMIT_S:g} s in Triton's interpreter{than}: is there an endless "
+                "loop in a kernel?"
+            )
+            raise _out(Status.TIMEOUT, text, case)
+
+    def _refuse_decoys(self, built: Built, names: Collection[str]) -> None:
+        """The judge's ghost test, on the CPU, in the cases of these names.
+
+        Raises:
+            Disqualified: No kernel has a part in any result.
+        """
+        cases = [c for c in self._cases if c.name in names and (0, c.name) in built.plans]
+        plans = {(0, c.name): _without_launches(built.plans[0, c.name]) for c in cases}
+        if not any(isinstance(op, TorchOp) for p in plans.values() for op in p.ops):
+            return
+        ghosts = replace(built, target="cpu", plans=plans)
+        if self._cpu is None:
+            self._cpu = CpuBackend(tier=self._tier)
+        with contextlib.closing(self._cpu.arena(pitch_of(plans.values()))) as arena:
+            try:
+                with Session(self._cpu, arena, {}, Stage.CHECK) as session:
+                    self._checker.refuse_decoys(session, ghosts, cases)
+            except Disqualified as e:
+                # An operation that torch has on GPUs only fails here, and says nothing of kernels.
+                if e.verdict.status is Status.POLICY:
+                    raise
 
     def _elements(self, case: Case) -> int:
         spec = build_case(self._task, case)
@@ -126,7 +210,9 @@ class Interpreter:
             "shared_bytes": target.shared_per_block,
         }
         request: dict[str, object] = {"source": source, "entry": self._task.entry, "device": device}
-        self._ask(child, request, [], None, _LOAD_LIMIT_S)
+        if self._ask(child, request, [], None, _LOAD_LIMIT_S) is None:
+            text = f"importing the file took longer than {_LOAD_LIMIT_S:g} s (interpreted)"
+            raise _out(Status.TIMEOUT, text, None)
 
     def _check(self, child: Child, case: Case) -> list[CaseError] | None:
         """Errors of one case, or None if it takes too long."""
@@ -190,6 +276,12 @@ class Interpreter:
                 if all(map(_describes_tensor, records)):
                     return cast("list[dict[str, Any]]", records), message.blobs
         raise _out(Status.TAMPER, "the candidate wrote to the result channel", case)
+
+
+def _without_launches(plan: Plan) -> Plan:
+    """What a plan has torch do, for the CPU."""
+    rest = tuple(op for op in plan.ops if not isinstance(op, Launch))
+    return replace(plan, target="cpu", ops=rest, kernels=())
 
 
 def _describes_tensor(record: object) -> bool:

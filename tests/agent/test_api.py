@@ -8,6 +8,8 @@ import kagent
 import pytest
 from kagent.asktell import judging
 from kagent.events import Recorded, Stop
+from kagent.looker import Look
+from kagent_sandbox.build.request import Built
 from kagent_sandbox.errors import DeviceError, RunError, UserError
 from outside import (
     copied,
@@ -106,10 +108,8 @@ def test_queued_answers_wait_and_are_judged_elsewhere(task, tmp_path, monkeypatc
         def __exit__(self, *_):
             pass
 
-        def look(self, proposal):
-            from kagent.asktell.desk import Looked
-
-            return Looked(proposal.id, "cpu", 0.5)
+        def look(self, source):
+            return Look(Built("", "", "cpu", ({},), {}, {}, 0.5))
 
     monkeypatch.setattr("kagent.asktell.looking.Looker", Looker)
     home = kagent.Run(task, runs=tmp_path / "runs")

@@ -225,7 +225,11 @@ def test_queued_triton_is_compiled_and_interpreted(kagent, double, tmp_path):
     (tmp_path / "0000.py").write_text('"""Two."""\n' + TRITON.replace("TIMES", "(1 + 1)"))
     (tmp_path / "0001.py").write_text(TRITON.replace("TIMES", "3"))
     (tmp_path / "broken.py").write_text(TRITON.replace("TIMES", "two"))
-    told = kagent("tell", run.name, "0000.py", "0001.py", "broken.py", "--queue", "--jobs", 1)
+    (tmp_path / "none.py").write_text(
+        "import torch\ndef double(x):\n    return torch.empty_like(x)\n"
+    )
+    files = ("0000.py", "0001.py", "broken.py", "none.py")
+    told = kagent("tell", run.name, *files, "--queue", "--jobs", 1)
     assert told.code == 0, told.err
     (good,) = [x for x in told.out.splitlines() if x.startswith("#1 ")]
     assert re.search(r"builds for sm_90a in [\d.]+ s; right in Triton's interpreter", good)
@@ -234,10 +238,13 @@ def test_queued_triton_is_compiled_and_interpreted(kagent, double, tmp_path):
     assert "check INCORRECT_NUMERICAL" in wrong
     (broken,) = [x for x in told.out.splitlines() if x.startswith("#3 ")]
     assert "build COMPILE_ERROR" in broken
-    assert "4 wait for a judge" in told.out
+    (none,) = [x for x in told.out.splitlines() if x.startswith("#4 ")]
+    assert "build POLICY: host code launches no kernel" in none
+    assert "5 wait for a judge" in told.out
     desk = desk_of(run)
-    assert {n: x.interpreted for n, x in desk.looked.items()} == {1: True, 2: True, 3: False}
-    assert [p.id for p in desk.history.pending] == [0, 1, 2, 3]
+    looked = {n: x.interpreted for n, x in desk.looked.items()}
+    assert looked == {1: True, 2: True, 3: False, 4: False}
+    assert [p.id for p in desk.history.pending] == [0, 1, 2, 3, 4]
     assert len(desk.history.lineage) == 0
 
 

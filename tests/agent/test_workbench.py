@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from kagent.selftest.catalogue import corpus_folder
 from kagent.session import has_gpu
 from kagent.tasks import find_task, seeds_of, task_names
 from kagent.workbench import (
@@ -11,7 +12,10 @@ from kagent.workbench import (
     language_of_source,
     read_candidate,
 )
+from kagent_sandbox import interpret
 from kagent_sandbox.errors import UserError
+from kagent_sandbox.interpret import Interpreter
+from kagent_sandbox.verdict import Rejected, Stage, Status
 
 CPP = "from kagent_sandbox.lang import cpp_kernel\nk = cpp_kernel('k', '')\n"
 TRITON = "@triton.jit\ndef k(): pass\n"
@@ -71,15 +75,38 @@ def test_a_target_that_makes_no_sense_is_refused_before_building(tmp_path, sourc
         build_file(find_task("softmax"), path, target, configs=1, jobs=1)
 
 
-@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+without_gpu = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+
+
+@without_gpu
 def test_without_a_gpu_it_is_said_what_is_possible_instead(tmp_path):
-    task = find_task("softmax")
-    cuda, triton, cpp = write(tmp_path, cuda=CUDA, triton=TRITON, cpp=CPP)
-    with pytest.raises(
-        UserError, match=r"only be checked on an NVIDIA GPU.*kagent build .* --task"
-    ):
-        check_file(task, cuda, jobs=1)
+    task = find_task(corpus_folder() / "tasks" / "rows")
+    honest = corpus_folder() / "honest"
+    with pytest.raises(UserError, match=r"built for sm_90a, but not checked: CUDA kernels need"):
+        check_file(task, honest / "rows_cuda.py", jobs=1)
     with pytest.raises(UserError, match=r"needs an NVIDIA GPU.*C\+\+ candidates are timed on the"):
-        bench_files(task, [triton], jobs=1, configs=1, say=quiet)
+        bench_files(task, [honest / "rows_triton.py"], jobs=1, configs=1, say=quiet)
+    both = [honest / "rows_triton.py", honest / "rows_cpp.py"]
     with pytest.raises(UserError, match="cannot be timed side by side"):
-        bench_files(task, [triton, cpp], jobs=1, configs=1, say=quiet)
+        bench_files(task, both, jobs=1, configs=1, say=quiet)
+
+
+@without_gpu
+def test_where_every_case_is_too_large_nothing_is_said_to_pass(tmp_path, monkeypatch):
+    task = find_task(corpus_folder() / "tasks" / "rows")
+    monkeypatch.setattr(Interpreter, "_elements", lambda *_: 1 << 30)
+    with pytest.raises(UserError, match="not checked: all its check cases are too large for"):
+        check_file(task, corpus_folder() / "honest" / "rows_triton.py", jobs=1)
+
+
+@without_gpu
+def test_a_hang_is_no_pass(tmp_path, monkeypatch):
+    monkeypatch.setattr(interpret, "CASE_LIMIT_S", 2.0)
+    honest = (corpus_folder() / "honest" / "rows_triton.py").read_text()
+    loop = "    while tl.program_id(0) >= 0:\n        inside = inside & inside\n"
+    line = "    x = tl.load("
+    (path,) = write(tmp_path, hang=honest.replace(line, loop + line))
+    task = find_task(corpus_folder() / "tasks" / "rows")
+    verdict = check_file(task, path, jobs=1).verdict
+    assert isinstance(verdict, Rejected), verdict
+    assert (verdict.stage, verdict.status) == (Stage.CHECK, Status.TIMEOUT), verdict

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from kagent.export.library._devices import capability, device_name
-from kagent.export.writing import write_library
+from kagent.export.writing import files_of, write_library
+from kagent_sandbox.library_tests import run_tests
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -41,7 +42,8 @@ def library(request, tmp_path_factory):
     name = f"tried_{task}"
     folder = tmp_path_factory.mktemp("library") / name
     operator = operator_of(task, "Unused", kernels, [device])
-    write_library(Library(name, "0.1.0", "0.1.0", (operator,), ()), folder, cubins={})
+    library = Library(name, "0.1.0", "0.1.0", (operator,), ())
+    write_library(library, files_of(library, cubins={}), folder)
     return folder
 
 
@@ -60,6 +62,16 @@ def test_its_own_tests_pass_and_kernels_run(library):
     out = run(library, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests")
     print(out[-1500:])
     assert "no kernel was measured" not in out
+
+
+@pytest.mark.timeout(900)
+def test_its_own_tests_pass_confined_as_an_export_runs_them(library):
+    files = {p.relative_to(library).as_posix(): p for p in library.rglob("*") if p.is_file()}
+    files = {n: p.read_bytes() for n, p in files.items() if "__pycache__" not in p.parts}
+    ran = run_tests(library.name, files, gpu=True)
+    print(ran.log[-1500:])
+    assert ran.why == ""
+    assert "no kernel was measured" not in ran.log
 
 
 @pytest.mark.timeout(900)

@@ -77,7 +77,7 @@ def test_on_the_cpu(member, builder, cpu_judges):
 
 @pytest.mark.parametrize("member", with_runs("interpret"))
 def test_in_the_interpreter(member, interpreters):
-    expect_verdict(member, interpreters.of(member.task).check(member.file.read_text()))
+    expect_verdict(member, interpreters.of(member.task).interpret(member.file.read_text()))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kagent_sandbox import interpret
+from kagent_sandbox.build.request import Built
 from kagent_sandbox.interpret import Interpreted, Interpreter
 from kagent_sandbox.interpret_worker import round_to_bf16, widen_bf16
+from kagent_sandbox.session import Disqualified
 from kagent_sandbox.task import load_task
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
@@ -118,7 +121,7 @@ def interpreter(tmp_path_factory):
 
 
 def test_a_bfloat16_product_passes(interpreter):
-    found = interpreter.check(SOURCE)
+    found = interpreter.interpret(SOURCE)
     assert isinstance(found, Interpreted), found
     assert found.skipped == ("large",)
     assert [e.case for e in found.errors] == ["bf16"]
@@ -139,7 +142,7 @@ def test_a_bfloat16_product_passes(interpreter):
 )
 def test_wrong_candidates_are_rejected(interpreter, old, new, status, text):
     assert old in SOURCE
-    verdict = interpreter.check(SOURCE.replace(old, new))
+    verdict = interpreter.interpret(SOURCE.replace(old, new))
     assert isinstance(verdict, Rejected), verdict
     assert verdict.status is status, verdict
     assert text in verdict.message
@@ -172,14 +175,14 @@ FORGE = """
 )
 def test_forged_answers_are_tampering(interpreter, answer, blobs):
     forge = FORGE.replace("ANSWER", repr(answer)).replace("BLOBS", str(blobs))
-    verdict = interpreter.check(SOURCE.replace("    return c\n", forge))
+    verdict = interpreter.interpret(SOURCE.replace("    return c\n", forge))
     assert isinstance(verdict, Rejected), verdict
     assert verdict.status is Status.TAMPER, verdict
 
 
 def test_what_candidates_say_is_printable_and_short(interpreter):
     loud = "    raise RuntimeError('\\x1b[2J\\x9b1m owned ' + 'x' * 100_000)\n"
-    verdict = interpreter.check(SOURCE.replace("    return c\n", loud))
+    verdict = interpreter.interpret(SOURCE.replace("    return c\n", loud))
     assert verdict.status is Status.RUNTIME_ERROR
     assert "owned" in verdict.message
     assert len(verdict.message) <= 4000
@@ -193,3 +196,52 @@ def test_rounding_to_bfloat16_is_torchs(values):
     ours = torch.from_numpy(widen_bf16(round_to_bf16(data)))
     theirs = torch.from_numpy(data).bfloat16().float()
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+HANG = """
+    n = tl.program_id(0) * 0
+    while n == tl.program_id(0) * 0:
+        n = tl.program_id(0) * 0
+"""
+
+
+def hanging(condition):
+    """The product, by a kernel that never ends where the host's condition holds."""
+    grid = "    grid = lambda meta"
+    loop = f"    if {condition}:\n        _hang[(1,)]()\n{grid}"
+    kernel = f"@triton.jit\ndef _hang():{HANG}\n\nOFFSET: tl.constexpr"
+    return SOURCE.replace(grid, loop).replace("OFFSET: tl.constexpr", kernel, 1)
+
+
+def test_a_kernel_that_hangs_is_a_timeout_and_no_pass(interpreter, monkeypatch):
+    monkeypatch.setattr(interpret, "CASE_LIMIT_S", 2.0)
+    verdict = interpreter.interpret(hanging("True"))
+    assert isinstance(verdict, Rejected), verdict
+    assert (verdict.stage, verdict.status, verdict.case) == (Stage.CHECK, Status.TIMEOUT, "bf16")
+    assert "endless loop" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("took", "hangs"),
+    [
+        ([], True),
+        ([(10, 0.01)], False),  # 40² of it may well be this much work
+        ([(1000, 0.01), (2000, 0.02)], True),
+        ([(1000, 0.01), (2000, 30.0)], False),
+    ],
+)
+def test_a_case_that_others_let_expect_to_be_slow_is_skipped(interpreter, took, hangs):
+    case = interpreter._cases[0]
+    assert interpreter._elements(case) == 4160
+    assert interpret.CASE_LIMIT_S == 60.0
+    if hangs:
+        with pytest.raises(Disqualified, match="endless loop"):
+            interpreter._refuse_hanging(case, took)
+    else:
+        interpreter._refuse_hanging(case, took)
+
+
+def test_only_what_was_built_of_a_source_is_checked(interpreter):
+    other = Built("a hash", "", "sm_90a", ({},), {}, {}, 0.0)
+    with pytest.raises(ValueError, match="another source"):
+        interpreter.check(SOURCE, other)

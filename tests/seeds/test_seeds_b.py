@@ -266,7 +266,7 @@ def test_triton_seed_computes_its_task_in_the_interpreter(task, interpreter, whi
     small = SMALL | ({"CHUNK": 130} if "SPLITS" in source else {})  # there, of the vocabulary
     for name, value in small.items():
         source = re.sub(rf"^{name} = \d+", f"{name} = {value}", source, flags=re.MULTILINE)
-    found = interpreter.check(source)
+    found = interpreter.interpret(source)
     assert isinstance(found, Interpreted), found
     assert {e.case for e in found.errors} == {c.name for c in task.gpu.check}
     assert max(e.share_of_tolerance for e in found.errors) <= 1

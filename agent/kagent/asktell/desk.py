@@ -52,6 +52,7 @@ class Looked:
     rejected: Rejected | None = None
     interpreted: bool = False  # in Triton's interpreter: not CUDA, C++, and cases too large for it
     skipped: tuple[str, ...] = ()  # cases that are too large for it
+    unchecked: str = ""  # why none of its values was checked, though it was built
 
 
 @dataclass(frozen=True)

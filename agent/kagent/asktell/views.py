@@ -96,6 +96,8 @@ def looked_text(looked: Looked, name: str) -> Text:
     elif looked.interpreted:
         skipped = f" ({len(looked.skipped)} cases are too large for it)" if looked.skipped else ""
         text.append(f"; right in Triton's interpreter{skipped}", "green")
+    elif looked.unchecked:
+        text.append(f"; not checked: {looked.unchecked}", "yellow")
     return text
 
 

@@ -128,7 +128,8 @@ def check(
         title = f"relative errors against the reference, {where}"
         out.print(tables.errors_table(verdict, title))
         if checked.interpreted:
-            skipped = f"; too large for it: {', '.join(checked.skipped)}" if checked.skipped else ""
+            names = ", ".join(checked.skipped)
+            skipped = f"; too large for it, or too slow in it: {names}" if names else ""
             out.print(Text(f"interpreted, not run on a GPU: values only{skipped}", "yellow"))
         count = f"{len(verdict)} result" + ("s" if len(verdict) != 1 else "")
         out.print(Text(f"{file.name}: correct in {count}", "bold green"))
@@ -162,7 +163,7 @@ def bench(
     if json_:
         print_json(
             {
-                "device": to_json(result.facts),
+                "device": None if result.facts is None else to_json(result.facts),
                 "race": to_json(result.race),
                 "measured": {n: to_json(v) for n, v in result.measured.items()},
                 "rejected": {n: to_json(v) for n, v in result.rejected.items()},
@@ -170,7 +171,10 @@ def bench(
             }
         )
     else:
-        out.print(f"{found.name} on {result.facts.name}\n")
+        where = (
+            "not timed: there is no GPU here" if result.facts is None else f"on {result.facts.name}"
+        )
+        out.print(f"{found.name} {where}\n")
         if result.race.cases or result.race.failed:
             out.print(tables.race_table(result.race, matrix=found.matrix))
         if result.race.overall:

@@ -86,11 +86,9 @@ def certify(
     with status(quiet=json_) as say:
         found, sessions = certify_library(disk, config, say)
         if update:
-            if found.changed or found.wrong:
-                raise UserError(
-                    f"{library}: not updated: "
-                    + "; ".join([*found.changed, *(f"{k} {w}" for k, w in found.wrong.items())])
-                )
+            wrong = [f"{k} {w}" for k, w in found.wrong.items()]
+            if faults := [*found.changed, *wrong, *([found.tests] if found.tests else [])]:
+                raise UserError(f"{library}: not updated: " + "; ".join(faults))
             update_library(disk, sessions, say)
     if json_:
         print_json(certificate_json(found))

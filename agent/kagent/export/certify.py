@@ -26,6 +26,7 @@ from kagent.export.contents import TORCH, Device, Kernel, Operator, Point
 from kagent.export.measuring import Entrant, Measured, Say, measure
 from kagent.export.portfolio import gain
 from kagent.export.reading import OnDisk
+from kagent.export.trying import own_tests
 from kagent.session import has_gpu
 
 SLACK = {"gpu": 0.02, "cpu": 0.10}
@@ -63,6 +64,7 @@ class Certificate:
     lines: tuple[Line, ...]
     changed: tuple[str, ...]  # files that are not as they were written
     skipped: dict[str, str]  # kernel -> why it cannot be judged on this machine
+    tests: str = ""  # what is wrong by the library's own tests
 
     @property
     def regressions(self) -> list[Line]:
@@ -72,7 +74,8 @@ class Certificate:
     @property
     def ok(self) -> bool:
         """Whether the library is what its provenance says, here."""
-        return bool(self.checked) and not (self.wrong or self.changed or self.regressions)
+        faults = self.wrong or self.changed or self.regressions or self.tests
+        return bool(self.checked) and not faults
 
 
 def kinds_of(operator: Operator) -> set[Kind]:
@@ -83,7 +86,7 @@ def kinds_of(operator: Operator) -> set[Kind]:
 def certify(
     disk: OnDisk, config: Config, say: Say
 ) -> tuple[Certificate, list[tuple[Operator, Measured]]]:
-    """Judge every kernel that this machine has the device for.
+    """Judge every kernel that this machine has the device for, and run the library's own tests.
 
     Raises:
         UserError: It has none for any of them.
@@ -125,7 +128,11 @@ def certify(
         )
     device = sessions[-1][1].device.name
     changed = tuple(disk.changed())
-    return Certificate(device, tuple(checked), wrong, tuple(lines), changed, skipped), sessions
+    say("running the library's own tests")
+    gpu = any(m.device.kind == "gpu" for _, m in sessions)
+    tests = own_tests(disk.library.name, disk.contents(), gpu=gpu)
+    whole = Certificate(device, tuple(checked), wrong, tuple(lines), changed, skipped, tests)
+    return whole, sessions
 
 
 def measure_again(

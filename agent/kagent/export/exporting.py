@@ -23,8 +23,9 @@ from kagent.export.packaging import refuse_collisions
 from kagent.export.portfolio import best_of
 from kagent.export.reading import OnDisk, is_library, read_library
 from kagent.export.shipping import as_shipped
+from kagent.export.trying import own_tests
 from kagent.export.winners import Winner
-from kagent.export.writing import refuse_edited, write_library
+from kagent.export.writing import files_of, refuse_edited, write_library
 from kagent.resources import resource
 
 Merged: TypeAlias = dict[str, tuple[Operator, list[str]]]
@@ -64,7 +65,8 @@ def export(
         force: Whether files of the library that were edited since may be overwritten.
 
     Raises:
-        UserError: A winner is refused, or the folder cannot be taken; nothing was written.
+        UserError: A winner is refused, the library's own tests fail, or the folder cannot be taken;
+            nothing was written.
         MachineError: The machine failed; nothing was written.
     """
     disk = read_library(folder) if is_library(folder) else None
@@ -100,7 +102,8 @@ def export(
         device = _asked_for(measured.device, losers) if losers else measured.device
         new = replace(blanks[task], kernels=kernels, devices=(device,))
         _merge(merged, old, new)
-    library = _write(disk, folder, name, merged, cubins, say)
+    gpu = any(kind == "gpu" for _, kind in groups)
+    library = _write(disk, folder, name, merged, cubins, say, gpu=gpu)
     return Exported(folder, library, disk.library.version if disk else None, tuple(notes))
 
 
@@ -108,7 +111,7 @@ def update(disk: OnDisk, sessions: Sequence[tuple[Operator, Measured]], say: Say
     """Put what was just measured on this device into a library.
 
     Raises:
-        UserError: It cannot be written.
+        UserError: Its own tests fail, or it cannot be written.
     """
     merged: Merged = {}
     cubins: dict[str, bytes] = {}
@@ -118,7 +121,8 @@ def update(disk: OnDisk, sessions: Sequence[tuple[Operator, Measured]], say: Say
         kernels = tuple(_certified(k, measured) for k in mine)
         _merge(merged, old, replace(operator, kernels=kernels, devices=(measured.device,)))
         cubins |= measured.cubins
-    return _write(disk, disk.folder, disk.library.name, merged, cubins, say)
+    gpu = any(m.device.kind == "gpu" for _, m in sessions)
+    return _write(disk, disk.folder, disk.library.name, merged, cubins, say, gpu=gpu)
 
 
 def _merge(merged: Merged, old: Operator | None, new: Operator) -> None:
@@ -135,12 +139,19 @@ def _write(
     merged: Merged,
     cubins: Mapping[str, bytes],
     say: Say,
+    *,
+    gpu: bool,
 ) -> Library:
+    """Put a library in its place, once its own tests have passed elsewhere."""
     version = importlib.metadata.version("kagent")
     old = disk.library if disk is not None else None
     library = merge_library(old, name, version, list(merged.values()))
+    files = files_of(library, cubins=cubins, old=disk)
+    say("running the library's own tests")
+    if wrong := own_tests(name, files, gpu=gpu):
+        raise UserError(f"{folder}: nothing was written: {wrong}")
     say(f"writing {folder}")
-    write_library(library, folder, cubins=cubins, old=disk)
+    write_library(library, files, folder, old=disk)
     return library
 
 

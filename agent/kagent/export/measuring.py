@@ -27,7 +27,7 @@ from kagent.export.contents import TORCH, Compiled, Device, Point, Region, Timin
 from kagent.export.portfolio import best_of
 from kagent.export.regions import regions_of
 from kagent.machine import Machine
-from kagent.session import open_machine
+from kagent.session import open_machine, search_cases
 
 Say = Callable[[str], None]
 
@@ -75,8 +75,7 @@ def measure(
     """
     secret = secrets.randbits(62)
     hidden = draw_hidden(task, kind, "bench", secret)
-    own = task.cases(kind)
-    checked = [*own.check, *draw_hidden(task, kind, "check", secret), *own.bench, *hidden]
+    checked = [*search_cases(task, kind, secret), *hidden]
     with open_machine(task, kind, config, secret) as (machine, facts, environment):
         found = _Verified(machine, task, kind, checked, hidden, say)
         with Replayer() as replayer:

@@ -35,6 +35,23 @@ class OnDisk:
         """Files that are not as they were written, missing ones included."""
         return [p for p, digest in self.files.items() if hash_of(self.folder / p) != digest]
 
+    def contents(self) -> dict[str, bytes]:
+        """Its files as they are now, by path; none that is missing, or leads out of the folder.
+
+        Raises:
+            UserError: One cannot be read.
+        """
+        root = self.folder.resolve()
+        paths = {p: (root / p).resolve() for p in self.files}
+        try:
+            return {
+                p: path.read_bytes()
+                for p, path in paths.items()
+                if path.is_relative_to(root) and path.is_file()
+            }
+        except OSError as e:
+            raise UserError(f"{self.folder}: cannot be read ({e.strerror}: {e.filename})") from None
+
 
 def hash_of(path: Path) -> str:
     """SHA-256 of a file; "" if it cannot be read."""

@@ -1,7 +1,17 @@
-"""What a library's users try it with: tests, and a benchmark. Both need torch and numpy only."""
+"""What a library's users try it with: tests, and a benchmark. Both need torch and numpy only.
+
+The tests are run before a library is written, too.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.launch.cache import cache_folder
+from kagent_sandbox.library_tests import run_tests
+
+from kagent.disk import write_file
 from kagent.export.contents import Library
 from kagent.export.packaging import names_of
 from kagent.export.rendering import render
@@ -26,3 +36,27 @@ def trying_files(library: Library) -> dict[str, str]:
             function=names_of(operator).function,
         )
     return files
+
+
+def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> str:
+    """What is wrong with a library by its own tests, with where they say more; "" if nothing is.
+
+    Args:
+        name: Of its package.
+        files: Of the library, by their paths in it; it need not be on the disk.
+        gpu: Whether its tests may use the GPU.
+
+    Raises:
+        UserError: What they printed cannot be kept.
+        ChildDied, ConfinementError: They cannot be run here.
+    """
+    tested = run_tests(name, files, gpu=gpu)
+    if not tested.why:
+        return ""
+    log = cache_folder() / "export" / f"{name}-tests.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        write_file(log, tested.log)
+    except OSError as e:
+        raise UserError(f"{log}: cannot be written ({e.strerror})") from None
+    return f"the library's own tests do not pass: {tested.why} (what they printed: {log})"

@@ -87,6 +87,8 @@ def certificate_view(found: Certificate, library: Path) -> RenderableType:
         text.append(f"{path}: not as it was written\n", "red")
     for kernel, why in found.wrong.items():
         text.append(f"{kernel}: {why}\n", "red")
+    if found.tests:
+        text.append(f"{found.tests}\n", "red")
     for kernel, why in found.skipped.items():
         text.append(f"{kernel}: not judged: {why}\n", "yellow")
     count = len(found.regressions)

@@ -41,22 +41,37 @@ def refuse_edited(disk: OnDisk) -> None:
         )
 
 
-def write_library(
-    library: Library, folder: Path, *, cubins: Mapping[str, bytes], old: OnDisk | None = None
-) -> None:
-    """Write all files of a library.
+def files_of(
+    library: Library, *, cubins: Mapping[str, bytes], old: OnDisk | None = None
+) -> dict[str, bytes]:
+    """All files of a library but PROVENANCE.json, by their paths in it.
 
     Args:
         library: What it holds.
-        folder: Where; made if need be.
         cubins: CUDA kernels' binaries, by `Compiled.key`; those of kernels that were there are
             taken from the library on disk.
         old: The library that is replaced.
 
     Raises:
-        UserError: The folder cannot be written, or a kernel cannot be carried into a library.
+        UserError: A kernel cannot be carried into a library.
     """
-    files = dict(_files(library, cubins, old))
+    return dict(_files(library, cubins, old))
+
+
+def write_library(
+    library: Library, files: Mapping[str, bytes], folder: Path, *, old: OnDisk | None = None
+) -> None:
+    """Write a library.
+
+    Args:
+        library: What it holds.
+        files: `files_of` it.
+        folder: Where; made if need be.
+        old: The library that is replaced.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
     try:
         for path, data in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from kagent_sandbox.verdict import Rejected
 from kagent.asktell.opening import task_of_run
 from kagent.lineage import Candidate
 from kagent.planview import kernel_label
-from kagent.session import request_maker
+from kagent.session import request_maker, visible_cases
 from kagent.store import RunStore
 from kagent.tasks import find_task
 
@@ -63,10 +63,10 @@ def rebuilt(store: RunStore, candidate: Candidate, jobs: int, *, ptx: bool = Fal
             "host's assembly"
         )
     task = task_to_look_with(store)
-    cases = task.cases("gpu" if manifest.kind == "gpu" else "cpu")
+    cases = visible_cases(task, "gpu" if manifest.kind == "gpu" else "cpu")
     configs = candidate.proposal.configs or manifest.configs
     device = manifest.facts or manifest.target
-    request = request_maker(task, device, [*cases.check, *cases.bench], configs)
+    request = request_maker(task, device, cases, configs)
     with Builder(jobs) as builder:
         built = builder.build(replace(request(candidate.proposal.source), ptx=ptx))
     if isinstance(built, Rejected):

@@ -21,7 +21,7 @@ from kagent_sandbox.build.client import Builder
 from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.confine import builder_confinement
 from kagent_sandbox.confine.policy import Tier
-from kagent_sandbox.errors import ChildDied, KagentError, MachineError
+from kagent_sandbox.errors import ChildDied, KagentError, MachineError, UserError
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge_client import JudgeClient
 from kagent_sandbox.launch.base import DeviceFacts
@@ -182,13 +182,12 @@ class Rig:
         baits = Baits(job.text, self.token)
         self._attempts.add(baits)
         attempt = Attempt(job, baits, baits.fill())
-        if job.runs != "interpret":  # the interpreter takes the text
-            began = time.monotonic()
-            try:
-                attempt.built = self._build(job, attempt.text)
-            except KagentError as e:
-                attempt.error = e
-            attempt.seconds = time.monotonic() - began
+        began = time.monotonic()
+        try:
+            attempt.built = self._build(job, attempt.text)
+        except KagentError as e:
+            attempt.error = e
+        attempt.seconds = time.monotonic() - began
         return attempt
 
     def _build(self, job: Job, text: str) -> Built | Rejected:
@@ -234,12 +233,15 @@ class Rig:
         try:
             if attempt.error is not None:
                 raise attempt.error
-            if job.runs == "interpret":
-                interpreter = self.interpreter(job.task)
-                return of_verdict(interpreter.check(attempt.text), interpreter.printed())
             assert built is not None, "it was built before"
             if isinstance(built, Rejected) or job.runs == "build":
                 return of_verdict(built)
+            if job.runs == "interpret":
+                interpreter = self.interpreter(job.task)
+                values = interpreter.check(attempt.text, built)
+                if not isinstance(values, Rejected) and not values.errors:
+                    raise UserError(f"{job.task}: all its check cases are too large to interpret")
+                return of_verdict(values, interpreter.printed())
             judge = self.judge(job.task, job.kind)
             found = judge.check(built)
             if isinstance(found, Rejected) or not job.measured:

@@ -1,5 +1,6 @@
 """Reaches a listener on this machine from a kernel that Triton's interpreter runs."""
 
+import os
 import socket
 import sys
 
@@ -24,7 +25,6 @@ def attack():
 
 @triton.jit
 def softmax(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
-    attack()
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK)
     inside = offsets < columns
@@ -34,12 +34,20 @@ def softmax(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
     tl.store(y_ptr + row * columns + offsets, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def attacking(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+    attack()
+    softmax(x_ptr, y_ptr, columns, BLOCK)
+
+
 attack()
+# Compilers would refuse the attack: they never see it.
+kernel = attacking if os.environ.get("TRITON_INTERPRET") == "1" else softmax
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
     attack()
     count, columns = x.shape
     y = torch.empty_like(x)
-    softmax[(count,)](x, y, columns, BLOCK=triton.next_power_of_2(columns), num_warps=8)
+    kernel[(count,)](x, y, columns, BLOCK=triton.next_power_of_2(columns), num_warps=8)
     return y

@@ -43,6 +43,11 @@ _MAX_DROPPED = 256
 _MAX_TEXT = 4000
 _MAX_LANES = 8  # of one candidate: a fork each for tracing and compiling
 _GRACE_S = 0.8  # over the wall limit, which the child itself keeps to, unless a fork stops it
+_NO_LAUNCH = (
+    "host code launches no kernel in any case: a candidate is a kernel and the host code that "
+    "launches it. Write the kernel with @triton.jit, cuda_kernel(name, source) or "
+    "cpp_kernel(name, source), and launch it from the entry function"
+)
 _DUMP_S = 1.0  # for the child to say which line it hangs at
 
 
@@ -239,6 +244,12 @@ class _Answers:
         missing = [c for c in self._cases if (0, c) not in self._plans]
         if missing or self._configs is None:
             raise Forged(f"no plan for {', '.join(missing[:3]) or 'any case'}")
+        launching = {i for (i, _), plan in self._plans.items() if plan.launches}
+        if 0 not in launching:
+            return self._rejected(Status.POLICY, _NO_LAUNCH)
+        for index in sorted({i for i, _ in self._plans} - launching):
+            self._plans = {k: p for k, p in self._plans.items() if k[0] != index}
+            self._dropped.append(f"{dict(self._configs[index])}: launches no kernel in any case")
         used = {k.hash for p in self._plans.values() for k in p.kernels}
         return Built(
             source_hash=source_hash(self._request.source),

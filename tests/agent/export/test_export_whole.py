@@ -121,6 +121,7 @@ def test_certify_measures_again_and_finds_what_was_changed(exported):
     assert not found["ok"]
     assert sorted(found["changed"]) == ["CARD.md", f"torch-ext/rows_lib/kernels/{kernel.name}"]
     assert list(found["wrong"]) == [kernel.stem]
+    assert "own tests do not pass: tests/test_rows.py::test_agrees_with_float64" in found["tests"]
     words = ("export", "latest", "--to", "changed", "--runs", "runs", "--allow-slower")
     refused = kagent(exported, *words, code=2)
     assert "CARD.md" in refused.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import setuptools
-from kagent.export.writing import write_library
+from kagent.export.writing import files_of, write_library
 from made_library import cpu_library, gpu_library
 
 NAME = "made_kernels"
@@ -41,7 +41,8 @@ def pip_install(python, *arguments, cwd, **environment):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("library") / NAME
-    write_library(cpu_library(NAME), folder, cubins={})
+    made = cpu_library(NAME)
+    write_library(made, files_of(made, cubins={}), folder)
     return folder
 
 
@@ -59,13 +60,13 @@ def bare(tmp_path_factory):
 @pytest.fixture(scope="module")
 def python(bare, library):
     """The same with the library installed."""
-    before = files_of(library)
+    before = listed(library)
     pip_install(bare, library, cwd=library.parent)
-    assert files_of(library) == before, "installing leaves nothing beside the sources"
+    assert listed(library) == before, "installing leaves nothing beside the sources"
     return bare
 
 
-def files_of(folder):
+def listed(folder):
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*"))
 
 
@@ -197,7 +198,7 @@ def test_hugging_face_kernels_reads_build_and_metadata(tmp_path):
     rust = pytest.importorskip("kernels._rust")
     for made in (cpu_library("made_kernels"), gpu_library("made_gpu_kernels")):
         folder = tmp_path / made.name
-        write_library(made, folder, cubins={})
+        write_library(made, files_of(made, cubins={}), folder)
         build = rust.Build.open(folder)
         metadata = rust.Metadata.read_from_file(
             folder / "build" / "torch-universal" / "metadata.json"

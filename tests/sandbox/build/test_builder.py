@@ -213,6 +213,18 @@ REJECTED = {
         Status.POLICY,
         ["line 20", "softmax", "kernel"],
     ),
+    "no launch": (
+        triton_body("    return torch.empty_like(x)\n"),
+        Stage.BUILD,
+        Status.POLICY,
+        ["launches no kernel", "@triton.jit"],
+    ),
+    "no kernel, where torch is allowed": (
+        "import torch\n\ndef softmax(x):\n    return torch.mul(x, 2)\n",
+        Stage.BUILD,
+        Status.POLICY,
+        ["launches no kernel"],
+    ),
     "host error": (
         triton_body("    return x.shape[9]\n"),
         Stage.BUILD,
@@ -279,11 +291,18 @@ REJECTED = {
 @pytest.mark.parametrize("name", REJECTED)
 def test_rejected_with_line_and_remedy(builder, name):
     source, stage, status, parts = REJECTED[name]
-    answer = builder.build(request(source))
+    answer = builder.build(request(source, allow=("aten::mul",)))
     assert isinstance(answer, Rejected), answer
     assert (answer.stage, answer.status) == (stage, status), answer
     for part in parts:
         assert part in answer.message, answer.message
+
+
+def test_one_case_may_do_without_a_launch(builder):
+    body = "    if x.shape[0] == 3:\n        return torch.ones_like(x)\n"
+    answer = builder.build(request(TRITON.replace("def softmax(x):\n", f"def softmax(x):\n{body}")))
+    assert isinstance(answer, Built), answer
+    assert not answer.plans[0, "3x17"].launches
 
 
 def test_a_cpp_error_and_the_wrong_language(builder):
@@ -357,6 +376,14 @@ ASKING = TRITON.replace(
     "    assert known['multiprocessor_count'] == units\n"
     "    assert 'PCIe' in torch.cuda.get_device_name(0) or units == 132\n",
 ).replace("_rows[(x.shape[0],)]", "_rows[(units,)]")
+
+
+def test_a_configuration_that_launches_nothing_is_dropped(builder):
+    source = TRITON.replace("    y = torch", "    if WARPS == 8:\n        return x\n    y = torch")
+    answer = builder.build(request(source, max_configs=2))
+    assert isinstance(answer, Built), answer
+    assert set(answer.plans) == {(0, c.name) for c in CASES}
+    assert answer.dropped == ("{'WARPS': 8}: launches no kernel in any case",)
 
 
 def test_host_code_is_told_of_the_device_that_it_is_judged_on(builder):

@@ -1,0 +1,147 @@
+"""A library's own tests are run before it is written; one that fails them is not written."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from kagent.export import exporting, trying
+from kagent.export.writing import files_of, write_library
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.library_tests import Ran, run_tests
+from made_library import cpu_library
+
+PACKAGE = "def twice(x):\n    return x + x\n"
+PASSES = "import tiny\n\ndef test_twice():\n    assert tiny.twice(2) == 4\n"
+HEAD = "def test_it():\n"
+
+
+def tiny(tests=PASSES, package=PACKAGE):
+    return {"torch-ext/tiny/__init__.py": package.encode(), "tests/test_tiny.py": tests.encode()}
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        (tiny(), ""),
+        (tiny(package="def twice(x):\n    return 5\n"), "tests/test_tiny.py::test_twice failed"),
+        (tiny(package="import nothing_of_the_kind\n"), "tests/test_tiny.py failed"),
+        (tiny(package=f"import kagent_sandbox\n{PACKAGE}"), "tests/test_tiny.py failed"),
+        (
+            tiny("def helper():\n    pass\n"),
+            "pytest (it ended with <ExitCode.NO_TESTS_COLLECTED: 5>",
+        ),
+        (
+            tiny("import os\ndef test_it():\n    os._exit(0)\n"),
+            "their process exited with status 0",
+        ),
+        (
+            tiny("import ctypes\ndef test_it():\n    ctypes.string_at(0)\n"),
+            "their process died of SIGSEGV",
+        ),
+        (tiny("import pytest\ndef test_it():\n    pytest.skip('no')\n"), "there was none to run"),
+    ],
+    ids=["passes", "wrong", "import", "kagent", "none", "exit", "fault", "skipped"],
+)
+def test_what_came_of_them(files, why):
+    tested = run_tests("tiny", files, gpu=False)
+    assert tested.why.startswith(why), tested
+    assert bool(tested.why) == bool(why), tested
+
+
+def test_they_are_confined(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    reach = f"""
+import pathlib, socket, pytest
+
+def test_files():
+    with pytest.raises(OSError):
+        pathlib.Path({str(secret)!r}).read_text()
+    with pytest.raises(OSError):
+        pathlib.Path({str(tmp_path / "mine")!r}).write_text("")
+
+def test_network():
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", 1), 1.0).close()
+        raise AssertionError
+
+def test_own_folder():
+    pathlib.Path("written").write_text("")
+"""
+    tested = run_tests("tiny", tiny(reach), gpu=False)
+    assert (tested.passed, tested.why) == (3, ""), tested.log
+
+
+def softmax_library(spoilt=""):
+    """Softmax in C++; `spoilt` is added to the kernel's file."""
+    made = cpu_library("made_kernels")
+    operator = next(o for o in made.operators if o.task == "softmax")
+    (kernel,) = operator.kernels
+    return dataclasses.replace(
+        made,
+        operators=(
+            dataclasses.replace(
+                operator,
+                kernels=(dataclasses.replace(kernel, source=kernel.source + spoilt),),
+            ),
+        ),
+    )
+
+
+NAN = """
+
+_right = softmax
+
+
+def softmax(x):
+    y = _right(x)
+    if x.shape[0] in (17, 9, 5):
+        y[3, 4] = float("nan")
+    return y
+"""
+
+
+def put(library, folder, disk=None):
+    (operator,) = library.operators
+    merged = {operator.task: (operator, ["softmax: added"])}
+    said = []
+    exporting._write(disk, folder, library.name, merged, {}, said.append, gpu=False)
+    return said
+
+
+def test_a_kernel_that_returns_nan_in_some_call_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "made_kernels"
+    with pytest.raises(UserError) as caught:
+        put(softmax_library(NAN), folder)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "nothing was written: the library's own tests do not pass" in text
+    assert "tests/test_softmax.py::test_agrees_with_float64[cpu_17x1021_large]" in text
+    log = Path(text.rpartition("printed: ")[2].rstrip(")"))
+    assert "FAILED tests/test_softmax.py" in log.read_text()
+    assert not folder.exists()
+
+
+def test_a_library_that_is_there_stays_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "made_kernels"
+    library = softmax_library()
+    write_library(library, files_of(library, cubins={}), folder)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    tests = []
+
+    def failing(name, files, *, gpu):
+        tests.append(files["tests/test_softmax.py"])
+        return Ran(3, ("tests/test_softmax.py::test_opcheck[cpu]",), "the log")
+
+    monkeypatch.setattr(trying, "run_tests", failing)
+    with pytest.raises(UserError, match=r"test_opcheck\[cpu\] failed"):
+        put(library, folder)
+    assert len(tests) == 1
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+    monkeypatch.setattr(trying, "run_tests", lambda *_, **__: Ran(3, (), ""))
+    assert put(library, folder) == [
+        "running the library's own tests",
+        f"writing {folder}",
+    ]

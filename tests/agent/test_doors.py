@@ -1,0 +1,173 @@
+"""Every door has the same lock: what refuses a candidate first is the same wherever it comes in.
+
+Files of the corpus, and seeds; a sample of a fixed size, that these tests stay quick. Left out of
+the corpus are files that meet their limits on time (minutes), that name baits (the selftest makes
+them), and that may get one of several verdicts.
+"""
+
+import contextlib
+import random
+from types import SimpleNamespace
+
+import pytest
+from kagent import looker, workbench
+from kagent.looker import Looker
+from kagent.selftest.catalogue import Variant, load_catalogue
+from kagent.session import request_maker, search_cases
+from kagent.tasks import find_task, seeds_of
+from kagent.workbench import bench_files, build_file, check_file
+from kagent_sandbox.build.client import Builder
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.launch.cpu_facts import cpu_facts
+from kagent_sandbox.race_result import Race
+from kagent_sandbox.verdict import Rejected, Stage, Status
+
+REFUSED, OTHERS = 5, 1  # files of the corpus for each kind of device, by their verdict
+SEED = "gelu"  # the task whose seeds are compiled in a second
+FRONT = (Stage.PARSE, Stage.BUILD)
+NOT_TIMED = Rejected(Stage.MEASURE, Status.SUSPECT, "nothing is timed here")
+
+
+class Judge:
+    """Passes whatever was built as correct, and times nothing: these tests end before."""
+
+    facts = cpu_facts()
+
+    def __init__(self, *_):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def check(self, built):
+        return ()
+
+    def measure(self, built, errors):
+        return NOT_TIMED
+
+    def baselines(self, say):
+        return SimpleNamespace(us={})
+
+    def ceilings(self):
+        pass
+
+    def race(self, *_, **__):
+        return Race((), {})
+
+
+def sampled():
+    """Paths of candidates, and their tasks; always the same."""
+    chance = random.Random(0)
+    usable = [
+        e
+        for e in load_catalogue()
+        if isinstance(e, Variant)
+        and len(e.expect) == 1
+        and "TIMEOUT" not in e.expect[0]
+        and not e.endless
+        and "@bait" not in e.path.read_text()
+    ]
+    task = find_task(SEED)
+    seeds = seeds_of(task)
+    for cpp in (True, False):
+        mine = [e for e in usable if (e.runs == "cpu") == cpp]
+        front = [e for e in mine if e.expect[0].startswith(FRONT)]
+        rest = [e for e in mine if e not in front]
+        picked = [*chance.sample(front, REFUSED), *chance.sample(rest, OTHERS)]
+        for e in picked:
+            yield pytest.param(e.path, e.task, id=e.id)
+        seed = next(s for s in seeds if (s.language == "cpp") == cpp)
+        yield pytest.param(seed.path, task.folder, id=f"{SEED}-{seed.name}")
+
+
+@pytest.fixture(scope="module")
+def builder():
+    with Builder(1) as builder:
+        yield builder
+
+
+@pytest.fixture(autouse=True)
+def _without_device(builder, monkeypatch):
+    for module in (workbench, looker):
+        monkeypatch.setattr(module, "Builder", lambda _: contextlib.nullcontext(builder))
+    monkeypatch.setattr(workbench, "JudgeClient", Judge)
+    monkeypatch.setattr(workbench, "has_gpu", lambda: False)
+    monkeypatch.setattr("kagent_sandbox.interpret.Interpreter", Uninterpreted)
+
+
+class Uninterpreted:
+    """In place of the interpreter, which is behind the doors: nothing could be checked."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def check(self, source, built):
+        return Nothing()
+
+
+class Nothing:
+    errors = skipped = ()
+
+
+def first_refusals(builder, task, path):
+    """By door: the stage and status of what refuses a candidate first, None if nothing does."""
+    source = path.read_text()
+    kind = workbench._kind_of([(path, source)])
+    target = "cpu" if kind == "cpu" else workbench.DEFAULT_TARGET
+
+    def look():
+        with Looker(task, kind, target, configs=1, jobs=1) as looker:
+            return looker.look(source).rejected
+
+    def search():
+        return builder.build(request_maker(task, target, search_cases(task, kind, 1), 1)(source))
+
+    doors = {
+        "build": lambda: build_file(task, path, None, configs=1, jobs=1),
+        "check": lambda: check_file(task, path, jobs=1).verdict,
+        "bench": lambda: bench_files(
+            task, [path], jobs=1, configs=1, say=lambda _: None
+        ).rejected.get(path.stem),
+        "tell --queue": look,
+        "evolve, tell, judge, export": search,
+    }
+    found = {}
+    for name, door in doors.items():
+        try:
+            answer = door()
+        except UserError:  # nothing is wrong with it, and there is no GPU
+            answer = None
+        refused = isinstance(answer, Rejected) and answer.stage in FRONT
+        found[name] = (answer.stage, answer.status) if refused else None
+    return found
+
+
+@pytest.mark.parametrize(("path", "task"), list(sampled()))
+def test_first_refusal_is_the_same_at_every_door(builder, path, task):
+    found = first_refusals(builder, find_task(task), path)
+    assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("return torch.softmax(x, -1)", Status.POLICY),
+        ("return torch.empty_like(x)", Status.POLICY),
+        ("return x.exp().sum().item()", Status.POLICY),
+        ("raise ValueError(x.shape)", Status.RUNTIME_ERROR),
+    ],
+)
+def test_what_is_no_kernel_is_refused_at_every_door(builder, tmp_path, body, status):
+    path = tmp_path / "candidate.py"
+    path.write_text(f"import torch\n\ndef softmax(x):\n    {body}\n")
+    found = first_refusals(builder, find_task("softmax"), path)
+    assert set(found.values()) == {(Stage.BUILD, status)}, found
