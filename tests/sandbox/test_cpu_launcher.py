@@ -42,7 +42,9 @@ HEAD = """
 #include <csignal>
 #include <ctime>
 #include <unistd.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 """
 KERNELS = {
     "scale": "void scale(const float* x, float* y, int64_t n, float f) {\n"
@@ -68,6 +70,10 @@ KERNELS = {
     "more": "void more(float* x) {\n#pragma omp parallel num_threads(64)\nx[0] = 1; }",
     "forks": "void forks(float* x) { x[0] = fork() < 0; }",
     "sockets": "void sockets(float* x) { x[0] = socket(1, 1, 0) < 0; }",
+    "filters": "void filters(float* x) { struct { unsigned short c; char t, f; unsigned k; }"
+    " allow = {6, 0, 0, 0x7FFF0000}; struct { unsigned short n; void* p; } all = {1, &allow};"
+    " x[0] = syscall(SYS_seccomp, 1, 0, &all) && syscall(SYS_seccomp, 0, 0, 0)"
+    " && prctl(PR_SET_SECCOMP, 2, &all); }",
     "eats": "void eats(float* x) { for (;;) { char* p = (char*)malloc(1 << 24); if (!p) abort();"
     " for (int i = 0; i < 1 << 24; i += 4096) p[i] = 1; } }",
     "timer": "void timer(float* x) { x[0] = alarm(1) == -1u; struct sigevent e = {};"
@@ -260,7 +266,7 @@ def test_faults_of_native_code_are_named(launcher, name, status, text):
         pass
 
 
-@pytest.mark.parametrize("name", ["forks", "sockets", "answer"])
+@pytest.mark.parametrize("name", ["forks", "sockets", "filters", "answer"])
 def test_native_code_is_locked_from_its_constructors_on(launcher, arena, name):
     with launcher.quiesced():
         arena.view(tensor(1, 1), 4096).zero_()

@@ -77,6 +77,7 @@ def cpu_launcher_confinement(
         disk_bytes=512 << 20,
         disk_files=4096,
         execute=False,
+        tightens=True,  # launch.cpu_exec: no new threads once the pools have started
         tier=tier,
     )
 
