@@ -128,6 +128,11 @@ class ForkServer:
         assert self._process is not None, "start it first"
         return self._process.pid
 
+    @property
+    def alive(self) -> int:
+        """How many children were started and have not been seen to end."""
+        return len(self._children)
+
     def _wait_ready(self) -> Isolation:
         if self._isolation is not None:
             return self._isolation

@@ -10,7 +10,7 @@ import torch
 from kagent_sandbox.errors import MachineError
 from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.launch.cpu_arena import CpuArena
-from kagent_sandbox.launch.cpu_backend import CpuBackend
+from kagent_sandbox.launch.cpu_backend import CpuBackend, shares
 from kagent_sandbox.launch.cpu_ceilings import cached_ceilings
 from kagent_sandbox.plan import (
     Alloc,
@@ -115,7 +115,7 @@ def hash_of(text):
 
 @pytest.fixture(scope="module")
 def backend():
-    with CpuBackend(memory_bytes=1 << 30) as backend:
+    with CpuBackend(memory_bytes=512 << 20) as backend:
         yield backend
 
 
@@ -287,8 +287,28 @@ def test_no_thread_is_started_after_the_first_kernel(launcher):
 
 def test_memory_is_limited(launcher):
     launcher.prepare("bad", simple("eats"), AT)
-    with pytest.raises(LaunchFailed, match=r"SIGABRT|memory limit of 1024 MiB"):
+    with pytest.raises(LaunchFailed, match=r"SIGABRT|memory limit of 512 MiB"):
         launcher.run("bad", limit_s=20.0)
+
+
+@pytest.mark.parametrize("machine_gib", [2, 4, 7, 16, 23, 512])
+def test_all_launchers_together_have_half_of_the_memory(machine_gib):
+    together, memory, disk = shares(machine_gib << 30)
+    assert (together + 1) * (memory + disk) <= machine_gib << 29
+    assert together >= (3 if machine_gib >= 4 else 1)  # a run's final race has three
+    assert memory >= 256 << 20  # torch starts, and something is left
+
+
+def test_no_more_launchers_live_than_have_memory(backend, arena, monkeypatch):
+    before = backend._server.alive
+    monkeypatch.setattr(backend, "_together", before + 2)
+    two = [backend.launcher(arena) for _ in range(2)]
+    with pytest.raises(MachineError, match=r"share half of this machine's memory.*compare fewer"):
+        backend.launcher(arena)
+    two.pop().close()
+    two.append(backend.launcher(arena))
+    for launcher in two:
+        launcher.close()
 
 
 def test_every_sample_runs_every_key_once(launcher, arena):

@@ -223,7 +223,7 @@ def _new_namespace(_: Facts) -> None:
 
 
 def _filter_own_calls(_: Facts) -> None:
-    """By a filter that allows everything: another one could answer calls that the judge waits for."""
+    """By a filter that allows everything: another one could answer calls that do nothing."""
     allow = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000), 8)
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 1, ctypes.addressof(allow)), 16)
     try:
