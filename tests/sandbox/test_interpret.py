@@ -1,8 +1,14 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kagent.tasks import find_task
 from kagent_sandbox.interpret import Interpreted, Interpreter
 from kagent_sandbox.interpret_worker import round_to_bf16, widen_bf16
 from kagent_sandbox.task import load_task
@@ -193,3 +199,29 @@ def test_rounding_to_bfloat16_is_torchs(values):
     ours = torch.from_numpy(widen_bf16(round_to_bf16(data)))
     theirs = torch.from_numpy(data).bfloat16().float()
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+HERE = Path(__file__).parent
+
+
+def test_the_repaired_interpreter_computes_as_torch_does():
+    """Conversions and arithmetic of bfloat16; reductions and scans, as precise as in a tree."""
+    ended = subprocess.run(
+        [sys.executable, HERE / "interpreted_arithmetic.py"],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert len(ended.stdout.splitlines()) == 20
+
+
+@pytest.mark.parametrize("name", ["triton_two_kernels", "triton_persistent"])
+def test_honest_kernels_are_not_called_wrong(name):
+    """float64 scratch between kernels; a reduction with a function of the kernel's own."""
+    with Interpreter(find_task("softmax"), 0) as interpreter:
+        found = interpreter.check((HERE / "honest" / f"{name}.py").read_text())
+    assert isinstance(found, Interpreted), found
+    assert {e.case for e in found.errors} >= {"bf16_24x1500_far_from_0", "fp32_2x16384_spread"}
