@@ -28,7 +28,8 @@ from kagent_sandbox.channel import Channel, ChannelError
 from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.confine.policy import Confinement, Tier, asked_for
 from kagent_sandbox.errors import ChildDied
-from kagent_sandbox.spawned import Child, Exit, printable
+from kagent_sandbox.runtime.text import printable
+from kagent_sandbox.spawned import Child, Exit
 from kagent_sandbox.usage import remove_tree
 
 __all__ = ["Child", "Exit", "ForkServer", "Isolation", "printable"]

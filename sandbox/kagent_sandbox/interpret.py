@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 
+from kagent_sandbox.build.client import syntax_error
 from kagent_sandbox.build.request import ScalarSpec, TensorSpec
 from kagent_sandbox.build.targets import parse_target
 from kagent_sandbox.channel import ChannelError, ChannelTimeout
@@ -22,8 +23,9 @@ from kagent_sandbox.forkserver import ForkServer
 from kagent_sandbox.judge import check_cases
 from kagent_sandbox.launch.plan_ops import dtype_of
 from kagent_sandbox.plan import ITEMSIZE
+from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.session import Disqualified
-from kagent_sandbox.spawned import printable
+from kagent_sandbox.syntax import refuse_unseen
 from kagent_sandbox.task import build_case
 from kagent_sandbox.verdict import CaseError, Rejected, Stage, Status
 
@@ -94,6 +96,10 @@ class Interpreter:
             TaskError: The task's reference.py fails.
             ConfinementError: This host cannot confine the process.
         """
+        try:
+            refuse_unseen(source)
+        except SyntaxError as e:
+            return syntax_error(e, source)
         small = [c for c in self._cases if self._elements(c) <= self._most_elements]
         skipped = [c.name for c in self._cases if c not in small]
         errors: list[CaseError] = []

@@ -140,6 +140,7 @@ def test_a_bfloat16_product_passes(interpreter):
         ("    return c", "    return undefined_name", Status.RUNTIME_ERROR, "line"),
         ("def matmul", "def other", Status.RUNTIME_ERROR, "matmul"),
         ("import torch", "import torch (", Status.COMPILE_ERROR, "SyntaxError"),
+        ("import torch", "import torch  # \u2066", Status.COMPILE_ERROR, "U+2066 (LEFT-TO-RIGHT"),
         ("tl.constexpr(0)", "tl.constexpr(1 << 40)", Status.RUNTIME_ERROR, "outside"),
     ],
 )
@@ -149,7 +150,7 @@ def test_wrong_candidates_are_rejected(interpreter, old, new, status, text):
     assert isinstance(verdict, Rejected), verdict
     assert verdict.status is status, verdict
     assert text in verdict.message
-    assert verdict.stage in {Stage.BUILD, Stage.CHECK}
+    assert verdict.stage in {Stage.PARSE, Stage.BUILD, Stage.CHECK}
 
 
 FORGE = """

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 
+from .text import printable
+
 MAX_MESSAGE_CHARS = 2000
 NOT_THERE = "No such file or directory"
 _OUT_OF_REACH = re.compile(
@@ -36,7 +38,7 @@ class CompileError(KernelError):
     """
 
     def __init__(self, kernel: str, message: str, *, over_limit: bool = False) -> None:
-        text = _OUT_OF_REACH.sub(f": {NOT_THERE}", printable(message))
+        text = _OUT_OF_REACH.sub(f": {NOT_THERE}", printable(message.expandtabs(4)))
         if len(text) > MAX_MESSAGE_CHARS:
             text = text[:MAX_MESSAGE_CHARS] + " [cut]"
         super().__init__(f"kernel {kernel}: {text}")
@@ -52,8 +54,3 @@ class LaunchError(KernelError):
         self.name = name
         self.text = text
         self.doing = doing
-
-
-def printable(text: str) -> str:
-    """Without control characters (terminal escapes), tabs as spaces."""
-    return "".join(c for c in text.expandtabs(4) if c == "\n" or c.isprintable())
