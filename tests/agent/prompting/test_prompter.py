@@ -272,6 +272,17 @@ def test_what_others_wrote_stands_in_prompts_as_visible_data(toy, lines, unparsa
         assert all(re.match(r"#+ (The parent: |The rejected file: )?#\d", n) for n in named), named
 
 
+def test_a_softmax_is_told_what_a_difference_of_logarithms_costs():
+    says = "as exp(x − lse) by |lse|, and fp32 results are then out of tolerance. There is no"
+    for name in task_names():
+        for kind, target in (("cpu", "cpu"), ("gpu", "sm_90a")):
+            task = find_task(name)
+            prompter = Prompter(task, kind, target, Situation())
+            setting = Setting(task, kind, target, 50, 0, 4, tuple(TEMPLATES))
+            brief = first_brief(setting, seeds_for(task, kind, "any"))
+            assert (says in prompter.write(brief).system) == (name == "softmax")
+
+
 def test_languages_follow_the_run():
     task = find_task("softmax")
     brief = h100.brief(Operator.REWRITE)
