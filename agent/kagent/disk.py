@@ -6,12 +6,13 @@ import errno
 import fcntl
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from kagent_sandbox.errors import RunError
+from kagent_sandbox.errors import RunError, UserError
 
 _TABLE = (
     "CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, "
@@ -118,6 +119,40 @@ def read_file(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise RunError(f"{path}: {e}") from None
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """All bytes of a file that somebody names, or of one that a link leads to.
+
+    A device or a pipe is not opened: to open some does something, others never end, or begin when
+    somebody writes. One that takes the file's place meanwhile is opened without waiting, and not
+    read.
+
+    Raises:
+        OSError: It cannot be read.
+        UserError: It is no plain file, or a larger one.
+    """
+    _require_regular(path, os.stat(path), most_bytes)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    with open(fd, "rb") as file:
+        _require_regular(path, os.fstat(fd), most_bytes)
+        data = file.read(most_bytes + 1)  # what grows, or has no size, is not read further
+    if len(data) > most_bytes:
+        raise UserError(_too_large(path, most_bytes))
+    return data
+
+
+def _require_regular(path: Path, found: os.stat_result, most_bytes: int) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise UserError(f"{path}: a folder, where a file was expected")
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"{path}: a device, pipe or socket, where a plain file was expected")
+    if found.st_size > most_bytes:
+        raise UserError(_too_large(path, most_bytes))
+
+
+def _too_large(path: Path, most_bytes: int) -> str:
+    return f"{path}: larger than {most_bytes >> 20} MiB, the most that is read"
 
 
 @contextmanager

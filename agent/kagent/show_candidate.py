@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.records import to_json
+from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.verdict import Passed, Rejected
 from rich.console import Group, RenderableType
 from rich.syntax import Syntax
@@ -151,7 +152,7 @@ def _origin_text(origin: Origin) -> str:
 
 def source_diff(before: Candidate, after: Candidate) -> list[str]:
     """Unified diff of two candidates' sources."""
-    old, new = (c.proposal.source.splitlines() for c in (before, after))
+    old, new = (printable(c.proposal.source).splitlines() for c in (before, after))
     return list(difflib.unified_diff(old, new, f"#{before.id}", f"#{after.id}", lineterm=""))
 
 
@@ -164,7 +165,8 @@ def styled_diff(before: Candidate, after: Candidate) -> Text:
 
 def _listing(source: str) -> Text:
     """Numbered lines: messages name them."""
-    lines = Syntax("", "python", theme="ansi_dark").highlight(source.rstrip("\n")).split("\n")
+    text = printable(source).rstrip("\n")
+    lines = Syntax("", "python", theme="ansi_dark").highlight(text).split("\n")
     return Text("\n").join(
         Text(f"{number:>4} ", "dim").append_text(line) for number, line in enumerate(lines, 1)
     )

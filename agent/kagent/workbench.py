@@ -18,11 +18,14 @@ from kagent_sandbox.race_result import BEST_OF_TORCH, Race
 from kagent_sandbox.task import Kind, Task
 from kagent_sandbox.verdict import CaseError, Passed, Rejected
 
+from kagent.disk import read_regular
 from kagent.lineage import language_of_source
 from kagent.looker import Looker
 from kagent.session import has_gpu, request_maker, search_cases, visible_cases
 
 DEFAULT_TARGET = "sm_90a"
+MOST_FILE_BYTES = 16 << 20
+"""Of a file that is read: a reply may hold more than its kernel, of which a builder takes 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,14 @@ class Benched:
 
 
 def read_candidate(path: Path) -> str:
-    """A candidate's text.
+    """The text of a candidate, or of an answer that holds one, in lines that end in newlines.
 
     Raises:
-        UserError: It cannot be read.
+        UserError: It cannot be read, is no plain file, no text, or too large.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        text = read_regular(path, MOST_FILE_BYTES).decode("utf-8-sig")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except OSError as e:

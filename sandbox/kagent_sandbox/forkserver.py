@@ -28,7 +28,8 @@ from kagent_sandbox.channel import Channel, ChannelError
 from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.confine.policy import Confinement, Tier, asked_for
 from kagent_sandbox.errors import ChildDied
-from kagent_sandbox.spawned import Child, Exit, printable
+from kagent_sandbox.runtime.text import printable
+from kagent_sandbox.spawned import Child, Exit
 from kagent_sandbox.usage import remove_tree
 
 __all__ = ["Child", "Exit", "ForkServer", "Isolation", "printable"]
@@ -127,6 +128,11 @@ class ForkServer:
         """Of the fork-server's process."""
         assert self._process is not None, "start it first"
         return self._process.pid
+
+    @property
+    def alive(self) -> int:
+        """How many children were started and have not been seen to end."""
+        return len(self._children)
 
     def _wait_ready(self) -> Isolation:
         if self._isolation is not None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 
+from kagent_sandbox.build.client import syntax_error
 from kagent_sandbox.build.identity import source_hash
 from kagent_sandbox.build.request import Built, ScalarSpec, TensorSpec
 from kagent_sandbox.build.targets import parse_target
@@ -29,8 +30,9 @@ from kagent_sandbox.judge import check_cases
 from kagent_sandbox.launch.cpu_backend import CpuBackend
 from kagent_sandbox.launch.plan_ops import dtype_of
 from kagent_sandbox.plan import ITEMSIZE, Launch, TorchOp
+from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.session import Disqualified, Session
-from kagent_sandbox.spawned import printable
+from kagent_sandbox.syntax import refuse_unseen
 from kagent_sandbox.task import build_case
 from kagent_sandbox.verdict import CaseError, Rejected, Stage, Status
 
@@ -132,6 +134,10 @@ class Interpreter:
             TaskError: The task's reference.py fails.
             ConfinementError: This host cannot confine the process.
         """
+        try:
+            refuse_unseen(source)
+        except SyntaxError as e:
+            return syntax_error(e, source)
         small = [c for c in self._cases if self._elements(c) <= self._most_elements]
         skipped = [c.name for c in self._cases if c not in small]
         small.sort(key=self._elements)

@@ -14,6 +14,9 @@ from typing import Self, cast
 from kagent_sandbox import process_tree
 from kagent_sandbox.channel import Channel, ChannelError
 from kagent_sandbox.errors import ChildDied
+from kagent_sandbox.runtime.text import printable
+
+_LOG_CHARS = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Exit:
     reason: str | None  # which limit ended it, or "killed" by the client
     max_rss_mib: float
     cpu_s: float
-    log_tail: str  # end of stdout and stderr, without control characters
+    log_tail: str  # end of stdout and stderr, every character visible
 
     def describe(self) -> str:
         """One line: what ended the child, naming the signal."""
@@ -156,7 +159,7 @@ class Child:
             reason=cast("str | None", report["reason"]),
             max_rss_mib=float(cast("float", report.get("max_rss_mib", 0.0))),
             cpu_s=float(cast("float", report.get("cpu_s", 0.0))),
-            log_tail=printable(str(report.get("log_tail", ""))),
+            log_tail=printable(str(report.get("log_tail", "")))[-_LOG_CHARS:],
         )
 
     def close(self) -> None:
@@ -166,11 +169,3 @@ class Child:
         if self._pidfd is not None and self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
-
-
-def printable(text: str) -> str:
-    """Text without control characters but newline and tab:
-
-    safe to show in a terminal or to quote.
-    """
-    return "".join(c for c in text if c in "\n\t" or (c.isprintable() and c != "\x7f"))

@@ -5,11 +5,35 @@ from __future__ import annotations
 import ast
 import os
 import threading
+import unicodedata
 
+from kagent_sandbox.runtime.text import printable
+
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format, halves, separators that are no newline
 _lock = threading.RLock()
 # CPython keeps the depth of the tree that it makes in one place for all threads. Where a garbage
 # collection lets another thread in that parses too, the first ends in "SystemError: AST constructor
 # recursion depth mismatch" (seen with 3.11.7).
+
+
+def refuse_unseen(source: str) -> None:
+    """Refuse a source that is not what it looks like to whoever reads it: with characters that are
+    not seen, that turn a line around, or that end one for some programs only.
+
+    Raises:
+        SyntaxError: It holds one other than newline, tab, carriage return and form feed.
+    """
+    for number, line in enumerate(source.split("\n"), 1):
+        if line.isprintable():
+            continue
+        for character in line:
+            if character not in "\t\r\f" and unicodedata.category(character) in _UNSEEN:
+                name = unicodedata.name(character, "a control character")
+                raise SyntaxError(
+                    f"the source holds U+{ord(character):04X} ({name}), which nobody sees: write "
+                    f"it as an escape ({printable(character)}) in a string, or leave it away",
+                    ("candidate.py", number, None, line),
+                )
 
 
 def parse(source: str) -> ast.Module:

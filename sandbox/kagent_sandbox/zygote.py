@@ -116,7 +116,9 @@ def _confinement(settings: dict[str, object], root: Path) -> tuple[Confinement, 
     if isolation.tier >= Tier.T2:
         namespaces.leave_network(user=isolation.user_namespace)
     if isolation.tier >= Tier.T1:
-        seccomp.prepare(execute=confinement.execute, memfd=confinement.memfd)
+        seccomp.prepare(
+            execute=confinement.execute, memfd=confinement.memfd, tightens=confinement.tightens
+        )
     gc.collect()
     gc.freeze()  # or every child's first collection would copy the whole heap
     gc.enable()

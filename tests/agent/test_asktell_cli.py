@@ -1,6 +1,7 @@
 """`kagent ask`, `tell`, `judge` and `merge` as a user meets them."""
 
 import json
+import os
 import re
 import shutil
 
@@ -140,13 +141,15 @@ def test_runs_are_shown_in_every_state(kagent, tmp_path, toy_machine):  # noqa: 
         (("ask", "RUN", "--prompts", "nowhere"), 2, "prompts = nowhere: no such folder"),
         (("ask", "OTHER"), 2, "its proposals come from random, and kagent evolve toy --resume"),
         (("tell", "RUN", "nope.md"), 2, "nope.md: no such file"),
-        (("tell", "RUN", "toy"), 2, "toy: Is a directory"),
+        (("tell", "RUN", "toy"), 2, "toy: a folder, where a file was expected"),
         (("tell", "RUN", "a.md"), 2, "a.md: a reply to which ask?"),
         (("tell", "RUN", "a.md", "--ask", "9"), 2, "a.md: no ask 9 in toy-"),
         (("tell", "RUN", "k.py", "--parent", "9"), 2, "no candidate 9: the run has 0 to 1"),
         (("tell", "RUN", "k.py", "--queue", "--race"), 2, "leave --queue away"),
         (("tell", "RUN"), 2, "Missing argument"),
         (("tell", "nope", "k.py"), 4, "no run 'nope'"),
+        (("tell", "RUN", "/dev/zero"), 2, "/dev/zero: a device, pipe or socket, where a plain"),
+        (("tell", "RUN", "fifo"), 2, "fifo: a device, pipe or socket, where a plain file was"),
         (("judge", "RUN", "--deadline", "soon"), 2, "--deadline soon: expected a time such as 90s"),
         (("judge", "RUN", "--deadline", "0"), 2, "--deadline 0: expected a time above 0"),
         (("merge", "RUN", "toy"), 4, "toy: no run there (no run.json)"),
@@ -167,6 +170,7 @@ def test_mistakes_are_answered_in_a_line_and_change_nothing(
     (other / "run.json").write_text(json.dumps(data))
     (tmp_path / "a.md").write_text("prose")
     (tmp_path / "k.py").write_text(kernel(4))
+    os.mkfifo(tmp_path / "fifo")
     before = [history_of(r).events for r in (run, other)]
     places = {"RUN": run, "OTHER": other}
     ended = kagent(*(places.get(w, w) for w in words))

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ from kagent.selftest.catalogue import corpus_folder
 from kagent.session import has_gpu
 from kagent.tasks import find_task, seeds_of, task_names
 from kagent.workbench import (
+    MOST_FILE_BYTES,
     bench_files,
     build_file,
     check_file,
@@ -45,11 +47,42 @@ def test_the_language_is_read_from_the_source():
 def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path):
     with pytest.raises(UserError, match=r"nope.py: no such file"):
         read_candidate(tmp_path / "nope.py")
-    with pytest.raises(UserError, match="Is a directory"):
+    with pytest.raises(UserError, match="a folder, where a file was expected"):
         read_candidate(tmp_path)
     (tmp_path / "binary.py").write_bytes(b"\xff\xfe\0")
     with pytest.raises(UserError, match="not UTF-8 text"):
         read_candidate(tmp_path / "binary.py")
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/tty", "fifo", "link"])
+def test_devices_and_pipes_are_not_read(tmp_path, path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"a device, pipe or socket, where a plain file was"):
+        read_candidate(tmp_path / path)
+
+
+def test_a_pipe_that_takes_the_files_place_holds_nobody_up(tmp_path, monkeypatch):
+    path = tmp_path / "kernel.py"
+    path.write_text("x = 1\n")
+    found = os.stat(path)
+    path.unlink()
+    os.mkfifo(path)
+    monkeypatch.setattr(os, "stat", lambda _: found)
+    with pytest.raises(UserError, match="a device, pipe or socket"):
+        read_candidate(path)
+
+
+def test_a_file_is_read_up_to_a_size(tmp_path):
+    path = tmp_path / "large.md"
+    with path.open("wb") as file:
+        file.truncate(MOST_FILE_BYTES + 1)  # a hole: nothing of it is read
+    with pytest.raises(UserError, match=r"large.md: larger than 16 MiB, the most that is read"):
+        read_candidate(path)
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb\rc\n")  # as some editors mark and end what they write
+    assert read_candidate(path) == "a\nb\nc\n"
+    (tmp_path / "link.md").symlink_to(path)
+    assert read_candidate(tmp_path / "link.md") == "a\nb\nc\n"
 
 
 def test_names_are_short_where_they_are_unmistakable():

@@ -120,6 +120,38 @@ result = [run(f).returncode == 0 for f in ("a.cpp", "b.cpp")]
     assert ask(child, source) == [False, False]
 
 
+ASKING = {
+    "include": ("cpp", '#include "PATH"'),
+    "macro": ("cpp", '#define F "PATH"\n#include F'),
+    "dependency": ("cpp", '#pragma GCC dependency "PATH"'),
+    "assembler's include": ("cpp", 'asm(".include \\"PATH\\"");'),
+    "assembler's data": ("cpp", 'asm(".incbin \\"PATH\\"");'),
+    "include of CUDA": ("cuda", '#include "PATH"'),
+}
+
+
+@pytest.mark.parametrize("way", ASKING)
+def test_what_a_compiler_says_of_a_path_outside_does_not_depend_on_it(child, tmp_path, way):
+    """Forbidden, missing, a folder, behind a file: one message."""
+    language, asking = ASKING[way]
+    secret = tmp_path / "secret"
+    secret.write_text("#error top secret\n")
+    compiler = "compile_cpp" if language == "cpp" else "compile_cuda"
+    target = "" if language == "cpp" else ", 'sm_90a'"
+    texts = set()
+    for path in ("/etc/shadow", "/etc/shadow/x", "/etc", "/etc/absent", str(secret)):
+        source = asking.replace("PATH", path) + '\nextern "C" void k(float* x) {}\n'
+        said = ask(
+            child,
+            f"from kagent_sandbox.build.{'cpp' if language == 'cpp' else 'cuda'} import *\n"
+            f"try:\n    {compiler}('k', {source!r}{target}); result = 'compiled'\n"
+            "except Exception as e:\n    result = f'{type(e).__name__}: {e}'",
+        )
+        assert said.startswith("CompileError"), said
+        texts.add(said.replace(path, "PATH"))
+    assert len(texts) == 1, texts
+
+
 def test_an_endless_include_is_cut_by_the_limits(child):
     source = """
 import subprocess

@@ -11,7 +11,7 @@ import torch
 from kagent_sandbox.errors import MachineError
 from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.launch.cpu_arena import CpuArena
-from kagent_sandbox.launch.cpu_backend import CpuBackend
+from kagent_sandbox.launch.cpu_backend import CpuBackend, shares
 from kagent_sandbox.launch.cpu_ceilings import cached_ceilings
 from kagent_sandbox.plan import (
     Alloc,
@@ -43,7 +43,9 @@ HEAD = """
 #include <csignal>
 #include <ctime>
 #include <unistd.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 """
 KERNELS = {
     "scale": "void scale(const float* x, float* y, int64_t n, float f) {\n"
@@ -69,6 +71,10 @@ KERNELS = {
     "more": "void more(float* x) {\n#pragma omp parallel num_threads(64)\nx[0] = 1; }",
     "forks": "void forks(float* x) { x[0] = fork() < 0; }",
     "sockets": "void sockets(float* x) { x[0] = socket(1, 1, 0) < 0; }",
+    "filters": "void filters(float* x) { struct { unsigned short c; char t, f; unsigned k; }"
+    " allow = {6, 0, 0, 0x7FFF0000}; struct { unsigned short n; void* p; } all = {1, &allow};"
+    " x[0] = syscall(SYS_seccomp, 1, 0, &all) && syscall(SYS_seccomp, 0, 0, 0)"
+    " && prctl(PR_SET_SECCOMP, 2, &all); }",
     "eats": "void eats(float* x) { for (;;) { char* p = (char*)malloc(1 << 24); if (!p) abort();"
     " for (int i = 0; i < 1 << 24; i += 4096) p[i] = 1; } }",
     "timer": "void timer(float* x) { x[0] = alarm(1) == -1u; struct sigevent e = {};"
@@ -110,7 +116,7 @@ def hash_of(text):
 
 @pytest.fixture(scope="module")
 def backend():
-    with CpuBackend(memory_bytes=1 << 30) as backend:
+    with CpuBackend(memory_bytes=512 << 20) as backend:
         yield backend
 
 
@@ -261,7 +267,7 @@ def test_faults_of_native_code_are_named(launcher, name, status, text):
         launcher.stop()
 
 
-@pytest.mark.parametrize("name", ["forks", "sockets", "answer"])
+@pytest.mark.parametrize("name", ["forks", "sockets", "filters", "answer"])
 def test_native_code_is_locked_from_its_constructors_on(launcher, arena, name):
     launcher.stop()
     arena.view(tensor(1, 1), 4096).zero_()
@@ -282,8 +288,28 @@ def test_no_thread_is_started_after_the_first_kernel(launcher):
 
 def test_memory_is_limited(launcher):
     launcher.prepare("bad", simple("eats"), AT)
-    with pytest.raises(LaunchFailed, match=r"SIGABRT|memory limit of 1024 MiB"):
+    with pytest.raises(LaunchFailed, match=r"SIGABRT|memory limit of 512 MiB"):
         launcher.run("bad", limit_s=20.0)
+
+
+@pytest.mark.parametrize("machine_gib", [2, 4, 7, 16, 23, 512])
+def test_all_launchers_together_have_half_of_the_memory(machine_gib):
+    together, memory, disk = shares(machine_gib << 30)
+    assert (together + 1) * (memory + disk) <= machine_gib << 29
+    assert together >= (3 if machine_gib >= 4 else 1)  # a run's final race has three
+    assert memory >= 256 << 20  # torch starts, and something is left
+
+
+def test_no_more_launchers_live_than_have_memory(backend, arena, monkeypatch):
+    before = backend._server.alive
+    monkeypatch.setattr(backend, "_together", before + 2)
+    two = [backend.launcher(arena) for _ in range(2)]
+    with pytest.raises(MachineError, match=r"share half of this machine's memory.*compare fewer"):
+        backend.launcher(arena)
+    two.pop().close()
+    two.append(backend.launcher(arena))
+    for launcher in two:
+        launcher.close()
 
 
 def test_every_sample_runs_every_key_once(launcher, arena):

@@ -15,7 +15,7 @@ from kagent_sandbox import process_tree
 from kagent_sandbox.channel import ChannelClosed
 from kagent_sandbox.confine import Confinement, builder_confinement
 from kagent_sandbox.errors import ChildDied
-from kagent_sandbox.forkserver import ForkServer, printable
+from kagent_sandbox.forkserver import ForkServer
 
 HANDLER = "confined_handlers:execute"
 DAEMON = """
@@ -428,7 +428,3 @@ def test_an_import_that_fails_is_reported():
         pytest.raises(ChildDied, match="no_such_module"),
     ):
         server.spawn(wall_limit_s=1.0)
-
-
-def test_text_for_terminals_has_no_control_characters():
-    assert printable("a\x1b[0mb\x00\x07\tc\n\u202ed\x9b") == "a[0mb\tc\nd"

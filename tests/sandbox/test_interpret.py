@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -5,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent_sandbox import interpret
 from kagent_sandbox.build.request import Built
+from kagent.tasks import find_task
 from kagent_sandbox.interpret import Interpreted, Interpreter
 from kagent_sandbox.interpret_worker import round_to_bf16, widen_bf16
 from kagent_sandbox.session import Disqualified
@@ -137,6 +143,7 @@ def test_a_bfloat16_product_passes(interpreter):
         ("    return c", "    return undefined_name", Status.RUNTIME_ERROR, "line"),
         ("def matmul", "def other", Status.RUNTIME_ERROR, "matmul"),
         ("import torch", "import torch (", Status.COMPILE_ERROR, "SyntaxError"),
+        ("import torch", "import torch  # \u2066", Status.COMPILE_ERROR, "U+2066 (LEFT-TO-RIGHT"),
         ("tl.constexpr(0)", "tl.constexpr(1 << 40)", Status.RUNTIME_ERROR, "outside"),
     ],
 )
@@ -146,7 +153,7 @@ def test_wrong_candidates_are_rejected(interpreter, old, new, status, text):
     assert isinstance(verdict, Rejected), verdict
     assert verdict.status is status, verdict
     assert text in verdict.message
-    assert verdict.stage in {Stage.BUILD, Stage.CHECK}
+    assert verdict.stage in {Stage.PARSE, Stage.BUILD, Stage.CHECK}
 
 
 FORGE = """
@@ -245,3 +252,27 @@ def test_only_what_was_built_of_a_source_is_checked(interpreter):
     other = Built("a hash", "", "sm_90a", ({},), {}, {}, 0.0)
     with pytest.raises(ValueError, match="another source"):
         interpreter.check(SOURCE, other)
+HERE = Path(__file__).parent
+
+
+def test_the_repaired_interpreter_computes_as_torch_does():
+    """Conversions and arithmetic of bfloat16; reductions and scans, as precise as in a tree."""
+    ended = subprocess.run(
+        [sys.executable, HERE / "interpreted_arithmetic.py"],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert len(ended.stdout.splitlines()) == 20
+
+
+@pytest.mark.parametrize("name", ["triton_two_kernels", "triton_persistent"])
+def test_honest_kernels_are_not_called_wrong(name):
+    """float64 scratch between kernels; a reduction with a function of the kernel's own."""
+    with Interpreter(find_task("softmax"), 0) as interpreter:
+        found = interpreter.interpret((HERE / "honest" / f"{name}.py").read_text())
+    assert isinstance(found, Interpreted), found
+    assert {e.case for e in found.errors} >= {"bf16_24x1500_far_from_0", "fp32_2x16384_spread"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kagent_sandbox.runtime.text import printable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
@@ -19,20 +20,9 @@ class Terminal(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """As `Console.render`, with texts made harmless."""
+        """As `Console.render`, with every character of texts visible."""
         for segment in super().render(renderable, options):
-            if segment.control or segment.text.isprintable():
+            if segment.control:
                 yield segment
             else:
-                yield Segment(harmless(segment.text), segment.style)
-
-
-def harmless(text: str) -> str:
-    """Text without control codes, marks of direction, half characters; odd blanks are blanks."""
-    return "".join(map(_harmless, text))
-
-
-def _harmless(character: str) -> str:
-    if character.isprintable() or character in "\n\t":
-        return character
-    return " " if character.isspace() else ""
+                yield Segment(printable(segment.text), segment.style)

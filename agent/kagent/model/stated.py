@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from kagent_sandbox.spawned import printable
+from kagent_sandbox.runtime.text import printable
 
 MOST_HYPOTHESIS = 4000
 """Characters that are kept."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from kagent.lineage import Candidate, Lineage
 from kagent.prompting.cases import BenchCase
 from kagent.prompting.essence import SHORT_LINES, essence, essentials
-from kagent.prompting.measured import case_logs
-from kagent.prompting.text import fenced, ratio
+from kagent.prompting.measured import NAME_CHARS, case_logs
+from kagent.prompting.text import fenced, one_line, ratio
 from kagent.propose import Brief
 from kagent.tunables import read_tunables
 
@@ -102,7 +102,7 @@ def elite(
     total = math.exp(sum(mine[n] - theirs[n] for n in both) / len(both)) if both else 0.0
     return Elite(
         id=candidate.id,
-        name=candidate.proposal.name,
+        name=one_line(candidate.proposal.name, NAME_CHARS),
         speed=ratio(total) if both else "",
         cases=versus,
         body=body(candidate, parent, brief.setting.task.entry, second=second),

@@ -22,7 +22,7 @@ def essence(source: str, entry: str) -> str:
     """What the file says about itself; its host function where it says nothing."""
     about = docstring(source)
     if about:
-        return clipped(about.partition("\n\n")[0], ABOUT_LINES)
+        return fenced(clipped(about.partition("\n\n")[0], ABOUT_LINES))
     host = host_function(source, entry)
     return fenced(clipped(host, HOST_LINES), "python") if host else ""
 
@@ -34,7 +34,8 @@ def sketch(source: str, entry: str) -> str:
     if source.count("\n") < SHORT_LINES:
         return fenced(source, "python")
     host = fenced(clipped(host_function(source, entry), HOST_LINES), "python")
-    return "\n\n".join(filter(None, (clipped(docstring(source), ABOUT_LINES), host)))
+    about = clipped(docstring(source), ABOUT_LINES)
+    return "\n\n".join([*([fenced(about)] if about else []), host])
 
 
 def host_function(source: str, entry: str) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.task import Case, Kind, Task
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
@@ -57,7 +58,7 @@ class Fault:
     stage: Stage
     hint: str
     case: str  # the visible case's shape and strides; of a hidden one only that it is one
-    message: str  # without control characters; data, not instructions
+    message: str  # every character visible; data, not instructions
     excerpt: str
 
 
@@ -85,7 +86,7 @@ def _case(name: str | None, task: Task, kind: Kind) -> str:
 
 def excerpt(message: str, source: str) -> str:
     """The lines around the one that an error names, with their numbers in the file."""
-    lines = source.splitlines()
+    lines = printable(source).splitlines()  # at newlines alone, as compilers count
     at = _line_of(message, lines)
     if at is None:
         return ""

@@ -7,14 +7,13 @@ import math
 from kagent_sandbox.verdict import Rejected
 
 from kagent.lineage import Candidate, Lineage, Operator
-from kagent.prompting.text import cut_at_a_pause, one_line, ratio
+from kagent.prompting.text import quoted, ratio
 from kagent.propose import Brief
 
 MOST = 12
 MOST_TUNED = 3  # changes of constants: each tells little
 IDEA_CHARS = 200
 REASON_CHARS = 140
-_QUOTES = str.maketrans("“”", '""')
 HIDDEN = "hidden_"  # how the names of hidden cases begin
 
 
@@ -63,7 +62,7 @@ def entry(candidate: Candidate, lineage: Lineage) -> str:
     """'#31 structure of #19: IDEA (predicted 1.15×) → 0.970× #19'."""
     p = candidate.proposal
     parents = " and ".join(f"#{i}" for i in p.parents)
-    idea = cut_at_a_pause(p.hypothesis, IDEA_CHARS) or "(no hypothesis)"
+    idea = quoted(p.hypothesis, IDEA_CHARS) or "(no hypothesis)"
     promise = f" (predicted {ratio(p.predicted)})" if p.predicted else ""
     return f"#{p.id} {p.operator} of {parents}: {idea}{promise} → {outcome(candidate, lineage)}"
 
@@ -72,9 +71,7 @@ def outcome(candidate: Candidate, lineage: Lineage) -> str:
     """What became of it, against what it was made from (see `Lineage.base`)."""
     verdict = candidate.verdict
     if isinstance(verdict, Rejected):
-        # Data in a prompt: its own quotation marks may not end the quotation.
-        reason = one_line(verdict.message.translate(_QUOTES), REASON_CHARS)
-        return f"{verdict.status}{where(verdict)}: “{reason}”"
+        return f"{verdict.status}{where(verdict)}: {quoted(verdict.message, REASON_CHARS)}"
     if not verdict.timings:
         return "correct, not measured"
     promoted = ", new incumbent" if candidate.id in {c.id for c in lineage.promotions} else ""

@@ -16,9 +16,11 @@ from kagent.lineage import Candidate, Lineage
 from kagent.planview import config_text, kernel_label, widths_text
 from kagent.prompting.cases import BenchCase
 from kagent.prompting.hardware import Hardware
-from kagent.prompting.text import kib, microseconds, one_line, plural, ratio, table
+from kagent.prompting.text import kib, microseconds, one_line, plural, quoted, ratio, table
 
 MOST_KERNELS = 8
+NAME_CHARS = 80
+ABOUT_CHARS = 300
 SHORT_ROW, LONG_ROW = 2048, 16384  # elements: what one warp, what one block holds at most
 _BULK = re.compile(r"cp\.async\.bulk|tensor_descriptor|TensorDescriptor|tensor_map\(")
 AT_ROOFLINE = 0.97  # a case with more of the roofline has little left to gain
@@ -83,9 +85,9 @@ def measured(
     log = lineage.log_speed(candidate.id) if timings else -math.inf
     return Measured(
         id=candidate.id,
-        name=p.name,
+        name=one_line(p.name, NAME_CHARS),
         source=p.source,
-        about=one_line(docstring(p.source).partition("\n\n")[0], 300),
+        about=quoted(docstring(p.source).partition("\n\n")[0], ABOUT_CHARS),
         languages=languages_of(p.source),
         incumbent=bool(timings) and incumbent is not None and incumbent.id == candidate.id,
         measured=bool(timings),

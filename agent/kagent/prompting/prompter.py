@@ -29,7 +29,7 @@ from kagent.prompting.ledger import ledger
 from kagent.prompting.measured import Measured, measured
 from kagent.prompting.situation import Situation
 from kagent.prompting.templates import Templates, folders
-from kagent.prompting.text import one_line
+from kagent.prompting.text import quoted
 from kagent.propose import Brief
 from kagent.select import mate
 from kagent.tunables import read_tunables, value_text
@@ -107,7 +107,7 @@ class Prompter:
             "card": chosen,
             "card_text": self._card_text(chosen, operator, parent),
             "fault": self._fault(brief.parent),
-            "idea": one_line(brief.parent.proposal.hypothesis, IDEA_CHARS),
+            "idea": quoted(brief.parent.proposal.hypothesis, IDEA_CHARS),
             "base": base,
             "base_measured": isinstance(base.verdict, Passed) and bool(base.verdict.timings),
         }

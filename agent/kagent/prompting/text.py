@@ -6,26 +6,28 @@ import math
 import re
 from collections.abc import Sequence
 
+from kagent_sandbox.runtime.text import printable
+
 ELLIPSIS = "…"
+_MARKS = str.maketrans("“”", '""')
 _PAUSE = re.compile(r"[.;:,](?=\s)")
 
 
-def printable(text: str) -> str:
-    """Without control characters (terminal escapes, bells); tabs as spaces."""
-    return "".join(c for c in text.expandtabs(4) if c == "\n" or c.isprintable())
-
-
 def one_line(text: str, limit: int) -> str:
-    """On one line, without control characters, at most `limit` characters."""
-    flat = " ".join(printable(text).split())
+    """On one line, every character visible, at most `limit` characters."""
+    flat = _flat(text)
     return flat if len(flat) <= limit else flat[: limit - 1].rstrip() + ELLIPSIS
+
+
+def _flat(text: str) -> str:
+    return printable(" ".join(text.split()))
 
 
 def cut_at_a_pause(text: str, limit: int) -> str:
     """As `one_line`, but what is too long ends at the last sentence or clause that fits, if that
     leaves half of it.
     """
-    flat = one_line(text, len(text) + 1)
+    flat = _flat(text)
     if len(flat) <= limit:
         return flat
     pauses = [m.end() for m in _PAUSE.finditer(flat[:limit])]
@@ -35,18 +37,27 @@ def cut_at_a_pause(text: str, limit: int) -> str:
     return kept if kept.endswith(".") else kept[:-1] + ELLIPSIS
 
 
+def quoted(text: str, limit: int) -> str:
+    """What somebody else wrote, as data: one line between marks that it cannot close itself, cut at
+    a pause. Nothing where there is no text.
+    """
+    flat = cut_at_a_pause(text.translate(_MARKS), limit)
+    return f"“{flat}”" if flat else ""
+
+
 def clipped(text: str, lines: int, width: int = 200) -> str:
     """The first lines of a text; what is left out is said."""
-    all_lines = printable(text).rstrip("\n").split("\n")
+    all_lines = printable(text.expandtabs(4)).rstrip("\n").split("\n")
     kept = [x if len(x) <= width else x[: width - 1] + ELLIPSIS for x in all_lines[:lines]]
     left = len(all_lines) - len(kept)
     return "\n".join([*kept, f"[{left} more lines]"] if left > 0 else kept)
 
 
 def fenced(text: str, info: str = "text") -> str:
-    """A fenced block that holds the text whatever it contains: the fence is longer than any in
-    it.
+    """A fenced block that holds the text whatever it contains: the fence is longer than any in it,
+    and every character can be seen.
     """
+    text = printable(text)
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     body = text.rstrip("\n")

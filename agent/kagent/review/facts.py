@@ -9,6 +9,7 @@ from typing import Any
 from kagent_sandbox.noise import Noise
 from kagent_sandbox.race_result import TORCH, RaceCase
 from kagent_sandbox.records import RecordError, from_json
+from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.verdict import CaseTiming, Passed, Rejected
 
 from kagent.display import outcome, spent_text
@@ -45,17 +46,19 @@ def page_data(manifest: Manifest, history: History) -> Json:
         "ablation": [c for c in ablation_rows(history) if c["ratio"] is not None],
         "lines": lines.html,
     }
-    return {k: finite(v) for k, v in data.items()}
+    return {k: shown(v) for k, v in data.items()}
 
 
-def finite(value: Any) -> Any:
-    """The same with null for numbers that JSON does not have."""
+def shown(value: Any) -> Any:
+    """The same as a page shows it: null for numbers that JSON does not have, visible characters."""
+    if isinstance(value, str):
+        return printable(value)
     if isinstance(value, float):
         return round(value, 9) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {k: finite(v) for k, v in value.items()}
+        return {k: shown(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(v) for v in value]
+        return [shown(v) for v in value]
     return value
 
 

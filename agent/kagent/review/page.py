@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from kagent_sandbox.runtime.text import printable
 from rich.text import Text
 
 from kagent.display import clock
@@ -33,6 +34,7 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_visible,
     )
     scripts = [(_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     lineage, winner = history.lineage, facts.winner_of(history)
@@ -66,6 +68,11 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         policy=_policy(scripts, live=live),
         live=live,
     )
+
+
+def _visible(value: Any) -> Any:
+    """A template's value; kagent's own scripts and styles are marked as safe, and left alone."""
+    return printable(value) if type(value) is str else value
 
 
 def embedded(data: Any) -> str:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from kagent_sandbox.runtime.text import printable
 from pygments.lexers.python import PythonLexer
 from pygments.token import STANDARD_TYPES, Token, _TokenType
 
@@ -31,10 +32,10 @@ class Lines:
 
 
 def highlighted(source: str) -> list[str]:
-    """HTML of each line of a Python file."""
+    """HTML of each line of a Python file, every character visible."""
     lines: list[list[str]] = [[]]
     lexer = PythonLexer(stripnl=False, ensurenl=False)  # type: ignore[no-untyped-call]
-    for kind, text in lexer.get_tokens(source.rstrip("\n")):  # type: ignore[no-untyped-call]
+    for kind, text in lexer.get_tokens(printable(source).rstrip("\n")):  # type: ignore[no-untyped-call]
         name = _class(kind)
         for i, part in enumerate(text.split("\n")):
             if i:

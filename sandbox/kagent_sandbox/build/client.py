@@ -30,7 +30,8 @@ from kagent_sandbox.confine import builder_confinement
 from kagent_sandbox.confine.policy import Confinement
 from kagent_sandbox.forkserver import Child, Exit, ForkServer, Isolation
 from kagent_sandbox.plan import MAX_PLAN_BYTES, Plan
-from kagent_sandbox.spawned import printable
+from kagent_sandbox.runtime.text import printable
+from kagent_sandbox.syntax import refuse_unseen
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
 MAX_SOURCE_BYTES = 1 << 20
@@ -112,7 +113,7 @@ class Builder:
         try:
             tree = _parse(request.source)
         except SyntaxError as e:
-            return _syntax_error(e, request.source)
+            return syntax_error(e, request.source)
         with (
             self._slots,
             self._server.spawn(wall_limit_s=request.wall_limit_s + _GRACE_S) as child,
@@ -313,15 +314,17 @@ def _parse(source: str) -> str:
     """
     if len(source.encode(errors="surrogatepass")) > MAX_SOURCE_BYTES:
         raise SyntaxError(f"the file has more than {MAX_SOURCE_BYTES} bytes")
+    refuse_unseen(source)
     try:
         return tree_hash(source)
     except (ValueError, RecursionError, MemoryError) as e:  # null bytes, absurd nesting
         raise SyntaxError(f"the file cannot be parsed: {str(e) or 'nested too deeply'}") from None
 
 
-def _syntax_error(error: SyntaxError, source: str) -> Rejected:
+def syntax_error(error: SyntaxError, source: str) -> Rejected:
+    """What becomes of a file that is no Python."""
     line = error.lineno or 0
-    lines = source.splitlines()
+    lines = printable(source).splitlines()
     text = lines[line - 1].strip()[:200] if 0 < line <= len(lines) else ""
     where = f"line {line}: `{text}`: " if text else ""
     return Rejected(Stage.PARSE, Status.COMPILE_ERROR, f"{where}SyntaxError: {error.msg}")

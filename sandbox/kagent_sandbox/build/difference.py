@@ -20,7 +20,7 @@ from kagent_sandbox.plan import (
     TensorRef,
     TorchOp,
 )
-from kagent_sandbox.spawned import printable
+from kagent_sandbox.runtime.text import printable
 
 _MAX_TEXT = 2000
 

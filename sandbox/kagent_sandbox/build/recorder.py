@@ -122,6 +122,7 @@ class Recorder:
         buffer = self._buffer_of.get(storage._cdata)  # noqa: SLF001
         if buffer is None:
             buffer = self._new_buffer(storage, meta, name)
+        self._refuse_outside(meta, self.buffers[buffer].nbytes)
         token = self._tokens.get(buffer)
         if token is None:
             token = self._tokens[buffer] = Token()
@@ -154,6 +155,24 @@ class Recorder:
             gc.collect()  # cycles die at points that depend on the source alone
             self.add(Alloc(buffer))
         return buffer
+
+    def _refuse_outside(self, meta: torch.Tensor, nbytes: int) -> None:
+        """Views of `meta` tensors may leave their storage: torch looks only where there are values.
+
+        Every plan is checked for it again, where it would be a forgery.
+        """
+        last = sum((n - 1) * s for n, s in zip(meta.shape, meta.stride(), strict=True))
+        needed = (int(meta.storage_offset()) + last + 1) * meta.itemsize
+        if meta.numel() and needed > nbytes:
+            self.refuse(
+                PolicyError(
+                    f"a view of shape {list(meta.shape)} and strides {list(meta.stride())} from "
+                    f"element {meta.storage_offset()} needs {needed} bytes, and what it views has "
+                    f"{nbytes}",
+                    "stay inside of the tensor",
+                    status=Status.RUNTIME_ERROR,
+                )
+            )
 
     def _release(self, buffer: int) -> None:
         if not self._closed and self.buffers[buffer].kind == "scratch":

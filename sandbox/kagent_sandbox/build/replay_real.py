@@ -36,7 +36,7 @@ from kagent_sandbox.plan import Plan, PlanError, TorchOp
 from kagent_sandbox.plan_json import parse_plan
 from kagent_sandbox.runtime.source import Source
 from kagent_sandbox.runtime.store import packed_cubin
-from kagent_sandbox.spawned import printable
+from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
 if TYPE_CHECKING:

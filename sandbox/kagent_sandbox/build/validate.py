@@ -16,7 +16,7 @@ from kagent_sandbox.build.request import BuildCase, BuildRequest, TensorSpec
 from kagent_sandbox.build.results import wrong_results
 from kagent_sandbox.plan import KernelInfo, Plan, PlanError, TensorRef, TorchOp
 from kagent_sandbox.plan_json import parse_plan
-from kagent_sandbox.spawned import printable
+from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
 _MOST_TUNABLES = 64

@@ -103,6 +103,7 @@ class Confinement:
     nice: int = 0  # taken off its share of the processor where others want it
     execute: bool = True  # may start programs: compilers
     memfd: bool = False  # may create anonymous files: the CUDA driver does
+    tightens: bool = False  # may filter its calls further: who does so forbids it at the end
     tier: Tier | None = None  # exactly this one; None: what is asked for, or the highest but T0
 
     @property
@@ -168,7 +169,9 @@ def lock(confinement: Confinement, private: Path) -> None:
     read = (*_SYSTEM_FILES, *_PLAIN_READ, *proc, *confinement.read)
     write = (str(private), *confinement.write)
     landlock.restrict(read, write, (*_PLAIN_DEVICES, *confinement.devices))
-    seccomp.install_allow_list(execute=confinement.execute, memfd=confinement.memfd)
+    seccomp.install_allow_list(
+        execute=confinement.execute, memfd=confinement.memfd, tightens=confinement.tightens
+    )
 
 
 def _tasks_of_user() -> int:

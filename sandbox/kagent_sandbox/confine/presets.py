@@ -61,7 +61,7 @@ def interpreter_confinement(*, tier: Tier | None = None) -> Confinement:
 
 
 def cpu_launcher_confinement(
-    *, memory_bytes: int = 8 << 30, tier: Tier | None = None
+    *, memory_bytes: int = 8 << 30, disk_bytes: int = 512 << 20, tier: Tier | None = None
 ) -> Confinement:
     """Runs native code over shared memory that it is given as a descriptor:
 
@@ -74,9 +74,10 @@ def cpu_launcher_confinement(
         cpu_s=3600,
         processes=2 * threads + 32,
         file_bytes=256 << 20,
-        disk_bytes=512 << 20,
+        disk_bytes=disk_bytes,
         disk_files=4096,
         execute=False,
+        tightens=True,  # launch.cpu_exec: no new threads once the pools have started
         tier=tier,
     )
 

@@ -128,21 +128,21 @@ def _sets_no_time(path: int) -> _Program:
     return body
 
 
-def install_allow_list(*, execute: bool, memfd: bool) -> None:
+def install_allow_list(*, execute: bool, memfd: bool, tightens: bool) -> None:
     """Allow what compilers, torch, OpenMP and (once its context exists) CUDA need, no more.
 
     `execute` allows to start programs; `memfd` anonymous files, which count in no limit but the
-    polled sum.
+    polled sum; `tightens` further filters, until one of them forbids it.
 
     Raises:
         OSError: The kernel has no seccomp filters.
         KeyError: The machine's architecture is not known.
     """
-    _install(prepare(execute=execute, memfd=memfd))
+    _install(prepare(execute=execute, memfd=memfd, tightens=tightens))
 
 
 @functools.cache
-def prepare(*, execute: bool, memfd: bool) -> bytes:
+def prepare(*, execute: bool, memfd: bool, tightens: bool) -> bytes:
     """The filter of `install_allow_list`: made once, by the process that is forked.
 
     Raises:
@@ -165,7 +165,9 @@ def prepare(*, execute: bool, memfd: bool) -> bytes:
     program.when("prctl", _argument_in(0, _PRCTL))
     program.when("prlimit64", _argument_in(0, (0,)))
     program.when("sched_setaffinity", _argument_in(0, (0,)))
-    program.when("seccomp", _argument_in(0, (_SET_MODE_FILTER,)))
+    # A filter of its own could have a call answered by nobody, or "done" by nothing.
+    if tightens:
+        program.when("seccomp", _argument_in(0, (_SET_MODE_FILTER,)))
     # The kernel would send a signal to whoever is named the owner of a descriptor.
     program.when("fcntl", _argument_not_in(1, _SET_OWNER))
     program.when("ioctl", _argument_not_in(1, _SET_OWNER_IOCTL))
@@ -193,7 +195,8 @@ def prepare(*, execute: bool, memfd: bool) -> bytes:
 
 
 def forbid_new_threads() -> None:
-    """On top of the allow-list, in all threads: no new threads, processes, programs or timers.
+    """On top of the allow-list, in all threads: no new threads, processes, programs or timers, and
+    no further filters.
 
     Nor may a signal be set to come later: SIGCONT would wake a process that the judge stopped.
 
@@ -215,7 +218,7 @@ def forbid_new_threads() -> None:
         program.when(name, _returns(_ERRNO | errno.EPERM))
     # The arena is shared with whoever is timed next: its pages stay there, and where they are.
     program.when("madvise", _argument_not_in(2, _TAKES_PAGES))
-    for name in ("mbind", "set_mempolicy"):
+    for name in ("mbind", "set_mempolicy", "seccomp"):
         program.when(name, _returns(_ERRNO | errno.EPERM))
     program.add(_RETURN, _ALLOW)
     _install(program.packed())

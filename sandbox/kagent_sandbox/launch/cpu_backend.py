@@ -7,7 +7,7 @@ from typing import Self
 import torch
 
 from kagent_sandbox.confine import Tier, cpu_launcher_confinement
-from kagent_sandbox.errors import KagentError
+from kagent_sandbox.errors import KagentError, MachineError
 from kagent_sandbox.forkserver import ForkServer, Isolation
 from kagent_sandbox.launch import health
 from kagent_sandbox.launch.base import Arena, Ceilings, LaunchFailed
@@ -18,21 +18,34 @@ from kagent_sandbox.launch.cpu_launcher import Asking, CpuLauncher
 from kagent_sandbox.launch.openmp import WAITING
 from kagent_sandbox.plan import Alloc, Buffer, Fill, Plan, TensorRef
 
+MOST_TOGETHER = 8
+"""Launchers that may live at once: contenders of one race."""
+_LEAST_BYTES = 384 << 20  # torch's own data and stacks take 200 MiB with two threads
+_MOST_DISK_BYTES = 512 << 20  # of a launcher's private folder, which may be memory, too
+
 
 class CpuBackend:
     """The CPU behind the interface that GPUs have. Close it, or use it as a context manager."""
 
     def __init__(self, *, memory_bytes: int = 16 << 30, tier: Tier | None = None) -> None:
-        """Start the fork-server; `memory_bytes` is what native code may allocate by itself."""
+        """Start the fork-server.
+
+        Args:
+            memory_bytes: What native code may allocate by itself, at most: together, launchers that
+                live at once get half of the machine's.
+            tier: Of isolation, if not the highest.
+        """
         self.facts = cpu_facts()
         self.device = torch.device("cpu")
         self._asking = Asking()
-        memory = min(memory_bytes, self.facts.memory_bytes // 2)
+        self._together, memory, disk = shares(self.facts.memory_bytes)
         threads = str(self.facts.units)
         self._server = ForkServer(
             "kagent_sandbox.launch.cpu_exec:serve",
             preload=["torch"],
-            confinement=cpu_launcher_confinement(memory_bytes=memory, tier=tier),
+            confinement=cpu_launcher_confinement(
+                memory_bytes=min(memory_bytes, memory), disk_bytes=disk, tier=tier
+            ),
             # Read when libgomp is loaded, so they must be there before the import.
             env={
                 "OMP_NUM_THREADS": threads,
@@ -71,7 +84,13 @@ class CpuBackend:
 
         Raises:
             ConfinementError: It cannot be confined here.
+            MachineError: So many live already that this one's memory would be too much.
         """
+        if self._server.alive >= self._together:
+            raise MachineError(
+                f"{self._together} processes of C++ candidates share half of this machine's "
+                "memory, and there is no room for another: compare fewer at once"
+            )
         if not isinstance(arena, CpuArena):
             raise TypeError("this arena was made by another backend")
         return CpuLauncher(self._server, arena, self._after_loss, self._asking)
@@ -119,3 +138,16 @@ class CpuBackend:
     def close(self) -> None:
         """End all helper processes."""
         self._server.close()
+
+
+def shares(machine_bytes: int) -> tuple[int, int, int]:
+    """How many launchers may live at once, and the memory and the disk of each.
+
+    All of them, and one more that looks whether the machine is healthy, have half of the machine's
+    memory together. Equal shares, fixed from the start: who is compared has the same.
+    """
+    half = machine_bytes // 2
+    together = max(1, min(MOST_TOGETHER, half // _LEAST_BYTES - 1))
+    share = half // (together + 1)
+    disk = min(_MOST_DISK_BYTES, share // 8)
+    return together, share - disk, disk

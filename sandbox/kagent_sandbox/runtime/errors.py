@@ -8,7 +8,17 @@ KernelError
 
 from __future__ import annotations
 
+import re
+
+from .text import printable
+
 MAX_MESSAGE_CHARS = 2000
+NOT_THERE = "No such file or directory"
+_OUT_OF_REACH = re.compile(
+    r": (?:Permission denied|Operation not permitted|Not a directory|Is a directory"
+    r"|Too many levels of symbolic links|File name too long)$",
+    re.MULTILINE,
+)
 
 
 class KernelError(Exception):
@@ -22,11 +32,13 @@ class KernelUnavailable(KernelError):  # noqa: N818
 class CompileError(KernelError):
     """A kernel did not compile. The text is the first real error, its line and that line's text.
 
+    A file that the compiler cannot read is not there: its author learns nothing of what is.
+
     `over_limit` says that the compiler, or the device, had too little of something.
     """
 
     def __init__(self, kernel: str, message: str, *, over_limit: bool = False) -> None:
-        text = printable(message)
+        text = _OUT_OF_REACH.sub(f": {NOT_THERE}", printable(message.expandtabs(4)))
         if len(text) > MAX_MESSAGE_CHARS:
             text = text[:MAX_MESSAGE_CHARS] + " [cut]"
         super().__init__(f"kernel {kernel}: {text}")
@@ -42,8 +54,3 @@ class LaunchError(KernelError):
         self.name = name
         self.text = text
         self.doing = doing
-
-
-def printable(text: str) -> str:
-    """Without control characters (terminal escapes), tabs as spaces."""
-    return "".join(c for c in text.expandtabs(4) if c == "\n" or c.isprintable())

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .compiling import check_options, define_text, with_line
-from .errors import CompileError, KernelUnavailable
+from .errors import NOT_THERE, CompileError, KernelUnavailable
 from .headers import include_dirs, wheel_folders
 
 DEFAULT_STANDARD = "-std=c++17"
@@ -42,6 +42,7 @@ _ERROR = re.compile(
     r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): (?:catastrophic )?error(?: #\S+)?: (?P<text>.*)$",
     re.MULTILINE,
 )
+_NOT_OPENED = re.compile(r'(open source file "[^"\n]*").*')  # with the reason, or without
 _USED_AT = re.compile(r"at line (?P<line>\d+)(?: of (?P<file>\S+))?")
 _PTXAS = re.compile(
     r"^ptxas (?:application ptx input, line (?P<line>\d+); )?(?:error|fatal)\s*: (?P<text>.*)$",
@@ -207,6 +208,7 @@ def _refusal(
 
 def _source_error(name: str, source: str, log: str, found: re.Match[str]) -> CompileError:
     text, file, line = found["text"], found["file"], int(found["line"])
+    text = _NOT_OPENED.sub(rf"\1: {NOT_THERE}", text)
     if file == "__nv_name_map":
         why = text if "overloaded" in text else f"there is no kernel {name} in the source"
         known = ", ".join(dict.fromkeys(re.findall(r"__global__[^;{}()]*?(\w+)\s*\(", source)))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kagent.model import fences
 from kagent.model.reply import Answer, read_reply
 from kagent.model.stated import MOST_HYPOTHESIS
-from kagent_sandbox.spawned import printable
+from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
 FILE = """import torch

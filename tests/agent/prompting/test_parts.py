@@ -25,6 +25,7 @@ from kagent.prompting.text import (
     fenced,
     microseconds,
     one_line,
+    quoted,
     table,
 )
 from kagent.show import read_history
@@ -176,7 +177,7 @@ def test_an_elite_is_shown_whole_if_short_and_by_what_differs_if_alike():
     assert other.body.startswith("It differs from #2 in this:")
     assert other.body.count("\n+") == 2
     text = essence(source, "softmax")
-    assert text.startswith("Softmax with each row in the registers")
+    assert text.startswith("```text\nSoftmax with each row in the registers")
     assert "A row is divided among" not in text  # its second paragraph
     assert "def " not in text
     silent = source[source.index("import torch") :]
@@ -215,7 +216,7 @@ def test_an_unmeasured_file_is_sketched():
     sources = {s.name: s.source() for s in seeds_of(SOFTMAX)}
     assert sources["triton_rows"].rstrip() in sketch(sources["triton_rows"], "softmax")
     text = sketch(sources["cuda_cluster"], "softmax")
-    assert text.startswith("Softmax with each row in the registers")
+    assert text.startswith("```text\nSoftmax with each row in the registers")
     assert "def softmax(x: torch.Tensor)" in text
     assert "__global__" not in text
 
@@ -268,12 +269,12 @@ def test_a_repaired_file_is_compared_with_what_the_broken_one_was_made_from():
     proposal = Proposal(len(lineage), (4,), Operator.REPAIR, "x", "x = 1", "mended")
     lineage.record(Candidate(proposal, h100.passed(h100.JOINED)))
     told = entry(lineage[7], lineage)
-    assert told.endswith("mended → 1.000× #3 (1.276× the best of torch)")
+    assert told.endswith("“mended” → 1.000× #3 (1.276× the best of torch)")
     orphan = lineage[4].proposal
     broken = [Candidate(dataclasses.replace(orphan, id=0, parents=()), lineage[4].verdict)]
     only = Lineage(broken)
     only.record(Candidate(dataclasses.replace(proposal, id=1, parents=(0,)), lineage[0].verdict))
-    assert "mended → works, 0.964× the best of torch" in entry(only[1], only)
+    assert "“mended” → works, 0.964× the best of torch" in entry(only[1], only)
 
 
 def test_of_two_answers_that_say_the_same_the_ledger_tells_the_faster():
@@ -397,11 +398,13 @@ def test_fences_are_longer_than_any_in_the_text():
 
 
 def test_text_is_cut_and_cleaned():
-    assert one_line("a\n b\t\x1b[31m c", 100) == "a b [31m c"
+    assert one_line("a\n b\t\x1b[31m c", 100) == r"a b \x1b[31m c"
     assert one_line("word " * 10, 12) == "word word w…"
     assert cut_at_a_pause("One two. Three four five, six", 27) == "One two. Three four five…"
     assert cut_at_a_pause("One two three. Four, five six seven", 18) == "One two three."
     assert cut_at_a_pause("One, two three four five six", 20) == "One, two three four…"
     assert cut_at_a_pause("One,\n two.", 20) == "One, two."
+    assert quoted("a\n“b” `c`\u202e", 100) == '“a "b" `c`\\u202e”'
+    assert quoted(" \n", 100) == ""
     assert clipped("a\nb\nc\nd", 2) == "a\nb\n[2 more lines]"
     assert table(("a", "b"), [("1", ""), ("2", "")]) == "| a |\n| --- |\n| 1 |\n| 2 |"

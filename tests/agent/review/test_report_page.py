@@ -23,6 +23,7 @@ from kagent.selftest.record import SelftestRecord
 from kagent.show import read_history
 from kagent_sandbox.noise import Noise
 from kagent_sandbox.records import to_json
+from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.verdict import Rejected, Stage, Status
 
 RUNS = Path(__file__).parents[3] / "runs"
@@ -40,15 +41,9 @@ def data_of(text):
     return json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
-@given(
-    st.text(
-        alphabet=st.characters(
-            codec="utf-8", exclude_characters="\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
-        )
-    )
-)
-def test_highlighting_keeps_every_character(text):
-    text = text.rstrip("\n")
+@given(st.text(st.characters(exclude_categories=())))
+def test_highlighting_shows_every_character(text):
+    text = printable(text).rstrip("\n")
     shown = [unescape(re.sub(r"</?i[^>]*>", "", line)) for line in sources.highlighted(text)]
     assert "\n".join(shown) == text
 
@@ -145,8 +140,29 @@ def test_texts_of_models_stay_texts(run):
     assert data_of(text)["candidates"][-1]["message"] == HOSTILE
 
 
+def test_texts_of_others_can_be_seen(run):
+    manifest, history = run
+    evil = "a\x00\x1b[2J\u202eb\u2066\x85"
+    proposal = Proposal(
+        id=len(history.lineage), parents=(0,), operator=Operator.REWRITE, name=evil,
+        source=f"# {evil}\nx = 1\n", hypothesis=evil,
+    )  # fmt: skip
+    rejected = Rejected(Stage.BUILD, Status.COMPILE_ERROR, evil, evil)
+    changed = replace(history, lineage=Lineage([*history.lineage, Candidate(proposal, rejected)]))
+    text = page.render(evil, replace(manifest, task=evil), changed)
+    seen = r"a\x00\x1b[2J\u202eb\u2066\x85"
+    data = data_of(text)
+    drawn = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    unseen = {"\x00", "\x1b", "\u202e", "\u2066", "\x85"}
+    assert unseen.isdisjoint(drawn + json.dumps(data, ensure_ascii=False))
+    last = data["candidates"][-1]
+    assert [last[k] for k in ("name", "hypothesis", "message", "case")] == [seen] * 4
+    assert data["lines"][last["lines"][0]] == f'<i class="c1"># {seen}</i>'
+    assert seen in text
+
+
 def test_numbers_that_json_lacks_become_null():
-    assert facts.finite({"a": math.inf, "b": [math.nan, 1.5]}) == {"a": None, "b": [None, 1.5]}
+    assert facts.shown({"a": math.inf, "b": [math.nan, 1.5]}) == {"a": None, "b": [None, 1.5]}
 
 
 def test_a_run_of_200_candidates_stays_below_2_mb(run):

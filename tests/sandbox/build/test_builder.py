@@ -182,7 +182,18 @@ def triton_body(body):
 
 REJECTED = {
     "syntax": ("def softmax(x:\n", Stage.PARSE, Status.COMPILE_ERROR, ["line 1", "SyntaxError"]),
-    "null byte": ("x = 1\0", Stage.PARSE, Status.COMPILE_ERROR, ["SyntaxError"]),
+    "null byte": (
+        "x = 1\ny = r'\0'",
+        Stage.PARSE,
+        Status.COMPILE_ERROR,
+        [r"line 2: `y = r'\x00'`: SyntaxError: the source holds U+0000", r"as an escape (\x00)"],
+    ),
+    "turned around": (
+        "x = 1  # \u202e1 = y",
+        Stage.PARSE,
+        Status.COMPILE_ERROR,
+        [r"line 1: `x = 1  # \u202e1 = y`: SyntaxError", "U+202E (RIGHT-TO-LEFT OVERRIDE)"],
+    ),
     "no entry": (
         TRITON.replace("def softmax", "def other"),
         Stage.PARSE,
