@@ -1,0 +1,151 @@
+"""What the kernel shows of a CPU launcher's process, and what the process says of itself.
+
+The first is read from outside, where native code cannot falsify it: threads, signals, files, cores
+and memory. The second is what only the process can see: control words of floating point, addresses
+of handlers, OpenMP's settings. Native code could falsify it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kagent_sandbox.launch.base import LaunchFailed
+from kagent_sandbox.launch.cpu_launcher import CpuLauncher
+from kagent_sandbox.launch.house import HouseChanged
+
+_ASK_S = 10.0
+_OF_PROCESS = {"SigIgn": "signals that are ignored", "SigCgt": "signals that have a handler"}
+_OF_THREAD = {"SigBlk": "signals that a thread blocks", "Cpus_allowed": "cores of a thread"}
+_SIGNAL_SETS = ("SigIgn", "SigCgt", "SigBlk")
+_SAID = f"{HouseChanged.__name__}: "
+
+Status: TypeAlias = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A process as the kernel shows it to others."""
+
+    status: Status
+    threads: Mapping[int, Status]
+    files: frozenset[str] | None  # descriptors with their targets; None where they may not be seen
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A process's own memory as the kernel counts it."""
+
+    asked_bytes: int  # touched or not, in the steps in which the C library asks for it
+    touched_bytes: int  # to the page; 0 where it may not be seen
+
+    def more_than(self, other: Memory) -> bool:
+        """Whether either has grown."""
+        return self.grown_bytes(other) > 0
+
+    def grown_bytes(self, other: Memory) -> int:
+        """By how much the one has grown that has grown more."""
+        asked_bytes = self.asked_bytes - other.asked_bytes
+        return max(asked_bytes, self.touched_bytes - other.touched_bytes)
+
+
+def differences(before: Seen, after: Seen) -> list[str]:
+    """What is not as it was, in words."""
+    found: list[str] = []
+    if before.threads.keys() != after.threads.keys():
+        found.append(f"there are {len(after.threads)} threads, and were {len(before.threads)}")
+    pairs = [(before.status, after.status, _OF_PROCESS)]
+    both = sorted(before.threads.keys() & after.threads.keys())
+    pairs += [(before.threads[t], after.threads[t], _OF_THREAD) for t in both]
+    for one, other, names in pairs:
+        for key, what in names.items():
+            values = one.get(key, ""), other.get(key, "")
+            if values[0] != values[1]:
+                first, then = map(_signals, values) if key in _SIGNAL_SETS else values
+                found.append(f"{what}: {then}, and before {first}")
+    if before.files is not None and after.files is not None:
+        left = sorted(after.files - before.files)
+        found += [f"open: {', '.join(left)}"] if left else []
+        gone = sorted(before.files - after.files)
+        found += [f"closed: {', '.join(gone)}"] if gone else []
+    return list(dict.fromkeys(found))
+
+
+class CpuHost(CpuLauncher):
+    """A CPU launcher that can be asked whether its guest has left it as it was."""
+
+    def seen(self) -> Seen:
+        """How the kernel shows it; the process should be stopped."""
+        pid = self._child.pid()
+        if pid is None:
+            raise self._fail(0.0)
+        threads: dict[int, Status] = {}
+        for task in os.listdir(f"/proc/{pid}/task"):
+            threads[int(task)] = _status(f"/proc/{pid}/task/{task}/status")
+        return Seen(_status(f"/proc/{pid}/status"), threads, _files(pid))
+
+    def memory(self) -> Memory:
+        """Its own memory; the process should be stopped."""
+        pid = self._child.pid()
+        if pid is None:
+            raise self._fail(0.0)
+        # The status file's own figures for what is touched are off by some pages per core.
+        walked = _status(f"/proc/{pid}/smaps_rollup")
+        return Memory(_bytes(_status(f"/proc/{pid}/status"), "VmData"), _bytes(walked, "Anonymous"))
+
+    def remember(self) -> None:
+        """Have the process look at itself, for `changes`."""
+        self._ask({"do": "house", "what": "remember"}, (), _ASK_S)
+
+    def changes(self) -> str:
+        """What is not as it was when it was told to remember, as it says; empty if nothing."""
+        try:
+            self._ask({"do": "house", "what": "compare"}, (), _ASK_S)
+        except LaunchFailed as e:
+            if not str(e).startswith(_SAID):
+                raise
+            return str(e).removeprefix(_SAID)
+        return ""
+
+    def lend(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Make whole pages of the arena read-only to it, and all others writable."""
+        pages = [list(r) for r in ranges]
+        self._ask({"do": "house", "what": "lend", "ranges": pages}, (), _ASK_S)
+
+    def repeat(self, key: str, count: int, *, limit_s: float) -> None:
+        """Execute a prepared plan some times in a row."""
+        self._arm([[key] * count])
+        self._go(limit_s)
+
+
+def _status(path: str) -> Status:
+    """A status file of /proc; empty where it may not be read."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        pairs = (line.partition(":") for line in file)
+        return {key: value.strip() for key, _, value in pairs}
+    return {}
+
+
+def _bytes(status: Status, key: str) -> int:
+    """An amount as /proc has it, `12 kB`; 0 where it is missing."""
+    return int(status.get(key, "0").split()[0]) << 10
+
+
+def _files(pid: int) -> frozenset[str] | None:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+        return frozenset(f"{n}: {os.readlink(f'/proc/{pid}/fd/{n}')}"[:200] for n in names)
+    except OSError:  # another user's
+        return None
+
+
+def _signals(mask: str) -> str:
+    """Names of the signals in a set as /proc shows it."""
+    bits = int(mask or "0", 16)
+    numbers = [n for n in range(1, 65) if bits >> (n - 1) & 1]
+    known = {s.value: s.name for s in signal.Signals}
+    return ", ".join(known.get(n, f"signal {n}") for n in numbers) or "none"
