@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from kagent_sandbox.build.request import TensorSpec
 from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.launch.cpu_backend import CpuBackend
-from kagent_sandbox.launch.cpu_host import Memory, Seen, differences
+from kagent_sandbox.launch.cpu_host import Seen, differences
 from kagent_sandbox.layout import lay_out
 from kagent_sandbox.patience import bounded
 from kagent_sandbox.plan import Launch, Plan, PlanError
@@ -86,7 +86,7 @@ class _Visit:
     at: str | None = None
     """The case that runs."""
     _before: Seen | None = None
-    _loaded: bool = False
+    _asked_bytes: int = 0
 
     def begin(self, built: Built) -> None:
         """Look at the host before any of the candidate's code is loaded."""
@@ -168,20 +168,27 @@ class _Visit:
             self.host.repeat(key, count, limit_s=limit_s)
             took_s = time.perf_counter() - began
         limit_s += 10 * took_s
-        looks: list[Memory] = []
-        while len(looks) < _LOOKS:
+        kept = 0
+        self._grown()
+        for _ in range(_LOOKS):
             self.host.repeat(key, count, limit_s=limit_s)
-            with self.host.quiesced():
-                looks.append(self.host.memory())
-            if len(looks) > 1 and not looks[-1].more_than(looks[-2]):
+            more = self._grown()
+            if not more:
                 return
-        calls = (_LOOKS - 1) * count
-        grown = looks[-1].grown_bytes(looks[0])
+            kept += more
+        calls = _LOOKS * count
         text = (
-            f"calls keep memory: the process grew by {grown >> 10} KiB in {calls} calls, and never "
-            "stopped. Free what a call allocates, or keep one buffer and use it again"
+            f"calls keep memory: {calls} of them {kept >> 10} KiB, and more with every look. Free "
+            "what a call allocates, or keep one buffer and use it again"
         )
         raise self._out(Status.POLICY, text)
+
+    def _grown(self) -> int:
+        """Bytes by which the process's memory has grown since this was asked last, or 0."""
+        with self.host.quiesced():
+            asked = self.host.asked_bytes()
+        more, self._asked_bytes = asked - self._asked_bytes, asked
+        return max(0, more, self.host.more_bytes())
 
     def _out(self, status: Status, text: str) -> Disqualified:
         return Disqualified(Rejected(Stage.CHECK, status, text, self.at))

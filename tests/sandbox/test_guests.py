@@ -20,6 +20,7 @@ HEADER = """
 #include <fcntl.h>
 #include <omp.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <unistd.h>
 """
 KERNEL = (
@@ -81,7 +82,11 @@ BAD = {
         "cores of a thread",
     ),
     "leak": ("void* volatile kept = malloc(1 << 16);", "calls keep memory"),
-    "touched leak": ("char* volatile kept = (char*)malloc(5000); *kept = 1;", "calls keep memory"),
+    "small leak": ("void* volatile kept = malloc(24);", "calls keep memory"),
+    "mapped leak": (
+        "mmap(0, 1 << 12, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);",
+        "calls keep memory",
+    ),
 }
 
 

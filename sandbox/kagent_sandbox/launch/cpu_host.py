@@ -36,23 +36,6 @@ class Seen:
     files: frozenset[str] | None  # descriptors with their targets; None where they may not be seen
 
 
-@dataclass(frozen=True)
-class Memory:
-    """A process's own memory as the kernel counts it."""
-
-    asked_bytes: int  # touched or not, in the steps in which the C library asks for it
-    touched_bytes: int  # to the page; 0 where it may not be seen
-
-    def more_than(self, other: Memory) -> bool:
-        """Whether either has grown."""
-        return self.grown_bytes(other) > 0
-
-    def grown_bytes(self, other: Memory) -> int:
-        """By how much the one has grown that has grown more."""
-        asked_bytes = self.asked_bytes - other.asked_bytes
-        return max(asked_bytes, self.touched_bytes - other.touched_bytes)
-
-
 def differences(before: Seen, after: Seen) -> list[str]:
     """What is not as it was, in words."""
     found: list[str] = []
@@ -88,28 +71,30 @@ class CpuHost(CpuLauncher):
             threads[int(task)] = _status(f"/proc/{pid}/task/{task}/status")
         return Seen(_status(f"/proc/{pid}/status"), threads, _files(pid))
 
-    def memory(self) -> Memory:
-        """Its own memory; the process should be stopped."""
+    def asked_bytes(self) -> int:
+        """Memory of its own that it has asked the kernel for; the process should be stopped.
+
+        What is freed and used again does not show, nor what is less than the C library's steps.
+        """
         pid = self._child.pid()
         if pid is None:
             raise self._fail(0.0)
-        # The status file's own figures for what is touched are off by some pages per core.
-        walked = _status(f"/proc/{pid}/smaps_rollup")
-        return Memory(_bytes(_status(f"/proc/{pid}/status"), "VmData"), _bytes(walked, "Anonymous"))
+        return int(_status(f"/proc/{pid}/status").get("VmData", "0").split()[0]) << 10
+
+    def more_bytes(self) -> int:
+        """How much more is allocated than when this was asked last, as the process says."""
+        try:
+            return int(self._told("count") or "0")
+        except ValueError:
+            return 0
 
     def remember(self) -> None:
         """Have the process look at itself, for `changes`."""
-        self._ask({"do": "house", "what": "remember"}, (), _ASK_S)
+        self._told("remember")
 
     def changes(self) -> str:
         """What is not as it was when it was told to remember, as it says; empty if nothing."""
-        try:
-            self._ask({"do": "house", "what": "compare"}, (), _ASK_S)
-        except LaunchFailed as e:
-            if not str(e).startswith(_SAID):
-                raise
-            return str(e).removeprefix(_SAID)
-        return ""
+        return self._told("compare")
 
     def lend(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Make whole pages of the arena read-only to it, and all others writable."""
@@ -121,6 +106,16 @@ class CpuHost(CpuLauncher):
         self._arm([[key] * count])
         self._go(limit_s)
 
+    def _told(self, what: str) -> str:
+        """What the process answers to a question about itself."""
+        try:
+            self._ask({"do": "house", "what": what}, (), _ASK_S)
+        except LaunchFailed as e:
+            if not str(e).startswith(_SAID):
+                raise
+            return str(e).removeprefix(_SAID)
+        return ""
+
 
 def _status(path: str) -> Status:
     """A status file of /proc; empty where it may not be read."""
@@ -128,11 +123,6 @@ def _status(path: str) -> Status:
         pairs = (line.partition(":") for line in file)
         return {key: value.strip() for key, _, value in pairs}
     return {}
-
-
-def _bytes(status: Status, key: str) -> int:
-    """An amount as /proc has it, `12 kB`; 0 where it is missing."""
-    return int(status.get(key, "0").split()[0]) << 10
 
 
 def _files(pid: int) -> frozenset[str] | None:

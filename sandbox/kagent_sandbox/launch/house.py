@@ -42,6 +42,7 @@ class House:
     """What a process is like to whoever calls it, before and after native code."""
 
     _before: State = field(default_factory=dict)
+    _used: int = 0
     _lent: Sequence[tuple[int, int]] = ()
 
     def perform(self, request: Mapping[str, object], arena: int, nbytes: int) -> None:
@@ -58,6 +59,11 @@ class House:
             found = differences(self._before, _state())
             if found:
                 raise HouseChanged("; ".join(found))
+        elif what == "count":
+            used = _used_bytes()
+            more, self._used = used - self._used, used
+            if more > 0:
+                raise HouseChanged(str(more))
         elif what == "lend":
             for start, stop in self._lent:
                 _protect(arena + start, stop - start, _PROT_READ | _PROT_WRITE)
@@ -187,6 +193,29 @@ def _environment() -> tuple[bytes, ...]:
     while pointers and pointers[len(found)] is not None:
         found.append(pointers[len(found)])
     return tuple(sorted(found))
+
+
+class _Mallinfo2(ctypes.Structure):
+    """What the C library counts; bytes and numbers of blocks."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def _used_bytes() -> int:
+    """Memory that was allocated and not freed, to the byte; 0 where the C library does not say."""
+    try:
+        mallinfo2 = libc.mallinfo2
+    except AttributeError:  # glibc before 2.33, and others
+        return 0
+    mallinfo2.restype = _Mallinfo2
+    found = mallinfo2()
+    return int(found.uordblks + found.hblkhd)
 
 
 @functools.cache
