@@ -178,8 +178,8 @@ class _Visit:
             kept += more
         calls = _LOOKS * count
         text = (
-            f"calls keep memory: {calls} of them {kept >> 10} KiB, and more with every look. Free "
-            "what a call allocates, or keep one buffer and use it again"
+            f"calls keep memory: {calls} of them {kept / 1024:,.0f} KiB, and there was more at "
+            "every look. Free what a call allocates, or keep one buffer and use it again"
         )
         raise self._out(Status.POLICY, text)
 

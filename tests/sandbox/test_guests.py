@@ -153,6 +153,7 @@ def test_an_argument_that_the_task_lets_be_written_may_be(tmp_path):
 GOOD_GUESTS = {
     "plain": "",
     "restores": "const int mode = fegetround(); fesetround(FE_UPWARD); fesetround(mode);",
+    "restores a handler": "signal(SIGUSR1, [](int) {}); signal(SIGUSR1, SIG_DFL);",
     "scratch": "void* volatile kept = malloc(1 << 20); free(kept);",
     "once": "static float* kept = (float*)calloc(1 << 20, 1); kept[rows] = 1;",
     "per thread": "#pragma omp parallel\n{ static thread_local float* kept ="

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from kagent_sandbox.launch.base import LaunchFailed
 from kagent_sandbox.launch.cpu_launcher import CpuLauncher
-from kagent_sandbox.launch.house import HouseChanged
+from kagent_sandbox.launch.house import HouseChanged, signal_names
 
 _ASK_S = 10.0
 _OF_PROCESS = {"SigIgn": "signals that are ignored", "SigCgt": "signals that have a handler"}
@@ -136,6 +135,4 @@ def _files(pid: int) -> frozenset[str] | None:
 def _signals(mask: str) -> str:
     """Names of the signals in a set as /proc shows it."""
     bits = int(mask or "0", 16)
-    numbers = [n for n in range(1, 65) if bits >> (n - 1) & 1]
-    known = {s.value: s.name for s in signal.Signals}
-    return ", ".join(known.get(n, f"signal {n}") for n in numbers) or "none"
+    return signal_names([n for n in range(1, 65) if bits >> (n - 1) & 1])

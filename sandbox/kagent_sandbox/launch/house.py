@@ -31,6 +31,7 @@ _SIGNALS = sorted({*range(1, 65)} - {signal.SIGKILL, signal.SIGSTOP, signal.SIGC
 _ROUNDING = ("to nearest", "downwards", "upwards", "towards zero")
 _PROT_READ, _PROT_WRITE = 1, 2
 _LC_ALL = 6
+_MOST_NAMES = 6  # of signals
 
 
 class HouseChanged(Exception):  # noqa: N818
@@ -89,7 +90,7 @@ def differences(before: State, after: State) -> list[str]:
             found += _floating_point(cast("_Controls", one), cast("_Controls", other))
         elif key == "signals":
             pairs = zip(_SIGNALS, cast("Sequence[bytes]", one), cast("Any", other), strict=True)
-            names = ", ".join(_signal_name(n) for n, a, b in pairs if a != b)
+            names = signal_names([n for n, a, b in pairs if a != b])
             found.append(f"the handler of {names} is another one")
         elif isinstance(one, int | str):
             found.append(f"{key} is {other}, and was {one}")
@@ -172,12 +173,18 @@ def _rounding(word: int, shift: int) -> str:
 def _handler(number: int) -> bytes:
     action = ctypes.create_string_buffer(_SIGACTION_BYTES)
     libc.sigaction(number, None, action)
-    handler_and_mask, flags = action.raw[:16], action.raw[136:140]
-    return handler_and_mask + flags  # the C library leaves anything in the rest of its mask
+    handler, mask, flags = action.raw[:8], action.raw[8:16], action.raw[136:140]
+    if int.from_bytes(handler, "little") in (signal.SIG_DFL, signal.SIG_IGN):
+        return handler  # nothing runs with the mask
+    return handler + mask + flags  # the C library leaves anything in the rest of its mask
 
 
-def _signal_name(number: int) -> str:
-    return signal.Signals(number).name if number < 32 else f"signal {number}"
+def signal_names(numbers: Sequence[int]) -> str:
+    """The first few by name, and how many more there are."""
+    known = {s.value: s.name for s in signal.Signals}
+    names = [known.get(n, f"signal {n}") for n in numbers[:_MOST_NAMES]]
+    more = len(numbers) - len(names)
+    return ", ".join(names or ["none"]) + (f" and {more} more" if more else "")
 
 
 def _locale() -> str:
