@@ -17,6 +17,7 @@ from kagent_sandbox.check import Checker, check_results, pitch_of
 from kagent_sandbox.conditions import HostWatch, Unwatched, Watch
 from kagent_sandbox.draws import Draws
 from kagent_sandbox.errors import DeviceError, DeviceWedged
+from kagent_sandbox.guests import refuse_bad_guests
 from kagent_sandbox.judge_wire import key_of
 from kagent_sandbox.lane_clock import LaneClock
 from kagent_sandbox.measure import Meter
@@ -180,6 +181,8 @@ class Judge:
             self._checker.refuse_decoys(session, built, self.check_cases)
             if self._most_kept:
                 stack.pop_all()
+        draws = self._checker.draws
+        refuse_bad_guests(self.task, self.backend, self._arenas, draws, built, self.check_cases)
         self._checked[key] = _Checked(
             time.perf_counter() - began, session if self._most_kept else None
         )

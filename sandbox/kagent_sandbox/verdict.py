@@ -29,7 +29,9 @@ class Status(StrEnum):
     COMPILE_ERROR = "COMPILE_ERROR"
     """The compiler, or Python, refused the source."""
     POLICY = "POLICY"
-    """Host code did what a candidate may not do; the message names the rewrite."""
+    """It did what a candidate may not do, or leaves the process that calls it changed; the message
+    names the rewrite.
+    """
     RESOURCE_LIMIT = "RESOURCE_LIMIT"
     """Shared memory, threads, memory or plan size over the device's or the sandbox's limit."""
     TIMEOUT = "TIMEOUT"

@@ -23,6 +23,8 @@ def trying_files(library: Library) -> dict[str, str]:
         "tests/conftest.py": render("test_conftest.py.j2", name=library.name),
         "tests/tolerance.py": render("test_tolerance.py.j2"),
         "tests/harness.py": render("test_harness.py.j2", name=library.name),
+        "tests/test_guest.py": render("test_guest.py.j2"),
+        "tests/visit.py": render("test_visit.py.j2", name=library.name),
         "benchmarks/bench.py": render("bench.py.j2", name=library.name),
     }
     for operator in library.operators:

@@ -76,6 +76,7 @@ static void attack(const char* where) {
     std::snprintf(again, sizeof again, "/proc/self/fd/%ld", path);
     shown(where, "O_PATH and /proc/self/fd", raw(SYS_openat, AT_FDCWD, (long)again, O_RDONLY));
     shown(where, "read of an O_PATH", raw(SYS_read, path, (long)again, 8));
+    raw(SYS_close, path);
   }
   struct { uint32_t bytes; int32_t type; unsigned char data[128]; } handle = {128, 0, {}};
   int mount = 0;
@@ -88,6 +89,7 @@ static void attack(const char* where) {
   const uint32_t inode[2] = {2, 0};
   std::memcpy(handle.data, inode, sizeof inode);
   shown(where, "open_by_handle_at", raw(SYS_open_by_handle_at, root, (long)&handle, O_RDONLY));
+  raw(SYS_close, root);
   tried(where, "linkat",
         raw(SYS_linkat, AT_FDCWD, (long)SECRET, AT_FDCWD, (long)"linked", AT_SYMLINK_FOLLOW));
   tried(where, "renameat2 into its own folder",

@@ -37,7 +37,9 @@ extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns)
       if (DIR* entries = opendir(folder)) {
         while (dirent* entry = readdir(entries)) {
           const int fd = open((std::string(folder) + "/" + entry->d_name).c_str(), O_RDWR);
-          if (fd >= 0) count += !ftruncate(fd, 0);
+          if (fd < 0) continue;
+          count += !ftruncate(fd, 0);
+          close(fd);
         }
         closedir(entries);
       }

@@ -14,6 +14,7 @@ from kagent_sandbox.launch.base import Arena, Ceilings, LaunchFailed
 from kagent_sandbox.launch.cpu_arena import CpuArena
 from kagent_sandbox.launch.cpu_ceilings import cached_ceilings
 from kagent_sandbox.launch.cpu_facts import cpu_facts
+from kagent_sandbox.launch.cpu_host import CpuHost
 from kagent_sandbox.launch.cpu_launcher import Asking, CpuLauncher
 from kagent_sandbox.launch.openmp import WAITING
 from kagent_sandbox.plan import Alloc, Buffer, Fill, Plan, TensorRef
@@ -79,7 +80,7 @@ class CpuBackend:
         """
         return CpuArena(nbytes)
 
-    def launcher(self, arena: Arena) -> CpuLauncher:
+    def launcher(self, arena: Arena) -> CpuHost:
         """A fresh process over the arena. It starts while others do: its first request waits.
 
         Raises:
@@ -93,7 +94,7 @@ class CpuBackend:
             )
         if not isinstance(arena, CpuArena):
             raise TypeError("this arena was made by another backend")
-        return CpuLauncher(self._server, arena, self._after_loss, self._asking)
+        return CpuHost(self._server, arena, self._after_loss, self._asking)
 
     def healthy(self) -> bool:
         """Whether a fresh process fills memory as told; tries twice."""

@@ -24,6 +24,7 @@ from kagent_sandbox.channel import ChannelClosed
 from kagent_sandbox.confine.seccomp import forbid_new_threads
 from kagent_sandbox.context import Context
 from kagent_sandbox.launch.cpu_arena import map_arena
+from kagent_sandbox.launch.house import House
 from kagent_sandbox.launch.plan_ops import bind_op, strided_view
 from kagent_sandbox.plan import (
     Alloc,
@@ -108,6 +109,7 @@ class Runner:
     folder: Path
     _plans: dict[str, list[Step]] = field(default_factory=dict)
     _libraries: dict[str, ctypes.CDLL] = field(default_factory=dict)
+    _house: House = field(default_factory=House)
 
     def perform(self, request: Mapping[str, object], blobs: Sequence[bytes]) -> None:
         """Carry out one request of the judge."""
@@ -124,6 +126,8 @@ class Runner:
             self._plans[str(request["key"])] = self._bind(parse_plan(blobs[0]), placement)
         elif verb == "forget":
             self._plans.pop(str(request["key"]), None)
+        elif verb == "house":
+            self._house.perform(request, self.memory.data_ptr(), self.memory.numel())
         else:
             raise PlanError(f"unknown request {verb!r}")
 

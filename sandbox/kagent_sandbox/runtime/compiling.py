@@ -7,6 +7,37 @@ from collections.abc import Sequence
 
 from .errors import CompileError
 
+_NO_CLOCK = (
+    "a kernel may not know the day and time of its build (__DATE__, __TIME__, __TIMESTAMP__): "
+    "equal sources give equal binaries, on any day. Leave it out, or pass a value of your own by "
+    "defines={NAME: VALUE}"
+)
+_CLOCK = re.compile(r"\b__(DATE|TIME|TIMESTAMP)__\b")
+_COMMENT_OR_JOINED = re.compile(r"//[^\n]*|/\*.*?\*/|\\\n", re.DOTALL)
+
+
+def refuse_clock(kernel: str, source: str, macros: Sequence[str]) -> None:
+    """Refuse a source, or macros, that name the macros which hold the time of a build.
+
+    For compilers that do not let these be defined otherwise. A name that macros put together from
+    parts is not seen.
+
+    Raises:
+        CompileError: One is named; the text has its line.
+    """
+    names = (*macros, _COMMENT_OR_JOINED.sub("", source))
+    if any(_CLOCK.search(text) for text in names):
+        raise clock_error(kernel, source)
+
+
+def clock_error(kernel: str, source: str) -> CompileError:
+    """What to say to a kernel that asks for the time of its build, with the line where it does."""
+    found = _CLOCK.search(source)
+    if found is None:
+        return CompileError(kernel, _NO_CLOCK)
+    line = source.count("\n", 0, found.start()) + 1
+    return CompileError(kernel, with_line(source, line, _NO_CLOCK))
+
 
 def with_line(source: str, line: int, message: str) -> str:
     """`line 12: MESSAGE` and the text of that line below."""

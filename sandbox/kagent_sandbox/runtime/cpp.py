@@ -16,29 +16,25 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .compiling import check_options, define_text, with_line
+from .compiling import clock_error, define_text, with_line
+from .cpp_options import check_cpp_options
 from .errors import CompileError, KernelUnavailable
 
 SIGNATURE = "_ZN16kagent_signature10parametersE"
 """Symbol of a library's text that says what parameters its kernel has: `(ppll)`."""
 DEFAULT_OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fopenmp")
+_CLOCK = "kagent_day_and_time_of_the_build"
 _FIXED_OPTIONS = (
     *("-shared", "-fPIC", "-pipe", "-w", "-fmax-errors=3", "-fdiagnostics-color=never"),
     *("-fno-diagnostics-show-caret", "-frandom-seed=kagent", "-s", "-Wl,--build-id=none"),
     "-Wl,--no-undefined",
+    # Undeclared, wherever they are used: also where a macro puts the name together.
+    *(f"-D__{clock}__={_CLOCK}" for clock in ("DATE", "TIME", "TIMESTAMP")),
 )
 _FILE = "kernel.cpp"
 _SIGNATURE_FILE = "signature of the kernel"
 _MAX_LOG_BYTES = 256 << 10
 
-# Options that change code. What names files, programs or plugins is the builder's business.
-_OPTIONS = (
-    r"-[DU]\w+(=.*)?",
-    r"-O([0-3]|fast|s)",
-    r"-std=(c|gnu)\+\+(17|20|2a|23|2b)",
-    r"-m(?!cmodel|dll)[\w.=+,-]+",
-    r"-f(?!plugin|dump|profile|random|file|debug|macro|compare|sanitize|lto|use-|stack|diag)[\w.=+-]+",
-)
 _ERROR = re.compile(
     r"^(?P<file>[^\n:]+):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<text>.*)$", re.MULTILINE
 )
@@ -104,9 +100,7 @@ def compile_cpp(
             line.
         KernelUnavailable: There is no g++.
     """
-    check_options(
-        name, options, _OPTIONS, "-O2, -ffast-math, -mprefer-vector-width=512, -DNAME=VALUE"
-    )
+    check_cpp_options(name, options)
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise CompileError(name, 'the name of a C++ kernel is that of its extern "C" function')
     macros = [define_text(name, k, v) for k, v in (defines or {}).items()]
@@ -154,6 +148,8 @@ def _run(command: Sequence[str], folder: str) -> tuple[int, str]:
 
 def _refusal(name: str, source: str, log: str, code: int) -> CompileError:
     found = _ERROR.search(log)
+    if _CLOCK in log:
+        return clock_error(name, source)
     if found is None:
         if len(log) >= _MAX_LOG_BYTES:
             most = f"{_MAX_LOG_BYTES >> 10} KiB"

@@ -49,7 +49,7 @@ def cpp_kernel(
     Args:
         name: The function's name.
         source: C++20, with any header of the compiler's and of OpenMP's.
-        options: Options of g++ that change code, for example `-ffast-math`.
+        options: Options of g++ that change the kernel's code, for example `-fno-math-errno`.
         defines: Macros: names to numbers or text.
     """
     kernel: CppKernel = _kernel(CppKernel, "cpp", name, source, options, defines)

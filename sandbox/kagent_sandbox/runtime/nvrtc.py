@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .compiling import check_options, define_text, with_line
+from .compiling import check_options, define_text, refuse_clock, with_line
 from .errors import NOT_THERE, CompileError, KernelUnavailable
 from .headers import include_dirs, wheel_folders
 
 DEFAULT_STANDARD = "-std=c++17"
-_FILE = "kernel.cu"
+_FILE = "/kernel.cu"  # absolute: line tables hold the current folder otherwise
 _REMEDY = "install it with `pip install cuda-bindings nvidia-cuda-nvrtc`"
 _LIMITED_GROUPS = "_CG_LIMIT_INCLUDED_DEPENDENCIES"
 _MAX_LOG_BYTES = 1 << 20
@@ -83,6 +83,7 @@ def compile_cuda(
     if not any("std=" in o for o in flags):
         flags.append(DEFAULT_STANDARD)
     flags += [define_text(name, k, v) for k, v in (defines or {}).items()]
+    refuse_clock(name, source, flags)
     if "cooperative_groups.h" in source:
         # one overload pulls all of <cuda/atomic> into cooperative groups: 1.7 s against 0.1 s
         try:

@@ -1,0 +1,169 @@
+"""Native code that computes what it should, and is a bad guest in its caller's process."""
+
+import platform
+import re
+
+import pytest
+from judging import BODY, GOOD, TASK, built, write_task
+from kagent_sandbox.judge import Judge
+from kagent_sandbox.launch.cpu_backend import CpuBackend
+from kagent_sandbox.task import load_task
+from kagent_sandbox.verdict import Rejected, Stage, Status
+
+SEED = 7
+HEADER = """
+#include <cfenv>
+#include <clocale>
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <fcntl.h>
+#include <omp.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+"""
+KERNEL = (
+    HEADER
+    + """
+%(before)s
+extern "C" void scale(const float* x, float* y, int64_t rows, int64_t cols, int64_t step) {
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < cols; ++j) y[i * cols + j] = 2.0f * x[i * step + j];
+  %(in_call)s
+}
+"""
+)
+FTZ = "__builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);"
+ON_LOAD = "__attribute__((constructor)) static void on_load() { %s }"
+x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="an instruction of x86")
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory):
+    task = load_task(write_task(tmp_path_factory.mktemp("scale")))
+    judge = Judge(task, CpuBackend(), SEED)
+    yield judge
+    judge.close()
+
+
+def check(judge, source):
+    return judge.check(built(judge.task, SEED, source))
+
+
+def kernel(in_call="", before=""):
+    return KERNEL % {"in_call": in_call, "before": before}
+
+
+BAD = {
+    "rounding": ("fesetround(FE_TOWARDZERO);", "rounding mode is towards zero"),
+    "rounding up": ("fesetround(FE_UPWARD);", "rounding mode is upwards"),
+    "traps": ("feenableexcept(FE_OVERFLOW);", "exceptions trap"),
+    "handler": ("signal(SIGUSR1, [](int) {});", "have a handler: .*SIGUSR1"),
+    "another handler": ("signal(SIGSEGV, [](int) { _exit(1); });", "handler of SIGSEGV"),
+    "ignored": ("signal(SIGPIPE, SIG_DFL);", "SIGPIPE"),
+    "blocked": (
+        "sigset_t s; sigemptyset(&s); sigaddset(&s, SIGTERM); sigprocmask(SIG_BLOCK, &s, 0);",
+        "blocks: SIGTERM",
+    ),
+    "stack": (
+        "static char room[65536]; stack_t s = {}; s.ss_sp = room; s.ss_size = sizeof room;"
+        " sigaltstack(&s, 0);",
+        "alternate stack",
+    ),
+    "locale": ('setlocale(LC_NUMERIC, "C"); setlocale(LC_ALL, "C.UTF-8");', "locale is"),
+    "environment": ('setenv("OMP_SCHEDULE", "static", 1);', "environment"),
+    "folder": ('if (chdir("/")) abort();', "working directory is /"),
+    "threads": ("omp_set_num_threads(1);", "number of threads is 1"),
+    "file": ('open("/dev/null", O_RDONLY);', "open: .*/dev/null"),
+    "cores": (
+        "cpu_set_t c; CPU_ZERO(&c); CPU_SET(sched_getcpu(), &c);"
+        " sched_setaffinity(0, sizeof c, &c);",
+        "cores of a thread",
+    ),
+    "leak": ("void* volatile kept = malloc(1 << 16);", "calls keep memory"),
+    "small leak": ("void* volatile kept = malloc(24);", "calls keep memory"),
+    "mapped leak": (
+        "mmap(0, 1 << 12, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);",
+        "calls keep memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_call_that_leaves_its_process_changed_is_refused(judge, name):
+    in_call, says = BAD[name]
+    found = check(judge, kernel(in_call))
+    assert isinstance(found, Rejected), found
+    assert (found.stage, found.status) == (Stage.CHECK, Status.POLICY)
+    assert found.case == "odd" or "leak" in name
+    assert re.search(says, found.message), found.message
+
+
+@x86
+@pytest.mark.parametrize(
+    "source",
+    [
+        kernel(FTZ),
+        kernel("#pragma omp parallel\n  {\n" + FTZ + "\n}\n"),
+        kernel("#pragma omp parallel\n  if (omp_get_thread_num() == 1) {\n" + FTZ + "\n}\n"),
+    ],
+    ids=["one thread", "all threads", "another thread"],
+)
+def test_subnormal_numbers_stay_what_they_are_in_all_threads(judge, source):
+    found = check(judge, source)
+    assert isinstance(found, Rejected), found
+    assert found.status is Status.POLICY
+    assert "a call leaves" in found.message
+    assert "subnormal" in found.message
+
+
+@x86
+def test_what_a_constructor_changes_is_said_of_loading(judge):
+    found = check(judge, kernel(before=ON_LOAD % FTZ))
+    assert isinstance(found, Rejected), found
+    assert "loading its library leaves" in found.message
+    assert "subnormal" in found.message
+
+
+RESTORES = BODY % (
+    "float* in = const_cast<float*>(x) + i * step + j; const float was = *(volatile float*)in;"
+    " *(volatile float*)in = 2 * was; y[i * cols + j] = *in; *(volatile float*)in = was;"
+)
+
+
+def test_an_input_that_is_written_and_put_back_is_tampering(judge):
+    found = check(judge, RESTORES)
+    assert isinstance(found, Rejected), found
+    assert (found.stage, found.status) == (Stage.CHECK, Status.TAMPER)
+    assert "may only read (x)" in found.message
+
+
+def test_an_argument_that_the_task_lets_be_written_may_be(tmp_path):
+    folder = write_task(tmp_path)
+    text = TASK.replace('name = "x",', 'name = "x", mutates = true,')
+    (folder / "task.toml").write_text(text)
+    judge = Judge(load_task(folder), CpuBackend(), SEED)
+    try:
+        assert not isinstance(check(judge, RESTORES), Rejected)
+    finally:
+        judge.close()
+
+
+GOOD_GUESTS = {
+    "plain": "",
+    "restores": "const int mode = fegetround(); fesetround(FE_UPWARD); fesetround(mode);",
+    "restores a handler": "signal(SIGUSR1, [](int) {}); signal(SIGUSR1, SIG_DFL);",
+    "scratch": "void* volatile kept = malloc(1 << 20); free(kept);",
+    "once": "static float* kept = (float*)calloc(1 << 20, 1); kept[rows] = 1;",
+    "per thread": "#pragma omp parallel\n{ static thread_local float* kept ="
+    " (float*)calloc(1 << 16, 1); kept[rows] = 1; free(calloc(1, 1 << 12)); }\n",
+    "raises flags": "feraiseexcept(FE_INEXACT | FE_DIVBYZERO);",
+}
+
+
+@pytest.mark.parametrize("name", GOOD_GUESTS)
+def test_a_good_guest_passes(judge, name):
+    found = check(judge, kernel(GOOD_GUESTS[name]))
+    assert not isinstance(found, Rejected), found
+    assert not isinstance(check(judge, GOOD), Rejected)
