@@ -26,10 +26,10 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     lowers the queries too: scores are about -200 (D = 64), too little to exponentiate unshifted.
     "mixed" gives each head of keys a kind of its own: normal; all keys alike, so that all scores of
     a row are equal; scores that rise or fall from key to key; scores about 10000 below the others
-    before and after a window of keys or in every other block, never for the first key. "nonfinite"
-    has NaN in some queries of each head: the results are NaN for these and for no others.
+    before and after a window of keys or in every other block, never for the first key.
     """
-    kinds = ("normal", "shifted", "sunk", "mixed", "nonfinite")
+    # No NaN: torch's kernel for a CPU makes 0 of it in short sequences, and NaN in longer ones.
+    kinds = ("normal", "shifted", "sunk", "mixed")
     if case.inputs not in kinds:
         raise ValueError(f"inputs = {case.inputs!r}: use one of {', '.join(kinds)}")
     d = case.dims
@@ -44,15 +44,12 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     k = draw(hkv, shift=8.0 if case.inputs in ("shifted", "sunk") else 0.0)
     if case.inputs == "mixed":
         _mix(q, k, generator)
-    elif case.inputs == "nonfinite":
-        rows = torch.rand((b, h, s), generator=generator, device=device) < 1 / 4
-        q[..., 0].masked_fill_(rows, torch.nan)
     return {"q": q, "k": k, "v": draw(hkv)}
 
 
 def _mix(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> None:
     """Make the heads of "mixed": the first dimension lifts or lowers all scores of a key."""
-    lift = 64.0  # of the queries: few bits, so that every dtype holds the products exactly
+    lift = 64.0
     s, size = k.shape[2:]
     key = torch.arange(s, device=k.device)
     q[..., 0] = lift
@@ -68,7 +65,7 @@ def _mix(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> None:
         if kind == 1:
             head.copy_(head[:1].clone().expand_as(head))
         elif kind in (2, 3):
-            score = torch.linspace(-20, 20, s, device=k.device) * (1 if kind == 2 else -1)
+            score = torch.linspace(-8, 8, s, device=k.device) * (1 if kind == 2 else -1)
         elif kind == 4:
             start, end = sorted((whole(s), whole(s)))
             hidden = (key < start) | (key > end)

@@ -28,8 +28,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     numbers: normal, trained, spiked, constant, ignored, rising or falling; -inf in a third of the
     columns, before and after a window, or in every other block, never at the target; the same with
     -1e4, -1e9 or the least finite value for -inf; few values, many of them the maximum; subnormal
-    numbers. `nonfinite` also has rows that count with +inf or NaN somewhere, and rows of -inf: such
-    a row's gradient and the loss are NaN, other rows' gradients are not.
+    numbers; 200 more or less than normal. `nonfinite` also has rows that count with +inf or NaN
+    somewhere, and rows of -inf: such a row's gradient and the loss are NaN, other rows' gradients
+    are not.
     """
     if case.inputs in ("mixed", "nonfinite"):
         return _mixed(case, generator, device)
@@ -65,7 +66,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
 
 KINDS = (
     *("normal", "trained", "spiked", "constant", "ignored", "rising", "falling", "masked"),
-    *("window", "blocks", "finite window", "finite blocks", "ties", "subnormal"),
+    *("window", "blocks", "finite window", "finite blocks", "ties", "subnormal", "high", "low"),
 )
 NONFINITE = ("inf", "nan", "all -inf")
 
@@ -92,7 +93,7 @@ def _mixed(case: Case, generator: torch.Generator, device: torch.device) -> dict
         some = logits[at]
         hidden = torch.zeros_like(some, dtype=torch.bool)
         if kind == "trained":
-            some.scatter_(1, target[at, None], 8.0 * case.scale)
+            some.scatter_(1, target[at, None], 8.0)
         elif kind == "spiked":
             raised = torch.tensor([200.0, 100.0, 100.0], device=device).repeat(n, 1)
             some.scatter_add_(1, whole(columns, n, 3), raised)
@@ -110,6 +111,8 @@ def _mixed(case: Case, generator: torch.Generator, device: torch.device) -> dict
             hidden = (column < ends[:, :1]) | (column > ends[:, 1:])
         elif kind.endswith("blocks"):
             hidden = (column // (16 << whole(9, n, 1)) + whole(2, n, 1)) % 2 == 0
+        elif kind in ("high", "low"):
+            some += 200.0 if kind == "high" else -200.0
         elif kind == "ties":
             some = whole(3, n, columns).float()
         elif kind == "subnormal":
@@ -123,7 +126,13 @@ def _mixed(case: Case, generator: torch.Generator, device: torch.device) -> dict
             lows = torch.tensor([-1e4, -1e9, limits.min], device=device).clamp_min_(limits.min)
             low = lows[whole(3, n, 1)]
         hidden.scatter_(1, target[at, None].clamp_min(0), value=False)
-        logits[at] = some.where(~hidden, low)
+        some = logits[at] = some.where(~hidden, low)
+        # Where the target is likely, p - 1 is mostly rounding, which torch's would allow for in
+        # every row, or not, by luck. Such a row gets its least likely class as the target.
+        p = torch.softmax(some.double(), -1).gather(1, target[at, None].clamp_min(0))[:, 0]
+        certain = (p > 0.6) & (p < 1 - 1e-9) & (target[at] != IGNORE_INDEX)
+        least = some.where(some > -1e3, torch.inf).argmin(1)
+        target[at] = torch.where(certain, least, target[at])
     return {"logits": logits.to(dtype), "target": target}
 
 

@@ -21,11 +21,11 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     the maximum comes last); `masked` (a third of the entries, but never a whole row, is -inf);
     `spiked` (in two rows of three, two entries are raised by 100 and one by 200: too much to
     exponentiate unshifted, or relative to a maximum that misses the one, which is often the first
-    or the last). `mixed` gives each row a kind of its own, in equal numbers: normal, masked, spiked,
-    constant, rising or falling; -inf before and after a window, or in every other block; the same
-    with -1e4, -1e9 or the least finite value for -inf; every value such a one; few values, many of
-    them the maximum; subnormal numbers. `nonfinite` also has rows with +inf or NaN somewhere, and
-    rows of -inf: the result is NaN in all of such a row.
+    or the last). `mixed` gives each row a kind of its own, in equal numbers: normal, masked,
+    spiked, constant, rising or falling; -inf before and after a window, or in every other block;
+    the same with -1e4, -1e9 or the least finite value for -inf; every value such a one; few values,
+    many of them the maximum; subnormal numbers; 200 more or less than normal. `nonfinite` also has
+    rows with +inf or NaN somewhere, and rows of -inf: the result is NaN in all of such a row.
     """
     if case.inputs in ("mixed", "nonfinite"):
         return {"x": _mixed(case, generator, device)}
@@ -61,7 +61,7 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
 
 KINDS = (
     *("normal", "masked", "spiked", "constant", "rising", "falling", "window", "blocks"),
-    *("finite window", "finite blocks", "sunk", "ties", "subnormal"),
+    *("finite window", "finite blocks", "sunk", "ties", "subnormal", "high", "low"),
 )
 NONFINITE = ("inf", "nan", "all -inf")
 
@@ -101,6 +101,8 @@ def _mixed(case: Case, generator: torch.Generator, device: torch.device) -> torc
             hidden = (column < ends[:, :1]) | (column > ends[:, 1:])
         elif kind.endswith("blocks"):
             hidden = (column // (16 << whole(9, n, 1)) + whole(2, n, 1)) % 2 == 0
+        elif kind in ("high", "low"):
+            some += 200.0 if kind == "high" else -200.0
         elif kind == "ties":
             some = whole(3, n, columns).float()
         elif kind == "subnormal":
