@@ -48,11 +48,14 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
 
 
 def _mix(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> None:
-    """Make the heads of "mixed": the first dimension lifts or lowers all scores of a key."""
+    """Make the heads of "mixed": the last dimension lifts or lowers all scores of a key.
+
+    In the first one, every further addition of a chain would be rounded as a large number's.
+    """
     lift = 64.0
     s, size = k.shape[2:]
     key = torch.arange(s, device=k.device)
-    q[..., 0] = lift
+    q[..., -1] = lift
 
     def whole(most: int) -> int:
         return int(torch.randint(most, (), generator=generator, device=k.device))
@@ -72,7 +75,7 @@ def _mix(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> None:
         elif kind == 5:
             hidden = (key // (16 << whole(5)) + whole(2)) % 2 == 0
         hidden[0] = False
-        head[:, 0] = (score.masked_fill(hidden, -1e4) * math.sqrt(size) / lift).to(head.dtype)
+        head[:, -1] = (score.masked_fill(hidden, -1e4) * math.sqrt(size) / lift).to(head.dtype)
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
