@@ -2,6 +2,7 @@
 
     python benchmarks/mutation_score.py [--task NAME ...] [--language cpp|triton|cuda ...]
         [--device cpu|gpu] [--sample N] [--seed S] [--deadline-s T] [--only TEXT] [--json FILE]
+        [--conditions]
 
 Mutants of all seeds are made automatically (benchmarks/mutation/). With --device cpu (the default
 without a GPU) C++ seeds are judged on the CPU, and Triton seeds in Triton's interpreter; with
@@ -9,6 +10,10 @@ without a GPU) C++ seeds are judged on the CPU, and Triton seeds in Triton's int
 file at random, and --deadline-s stops in time: what it cuts off is random, too. Excluded from the
 score: mutants that do not build, mutants with the seed's machine code and plans, and those that
 benchmarks/mutation/equivalent.toml lists with a reason. Exits with 1 if any other survived.
+
+With --conditions, mutants are seeds that are wrong for some sizes, layouts or values alone
+(benchmarks/mutation/conditions.py), N of each file by sizes and layouts (40 by default) and all by
+values; they are judged on all cases of a run, those of its check and of its races.
 """
 
 import argparse
@@ -19,6 +24,7 @@ import json
 import os
 import platform
 import random
+import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -30,8 +36,9 @@ from kagent.tasks import find_task, seeds_of, task_names
 from kagent_sandbox.build.client import Builder
 from kagent_sandbox.errors import KagentError
 from kagent_sandbox.launch.cpu_backend import CpuBackend
+from mutation import conditions
 from mutation.edits import Mutant, diff_of
-from mutation.engines import Fate, Interpreting, Judged, Real
+from mutation.engines import Fate, Interpreting, Judged, Real, with_race
 from mutation.equivalent import Equivalents
 from mutation.generate import mutants_of
 
@@ -80,10 +87,23 @@ def judged(
 ) -> Iterator[Judged]:
     """Fates of a task's mutants in one language."""
     task = find_task(name)
+    if options.conditions:
+        task = with_race(task, options.device, secrets.randbits(62))
     files = {f"{name}/{s.path.name}": s.path for s in seeds_of(task) if s.language == language}
-    mutants = [m for path in files.values() for m in mutants_of(path)]
+    if options.conditions:
+        cases, count = task.cases(options.device).check, options.sample or 40
+        mutants = [
+            m
+            for path in files.values()
+            for m in (
+                *conditions.of_sizes(task, path, cases, count, options.seed),
+                *conditions.of_values(path),
+            )
+        ]
+    else:
+        mutants = [m for path in files.values() for m in mutants_of(path)]
     mutants = [m for m in mutants if options.only in f"{m.file}:{m.line} {m.was} -> {m.now}"]
-    mutants = sampled(mutants, options.sample, options.seed)
+    mutants = sampled(mutants, None if options.conditions else options.sample, options.seed)
     originals = {file: path.read_text() for file, path in files.items()}
     engine: Real | Interpreting
     if options.device == "gpu":
@@ -133,6 +153,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--deadline-s", type=float, default=float("inf"))
     parser.add_argument("--only", default="", help="mutants whose file, lines or change have this")
+    parser.add_argument("--conditions", action="store_true", help="mutants of conditions instead")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -141,6 +162,8 @@ def main() -> int:
     options = parsed()
     began = time.monotonic()
     possible = ("triton", "cuda") if options.device == "gpu" else ("cpp", "triton")
+    if options.conditions and options.device == "cpu":
+        possible = ("cpp",)  # the interpreter takes small cases only
     languages = [x for x in options.language or possible if x in possible]
     tallies = [Tally(t, x) for t in options.task or task_names() for x in languages]
     equivalents = Equivalents()

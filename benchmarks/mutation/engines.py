@@ -22,7 +22,7 @@ from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.interpret import Interpreted, Interpreter
 from kagent_sandbox.judge import Judge, check_cases
-from kagent_sandbox.task import Task, build_case
+from kagent_sandbox.task import Kind, Task, build_case, draw_hidden
 from kagent_sandbox.verdict import Rejected, Stage
 
 if TYPE_CHECKING:
@@ -184,6 +184,16 @@ class Interpreting:
             BuildRequest(source, self._task.entry, "sm_90a", self._cases, self._task.allow)
         )
         return built if isinstance(built, Rejected) else built.work_hash
+
+
+def with_race(task: Task, kind: Kind, secret: int) -> Task:
+    """The task with all cases of a run as check cases: those of the check and of the races."""
+    cases = task.cases(kind)
+    hidden = [c for which in ("check", "bench") for c in draw_hidden(task, kind, which, secret)]
+    every = (*cases.check, *cases.bench, *hidden)
+    return task.model_copy(
+        update={kind: cases.model_copy(update={"check": every, "hidden_check": ()})}
+    )
 
 
 SMALL_DIMS = {"M": 12, "N": 5000, "B": 1, "H": 4, "S": 70, "D": 64, "T": 40, "V": 300}

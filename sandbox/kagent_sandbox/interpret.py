@@ -230,7 +230,8 @@ class Interpreter:
             if isinstance(a, ScalarSpec):
                 arguments.append({"value": a.value})
                 continue
-            arguments.append({"shape": list(a.shape), "strides": list(a.strides), "dtype": a.dtype})
+            placed = {"shape": list(a.shape), "strides": list(a.strides), "offset": a.offset}
+            arguments.append({**placed, "extent": a.extent, "dtype": a.dtype})
             flat = draw.tensors[a.name].contiguous().reshape(-1)
             blobs.append(bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
         answer = self._ask(child, {"arguments": arguments}, blobs, case, CASE_LIMIT_S)

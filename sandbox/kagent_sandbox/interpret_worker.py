@@ -83,7 +83,8 @@ def _arguments(specs: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> li
         data = bytearray(next(left))
         flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
         dense = flat.reshape(spec["shape"])
-        tensor = torch.empty_strided(spec["shape"], spec["strides"], dtype=dtype)
+        whole = torch.empty(spec["extent"], dtype=dtype)
+        tensor = whole.as_strided(spec["shape"], spec["strides"], spec["offset"])
         values.append(tensor.copy_(dense))
     return values
 

@@ -55,14 +55,15 @@ class Seat:
         self._arena = arena
         self._mutates = mutates
         self._draw: Draw | None = None
-        self._images: dict[int, torch.Tensor] = {}  # of inputs with gaps between their rows
+        self._images: dict[int, torch.Tensor] = {}  # of inputs with gaps before or in them
         specs = {s.name: s for s in inputs}
         self._inputs: list[tuple[Buffer, torch.Tensor, bool]] = []
         for buffer in plan.buffers:
             if buffer.kind == "input":
                 ref = _input_ref(buffer, specs.get(buffer.name or ""))
                 view = arena.view(ref, layout.placement[buffer.id])
-                self._inputs.append((buffer, view, view.is_contiguous()))
+                whole = view.is_contiguous() and ref.offset == 0
+                self._inputs.append((buffer, view, whole))
         guards = [arena.bytes(*g) for g in layout.guards if g[1] > g[0]]
         self._guards = [(g, _pattern(g)) for g in guards]
         results = {layout.placement[t.buffer]: i for i, t in enumerate(plan.outputs)}
@@ -193,7 +194,7 @@ def draw_bits(t: torch.Tensor) -> torch.Tensor:
 def _input_ref(buffer: Buffer, spec: TensorSpec | None) -> TensorRef:
     if spec is None:
         raise PlanError(f"the plan has an input {buffer.name!r} that the task does not")
-    ref = TensorRef(buffer.id, 0, spec.shape, spec.strides, spec.dtype)
+    ref = TensorRef(buffer.id, spec.offset, spec.shape, spec.strides, spec.dtype)
     if ref.extent_bytes[1] > buffer.nbytes:
         raise PlanError(f"the plan's input {buffer.name} has {buffer.nbytes} bytes: too few")
     return ref

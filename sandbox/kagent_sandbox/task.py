@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import bisect
 import functools
 import hashlib
 import importlib.util
@@ -14,7 +15,7 @@ import math
 import operator
 import random
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, cast
 
@@ -79,7 +80,9 @@ class Case(_Model):
     dtype: str
     inputs: str = "normal"  # a distribution that reference.py's `inputs` knows
     scale: float = 1.0
-    noncontiguous: bool = False
+    noncontiguous: bool = False  # each row of an input starts 8 elements after the one before ends
+    offset: int = Field(default=0, ge=0)
+    """Elements by which every input starts behind its aligned place."""
 
     @property
     def dims(self) -> dict[str, int | float | bool]:
@@ -87,23 +90,63 @@ class Case(_Model):
         return cast("dict[str, int | float | bool]", dict(self.model_extra or {}))
 
 
+class Range(_Model):
+    """Whole numbers from min to max, evenly in the logarithm; multiples of one, or primes only."""
+
+    min: int = Field(ge=1)
+    max: int = Field(ge=1)
+    multiple: int = Field(default=1, ge=1)
+    prime: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.prime and self.multiple > 1:
+            raise ValueError("prime or multiple, not both")
+        if self.nearest(self.min, self.max) is None:
+            raise ValueError(f"nothing to draw from {self.min} to {self.max}")
+        return self
+
+    def nearest(self, value: float, limit: int) -> int | None:
+        """The largest number of the range that is at most `value`, else the smallest above it.
+
+        None if there is none up to `limit`.
+        """
+        start = min(max(math.floor(value), self.min), limit)
+        for candidates in (range(start, self.min - 1, -1), range(start + 1, limit + 1)):
+            for n in candidates:
+                if n % self.multiple == 0 and (not self.prime or _is_prime(n)):
+                    return n
+        return None
+
+
 class Generator(_Model):
-    """Draws hidden cases: every value of `dims` is a list to choose from or a range {min, max}."""
+    """Draws `count` hidden cases.
+
+    Every value of `dims` is a list to choose from or a range. Of each list the cases get all values
+    equally often, as far as it goes; a range they divide among them, see `draw_hidden`. With
+    `cost`, a formula that grows with every dimension, it lies between `least` and `most`.
+    """
 
     count: int = Field(ge=1, le=32)
-    dtype: tuple[str, ...]
-    inputs: tuple[str, ...] = ("normal",)
-    scale: tuple[float, ...] = (1.0,)
-    dims: Mapping[str, tuple[int | bool, ...] | Range]
+    dtype: tuple[str, ...] = Field(min_length=1)
+    inputs: tuple[str, ...] = Field(default=("normal",), min_length=1)
+    scale: tuple[float, ...] = Field(default=(1.0,), min_length=1)
+    noncontiguous: tuple[bool, ...] = Field(default=(False,), min_length=1)
+    offset: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0,), min_length=1)
+    dims: Mapping[str, Annotated[tuple[int | bool, ...], Field(min_length=1)] | Range]
+    cost: str | None = None
+    least: float = 0.0
+    most: float = math.inf
 
-
-class Range(_Model):
-    """Whole numbers from min to max, rounded to a multiple, or primes only."""
-
-    min: int
-    max: int
-    multiple: int = 1
-    prime: bool = False
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.cost is None and (self.least > 0 or self.most < math.inf):
+            raise ValueError("least and most need a cost")
+        if self.cost is not None:
+            lowest = {n: v.min if isinstance(v, Range) else max(v) for n, v in self.dims.items()}
+            if (value := evaluate(self.cost, lowest)) > self.most:
+                raise ValueError(f"the cost is {value:g} at least, and most {self.most:g}")
+        return self
 
 
 class Cases(_Model):
@@ -205,6 +248,9 @@ class Task(_Model):
                         self.shape(shape, case)
                 for text in (self.bytes, self.flops, self.written):
                     self.formula(text, case)
+            # Libraries are timed on aligned inputs: they would be compared with another case.
+            if any(c.offset for c in kind.bench) or any(any(g.offset) for g in kind.hidden_bench):
+                raise ValueError("offset is for check and hidden_check: bench inputs are aligned")
             for name in [c.name for c in (*kind.check, *kind.bench)]:
                 if name in seen:
                     raise ValueError(f"two cases are named {name}")
@@ -281,35 +327,75 @@ def load_reference(path: Path) -> Reference:
 
 
 def draw_hidden(task: Task, kind: Kind, which: Literal["check", "bench"], seed: int) -> list[Case]:
-    """Hidden cases of a run, drawn from the task's generators with the run's secret seed."""
+    """Hidden cases of a run, drawn from the task's generators with the run's secret seed.
+
+    The cases of a generator divide each of its ranges: they lie on a grid that is even in the
+    logarithm, has as many points as there are cases, and starts anywhere. So each size has the
+    probability that a case of its own would give it, and no gap between two is wider than a step.
+    Dimensions are paired at random.
+    """
     rng = random.Random(f"{seed}/{task.name}/{kind}/{which}")  # noqa: S311 - secrecy is the seed's
     cases = task.cases(kind)
     generators = cases.hidden_check if which == "check" else cases.hidden_bench
     drawn: list[Case] = []
     for generator in generators:
-        for _ in range(generator.count):
-            dims = {k: _draw(v, rng) for k, v in generator.dims.items()}
-            drawn.append(
-                Case(
-                    name=f"hidden_{which}_{len(drawn)}",
-                    dtype=rng.choice(generator.dtype),
-                    inputs=rng.choice(generator.inputs),
-                    scale=rng.choice(generator.scale),
-                    **cast("dict[str, Any]", dims),
-                )
-            )
+        for values in _draw(generator, rng):
+            drawn.append(Case(name=f"hidden_{which}_{len(drawn)}", **values))
     return drawn
 
 
-def _draw(choice: Sequence[int | bool] | Range, rng: random.Random) -> int | bool:
-    if not isinstance(choice, Range):
-        return rng.choice(choice)
-    value = rng.randint(choice.min, choice.max) // choice.multiple * choice.multiple
-    value = max(value, choice.min)
-    if choice.prime:
-        while value > 2 and any(value % d == 0 for d in range(2, math.isqrt(value) + 1)):
-            value -= 1
-    return value
+def _draw(generator: Generator, rng: random.Random) -> Iterable[dict[str, Any]]:
+    """Fields of a generator's cases."""
+    count = generator.count
+    fields = ("dtype", "inputs", "scale", "noncontiguous", "offset")
+    columns = {f: _dealt(getattr(generator, f), count, rng) for f in fields}
+    ranges: dict[str, tuple[Range, list[float]]] = {}
+    for name, values in generator.dims.items():
+        if isinstance(values, Range):
+            shift = rng.random()
+            ranges[name] = values, rng.sample([(i + shift) / count for i in range(count)], count)
+        else:
+            columns[name] = _dealt(values, count, rng)
+    for i in range(count):
+        case = {name: values[i] for name, values in columns.items()}
+        dims = {n: v for n, v in case.items() if n in generator.dims}
+        dims |= {n: r.min for n, (r, _) in ranges.items()}
+        for n, (r, positions) in ranges.items():
+            dims[n] = _size(generator, r, n, dims, positions[i])
+        yield {**case, **{n: dims[n] for n in generator.dims}}
+
+
+def _dealt(values: Sequence[Any], count: int, rng: random.Random) -> list[Any]:
+    """`count` of the values in random order, none twice more often than another."""
+    rounds = [rng.sample(values, len(values)) for _ in range(-(-count // len(values)))]
+    return [v for values in rounds for v in values][:count]
+
+
+def _size(
+    generator: Generator, sizes: Range, name: str, dims: Mapping[str, int], position: float
+) -> int:
+    """The size at `position` in [0, 1) of what the cost leaves of a range.
+
+    `dims` are those drawn already, and the smallest of the others.
+    """
+    low, high = sizes.min, sizes.max
+    if generator.cost is not None:
+
+        def cost(size: int, others: Mapping[str, int] = dims) -> float:
+            assert generator.cost is not None
+            return evaluate(generator.cost, {**others, name: size})
+
+        rest = range(low, high + 1)
+        high = rest[bisect.bisect_right(rest, generator.most, key=cost) - 1]
+        if list(dims)[-1] == name:  # only the last one knows what the others leave to do
+            low = rest[min(bisect.bisect_left(rest, generator.least, key=cost), len(rest) - 1)]
+            low = min(low, high)
+    found = sizes.nearest(low * ((high + 1) / low) ** position, high)
+    return sizes.min if found is None else found
+
+
+def _is_prime(n: int) -> bool:
+    return n > 1 and all(n % d for d in range(2, math.isqrt(n) + 1))
 
 
 _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
@@ -364,30 +450,33 @@ def build_case(task: Task, case: Case) -> BuildCase:
     """The call that host code sees in a case; worked out once per case.
 
     Non-contiguous cases pad the last dimension: each row of an input starts 8 elements after the
-    end of the one before.
+    end of the one before. With an offset, inputs start as many elements behind an aligned address.
     """
-    key = (case.name, case.dtype, case.noncontiguous, *sorted(case.dims.items()))
+    key = (case.name, case.dtype, case.noncontiguous, case.offset, *sorted(case.dims.items()))
     if key not in task.known_build_cases:
         task.known_build_cases[key] = _build_case(task, case)
     return task.known_build_cases[key]
 
 
 def _build_case(task: Task, case: Case) -> BuildCase:
-    def spec(name: str, shape: Sequence[Size], dtype: str, *, pad: bool) -> TensorSpec:
+    def spec(
+        name: str, shape: Sequence[Size], dtype: str, *, pad: bool = False, offset: int = 0
+    ) -> TensorSpec:
         sizes = task.shape(shape, case)
         strides = [1] * len(sizes)
         for i in range(len(sizes) - 2, -1, -1):
             step = sizes[i + 1] + (8 if pad and i == len(sizes) - 2 else 0)
             strides[i] = strides[i + 1] * step
-        return TensorSpec(name, sizes, tuple(strides), task.dtype(dtype, case))
+        return TensorSpec(name, sizes, tuple(strides), task.dtype(dtype, case), offset)
 
     arguments: list[TensorSpec | ScalarSpec] = []
     for a in task.arguments:
         if a.shape is not None:
-            arguments.append(spec(a.name, a.shape, a.dtype, pad=case.noncontiguous))
+            placed = {"pad": case.noncontiguous, "offset": case.offset}
+            arguments.append(spec(a.name, a.shape, a.dtype, **placed))
         elif a.value is not None:
             arguments.append(ScalarSpec(a.name, scalar(task, a, case)))
-    results = tuple(spec(r.name, r.shape, r.dtype, pad=False) for r in task.results)
+    results = tuple(spec(r.name, r.shape, r.dtype) for r in task.results)
     return BuildCase(case.name, tuple(arguments), results)
 
 

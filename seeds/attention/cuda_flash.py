@@ -288,6 +288,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -
     Rows may be strided (slices of a packed projection) by multiples of 8 elements; the last
     dimension must be contiguous.
     """
+    # Rows are copied 16 bytes at a time: a tensor that starts in the middle of them is moved first.
+    q, k, v = (t if t.storage_offset() % 8 == 0 else t.clone() for t in (q, k, v))
     b, h, s, d = q.shape
     o = torch.empty(b, h, s, d, dtype=q.dtype, device=q.device)
     defines = {

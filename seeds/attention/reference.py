@@ -24,9 +24,14 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     "shifted" adds a constant to every key, which moves all scores of a row by the same large amount
     and leaves the result alone: it finds a softmax that does not subtract the row's maximum. "sunk"
     lowers the queries too: scores are about -200 (D = 64), too little to exponentiate unshifted.
+    "mixed" gives each head of keys a kind of its own: normal; all keys alike, so that all scores of
+    a row are equal; scores that rise or fall from key to key; scores about 10000 below the others
+    before and after a window of keys or in every other block, never for the first key.
     """
-    if case.inputs not in {"normal", "shifted", "sunk"}:
-        raise ValueError(f"inputs = {case.inputs!r}: use normal, shifted or sunk")
+    # No NaN: torch's kernel for a CPU makes 0 of it in short sequences, and NaN in longer ones.
+    kinds = ("normal", "shifted", "sunk", "mixed")
+    if case.inputs not in kinds:
+        raise ValueError(f"inputs = {case.inputs!r}: use one of {', '.join(kinds)}")
     d = case.dims
     b, h, hkv, s, size = (int(d[n]) for n in ("B", "H", "Hkv", "S", "D"))
     dtype: torch.dtype = getattr(torch, case.dtype)
@@ -35,11 +40,42 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         x = torch.empty(b, heads, s, size, dtype=dtype, device=device)
         return x.normal_(shift, case.scale, generator=generator)
 
-    return {
-        "q": draw(h, shift=-3.0 if case.inputs == "sunk" else 0.0),
-        "k": draw(hkv, shift=0.0 if case.inputs == "normal" else 8.0),
-        "v": draw(hkv),
-    }
+    q = draw(h, shift=-3.0 if case.inputs == "sunk" else 0.0)
+    k = draw(hkv, shift=8.0 if case.inputs in ("shifted", "sunk") else 0.0)
+    if case.inputs == "mixed":
+        _mix(q, k, generator)
+    return {"q": q, "k": k, "v": draw(hkv)}
+
+
+def _mix(q: torch.Tensor, k: torch.Tensor, generator: torch.Generator) -> None:
+    """Make the heads of "mixed": the last dimension lifts or lowers all scores of a key.
+
+    In the first one, every further addition of a chain would be rounded as a large number's.
+    """
+    lift = 64.0
+    s, size = k.shape[2:]
+    key = torch.arange(s, device=k.device)
+    q[..., -1] = lift
+
+    def whole(most: int) -> int:
+        return int(torch.randint(most, (), generator=generator, device=k.device))
+
+    first = whole(6)
+    for i, head in enumerate(k.flatten(0, 1)):
+        kind = (first + i) % 6
+        hidden = torch.zeros_like(key, dtype=torch.bool)
+        score = torch.zeros(s, device=k.device)
+        if kind == 1:
+            head.copy_(head[:1].clone().expand_as(head))
+        elif kind in (2, 3):
+            score = torch.linspace(-8, 8, s, device=k.device) * (1 if kind == 2 else -1)
+        elif kind == 4:
+            start, end = sorted((whole(s), whole(s)))
+            hidden = (key < start) | (key > end)
+        elif kind == 5:
+            hidden = (key // (16 << whole(5)) + whole(2)) % 2 == 0
+        hidden[0] = False
+        head[:, -1] = (score.masked_fill(hidden, -1e4) * math.sqrt(size) / lift).to(head.dtype)
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:

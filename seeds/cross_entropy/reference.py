@@ -24,8 +24,16 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     loss, no gradient); `trained` (the target's logit is raised, as in a model that has learnt);
     `constant` (each row one value); `spiked` (in two rows of three, two logits are raised by 100
     and one by 200: too much to exponentiate unshifted, or relative to a maximum that misses the
-    one, which is often the first or the last).
+    one, which is often the first or the last). `mixed` gives each row a kind of its own, in equal
+    numbers: normal, trained, spiked, constant, ignored, rising or falling; -inf in a third of the
+    columns, before and after a window, or in every other block, never at the target; the same with
+    -1e4, -1e9 or the least finite value for -inf; few values, many of them the maximum; subnormal
+    numbers; 200 more or less than normal. `nonfinite` also has rows that count with +inf or NaN
+    somewhere, and rows of -inf: such a row's gradient and the loss are NaN, other rows' gradients
+    are not.
     """
+    if case.inputs in ("mixed", "nonfinite"):
+        return _mixed(case, generator, device)
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
     if case.inputs == "constant":
         logits = torch.randn((rows, 1), generator=generator, device=device).expand(rows, columns)
@@ -59,6 +67,78 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     if case.inputs in ("constant", "trained", "spiked"):
         logits = logits.mul_(case.scale).to(getattr(torch, case.dtype))
     return {"logits": logits, "target": target}
+
+
+KINDS = (
+    *("normal", "trained", "spiked", "constant", "ignored", "rising", "falling", "masked"),
+    *("window", "blocks", "finite window", "finite blocks", "ties", "subnormal", "high", "low"),
+)
+NONFINITE = ("inf", "nan", "all -inf")
+
+
+def _mixed(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
+    """Rows of all kinds, in random order."""
+    rows, columns = int(case.dims["M"]), int(case.dims["N"])
+    dtype = getattr(torch, case.dtype)
+    limits = torch.finfo(dtype)
+    kinds = KINDS + (NONFINITE if case.inputs == "nonfinite" else ())
+    first = int(torch.randint(len(kinds), (), generator=generator, device=device))
+    order = torch.randperm(rows, generator=generator, device=device)
+    logits = torch.randn((rows, columns), generator=generator, device=device).mul_(case.scale)
+    target = torch.randint(columns, (rows,), generator=generator, device=device)
+    column = torch.arange(columns, device=device)
+
+    def whole(most: int, *size: int) -> torch.Tensor:
+        return torch.randint(most, size, generator=generator, device=device)
+
+    for i in range(min(rows, len(kinds))):
+        kind = kinds[(first + i) % len(kinds)]
+        at = order[i :: len(kinds)]
+        n = len(at)
+        some = logits[at]
+        hidden = torch.zeros_like(some, dtype=torch.bool)
+        if kind == "trained":
+            some.scatter_(1, target[at, None], 8.0)
+        elif kind == "spiked":
+            raised = torch.tensor([200.0, 100.0, 100.0], device=device).repeat(n, 1)
+            some.scatter_add_(1, whole(columns, n, 3), raised)
+        elif kind == "constant":
+            some = some[:, :1].expand(-1, columns)
+        elif kind == "ignored" and rows > 1:  # `ignored` is the case for none at all
+            target[at] = IGNORE_INDEX
+        elif kind in ("rising", "falling"):
+            ramp = torch.linspace(-20, 20, columns, device=device)
+            some = some / max(1.0, case.scale) + (ramp if kind == "rising" else -ramp)
+        elif kind == "masked":
+            hidden = torch.rand(some.shape, generator=generator, device=device) < 1 / 3
+        elif kind.endswith("window"):
+            ends = whole(columns, n, 2).sort(1).values
+            hidden = (column < ends[:, :1]) | (column > ends[:, 1:])
+        elif kind.endswith("blocks"):
+            hidden = (column // (16 << whole(9, n, 1)) + whole(2, n, 1)) % 2 == 0
+        elif kind in ("high", "low"):
+            some += 200.0 if kind == "high" else -200.0
+        elif kind == "ties":
+            some = whole(3, n, columns).float()
+        elif kind == "subnormal":
+            some = whole(1000, n, columns) * limits.smallest_normal / 1024
+        elif kind == "all -inf":
+            some.fill_(-torch.inf)
+        elif kind in NONFINITE:
+            some.scatter_(1, whole(columns, n, 1), torch.nan if kind == "nan" else torch.inf)
+        low: torch.Tensor | float = -torch.inf
+        if kind.startswith("finite"):
+            lows = torch.tensor([-1e4, -1e9, limits.min], device=device).clamp_min_(limits.min)
+            low = lows[whole(3, n, 1)]
+        hidden.scatter_(1, target[at, None].clamp_min(0), value=False)
+        some = logits[at] = some.where(~hidden, low)
+        # Where the target is likely, p - 1 is mostly rounding, which torch's would allow for in
+        # every row, or not, by luck. Such a row gets its least likely class as the target.
+        p = torch.softmax(some.double(), -1).gather(1, target[at, None].clamp_min(0))[:, 0]
+        certain = (p > 0.6) & (p < 1 - 1e-9) & (target[at] != IGNORE_INDEX)
+        least = some.where(some > -1e3, torch.inf).argmin(1)
+        target[at] = torch.where(certain, least, target[at])
+    return {"logits": logits.to(dtype), "target": target}
 
 
 def reference(

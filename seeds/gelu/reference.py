@@ -18,7 +18,10 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     """Draw x: [M, N] in the case's dtype, times the case's scale.
 
     Distributions: `normal`; `constant` (each row one positive value); `ramp` (from -8 to 8 along
-    each row: the tails, where the result vanishes or equals x); `zeros`.
+    each row: the tails, where the result vanishes or equals x); `zeros` (of both signs);
+    `subnormal` (numbers too small to be normal); `mixed` (each row is normal, rising or falling
+    from -8 to 8, a constant, zeros, or a few values again and again); `nonfinite` (the same, with
+    +inf and NaN here and there: the result is +inf and NaN just there).
     """
     shape = (int(case.dims["M"]), int(case.dims["N"]))
 
@@ -31,9 +34,26 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     if case.inputs == "constant":
         x = normal(shape[0], 1).abs().expand(shape)
     elif case.inputs == "ramp":
-        x = torch.linspace(-8, 8, shape[1], device=device) + 0.1 * normal(shape[0], 1)
+        ramp = torch.linspace(8, -8, shape[1], device=device).flip(0)  # 8 alone is no tail
+        x = ramp + 0.1 * normal(shape[0], 1)
     elif case.inputs == "zeros":
-        x = torch.zeros(shape, device=device)
+        x = torch.copysign(torch.zeros(shape, device=device), normal(*shape))
+    elif case.inputs == "subnormal":
+        x = normal(*shape) * (torch.finfo(getattr(torch, case.dtype)).smallest_normal / 8)
+    elif case.inputs in ("mixed", "nonfinite"):
+        ramp = torch.linspace(8, -8, shape[1], device=device)
+        x = normal(*shape)
+        # Rows of nothing but tails, which torch itself gets wrong by percents, would allow as much
+        # everywhere: one value of each row is positive.
+        column = torch.randint(shape[1], (shape[0], 1), generator=generator, device=device)
+        x.scatter_(1, column, x.gather(1, column).abs() + 0.1)
+        kind = torch.randint(6, (shape[0], 1), generator=generator, device=device)
+        others = (ramp, ramp.flip(0), x[:, :1].abs(), x * 0, x.round() + 0.5)
+        for i, other in enumerate(others):
+            x = torch.where(kind == i, other, x)
+        if case.inputs == "nonfinite":
+            at = torch.rand(shape, generator=generator, device=device).scatter_(1, column, 1.0)
+            x = torch.where(at < 0.02, torch.inf, x).masked_fill(at < 0.01, torch.nan)
     else:
         raise ValueError(f"gelu knows no distribution {case.inputs!r}")
     return {"x": (x * case.scale).to(getattr(torch, case.dtype)).contiguous()}

@@ -25,11 +25,14 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     "shifted": all logits of a token lie about 120 above zero or below it, too far to exponentiate:
     e^-120 is not even a denormal float.
     "spiked": one logit of each token, often the first or the last, is about 200, the others 0.
+    "mixed": logits about 10000 below the others before and after a window of the vocabulary and in
+    every other block of it, never at a target; a third of the tokens is 0, with equal logits
+    elsewhere; a third of the others is ignored. "nonfinite": a token that counts holds a NaN, so
+    that loss and dw are NaN, and dx in its row alone.
     """
-    if case.inputs not in {"normal", "ignored", "all_ignored", "tail", "shifted", "spiked"}:
-        raise ValueError(
-            f"inputs = {case.inputs!r}: use normal, ignored, all_ignored, tail, shifted or spiked"
-        )
+    kinds = ("normal", "ignored", "all_ignored", "tail", "shifted", "spiked", "mixed", "nonfinite")
+    if case.inputs not in kinds:
+        raise ValueError(f"inputs = {case.inputs!r}: use one of {', '.join(kinds)}")
     d = case.dims
     tokens, hidden, vocab, ignore_index = (int(d[n]) for n in ("T", "D", "V", "ignore_index"))
     dtype: torch.dtype = getattr(torch, case.dtype)
@@ -63,6 +66,23 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         dim[::4], dim[1::4] = 0, 1
         weight[columns, torch.arange(dims, device=device)] = 10.0
         x.scatter_(1, dim, 20.0)
+    elif case.inputs == "mixed":
+        column = torch.arange(vocab, device=device)
+        cut = torch.randint(vocab, (4,), generator=generator, device=device).sort().values
+        blocks = column // (16 << int(cut[0] % 6)) % 2 == 0
+        low = (column < cut[0]) | (column > cut[3]) | (blocks & (column > cut[1]))
+        low[cut[1]] = False
+        weight[:, 0] = torch.where(low, -100.0, 0.0)
+        likely = (~low).nonzero()[:, 0]
+        target = likely[target % len(likely)]
+        kind = torch.rand(tokens, 1, generator=generator, device=device)
+        x = x.masked_fill(kind < 1 / 3, 0.0)
+        x[:, 0] = 100.0
+        if tokens > 1:
+            target = target.masked_fill(kind[:, 0] > 7 / 9, ignore_index)
+    elif case.inputs == "nonfinite":
+        token = torch.randint(tokens, (), generator=generator, device=device)
+        x[token, -1] = torch.nan
     return {"x": x.to(dtype), "weight": weight.to(dtype), "target": target}
 
 

@@ -31,6 +31,7 @@ SOURCE = r"""
 typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
 constexpr int64_t STEP = UNROLL * LANES;   // floats per iteration
+constexpr float LOWEST = -__FLT_MAX__;
 
 // exp(x) for x <= 0 within 2 ulp; 0 below the smallest normal result (also for -inf).
 // x = n ln 2 + r with |r| <= ln(2)/2; a polynomial for exp(r), and n goes into the exponent bits.
@@ -98,7 +99,7 @@ extern "C" void softmax_online(const float* x, float* y, int64_t rows, int64_t c
 
       // The rest first, and a finite lowest value: -inf - -inf would be NaN.
       float maximum = largest(rest);
-      maximum = maximum < -3e38f ? -3e38f : maximum;
+      maximum = maximum < LOWEST ? LOWEST : maximum;
       Floats sums[UNROLL];
       for (int u = 0; u < UNROLL; ++u) sums[u] = exp_nonpositive(rest[u] - maximum);
       for (int64_t start = 0; start < whole; start += TILE) {

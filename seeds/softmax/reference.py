@@ -21,8 +21,14 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     the maximum comes last); `masked` (a third of the entries, but never a whole row, is -inf);
     `spiked` (in two rows of three, two entries are raised by 100 and one by 200: too much to
     exponentiate unshifted, or relative to a maximum that misses the one, which is often the first
-    or the last).
+    or the last). `mixed` gives each row a kind of its own, in equal numbers: normal, masked,
+    spiked, constant, rising or falling; -inf before and after a window, or in every other block;
+    the same with -1e4, -1e9 or the least finite value for -inf; every value such a one; few values,
+    many of them the maximum; subnormal numbers; 200 more or less than normal. `nonfinite` also has
+    rows with +inf or NaN somewhere, and rows of -inf: the result is NaN in all of such a row.
     """
+    if case.inputs in ("mixed", "nonfinite"):
+        return {"x": _mixed(case, generator, device)}
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
     shape = (rows, columns)
     dtype = getattr(torch, case.dtype)
@@ -54,6 +60,67 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         keep = torch.randint(columns, (rows, 1), generator=generator, device=device)
         x.masked_fill_(masked.scatter_(1, keep, value=False), -torch.inf)
     return {"x": x.contiguous()}
+
+
+KINDS = (
+    *("normal", "masked", "spiked", "constant", "rising", "falling", "window", "blocks"),
+    *("finite window", "finite blocks", "sunk", "ties", "subnormal", "high", "low"),
+)
+NONFINITE = ("inf", "nan", "all -inf")
+
+
+def _mixed(case: Case, generator: torch.Generator, device: torch.device) -> torch.Tensor:
+    """Rows of all kinds, in random order."""
+    rows, columns = int(case.dims["M"]), int(case.dims["N"])
+    dtype = getattr(torch, case.dtype)
+    limits = torch.finfo(dtype)
+    kinds = KINDS + (NONFINITE if case.inputs == "nonfinite" else ())
+    first = int(torch.randint(len(kinds), (), generator=generator, device=device))
+    order = torch.randperm(rows, generator=generator, device=device)
+    x = torch.randn((rows, columns), generator=generator, device=device).mul_(case.scale)
+    column = torch.arange(columns, device=device)
+
+    def whole(most: int, *size: int) -> torch.Tensor:
+        return torch.randint(most, size, generator=generator, device=device)
+
+    for i in range(min(rows, len(kinds))):
+        kind = kinds[(first + i) % len(kinds)]
+        at = order[i :: len(kinds)]
+        n = len(at)
+        some = x[at]
+        hidden = torch.zeros_like(some, dtype=torch.bool)
+        if kind == "masked":
+            hidden = torch.rand(some.shape, generator=generator, device=device) < 1 / 3
+        elif kind == "spiked":
+            raised = torch.tensor([200.0, 100.0, 100.0], device=device).repeat(n, 1)
+            some.scatter_add_(1, whole(columns, n, 3), raised)
+        elif kind == "constant":
+            some = some[:, :1].expand(-1, columns)
+        elif kind in ("rising", "falling"):
+            ramp = torch.linspace(-20, 20, columns, device=device)
+            some = some / max(1.0, case.scale) + (ramp if kind == "rising" else -ramp)
+        elif kind.endswith("window"):
+            ends = whole(columns, n, 2).sort(1).values
+            hidden = (column < ends[:, :1]) | (column > ends[:, 1:])
+        elif kind.endswith("blocks"):
+            hidden = (column // (16 << whole(9, n, 1)) + whole(2, n, 1)) % 2 == 0
+        elif kind in ("high", "low"):
+            some += 200.0 if kind == "high" else -200.0
+        elif kind == "ties":
+            some = whole(3, n, columns).float()
+        elif kind == "subnormal":
+            some = whole(1000, n, columns) * limits.smallest_normal / 1024
+        hidden.scatter_(1, whole(columns, n, 1), value=False)
+        if kind in NONFINITE:
+            some.scatter_(1, whole(columns, n, 1), torch.nan if kind == "nan" else torch.inf)
+        if kind == "all -inf":
+            some.fill_(-torch.inf)
+        lows = torch.tensor([-1e4, -1e9, limits.min], device=device).clamp_min_(limits.min)
+        low = lows[whole(3, n, 1)] if kind in ("finite window", "finite blocks", "sunk") else None
+        if kind == "sunk":
+            some = lows[whole(3, n, 1)].expand(-1, columns)
+        x[at] = some.where(~hidden, -torch.inf if low is None else low)
+    return x.to(dtype)
 
 
 def reference(*, x: torch.Tensor) -> torch.Tensor:

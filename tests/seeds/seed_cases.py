@@ -24,7 +24,7 @@ def import_seed(path):
 
 
 def arguments(task, reference, case, seed, device="cpu"):
-    """Arguments of a call by name, with the declared strides."""
+    """Arguments of a call by name, with the declared strides and offsets."""
     device = torch.device(device)
     drawn = reference.inputs(case, torch.Generator(device).manual_seed(seed), device)
     given = {}
@@ -35,9 +35,8 @@ def arguments(task, reference, case, seed, device="cpu"):
         value = drawn[spec.name]
         assert tuple(value.shape) == spec.shape
         assert value.dtype == getattr(torch, spec.dtype)
-        given[spec.name] = torch.empty_strided(
-            spec.shape, spec.strides, dtype=value.dtype, device=device
-        )
+        whole = torch.empty(spec.extent, dtype=value.dtype, device=device)
+        given[spec.name] = whole.as_strided(spec.shape, spec.strides, spec.offset)
         given[spec.name].copy_(value)
     return given
 

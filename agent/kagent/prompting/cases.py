@@ -112,6 +112,8 @@ def case_line(task: Task, case: Case) -> str:
             f"{t.name} has strides {tuple(t.strides)}" for t in tensors if len(t.shape) > 1
         )
         notes.append(strides or "not contiguous")
+    if case.offset:
+        notes.append(f"inputs start {case.offset} elements after an aligned address")
     return f"{case.name}: {shape_text(case)}" + (f" ({'; '.join(notes)})" if notes else "")
 
 

@@ -60,9 +60,9 @@ class RealRecorder(Recorder):
     def argument(self, name: str, real: torch.Tensor) -> None:
         """A tensor that host code is given."""
         with self.silence():
-            meta = torch.empty_strided(
-                real.shape, real.stride(), dtype=real.dtype, device=torch.device("meta")
-            )
+            elements = real.untyped_storage().nbytes() // real.itemsize
+            whole = torch.empty(elements, dtype=real.dtype, device=torch.device("meta"))
+            meta = whole.as_strided(real.shape, real.stride(), real.storage_offset())
             self._link(real, self.input(name, meta))
 
     def add(self, op: Op) -> None:

@@ -172,7 +172,8 @@ class _Candidate:
         if isinstance(spec, ScalarSpec):
             return spec.value
         dtype = getattr(torch, spec.dtype)
-        tensor = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=self._device)
+        whole = torch.empty(spec.extent, dtype=dtype, device=self._device)
+        tensor = whole.as_strided(spec.shape, spec.strides, spec.offset)
         given = values.get(spec.name)
         if given:
             flat = torch.frombuffer(bytearray(given), dtype=torch.uint8).view(dtype)

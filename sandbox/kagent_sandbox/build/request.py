@@ -6,17 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kagent_sandbox.build.targets import Device
-from kagent_sandbox.plan import Plan
+from kagent_sandbox.plan import Plan, TensorRef
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor that host code receives or must return. Strides are in elements."""
+    """A tensor that host code receives or must return. Strides and offset are in elements."""
 
     name: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
+    offset: int = 0  # where it starts in its buffer
+
+    @property
+    def extent(self) -> int:
+        """Elements of its buffer: up to the last one that it reaches."""
+        return TensorRef(0, self.offset, self.shape, self.strides, "uint8").extent_bytes[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,8 +128,8 @@ def _argument(recorder: Recorder, spec: TensorSpec | ScalarSpec) -> object:
     if isinstance(spec, ScalarSpec):
         return spec.value
     dtype = getattr(torch, spec.dtype)
-    meta = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="meta")
-    return recorder.input(spec.name, meta)
+    whole = torch.empty(spec.extent, dtype=dtype, device="meta")
+    return recorder.input(spec.name, whole.as_strided(spec.shape, spec.strides, spec.offset))
 
 
 def _outputs(recorder: Recorder, result: object, case: BuildCase) -> list[TensorRef]:

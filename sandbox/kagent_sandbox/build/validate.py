@@ -14,7 +14,7 @@ from kagent_sandbox.build.imports import forbidden_import
 from kagent_sandbox.build.inspect import InspectError, architecture, kernel_info
 from kagent_sandbox.build.request import BuildCase, BuildRequest, TensorSpec
 from kagent_sandbox.build.results import wrong_results
-from kagent_sandbox.plan import KernelInfo, Plan, PlanError, TensorRef, TorchOp
+from kagent_sandbox.plan import ITEMSIZE, KernelInfo, Plan, PlanError, TorchOp
 from kagent_sandbox.plan_json import parse_plan
 from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.verdict import Rejected, Stage, Status
@@ -122,7 +122,7 @@ def _check_operations(plan: Plan, allow: Sequence[str]) -> None:
 
 
 def _nbytes(spec: TensorSpec) -> int:
-    return TensorRef(0, 0, spec.shape, spec.strides, spec.dtype).extent_bytes[1]
+    return spec.extent * ITEMSIZE[spec.dtype]
 
 
 def _kernel(claimed: KernelInfo, binaries: Mapping[str, bytes], target: str) -> KernelInfo:

@@ -224,18 +224,31 @@ def test_an_unmeasured_file_is_sketched():
 def test_what_hidden_cases_are_drawn_from_is_told_in_words():
     about = about_task(SOFTMAX, "gpu")
     assert about.hidden_checks[0] == (
-        "1 × bf16, M 2 to 300, N a prime from 600 to 1023; inputs normal, masked or ramp, "
-        "scale 0.01, 1 or 10"
+        "3 × bf16, fp32 or fp16, N 1 to 131072, M 1 to 131072, M * N at most 4.1943e+06; inputs "
+        "mixed, nonfinite or normal, scale 0.1, 1 or 5, rows padded or not, offset 0, 1 or 3"
     )
-    assert about.hidden_bench[2] == "1 × bf16, M 8192 to 16384, N 6000 to 8192 in steps of 8"
+    assert "N a prime from 600 to 1023" in about.hidden_checks[2]
+    assert about.hidden_bench[0].startswith(
+        "3 × bf16, N 1000 to 131072 in steps of 8, M 512 to 131072, M * N at least 6.71089e+07 and "
+    )
     assert about.bench_inputs == "normal"
-    assert "but for bf16_19x1021_padded: there each row starts 8 elements" in about.strides
-    for kind in ("gpu", "cpu"):  # as it says
-        drawn = [*draw_hidden(SOFTMAX, kind, "check", 1), *draw_hidden(SOFTMAX, kind, "bench", 1)]
-        assert not any(c.noncontiguous for c in drawn)
-    other = about_task(find_task("cross_entropy"), "gpu")
-    assert other.strides == "Inputs are contiguous in every case, hidden ones included."
+    padded = "but for bf16_19x1021_padded or some hidden check cases: there each row starts 8"
+    assert padded in about.strides
+    assert "data_ptr() is a multiple of the element's size and no more there" in about.strides
+    other = about_task(find_task("linear_cross_entropy"), "gpu").strides
+    assert other.startswith("Inputs are contiguous in every case, hidden ones included.")
     assert about_task(find_task("cross_entropy"), "cpu").bench_inputs == "normal or padded"
+
+
+@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("kind", ["gpu", "cpu"])
+def test_strides_and_offsets_are_told_as_they_are_drawn(name, kind):
+    task = find_task(name)
+    text = about_task(task, kind).strides
+    drawn = [c for seed in range(8) for c in draw_hidden(task, kind, "check", seed)]
+    assert any(c.noncontiguous for c in drawn) == ("some hidden check cases" in text)
+    assert any(c.offset for c in drawn) == ("a few elements after an aligned address" in text)
+    assert not any(c.offset for seed in range(8) for c in draw_hidden(task, kind, "bench", seed))
 
 
 def test_epsilons_are_torchs():
