@@ -22,12 +22,12 @@ from typing import IO
 
 from kagent_sandbox.build.request import ScalarSpec, TensorSpec
 from kagent_sandbox.errors import ChildDied
-from kagent_sandbox.forkserver import printable
 from kagent_sandbox.launch import cache
 from kagent_sandbox.launch.base import DeviceFacts
 from kagent_sandbox.launch.baseline_calls import BaselineCall, all_names
 from kagent_sandbox.race_result import TORCH
 from kagent_sandbox.records import to_json
+from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.task import Case, Kind, Task, build_case
 
 VERSION = 1

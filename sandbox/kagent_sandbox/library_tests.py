@@ -16,7 +16,7 @@ from kagent_sandbox.channel import ChannelError
 from kagent_sandbox.confine import builder_confinement
 from kagent_sandbox.confine.presets import gpu_launcher_confinement
 from kagent_sandbox.forkserver import ForkServer
-from kagent_sandbox.spawned import printable
+from kagent_sandbox.runtime.text import printable
 
 LIMIT_S = 1800.0
 """For all tests: two operators take half a minute on two cores, most of it in torch.compile."""

@@ -472,8 +472,8 @@ def _build_case(task: Task, case: Case) -> BuildCase:
     arguments: list[TensorSpec | ScalarSpec] = []
     for a in task.arguments:
         if a.shape is not None:
-            placed = {"pad": case.noncontiguous, "offset": case.offset}
-            arguments.append(spec(a.name, a.shape, a.dtype, **placed))
+            pad, offset = case.noncontiguous, case.offset
+            arguments.append(spec(a.name, a.shape, a.dtype, pad=pad, offset=offset))
         elif a.value is not None:
             arguments.append(ScalarSpec(a.name, scalar(task, a, case)))
     results = tuple(spec(r.name, r.shape, r.dtype) for r in task.results)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kagent.tasks import find_task
 from kagent_sandbox import interpret
 from kagent_sandbox.build.request import Built
-from kagent.tasks import find_task
 from kagent_sandbox.interpret import Interpreted, Interpreter
 from kagent_sandbox.interpret_worker import round_to_bf16, widen_bf16
 from kagent_sandbox.session import Disqualified
@@ -252,6 +252,8 @@ def test_only_what_was_built_of_a_source_is_checked(interpreter):
     other = Built("a hash", "", "sm_90a", ({},), {}, {}, 0.0)
     with pytest.raises(ValueError, match="another source"):
         interpreter.check(SOURCE, other)
+
+
 HERE = Path(__file__).parent
 
 

@@ -25,7 +25,7 @@ import torch
 
 from kagent_sandbox.channel import ChannelError, ChannelTimeout
 from kagent_sandbox.errors import ConfinementError, MachineError
-from kagent_sandbox.forkserver import Child, ForkServer, printable
+from kagent_sandbox.forkserver import Child, ForkServer
 from kagent_sandbox.launch import urgency
 from kagent_sandbox.launch.base import LaunchFailed, nothing
 from kagent_sandbox.launch.cpu_arena import CpuArena
@@ -33,6 +33,7 @@ from kagent_sandbox.launch.cpu_blame import blame
 from kagent_sandbox.patience import bounded
 from kagent_sandbox.plan import Plan, PlanError
 from kagent_sandbox.plan_json import dump_plan
+from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.verdict import Status
 
 _START_S = 30.0
