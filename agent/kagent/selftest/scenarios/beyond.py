@@ -12,7 +12,7 @@ from kagent_sandbox.build.request import BuildRequest, Built
 from kagent_sandbox.errors import RunError, UserError
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.task import Case, draw_hidden
-from kagent_sandbox.verdict import Rejected
+from kagent_sandbox.verdict import Rejected, Status
 from rich.panel import Panel
 from rich.text import Text
 
@@ -32,7 +32,8 @@ def left_for_the_next(scene: Scene) -> Seen:
     launcher.
     """
     left = scene.rig.evaluate(_job(scene.item / "leaves_cpp.py"))
-    if left.outcome != PASSED:
+    # It runs, and leaves what it can, before it is refused for having left something.
+    if left.outcome not in (PASSED, "check POLICY"):
         return left
     return scene.rig.evaluate(_job(scene.item / "looks_cpp.py"))
 
@@ -61,7 +62,9 @@ def beside_the_incumbent(scene: Scene) -> Seen:
     judge = scene.rig.judge(task, "cpu")
     errors = judge.check(mine)
     if isinstance(errors, Rejected):
-        return of_verdict(errors, judge.printed())
+        if errors.status is not Status.POLICY:
+            return of_verdict(errors, judge.printed())
+        errors = ()  # refused as a guest: timed all the same, to see what it could do there
     return of_verdict(judge.measure(mine, errors, best, "0"), judge.printed())
 
 
