@@ -19,6 +19,7 @@ from card_snippets import (
     snippets,
 )
 from kagent_sandbox.build.request import Built
+from kagent_sandbox.verdict import Rejected
 
 SNIPPETS = {s.name: s for s in snippets()}
 
@@ -64,6 +65,9 @@ def test_every_file_of_snippets_belongs_to_a_fence():
 def test_code_builds(name, builder):
     snippet = SNIPPETS[name]
     built = builder.build(snippet.request())
+    if isinstance(built, Rejected) and "launches no kernel" in built.message:
+        assert name == "chunking.triton.py"  # what goes around a kernel: traced, and no candidate
+        return
     assert isinstance(built, Built), f"{built.status}: {built.message}"
     if "loads" in snippet.fields:
         kernels = [k for plan in built.plans.values() for k in plan.kernels]
