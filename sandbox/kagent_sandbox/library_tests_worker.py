@@ -41,15 +41,7 @@ def handle(context: Context) -> None:
     sys.path.insert(0, str(folder / "torch-ext"))
     os.chdir(folder)
     with _without_kagent():
-        options = (
-            "-v",
-            "-ra",
-            "--maxfail=3",
-            "-p",
-            "no:cacheprovider",
-            "--color=no",
-            f"--rootdir={folder}",
-        )
+        options = (*_OPTIONS, f"--rootdir={folder}")
         code = pytest.main([*options, "tests"], plugins=[results])
     if code != pytest.ExitCode.OK and not results.failed:
         results.failed.append(f"pytest (it ended with {code!r})")

@@ -59,7 +59,7 @@ class Told:
             return us * (3.0 if NOISE["slow"] % NOISE["every"] < NOISE["every"] // 2 else 1.0)
         if NOISE["samples"] > 0 and keys[0].startswith(NOISE["of"]):
             NOISE["samples"] -= 1
-            return us * self._random.uniform(-1, 1)
+            return us * 10 ** self._random.uniform(-2, 1)
         return us * self._random.uniform(0.999, 1.001)
 
 
@@ -114,7 +114,9 @@ def backend():
 
 
 @pytest.fixture
-def judge(task, backend):
+def judge(task, backend, monkeypatch):
+    # A GPU has no native code, and so no guests.
+    monkeypatch.setattr("kagent_sandbox.judge.refuse_bad_guests", lambda *_: None)
     made = Judge(task, backend, SEED, {"gpu_bench": 600.0})
     backend.log.clear()
     backend.started = 0

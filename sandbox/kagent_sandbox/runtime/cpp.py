@@ -23,7 +23,7 @@ from .errors import CompileError, KernelUnavailable
 SIGNATURE = "_ZN16kagent_signature10parametersE"
 """Symbol of a library's text that says what parameters its kernel has: `(ppll)`."""
 DEFAULT_OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fopenmp")
-_CLOCK = "kagent_day_and_time_of_the_build"
+_CLOCK = "day_and_time_of_the_build"
 _FIXED_OPTIONS = (
     *("-shared", "-fPIC", "-pipe", "-w", "-fmax-errors=3", "-fdiagnostics-color=never"),
     *("-fno-diagnostics-show-caret", "-frandom-seed=kagent", "-s", "-Wl,--build-id=none"),

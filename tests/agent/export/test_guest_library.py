@@ -1,0 +1,88 @@
+"""A library's own test of what it leaves of its caller's process: it notices bad guests."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from kagent.export.writing import files_of, write_library
+from made_library import cpu_library
+
+NAME = "guests_library"
+LOADED = "#include <csignal>\n__attribute__((constructor)) static void at_load() { %s }\n"
+FLUSHES = """
+#ifdef __x86_64__
+  __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);
+#else
+  __builtin_aarch64_set_fpcr(__builtin_aarch64_get_fpcr() | 1 << 24);
+#endif
+"""
+HEAD = "#include <fcntl.h>\n#include <omp.h>\n" + (LOADED % "std::signal(SIGUSR1, [](int) {});")
+IN_CALL = (
+    "static void* volatile kept; kept = std::malloc(4096);"
+    'open("/dev/null", 0);'
+    "\n#pragma omp parallel\n  if (omp_get_thread_num()) {" + FLUSHES + "}\n" + FLUSHES
+)
+SAYS = (
+    "1e-310 \\* 1, a subnormal number: 0.0",
+    "1e-40 \\* 1 in float32",
+    "control words",
+    "the handler of signal 10",
+    "keeps memory",
+    "open files",
+)
+WRITES = "{ float* volatile p = (float*)x; *p = *(volatile float*)p; }"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("library") / NAME
+    made = cpu_library(NAME)
+    write_library(made, files_of(made, cubins={}), folder)
+    return folder
+
+
+def visited(library, home, task="softmax"):
+    env = {**os.environ, "XDG_CACHE_HOME": str(home)}
+    command = [sys.executable, "tests/visit.py", task]
+    return subprocess.run(
+        command, cwd=library, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_good_guest_leaves_everything_as_it_was(library, tmp_path):
+    done = visited(library, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def visited_with(library, home, head, in_call):
+    (path,) = library.glob(f"torch-ext/{NAME}/kernels/softmax_*.py")
+    good = path.read_text()
+    bad = good.replace('extern "C" void', head + 'extern "C" void', 1)
+    bad = re.sub(r'(extern "C" void softmax_rows\([^)]*\) \{)', lambda m: m[1] + in_call, bad)
+    assert bad.count(in_call) == 1
+    try:
+        path.write_text(bad)
+        return visited(library, home)
+    finally:
+        path.write_text(good)
+
+
+def test_a_bad_guest_is_told_of_everything_that_it_changed(library, tmp_path):
+    done = visited_with(library, tmp_path, HEAD, IN_CALL)
+    assert done.returncode == 1, done.stdout + done.stderr
+    missed = [says for says in SAYS if not re.search(says, done.stdout)]
+    assert missed == [], done.stdout
+
+
+def test_a_guest_that_rounds_otherwise_is_noticed(library, tmp_path):
+    done = visited_with(library, tmp_path, "#include <cfenv>\n", "fesetround(FE_UPWARD);")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 / -3.0 in float32" in done.stdout
+
+
+def test_a_guest_that_writes_its_input_does_not_survive_it(library, tmp_path):
+    done = visited_with(library, tmp_path, "", WRITES)
+    assert done.returncode == -11, done.stdout + done.stderr
+    assert done.stdout.startswith("softmax, cpu")
