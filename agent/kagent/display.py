@@ -28,6 +28,7 @@ from kagent.events import (
     Recorded,
     Started,
     Step,
+    Withdrawn,
     Working,
 )
 from kagent.lineage import Candidate, Operator, Proposal, roofline_share
@@ -96,6 +97,7 @@ class State:
         self.started: Started | None = None
         self.began_s = time.monotonic()
         self.incumbent: Recorded | None = None
+        self.promoted: dict[int, Recorded] = {}  # in this session
         self.counted = 0
         self.first_counted: int | None = None  # of this session
         self.search_began_s: float | None = None
@@ -125,6 +127,9 @@ class State:
                 self.in_flight["candidate", proposal_id] = step
             case Proposed(proposal):
                 self.names[proposal.id] = proposal.name
+            case Withdrawn():
+                self.note = withdrawn_text(event)
+                self.incumbent = None if event.left is None else self.promoted.get(event.left)
             case Recorded():
                 self._recorded(event)
             case Raced() | Finished():
@@ -139,7 +144,7 @@ class State:
         self.counted = event.counted
         self.note = ""
         if event.promoted:
-            self.incumbent = event
+            self.incumbent = self.promoted[candidate.id] = event
         if isinstance(candidate.verdict, Rejected):
             self.rejected[candidate.verdict.stage.value] += 1
         else:
@@ -178,6 +183,17 @@ class State:
     def rejected_text(self) -> str:
         """'3 build, 1 check'."""
         return ", ".join(f"{n} {stage}" for stage, n in self.rejected.items()) or "none"
+
+
+def withdrawn_text(event: Withdrawn) -> str:
+    """Who went, why, and who is held up instead."""
+    gone, verdict = event.withdrawal.id, event.withdrawal.verdict
+    left = "nobody" if event.left is None else f"#{event.left}"
+    told = " ".join(verdict.message.split())
+    return (
+        f"#{gone} is withdrawn: beside a candidate it was {verdict.status}: {told}; "
+        f"the incumbent is {left}"
+    )
 
 
 def record_line(event: Recorded, budget: int) -> Text:
@@ -228,6 +244,8 @@ class PlainDisplay:
             self._console.print(line, soft_wrap=True, crop=False)
         elif isinstance(event, Progress):
             self._console.print(Text(event.text), soft_wrap=True)
+        elif isinstance(event, Withdrawn):
+            self._console.print(Text(withdrawn_text(event), "red"), soft_wrap=True)
         elif isinstance(event, CallFailed):
             self._console.print(Text(f"{event.error} ({event.in_a_row} in a row)"), soft_wrap=True)
 
@@ -259,7 +277,9 @@ class LiveDisplay:
     def __call__(self, event: Event) -> None:
         """Show an event."""
         self._state.see(event)
-        if isinstance(event, Recorded):
+        if isinstance(event, Withdrawn):  # stays on the screen
+            self._console.print(Text(withdrawn_text(event), "red"), soft_wrap=True)
+        elif isinstance(event, Recorded):
             line = record_line(event, self._state.budget)
             if event.promoted or event.candidate.proposal.operator is Operator.SEED:
                 self._console.print(line, no_wrap=True, overflow="ellipsis")  # stays on the screen

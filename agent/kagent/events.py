@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from kagent.calls import ModelCall, Spent
-from kagent.lineage import Candidate, Operator, Proposal
+from kagent.lineage import Candidate, Operator, Proposal, Withdrawal
 from kagent.race import FinalRace
 
 
@@ -110,6 +110,14 @@ class Working:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The incumbent was found wrong, or failed, beside a candidate; `left` is held up instead."""
+
+    withdrawal: Withdrawal
+    left: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Proposed:
     """A proposal was accepted: it is no duplicate in text or syntax tree, and it is in the
     store.
@@ -150,6 +158,7 @@ Event: TypeAlias = (
     | CallFailed
     | Answered
     | Working
+    | Withdrawn
     | Proposed
     | Recorded
     | Raced

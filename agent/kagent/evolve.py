@@ -27,7 +27,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kagent_sandbox.errors import RunError
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.race_result import Race
 from kagent_sandbox.verdict import Rejected
@@ -145,14 +144,7 @@ class Evolution:
 
     async def _restore(self) -> None:
         """Build the incumbent again; take up what had no verdict when the run ended."""
-        incumbent = self.lineage.incumbent
-        if incumbent is not None:
-            built = await self._pilot.build(incumbent.proposal)
-            if isinstance(built, Rejected):
-                raise RunError(
-                    f"candidate {incumbent.id}, the incumbent, no longer builds: {built.message}"
-                )
-            self._pilot.incumbent = contender(incumbent, built)
+        await self._pilot.hold_up(self.lineage.incumbent)
         for proposal in self._history.pending:
             self._take_off(proposal, self._brief(self._history.answered.get(proposal.id)))
         for number in range(len(self._known), len(self._seeds)):

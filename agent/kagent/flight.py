@@ -7,21 +7,23 @@ the flight before: being told apart from earlier work, being timed against the i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from kagent_sandbox.build.request import Built
+from kagent_sandbox.errors import IncumbentWrong, RunError
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.race_result import Race
-from kagent_sandbox.verdict import Rejected, Stage, Status, Verdict
+from kagent_sandbox.verdict import CaseError, Rejected, Stage, Status, Verdict
 
 from kagent.duplicates import Known
-from kagent.events import Observer, Progress, Step, Working
+from kagent.events import Observer, Progress, Step, Withdrawn, Working
 from kagent.lane import Lane
-from kagent.lineage import Candidate, Facts, Lineage, Proposal
-from kagent.machine import Machine
+from kagent.lineage import Candidate, Facts, Lineage, Proposal, Withdrawal
+from kagent.machine import Machine, contender
 from kagent.propose import Brief
 from kagent.store import RunStore
 
@@ -60,6 +62,7 @@ class Pilot:
         observe: Observer,
     ) -> None:
         self.incumbent: Contender | None = None
+        self._lineage = lineage
         self._known = known
         self._store = store
         self._machine = machine
@@ -78,9 +81,10 @@ class Pilot:
             return Candidate(proposal, verdict)
         built = await self.build(proposal)
         found, facts = await self._tell_apart(flight, built)
+        withdrawals: list[Withdrawal] = []
         if found is None:
-            found = await self._check_and_measure(flight)
-        return Candidate(proposal, found, facts)
+            found = await self._check_and_measure(flight, withdrawals)
+        return Candidate(proposal, found, facts, tuple(withdrawals))
 
     def _read(self, proposal: Proposal) -> Rejected | None:
         """What the text alone decides."""
@@ -145,7 +149,8 @@ class Pilot:
         flight.built = built
         return None, facts
 
-    async def _check_and_measure(self, flight: Flight) -> Verdict:
+    async def _check_and_measure(self, flight: Flight, withdrawals: list[Withdrawal]) -> Verdict:
+        """Its verdict. Incumbents that are found wrong beside it are added to `withdrawals`."""
         judge, built, number = self._machine.judge, flight.built, flight.proposal.id
         assert built is not None
         self._observe(Working(number, Step.WAIT))
@@ -157,16 +162,48 @@ class Pilot:
         self._observe(Working(number, Step.WAIT))
         if flight.before is not None:  # the incumbent is known once all before it are recorded
             await flight.before.recorded.wait()
-        best = self.incumbent
+        while True:
+            try:
+                async with self._lane.measure():
+                    self._observe(Working(number, Step.MEASURE))
+                    return await _in(
+                        self._judge_thread, partial(self._measure, built, errors, self.incumbent)
+                    )
+            except IncumbentWrong as e:
+                withdrawals.append(await self._withdraw(e, {w.id for w in withdrawals}))
 
-        def measure() -> Verdict:
-            if best is None:
-                return judge.measure(built, errors)
-            return judge.measure(built, errors, best.built, best.id, choice=best.choice)
+    def _measure(
+        self, built: Built, errors: tuple[CaseError, ...], best: Contender | None
+    ) -> Verdict:
+        judge = self._machine.judge
+        if best is None:
+            return judge.measure(built, errors)
+        return judge.measure(built, errors, best.built, best.id, choice=best.choice)
 
-        async with self._lane.measure():
-            self._observe(Working(number, Step.MEASURE))
-            return await _in(self._judge_thread, measure)
+    async def _withdraw(self, found: IncumbentWrong, gone: Collection[int]) -> Withdrawal:
+        """Hold up the incumbent before the one that was found wrong."""
+        assert self.incumbent is not None
+        withdrawal = Withdrawal(int(self.incumbent.id), found.verdict)
+        left = self._lineage.incumbent_without({*gone, withdrawal.id})
+        self._observe(Withdrawn(withdrawal, None if left is None else left.id))
+        await self.hold_up(left)
+        return withdrawal
+
+    async def hold_up(self, incumbent: Candidate | None) -> None:
+        """From now on candidates are timed against this one, which is built again.
+
+        Raises:
+            RunError: It no longer builds.
+        """
+        if incumbent is None:
+            self.incumbent = None
+            return
+        built = await self.build(incumbent.proposal)
+        if isinstance(built, Rejected):
+            raise RunError(
+                f"candidate {incumbent.id}, the incumbent, no longer builds: {built.message}"
+            )
+        self.incumbent = contender(incumbent, built)
 
 
 def _duplicate(stage: Stage, what: str, same: int) -> Rejected:

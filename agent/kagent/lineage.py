@@ -11,8 +11,8 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kagent_sandbox.plan import Language
@@ -95,12 +95,22 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """An incumbent failed, or was wrong, when a candidate was timed beside it."""
+
+    id: int
+    verdict: Rejected
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A proposal and its verdict. `facts` is None where it was not built."""
 
     proposal: Proposal
     verdict: Verdict
     facts: Facts | None = None
+    withdrawals: tuple[Withdrawal, ...] = ()
+    """Incumbents that were found wrong while it was timed; its verdict is beside the next one."""
 
     @property
     def id(self) -> int:
@@ -176,7 +186,8 @@ class Lineage:
     """All candidates of a run, in the order of their ids."""
 
     def __init__(self, candidates: Iterable[Candidate] = ()) -> None:
-        self._candidates: list[Candidate] = []
+        self._records: list[Candidate] = []  # as they were recorded
+        self._candidates: list[Candidate] = []  # as they stand: some were withdrawn since
         self._incumbents: list[int] = []  # every candidate that was promoted, in order
         self._children: Counter[int] = Counter()
         self._speeds: dict[int, Speed] = {}
@@ -185,13 +196,17 @@ class Lineage:
             self.record(candidate)
 
     def record(self, candidate: Candidate) -> bool:
-        """Append; whether the candidate is the new incumbent.
+        """Append, after withdrawing what was found wrong; whether the candidate is the new
+        incumbent.
 
         Raises:
-            ValueError: Its id is not the next one.
+            ValueError: Its id is not the next one, or it withdraws what is not the incumbent.
         """
         if candidate.id != len(self._candidates):
             raise ValueError(f"candidate {candidate.id} recorded as number {len(self)}")
+        for withdrawal in candidate.withdrawals:
+            self._withdraw(withdrawal)
+        self._records.append(candidate)
         self._candidates.append(candidate)
         self._counted += candidate.counts
         if not candidate.is_duplicate:
@@ -202,6 +217,35 @@ class Lineage:
         if promoted:
             self._incumbents.append(candidate.id)
         return promoted
+
+    def _withdraw(self, withdrawal: Withdrawal) -> None:
+        """From now on the incumbent counts as rejected; what was decided before stays decided."""
+        gone = withdrawal.id
+        if not self._incumbents or gone != self._incumbents[-1]:
+            raise ValueError(f"candidate {gone} is withdrawn, and is not the incumbent")
+        left = self.incumbent_without({gone})
+        self._candidates[gone] = replace(self._candidates[gone], verdict=withdrawal.verdict)
+        del self._speeds[gone]
+        self._incumbents.pop()
+        if left is not None and left.id not in self._incumbents:
+            self._incumbents.append(left.id)
+
+    def incumbent_without(self, gone: Collection[int]) -> Candidate | None:
+        """Who is the incumbent once some are withdrawn: the one before them; if there is none, the
+        best that was timed in full.
+        """
+        before = [i for i in self._incumbents if i not in gone]
+        if before:
+            return self[before[-1]]
+        for candidate in self.passed():
+            verdict = candidate.verdict
+            if candidate.id not in gone and isinstance(verdict, Passed) and not verdict.screened:
+                return candidate
+        return None
+
+    def as_recorded(self, candidate_id: int) -> Candidate:
+        """A candidate with its first verdict, whether or not it was withdrawn since."""
+        return self._records[candidate_id]
 
     def _promotes(self, candidate: Candidate) -> bool:
         if not isinstance(candidate.verdict, Passed):
@@ -244,8 +288,9 @@ class Lineage:
     def as_of(self, seen: int) -> Lineage:
         """The lineage of the first `seen` records, which later records do not change."""
         if seen != len(self):
-            return Lineage(self._candidates[:seen])
+            return Lineage(self._records[:seen])
         copy = Lineage()
+        copy._records = self._records.copy()
         copy._candidates = self._candidates.copy()
         copy._incumbents = self._incumbents.copy()
         copy._children = self._children.copy()

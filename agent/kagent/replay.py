@@ -66,7 +66,7 @@ async def replay(
             known.add(then)
         elif kind == "recorded":
             # The caller's lineage counts, not the events' verdicts: a test may have changed it.
-            candidate = history.lineage[number]
+            candidate = history.lineage.as_recorded(number)
             lineage.record(candidate)
             if candidate.proposal.ask is not None:
                 open_briefs.pop(candidate.proposal.ask, None)

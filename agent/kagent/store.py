@@ -39,7 +39,7 @@ from kagent.disk import (
     write_file,
 )
 from kagent.events import Stop
-from kagent.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal
+from kagent.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal, Withdrawal
 from kagent.propose import Ask
 from kagent.race import FinalRace
 from kagent.runs import Manifest, fresh_folder, read_manifest
@@ -89,6 +89,7 @@ class StoredVerdict:
     id: int
     verdict: Verdict
     facts: Facts | None
+    withdrawals: tuple[Withdrawal, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ class RunStore:
 
     def record(self, candidate: Candidate) -> None:
         """Keep the verdict of an accepted proposal."""
-        row = StoredVerdict(candidate.id, candidate.verdict, candidate.facts)
+        row = StoredVerdict(candidate.id, candidate.verdict, candidate.facts, candidate.withdrawals)
         self.append("recorded", to_json(row))
 
     def race(self, race: FinalRace) -> None:
@@ -316,7 +317,8 @@ class RunStore:
                     spent = spent.and_call(from_json(ModelCall, event.data))
                 elif event.kind == "recorded":
                     row = from_json(StoredVerdict, event.data)
-                    lineage.record(Candidate(proposals.pop(row.id), row.verdict, row.facts))
+                    proposal = proposals.pop(row.id)
+                    lineage.record(Candidate(proposal, row.verdict, row.facts, row.withdrawals))
                 elif event.kind == "baselines":
                     baselines = event.data
                 elif event.kind == "race":

@@ -15,6 +15,11 @@ KagentError
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kagent_sandbox.verdict import Rejected
+
 
 class KagentError(Exception):
     """Base of all errors that a user may see; the text is complete without a traceback."""
@@ -58,6 +63,12 @@ class IncumbentWrong(KagentError):  # noqa: N818
     """The kernel that a candidate is held against failed beside it, or was wrong: nobody's fault
     but its own, and nothing is known of the candidate.
     """
+
+    def __init__(self, against: str, verdict: Rejected) -> None:
+        """`against` is its id, `verdict` what it did."""
+        what = f"{verdict.stage} {verdict.status}: {verdict.message}"
+        super().__init__(f"the incumbent, #{against}, is wrong or fails beside a candidate: {what}")
+        self.verdict = verdict
 
 
 class RunError(KagentError):

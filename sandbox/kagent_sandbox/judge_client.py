@@ -15,7 +15,7 @@ from kagent_sandbox.build.request import Built
 from kagent_sandbox.channel import Channel, ChannelClosed, ChannelError
 from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.confine.policy import ISOLATION, Tier
-from kagent_sandbox.errors import ChildDied
+from kagent_sandbox.errors import ChildDied, IncumbentWrong
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.judge_wire import (
     ERRORS,
@@ -25,6 +25,7 @@ from kagent_sandbox.judge_wire import (
     Measured,
     MeasureRequest,
     RaceRequest,
+    Spoilt,
     key_of,
     pack,
 )
@@ -197,9 +198,12 @@ class JudgeClient:
             against: The incumbent's id.
             choice: The incumbent's configuration per case; by default what this client measured.
             sweep_s: Lane seconds per case for finding the candidate's best configuration.
+
+        Raises:
+            IncumbentWrong: The incumbent failed, or was wrong where it was timed.
         """
 
-        def ask() -> Passed | Rejected:
+        def ask() -> Passed | Rejected | Spoilt:
             entrant = None
             if incumbent is not None:
                 entrant = self._entrant(Contender(against, incumbent, choice or {}), built)
@@ -209,6 +213,8 @@ class JudgeClient:
             return from_json(Measured, self._ask("measure", {"request": request})).result
 
         answer = self._judged(Stage.MEASURE, ask)
+        if isinstance(answer, Spoilt):
+            raise IncumbentWrong(against, answer.incumbent)
         if isinstance(answer, Passed):
             self._choices[built.source_hash] = {t.case: t.config for t in answer.timings}
         return answer

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from kagent_sandbox import patience
 from kagent_sandbox.baselines import Baselines, measure_baselines
 from kagent_sandbox.channel import Channel, ChannelClosed
-from kagent_sandbox.errors import KagentError, MachineError
+from kagent_sandbox.errors import IncumbentWrong, KagentError, MachineError
 from kagent_sandbox.figures import Contender
 from kagent_sandbox.hangup import end_with
 from kagent_sandbox.judge import Judge
@@ -30,6 +30,7 @@ from kagent_sandbox.judge_wire import (
     Measured,
     MeasureRequest,
     RaceRequest,
+    Spoilt,
     unpack,
 )
 from kagent_sandbox.leaving import leave
@@ -152,9 +153,11 @@ class Server:
             self._find_baselines((EAGER,) if self._eager_only else None)
         self.judge.find_noise()
         incumbent = None if wanted.incumbent is None else self._contender(wanted.incumbent)
-        verdict = self.judge.measure(
-            self._kept[wanted.key], wanted.errors, incumbent, sweep_s=wanted.sweep_s
-        )
+        built = self._kept[wanted.key]
+        try:
+            verdict = self.judge.measure(built, wanted.errors, incumbent, sweep_s=wanted.sweep_s)
+        except IncumbentWrong as e:
+            return to_json(Measured(Spoilt(e.verdict)))
         return to_json(Measured(verdict))
 
     def _race(self, request: Json, _: Sequence[bytes]) -> Json:

@@ -38,7 +38,14 @@ class Correct:
 class Measured:
     """Answer to a measurement."""
 
-    result: Passed | Rejected
+    result: Passed | Rejected | Spoilt
+
+
+@dataclass(frozen=True)
+class Spoilt:
+    """Nothing is known of the candidate: this became of the incumbent beside it."""
+
+    incumbent: Rejected
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,7 @@ class Meter:
             complete = turns.take(session, self._refuse_suspicion)
         except Disqualified as e:
             if incumbent is not None and turns.side == "b" and e.blame == "kernel":
-                text = f"the incumbent, #{incumbent.id}, is wrong or fails beside a candidate: {e}"
-                raise IncumbentWrong(text) from e
+                raise IncumbentWrong(incumbent.id, e.verdict) from e
             self._doubt(e)
             raise
         versus = None if incumbent is None else turns.compare(incumbent.id)

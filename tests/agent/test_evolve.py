@@ -2,14 +2,14 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from kagent.events import Finished, Progress, Recorded, Started, Stop
+from kagent.events import Finished, Progress, Recorded, Started, Stop, Withdrawn
 from kagent.evolve import Limits, SeedText
 from kagent.lineage import Lineage, Operator
 from kagent.propose import Ask
 from kagent.replay import replay
 from kagent.tune import Tuner
-from kagent_sandbox.errors import DeviceError, RunError
-from kagent_sandbox.verdict import Passed, Rejected
+from kagent_sandbox.errors import DeviceError, IncumbentWrong, RunError
+from kagent_sandbox.verdict import Passed, Rejected, Stage, Status
 from toy import (
     SEEDS,
     FakeBuilder,
@@ -194,12 +194,47 @@ def test_an_incumbent_that_no_longer_builds_is_an_error(tmp_path):
 
     class Moved(FakeBuilder):
         def build(self, request):
-            from kagent_sandbox.verdict import Stage, Status
-
             return Rejected(Stage.BUILD, Status.COMPILE_ERROR, "no compiler")
 
     with pytest.raises(RunError, match="no longer builds: no compiler"):
         run(tmp_path, "runs", machine=machine(Moved()))
+
+
+class Unmasking(FakeJudge):
+    """The first incumbent that is no seed is wrong when a second candidate is timed beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.beside = {}
+        self.wrong = None
+
+    def measure(self, built, errors, incumbent=None, against="", *, choice=None):
+        count = self.beside[against] = self.beside.get(against, 0) + 1
+        if against and int(against) >= len(SEEDS) and count > 1 and self.wrong in (None, against):
+            self.wrong = against
+            found = Rejected(Stage.MEASURE, Status.INCORRECT_NUMERICAL, "wrong where it was timed")
+            raise IncumbentWrong(against, found)
+        return super().measure(built, errors, incumbent, against, choice=choice)
+
+
+def test_an_incumbent_that_is_wrong_is_withdrawn_and_the_run_goes_on(tmp_path):
+    events, judge = [], Unmasking()
+    lineage, stop, history = run(
+        tmp_path, "runs", machine=machine(judge=judge), observe=events.append
+    )
+    assert stop is Stop.BUDGET
+    (withdrawn,) = [e for e in events if isinstance(e, Withdrawn)]
+    gone = withdrawn.withdrawal.id
+    assert str(gone) == judge.wrong
+    assert isinstance(lineage[gone].verdict, Rejected)
+    (by,) = [c for c in lineage if c.withdrawals]
+    assert by.verdict.versus.against == str(withdrawn.left)
+    assert gone not in [c.id for c in lineage.promotions]
+    assert lineage.incumbent is not None
+    # Stored, it leads to the same decisions.
+    assert [c.id for c in history.lineage.promotions] == [c.id for c in lineage.promotions]
+    toy = setting(toy_task(tmp_path / "task"), RandomProposer())
+    assert asyncio.run(replay(history, toy, RandomProposer())) is None
 
 
 def test_repairs_follow_failures(tmp_path):

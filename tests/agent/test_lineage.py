@@ -1,9 +1,10 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from kagent.lineage import Lineage, Operator, language_of
-from kagent_sandbox.verdict import Comparison, Stage, Status
+from kagent.lineage import Lineage, Operator, Withdrawal, language_of
+from kagent_sandbox.verdict import Comparison, Rejected, Stage, Status
 from made import SEED, child, failure, lineages
 
 
@@ -59,6 +60,43 @@ def test_a_gain_is_over_the_nearest_that_passed():
     assert lineage.gain(1) == pytest.approx(1.25)
     assert lineage.gain(4) == pytest.approx(2.0)  # a repair of a repair of a change of #1
     assert [lineage.gain(i) for i in (0, 2, 3, 6)] == [None] * 4
+
+
+WRONG = Rejected(Stage.MEASURE, Status.INCORRECT_NUMERICAL, "wrong where it was timed")
+
+
+def withdrawing(candidate, *gone):
+    return replace(candidate, withdrawals=tuple(Withdrawal(i, WRONG) for i in gone))
+
+
+def test_an_incumbent_is_withdrawn_by_the_candidate_that_showed_it_wrong():
+    lineage = Lineage([SEED, child(1, 50.0, versus=versus(0, 1.0))])
+    lineage.record(child(2, 40.0, versus=versus(1, 1.0)))
+    assert not lineage.record(withdrawing(child(3, 60.0, versus=versus(1, 0.5)), 2))
+    assert [c.id for c in lineage.promotions] == [0, 1]
+    assert (lineage[2].verdict, lineage.speed(2)) == (WRONG, None)
+    assert 2 not in [c.id for c in lineage.passed()]
+    assert lineage.as_recorded(2).score is not None
+    before = lineage.as_of(3)  # what was decided then is decided the same again
+    assert before.incumbent.id == 2
+    assert before.speed(2) is not None
+    assert lineage.record(child(4, 30.0, versus=versus(1, 0.99)))
+
+
+def test_without_any_incumbent_left_it_is_the_best_that_was_timed_in_full():
+    lineage = Lineage([SEED, child(1, 130.0, versus=versus(0, 0.0))])
+    assert lineage.incumbent_without({0}).id == 1
+    assert lineage.incumbent_without({0, 1}) is None
+    lineage.record(withdrawing(child(2, 140.0, versus=versus(1, 0.1)), 0))
+    assert [c.id for c in lineage.promotions] == [1]
+    lineage.record(withdrawing(child(3, 140.0), 1, 2))
+    assert [c.id for c in lineage.promotions] == [3]
+
+
+def test_only_the_incumbent_can_be_withdrawn():
+    lineage = Lineage([SEED, child(1, 50.0, versus=versus(0, 1.0))])
+    with pytest.raises(ValueError, match="candidate 0 is withdrawn, and is not the incumbent"):
+        lineage.record(withdrawing(child(2, 60.0), 0))
 
 
 def test_ids_are_positions():

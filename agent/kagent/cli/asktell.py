@@ -27,7 +27,7 @@ from kagent.cli.app import (
 )
 from kagent.cli.terminal import Terminal
 from kagent.config import load_config
-from kagent.events import Event, Observer, Progress, Recorded, Started, Stop
+from kagent.events import Event, Observer, Progress, Recorded, Started, Stop, Withdrawn
 from kagent.options import parse_seconds
 
 RunArgument = Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")]
@@ -242,7 +242,7 @@ def merge(
 @contextlib.contextmanager
 def _watching(quiet: bool) -> Iterator[Observer]:
     """Verdicts on stdout, a line each; what is being done on stderr."""
-    from kagent.display import record_line
+    from kagent.display import record_line, withdrawn_text
 
     show = _beside_spinner(quiet)
     with status(quiet=quiet) as say:
@@ -254,6 +254,8 @@ def _watching(quiet: bool) -> Iterator[Observer]:
                 budget = event.budget
             elif isinstance(event, Progress):
                 say(event.text)
+            elif isinstance(event, Withdrawn):
+                show(Text(withdrawn_text(event), "red"))
             elif isinstance(event, Recorded):
                 show(record_line(event, budget))
 
