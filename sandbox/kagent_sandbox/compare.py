@@ -10,8 +10,8 @@ Three relative errors, each against what torch's own implementation errs in the 
   scale does not: a factor of 1.001 hides below bfloat16's rounding in every single element, but
   not here.
 
-Allowed is k times torch's error plus a floor. For row and element the floor is `floor *
-eps(dtype)`. For bias it is `floor * eps` times the larger of 1/sqrt(effective number of elements),
+Allowed is k times torch's error, which counts up to a quarter, plus a floor. For row and element
+the floor is `floor * eps(dtype)`. For bias it is `floor * eps` times the larger of 1/sqrt(effective number of elements),
 what independent rounding leaves, and a constant for what approximate exp and tanh instructions may
 add (see `_bias_share`), or the result's own `bias`.
 
@@ -255,16 +255,24 @@ def _bias_share(eps: float) -> float:
     return 1 / 8 if eps > _WIDE_EPS else 4.0
 
 
+MOST_TORCH_ERROR = 0.25
+"""Where torch errs by more, by an overflow of its own say, it is no measure for others."""
+
+
 def allowed(torch_errors: Errors, result: Result, dtype: torch.dtype) -> Errors:
     """What a candidate may err, given what torch errs on the same inputs."""
     eps = epsilon(dtype)
     floor = result.floor * eps
     # Rounding errs uniformly within eps/2: 0.2 eps on average over binades, so this is 3.5 sigma.
     independent = 0.7 / math.sqrt(max(1.0, torch_errors.effective))
+    row, element, bias = (
+        result.k * min(error, MOST_TORCH_ERROR)
+        for error in (torch_errors.row, torch_errors.element, torch_errors.bias)
+    )
     return Errors(
-        row=result.k * torch_errors.row + floor,
-        element=result.k * torch_errors.element + floor,
-        bias=result.k * torch_errors.bias + floor * max(independent, _bias_share(eps), result.bias),
+        row=row + floor,
+        element=element + floor,
+        bias=bias + floor * max(independent, _bias_share(eps), result.bias),
     )
 
 

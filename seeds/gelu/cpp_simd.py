@@ -28,11 +28,11 @@ typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
 constexpr int64_t STEP = UNROLL * LANES;   // floats per iteration
 
-// exp2(x) within 2 ulp, from 2^-126 to 2^126 (and the nearer of the two outside).
+// exp2(x) within 2 ulp; 2^-126 for whatever is less, and infinity from 2^128 on.
 // x = n + r with |r| <= 1/2; a polynomial for 2^r, and n goes into the exponent bits.
 static inline Floats exp2_clamped(Floats x) {
   x = x < -126.0f ? Floats{} - 126.0f : x;
-  x = x > 126.0f ? Floats{} + 126.0f : x;
+  x = x > 128.0f ? Floats{} + 128.0f : x;
   const Floats shifted = x + 12582912.0f;   // + 1.5 * 2^23 rounds to a whole number
   const Floats r = x - (shifted - 12582912.0f);
   Floats p = 1.535336188e-4f * r + 1.339887440e-3f;

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kagent.tasks import find_task, seeds_of, task_names
 from kagent_sandbox.launch.cpu_backend import CpuBackend
 from mutation import cxx, python
+from mutation.conditions import of_values
 from mutation.edits import Edit, apply
 from mutation.engines import Fate, Interpreting, Real
 from mutation.equivalent import LIST, Equivalents
@@ -178,7 +179,7 @@ def test_an_edit_outside_of_the_file_is_refused():
 
 
 def test_each_listed_change_is_one_that_the_mutator_makes():
-    made_by = {p: {(m.was, m.now) for m in mutants_of(p)} for p in SEEDS}
+    made_by = {p: {(m.was, m.now) for m in (*mutants_of(p), *of_values(p))} for p in SEEDS}
     keys = {f"{p.parent.name}/{p.name}": changes for p, changes in made_by.items()}
     by_change = {}
     for (file, was, now), why in Equivalents().reasons.items():

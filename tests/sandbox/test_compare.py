@@ -56,6 +56,17 @@ def test_the_bound_on_the_bias_is_one_of_chance():
     assert limit.bias < errors.bias <= 1.05 * limit.bias
 
 
+@given(st.floats(0.25, math.inf), st.sampled_from(DTYPES))
+def test_where_torch_is_far_off_it_is_no_measure_for_others(error, dtype):
+    """Its sum overflows, say: without a bound everything would be right."""
+    ref = draw((8, 100), 3)
+    yardstick = compare.Errors(error, error, error)
+    limit = compare.allowed(yardstick, RESULT, dtype)
+    assert max(limit.row, limit.element, limit.bias) < 0.6
+    zeros = compare.measure_errors(torch.zeros(8, 100, dtype=dtype), ref, 1)
+    assert compare.share(zeros, limit) > 1
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 1e30])
 def test_magnitude_does_not_matter(dtype, scale):

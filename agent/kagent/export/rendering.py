@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jinja2
 from kagent_sandbox.records import to_json
+from kagent_sandbox.runtime.text import printable
 
 from kagent.export.contents import Library
 
@@ -61,14 +62,14 @@ def code(text: object) -> str:
 
 
 def one_line(text: object) -> str:
-    """Printable characters, single blanks, at most a few hundred."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    """A line whose every character can be seen, of single blanks, at most a few hundred long."""
+    line = printable(" ".join(str(text).split()))
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1].rstrip() + "…"
 
 
 def quoted(text: object) -> str:
     """A string of TOML or JSON."""
-    return json.dumps("".join(c if c.isprintable() else " " for c in str(text)), ensure_ascii=False)
+    return json.dumps(printable(" ".join(str(text).split())), ensure_ascii=False)
 
 
 def figure(value: float) -> str:
