@@ -11,9 +11,9 @@ Three relative errors, each against what torch's own implementation errs in the 
   not here.
 
 Allowed is k times torch's error, which counts up to a quarter, plus a floor. For row and element
-the floor is `floor * eps(dtype)`. For bias it is `floor * eps` times the larger of 1/sqrt(effective number of elements),
-what independent rounding leaves, and a constant for what approximate exp and tanh instructions may
-add (see `_bias_share`), or the result's own `bias`.
+the floor is `floor * eps(dtype)`. For bias it is `floor * eps` times the larger of
+1/sqrt(effective number of elements), what independent rounding leaves, and a constant for what
+approximate exp and tanh instructions may add (see `_bias_share`), or the result's own `bias`.
 
 Infinities and NaNs must be exactly where the reference has them. Integer results must be equal.
 

@@ -28,9 +28,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
     numbers: normal, trained, spiked, constant, ignored, rising or falling; -inf in a third of the
     columns, before and after a window, or in every other block, never at the target; the same with
     -1e4, -1e9 or the least finite value for -inf; every value such a one; few values, many of them
-    the maximum; subnormal numbers; 200 more or less than normal. `nonfinite` also has rows that count with +inf or NaN
-    somewhere, and rows of -inf: such a row's gradient and the loss are NaN, other rows' gradients
-    are not.
+    the maximum; subnormal numbers; 200 more or less than normal. `nonfinite` also has rows that
+    count with +inf or NaN somewhere, and rows of -inf: such a row's gradient and the loss are NaN,
+    other rows' gradients are not.
     """
     if case.inputs in ("mixed", "nonfinite"):
         return _mixed(case, generator, device)
