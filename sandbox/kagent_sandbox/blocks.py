@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING
 from kagent_sandbox import figures
 from kagent_sandbox.check import pitch_of, seats_for
 from kagent_sandbox.draws import Unseen
-from kagent_sandbox.launch.base import CALM_S
 from kagent_sandbox.launch.cpu_baselines import MOST_SETS, SPAN_US, runs_for
+from kagent_sandbox.launch.cpu_cold import settle
 from kagent_sandbox.places import Reading
 from kagent_sandbox.task import Kind
 from kagent_sandbox.verdict import Stage
@@ -165,7 +164,8 @@ class Table:
                 results = self.checker.task.results
                 reading = Reading(self.session.arena, seats, places, results)
             if self.at_once is None:
-                time.sleep(CALM_S)
+                with self.session.clock.part("settle"):
+                    settle()
             us = self.session.sample(seats, self.case.name, observe=reading.read)
             block.append(us)
             readings.append(reading)

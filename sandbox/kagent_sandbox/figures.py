@@ -104,11 +104,9 @@ def suspicion(
 ) -> str | None:
     """Why a time cannot be true, or None: it is more than `ALARM_SHARE` of the roofline.
 
-    Bytes that the last-level cache holds need not cross the memory's pins while they are timed. On
-    a GPU, whose cache is flushed before each sample, those are written ones, as many as fit. On a
-    CPU a sample executes several placements one after the other, and the judge has just written
-    their inputs: the cache explains as many bytes of all of them as it holds. Where that is all,
-    only arithmetic bounds the time.
+    Bytes that the last-level cache holds need not cross the memory's pins while they are timed.
+    Caches are flushed before each sample, so that those are written ones, as many as fit: of one
+    execution on a GPU, of all executions of a sample together on a CPU.
 
     Args:
         task: Says how many bytes and operations a call needs at least.
@@ -119,13 +117,9 @@ def suspicion(
         executions: Of one sample on a CPU.
     """
     read, written = task.min_bytes(case) - task.min_written(case), task.min_written(case)
-    if facts.kind == "gpu":
-        hidden = min(written, facts.l2_bytes)
-        bound_us = _memory_us(read, written - hidden, ceilings)
-    else:
-        whole = read + written
-        share = max(0.0, 1 - facts.l2_bytes / (executions * whole)) if whole else 0.0
-        bound_us = share * _memory_us(read, written, ceilings)
+    together = 1 if facts.kind == "gpu" else executions
+    hidden = min(written, facts.l2_bytes / together)
+    bound_us = _memory_us(read, written - hidden, ceilings)
     what = f"{(read + written) / 2**20:.1f} MiB must move"
     peak = ceilings.tflop_per_s.get(case.dtype)
     if task.matrix and peak:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kagent_sandbox import timing
-from kagent_sandbox.launch.base import CALM_S
+from kagent_sandbox.launch.cpu_cold import settle
 from kagent_sandbox.layout import lay_out_many
 from kagent_sandbox.plan import Alloc, Buffer, Copy, Plan, TensorRef
 
@@ -117,7 +117,7 @@ def measure_noise(backend: Backend) -> Noise:
                     if kind == "cpu":  # as before a candidate's sample
                         launcher.stop()
                         arena.bytes(0, arena.nbytes).copy_(anew)
-                        time.sleep(CALM_S)
+                        settle()
                     return [launcher.sample(used, limit_s=_LIMIT_S) for _ in range(_SAMPLES[kind])]
 
             found = lasting_noise(block, gpu=kind == "gpu")

@@ -57,13 +57,16 @@ def test_on_a_gpu_results_that_fit_l2_need_not_leave_it(task, case, rows, hidden
         assert (found is None) is honest
 
 
-def test_on_a_cpu_the_cache_explains_as_much_as_it_holds_of_a_sample(task, case):
-    """Four executions of 128 MiB beside a cache of 256 MiB: half of it."""
-    cpu = facts("cpu", 0.0, l2=256 << 20)
-    us = 0.5 * 2 * 4096 * 4096 * 4 / CEILINGS.copy_gb_per_s / 1e3 / 1.1
+def test_on_a_cpu_the_cache_explains_results_of_a_sample_as_far_as_it_holds_them(task, case):
+    """Four executions of 64 MiB in and 64 MiB out, beside a cache of 128 MiB: half of the results.
+
+    Inputs were flushed from it before.
+    """
+    cpu = facts("cpu", 0.0, l2=128 << 20)
+    half = (32 << 20) / 1e3
+    us = (2 * half / CEILINGS.copy_gb_per_s + half / CEILINGS.read_gb_per_s) / 1.1
     assert figures.suspicion(task, case, 0.99 * us, cpu, CEILINGS, 4) is not None
     assert figures.suspicion(task, case, 1.01 * us, cpu, CEILINGS, 4) is None
-    assert figures.suspicion(task, case, 1e-3, cpu, CEILINGS, 2) is None
 
 
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])

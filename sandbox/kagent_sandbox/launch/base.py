@@ -29,10 +29,6 @@ tried once more in a fresh process before it counts. "machine": no kernel can ca
 """
 
 
-CALM_S = 0.0004
-"""On a CPU, after inputs were written: the judge's own threads spin for half as long."""
-
-
 def nothing() -> None:
     """Observe nothing."""
 

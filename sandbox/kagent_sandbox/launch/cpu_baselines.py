@@ -1,9 +1,10 @@
-"""Baselines on a CPU, timed as candidates are: over input sets that caches do not hold together,
-and that are written anew before every sample.
+"""Baselines on a CPU, timed as candidates are: inputs are written anew before every sample, no
+cache holds them, and every call of a sample has memory of its own for its results.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import time
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kagent_sandbox.launch import urgency
-from kagent_sandbox.launch.base import CALM_S
+from kagent_sandbox.launch.cpu_cold import settle
 from kagent_sandbox.launch.plan_ops import void
 
 _WARM_UP = 2  # calls before anything is timed: compiling
@@ -20,6 +21,7 @@ SPAN_US = 1800.0
 """Of one sample, of candidates' and baselines': what waking up varies by is then 3 % of it."""
 MOST_SETS = 64
 _SETS_BYTES = 1 << 30  # of all input sets together
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
 _TRIES = 3  # of how long one call takes: the shortest counts
 
 
@@ -28,6 +30,7 @@ class CpuBaseline:
 
     def __init__(self, function: functools.partial[object]) -> None:
         """Compile, warm up and copy inputs; whatever the function raises is passed on."""
+        _keep_freed_memory()
         for _ in range(_WARM_UP):
             void(function())
         first_us = min(_elapsed_us([function]) for _ in range(_TRIES))
@@ -40,6 +43,7 @@ class CpuBaseline:
         self._original = _tensors(functools.partial(function.func, **_copies(function)))
         self._urgency = urgency.of_workers(lambda: _elapsed_us(self._sets))
         self._taken = 0
+        self._sample_us()  # memory for results is the process's own from now on
 
     def samples(self, count: int) -> list[float]:
         """`count` times in µs of one execution: each sample calls it once on every set."""
@@ -50,7 +54,7 @@ class CpuBaseline:
         for tensors in self._inputs:
             for tensor, original in zip(tensors, self._original, strict=True):
                 tensor.copy_(original)
-        time.sleep(CALM_S)
+        settle()
         turn = self._taken % len(self._sets)  # none is always the first
         self._taken += 1
         return _elapsed_us([*self._sets[turn:], *self._sets[:turn]]) / len(self._sets)
@@ -62,10 +66,24 @@ def runs_for(span_us: float, us: float, *, least: int, most: int) -> int:
 
 
 def _elapsed_us(functions: Sequence[Callable[[], object]]) -> float:
+    """Until all have been called. None reuses the memory of another's results, which would still
+    be in a cache.
+    """
+    results = []
     start = time.perf_counter()
     for function in functions:
-        function()
+        results.append(function())  # noqa: PERF401 - nothing else is to be timed
     return 1e6 * (time.perf_counter() - start)
+
+
+def _keep_freed_memory() -> None:
+    """The C library gives no memory back to the kernel: pages would be made anew for every call."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library: calls pay for it
+        return
+    for parameter, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1)):
+        mallopt(parameter, value)
 
 
 def _tensors(function: functools.partial[object]) -> list[torch.Tensor]:

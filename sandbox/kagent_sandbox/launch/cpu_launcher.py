@@ -30,6 +30,7 @@ from kagent_sandbox.launch import urgency
 from kagent_sandbox.launch.base import LaunchFailed, nothing
 from kagent_sandbox.launch.cpu_arena import CpuArena
 from kagent_sandbox.launch.cpu_blame import blame
+from kagent_sandbox.launch.cpu_cold import settle
 from kagent_sandbox.patience import bounded
 from kagent_sandbox.plan import Plan, PlanError
 from kagent_sandbox.plan_json import dump_plan
@@ -129,6 +130,7 @@ class CpuLauncher:
             for _ in range(_EMPTY_SAMPLES):
                 self.stop()
                 places = torch.randint(words.numel(), (_OBSERVED_WORDS,))
+                settle()
                 with self._urgency:
                     took_s = self._timed([], _PREPARE_S, functools.partial(words.take, places))
                 self._asking.costs_s.append(took_s)
