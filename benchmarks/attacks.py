@@ -9,15 +9,15 @@ import argparse
 import time
 from pathlib import Path
 
-from kagent.config import load_config
-from kagent.lineage import language_of_source
-from kagent.session import request_maker
+from kagent.config.settings import load_config
+from kagent.evolve.open_machine import request_maker
 from kagent.tasks import find_task
-from kagent_sandbox.build.client import Builder
-from kagent_sandbox.build.request import Built
-from kagent_sandbox.judge_client import JudgeClient
-from kagent_sandbox.task import draw_hidden
-from kagent_sandbox.verdict import Rejected, Verdict
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.language import language_of_source
+from kagent_sandbox.data.task import draw_hidden
+from kagent_sandbox.data.verdict import Rejected, Verdict
+from kagent_sandbox.judge.client import JudgeClient
 
 SECRET = 12
 

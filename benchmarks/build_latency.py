@@ -17,11 +17,11 @@ import statistics
 import sys
 from pathlib import Path
 
-from kagent.session import request_maker
+from kagent.evolve.open_machine import request_maker
 from kagent.tasks import find_task, seeds_of
-from kagent_sandbox.build.client import Builder
-from kagent_sandbox.build.request import Built
-from kagent_sandbox.task import Task, draw_hidden
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.task import Task, draw_hidden
 
 VERSIONS = ("torch", "triton", "cuda-core", "numpy")
 

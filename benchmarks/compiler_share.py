@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from build_latency import processor
-from kagent.session import request_maker
+from kagent.evolve.open_machine import request_maker
 from kagent.tasks import find_task, seeds_of
-from kagent_sandbox.task import draw_hidden
+from kagent_sandbox.data.task import draw_hidden
 
 
 def main() -> None:
@@ -47,10 +47,9 @@ def main() -> None:
         ms["store"] += times.store_results / 1e3
 
     with tempfile.TemporaryDirectory() as folder:
-        import kagent_sandbox.build.warm  # noqa: F401 - as in the builder: the first compile is over
-        from kagent_sandbox.build.configs import apply_config, enumerate_configs
-        from kagent_sandbox.build.targets import parse_target
-        from kagent_sandbox.build.trace import load_candidate, trace_case
+        from kagent_sandbox.builder.configs import apply_config, enumerate_configs
+        from kagent_sandbox.builder.trace.trace import load_candidate, trace_case
+        from kagent_sandbox.data.target import parse_target
         from triton import knobs
 
         os.environ["TRITON_CACHE_DIR"] = folder

@@ -12,10 +12,7 @@ import importlib
 import statistics
 import time
 
-from kagent_sandbox import timing
-from kagent_sandbox.launch.gpu_backend import GpuBackend
-from kagent_sandbox.noise import judge_noise
-from kagent_sandbox.plan import (
+from kagent_sandbox.data.plan import (
     Alloc,
     Buffer,
     KernelInfo,
@@ -25,6 +22,9 @@ from kagent_sandbox.plan import (
     Scalar,
     TensorRef,
 )
+from kagent_sandbox.device.cuda.backend import GpuBackend
+from kagent_sandbox.judge.timing import estimates
+from kagent_sandbox.judge.timing.noise import judge_noise
 
 SIZES_MIB = (8, 16, 32, 64, 128, 256, 512)  # of the tensor that is copied
 TRIES = 10
@@ -81,7 +81,7 @@ def measure(backend: GpuBackend, code: bytes, nbytes: int) -> str:
         start_s = time.perf_counter()
         for _ in range(TRIES):
             blocks = {"a": [], "b": []}
-            for i, side in enumerate(timing.abba(PAIRS)):
+            for i, side in enumerate(estimates.abba(PAIRS)):
                 place = keys[side][i // 2 % len(keys[side])]
                 blocks[side].append(launcher.samples([place], SAMPLES, limit_s=60.0))
             tries.append(judge_noise(blocks["a"], blocks["b"], gpu=True))

@@ -12,14 +12,15 @@ import statistics
 import time
 from collections import defaultdict
 
-from kagent.config import load_config
-from kagent.session import has_gpu, request_maker
+from kagent.config.settings import load_config
+from kagent.evolve.open_machine import request_maker
 from kagent.tasks import find_task, seeds_of
-from kagent_sandbox.build.client import Builder
-from kagent_sandbox.build.request import Built
-from kagent_sandbox.judge_client import JudgeClient
-from kagent_sandbox.task import draw_hidden
-from kagent_sandbox.verdict import Passed, Rejected
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.task import draw_hidden
+from kagent_sandbox.data.verdict import Passed, Rejected
+from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.judge.client import JudgeClient
 
 SECRET = 11
 

@@ -12,9 +12,9 @@ import math
 from statistics import NormalDist
 
 import numpy as np
-from kagent_sandbox.blocks import PACES
-from kagent_sandbox.timing import LOOK_RESAMPLES
-from kagent_sandbox.turns import CLEAR, HOPELESS, WORTHWHILE
+from kagent_sandbox.judge.timing.blocks import PACES
+from kagent_sandbox.judge.timing.estimates import LOOK_RESAMPLES
+from kagent_sandbox.judge.timing.versus_incumbent import CLEAR, HOPELESS, WORTHWHILE
 from numpy.typing import NDArray
 
 PROMOTION = 0.95

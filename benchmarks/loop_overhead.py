@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from kagent.model.proposer import ModelProposer
-from kagent.select import select
+from kagent.llm.proposer import ModelProposer
+from kagent.search.select import select
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "agent"))
 from toy import evolution, setting, toy_task

@@ -21,10 +21,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from kagent.config import load_config
-from kagent.session import evolve
+from kagent.config.settings import load_config
+from kagent.evolve.session import evolve
+from kagent.search.tunables import read_tunables
 from kagent.tasks import find_task, seeds_of
-from kagent.tunables import read_tunables
 
 
 class Endpoint:

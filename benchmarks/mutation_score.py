@@ -31,11 +31,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kagent.session import has_gpu
 from kagent.tasks import find_task, seeds_of, task_names
-from kagent_sandbox.build.client import Builder
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import KagentError
-from kagent_sandbox.launch.cpu_backend import CpuBackend
 from mutation import conditions
 from mutation.edits import Mutant, diff_of
 from mutation.engines import Fate, Interpreting, Judged, Real, with_race
@@ -107,7 +107,7 @@ def judged(
     originals = {file: path.read_text() for file, path in files.items()}
     engine: Real | Interpreting
     if options.device == "gpu":
-        from kagent_sandbox.launch.gpu_backend import GpuBackend
+        from kagent_sandbox.device.cuda.backend import GpuBackend
 
         engine = Real(task, GpuBackend(), builder, options.jobs)
     elif language == "cpp":

@@ -27,16 +27,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from kagent_sandbox.launch.openmp import WAITING
+from kagent_sandbox.device.cpu.openmp import WAITING
 
 os.environ.update(WAITING)  # as in a judge's own process, before OpenMP is loaded
 
-from kagent.session import has_gpu
-from kagent_sandbox.build.request import Built
-from kagent_sandbox.figures import Contender
-from kagent_sandbox.judge import Judge, bench_cases
-from kagent_sandbox.launch.base import Backend
-from kagent_sandbox.plan import (
+from kagent_sandbox.data.build import Built, Contender
+from kagent_sandbox.data.plan import (
     Alloc,
     Buffer,
     KernelInfo,
@@ -46,8 +42,12 @@ from kagent_sandbox.plan import (
     Scalar,
     TensorRef,
 )
-from kagent_sandbox.task import Kind, Task, load_task
-from kagent_sandbox.verdict import Comparison, Passed, Rejected
+from kagent_sandbox.data.task import Kind, Task, load_task
+from kagent_sandbox.data.verdict import Comparison, Passed, Rejected
+from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.interface import Backend
+from kagent_sandbox.judge.check.cases import bench_cases
+from kagent_sandbox.judge.judge import Judge
 
 Key: TypeAlias = tuple[int, float, str]  # rows, share, which one is the candidate
 SECRET = 5
@@ -170,10 +170,10 @@ def plan_for(rows: float, kind: str, target: str, code: bytes, share: float) -> 
 
 def open_backend(kind: str) -> Backend:
     if kind == "cpu":
-        from kagent_sandbox.launch.cpu_backend import CpuBackend
+        from kagent_sandbox.device.cpu.backend import CpuBackend
 
         return CpuBackend()
-    from kagent_sandbox.launch.gpu_backend import GpuBackend
+    from kagent_sandbox.device.cuda.backend import GpuBackend
 
     return GpuBackend(products=False)
 

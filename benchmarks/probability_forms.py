@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import torch
 from kagent.tasks import find_task
-from kagent_sandbox.check import Checker
-from kagent_sandbox.draws import Draws
-from kagent_sandbox.judge import check_cases
-from kagent_sandbox.session import Disqualified
-from kagent_sandbox.verdict import Stage
+from kagent_sandbox.data.verdict import Stage
+from kagent_sandbox.judge.arena.session import Disqualified
+from kagent_sandbox.judge.check.cases import check_cases
+from kagent_sandbox.judge.check.checker import Checker
+from kagent_sandbox.judge.check.inputs import Draws
 
 MOST_ELEMENTS = 1 << 20
 MOST_LINES = 6

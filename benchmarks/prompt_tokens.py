@@ -19,15 +19,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from kagent.config import load_config
-from kagent.lineage import Candidate, Operator, Proposal
-from kagent.model.chat import Prompt
+from kagent.asktell.prompt_preview import Preview, of_run, of_task
+from kagent.config.settings import load_config
 from kagent.prompting import TEMPLATES
-from kagent.prompting.preview import Preview, of_run, of_task
-from kagent.runs import find_run
+from kagent.runs.brief import Prompt
+from kagent.runs.lineage import Candidate, Operator, Proposal
+from kagent.runs.manifest import find_run
 from kagent.tasks import task_names
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.verdict import Rejected, Stage, Status
 
 CHARS_PER_TOKEN = 3.4
 CARDED = (Operator.STRUCTURE, Operator.REWRITE)

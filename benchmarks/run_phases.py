@@ -4,16 +4,17 @@
 
 Prints the wall-clock time of the phases (baselines and ceilings, search, final race), and medians
 of what a candidate took to build, of how long it held the timed lane, and on what it spent that
-(parts of the lane as in `kagent_sandbox.lane_clock`; seeds are left out: the first has no rival).
+(parts of the lane as in `kagent_sandbox.judge.arena.phase_timer`; seeds are left out: the first has
+no rival).
 """
 
 import statistics
 import sys
 from pathlib import Path
 
-from kagent.lineage import Operator
-from kagent.show import read_history
-from kagent_sandbox.verdict import Passed
+from kagent.runs.lineage import Operator
+from kagent.runs.store import read_history
+from kagent_sandbox.data.verdict import Passed
 
 
 def main() -> None:

@@ -14,10 +14,10 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from kagent.export.contents import Region
+from kagent.export.record import Region
 from kagent.export.regions import regions_of
 from kagent.tasks import find_task, task_names
-from kagent_sandbox.task import Case, Kind, Task, draw_hidden
+from kagent_sandbox.data.task import Case, Kind, Task, draw_hidden
 
 CALLS = 200  # of a run
 NEAR = math.log(2)

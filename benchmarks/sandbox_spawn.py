@@ -11,9 +11,9 @@ import time
 from dataclasses import replace
 
 from kagent_sandbox.confine import Tier, builder_confinement
-from kagent_sandbox.context import Context
 from kagent_sandbox.errors import ConfinementError
-from kagent_sandbox.forkserver import ForkServer
+from kagent_sandbox.process.context import Context
+from kagent_sandbox.process.forkserver import ForkServer
 
 CHILDREN = 60
 LIMIT_S = 30.0

@@ -12,13 +12,13 @@ import platform
 import time
 from pathlib import Path
 
-from kagent.config import load_config
-from kagent.session import has_gpu
+from kagent.candidate_file import Benched, bench_files
+from kagent.config.settings import load_config
 from kagent.tasks import find_task, seeds_of, task_names
-from kagent.workbench import Benched, bench_files
+from kagent_sandbox.data.race import BEST_OF_TORCH
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import KagentError
-from kagent_sandbox.race_result import BEST_OF_TORCH
-from kagent_sandbox.records import to_json
 
 VERSIONS = ("torch", "triton", "cuda-core", "numpy")
 

@@ -16,7 +16,7 @@ import time
 import numpy as np
 import torch
 from kagent.tasks import find_task
-from kagent_sandbox import compare
+from kagent_sandbox.judge.check import numerics
 
 ROWS = 6
 SCALES = (1e-6, 1e-3, 1.0, 4.0)
@@ -68,17 +68,17 @@ def table(columns: int, tries: int) -> None:
     for scale in SCALES:
         rng = np.random.default_rng(0)
         errors: dict[str, list[float]] = {name: [] for name in ORDERS}
-        torchs = compare.Errors(0.0, 0.0, 0.0)
+        torchs = numerics.Errors(0.0, 0.0, 0.0)
         for _ in range(tries):
             x = (rng.standard_normal((ROWS, columns)) * scale).astype(np.float32)
             e = np.exp((x - x.max(1, keepdims=True)).astype(np.float64)).astype(np.float32)
             given = torch.from_numpy(x)
             ref = torch.softmax(given.double(), 1)
-            torchs |= compare.measure_errors(torch.softmax(given, 1), ref, 1)
+            torchs |= numerics.measure_errors(torch.softmax(given, 1), ref, 1)
             for name, add_up in ORDERS.items():
                 y = torch.from_numpy(e / add_up(e, rng)[:, None])
-                errors[name].append(compare.measure_errors(y, ref, 1).row)
-        found["allowed"].append(f"{compare.allowed(torchs, result, torch.float32).row:.1e}")
+                errors[name].append(numerics.measure_errors(y, ref, 1).row)
+        found["allowed"].append(f"{numerics.allowed(torchs, result, torch.float32).row:.1e}")
         for name, those in errors.items():
             found[name].append(f"{np.median(those):.1e}, {max(those):.1e}")
     print(f"\n| {columns} columns | " + " | ".join(f"inputs times {s:g}" for s in SCALES) + " |")

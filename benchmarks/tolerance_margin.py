@@ -12,19 +12,20 @@ import argparse
 import os
 from collections import defaultdict
 
-from kagent_sandbox.launch.openmp import WAITING
+from kagent_sandbox.device.cpu.openmp import WAITING
 
 os.environ.update(WAITING)  # as in a judge's own process, before OpenMP is loaded
 
-from kagent.selftest.catalogue import corpus_folder
-from kagent.session import request_maker
+from kagent.evolve.open_machine import request_maker
+from kagent.resources import corpus_folder
 from kagent.tasks import find_task, seeds_of, task_names
-from kagent_sandbox.build.client import Builder
-from kagent_sandbox.build.request import Built
-from kagent_sandbox.judge import Judge, check_cases
-from kagent_sandbox.launch.cpu_backend import CpuBackend
-from kagent_sandbox.task import Task
-from kagent_sandbox.verdict import Rejected
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.task import Task
+from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.judge.check.cases import check_cases
+from kagent_sandbox.judge.judge import Judge
 
 MOST_LINES = 5
 

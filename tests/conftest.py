@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="module")
 def builder():
     """A warm builder that may build two candidates at once, for one file's tests."""
-    from kagent_sandbox.build.client import Builder
+    from kagent_sandbox.builder.client import Builder
 
     with Builder(2) as made:
         yield made

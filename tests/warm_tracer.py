@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from kagent_sandbox import records
-from kagent_sandbox.build.request import BuildCase, ScalarSpec, TensorSpec
-from kagent_sandbox.plan import Plan
-from kagent_sandbox.plan_json import dump_plan, parse_plan
+from kagent_sandbox.data import records
+from kagent_sandbox.data.build import BuildCase, ScalarSpec, TensorSpec
+from kagent_sandbox.data.plan import Plan
+from kagent_sandbox.data.plan_json import dump_plan, parse_plan
 
 WARM_UP = """
 import torch, triton, triton.language as tl
@@ -101,7 +101,8 @@ def _serve(channel: socket.socket) -> None:
     lines = channel.makefile("rw")
     tmp = tempfile.mkdtemp()
     os.environ["TRITON_CACHE_DIR"] = tmp + "/cache"
-    from kagent_sandbox.build import targets, trace
+    from kagent_sandbox.builder.trace import trace
+    from kagent_sandbox.data import target as targets
 
     case = BuildCase("warm-up", (tensor("x", (64,)),), (tensor("y", (64,)),))
     target = targets.parse_target("sm_90a")
@@ -121,8 +122,10 @@ def _serve(channel: socket.socket) -> None:
 
 
 def _answer(line: str, tmp: Path) -> dict[str, object]:
-    from kagent_sandbox.build import configs, targets, trace
-    from kagent_sandbox.build.policy import BuildRejected
+    from kagent_sandbox.builder import configs
+    from kagent_sandbox.builder.policy import BuildRejected
+    from kagent_sandbox.builder.trace import trace
+    from kagent_sandbox.data import target as targets
 
     source, entry, arguments, results, name, allow, mutates, config, limit_s = json.loads(line)
     specs = [

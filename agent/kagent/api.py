@@ -15,18 +15,18 @@ from typing import Self
 from kagent_sandbox.errors import UserError
 
 from kagent.asktell import answers, judging, merging, questions
-from kagent.asktell.desk import read_desk
 from kagent.asktell.judging import Bench, Judged
-from kagent.asktell.looking import look_at
 from kagent.asktell.merging import Merged
-from kagent.asktell.opening import new_run, ready, task_of_run
+from kagent.asktell.open_run import new_run, ready
+from kagent.asktell.precheck import look_at
 from kagent.asktell.questions import Question
 from kagent.asktell.results import Best, Result, best_of, result_of
-from kagent.config import load_config
-from kagent.events import Event, Observer, Stop
-from kagent.runs import Manifest, find_run, read_manifest
-from kagent.show import read_history
-from kagent.store import History, RunStore
+from kagent.asktell.state import read_desk
+from kagent.config.settings import load_config
+from kagent.evolve.stored_run import task_of_run
+from kagent.runs.events import Event, Observer, Stop
+from kagent.runs.manifest import Manifest, find_run, read_manifest
+from kagent.runs.store import History, RunStore, read_history
 
 __all__ = ["Best", "Question", "Result", "Run"]
 
@@ -60,7 +60,7 @@ class Run:
             runs: Folder that the run's folder is made in.
             prompts: Folder of prompt templates and cards of your own.
             jobs: Builds at once.
-            observe: Is told what happens (`kagent.events`).
+            observe: Is told what happens (`kagent.runs.events`).
 
         Raises:
             UserError: There is no such task or target, or an option does not fit.

@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kagent_sandbox.build.client import Builder
-from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
-from kagent_sandbox.confine.probe import probe
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.build import BuildCase, BuildRequest, Built, TensorSpec
+from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import KagentError, MachineError, UserError
-from kagent_sandbox.verdict import Rejected
+from kagent_sandbox.process.isolation_probe import probe
 
-from kagent.config import NO_MODEL, load_config
-from kagent.selftest.record import newest
-from kagent.session import PACKAGES, has_gpu, versions
+from kagent.config.settings import NO_MODEL, load_config
+from kagent.runs.manifest import PACKAGES, versions
+from kagent.runs.selftest_record import newest
 
 
 class Level(StrEnum):
@@ -179,7 +180,7 @@ def _gpu() -> Finding:
             "no NVIDIA GPU: C++ kernels are evolved and timed on the CPU; Triton and CUDA kernels "
             "are compiled, Triton ones interpreted, and not timed",
         )
-    from kagent_sandbox.launch.gpu_backend import GpuBackend
+    from kagent_sandbox.device.cuda.backend import GpuBackend
 
     try:
         with GpuBackend() as backend:
@@ -198,7 +199,7 @@ def _gpu() -> Finding:
 
 def _selftest() -> Finding:
     """What `kagent selftest` has found on this machine with the versions that are installed."""
-    from kagent_sandbox.launch.cpu_facts import cpu_facts
+    from kagent_sandbox.device.cpu.facts import cpu_facts
 
     record = newest(cpu_facts().key, versions())
     if record is None:
@@ -217,8 +218,8 @@ def _models(flags: Mapping[str, object]) -> list[Finding]:
     if not models:
         text = f"none is set: the built-in tuner proposes. To ask a language model, {NO_MODEL}"
         return [Finding(Level.MISSING, "model", text)]
-    from kagent.model.chat import Reply
-    from kagent.model.trial import try_models
+    from kagent.llm.chat import Reply
+    from kagent.llm.ping import try_models
 
     return [
         Finding(

@@ -7,15 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from kagent_sandbox.data.records import RecordError, from_json
 from kagent_sandbox.errors import RunError
-from kagent_sandbox.records import RecordError, from_json
 
-from kagent.asking import first_new
-from kagent.duplicates import Known
-from kagent.lineage import Lineage, Operator, Proposal
-from kagent.propose import Ask, Brief, Proposer, Setting
-from kagent.select import select
-from kagent.store import History
+from kagent.evolve.asker import first_new
+from kagent.runs.brief import Ask, Brief, Proposer, Setting
+from kagent.runs.known_sources import Known
+from kagent.runs.lineage import Lineage, Operator, Proposal
+from kagent.runs.store import History
+from kagent.search.select import select
 
 
 @dataclass(frozen=True, slots=True)

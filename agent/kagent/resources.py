@@ -8,8 +8,6 @@ from pathlib import Path
 
 from kagent_sandbox.errors import MachineError
 
-import kagent
-
 
 def resource(name: str) -> Path:
     """The folder `seeds`, `prompts` or `corpus`.
@@ -17,9 +15,14 @@ def resource(name: str) -> Path:
     Raises:
         MachineError: It is in neither place.
     """
-    package = Path(kagent.__file__).resolve().parent
+    package = Path(__file__).resolve().parent
     # An editable install imports agent/kagent of the checkout, two folders below its root.
     for folder in (package / name, package.parents[1] / name):
         if folder.is_dir():
             return folder
     raise MachineError(f"kagent's own folder {name}/ is missing beside {package}: install it again")
+
+
+def corpus_folder() -> Path:
+    """Where the corpus is: in the installed package, or at a checkout's root."""
+    return resource("corpus")

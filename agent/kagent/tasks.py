@@ -6,11 +6,10 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
+from kagent_sandbox.data.language import Language, language_of
+from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.errors import TaskError, UserError
-from kagent_sandbox.plan import Language
-from kagent_sandbox.task import Task, load_task
 
-from kagent.lineage import language_of
 from kagent.resources import resource
 
 

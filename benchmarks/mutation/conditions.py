@@ -26,8 +26,8 @@ from mutation.edits import Mutant
 from mutation.generate import kernel_sources
 
 if TYPE_CHECKING:
-    from kagent.export.contents import Region
-    from kagent_sandbox.task import Case, Task
+    from kagent.export.record import Region
+    from kagent_sandbox.data.task import Case, Task
 
 MODULI = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
 VALUES = {  # condition on a float x in C, in Triton, and what x becomes

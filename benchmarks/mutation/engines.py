@@ -16,17 +16,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from kagent_sandbox import interpret, session
-from kagent_sandbox.build.client import Builder
-from kagent_sandbox.build.request import BuildRequest, Built
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.build import BuildRequest, Built
+from kagent_sandbox.data.task import Kind, Task, build_case, draw_hidden
+from kagent_sandbox.data.verdict import Rejected, Stage
 from kagent_sandbox.errors import TaskError
-from kagent_sandbox.interpret import Interpreted, Interpreter
-from kagent_sandbox.judge import Judge, check_cases
-from kagent_sandbox.task import Kind, Task, build_case, draw_hidden
-from kagent_sandbox.verdict import Rejected, Stage
+from kagent_sandbox.judge import interpreter as interpret
+from kagent_sandbox.judge.arena import session
+from kagent_sandbox.judge.check.cases import check_cases
+from kagent_sandbox.judge.interpreter import Interpreted, Interpreter
+from kagent_sandbox.judge.judge import Judge
 
 if TYPE_CHECKING:
-    from kagent_sandbox.launch.base import Backend
+    from kagent_sandbox.device.interface import Backend
 
     from mutation.edits import Mutant
 

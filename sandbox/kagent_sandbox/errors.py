@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kagent_sandbox.verdict import Rejected
+    from kagent_sandbox.data.verdict import Rejected
 
 
 class KagentError(Exception):

@@ -6,9 +6,9 @@ import sys
 from dataclasses import dataclass
 
 from kagent.cli import main
-from kagent.race import FinalRace
-from kagent_sandbox.race_result import Race, RaceCase, Ratio
-from kagent_sandbox.verdict import CaseTiming, Comparison
+from kagent.runs.final_race import FinalRace
+from kagent_sandbox.data.race import Race, RaceCase, Ratio
+from kagent_sandbox.data.verdict import CaseTiming, Comparison
 from toy import evolution
 
 

@@ -1,8 +1,8 @@
 """Candidates and lineages made of numbers alone."""
 
 from hypothesis import strategies as st
-from kagent.lineage import Candidate, Facts, Lineage, Operator, Proposal
-from kagent_sandbox.verdict import CaseTiming, Comparison, Passed, Rejected, Stage, Status
+from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Proposal
+from kagent_sandbox.data.verdict import CaseTiming, Comparison, Passed, Rejected, Stage, Status
 
 
 def passed(times, **more):

@@ -5,14 +5,14 @@ import contextlib
 import shutil
 
 import pytest
-from kagent.asktell import answers, judging, merging, opening, questions
-from kagent.asktell.desk import read_desk
-from kagent.config import load_config
+from kagent.asktell import answers, judging, merging, open_run, questions
+from kagent.asktell.state import read_desk
+from kagent.config.settings import load_config
+from kagent.evolve.stored_run import setting_of, task_of_run
 from kagent.replay import replay
-from kagent.session import setting_of
-from kagent.store import RunStore
-from kagent_sandbox.launch.base import DeviceFacts
-from kagent_sandbox.records import to_json
+from kagent.runs.store import RunStore
+from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.records import to_json
 from toy import machine, toy_source, toy_task
 
 FACTS = DeviceFacts("cpu", "Toy 1", "cpu", "Toy 1, driver 7", 0, 0, 1, 0.0)
@@ -62,7 +62,7 @@ def start(folder, runs="runs", **options):
     """A new run of the toy task; its folder."""
     make_task(folder / "toy")
     config = load_config(runs=folder / runs, **options)
-    return opening.new_run(str(folder / "toy"), config, None)
+    return open_run.new_run(str(folder / "toy"), config, None)
 
 
 def ask(run, count=1):
@@ -72,8 +72,8 @@ def ask(run, count=1):
 def tell(run, *given, parent=None):
     """Accept pairs of ask (or None) and text, without judging."""
     with RunStore.open(run) as store:
-        task = opening.task_of_run(run, store.manifest)
-        opening.ready(store, task)
+        task = task_of_run(run, store.manifest)
+        open_run.ready(store, task)
         desk = read_desk(store.history())
         read = [answers.given(t, "x", store, desk, task.entry, ask=n) for n, t in given]
         return answers.accept(store, task, read, 50, parent)
@@ -82,7 +82,7 @@ def tell(run, *given, parent=None):
 def judge(run, **options):
     events = options.pop("events", [])
     with RunStore.open(run) as store:
-        task = opening.task_of_run(run, store.manifest)
+        task = task_of_run(run, store.manifest)
         return judging.judge_all(store, task, load_config(), events.append, **options)
 
 
@@ -107,7 +107,7 @@ def desk_of(run):
 def divergence(run):
     """What replaying finds: nothing."""
     with RunStore.open(run, write=False) as store:
-        task = opening.task_of_run(run, store.manifest)
+        task = task_of_run(run, store.manifest)
         return asyncio.run(replay(store.history(), setting_of(store, task), None))
 
 

@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
-from kagent.answers import draft_of
-from kagent.lineage import Candidate, Lineage, Operator, Origin, Proposal
-from kagent.model.reply import Answer
-from kagent.propose import Brief, Setting
+from kagent.llm.drafts import draft_of
+from kagent.llm.reply import Answer
+from kagent.runs.brief import Brief, Setting
+from kagent.runs.lineage import Candidate, Lineage, Operator, Origin, Proposal
 from kagent.tasks import find_task, seeds_of
 from made import passed
 

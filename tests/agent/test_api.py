@@ -7,9 +7,9 @@ import sys
 import kagent
 import pytest
 from kagent.asktell import judging
-from kagent.events import Recorded, Stop
-from kagent.looker import Look
-from kagent_sandbox.build.request import Built
+from kagent.evolve.precheck import Look
+from kagent.runs.events import Recorded, Stop
+from kagent_sandbox.data.build import Built
 from kagent_sandbox.errors import DeviceError, RunError, UserError
 from outside import (
     copied,
@@ -111,7 +111,7 @@ def test_queued_answers_wait_and_are_judged_elsewhere(task, tmp_path, monkeypatc
         def look(self, source):
             return Look(Built("", "", "cpu", ({},), {}, {}, 0.5))
 
-    monkeypatch.setattr("kagent.asktell.looking.Looker", Looker)
+    monkeypatch.setattr("kagent.asktell.precheck.Looker", Looker)
     home = kagent.Run(task, runs=tmp_path / "runs")
     (brief,) = home.ask()
     result = home.tell(brief, reply(16, 3), queue=True)

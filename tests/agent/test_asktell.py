@@ -12,15 +12,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kagent.asktell import answers, judging, questions
-from kagent.asktell.desk import read_desk
-from kagent.asktell.opening import device_for, identity
-from kagent.events import Stop
-from kagent.lineage import Operator
-from kagent.recorded import Recorded
-from kagent.runs import read_manifest
-from kagent.store import RunStore
+from kagent.asktell.open_run import device_for
+from kagent.asktell.state import read_desk
+from kagent.evolve.replayed import Recorded
+from kagent.evolve.stored_run import identity
+from kagent.runs.events import Stop
+from kagent.runs.lineage import Operator
+from kagent.runs.manifest import read_manifest
+from kagent.runs.store import RunStore
+from kagent_sandbox.data.verdict import Passed, Rejected, Status
 from kagent_sandbox.errors import RunError, UserError
-from kagent_sandbox.verdict import Passed, Rejected, Status
 from outside import (
     ask,
     desk_of,

@@ -8,8 +8,8 @@ import shutil
 import pytest
 from commands import run as run_command
 from commands import stored_run
-from kagent.runs import list_runs
-from kagent.session import has_gpu
+from kagent.runs.manifest import list_runs
+from kagent_sandbox.device.detect import has_gpu
 from outside import (
     ask,
     desk_of,

@@ -12,16 +12,16 @@ import time
 
 import pytest
 from commands import run
-from kagent import workbench
-from kagent.events import Stop
-from kagent.runs import list_runs
-from kagent.session import has_gpu
-from kagent.store import RunStore
+from kagent import candidate_file as workbench
+from kagent.runs.events import Stop
+from kagent.runs.manifest import list_runs
+from kagent.runs.store import RunStore
 from kagent.tasks import find_task
-from kagent_sandbox import process_tree
-from kagent_sandbox.build.client import Builder
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import ChildDied, DeviceWedged
-from kagent_sandbox.judge_client import JudgeClient
+from kagent_sandbox.judge.client import JudgeClient
+from kagent_sandbox.process import process_tree
 from test_session import PARALLEL, PLAIN, REFERENCE, TASK, kernel
 
 without_gpu = pytest.mark.skipif(has_gpu(), reason="there is a GPU")

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent.config import Config, load_config
-from kagent.model.spec import OPENAI_URL, Prices
-from kagent.options import ModelTable, parse_model_flag, parse_seconds
+from kagent.config.settings import Config, load_config
+from kagent.config.values import ModelTable, parse_model_flag, parse_seconds
+from kagent.llm.model_config import OPENAI_URL, Prices
 from kagent_sandbox.errors import UserError
 
 KEY = "sk-planted-0123456789abcdef"
@@ -324,7 +324,7 @@ class TestKeysAndAddresses:
         import sys
 
         code = (
-            "import sys, kagent.config, kagent.cli\n"
+            "import sys, kagent.config.settings, kagent.cli\n"
             "print([m for m in ('openai', 'httpx2', 'genai_prices') if m in sys.modules])"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

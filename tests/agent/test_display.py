@@ -1,9 +1,9 @@
 import io
 
-from kagent.display import LiveDisplay, PlainDisplay, State, clock, display_for, outcome
-from kagent.events import Finished, Progress, Proposed, Recorded, Started, Step, Stop, Working
-from kagent.lineage import Candidate, Operator, Proposal
-from kagent_sandbox.verdict import Comparison, Rejected, Stage, Status
+from kagent.runs.events import Finished, Progress, Proposed, Recorded, Started, Step, Stop, Working
+from kagent.runs.lineage import Candidate, Operator, Proposal
+from kagent.ui.live import LiveDisplay, PlainDisplay, State, clock, display_for, outcome
+from kagent_sandbox.data.verdict import Comparison, Rejected, Stage, Status
 from made import passed
 from rich.cells import cell_len
 from rich.console import Console

@@ -4,9 +4,9 @@ import pytest
 from commands import run
 from kagent import doctor
 from kagent.doctor import Level
-from kagent_sandbox.confine.probe import probe
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import MachineError
-from kagent_sandbox.verdict import Rejected, Stage, Status
+from kagent_sandbox.process.isolation_probe import probe
 
 
 @pytest.fixture(scope="module")

@@ -10,17 +10,19 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from kagent import looker, workbench
-from kagent.looker import Looker
+from kagent import candidate_file as workbench
+from kagent.candidate_file import bench_files, build_file, check_file
+from kagent.evolve import precheck as looker
+from kagent.evolve.open_machine import request_maker
+from kagent.evolve.precheck import Looker
+from kagent.evolve.session import search_cases
 from kagent.selftest.catalogue import Variant, load_catalogue
-from kagent.session import request_maker, search_cases
 from kagent.tasks import find_task, seeds_of
-from kagent.workbench import bench_files, build_file, check_file
-from kagent_sandbox.build.client import Builder
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.race import Race
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.launch.cpu_facts import cpu_facts
-from kagent_sandbox.race_result import Race
-from kagent_sandbox.verdict import Rejected, Stage, Status
 
 REFUSED, OTHERS = 5, 1  # files of the corpus for each kind of device, by their verdict
 SEED = "gelu"  # the task whose seeds are compiled in a second
@@ -95,7 +97,7 @@ def _without_device(builder, monkeypatch):
         monkeypatch.setattr(module, "Builder", lambda _: contextlib.nullcontext(builder))
     monkeypatch.setattr(workbench, "JudgeClient", Judge)
     monkeypatch.setattr(workbench, "has_gpu", lambda: False)
-    monkeypatch.setattr("kagent_sandbox.interpret.Interpreter", Uninterpreted)
+    monkeypatch.setattr("kagent_sandbox.judge.interpreter.Interpreter", Uninterpreted)
 
 
 class Uninterpreted:

@@ -2,14 +2,14 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from kagent.events import Finished, Progress, Recorded, Started, Stop, Withdrawn
-from kagent.evolve import Limits, SeedText
-from kagent.lineage import Lineage, Operator
-from kagent.propose import Ask
+from kagent.evolve.loop import Limits, SeedText
 from kagent.replay import replay
-from kagent.tune import Tuner
+from kagent.runs.brief import Ask
+from kagent.runs.events import Finished, Progress, Recorded, Started, Stop, Withdrawn
+from kagent.runs.lineage import Lineage, Operator
+from kagent.search.tuner import Tuner
+from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
 from kagent_sandbox.errors import DeviceError, IncumbentWrong, RunError
-from kagent_sandbox.verdict import Passed, Rejected, Stage, Status
 from toy import (
     SEEDS,
     FakeBuilder,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from kagent.asktell.questions import named_by_header
-from kagent.store import RunStore
+from kagent.runs.store import RunStore
 from kagent_sandbox.errors import RunError
 from outside import (
     ask,

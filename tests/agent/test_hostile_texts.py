@@ -7,8 +7,8 @@ import unicodedata
 
 import commands
 import pytest
-from kagent.cli.terminal import Terminal
-from kagent.model.stated import hypothesis
+from kagent.llm.claims import hypothesis
+from kagent.ui.terminal import Terminal
 from outside import (
     ask,
     copied,

@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kagent.asktell import judging, opening
-from kagent.config import load_config
-from kagent.events import Progress, Recorded, Stop
-from kagent.runs import read_manifest
-from kagent.session import has_gpu
-from kagent.store import RunStore
+from kagent.asktell import judging, open_run
+from kagent.config.settings import load_config
+from kagent.runs.events import Progress, Recorded, Stop
+from kagent.runs.manifest import read_manifest
+from kagent.runs.store import RunStore
+from kagent_sandbox.data.verdict import Passed
+from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import DeviceError, RunError, UserError
-from kagent_sandbox.verdict import Passed
 from outside import (
     FACTS,
     ask,
@@ -207,7 +207,7 @@ def test_each_verdict_is_committed_and_said_as_it_comes(tmp_path):
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 def test_a_run_for_a_gpu_is_not_judged_without_one(tmp_path):
-    run = opening.new_run("softmax", load_config(runs=tmp_path), "sm_90a")
+    run = open_run.new_run("softmax", load_config(runs=tmp_path), "sm_90a")
     assert [p.name.partition("_")[0] for p in desk_of(run).proposals].count("triton") >= 1
     with pytest.raises(UserError, match=r"needs an NVIDIA GPU \(sm_90a\).*tell --queue"):
         judge(run)

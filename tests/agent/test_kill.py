@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from kagent.events import Stop
-from kagent.runs import list_runs
-from kagent.store import RunStore
-from kagent.tune import Tuner
+from kagent.runs.events import Stop
+from kagent.runs.manifest import list_runs
+from kagent.runs.store import RunStore
+from kagent.search.tuner import Tuner
 from toy import FakeBuilder, FakeJudge, evolution, machine
 
 BUDGET = 30
@@ -21,7 +21,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from toy import FakeBuilder, FakeJudge, evolution, machine
-from kagent.tune import Tuner
+from kagent.search.tuner import Tuner
 
 search, store = evolution(
     Path(sys.argv[1]), Path(sys.argv[2]), proposer=Tuner(), budget={BUDGET},

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from kagent.runs import list_runs
-from kagent.store import RunStore
-from kagent_sandbox import process_tree
+from kagent.runs.manifest import list_runs
+from kagent.runs.store import RunStore
 from kagent_sandbox.confine.libc import prctl
+from kagent_sandbox.process import process_tree
 from test_session import PARALLEL, PLAIN, REFERENCE, TASK, kernel
 
 SECONDS = 20.0
@@ -69,7 +69,7 @@ class Run:
         found = {"agent": agent}
         for pid in process_tree.children(agent):
             words = command(pid)
-            if "kagent_sandbox.judge_server" in words:
+            if "kagent_sandbox.judge.server" in words:
                 found["judge"] = pid
                 for inner in process_tree.children(pid):
                     if "zygote" in command(inner):

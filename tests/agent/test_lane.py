@@ -2,7 +2,7 @@ import asyncio
 import random
 
 import pytest
-from kagent.lane import Lane
+from kagent.evolve.device_slot import Lane
 
 
 def traffic(*, quiet, builders=3, seed=0):

@@ -3,8 +3,9 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from kagent.lineage import Lineage, Operator, Withdrawal, language_of
-from kagent_sandbox.verdict import Comparison, Rejected, Stage, Status
+from kagent.runs.lineage import Lineage, Operator, Withdrawal
+from kagent_sandbox.data.language import language_of
+from kagent_sandbox.data.verdict import Comparison, Rejected, Stage, Status
 from made import SEED, child, failure, lineages
 
 

@@ -5,11 +5,11 @@ import textwrap
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent.edit import Text
-from kagent.merge import Choice, Part, labels, merge
 from kagent.resources import resource
-from kagent.scopes import RenameError, module_names, rename
-from kagent.tunables import read_tunables
+from kagent.search.merge_kernels import Choice, Part, labels, merge
+from kagent.search.rename import RenameError, module_names, rename
+from kagent.search.text_edits import Text
+from kagent.search.tunables import read_tunables
 
 SPLIT = Choice("{0} <= {constant}", "small ones", "N_SPLIT", 10, (5, 10, 20))
 

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent.calls import ModelCall, Spent
-from kagent.events import CallFailed, Proposed, Recorded, Stop
-from kagent.evolve import Limits
-from kagent.lineage import Operator, roofline_share
-from kagent.model.chat import ModelError, Prompt, Reply
-from kagent.model.proposer import Model, ModelProposer
-from kagent.model.purse import Most, Purse
-from kagent.model.spec import ModelConfig, Prices
-from kagent.propose import CapReached
-from kagent.recorded import Recorded as Repeater
+from kagent.evolve.loop import Limits
+from kagent.evolve.replayed import Recorded as Repeater
+from kagent.llm.chat import ModelError, Reply
+from kagent.llm.model_config import ModelConfig, Prices
+from kagent.llm.proposer import Model, ModelProposer
+from kagent.llm.spend_limit import Most, Purse
 from kagent.replay import replay
-from kagent_sandbox.verdict import Rejected, Status
+from kagent.runs.brief import CapReached, Prompt
+from kagent.runs.cost import ModelCall, Spent
+from kagent.runs.events import CallFailed, Proposed, Recorded, Stop
+from kagent.runs.lineage import Operator, roofline_share
+from kagent_sandbox.data.verdict import Rejected, Status
 from toy import FakeBuilder, FakeJudge, evolution, machine, setting, toy_source, toy_task
 
 PRICES = Prices(input=1.0, output=10.0)

@@ -2,17 +2,10 @@ import io
 import json
 
 import pytest
-from kagent.planview import (
-    built_json,
-    built_view,
-    config_text,
-    human_bytes,
-    kernel_label,
-    plan_lines,
-    widths_text,
-)
-from kagent_sandbox.build.request import Built
-from kagent_sandbox.plan import (
+from kagent.text import config_text, human_bytes, kernel_label, widths_text
+from kagent.ui.plan_view import built_json, built_view, plan_lines
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.plan import (
     Alloc,
     Buffer,
     Const,

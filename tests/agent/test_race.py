@@ -1,10 +1,10 @@
 from dataclasses import replace
 
 import pytest
-from kagent.lineage import Facts, Lineage
-from kagent.race import choose_finalists, winner
-from kagent_sandbox.race_result import Race
-from kagent_sandbox.verdict import Comparison
+from kagent.runs.final_race import choose_finalists, winner
+from kagent.runs.lineage import Facts, Lineage
+from kagent_sandbox.data.race import Race
+from kagent_sandbox.data.verdict import Comparison
 from made import candidate, passed
 
 

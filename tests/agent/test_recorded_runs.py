@@ -4,19 +4,18 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from kagent.config import load_config
-from kagent.lineage import Lineage, Operator, kernel_id
-from kagent.model.reply import read_reply
-from kagent.proposers import recording
-from kagent.recorded import Recorded
+from kagent.config.settings import load_config
+from kagent.evolve.proposers import recording
+from kagent.evolve.replayed import Recorded
+from kagent.evolve.stored_run import setting_of
+from kagent.llm.reply import read_reply
 from kagent.replay import replay
-from kagent.runs import list_runs
-from kagent.select import select
-from kagent.session import setting_of
-from kagent.show import read_history
-from kagent.store import RunStore
+from kagent.runs.lineage import Lineage, Operator, kernel_id
+from kagent.runs.manifest import list_runs
+from kagent.runs.store import RunStore, read_history
+from kagent.search.select import select
 from kagent.tasks import find_task
-from kagent_sandbox.verdict import Passed
+from kagent_sandbox.data.verdict import Passed
 
 RUNS = Path(__file__).parents[2] / "runs"
 NAMES = ("cross_entropy-ask-tell", "softmax-ask-tell")

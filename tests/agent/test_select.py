@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent.lineage import Lineage, Operator
-from kagent.select import (
+from kagent.runs.lineage import Lineage, Operator
+from kagent.search.select import (
     FLOOR,
     INCUMBENT_SHARE,
     REPAIR_TRIALS,
@@ -16,7 +16,7 @@ from kagent.select import (
     select,
     to_repair,
 )
-from kagent_sandbox.verdict import Comparison, Status
+from kagent_sandbox.data.verdict import Comparison, Status
 from made import OPERATORS, SEED, child, failure, lineages
 from toy import RandomProposer, setting, toy_task
 

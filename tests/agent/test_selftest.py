@@ -20,23 +20,28 @@ import pytest
 from commands import stored_run
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent import doctor, report, show
-from kagent.events import Stop
-from kagent.selftest import checks, record
-from kagent.selftest.baits import KEY, Baits, name_for
-from kagent.selftest.catalogue import corpus_folder, item_folders, load_catalogue, load_item
-from kagent.selftest.compare import Seen, escaped, escapes, miss
+from kagent import doctor
+from kagent.evolve.session import Outcome
+from kagent.resources import corpus_folder
+from kagent.runs import selftest_record
+from kagent.runs.events import Stop
+from kagent.runs.manifest import versions
+from kagent.runs.selftest_record import SelftestRecord
+from kagent.runs.store import read_history
+from kagent.selftest import machine_checks as checks
+from kagent.selftest.bait import KEY, Baits, name_for
+from kagent.selftest.catalogue import item_folders, load_catalogue, load_item
+from kagent.selftest.evaluator import _Started
+from kagent.selftest.expectations import Seen, escaped, escapes, miss
 from kagent.selftest.jobs import Attempt, Job
-from kagent.selftest.outside import Outside
-from kagent.selftest.record import SelftestRecord
-from kagent.selftest.rig import _Started
+from kagent.selftest.leftovers import Outside
 from kagent.selftest.runner import judged, play
 from kagent.selftest.scenarios import faults
-from kagent.session import Outcome, versions
+from kagent.ui import end_of_run, run_view
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.errors import MachineError, UserError
-from kagent_sandbox.launch.cpu_facts import cpu_facts
-from kagent_sandbox.noise import Noise
-from kagent_sandbox.records import to_json
+from kagent_sandbox.judge.timing.noise import Noise
 from rich.console import Console
 
 ITEM = """
@@ -472,40 +477,42 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("cache")
 def test_a_record_belongs_to_device_versions_and_corpus():
-    corpus = record.corpus_hash()
-    assert record.newest("cpu", VERSIONS) is None
-    assert record.in_environment("cpu", VERSIONS) == "not run"
-    record.save(RECORD, "cpu", corpus, VERSIONS)
-    assert record.newest("cpu", VERSIONS) == RECORD
-    assert record.newest("another", VERSIONS) is None
-    assert record.newest("cpu", {**VERSIONS, "torch": "3"}) is None
-    record.save(RECORD, "cpu", "of another corpus", {**VERSIONS, "torch": "4"})
-    assert record.newest("cpu", {**VERSIONS, "torch": "4"}) is None
+    corpus = selftest_record.corpus_hash()
+    assert selftest_record.newest("cpu", VERSIONS) is None
+    assert selftest_record.in_environment("cpu", VERSIONS) == "not run"
+    selftest_record.save(RECORD, "cpu", corpus, VERSIONS)
+    assert selftest_record.newest("cpu", VERSIONS) == RECORD
+    assert selftest_record.newest("another", VERSIONS) is None
+    assert selftest_record.newest("cpu", {**VERSIONS, "torch": "3"}) is None
+    selftest_record.save(RECORD, "cpu", "of another corpus", {**VERSIONS, "torch": "4"})
+    assert selftest_record.newest("cpu", {**VERSIONS, "torch": "4"}) is None
 
 
 @pytest.mark.usefixtures("cache")
 def test_what_a_run_says_of_it():
-    record.save(RECORD, "cpu", record.corpus_hash(), VERSIONS)
-    environment = {"selftest": record.in_environment("cpu", VERSIONS)}
-    assert record.line(environment) == (
+    selftest_record.save(RECORD, "cpu", selftest_record.corpus_hash(), VERSIONS)
+    environment = {"selftest": selftest_record.in_environment("cpu", VERSIONS)}
+    assert selftest_record.line(environment) == (
         "selftest: 200 of 200 as expected, 30 skipped; 2026-11-21, tier T2, digest abcd"
     )
-    assert "not run" in record.line({"selftest": record.in_environment("gpu", VERSIONS)})
-    assert record.line({"device": "of a run before there was a selftest"}) is None
+    assert "not run" in selftest_record.line(
+        {"selftest": selftest_record.in_environment("gpu", VERSIONS)}
+    )
+    assert selftest_record.line({"device": "of a run before there was a selftest"}) is None
 
 
 def test_the_digest_changes_with_every_outcome_text_and_version(tmp_path):
     outcomes = [("a", "passed"), ("b", "check TAMPER")]
-    before = record.digest_of("corpus", VERSIONS, outcomes)
-    assert record.digest_of("corpus", VERSIONS, outcomes[::-1]) == before
-    assert record.digest_of("corpus", VERSIONS, [*outcomes[:1], ("b", "passed")]) != before
-    assert record.digest_of("corpus", {**VERSIONS, "torch": "3"}, outcomes) != before
+    before = selftest_record.digest_of("corpus", VERSIONS, outcomes)
+    assert selftest_record.digest_of("corpus", VERSIONS, outcomes[::-1]) == before
+    assert selftest_record.digest_of("corpus", VERSIONS, [*outcomes[:1], ("b", "passed")]) != before
+    assert selftest_record.digest_of("corpus", {**VERSIONS, "torch": "3"}, outcomes) != before
     (tmp_path / "a.py").write_text("1")
-    hashed = record.corpus_hash(tmp_path)
+    hashed = selftest_record.corpus_hash(tmp_path)
     (tmp_path / "a.pyc").write_text("1")
-    assert record.corpus_hash(tmp_path) == hashed
+    assert selftest_record.corpus_hash(tmp_path) == hashed
     (tmp_path / "a.py").write_text("2")
-    assert record.corpus_hash(tmp_path) != hashed
+    assert selftest_record.corpus_hash(tmp_path) != hashed
 
 
 # -- where it is shown ---------------------------------------------------------------------------
@@ -522,9 +529,11 @@ def test_a_run_shows_it_in_its_report_and_at_its_end(tmp_path, stored, words):
     if stored is not None:
         manifest["environment"]["selftest"] = stored
     path.write_text(json.dumps(manifest))
-    store, history = show.read_history(folder)
-    ended = report.end_of_run(Outcome(folder, Stop.BUDGET, history), "toy", matrix=False, flags={})
-    for parts in ([show.run_view(store, history)], ended):
+    store, history = read_history(folder)
+    ended = end_of_run.end_of_run(
+        Outcome(folder, Stop.BUDGET, history), "toy", matrix=False, flags={}
+    )
+    for parts in ([run_view.run_view(store, history)], ended):
         console = Console(file=io.StringIO(), width=150)
         console.print(*parts)
         text = console.file.getvalue()
@@ -537,12 +546,12 @@ def test_doctor_shows_it():
     assert "kagent selftest" in doctor._selftest().text
     missed = dataclasses.replace(RECORD, missed=("66_caching-by_pointer_cpp",))
     for kept, level in ((RECORD, doctor.Level.OK), (missed, doctor.Level.BROKEN)):
-        record.save(kept, cpu_facts().key, record.corpus_hash(), versions())
+        selftest_record.save(kept, cpu_facts().key, selftest_record.corpus_hash(), versions())
         assert doctor._selftest().level is level
     assert "199 of 200" in doctor._selftest().text
     assert "66_caching-by_pointer_cpp" in doctor._selftest().text
     noisy = dataclasses.replace(RECORD, noise=Noise(301.0, 1.012, 0.02, 3.1))
-    record.save(noisy, cpu_facts().key, record.corpus_hash(), versions())
+    selftest_record.save(noisy, cpu_facts().key, selftest_record.corpus_hash(), versions())
     assert doctor._selftest().text.endswith(
         "digest abcd; noise: a 301 µs kernel against itself: 1.0120×, single pairs of blocks "
         "differ by 2.0%; intervals widened 3.1×"

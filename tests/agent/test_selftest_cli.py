@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from commands import run
-from kagent.selftest import catalogue, checks
-from kagent.selftest.catalogue import corpus_folder
+from kagent.resources import corpus_folder
+from kagent.selftest import catalogue
+from kagent.selftest import machine_checks as checks
 from kagent_sandbox.confine.policy import ISOLATION
 
 SYNTAX = """

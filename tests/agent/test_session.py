@@ -7,14 +7,16 @@ import sys
 import textwrap
 
 import pytest
-from kagent.config import load_config
-from kagent.events import Progress, Raced, Started, Stop
+from kagent.config.settings import load_config
+from kagent.evolve.session import choose_seeds, evolve, proposer_of
+from kagent.evolve.stored_run import setting_of
 from kagent.replay import replay
-from kagent.session import choose_seeds, evolve, has_gpu, proposer_of, setting_of
-from kagent.store import RunStore
+from kagent.runs.events import Progress, Raced, Started, Stop
+from kagent.runs.store import RunStore
 from kagent.tasks import find_task
+from kagent_sandbox.data.verdict import Passed
+from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import RunError, TaskError, UserError
-from kagent_sandbox.verdict import Passed
 
 TASK = """
 name = "double"
@@ -175,6 +177,10 @@ def test_a_run_of_something_else_is_not_resumed(task, tmp_path, change, words):
 
 def test_the_agent_does_without_torch():
     """Importing it takes seconds: what talks to the judge, exports and reads runs does not."""
-    modules = ["kagent.session", "kagent.export.exporting", "kagent_sandbox.baselines"]
+    modules = [
+        "kagent.evolve.session",
+        "kagent.export.export",
+        "kagent_sandbox.judge.timing.baselines",
+    ]
     code = f"import sys, {', '.join(modules)}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,15 +4,16 @@ import json
 
 import pytest
 from commands import made_final, run, stored_run
-from kagent.display import clock
-from kagent.lineage import Lineage
-from kagent.report import end_of_run, next_flags, verdict
-from kagent.session import Outcome
-from kagent.show import path_view, read_history
-from kagent.show_candidate import candidate_view, find_candidate
-from kagent.tables import candidate_labels
+from kagent.evolve.session import Outcome
+from kagent.runs.lineage import Lineage, find_candidate
+from kagent.runs.store import read_history
+from kagent.ui.candidate_view import candidate_view
+from kagent.ui.end_of_run import end_of_run, next_flags, verdict
+from kagent.ui.live import clock
+from kagent.ui.run_view import path_view
+from kagent.ui.tables import candidate_labels
+from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.verdict import Rejected
 from made import failure
 from rich.cells import cell_len
 from rich.console import Console
@@ -143,8 +144,8 @@ def test_an_interrupted_run_says_how_to_go_on(folder):
 def test_a_race_that_everyone_lost_has_no_winner(folder):
     from dataclasses import replace
 
-    from kagent.report import race_view
-    from kagent_sandbox.race_result import Race
+    from kagent.ui.end_of_run import race_view
+    from kagent_sandbox.data.race import Race
 
     _, history = read_history(folder)
     labels = candidate_labels(history.lineage)

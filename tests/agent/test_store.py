@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from kagent.events import Stop
-from kagent.lineage import Candidate, Facts, Operator, Proposal
-from kagent.runs import find_run, list_runs, read_manifest
-from kagent.store import RunStore
+from kagent.runs.events import Stop
+from kagent.runs.lineage import Candidate, Facts, Operator, Proposal
+from kagent.runs.manifest import find_run, list_runs, read_manifest
+from kagent.runs.store import RunStore
+from kagent_sandbox.data.verdict import CaseTiming, Comparison, Passed, Rejected, Stage, Status
 from kagent_sandbox.errors import RunError
-from kagent_sandbox.verdict import CaseTiming, Comparison, Passed, Rejected, Stage, Status
 from toy import manifest
 
 
@@ -169,7 +169,7 @@ def test_a_read_only_runs_folder_is_one_clear_line(tmp_path):
     runs.chmod(0o555)
     code = (
         "import os, sys; sys.path.insert(0, sys.argv[2])\n"
-        "from toy import manifest; from kagent.store import RunStore\n"
+        "from toy import manifest; from kagent.runs.store import RunStore\n"
         "from pathlib import Path\n"
         "from kagent_sandbox.errors import RunError\n"
         "os.getuid() or os.setuid(65534)\n"

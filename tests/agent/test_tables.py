@@ -4,10 +4,10 @@ from dataclasses import replace
 from commands import made_race, race_case, timing
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent import tables
-from kagent.grid import Column, Grid
-from kagent_sandbox.race_result import BEST_OF_TORCH
-from kagent_sandbox.verdict import Passed
+from kagent.ui import tables
+from kagent.ui.table import Column, Grid
+from kagent_sandbox.data.race import BEST_OF_TORCH
+from kagent_sandbox.data.verdict import Passed
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text

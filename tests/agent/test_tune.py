@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent import recombine
-from kagent.events import Stop
-from kagent.lineage import Candidate, Lineage, Operator
-from kagent.select import select
-from kagent.tunables import read_tunables
-from kagent.tune import Tuner, propose
-from kagent_sandbox.verdict import Rejected, Stage, Status
+from kagent.runs.events import Stop
+from kagent.runs.lineage import Candidate, Lineage, Operator
+from kagent.search import recombine
+from kagent.search.select import select
+from kagent.search.tunables import read_tunables
+from kagent.search.tuner import Tuner, propose
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from made import candidate, passed
 from toy import (
     SEEDS,
@@ -178,7 +178,7 @@ def test_nothing_is_recombined_where_one_is_always_faster(task):
 
 
 def test_flags_and_dtypes_separate_cases_too(tmp_path):
-    from kagent_sandbox.task import Task
+    from kagent_sandbox.data.task import Task
 
     text = {
         "name": "flags",

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 from commands import run
-from kagent.events import Stop
-from kagent.runs import list_runs
-from kagent.store import RunStore
-from kagent.tune import Tuner
+from kagent.runs.events import Stop
+from kagent.runs.manifest import list_runs
+from kagent.runs.store import RunStore
+from kagent.search.tuner import Tuner
 from kagent_sandbox.errors import DeviceWedged, MachineError
 from toy import FakeBuilder, FakeJudge, evolution, machine
 
@@ -68,7 +68,7 @@ def test_the_command_says_so_and_fails(tmp_path, monkeypatch, capsys):
     def wedged(*_, **__):
         raise DeviceWedged("cpu no longer computes correctly. Restart the machine, then resume")
 
-    monkeypatch.setattr("kagent.session.open_machine", wedged)
+    monkeypatch.setattr("kagent.evolve.session.open_machine", wedged)
     ended = run(
         monkeypatch, capsys, "evolve", "softmax", "--lang", "cpp", "--runs", tmp_path / "runs"
     )

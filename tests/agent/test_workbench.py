@@ -2,10 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
-from kagent.selftest.catalogue import corpus_folder
-from kagent.session import has_gpu
-from kagent.tasks import find_task, seeds_of, task_names
-from kagent.workbench import (
+from kagent.candidate_file import (
     MOST_FILE_BYTES,
     bench_files,
     build_file,
@@ -14,10 +11,13 @@ from kagent.workbench import (
     language_of_source,
     read_candidate,
 )
-from kagent_sandbox import interpret
+from kagent.resources import corpus_folder
+from kagent.tasks import find_task, seeds_of, task_names
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.interpret import Interpreter
-from kagent_sandbox.verdict import Rejected, Stage, Status
+from kagent_sandbox.judge import interpreter as interpret
+from kagent_sandbox.judge.interpreter import Interpreter
 
 CPP = "from kagent_sandbox.lang import cpp_kernel\nk = cpp_kernel('k', '')\n"
 TRITON = "@triton.jit\ndef k(): pass\n"

@@ -13,26 +13,19 @@ import threading
 import time
 from pathlib import Path
 
-from kagent.evolve import Evolution, SeedText
-from kagent.lineage import Operator, kernel_id
-from kagent.machine import Machine
-from kagent.propose import Draft, Setting
-from kagent.runs import Manifest
-from kagent.store import RunStore
-from kagent_sandbox.build.identity import source_hash, tree_hash
-from kagent_sandbox.build.request import BuildRequest, Built
-from kagent_sandbox.plan import Alloc, Buffer, Fill, Plan, TensorRef
-from kagent_sandbox.race_result import Race
+from kagent.evolve.loop import Evolution, SeedText
+from kagent.evolve.machine import Machine
+from kagent.runs.brief import Draft, Setting
+from kagent.runs.lineage import Operator, kernel_id
+from kagent.runs.manifest import Manifest
+from kagent.runs.store import RunStore
+from kagent_sandbox.builder.identity import source_hash, tree_hash
+from kagent_sandbox.data.build import BuildRequest, Built
+from kagent_sandbox.data.plan import Alloc, Buffer, Fill, Plan, TensorRef
+from kagent_sandbox.data.race import Race
+from kagent_sandbox.data.task import Task, load_task
+from kagent_sandbox.data.verdict import CaseTiming, Comparison, Passed, Rejected, Stage, Status
 from kagent_sandbox.syntax import parse
-from kagent_sandbox.task import Task, load_task
-from kagent_sandbox.verdict import (
-    CaseTiming,
-    Comparison,
-    Passed,
-    Rejected,
-    Stage,
-    Status,
-)
 
 TASK_TOML = """
 name = "toy"

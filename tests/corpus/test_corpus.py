@@ -5,19 +5,13 @@ import secrets
 from dataclasses import replace
 
 import pytest
-from kagent.selftest.baits import name_for
-from kagent.selftest.catalogue import (
-    PASSED,
-    Variant,
-    corpus_folder,
-    item_folders,
-    load_catalogue,
-    load_item,
-)
-from kagent.selftest.compare import miss
+from kagent.resources import corpus_folder
+from kagent.selftest.bait import name_for
+from kagent.selftest.catalogue import PASSED, Variant, item_folders, load_catalogue, load_item
+from kagent.selftest.evaluator import Rig
+from kagent.selftest.expectations import miss
 from kagent.selftest.jobs import Job, job_of
-from kagent.selftest.outside import Outside
-from kagent.selftest.rig import Rig
+from kagent.selftest.leftovers import Outside
 from kagent.selftest.runner import play
 from kagent_sandbox.errors import UserError
 

@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from kagent_sandbox.build.cpp import compile_cpp
-from kagent_sandbox.build.cuda import compile_cuda
+from kagent_sandbox.builder.compile.cpp import compile_cpp
+from kagent_sandbox.builder.compile.cuda import compile_cuda
 from kagent_sandbox.errors import MachineError
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +97,7 @@ def _read(path: str) -> str:
 
 
 def _frame(text: bytes, blobs: list[bytes]) -> bytes:
-    from kagent_sandbox.channel import _HEADER, _LENGTH, _MAGIC
+    from kagent_sandbox.process.channel import _HEADER, _LENGTH, _MAGIC
 
     head = _HEADER.pack(_MAGIC, len(text), len(blobs), 0)
     return head + b"".join(_LENGTH.pack(len(b)) for b in blobs) + text + b"".join(blobs)

@@ -15,25 +15,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kagent.asktell.questions import named_by_header
-from kagent.config import load_config
-from kagent.disk import connect
-from kagent.model.reply import Answer, read_reply
-from kagent.runs import read_manifest
-from kagent.store import RunStore
-from kagent_sandbox import records
-from kagent_sandbox.build.client import _Answers
-from kagent_sandbox.build.identity import tree_hash
-from kagent_sandbox.build.inspect import InspectError, architecture, kernel_info
-from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
-from kagent_sandbox.channel import Channel, ChannelError, parse_json
+from kagent.config.settings import load_config
+from kagent.llm.reply import Answer, read_reply
+from kagent.runs.files import connect
+from kagent.runs.manifest import read_manifest
+from kagent.runs.store import RunStore
+from kagent_sandbox.builder.binary.inspect import InspectError, architecture, kernel_info
+from kagent_sandbox.builder.client import _Answers
+from kagent_sandbox.builder.identity import tree_hash
+from kagent_sandbox.data import records
+from kagent_sandbox.data.build import BuildCase, BuildRequest, Built, TensorSpec
+from kagent_sandbox.data.plan import PlanError
+from kagent_sandbox.data.plan_json import dump_plan, parse_plan, plan_identity
+from kagent_sandbox.data.race import Race
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.verdict import Passed, Rejected
 from kagent_sandbox.errors import MachineError, RunError, UserError
-from kagent_sandbox.layout import lay_out
-from kagent_sandbox.plan import PlanError
-from kagent_sandbox.plan_json import dump_plan, parse_plan, plan_identity
-from kagent_sandbox.race_result import Race
-from kagent_sandbox.spawned import Exit
-from kagent_sandbox.task import load_task
-from kagent_sandbox.verdict import Passed, Rejected
+from kagent_sandbox.judge.arena.layout import lay_out
+from kagent_sandbox.process.channel import Channel, ChannelError, parse_json
+from kagent_sandbox.process.child_handle import Exit
 
 Target = Callable[[bytes], None]
 X = TensorSpec("x", (4,), (1,), "float32")

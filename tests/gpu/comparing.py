@@ -7,7 +7,7 @@ import math
 
 import torch
 import triton.language as tl
-from kagent_sandbox import compare, compare_gpu
+from kagent_sandbox.judge.check import error_kernels, numerics
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, *FLOAT8)
@@ -47,8 +47,8 @@ def results(ref, dtype):
 
 def disagreement(out, ref):
     """What the two make of a result where that differs, or None."""
-    eps = compare.epsilon(out.dtype)
-    expected, got = compare._sums(out, ref, eps), compare._gpu_sums(out, ref, eps)
+    eps = numerics.epsilon(out.dtype)
+    expected, got = numerics._sums(out, ref, eps), numerics._gpu_sums(out, ref, eps)
     finite = all(map(math.isfinite, expected))
     same = finite == all(map(math.isfinite, got))
     if same and finite:
@@ -76,5 +76,5 @@ def check(device, shapes=SHAPES, dtypes=DTYPES):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    compare_gpu._SPAN = tl.constexpr(1024)  # the interpreter is slow: two spans in little
+    error_kernels._SPAN = tl.constexpr(1024)  # the interpreter is slow: two spans in little
     print(check("cpu", FEW_SHAPES, FEW_DTYPES))

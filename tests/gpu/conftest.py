@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def backend():
-    from kagent_sandbox.launch.gpu_backend import GpuBackend
+    from kagent_sandbox.device.cuda.backend import GpuBackend
 
     with GpuBackend() as made:
         yield made

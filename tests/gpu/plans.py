@@ -4,8 +4,8 @@ import hashlib
 from dataclasses import dataclass, field
 
 import torch
-from kagent_sandbox.plan import Alloc, Buffer, KernelInfo, Launch, Plan, TensorRef
-from kagent_sandbox.plan_json import argument_bytes
+from kagent_sandbox.data.plan import Alloc, Buffer, KernelInfo, Launch, Plan, TensorRef
+from kagent_sandbox.data.plan_json import argument_bytes
 
 ALIGN = 512
 

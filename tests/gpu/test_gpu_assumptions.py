@@ -47,7 +47,7 @@ def test_uid_can_be_dropped_before_the_context():
 
 def test_a_fork_of_a_process_that_imported_everything_can_make_its_context():
     python("""
-        import triton, cuda.core, kagent_sandbox.launch.gpu_serve
+        import triton, cuda.core, kagent_sandbox.device.cuda.worker
         pid = os.fork()
         if pid == 0:
             try:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from kagent_sandbox.plan import Fill, Pointer
+from kagent_sandbox.data.plan import Fill, Pointer
 from plans import Sketch, cubin, flat
 
 pytestmark = pytest.mark.gpu
@@ -56,7 +56,7 @@ def experts():
 
 @pytest.fixture
 def task(tmp_path, monkeypatch):
-    from kagent_sandbox.task import load_task
+    from kagent_sandbox.data.task import load_task
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "task.toml").write_text(TOML)
@@ -80,8 +80,8 @@ def test_facts(backend):
 
 @pytest.mark.parametrize("transport", ["fd", "ipc"])
 def test_memory_is_shared_by_either_transport(transport):
+    from kagent_sandbox.device.cuda.backend import GpuBackend
     from kagent_sandbox.errors import DeviceError
-    from kagent_sandbox.launch.gpu_backend import GpuBackend
 
     with GpuBackend(transport=transport) as backend:
         arena = backend.arena(8 << 20)
@@ -129,7 +129,7 @@ def test_starting_a_launcher_takes_little_of_the_lane(backend, arena):
 
 
 def test_a_launcher_for_plans_without_products_does_not_load_their_library():
-    from kagent_sandbox.launch.gpu_backend import GpuBackend
+    from kagent_sandbox.device.cuda.backend import GpuBackend
 
     for products in (True, False):
         with GpuBackend(products=products) as backend:
@@ -155,7 +155,7 @@ def test_ceilings(backend, tmp_path, monkeypatch):
 
 
 def test_baselines_are_measured_and_failures_recorded(backend, task):
-    from kagent_sandbox.baselines import measure_baselines
+    from kagent_sandbox.judge.timing.baselines import measure_baselines
 
     lines = []
     start = time.monotonic()
@@ -171,7 +171,7 @@ def test_baselines_are_measured_and_failures_recorded(backend, task):
 
 def test_a_graph_keeps_the_inputs_of_its_work():
     """A replay reads addresses: what lies there must not be given to anybody else."""
-    from kagent_sandbox.launch.gpu_timing import Clock, Graph
+    from kagent_sandbox.device.cuda.timing import Clock, Graph
 
     clock = Clock(torch.device("cuda"))
     count = 4 << 20
@@ -199,7 +199,7 @@ def test_a_graph_keeps_the_inputs_of_its_work():
 
 
 def test_baselines_live_in_the_launcher_beside_a_plan(backend, task):
-    from kagent_sandbox.baselines import baseline_call
+    from kagent_sandbox.judge.timing.baselines import baseline_call
 
     case = task.gpu.bench[1]
     names = ["eager", "compile", "waits for the device", "fails"]
@@ -229,7 +229,7 @@ def test_baselines_live_in_the_launcher_beside_a_plan(backend, task):
 
 
 def test_what_was_compiled_ahead_is_loaded_by_the_launcher_of_a_race(backend, task):
-    from kagent_sandbox.baselines import baseline_call
+    from kagent_sandbox.judge.timing.baselines import baseline_call
 
     case = task.gpu.bench[1]
     backend.expect_race()

@@ -6,10 +6,10 @@ import time
 
 import pytest
 import torch
+from kagent_sandbox.data.plan import Fill, Pointer, Scalar, TorchOp
+from kagent_sandbox.data.verdict import Status
+from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.errors import DeviceError, DeviceWedged
-from kagent_sandbox.launch.base import LaunchFailed
-from kagent_sandbox.plan import Fill, Pointer, Scalar, TorchOp
-from kagent_sandbox.verdict import Status
 from plans import Sketch, cubin, flat
 
 pytestmark = pytest.mark.gpu
@@ -191,7 +191,7 @@ def test_a_healthy_device_is_healthy(backend):
 
 
 def test_a_device_that_answers_wrongly_is_wedged(backend, arena, monkeypatch):
-    from kagent_sandbox.launch import gpu_backend
+    from kagent_sandbox.device.cuda import backend as gpu_backend
 
     launcher = backend.launcher(arena)
     prepare(launcher, "trap")

@@ -7,9 +7,9 @@ import threading
 import time
 
 import pytest
+from kagent_sandbox.data.build import Contender
+from kagent_sandbox.data.verdict import Rejected, Status
 from kagent_sandbox.errors import DeviceError, DeviceWedged
-from kagent_sandbox.figures import Contender
-from kagent_sandbox.verdict import Rejected, Status
 from test_gpu_judge import REFERENCE, SEED, TASK, build, source
 
 pytestmark = pytest.mark.gpu
@@ -47,9 +47,9 @@ def experts():
 
 
 def made(folder, reference=REFERENCE):
-    from kagent_sandbox.judge import Judge
-    from kagent_sandbox.launch.gpu_backend import GpuBackend
-    from kagent_sandbox.task import load_task
+    from kagent_sandbox.data.task import load_task
+    from kagent_sandbox.device.cuda.backend import GpuBackend
+    from kagent_sandbox.judge.judge import Judge
 
     (folder / "task.toml").write_text(TASK)
     (folder / "reference.py").write_text(reference)
@@ -83,7 +83,7 @@ def test_after_a_fault_the_next_candidate_is_judged_right(judge, builder, good, 
 
 
 def test_after_a_hang_the_next_candidate_is_judged_right(judge, builder, good, monkeypatch):
-    from kagent_sandbox import session
+    from kagent_sandbox.judge.arena import session
 
     endless = build(judge, builder, ENDLESS)
     monkeypatch.setattr(session, "RUN_LIMIT_S", 2.0)
@@ -97,7 +97,7 @@ def test_after_a_hang_the_next_candidate_is_judged_right(judge, builder, good, m
 
 
 def test_a_launcher_that_somebody_else_kills_is_not_the_kernel_s_fault(judge, good, monkeypatch):
-    from kagent_sandbox.launch.gpu_launcher import GpuLauncher
+    from kagent_sandbox.device.cuda.launcher import GpuLauncher
 
     run, killed = GpuLauncher.run, []
 
@@ -115,9 +115,9 @@ def test_a_launcher_that_somebody_else_kills_is_not_the_kernel_s_fault(judge, go
 @pytest.fixture
 def bad_days(monkeypatch):
     """Sets what the driver says to the next requests of a kind, instead of doing them."""
-    from kagent_sandbox.launch.base import LaunchFailed
-    from kagent_sandbox.launch.gpu_driver import blame_of
-    from kagent_sandbox.launch.gpu_launcher import Connection
+    from kagent_sandbox.device.cuda.driver import blame_of
+    from kagent_sandbox.device.cuda.launcher import Connection
+    from kagent_sandbox.device.interface import LaunchFailed
 
     days = []
     ask = Connection.ask
@@ -161,7 +161,7 @@ def test_what_it_does_twice_counts(judge, good, bad_days):
 
 
 def test_a_context_that_fails_once_is_made_again(tmp_path, monkeypatch):
-    from kagent_sandbox.launch.gpu_launcher import Connection
+    from kagent_sandbox.device.cuda.launcher import Connection
 
     send, failed = Connection.send, []
 
@@ -181,7 +181,7 @@ def test_a_context_that_fails_once_is_made_again(tmp_path, monkeypatch):
 
 
 def test_a_device_that_answers_wrongly_stops_it_all(judge, builder, good, monkeypatch):
-    from kagent_sandbox.launch import gpu_backend
+    from kagent_sandbox.device.cuda import backend as gpu_backend
 
     monkeypatch.setattr(gpu_backend, "_HEALTHY", [1.0, 2.0])
     with pytest.raises(DeviceWedged, match=r"no longer computes.*resume the run"):
@@ -191,7 +191,7 @@ def test_a_device_that_answers_wrongly_stops_it_all(judge, builder, good, monkey
 
 
 def test_a_baseline_that_faults_in_a_race_is_nobody_s_fault(tmp_path, builder):
-    from kagent_sandbox.rivals import GpuRivals
+    from kagent_sandbox.judge.timing.race_baselines import GpuRivals
 
     reference = REFERENCE.partition("def experts")[0] + FAULTY_EXPERT
     with contextlib.closing(made(tmp_path, reference)) as judge:
@@ -204,8 +204,8 @@ def test_a_baseline_that_faults_in_a_race_is_nobody_s_fault(tmp_path, builder):
 
 
 def test_a_killed_judge_leaves_nothing_on_the_device(tmp_path, builder):
-    from kagent_sandbox import process_tree
-    from kagent_sandbox.judge_client import JudgeClient
+    from kagent_sandbox.judge.client import JudgeClient
+    from kagent_sandbox.process import process_tree
 
     (tmp_path / "task.toml").write_text(TASK)
     (tmp_path / "reference.py").write_text(REFERENCE)

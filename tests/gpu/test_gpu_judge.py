@@ -1,7 +1,7 @@
 """The judge on a real GPU, with candidates that the real builder made."""
 
 import pytest
-from kagent_sandbox.verdict import Passed, Rejected, Status
+from kagent_sandbox.data.verdict import Passed, Rejected, Status
 
 pytestmark = pytest.mark.gpu
 SEED = 5
@@ -101,9 +101,9 @@ def source(formula="x * 2", limit="columns"):
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory):
-    from kagent_sandbox.judge import Judge
-    from kagent_sandbox.launch.gpu_backend import GpuBackend
-    from kagent_sandbox.task import load_task
+    from kagent_sandbox.data.task import load_task
+    from kagent_sandbox.device.cuda.backend import GpuBackend
+    from kagent_sandbox.judge.judge import Judge
 
     folder = tmp_path_factory.mktemp("double")
     (folder / "task.toml").write_text(TASK)
@@ -114,9 +114,9 @@ def judge(tmp_path_factory):
 
 
 def build(judge, builder, text, configs=1):
-    from kagent_sandbox.build.request import BuildRequest
-    from kagent_sandbox.judge import bench_cases
-    from kagent_sandbox.task import build_case
+    from kagent_sandbox.data.build import BuildRequest
+    from kagent_sandbox.data.task import build_case
+    from kagent_sandbox.judge.check.cases import bench_cases
 
     cases = [*judge.check_cases, *bench_cases(judge.task, "gpu"), *judge.race_cases]
     request = BuildRequest(
@@ -132,7 +132,7 @@ def build(judge, builder, text, configs=1):
 
 
 def test_a_correct_kernel_is_checked_timed_and_compared(judge, builder):
-    from kagent_sandbox.figures import Contender
+    from kagent_sandbox.data.build import Contender
 
     built = build(judge, builder, source(), configs=2)
     errors = judge.check(built)
@@ -183,9 +183,9 @@ def test_an_illegal_address_is_a_fault_and_the_next_candidate_is_fine(judge, bui
 
 
 def test_a_race_with_baselines(judge, builder):
-    from kagent_sandbox.figures import Contender
-    from kagent_sandbox.race_result import BEST_OF_TORCH
-    from kagent_sandbox.rivals import GpuRivals
+    from kagent_sandbox.data.build import Contender
+    from kagent_sandbox.data.race import BEST_OF_TORCH
+    from kagent_sandbox.judge.timing.race_baselines import GpuRivals
 
     built = build(judge, builder, source())
     rivals = GpuRivals(judge.task, judge.backend)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from kagent_sandbox.launch.base import LaunchFailed
-from kagent_sandbox.plan import Const, Copy, Fill, Null, Pointer, Scalar, TensorMap, TorchOp
+from kagent_sandbox.data.plan import Const, Copy, Fill, Null, Pointer, Scalar, TensorMap, TorchOp
+from kagent_sandbox.device.interface import LaunchFailed
 from plans import Sketch, cubin, flat, matrix
 
 pytestmark = pytest.mark.gpu

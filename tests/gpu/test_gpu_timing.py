@@ -3,7 +3,7 @@
 import statistics
 
 import pytest
-from kagent_sandbox.verdict import Passed, Rejected
+from kagent_sandbox.data.verdict import Passed, Rejected
 from plans import Sketch, cubin, flat
 from test_gpu_judge import REFERENCE, TASK, build, source
 
@@ -32,7 +32,7 @@ extern "C" __global__ void read(const float4* x, float* y, long long n) {
 
 
 def read_plan(keep, nbytes):
-    from kagent_sandbox.plan import Pointer, Scalar
+    from kagent_sandbox.data.plan import Pointer, Scalar
 
     sketch = Sketch()
     x, y = sketch.input(nbytes), sketch.input(512)
@@ -61,9 +61,9 @@ def test_lines_that_a_kernel_wants_to_keep_do_not_outlive_the_flush(launcher):
 @pytest.fixture(scope="module")
 def small_judge(tmp_path_factory):
     """Of a task whose results (16 MiB) fit into L2, and whose kernel takes about 20 µs."""
-    from kagent_sandbox.judge import Judge
-    from kagent_sandbox.launch.gpu_backend import GpuBackend
-    from kagent_sandbox.task import load_task
+    from kagent_sandbox.data.task import load_task
+    from kagent_sandbox.device.cuda.backend import GpuBackend
+    from kagent_sandbox.judge.judge import Judge
 
     folder = tmp_path_factory.mktemp("small")
     (folder / "task.toml").write_text(TASK.replace("M = 4096\nN = 16384", "M = 1000\nN = 8192"))
@@ -74,7 +74,7 @@ def small_judge(tmp_path_factory):
 
 
 def test_a_kernel_whose_results_stay_in_l2_is_not_suspect(small_judge, builder):
-    from kagent_sandbox.figures import Contender
+    from kagent_sandbox.data.build import Contender
 
     built = build(small_judge, builder, source(), configs=2)
     errors = small_judge.check(built)
@@ -93,8 +93,8 @@ def test_the_noise_of_this_machine(small_judge):
 
 
 def test_the_gpu_is_watched(small_judge):
-    from kagent_sandbox.conditions import GpuWatch
-    from kagent_sandbox.judge import watch_of
+    from kagent_sandbox.device.interference import GpuWatch
+    from kagent_sandbox.judge.judge import watch_of
 
     watch = watch_of(small_judge.backend)
     watch.begin()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from kagent.export.library._devices import capability, device_name
 from kagent.export.writing import files_of, write_library
-from kagent_sandbox.library_tests import run_tests
+from kagent_sandbox.replay.library_tests import run_tests
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from kagent_sandbox.build.client import Builder
-from kagent_sandbox.build.replay_real import Replayer
-from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.build import BuildCase, BuildRequest, Built, TensorSpec
+from kagent_sandbox.data.task import build_case, load_task
+from kagent_sandbox.data.verdict import Status
+from kagent_sandbox.replay.replayer import Replayer
 from kagent_sandbox.runtime.cuda_kernels import target_of
 from kagent_sandbox.runtime.store import unpacked_cubin
-from kagent_sandbox.task import build_case, load_task
-from kagent_sandbox.verdict import Status
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "seeds"))
 from seed_cases import SEEDS, arguments

@@ -9,14 +9,7 @@ from pathlib import Path
 import kagent_sandbox.runtime
 import pytest
 import torch
-from kagent_sandbox.runtime import (
-    CudaKernel,
-    LaunchError,
-    Source,
-    cuda_kernel,
-    observing,
-    store,
-)
+from kagent_sandbox.runtime import CudaKernel, LaunchError, Source, cuda_kernel, observing, store
 
 pytestmark = pytest.mark.gpu
 RUNTIME = Path(kagent_sandbox.runtime.__file__).parent

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "seeds"))
-from kagent_sandbox.task import draw_hidden, load_task
+from kagent_sandbox.data.task import draw_hidden, load_task
 from seed_cases import SEEDS, arguments, import_seed, worst_share
 
 pytestmark = pytest.mark.gpu

@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from kagent_sandbox.confine import Tier
 from kagent_sandbox.confine.presets import gpu_launcher_confinement
+from kagent_sandbox.data.plan import Pointer, Scalar
+from kagent_sandbox.device.cuda import backend as gpu_backend
+from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.errors import KagentError
-from kagent_sandbox.launch import gpu_backend
-from kagent_sandbox.launch.base import LaunchFailed
-from kagent_sandbox.plan import Pointer, Scalar
 from plans import Sketch, cubin, flat
 
 N = 1 << 20

@@ -5,10 +5,10 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from kagent_sandbox.build.request import BuildRequest
-from kagent_sandbox.interpret import Interpreted
-from kagent_sandbox.task import build_case
-from kagent_sandbox.verdict import Rejected
+from kagent_sandbox.data.build import BuildRequest
+from kagent_sandbox.data.task import build_case
+from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.judge.interpreter import Interpreted
 
 FOLDER = Path(__file__).parents[2] / "corpus" / "numerics"
 RUNS = ("cpu", "interpret", "gpu")

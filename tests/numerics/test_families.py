@@ -5,11 +5,12 @@ import contextlib
 import pytest
 from families import FOLDER, RUNS, built_and_checked, expect_verdict, members
 from kagent.tasks import find_task, task_names
-from kagent_sandbox.build.request import BuildRequest, Built
-from kagent_sandbox.interpret import Interpreter
-from kagent_sandbox.judge import Judge, check_cases
-from kagent_sandbox.launch.cpu_backend import CpuBackend
-from kagent_sandbox.task import build_case
+from kagent_sandbox.data.build import BuildRequest, Built
+from kagent_sandbox.data.task import build_case
+from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.judge.check.cases import check_cases
+from kagent_sandbox.judge.interpreter import Interpreter
+from kagent_sandbox.judge.judge import Judge
 
 MEMBERS = members()
 RUN_SEED = 20
@@ -61,7 +62,7 @@ def interpreters():
 
 @pytest.fixture(scope="module")
 def gpu_judges():
-    from kagent_sandbox.launch.gpu_backend import GpuBackend
+    from kagent_sandbox.device.cuda.backend import GpuBackend
 
     judges = Judges(lambda task, stack: a_judge(task, GpuBackend(), stack))
     with judges.open:

@@ -15,13 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent.export.regions import regions_of
 from kagent.tasks import find_task, seeds_of, task_names
-from kagent_sandbox.build.client import Builder
-from kagent_sandbox.build.request import BuildRequest, Built, TensorSpec
-from kagent_sandbox.compare import measure_errors
-from kagent_sandbox.judge import Judge, check_cases
-from kagent_sandbox.launch.cpu_backend import CpuBackend
-from kagent_sandbox.task import Generator, Range, build_case, draw_hidden, evaluate
-from kagent_sandbox.verdict import Rejected
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.build import BuildRequest, Built, TensorSpec
+from kagent_sandbox.data.formula import evaluate
+from kagent_sandbox.data.task import Generator, Range, build_case, draw_hidden
+from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.judge.check.cases import check_cases
+from kagent_sandbox.judge.check.numerics import measure_errors
+from kagent_sandbox.judge.judge import Judge
 from mutation.conditions import of_sizes, of_values
 from mutation.engines import with_race
 from partly_wrong import CHANGES, RIGHT, changed

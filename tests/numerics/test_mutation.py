@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent.tasks import find_task, seeds_of, task_names
-from kagent_sandbox.launch.cpu_backend import CpuBackend
+from kagent_sandbox.device.cpu.backend import CpuBackend
 from mutation import cxx, python
 from mutation.conditions import of_values
 from mutation.edits import Edit, apply

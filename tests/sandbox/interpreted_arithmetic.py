@@ -6,7 +6,7 @@ Prints the names of the checks that hold.
 import torch
 import triton
 import triton.language as tl
-from kagent_sandbox.interpret_worker import repair
+from kagent_sandbox.judge.interpreter_worker import repair
 
 N = 4096
 

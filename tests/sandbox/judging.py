@@ -6,9 +6,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from kagent_sandbox.build.request import Built, TensorSpec
-from kagent_sandbox.judge import bench_cases, check_cases, race_cases
-from kagent_sandbox.plan import (
+from kagent_sandbox.data.build import Built, TensorSpec
+from kagent_sandbox.data.plan import (
     Alloc,
     Buffer,
     Fill,
@@ -19,7 +18,8 @@ from kagent_sandbox.plan import (
     Scalar,
     TensorRef,
 )
-from kagent_sandbox.task import build_case
+from kagent_sandbox.data.task import build_case
+from kagent_sandbox.judge.check.cases import bench_cases, check_cases, race_cases
 
 TASK = """
 name = "scale"

@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 import torch
-from kagent_sandbox import baselines
+from kagent_sandbox import cache
+from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.records import from_json, to_json
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.device.baseline_calls import BaselineUnavailableError, make_call
+from kagent_sandbox.device.cpu.baselines import CpuBaseline
 from kagent_sandbox.errors import ChildDied
-from kagent_sandbox.launch import cache
-from kagent_sandbox.launch.base import DeviceFacts
-from kagent_sandbox.launch.baseline_calls import BaselineUnavailableError, make_call
-from kagent_sandbox.launch.cpu_baselines import CpuBaseline
-from kagent_sandbox.records import from_json, to_json
-from kagent_sandbox.task import load_task
+from kagent_sandbox.judge.timing import baselines
 
 FACTS = DeviceFacts("cpu", "a cpu", "cpu", "a cpu, torch 0", 1 << 30, 1 << 20, 2, 0.0)
 
@@ -74,9 +74,9 @@ def _own_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def _only_eager(monkeypatch):
     """The worker without torch.compile, which takes seconds to import."""
-    worker = "kagent_sandbox.launch.baseline_calls"
+    worker = "kagent_sandbox.device.baseline_calls"
     code = (
-        f"import {worker} as b, kagent_sandbox.baseline_worker as w; "
+        f"import {worker} as b, kagent_sandbox.judge.timing.baseline_worker as w; "
         "names = w.all_names; "
         "w.all_names = lambda r, k: [n for n in names(r, k) if not n.startswith('compile')]; "
         "w.main()"

@@ -7,7 +7,7 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent_sandbox.channel import (
+from kagent_sandbox.process.channel import (
     Channel,
     ChannelClosed,
     ChannelError,

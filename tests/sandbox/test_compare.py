@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent_sandbox import compare
-from kagent_sandbox.task import Result
+from kagent_sandbox.data.task import Result
+from kagent_sandbox.judge.check import numerics
 
 RESULT = Result(name="y", shape=(1,), k=2.0)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -22,9 +22,9 @@ def draw(shape, seed=0, scale=1.0):
 
 def share(out, ref, row_dims=1, result=RESULT):
     """Share of the tolerance of `out`, with correct rounding as torch's yardstick."""
-    yardstick = compare.measure_errors(ref.to(out.dtype), ref, row_dims)
-    errors = compare.measure_errors(out, ref, row_dims)
-    return compare.share(errors, compare.allowed(yardstick, result, out.dtype))
+    yardstick = numerics.measure_errors(ref.to(out.dtype), ref, row_dims)
+    errors = numerics.measure_errors(out, ref, row_dims)
+    return numerics.share(errors, numerics.allowed(yardstick, result, out.dtype))
 
 
 @given(
@@ -47,9 +47,9 @@ def test_the_bound_on_the_bias_is_one_of_chance():
     ref = draw((4, 323), 5, 300.0)
     noise = torch.finfo(torch.bfloat16).eps / 8 * torch.sign(draw(ref.shape, 6))
     noisy = (ref * (1 + noise)).to(torch.bfloat16)
-    errors = compare.measure_errors(noisy, ref, 1)
-    limit = compare.allowed(
-        compare.measure_errors(ref.to(torch.bfloat16), ref, 1), RESULT, torch.bfloat16
+    errors = numerics.measure_errors(noisy, ref, 1)
+    limit = numerics.allowed(
+        numerics.measure_errors(ref.to(torch.bfloat16), ref, 1), RESULT, torch.bfloat16
     )
     assert errors.row <= limit.row
     assert errors.element <= limit.element
@@ -60,11 +60,11 @@ def test_the_bound_on_the_bias_is_one_of_chance():
 def test_where_torch_is_far_off_it_is_no_measure_for_others(error, dtype):
     """Its sum overflows, say: without a bound everything would be right."""
     ref = draw((8, 100), 3)
-    yardstick = compare.Errors(error, error, error)
-    limit = compare.allowed(yardstick, RESULT, dtype)
+    yardstick = numerics.Errors(error, error, error)
+    limit = numerics.allowed(yardstick, RESULT, dtype)
     assert max(limit.row, limit.element, limit.bias) < 0.6
-    zeros = compare.measure_errors(torch.zeros(8, 100, dtype=dtype), ref, 1)
-    assert compare.share(zeros, limit) > 1
+    zeros = numerics.measure_errors(torch.zeros(8, 100, dtype=dtype), ref, 1)
+    assert numerics.share(zeros, limit) > 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -118,7 +118,7 @@ def test_misplaced_infinities_fail_and_placed_ones_do_not():
         wrong = out.clone()
         wrong[index] = value
         assert share(wrong, ref) > 1
-        assert compare.find_worst(wrong, ref).index == index
+        assert numerics.find_worst(wrong, ref).index == index
 
 
 def test_zero_rows_are_measured_against_typical_ones():
@@ -133,9 +133,9 @@ def test_zero_rows_are_measured_against_typical_ones():
 
 def test_integers_must_be_equal_and_empty_results_pass():
     ref = torch.arange(12).reshape(3, 4)
-    assert compare.measure_errors(ref.clone(), ref.double(), 1).row == 0
-    assert compare.measure_errors(ref + (ref == 3), ref.double(), 1).row == math.inf
-    assert compare.measure_errors(torch.empty(0, 4), torch.empty(0, 4).double(), 1).row == 0
+    assert numerics.measure_errors(ref.clone(), ref.double(), 1).row == 0
+    assert numerics.measure_errors(ref + (ref == 3), ref.double(), 1).row == math.inf
+    assert numerics.measure_errors(torch.empty(0, 4), torch.empty(0, 4).double(), 1).row == 0
 
 
 @given(seed=st.integers(0, 100), chunk=st.sampled_from([1, 64, 1000]))
@@ -143,13 +143,13 @@ def test_integers_must_be_equal_and_empty_results_pass():
 def test_chunks_do_not_change_the_errors(seed, chunk):
     ref = draw((37, 61), seed)
     out = (ref + 1e-3 * draw(ref.shape, seed + 1)).to(torch.float32)
-    whole = compare.measure_errors(out, ref, 1)
-    before = compare.CHUNK_ELEMENTS["cpu"]
-    compare.CHUNK_ELEMENTS["cpu"] = chunk
+    whole = numerics.measure_errors(out, ref, 1)
+    before = numerics.CHUNK_ELEMENTS["cpu"]
+    numerics.CHUNK_ELEMENTS["cpu"] = chunk
     try:
-        chunked = compare.measure_errors(out, ref, 1)
+        chunked = numerics.measure_errors(out, ref, 1)
     finally:
-        compare.CHUNK_ELEMENTS["cpu"] = before
+        numerics.CHUNK_ELEMENTS["cpu"] = before
     assert chunked.row == pytest.approx(whole.row, rel=1e-12)
     assert chunked.element == pytest.approx(whole.element, rel=1e-12)
     assert chunked.bias == pytest.approx(whole.bias, rel=1e-6)
@@ -158,24 +158,24 @@ def test_chunks_do_not_change_the_errors(seed, chunk):
 def test_errors_follow_their_definitions():
     ref = draw((5, 3, 7), 9)
     out = ref * 1.01
-    errors = compare.measure_errors(out, ref, 2)
+    errors = numerics.measure_errors(out, ref, 2)
     assert errors.row == pytest.approx(0.01)
     assert errors.bias == pytest.approx(0.01)
     flat = ref.reshape(5, -1).abs()
     mean = flat.mean(1, keepdim=True)
     assert errors.element == pytest.approx(float((0.01 * flat / (flat + mean)).max()))
-    assert compare.measure_errors(out, ref, 0).row == pytest.approx(0.01)
+    assert numerics.measure_errors(out, ref, 0).row == pytest.approx(0.01)
 
 
 def test_the_message_names_the_worst_element():
     ref = draw((4, 6))
     out = ref.float()
     out[2, 5] += 3
-    errors = compare.measure_errors(out, ref, 1)
-    yardstick = compare.measure_errors(ref.float(), ref, 1)
-    limit = compare.allowed(yardstick, RESULT, out.dtype)
-    error = compare.case_error("small", RESULT, errors, yardstick, out.dtype)
-    text = compare.describe(error, limit, compare.find_worst(out, ref))
+    errors = numerics.measure_errors(out, ref, 1)
+    yardstick = numerics.measure_errors(ref.float(), ref, 1)
+    limit = numerics.allowed(yardstick, RESULT, out.dtype)
+    error = numerics.case_error("small", RESULT, errors, yardstick, out.dtype)
+    text = numerics.describe(error, limit, numerics.find_worst(out, ref))
     assert "[2, 5]" in text
     assert f"expected {float(ref[2, 5]):.6g}" in text
     assert error.share_of_tolerance > 1
@@ -194,6 +194,6 @@ def test_a_gpus_kernels_make_the_same_sums():
 
 
 def test_torchs_operations_decide_where_the_kernels_cannot(capsys):
-    compare._has_kernels.cache_clear()
-    assert not compare._has_kernels(torch.device("cpu"))
+    numerics._has_kernels.cache_clear()
+    assert not numerics._has_kernels(torch.device("cpu"))
     assert "without the judge's own kernels" in capsys.readouterr().err

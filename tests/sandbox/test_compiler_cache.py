@@ -11,13 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from kagent_sandbox.data.race import COMPILE_MODES
+from kagent_sandbox.data.task import draw_hidden
+from kagent_sandbox.device import compiler_cache
+from kagent_sandbox.device.baseline_calls import BaselineCall
+from kagent_sandbox.device.cuda import race_processes as gpu_race
+from kagent_sandbox.device.cuda.race_processes import RaceProcesses
 from kagent_sandbox.errors import DeviceError
-from kagent_sandbox.launch import compiler_cache, gpu_race
-from kagent_sandbox.launch.baseline_calls import BaselineCall
-from kagent_sandbox.launch.gpu_race import RaceProcesses
-from kagent_sandbox.race_result import COMPILE_MODES
-from kagent_sandbox.rivals import GpuRivals
-from kagent_sandbox.task import draw_hidden
+from kagent_sandbox.judge.timing.race_baselines import GpuRivals
 
 
 def carried(source, target):
@@ -99,7 +100,7 @@ def test_no_choice_is_kept_that_would_be_written_where_it_was_made(tmp_path, mon
 
 COMPILE = """
 import importlib.util, pathlib, sys
-from kagent_sandbox.launch import compiler_cache
+from kagent_sandbox.device import compiler_cache
 mode, reference, folder, archive = sys.argv[1], *map(pathlib.Path, sys.argv[2:])
 compiler_cache.use(folder)
 if mode == "load":

@@ -6,7 +6,8 @@ import sys
 import time
 
 import pytest
-from kagent_sandbox.conditions import (
+from kagent_sandbox.device.cuda.nvml import read_gpu, watch_gpu
+from kagent_sandbox.device.interference import (
     GpuReading,
     GpuWatch,
     HostReading,
@@ -14,7 +15,6 @@ from kagent_sandbox.conditions import (
     host_notes,
     read_host,
 )
-from kagent_sandbox.launch.nvml import read_gpu, watch_gpu
 from neighbours import busy
 
 SPIN = "print(flush=True)\nwhile True: pass"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from confined_handlers import ask
-from kagent_sandbox import process_tree
 from kagent_sandbox.confine import (
     builder_confinement,
     cpu_launcher_confinement,
@@ -17,7 +16,8 @@ from kagent_sandbox.confine import (
 )
 from kagent_sandbox.confine.policy import readable_by_others
 from kagent_sandbox.confine.presets import toolchain
-from kagent_sandbox.forkserver import ForkServer
+from kagent_sandbox.process import process_tree
+from kagent_sandbox.process.forkserver import ForkServer
 
 HANDLER = "confined_handlers:execute"
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 from confined_handlers import ask
-from kagent_sandbox.channel import ChannelClosed
 from kagent_sandbox.confine import Confinement, Tier
 from kagent_sandbox.confine.presets import toolchain
 from kagent_sandbox.errors import ConfinementError
-from kagent_sandbox.forkserver import ForkServer
+from kagent_sandbox.process.channel import ChannelClosed
+from kagent_sandbox.process.forkserver import ForkServer
 
 LIMITS = Confinement(
     read=toolchain(),

@@ -25,7 +25,7 @@ if os.getuid() != uid:
 if denies_namespaces:
     from like_a_container import deny_namespaces
     deny_namespaces()
-from kagent_sandbox.confine.probe import probe
+from kagent_sandbox.process.isolation_probe import probe
 from kagent_sandbox.errors import ConfinementError
 try:
     seen = probe()

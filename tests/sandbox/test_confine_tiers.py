@@ -6,7 +6,7 @@ from kagent_sandbox.confine import Confinement, Tier
 from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.confine.presets import toolchain
 from kagent_sandbox.errors import ConfinementError
-from kagent_sandbox.forkserver import ForkServer
+from kagent_sandbox.process.forkserver import ForkServer
 
 HANDLER = "confined_handlers:execute"
 

@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kagent_sandbox.errors import MachineError
-from kagent_sandbox.launch.base import LaunchFailed
-from kagent_sandbox.launch.cpu_arena import CpuArena
-from kagent_sandbox.launch.cpu_backend import CpuBackend, shares
-from kagent_sandbox.launch.cpu_ceilings import cached_ceilings
-from kagent_sandbox.plan import (
+from kagent_sandbox.data.plan import (
     Alloc,
     Buffer,
     Const,
@@ -31,7 +26,12 @@ from kagent_sandbox.plan import (
     TensorRef,
     TorchOp,
 )
-from kagent_sandbox.verdict import Status
+from kagent_sandbox.data.verdict import Status
+from kagent_sandbox.device.cpu.arena import CpuArena
+from kagent_sandbox.device.cpu.backend import CpuBackend, shares
+from kagent_sandbox.device.cpu.ceilings import cached_ceilings
+from kagent_sandbox.device.interface import LaunchFailed
+from kagent_sandbox.errors import MachineError
 
 HEAD = """
 #include <cstdint>
@@ -454,7 +454,7 @@ def run_each(launcher, names, placements):
 
 def test_ceilings_are_measured_once(backend, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    module = "kagent_sandbox.launch.cpu_ceilings"
+    module = "kagent_sandbox.device.cpu.ceilings"
     monkeypatch.setattr(f"{module}._MOST_PLACEMENTS", 2)
     monkeypatch.setattr(f"{module}._MOST_ARRAY_BYTES", 16 << 20)
     monkeypatch.setattr(f"{module}._PRODUCT", 64)

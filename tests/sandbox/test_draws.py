@@ -4,9 +4,10 @@ import pytest
 import torch
 from judging import REFERENCE, write_task
 from kagent.tasks import find_task
-from kagent_sandbox import compare, draws
-from kagent_sandbox.draws import Draw, Draws
-from kagent_sandbox.task import load_task
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.judge.check import inputs as draws
+from kagent_sandbox.judge.check import numerics
+from kagent_sandbox.judge.check.inputs import Draw, Draws
 
 CPU = torch.device("cpu")
 CLUMSY = REFERENCE.replace("return x * 2", "return x * 2 * (1 + 1e-3 * x[0, 0].abs())")
@@ -95,9 +96,9 @@ def test_shifted_logits_can_be_met_by_an_honest_kernel_that_rounds_otherwise():
         for result, out, ref, errors in zip(
             task.results, plain(**draw.tensors), source.expected(draw), limits, strict=True
         ):
-            found = compare.measure_errors(out, ref, result.row_dims)
-            limit = compare.allowed(errors, result, out.dtype)
-            assert compare.share(found, limit) <= 1, (seed, result.name)
+            found = numerics.measure_errors(out, ref, result.row_dims)
+            limit = numerics.allowed(errors, result, out.dtype)
+            assert numerics.share(found, limit) <= 1, (seed, result.name)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])

@@ -1,10 +1,10 @@
 import pytest
 from judging import write_task
-from kagent_sandbox import figures
-from kagent_sandbox.launch.base import Ceilings, DeviceFacts
-from kagent_sandbox.plan import KernelInfo, Launch, Plan
-from kagent_sandbox.task import load_task
-from kagent_sandbox.verdict import CaseTiming
+from kagent_sandbox.data.device import Ceilings, DeviceFacts
+from kagent_sandbox.data.plan import KernelInfo, Launch, Plan
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.verdict import CaseTiming
+from kagent_sandbox.judge.timing import metrics
 
 CEILINGS = Ceilings(2000.0, 1000.0, 500.0, {"float32": 50.0})
 
@@ -25,23 +25,23 @@ def case(task):
 
 def test_attainable_time_is_that_of_the_copy_mix(task, case):
     nbytes = 2 * 4096 * 4096 * 4
-    assert figures.attainable_us(task, case, CEILINGS) == pytest.approx(nbytes / 2000 / 1e3)
+    assert metrics.attainable_us(task, case, CEILINGS) == pytest.approx(nbytes / 2000 / 1e3)
     reads_more = task.model_copy(update={"written": "M * N"})
     read, written = nbytes - 4096**2, 4096**2
     expected = (2 * written / 2000 + (read - written) / 1000) / 1e3
-    assert figures.attainable_us(reads_more, case, CEILINGS) == pytest.approx(expected)
+    assert metrics.attainable_us(reads_more, case, CEILINGS) == pytest.approx(expected)
     product = task.model_copy(update={"matrix": True, "flops": "M * N * 1000"})
-    assert figures.attainable_us(product, case, CEILINGS) == pytest.approx(4096**2 * 1000 / 50e6)
+    assert metrics.attainable_us(product, case, CEILINGS) == pytest.approx(4096**2 * 1000 / 50e6)
 
 
 def test_times_above_the_measured_roofline_are_suspect(task, case):
     limit_us = (2 * 4096 * 4096 * 4 - 2 * (1 << 20)) / CEILINGS.copy_gb_per_s / 1e3 / 1.1
     limit_us += (1 << 20) / CEILINGS.read_gb_per_s / 1e3 / 1.1
-    fast = figures.suspicion(task, case, 0.99 * limit_us, facts(), CEILINGS, 1)
+    fast = metrics.suspicion(task, case, 0.99 * limit_us, facts(), CEILINGS, 1)
     assert fast is not None
     assert "128.0 MiB must move" in fast
     assert "of the roofline (alarm above 110%)" in fast
-    assert figures.suspicion(task, case, 1.01 * limit_us, facts(), CEILINGS, 1) is None
+    assert metrics.suspicion(task, case, 1.01 * limit_us, facts(), CEILINGS, 1) is None
 
 
 @pytest.mark.parametrize(("rows", "hidden"), [(1024, 1.0), (4096, 50 / 64), (32768, 50 / 512)])
@@ -53,7 +53,7 @@ def test_on_a_gpu_results_that_fit_l2_need_not_leave_it(task, case, rows, hidden
     us = 2 * written * 2**20 / CEILINGS.copy_gb_per_s / 1e3
     us += (mib - written) * 2**20 / CEILINGS.read_gb_per_s / 1e3
     for share, honest in ((1.01, True), (0.99, False)):
-        found = figures.suspicion(task, sized, share * us / 1.1, facts(l2=50 << 20), CEILINGS, 1)
+        found = metrics.suspicion(task, sized, share * us / 1.1, facts(l2=50 << 20), CEILINGS, 1)
         assert (found is None) is honest
 
 
@@ -65,41 +65,41 @@ def test_on_a_cpu_the_cache_explains_results_of_a_sample_as_far_as_it_holds_them
     cpu = facts("cpu", 0.0, l2=128 << 20)
     half = (32 << 20) / 1e3
     us = (2 * half / CEILINGS.copy_gb_per_s + half / CEILINGS.read_gb_per_s) / 1.1
-    assert figures.suspicion(task, case, 0.99 * us, cpu, CEILINGS, 4) is not None
-    assert figures.suspicion(task, case, 1.01 * us, cpu, CEILINGS, 4) is None
+    assert metrics.suspicion(task, case, 0.99 * us, cpu, CEILINGS, 4) is not None
+    assert metrics.suspicion(task, case, 1.01 * us, cpu, CEILINGS, 4) is None
 
 
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])
 def test_products_have_a_peak_on_every_device(task, case, kind):
     product = task.model_copy(update={"matrix": True, "flops": "M * N * 1000"})
     peak_us = 4096**2 * 1000 / (1.1 * 50e6)
-    text = figures.suspicion(product, case, 0.99 * peak_us, facts(kind), CEILINGS, 1)
+    text = metrics.suspicion(product, case, 0.99 * peak_us, facts(kind), CEILINGS, 1)
     assert text is not None
     assert "products" in text
-    assert figures.suspicion(product, case, 1.01 * peak_us, facts(kind), CEILINGS, 1) is None
+    assert metrics.suspicion(product, case, 1.01 * peak_us, facts(kind), CEILINGS, 1) is None
 
 
 def test_clocks_that_disagree_are_suspect():
-    assert figures.disagreement(100.0, 110.0) is None
-    assert "clock" in (figures.disagreement(100.0, 200.0) or "")
-    assert figures.disagreement(100.0, None) is None
+    assert metrics.disagreement(100.0, 110.0) is None
+    assert "clock" in (metrics.disagreement(100.0, 200.0) or "")
+    assert metrics.disagreement(100.0, None) is None
 
 
 def test_the_score_is_a_geometric_mean():
     def timed(us, baseline):
         return CaseTiming("c", us, us * 0.99, us * 1.01, 30, 0.5, 1.0, 1.0, baseline_us=baseline)
 
-    value, stderr = figures.score([timed(50.0, 100.0), timed(100.0, 50.0)])
+    value, stderr = metrics.score([timed(50.0, 100.0), timed(100.0, 50.0)])
     assert value == pytest.approx(1.0)
     assert 0 < stderr < 0.01
     with pytest.raises(ValueError, match="baseline"):
-        figures.score([timed(50.0, None)])
+        metrics.score([timed(50.0, None)])
 
 
 def test_share_of_the_roofline_is_attainable_over_taken(task, case):
     plan = Plan("cpu", (), (), (), ())
-    timed = figures.case_timing(task, case, plan, [80.0], CEILINGS, config=0, baseline_us=None)
-    assert timed.roofline_share == pytest.approx(figures.attainable_us(task, case, CEILINGS) / 80)
+    timed = metrics.case_timing(task, case, plan, [80.0], CEILINGS, config=0, baseline_us=None)
+    assert timed.roofline_share == pytest.approx(metrics.attainable_us(task, case, CEILINGS) / 80)
     assert timed.gb_per_s == pytest.approx(task.min_bytes(case) / 80 / 1e3)
 
 
@@ -108,6 +108,6 @@ def test_resources_are_the_most_that_any_launch_asks_for():
     small = Launch("h", (8, 1, 1), (128, 1, 1), (), shared=1000)
     large = Launch("h", (8, 1, 1), (32, 8, 1), ())
     plans = [Plan("sm_90a", (), (op,), (), (kernel,)) for op in (small, large)]
-    (found,) = figures.resources(plans)
+    (found,) = metrics.resources(plans)
     assert (found["threads"], found["shared_bytes"], found["registers"]) == (256, 1100, 32)
     assert found["load_bytes"] == {"16": 4}

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from confined_handlers import ask
-from kagent_sandbox import process_tree
-from kagent_sandbox.channel import ChannelClosed
 from kagent_sandbox.confine import Confinement, builder_confinement
 from kagent_sandbox.errors import ChildDied
-from kagent_sandbox.forkserver import ForkServer
+from kagent_sandbox.process import process_tree
+from kagent_sandbox.process.channel import ChannelClosed
+from kagent_sandbox.process.forkserver import ForkServer
 
 HANDLER = "confined_handlers:execute"
 DAEMON = """
@@ -128,7 +128,7 @@ import os, sys, time
 sys.path.insert(0, sys.argv[1])
 from confined_handlers import ask
 from kagent_sandbox.confine import builder_confinement
-from kagent_sandbox.forkserver import ForkServer
+from kagent_sandbox.process.forkserver import ForkServer
 server = ForkServer("confined_handlers:execute", confinement=builder_confinement())
 server.start()
 child = server.spawn([int(sys.argv[2])], wall_limit_s=600.0)
@@ -172,7 +172,7 @@ IMPATIENT_CLIENT = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from kagent_sandbox.confine import builder_confinement
-from kagent_sandbox.forkserver import ForkServer
+from kagent_sandbox.process.forkserver import ForkServer
 env = {"BEGUN": sys.argv[2]}
 server = ForkServer("endless_import:f", confinement=builder_confinement(), env=env)
 server.start()

@@ -9,8 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent_sandbox.errors import DeviceError
-from kagent_sandbox.launch.gpu_args import (
+from kagent_sandbox.data.plan import SCALAR_BYTES, KernelInfo, Launch, Null, Pointer
+from kagent_sandbox.data.verdict import Status
+from kagent_sandbox.device.cuda.driver import GpuError, call
+from kagent_sandbox.device.cuda.facts import target
+from kagent_sandbox.device.cuda.launch_args import (
     DeviceLimits,
     KernelLimits,
     Parameters,
@@ -18,11 +21,8 @@ from kagent_sandbox.launch.gpu_args import (
     launch_config,
     over_limit,
 )
-from kagent_sandbox.launch.gpu_driver import GpuError, call
-from kagent_sandbox.launch.gpu_facts import target
-from kagent_sandbox.plan import SCALAR_BYTES, KernelInfo, Launch, Null, Pointer
+from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.runtime.scalars import scalar_bytes
-from kagent_sandbox.verdict import Status
 
 H100 = DeviceLimits(
     threads_per_block=1024,

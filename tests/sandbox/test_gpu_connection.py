@@ -4,14 +4,14 @@ import threading
 import time
 
 import pytest
-from kagent_sandbox.channel import Channel, ChannelError
+from kagent_sandbox.data.plan import Alloc, Buffer, Fill, Plan, TensorRef
+from kagent_sandbox.data.verdict import Status
+from kagent_sandbox.device.cuda.driver import blame_of
+from kagent_sandbox.device.cuda.launcher import Connection, GpuLauncher
+from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.errors import DeviceError, DeviceWedged
-from kagent_sandbox.forkserver import Exit
-from kagent_sandbox.launch.base import LaunchFailed
-from kagent_sandbox.launch.gpu_driver import blame_of
-from kagent_sandbox.launch.gpu_launcher import Connection, GpuLauncher
-from kagent_sandbox.plan import Alloc, Buffer, Fill, Plan, TensorRef
-from kagent_sandbox.verdict import Status
+from kagent_sandbox.process.channel import Channel, ChannelError
+from kagent_sandbox.process.forkserver import Exit
 
 TENSOR = TensorRef(0, 0, (4,), (1,), "float32")
 PLAN = Plan("sm_90a", (Buffer(0, "scratch", 16),), (Alloc(0), Fill(TENSOR, 1)), (TENSOR,), ())

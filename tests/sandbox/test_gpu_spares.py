@@ -5,8 +5,8 @@ import sys
 import threading
 
 import pytest
+from kagent_sandbox.device.cuda.spares import AHEAD, Spares
 from kagent_sandbox.errors import ChildDied, DeviceError
-from kagent_sandbox.launch.gpu_spares import AHEAD, Spares
 
 
 class Child:
@@ -180,7 +180,7 @@ def mapped():
         return "libcuda.so" in maps.read()
 
 before = mapped()
-from kagent_sandbox.launch import gpu_backend
+from kagent_sandbox.device import gpu_backend
 for name in gpu_backend._PRELOAD:
     importlib.import_module(name)
 assert mapped() == before

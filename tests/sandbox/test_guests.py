@@ -5,10 +5,10 @@ import re
 
 import pytest
 from judging import BODY, GOOD, TASK, built, write_task
-from kagent_sandbox.judge import Judge
-from kagent_sandbox.launch.cpu_backend import CpuBackend
-from kagent_sandbox.task import load_task
-from kagent_sandbox.verdict import Rejected, Stage, Status
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.judge.judge import Judge
 
 SEED = 7
 HEADER = """

@@ -4,8 +4,8 @@ corpus/beyond/103_sloppy_where_timed and corpus/cheats/67_warm_up.
 
 import random
 
-from kagent_sandbox.hard import SLACK, hard_cases, refuse_what_only_looks_right
-from kagent_sandbox.task import Case
+from kagent_sandbox.data.task import Case
+from kagent_sandbox.judge.timing.hard_inputs import SLACK, hard_cases, refuse_what_only_looks_right
 
 
 def case(name, dtype="float32", inputs="normal", scale=1.0, **dims):

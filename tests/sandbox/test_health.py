@@ -8,16 +8,17 @@ import time
 
 import pytest
 from judging import BODY, GOOD, HEADER, SLOW, built, write_task
-from kagent_sandbox import judge_client, process_tree
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.verdict import Rejected, Status
+from kagent_sandbox.device import health
+from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.device.cpu.launcher import CpuLauncher
+from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.errors import ChildDied, DeviceError, DeviceWedged, MachineError
-from kagent_sandbox.judge import Judge
-from kagent_sandbox.judge_client import MOST_SET_ASIDE, JudgeClient
-from kagent_sandbox.launch import health
-from kagent_sandbox.launch.base import LaunchFailed
-from kagent_sandbox.launch.cpu_backend import CpuBackend
-from kagent_sandbox.launch.cpu_launcher import CpuLauncher
-from kagent_sandbox.task import load_task
-from kagent_sandbox.verdict import Rejected, Status
+from kagent_sandbox.judge import client as judge_client
+from kagent_sandbox.judge.client import MOST_SET_ASIDE, JudgeClient
+from kagent_sandbox.judge.judge import Judge
+from kagent_sandbox.process import process_tree
 
 SEED = 5
 SEGFAULT = BODY % "*(volatile int*)8 = 1;"
@@ -229,8 +230,8 @@ def test_what_a_killed_judge_has_started_dies_with_it(folder, task):
 
 def test_a_wedged_device_is_told_through_the_process(folder, task, monkeypatch):
     broken = (
-        "from kagent_sandbox.launch.cpu_backend import CpuBackend; "
-        "from kagent_sandbox.judge_server import main; "
+        "from kagent_sandbox.device.cpu.backend import CpuBackend; "
+        "from kagent_sandbox.judge.server import main; "
         "CpuBackend._fills = lambda self: False; main()"
     )
     monkeypatch.setattr(judge_client, "_SERVER", ("-c", broken))

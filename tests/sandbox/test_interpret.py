@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent.tasks import find_task
-from kagent_sandbox import interpret
-from kagent_sandbox.build.request import Built
-from kagent_sandbox.interpret import Interpreted, Interpreter
-from kagent_sandbox.interpret_worker import round_to_bf16, widen_bf16
-from kagent_sandbox.session import Disqualified
-from kagent_sandbox.task import load_task
-from kagent_sandbox.verdict import Rejected, Stage, Status
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.judge import interpreter as interpret
+from kagent_sandbox.judge.arena.session import Disqualified
+from kagent_sandbox.judge.interpreter import Interpreted, Interpreter
+from kagent_sandbox.judge.interpreter_worker import round_to_bf16, widen_bf16
 
 TASK = """
 name = "matmul"
@@ -158,7 +158,7 @@ def test_wrong_candidates_are_rejected(interpreter, old, new, status, text):
 
 FORGE = """
     import os, socket, stat
-    from kagent_sandbox.channel import Channel
+    from kagent_sandbox.process.channel import Channel
     for fd in range(3, 32):
         try:
             if stat.S_ISSOCK(os.fstat(fd).st_mode):

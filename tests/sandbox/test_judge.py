@@ -3,12 +3,13 @@ import random
 
 import pytest
 from judging import BODY, GOOD, HEADER, SLOW, built, compiled, write_task
-from kagent_sandbox.figures import Contender
-from kagent_sandbox.judge import Judge
-from kagent_sandbox.launch.base import Ceilings, nothing
-from kagent_sandbox.launch.cpu_backend import CpuBackend
-from kagent_sandbox.task import load_task
-from kagent_sandbox.verdict import Passed, Rejected, Stage, Status
+from kagent_sandbox.data.build import Contender
+from kagent_sandbox.data.device import Ceilings
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
+from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.device.interface import nothing
+from kagent_sandbox.judge.judge import Judge
 
 SEED = 7
 BASELINES = {"wide": 100.0, "tall": 100.0}

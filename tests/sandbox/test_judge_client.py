@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judging import BODY, GOOD, SLOW, built, write_task
 from kagent_sandbox.confine.policy import Tier
+from kagent_sandbox.data.build import Contender, key_of
+from kagent_sandbox.data.records import from_json, to_json
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
 from kagent_sandbox.errors import ChildDied, TaskError
-from kagent_sandbox.figures import Contender
-from kagent_sandbox.judge_client import JudgeClient
-from kagent_sandbox.judge_wire import Header, key_of, pack, unpack
-from kagent_sandbox.records import from_json, to_json
-from kagent_sandbox.task import load_task
-from kagent_sandbox.verdict import Passed, Rejected, Stage, Status
+from kagent_sandbox.judge.client import JudgeClient
+from kagent_sandbox.judge.protocol import Header, pack, unpack
 
 SEED = 11
 

@@ -1,5 +1,5 @@
 import pytest
-from kagent_sandbox.lane_clock import LaneClock
+from kagent_sandbox.judge.arena.phase_timer import LaneClock
 
 
 class Hand:

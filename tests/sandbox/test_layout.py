@@ -3,8 +3,8 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent_sandbox.layout import ALIGN, GUARD, lay_out, lay_out_many
-from kagent_sandbox.plan import Alloc, Buffer, Free, Plan
+from kagent_sandbox.data.plan import Alloc, Buffer, Free, Plan
+from kagent_sandbox.judge.arena.layout import ALIGN, GUARD, lay_out, lay_out_many
 
 
 @st.composite

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from kagent_sandbox import timing
-from kagent_sandbox.launch.cpu_backend import CpuBackend
-from kagent_sandbox.noise import Noise, judge_noise, lasting_noise, measure_noise
+from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.judge.timing import estimates
+from kagent_sandbox.judge.timing.noise import Noise, judge_noise, lasting_noise, measure_noise
 
 
 def blocks(rng, us, spread, pairs=8, samples=8):
@@ -24,10 +24,12 @@ def test_a_calm_machine_widens_nothing():
 def test_an_offset_that_chance_does_not_explain_widens_intervals():
     rng = np.random.default_rng(1)
     found = judge_noise(blocks(rng, 45.0, 0.002), blocks(rng, 47.0, 0.002), gpu=True)
-    assert found.factor == pytest.approx(np.log(47 / 45) / timing.systematic(45, gpu=True), rel=0.1)
+    assert found.factor == pytest.approx(
+        np.log(47 / 45) / estimates.systematic(45, gpu=True), rel=0.1
+    )
     assert "widened" in found.text
-    wide = timing.systematic(300.0, gpu=True, factor=found.factor)
-    assert wide == pytest.approx(found.factor * timing.systematic(300.0, gpu=True))
+    wide = estimates.systematic(300.0, gpu=True, factor=found.factor)
+    assert wide == pytest.approx(found.factor * estimates.systematic(300.0, gpu=True))
 
 
 @pytest.mark.parametrize(("last", "widened"), [(7, False), (31, False), (63, False), (10**6, True)])
@@ -71,7 +73,7 @@ def test_what_pairs_vary_by_counts_until_there_are_many():
         blocks(np.random.default_rng(6), 100.0, 0.2), blocks(np.random.default_rng(7), 100.0, 0.2),
         gpu=False,
     )  # fmt: skip
-    known = timing.systematic(100.0, gpu=False, factor=restless.factor)
+    known = estimates.systematic(100.0, gpu=False, factor=restless.factor)
     sds = [restless.sd(100.0, gpu=False, pairs=n) for n in (1, 4, 16)]
     assert sds == sorted(sds, reverse=True)
     assert sds[0] == pytest.approx(np.hypot(known, restless.pair_sd))
@@ -82,7 +84,7 @@ def test_what_pairs_vary_by_counts_until_there_are_many():
 
 def test_on_a_gpu_longer_kernels_than_the_copy_vary_less():
     found = Noise(kernel_us=43.0, pair_sd=0.015)  # a restless H100: 0.12 % at 351 µs
-    known = {us: timing.systematic(us, gpu=True) for us in (12.0, 43.0, 351.0)}
+    known = {us: estimates.systematic(us, gpu=True) for us in (12.0, 43.0, 351.0)}
     of_pairs = {12.0: 0.015, 43.0: 0.015, 351.0: 0.015 * known[351.0] / known[43.0]}
     for us, alone in known.items():
         expected = np.hypot(alone, of_pairs[us])
@@ -92,7 +94,7 @@ def test_on_a_gpu_longer_kernels_than_the_copy_vary_less():
 
 def test_what_neighbours_do_is_not_less_for_longer_kernels():
     busy = Noise(kernel_us=43.0, pair_sd=0.1, factor=5.0)  # a GPU that another program uses
-    alone = timing.systematic(351.0, gpu=True, factor=5.0)
+    alone = estimates.systematic(351.0, gpu=True, factor=5.0)
     assert busy.sd(351.0, gpu=True, pairs=1) > np.hypot(alone, 0.098)
     assert busy.sd(351.0, gpu=True, pairs=1) < busy.sd(43.0, gpu=True, pairs=1)
     cores = Noise(kernel_us=400.0, pair_sd=0.1)  # a CPU's are shared at any length
@@ -100,7 +102,7 @@ def test_what_neighbours_do_is_not_less_for_longer_kernels():
 
 
 def test_nothing_measured_adds_nothing():
-    assert Noise().sd(50.0, gpu=True, pairs=1) == timing.systematic(50.0, gpu=True)
+    assert Noise().sd(50.0, gpu=True, pairs=1) == estimates.systematic(50.0, gpu=True)
 
 
 def test_this_machine_is_asked():

@@ -7,8 +7,8 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent_sandbox import plan as p
-from kagent_sandbox.plan_json import dump_plan, parse_plan, plan_identity
+from kagent_sandbox.data import plan as p
+from kagent_sandbox.data.plan_json import dump_plan, parse_plan, plan_identity
 
 KERNEL = p.KernelInfo("a" * 64, "cuda", "k", (8, 8, 4, 8), 32, 0, 1024, {16: 4, 4: 1})
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent_sandbox.launch.plan_ops import bind_op, dtype_of, strided_view
-from kagent_sandbox.plan import ITEMSIZE, Const, Copy, Fill, PlanError, TensorRef, TorchOp
+from kagent_sandbox.data.plan import ITEMSIZE, Const, Copy, Fill, PlanError, TensorRef, TorchOp
+from kagent_sandbox.device.plan_ops import bind_op, dtype_of, strided_view
 
 
 def contiguous(buffer, shape, dtype, offset=0):

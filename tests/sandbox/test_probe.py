@@ -1,11 +1,11 @@
 import tempfile
 
 import pytest
-from kagent_sandbox.confine.canaries import ATTACKS
 from kagent_sandbox.confine.policy import Tier
-from kagent_sandbox.confine.probe import Canary, Probe, probe
 from kagent_sandbox.errors import ConfinementError
-from kagent_sandbox.forkserver import Isolation
+from kagent_sandbox.process.canaries import ATTACKS
+from kagent_sandbox.process.forkserver import Isolation
+from kagent_sandbox.process.isolation_probe import Canary, Probe, probe
 
 
 def test_no_canary_escapes():

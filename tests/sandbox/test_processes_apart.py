@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from judging import HEADER, compiled, plan_for, write_task
-from kagent_sandbox.check import seats_for
-from kagent_sandbox.launch.cpu_backend import CpuBackend
-from kagent_sandbox.session import Arenas, Session
-from kagent_sandbox.task import build_case, load_task
-from kagent_sandbox.verdict import Stage
+from kagent_sandbox.data.task import build_case, load_task
+from kagent_sandbox.data.verdict import Stage
+from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.judge.arena.session import Arenas, Session
+from kagent_sandbox.judge.check.checker import seats_for
 
 COUNTS = (
     HEADER

@@ -5,14 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 from judging import GOOD, SLOW, built, write_task
+from kagent_sandbox.data.build import Contender
+from kagent_sandbox.data.device import Ceilings
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.verdict import Status
+from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.errors import DeviceError
-from kagent_sandbox.figures import Contender
-from kagent_sandbox.judge import Judge
-from kagent_sandbox.launch.base import Ceilings, LaunchFailed
-from kagent_sandbox.launch.cpu_backend import CpuBackend
-from kagent_sandbox.rivals import MOST_LOSSES, BaselineFailed, GpuRivals
-from kagent_sandbox.task import load_task
-from kagent_sandbox.verdict import Status
+from kagent_sandbox.judge.judge import Judge
+from kagent_sandbox.judge.timing.race_baselines import MOST_LOSSES, BaselineFailed, GpuRivals
 
 SEED = 5
 

@@ -7,10 +7,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent_sandbox.launch.base import Ceilings, DeviceFacts
-from kagent_sandbox.plan import Alloc, Buffer, Launch, Null, Plan, Pointer, Scalar
-from kagent_sandbox.records import RecordError, from_json, to_json
-from kagent_sandbox.verdict import CaseTiming, Comparison, Passed, Rejected, Stage, Status, Verdict
+from kagent_sandbox.data.device import Ceilings, DeviceFacts
+from kagent_sandbox.data.plan import Alloc, Buffer, Launch, Null, Plan, Pointer, Scalar
+from kagent_sandbox.data.records import RecordError, from_json, to_json
+from kagent_sandbox.data.verdict import (
+    CaseTiming,
+    Comparison,
+    Passed,
+    Rejected,
+    Stage,
+    Status,
+    Verdict,
+)
 
 
 @dataclass(frozen=True)

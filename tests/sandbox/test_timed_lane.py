@@ -7,17 +7,18 @@ import random
 
 import pytest
 from judging import BODY, GOOD, SLOW, built, compiled, write_task
-from kagent_sandbox import turns
-from kagent_sandbox.blocks import PACES
+from kagent_sandbox.data.build import Contender
+from kagent_sandbox.data.device import Ceilings
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.verdict import Comparison, Passed, Rejected, Status
+from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.device.interface import nothing
 from kagent_sandbox.errors import IncumbentWrong, MachineError
-from kagent_sandbox.figures import Contender
-from kagent_sandbox.judge import Judge
-from kagent_sandbox.launch.base import Ceilings, nothing
-from kagent_sandbox.launch.cpu_backend import CpuBackend
-from kagent_sandbox.noise import Noise
-from kagent_sandbox.seat import Seat
-from kagent_sandbox.task import load_task
-from kagent_sandbox.verdict import Comparison, Passed, Rejected, Status
+from kagent_sandbox.judge.arena.placement import Seat
+from kagent_sandbox.judge.judge import Judge
+from kagent_sandbox.judge.timing import versus_incumbent
+from kagent_sandbox.judge.timing.blocks import PACES
+from kagent_sandbox.judge.timing.noise import Noise
 from neighbours import busy
 
 SEED = 3
@@ -116,7 +117,7 @@ def backend():
 @pytest.fixture
 def judge(task, backend, monkeypatch):
     # A GPU has no native code, and so no guests.
-    monkeypatch.setattr("kagent_sandbox.judge.refuse_bad_guests", lambda *_: None)
+    monkeypatch.setattr("kagent_sandbox.judge.judge.refuse_bad_guests", lambda *_: None)
     made = Judge(task, backend, SEED, {"gpu_bench": 600.0})
     backend.log.clear()
     backend.started = 0
@@ -185,7 +186,7 @@ def test_whoever_is_let_go_has_been_checked_while_it_was_timed(judge):
 
 @pytest.fixture
 def noise(monkeypatch):
-    monkeypatch.setattr(turns, "LONG_PAUSES_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(versus_incumbent, "LONG_PAUSES_S", (0.01, 0.01, 0.01))
     yield NOISE
     NOISE.update(samples=0, slow=0, every=2, of="t")
 
@@ -210,11 +211,11 @@ def test_a_neighbour_may_take_longer_to_leave(judge, noise, monkeypatch):
         if pauses.count(0.01) == 2:
             noise["samples"] = 0
 
-    monkeypatch.setattr(turns.time, "sleep", sleep)
+    monkeypatch.setattr(versus_incumbent.time, "sleep", sleep)
     noise["samples"] = 10**6
     passed = evaluate(judge, GOOD, GOOD)
     assert isinstance(passed, Passed), passed
-    assert pauses[: len(turns.PAUSES_S)] == list(turns.PAUSES_S)
+    assert pauses[: len(versus_incumbent.PAUSES_S)] == list(versus_incumbent.PAUSES_S)
     assert pauses.count(0.01) == 2
     assert "gpu_bench: taken 6 times, something disturbed" in passed.notes
 
@@ -309,26 +310,26 @@ def test_on_a_cpu_a_sample_takes_no_more_runs_than_are_ample(cpu, source, places
 
 def test_on_a_cpu_more_pairs_are_taken_only_where_they_may_decide(cpu, monkeypatch):
     """0.5 % faster, and a machine may differ by 0.5 % from case to case: P stays at 0.92."""
-    monkeypatch.setattr(turns, "FURTHER_S", -1.0)
+    monkeypatch.setattr(versus_incumbent, "FURTHER_S", -1.0)
     _, sides, _ = beside(cpu, GOOD, NEARLY)
     assert sides[:48] == "abba" * 12
     assert len(sides) <= 49  # all of one result is compared, if that has not come
     cpu.backend.log.clear()
-    monkeypatch.setattr(turns, "FURTHER_S", 60.0)
+    monkeypatch.setattr(versus_incumbent, "FURTHER_S", 60.0)
     passed, sides, _ = beside(cpu, GOOD, NEARLY)
     assert sides == "abba" * 93
     assert passed.timings[0].samples == 24 + 9 * 18
-    assert 0.85 < passed.versus.p_faster < turns.CLEAR
+    assert 0.85 < passed.versus.p_faster < versus_incumbent.CLEAR
     cpu.backend.log.clear()
     passed, sides, _ = beside(cpu, QUICK, NEARLY)
     assert sides[:48] == "abba" * 12
     assert len(sides) <= 49  # all of one result is compared, if that has not come
-    assert passed.versus.p_faster > turns.CLEAR
+    assert passed.versus.p_faster > versus_incumbent.CLEAR
     cpu.backend.log.clear()
     passed, sides, _ = beside(cpu, NEARLY, GOOD)
     assert sides[:48] == "abba" * 12
     assert len(sides) <= 49  # all of one result is compared, if that has not come
-    assert passed.versus.p_faster < turns.HOPELESS[0]
+    assert passed.versus.p_faster < versus_incumbent.HOPELESS[0]
 
 
 @pytest.mark.parametrize(
@@ -348,7 +349,7 @@ def test_further_pairs_are_taken_while_a_candidate_may_be_faster_by_much(
     p_faster, high, look, enough
 ):
     found = Comparison("best", 1.0, 0.9, high, p_faster, {})
-    assert turns.decided(found, look) is enough
+    assert versus_incumbent.decided(found, look) is enough
 
 
 def test_nobody_is_let_go_for_one_disturbed_pair(cpu, noise):
@@ -399,7 +400,7 @@ def test_every_execution_has_inputs_that_nobody_has_seen(cpu, monkeypatch):
         write(seat, draw, stale)
 
     monkeypatch.setattr(Seat, "write", note)
-    monkeypatch.setattr(turns, "FURTHER_S", -1.0)
+    monkeypatch.setattr(versus_incumbent, "FURTHER_S", -1.0)
     beside(cpu, GOOD, NEARLY)
     assert len(drawn) > 300
     assert len(set(drawn)) == len(drawn)

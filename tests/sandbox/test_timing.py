@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent_sandbox import timing
+from kagent_sandbox.judge.timing import estimates
 
 positive = st.floats(1.0, 1e6)
 
@@ -16,12 +16,12 @@ def duel(rng, a_us, b_us, spread=0.01, pairs=6, width=5):
     def side(us):
         return tuple(tuple(us * np.exp(rng.normal(0, spread, width))) for _ in range(pairs))
 
-    return timing.Duel(side(a_us), side(b_us))
+    return estimates.Duel(side(a_us), side(b_us))
 
 
 @given(st.integers(1, 20))
 def test_abba_balances_position(pairs):
-    order = timing.abba(pairs)
+    order = estimates.abba(pairs)
     assert order.count("a") == order.count("b") == pairs
     assert order.endswith("a")
     assert all({order[i], order[i + 1]} == {"a", "b"} for i in range(0, 2 * pairs, 2))
@@ -34,14 +34,14 @@ def test_abba_balances_position(pairs):
 @settings(deadline=None, max_examples=30)
 def test_resampling_one_value_gives_it_back(pairs, width):
     block = tuple(tuple([7.0] * width) for _ in range(pairs))
-    logs = timing.bootstrap_log_ratios(timing.Duel(block, block), np.random.default_rng(0))
+    logs = estimates.bootstrap_log_ratios(estimates.Duel(block, block), np.random.default_rng(0))
     assert np.all(logs == 0)
 
 
 @given(st.lists(positive, min_size=1, max_size=60))
 @settings(deadline=None)
 def test_median_lies_in_its_interval(samples):
-    interval = timing.median_interval(samples)
+    interval = estimates.median_interval(samples)
     assert min(samples) <= interval.low <= interval.value <= interval.high <= max(samples)
 
 
@@ -49,7 +49,7 @@ def test_interval_covers_the_true_median():
     rng = np.random.default_rng(0)
     inside = 0
     for _ in range(300):
-        interval = timing.median_interval(list(rng.lognormal(0, 0.3, 31)))
+        interval = estimates.median_interval(list(rng.lognormal(0, 0.3, 31)))
         inside += interval.low <= 1.0 <= interval.high
     assert inside >= 270
 
@@ -59,20 +59,20 @@ def test_ratio_covers_the_truth(true_ratio):
     rng = np.random.default_rng(1)
     inside = 0
     for _ in range(60):
-        interval = timing.ratio(duel(rng, 100.0, 100.0 * true_ratio), rng)
+        interval = estimates.ratio(duel(rng, 100.0, 100.0 * true_ratio), rng)
         inside += interval.low <= true_ratio <= interval.high
     assert inside >= 50
 
 
 def test_a_faster_kernel_is_recognised_and_an_equal_one_is_not():
     rng = np.random.default_rng(2)
-    noise = {"x": timing.systematic(300, gpu=True), "y": timing.systematic(300, gpu=True)}
+    noise = {"x": estimates.systematic(300, gpu=True), "y": estimates.systematic(300, gpu=True)}
     faster = {c: duel(rng, 95.0, 100.0) for c in noise}
-    assert timing.combine(faster, rng, noise).p_faster > 0.99
+    assert estimates.combine(faster, rng, noise).p_faster > 0.99
     false_alarms = 0
     for _ in range(100):
         equal = {c: duel(rng, 100.0, 100.3) for c in noise}
-        false_alarms += timing.combine(equal, rng, noise).p_faster > 0.95
+        false_alarms += estimates.combine(equal, rng, noise).p_faster > 0.95
     assert false_alarms <= 40
 
 
@@ -86,52 +86,52 @@ def test_what_both_of_a_pair_share_does_not_count(seed, pairs, times):
     b = [tuple(times * us for us in block) for block in a]
     for i in range(pairs // 4):
         b[i] = tuple(9 * us for us in b[i])
-    found = timing.log_ratio(timing.Duel(tuple(a), tuple(b)))
+    found = estimates.log_ratio(estimates.Duel(tuple(a), tuple(b)))
     assert found == pytest.approx(math.log(times), abs=1e-9)
-    logs = timing.bootstrap_log_ratios(timing.Duel(tuple(a), tuple(b)), rng)
+    logs = estimates.bootstrap_log_ratios(estimates.Duel(tuple(a), tuple(b)), rng)
     assert np.isfinite(logs).all()
 
 
 def test_samples_of_no_time_have_a_ratio_all_the_same():
-    nothing = timing.Duel(((0.0, -1.0),), ((5.0, 5.0),))
-    assert timing.log_ratio(nothing) > 0
-    assert timing.combine({"c": nothing}, np.random.default_rng(0), {}).p_faster == 1
+    nothing = estimates.Duel(((0.0, -1.0),), ((5.0, 5.0),))
+    assert estimates.log_ratio(nothing) > 0
+    assert estimates.combine({"c": nothing}, np.random.default_rng(0), {}).p_faster == 1
 
 
 def test_swapping_sides_inverts_the_ratio():
     rng = np.random.default_rng(3)
     one = duel(rng, 80.0, 100.0)
-    other = timing.Duel(one.b, one.a)
-    forward = timing.combine({"c": one}, rng, {})
-    back = timing.combine({"c": other}, rng, {})
+    other = estimates.Duel(one.b, one.a)
+    forward = estimates.combine({"c": one}, rng, {})
+    back = estimates.combine({"c": other}, rng, {})
     assert forward.ratio.value == pytest.approx(1 / back.ratio.value)
     assert forward.p_faster == pytest.approx(1 - back.p_faster, abs=0.02)
 
 
 @given(st.lists(positive, min_size=1, max_size=20))
 def test_geometric_mean_is_between_the_extremes(values):
-    mean = timing.geometric_mean(values)
+    mean = estimates.geometric_mean(values)
     assert min(values) * (1 - 1e-9) <= mean <= max(values) * (1 + 1e-9)
 
 
 def test_standard_error_shrinks_with_cases():
-    interval = timing.Interval(100, 99, 101)
-    one = timing.log_stderr([interval])
+    interval = estimates.Interval(100, 99, 101)
+    one = estimates.log_stderr([interval])
     assert one == pytest.approx(math.log(101 / 99) / 3.92, rel=1e-3)
-    assert timing.log_stderr([interval] * 4) == pytest.approx(one / 2)
+    assert estimates.log_stderr([interval] * 4) == pytest.approx(one / 2)
 
 
 def test_blocks_may_have_different_widths():
     rng = np.random.default_rng(4)
     wide = duel(rng, 95.0, 100.0, pairs=4, width=8)
-    uneven = timing.Duel(
+    uneven = estimates.Duel(
         (wide.a[0][:3], *wide.a[1:]),
         (wide.b[0][:3], *wide.b[1:]),
     )
-    interval = timing.ratio(uneven, rng)
+    interval = estimates.ratio(uneven, rng)
     assert interval.low < 100 / 95 < interval.high
-    one = timing.Duel(((1.0, 1.0), (2.0,)), ((1.0, 1.0), (2.0,)))
-    logs = timing.bootstrap_log_ratios(one, rng)
+    one = estimates.Duel(((1.0, 1.0), (2.0,)), ((1.0, 1.0), (2.0,)))
+    logs = estimates.bootstrap_log_ratios(one, rng)
     assert np.all(logs == 0)
 
 
@@ -148,7 +148,7 @@ def test_few_pairs_of_blocks_that_differ_promote_no_equal_kernel():
 
     runs = 1000
     alarms = sum(
-        timing.combine({"c": timing.Duel(blocks(), blocks())}, rng, {}).p_faster > 0.95
+        estimates.combine({"c": estimates.Duel(blocks(), blocks())}, rng, {}).p_faster > 0.95
         for _ in range(runs)
     )
     assert alarms <= 0.085 * runs
@@ -165,16 +165,16 @@ def test_intervals_of_many_pairs_are_as_wide_as_estimates_vary(between, within):
             for _ in range(22)
         )
 
-    duels = [timing.Duel(blocks(), blocks()) for _ in range(300)]
-    actual = np.std([timing.log_ratio(d) for d in duels])
-    said = np.mean([np.std(timing.bootstrap_log_ratios(d, rng, resamples=200)) for d in duels])
+    duels = [estimates.Duel(blocks(), blocks()) for _ in range(300)]
+    actual = np.std([estimates.log_ratio(d) for d in duels])
+    said = np.mean([np.std(estimates.bootstrap_log_ratios(d, rng, resamples=200)) for d in duels])
     assert 0.85 < said / actual < 1.2
 
 
 def test_uneven_duels_are_refused():
     rng = np.random.default_rng(0)
     with pytest.raises(ValueError, match="as many blocks"):
-        timing.ratio(timing.Duel(((1.0,),), ()), rng)
+        estimates.ratio(estimates.Duel(((1.0,),), ()), rng)
 
 
 @pytest.mark.parametrize("block", [(7.0,), (3.0, 1.0), (5.0, 1.0, 2.0), (4.0, 8.0, 1.0, 2.0)])
@@ -182,7 +182,7 @@ def test_a_resampled_median_is_that_of_draws_with_replacement(block):
     wide = (9.0, 11.0, 10.0, 14.0, 12.0)  # beside a block of another width
     picks = np.zeros((200_000, 2), dtype=np.int64)
     picks[:, 1] = 1
-    got = timing._medians([block, wide], picks, np.random.default_rng(3))
+    got = estimates._medians([block, wide], picks, np.random.default_rng(3))
     for column, values in enumerate((block, wide)):
         draws = itertools.product(values, repeat=len(values))
         exact = Counter(statistics.median(d) for d in draws)

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from kagent_sandbox import process_tree, usage
 from kagent_sandbox.confine import syscalls
-from kagent_sandbox.usage import disk_use, memory_bytes, remove_tree
+from kagent_sandbox.process import process_tree
+from kagent_sandbox.process import resource_usage as usage
+from kagent_sandbox.process.remove_tree import remove_tree
+from kagent_sandbox.process.resource_usage import disk_use, memory_bytes
 
 MIB = 1 << 20
 NOBODY = 65_534

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from kagent_sandbox.task import load_task
+from kagent_sandbox.data.task import load_task
 from seed_cases import arguments, import_seed, worst_share
 
 MAX_ROWS = 12

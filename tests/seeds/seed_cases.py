@@ -4,9 +4,9 @@ import importlib.util
 from pathlib import Path
 
 import torch
-from kagent_sandbox.build.request import ScalarSpec
-from kagent_sandbox.compare import allowed, measure_errors, share
-from kagent_sandbox.task import build_case
+from kagent_sandbox.data.build import ScalarSpec
+from kagent_sandbox.data.task import build_case
+from kagent_sandbox.judge.check.numerics import allowed, measure_errors, share
 
 SEEDS = Path(__file__).parents[2] / "seeds"
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kagent.tasks import find_task
-from kagent_sandbox.draws import Draws
+from kagent_sandbox.judge.check.inputs import Draws
 
 TASKS = ["softmax", "gelu", "attention", "cross_entropy", "linear_cross_entropy"]
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from kagent_sandbox.build.request import BuildRequest, Built
-from kagent_sandbox.task import build_case, draw_hidden, load_task
+from kagent_sandbox.data.build import BuildRequest, Built
+from kagent_sandbox.data.task import build_case, draw_hidden, load_task
 from seed_cases import SEEDS, arguments, as_tuple, import_seed, name_of, worst_share
 
 TASKS = ("gelu", "softmax", "cross_entropy")

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cuda_on_cpu import CudaOnCpu
-from kagent_sandbox.build.request import BuildRequest, Built
-from kagent_sandbox.interpret import Interpreted, Interpreter
-from kagent_sandbox.task import Case, build_case, draw_hidden, load_task
+from kagent_sandbox.data.build import BuildRequest, Built
+from kagent_sandbox.data.task import Case, build_case, draw_hidden, load_task
+from kagent_sandbox.judge.interpreter import Interpreted, Interpreter
 from seed_cases import SEEDS, arguments, import_seed, name_of, worst_share
 
 TASKS = ("attention", "linear_cross_entropy")

@@ -13,22 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.task import Task
+from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.records import to_json
 from kagent_sandbox.syntax import parse
-from kagent_sandbox.task import Task
-from kagent_sandbox.verdict import Rejected
 
-from kagent.answers import draft_of
-from kagent.asktell.desk import Desk, Told, read_desk
-from kagent.asktell.opening import identity, setting_for
 from kagent.asktell.questions import named_by_header
-from kagent.lineage import Operator, Origin, Proposal, kernel_id
-from kagent.model.reply import Answer, read_reply
+from kagent.asktell.state import Desk, Told, read_desk
+from kagent.candidate_file import read_candidate
+from kagent.evolve.stored_run import identity, setting_for
+from kagent.llm.drafts import draft_of
+from kagent.llm.reply import Answer, read_reply
 from kagent.prompting.measured import languages_of
-from kagent.propose import Brief, Draft, Nobody
-from kagent.store import RunStore
-from kagent.workbench import read_candidate
+from kagent.runs.brief import Brief, Draft, Nobody
+from kagent.runs.lineage import Operator, Origin, Proposal, kernel_id
+from kagent.runs.store import RunStore
 
 MOST_CHARACTERS = 4_000_000  # of an answer: far more than any model writes
 _NUMBERED = re.compile(r"([0-9]{4,9})(?:[-_. ].*)?")

@@ -12,20 +12,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.task import Task
+from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.launch.base import DeviceFacts
-from kagent_sandbox.task import Task
 
-from kagent.asktell.opening import kind_of, setting_for
-from kagent.config import Config
-from kagent.events import Observer, Progress, Stop
-from kagent.evolve import Evolution, Limits
-from kagent.machine import Machine
-from kagent.propose import Nobody
-from kagent.race import choose_finalists
-from kagent.runs import Manifest
-from kagent.session import has_gpu, open_machine, same_machine, say_isolation
-from kagent.store import History, RunStore
+from kagent.config.settings import Config
+from kagent.evolve.loop import Evolution, Limits
+from kagent.evolve.machine import Machine
+from kagent.evolve.open_machine import open_machine
+from kagent.evolve.session import same_machine, say_isolation
+from kagent.evolve.stored_run import kind_of, setting_for
+from kagent.runs.brief import Nobody
+from kagent.runs.events import Observer, Progress, Stop
+from kagent.runs.final_race import choose_finalists
+from kagent.runs.manifest import Manifest
+from kagent.runs.store import History, RunStore
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from typing import TypeAlias
 
 from kagent_sandbox.errors import RunError, UserError
 
-from kagent.asktell.opening import identity
-from kagent.disk import clear_errors
-from kagent.store import DAMAGE, History, RunStore, StoredEvent
+from kagent.evolve.stored_run import identity
+from kagent.runs.files import clear_errors
+from kagent.runs.store import DAMAGE, History, RunStore, StoredEvent
 
 Key: TypeAlias = tuple[float, str, str]
 

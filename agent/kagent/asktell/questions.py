@@ -6,21 +6,21 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.records import to_json
 
-from kagent.answers import text_of
-from kagent.asktell.desk import Desk, Prompted, read_desk
-from kagent.asktell.opening import identity, kind_of, ready, setting_for, task_of_run
-from kagent.config import Config
-from kagent.disk import read_file
-from kagent.lineage import Operator
-from kagent.model.chat import Prompt
+from kagent.asktell.open_run import ready
+from kagent.asktell.prompt_preview import own_device
+from kagent.asktell.state import Desk, Prompted, read_desk
+from kagent.config.settings import Config
+from kagent.evolve.stored_run import identity, kind_of, setting_for, task_of_run
+from kagent.llm.drafts import text_of
 from kagent.prompting import Prompter, situation_of
-from kagent.prompting.preview import own_device
-from kagent.propose import Ask
-from kagent.select import select
-from kagent.store import RunStore
+from kagent.runs.brief import Ask, Prompt
+from kagent.runs.files import read_file
+from kagent.runs.lineage import Operator
+from kagent.runs.store import RunStore
+from kagent.search.select import select
 
 _RULE = "\n\n---\n\n"  # between the two messages, as `text_of` has it
 _HEADER = re.compile(

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from kagent_sandbox.verdict import Passed, Rejected, Verdict
+from kagent_sandbox.data.verdict import Passed, Rejected, Verdict
 
 from kagent.asktell.answers import Accepted
-from kagent.asktell.desk import Looked, read_desk
-from kagent.store import History, RunStore
+from kagent.asktell.state import Looked, read_desk
+from kagent.runs.store import History, RunStore
 
 
 @dataclass(frozen=True, slots=True)

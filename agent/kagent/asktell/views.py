@@ -7,22 +7,22 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from kagent_sandbox.records import to_json
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.device.detect import has_gpu
 from rich.console import RenderableType
 from rich.text import Text
 
 from kagent.asktell.answers import Accepted
-from kagent.asktell.desk import Desk, Looked
 from kagent.asktell.judging import Judged
 from kagent.asktell.merging import Merged
 from kagent.asktell.questions import Question
-from kagent.display import first_line, speed_text
-from kagent.events import Stop
-from kagent.grid import Column, Grid
-from kagent.report import race_view
-from kagent.runs import Manifest
-from kagent.session import has_gpu
-from kagent.store import History
+from kagent.asktell.state import Desk, Looked
+from kagent.runs.events import Stop
+from kagent.runs.manifest import Manifest
+from kagent.runs.store import History
+from kagent.ui.end_of_run import race_view
+from kagent.ui.live import first_line, speed_text
+from kagent.ui.table import Column, Grid
 
 
 def command(*words: object, flags: Sequence[str]) -> Text:

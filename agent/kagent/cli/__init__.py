@@ -1,4 +1,4 @@
-"""The `kagent` command. All printing of the program happens here and in `kagent.display`."""
+"""The `kagent` command. All printing of the program happens here and in `kagent.ui`."""
 
 from kagent.cli import (  # noqa: F401 - they register their commands
     asktell,
@@ -6,8 +6,8 @@ from kagent.cli import (  # noqa: F401 - they register their commands
     evolve,
     export,
     prompt,
-    reading,
     review,
+    runs,
     selftest,
 )
 from kagent.cli.app import app, main

@@ -15,8 +15,8 @@ from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.errors import KagentError
 from rich.text import Text
 
-from kagent.cli.terminal import Terminal
-from kagent.config import load_config
+from kagent.config.settings import load_config
+from kagent.ui.terminal import Terminal
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 

@@ -25,10 +25,10 @@ from kagent.cli.app import (
     print_json,
     status,
 )
-from kagent.cli.terminal import Terminal
-from kagent.config import load_config
-from kagent.events import Event, Observer, Progress, Recorded, Started, Stop, Withdrawn
-from kagent.options import parse_seconds
+from kagent.config.settings import load_config
+from kagent.config.values import parse_seconds
+from kagent.runs.events import Event, Observer, Progress, Recorded, Started, Stop, Withdrawn
+from kagent.ui.terminal import Terminal
 
 RunArgument = Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")]
 
@@ -61,17 +61,17 @@ def ask(
     json_: JsonOption = False,
 ) -> None:
     """Write a run's next prompts as files, for whoever answers them."""
-    from kagent.asktell import opening, questions, views
-    from kagent.asktell.desk import read_desk
-    from kagent.runs import find_run
-    from kagent.store import RunStore
+    from kagent.asktell import open_run, questions, views
+    from kagent.asktell.state import read_desk
+    from kagent.runs.manifest import find_run
+    from kagent.runs.store import RunStore
     from kagent.tasks import is_task, task_names
 
     config = load_config(lang=lang, seed=seed, prompts=prompts, runs=runs)
     if is_task(run):
         if list_:
             raise UserError(f"{run}: a task; --list is for a run (kagent runs)")
-        folder = opening.new_run(run, config, target)
+        folder = open_run.new_run(run, config, target)
     else:
         given = {"--target": target, "--lang": lang, "--seed": seed}
         try:
@@ -126,11 +126,12 @@ def tell(
 ) -> None:
     """Take answers into a run, and evaluate them here unless they are queued."""
     from kagent.asktell import answers, judging, views
-    from kagent.asktell.desk import read_desk
-    from kagent.asktell.looking import look_at
-    from kagent.asktell.opening import ready, task_of_run
-    from kagent.runs import find_run
-    from kagent.store import RunStore
+    from kagent.asktell.open_run import ready
+    from kagent.asktell.precheck import look_at
+    from kagent.asktell.state import read_desk
+    from kagent.evolve.stored_run import task_of_run
+    from kagent.runs.manifest import find_run
+    from kagent.runs.store import RunStore
 
     if queue and race:
         raise UserError("--race is for what is evaluated here: leave --queue away")
@@ -188,9 +189,9 @@ def judge(
 ) -> None:
     """Judge what waits in a run, from its folder alone: on the machine that has the device."""
     from kagent.asktell import judging, views
-    from kagent.asktell.opening import task_of_run
-    from kagent.runs import find_run
-    from kagent.store import RunStore
+    from kagent.evolve.stored_run import task_of_run
+    from kagent.runs.manifest import find_run
+    from kagent.runs.store import RunStore
 
     begun_s = time.monotonic()
     config = load_config(jobs=jobs, runs=runs, isolation=isolation)
@@ -223,11 +224,11 @@ def merge(
     json_: JsonOption = False,
 ) -> None:
     """Bring verdicts home from a copy of a run that was judged elsewhere."""
-    from kagent_sandbox.records import to_json
+    from kagent_sandbox.data.records import to_json
 
     from kagent.asktell import merging, views
-    from kagent.runs import find_run
-    from kagent.show import read_history
+    from kagent.runs.manifest import find_run
+    from kagent.runs.store import read_history
 
     folder = find_run(load_config(runs=runs).runs, run)
     merged = merging.merge(folder, copy)
@@ -242,7 +243,7 @@ def merge(
 @contextlib.contextmanager
 def _watching(quiet: bool) -> Iterator[Observer]:
     """Verdicts on stdout, a line each; what is being done on stderr."""
-    from kagent.display import record_line, withdrawn_text
+    from kagent.ui.live import record_line, withdrawn_text
 
     show = _beside_spinner(quiet)
     with status(quiet=quiet) as say:

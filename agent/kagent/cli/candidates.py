@@ -19,14 +19,14 @@ from kagent.cli.app import (
     print_json,
     status,
 )
-from kagent.config import load_config
+from kagent.config.settings import load_config
 
 
 @app.command()
 def tasks(json_: JsonOption = False) -> None:
     """List the tasks that ship with kagent, and their seeds."""
-    from kagent import tables
     from kagent.tasks import find_task, seeds_of, task_names
+    from kagent.ui import tables
 
     known = [find_task(name) for name in task_names()]
     if json_:
@@ -62,13 +62,13 @@ def build(
     json_: JsonOption = False,
 ) -> None:
     """Compile a candidate, also without a GPU, and show its plans and kernels."""
-    from kagent_sandbox.records import to_json
-    from kagent_sandbox.verdict import Rejected
+    from kagent_sandbox.data.records import to_json
+    from kagent_sandbox.data.verdict import Rejected
 
-    from kagent import planview
-    from kagent.tables import rejected_text
+    from kagent.candidate_file import build_file
     from kagent.tasks import find_task
-    from kagent.workbench import build_file
+    from kagent.ui import plan_view
+    from kagent.ui.tables import rejected_text
 
     isolate(isolation)
     with status(quiet=json_) as say:
@@ -82,9 +82,9 @@ def build(
             out.print(rejected_text(file.name, built))
         raise typer.Exit(1)
     if json_:
-        print_json(planview.built_json(built))
+        print_json(plan_view.built_json(built))
     else:
-        out.print(planview.built_view(built, full=full))
+        out.print(plan_view.built_view(built, full=full))
         out.print(f"built in {built.build_s:.2f} s")
 
 
@@ -97,12 +97,12 @@ def check(
     json_: JsonOption = False,
 ) -> None:
     """Check a candidate on all cases, against float64 and torch's own error."""
-    from kagent_sandbox.records import to_json
-    from kagent_sandbox.verdict import Rejected
+    from kagent_sandbox.data.records import to_json
+    from kagent_sandbox.data.verdict import Rejected
 
-    from kagent import tables
+    from kagent.candidate_file import check_file
     from kagent.tasks import find_task
-    from kagent.workbench import check_file
+    from kagent.ui import tables
 
     isolate(isolation)
     with status(quiet=json_) as say:
@@ -147,11 +147,11 @@ def bench(
     json_: JsonOption = False,
 ) -> None:
     """Time candidates beside every baseline on the task's benchmark cases."""
-    from kagent_sandbox.records import to_json
+    from kagent_sandbox.data.records import to_json
 
-    from kagent import tables
+    from kagent.candidate_file import bench_files
     from kagent.tasks import find_task
-    from kagent.workbench import bench_files
+    from kagent.ui import tables
 
     found = find_task(task)
     isolate(isolation)

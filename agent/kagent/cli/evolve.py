@@ -10,8 +10,8 @@ from kagent_sandbox.errors import KagentError
 from rich.text import Text
 
 from kagent.cli.app import INTERRUPTED, IsolationOption, JobsOption, RunsOption, app, err, out
-from kagent.config import Config, load_config
-from kagent.events import Event, Observer, Started, Stop
+from kagent.config.settings import Config, load_config
+from kagent.runs.events import Event, Observer, Started, Stop
 
 
 @app.command()
@@ -75,10 +75,11 @@ def evolve(
     ] = None,
 ) -> None:
     """Evolve a task's kernel: propose, build, check, measure, keep the fastest lineage."""
-    from kagent import report, session
-    from kagent.display import display_for
-    from kagent.runs import find_run, read_manifest
+    from kagent.evolve import session
+    from kagent.runs.manifest import find_run, read_manifest
     from kagent.tasks import find_task
+    from kagent.ui import end_of_run
+    from kagent.ui.live import display_for
 
     config = load_config(
         budget=budget,
@@ -108,7 +109,7 @@ def evolve(
     session.choose_seeds(found, will_be)
     out.print(_opening(will_be))
     runs_used = config.runs if folder is None else folder.parent
-    flags = dict(report.next_flags(runs_used, load_config().runs))
+    flags = dict(end_of_run.next_flags(runs_used, load_config().runs))
     given = {"--model": ",".join(model or ()), "--base-url": base_url or ""}
     flags.update({name: value for name, value in given.items() if value})
     begun: list[str] = []
@@ -117,12 +118,12 @@ def evolve(
             outcome = session.evolve(task, config, _noting(display, begun), folder)
     except (KagentError, KeyboardInterrupt) as e:
         if begun:
-            again = report.resume_command(task, begun[0], flags)
+            again = end_of_run.resume_command(task, begun[0], flags)
             err.print(Text("what was recorded is kept. Go on with: ").append_text(again))
         elif isinstance(e, KeyboardInterrupt):
             err.print("kagent: interrupted before the run began; nothing was stored")
         raise
-    for part in report.end_of_run(outcome, task, matrix=found.matrix, flags=flags):
+    for part in end_of_run.end_of_run(outcome, task, matrix=found.matrix, flags=flags):
         out.print(part, soft_wrap=isinstance(part, Text))  # commands and paths can be copied
     if outcome.stop in (Stop.INTERRUPTED, Stop.NO_SEED):
         raise typer.Exit(INTERRUPTED if outcome.stop is Stop.INTERRUPTED else 1)

@@ -19,7 +19,7 @@ from kagent.cli.app import (
     print_json,
     status,
 )
-from kagent.config import load_config
+from kagent.config.settings import load_config
 
 
 @app.command()
@@ -45,7 +45,7 @@ def export(
 ) -> None:
     """Write the winners of runs into a kernel library: verified and measured once more, here."""
     from kagent.asktell.judging import can_judge
-    from kagent.export.exporting import export as export_library
+    from kagent.export.export import export as export_library
     from kagent.export.views import exported_json, exported_view
     from kagent.export.winners import find_winner
 
@@ -76,7 +76,7 @@ def certify(
 ) -> None:
     """Check and measure an exported library again: after a new compiler, driver or GPU."""
     from kagent.export.certify import certify as certify_library
-    from kagent.export.exporting import update as update_library
+    from kagent.export.export import update as update_library
     from kagent.export.reading import read_library
     from kagent.export.views import certificate_json, certificate_view
 

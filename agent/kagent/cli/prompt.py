@@ -10,7 +10,7 @@ import typer
 from kagent_sandbox.errors import UserError
 
 from kagent.cli.app import JsonOption, RunsOption, app, print_json
-from kagent.config import load_config
+from kagent.config.settings import load_config
 
 
 @app.command()
@@ -50,10 +50,10 @@ def prompt(
         )
     if run is not None and (target is not None or lang is not None):
         raise UserError("a run has its own target and language: leave --target and --lang away")
-    from kagent.answers import text_of
-    from kagent.lineage import Operator
-    from kagent.prompting.preview import of_run, of_task
-    from kagent.runs import find_run
+    from kagent.asktell.prompt_preview import of_run, of_task
+    from kagent.llm.drafts import text_of
+    from kagent.runs.lineage import Operator
+    from kagent.runs.manifest import find_run
 
     config = load_config(runs=runs, lang=lang, prompts=prompts)
     wanted = Operator(operator) if operator is not None else None

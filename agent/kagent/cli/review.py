@@ -20,7 +20,7 @@ from kagent.cli.app import (
     print_json,
     status,
 )
-from kagent.config import load_config
+from kagent.config.settings import load_config
 
 RunArgument = Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")]
 
@@ -38,11 +38,11 @@ def report(
     folder: RunsOption = None,
 ) -> None:
     """Write a run as one HTML page that needs nothing else, or serve it while the run goes on."""
-    from kagent.disk import write_file
     from kagent.review.live import Server
     from kagent.review.page import render
-    from kagent.runs import find_run
-    from kagent.show import read_history
+    from kagent.runs.files import write_file
+    from kagent.runs.manifest import find_run
+    from kagent.runs.store import read_history
 
     found = find_run(load_config(runs=folder).runs, run)
     if live:
@@ -78,9 +78,9 @@ def diff(
 ) -> None:
     """Compare two candidates of a run: sources, times, and what the compiler made of them."""
     from kagent.review import compare
-    from kagent.runs import find_run
-    from kagent.show import read_history
-    from kagent.show_candidate import find_candidate
+    from kagent.runs.lineage import find_candidate
+    from kagent.runs.manifest import find_run
+    from kagent.runs.store import read_history
 
     store, history = read_history(find_run(load_config(runs=folder).runs, run))
     lineage = history.lineage
@@ -124,17 +124,17 @@ def ablate(
     json_: JsonOption = False,
 ) -> None:
     """Take the winner's edits back one at a time, and measure what each of them is worth."""
-    from kagent_sandbox.verdict import Rejected
+    from kagent_sandbox.data.verdict import Rejected
 
     from kagent.asktell.judging import can_judge, open_bench
-    from kagent.asktell.opening import task_of_run
+    from kagent.evolve.session import same_machine
+    from kagent.evolve.stored_run import task_of_run
     from kagent.review import ablate as ablation
     from kagent.review.ablation_view import ablation_view
-    from kagent.review.facts import winner_of
-    from kagent.runs import find_run
-    from kagent.session import same_machine
-    from kagent.show_candidate import find_candidate
-    from kagent.store import RunStore
+    from kagent.review.report_data import winner_of
+    from kagent.runs.lineage import find_candidate
+    from kagent.runs.manifest import find_run
+    from kagent.runs.store import RunStore
 
     config = load_config(jobs=jobs, isolation=isolation, runs=folder)
     isolate(isolation)
@@ -180,18 +180,18 @@ def profile(
     json_: JsonOption = False,
 ) -> None:
     """Say what a GPU candidate's kernels do: occupancy and waves, and counters where ncu is."""
-    from kagent_sandbox.verdict import Passed
+    from kagent_sandbox.data.verdict import Passed
 
-    from kagent.profiles import to_event
     from kagent.prompting.hardware import hardware
-    from kagent.prompting.situation import situation_of
-    from kagent.review import artefacts
+    from kagent.prompting.profiles import to_event
+    from kagent.prompting.run_facts import situation_of
+    from kagent.review import artifacts
     from kagent.review import profile as profiling
-    from kagent.review.facts import winner_of
     from kagent.review.profile_view import profile_view
-    from kagent.runs import find_run
-    from kagent.show_candidate import find_candidate
-    from kagent.store import RunStore
+    from kagent.review.report_data import winner_of
+    from kagent.runs.lineage import find_candidate
+    from kagent.runs.manifest import find_run
+    from kagent.runs.store import RunStore
 
     config = load_config(jobs=jobs, isolation=isolation, runs=folder)
     isolate(isolation)
@@ -210,10 +210,10 @@ def profile(
         cases = [t.case for t in sorted(shown.verdict.timings, key=lambda t: t.roofline_share)]
         if case is not None and case not in cases:
             raise UserError(f"no benchmark case {case!r}: there are {', '.join(sorted(cases))}")
-        task = artefacts.task_to_look_with(store)
+        task = artifacts.task_to_look_with(store)
         with status(quiet=json_) as say:
             say("building")
-            built = artefacts.rebuilt(store, shown, config.jobs)
+            built = artifacts.rebuilt(store, shown, config.jobs)
             say("profiling")
             here = situation_of(manifest, history)
             device = hardware(manifest.target, here.device, here.ceilings)

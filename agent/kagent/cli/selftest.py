@@ -23,12 +23,12 @@ from kagent.cli.app import (
     out,
     print_json,
 )
-from kagent.config import load_config
+from kagent.config.settings import load_config
 
 if TYPE_CHECKING:
-    from kagent.selftest.checks import Check
+    from kagent.selftest.machine_checks import Check
+    from kagent.selftest.run_all import Observer
     from kagent.selftest.runner import Result
-    from kagent.selftest.whole import Observer
 
 MACHINE = "machine"
 _EVERY = 25  # results, of which one line is printed where there is no terminal
@@ -53,8 +53,8 @@ def selftest(
     """Attack the judge with every fault, attack and cheat of the corpus, on this machine."""
     from kagent.selftest import table
     from kagent.selftest.catalogue import load_catalogue
-    from kagent.selftest.whole import keep
-    from kagent.selftest.whole import selftest as run
+    from kagent.selftest.run_all import keep
+    from kagent.selftest.run_all import selftest as run
 
     isolate(isolation)
     numbers, chapters = _numbers(only), set(chapter or ())

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kagent.export.contents import TORCH, Device, Kernel, Library, Point, Region, Timing
-from kagent.export.portfolio import mean_gain
-from kagent.export.rendering import code, figure, listed, render, words
+from kagent.export.dispatch_table import mean_gain
+from kagent.export.record import TORCH, Device, Kernel, Library, Point, Region, Timing
+from kagent.export.templating import code, figure, listed, render, words
 
 _BASELINES_OF_TORCH = ("eager", "compile")  # and modes of torch.compile, which begin like it
 

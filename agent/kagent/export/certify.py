@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kagent_sandbox.data.race import EAGER
+from kagent_sandbox.data.task import Kind, Task, load_task
+from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.race_result import EAGER
-from kagent_sandbox.task import Kind, Task, load_task
 
-from kagent.config import Config
-from kagent.export.contents import TORCH, Device, Kernel, Operator, Point
+from kagent.config.settings import Config
+from kagent.export.dispatch_table import gain
 from kagent.export.measuring import Entrant, Measured, Say, measure
-from kagent.export.portfolio import gain
+from kagent.export.packaging import own_tests
 from kagent.export.reading import OnDisk
-from kagent.export.trying import own_tests
-from kagent.session import has_gpu
+from kagent.export.record import TORCH, Device, Kernel, Operator, Point
 
 SLACK = {"gpu": 0.02, "cpu": 0.10}
 """Share by which a time may grow from one day to another without being called a regression."""

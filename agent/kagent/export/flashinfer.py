@@ -18,11 +18,11 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from kagent_sandbox.task import Case, Task
+from kagent_sandbox.data.task import Case, Task
 
-from kagent.export.contents import TORCH, Device, Kernel, Library, Operator, Point
-from kagent.export.rendering import render
-from kagent.export.shipping import as_shipped
+from kagent.export.import_rewrite import as_shipped
+from kagent.export.record import TORCH, Device, Kernel, Library, Operator, Point
+from kagent.export.templating import render
 
 _FOLDER = "flashinfer_bench"
 _SCALARS = {bool: "bool", int: "int64", float: "float32"}

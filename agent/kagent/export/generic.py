@@ -12,11 +12,11 @@ import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from kagent_sandbox.data.task import Argument, Case, Size, Task, scalar
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.syntax import parse, parse_expression
-from kagent_sandbox.task import Argument, Case, Size, Task, scalar
 
-from kagent.export.rendering import render
+from kagent.export.templating import render
 
 _RESERVED = {"torch", "nn", "plain", "found", "fits", "dtype", "dtypes", "itemsize", "cdiv"}
 

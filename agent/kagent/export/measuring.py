@@ -13,21 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kagent_sandbox.build.replay_real import Replayer
-from kagent_sandbox.build.request import BuildRequest, Built
-from kagent_sandbox.figures import Contender, choice_for
-from kagent_sandbox.launch.base import DeviceFacts
-from kagent_sandbox.race_result import BEST_OF_TORCH, Race, RaceCase
+from kagent_sandbox.data.build import BuildRequest, Built, Contender
+from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.race import BEST_OF_TORCH, Race, RaceCase
+from kagent_sandbox.data.task import Case, Kind, Task, draw_hidden
+from kagent_sandbox.data.verdict import CaseTiming, Comparison, Rejected
+from kagent_sandbox.judge.timing.metrics import choice_for
+from kagent_sandbox.replay.replayer import Replayer
 from kagent_sandbox.runtime.source import Source
-from kagent_sandbox.task import Case, Kind, Task, draw_hidden
-from kagent_sandbox.verdict import CaseTiming, Comparison, Rejected
 
-from kagent.config import Config
-from kagent.export.contents import TORCH, Compiled, Device, Point, Region, Timing
-from kagent.export.portfolio import best_of
+from kagent.config.settings import Config
+from kagent.evolve.machine import Machine
+from kagent.evolve.open_machine import open_machine
+from kagent.evolve.session import search_cases
+from kagent.export.dispatch_table import best_of
+from kagent.export.record import TORCH, Compiled, Device, Point, Region, Timing
 from kagent.export.regions import regions_of
-from kagent.machine import Machine
-from kagent.session import open_machine, search_cases
 
 Say = Callable[[str], None]
 

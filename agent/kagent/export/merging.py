@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kagent.export.contents import Change, Device, Kernel, Library, Operator, Point
+from kagent.export.record import Change, Device, Kernel, Library, Operator, Point
 
 
 def merge_operator(old: Operator | None, new: Operator) -> tuple[Operator, list[str]]:

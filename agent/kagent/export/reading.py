@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kagent_sandbox.data.records import RecordError, from_json
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.records import RecordError, from_json
 
-from kagent.export.contents import FORMAT, Compiled, Kernel, Library, Operator
-from kagent.export.shipping import as_judged
+from kagent.export.import_rewrite import as_judged
+from kagent.export.record import FORMAT, Compiled, Kernel, Library, Operator
 
 PROVENANCE = "PROVENANCE.json"
 

@@ -12,9 +12,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from kagent_sandbox.task import Case
+from kagent_sandbox.data.task import Case
 
-from kagent.export.contents import Region
+from kagent.export.record import Region
 
 FEW = 3
 """Distinct sizes up to which a dimension must be one of those that were checked."""

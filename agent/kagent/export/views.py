@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kagent_sandbox.records import to_json
+from kagent_sandbox.data.records import to_json
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from kagent.export.certify import Certificate, Line
-from kagent.export.contents import TORCH, Operator
-from kagent.export.portfolio import gain, mean_gain, used
+from kagent.export.dispatch_table import gain, mean_gain, used
 from kagent.export.reading import without_texts
+from kagent.export.record import TORCH, Operator
 
 if TYPE_CHECKING:
-    from kagent.export.exporting import Exported
+    from kagent.export.export import Exported
 
 _COLOURS = {"slower": "red", "torch is faster now": "red", "faster": "green"}
 

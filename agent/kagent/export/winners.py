@@ -10,18 +10,17 @@ import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 
+from kagent_sandbox.data.language import language_of_source
+from kagent_sandbox.data.race import BEST_OF_TORCH
+from kagent_sandbox.data.task import Task
+from kagent_sandbox.data.verdict import Comparison, Passed, Rejected
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.race_result import BEST_OF_TORCH
-from kagent_sandbox.task import Task
-from kagent_sandbox.verdict import Comparison, Passed, Rejected
 
-from kagent.asktell.opening import task_of_run
-from kagent.export.contents import Language, Origin
-from kagent.lineage import Candidate, kernel_id, language_of_source
-from kagent.runs import Manifest, find_run
-from kagent.show import read_history
-from kagent.show_candidate import find_candidate
-from kagent.store import History
+from kagent.evolve.stored_run import task_of_run
+from kagent.export.record import Language, Origin
+from kagent.runs.lineage import Candidate, find_candidate, kernel_id
+from kagent.runs.manifest import Manifest, find_run
+from kagent.runs.store import History, read_history
 
 _DIGITS = 8  # of a source's hash, in a kernel's id
 

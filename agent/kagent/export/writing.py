@@ -13,16 +13,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kagent_sandbox import runtime
+from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.records import to_json
 
-from kagent.disk import write_file
 from kagent.export import library as library_files
-from kagent.export.contents import Library, Operator
-from kagent.export.papers import papers
-from kagent.export.portfolio import portfolio_json
+from kagent.export.card import card
+from kagent.export.dispatch_table import portfolio_json
+from kagent.export.flashinfer import flashinfer_files
+from kagent.export.import_rewrite import as_shipped
+from kagent.export.packaging import packaging_files, trying_files
 from kagent.export.reading import PROVENANCE, OnDisk, without_texts
-from kagent.export.shipping import as_shipped
+from kagent.export.record import Library, Operator
+from kagent.runs.files import write_file
 
 HUB_COPY = Path("build") / "torch-universal"
 
@@ -149,3 +151,17 @@ def _remove(folder: Path, path: str) -> None:
         if parent == folder or any(parent.iterdir()):
             return
         parent.rmdir()
+
+
+def papers(library: Library) -> dict[str, str]:
+    """Texts by their paths in the library.
+
+    Raises:
+        UserError: Two operators offer the same name, or an operator.py does not say what it offers.
+    """
+    return {
+        **packaging_files(library),
+        "CARD.md": card(library),
+        **trying_files(library),
+        **flashinfer_files(library),
+    }

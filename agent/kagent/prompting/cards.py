@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Literal
 
 import pydantic
+from kagent_sandbox.data.language import Language
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.plan import Language
 from pydantic import BaseModel, ConfigDict, Field
 
 Bound = Literal["memory", "compute", "latency"]

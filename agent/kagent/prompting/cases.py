@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kagent_sandbox import figures
-from kagent_sandbox.build.request import TensorSpec
-from kagent_sandbox.launch.base import Ceilings
-from kagent_sandbox.race_result import TORCH
-from kagent_sandbox.task import Case, Kind, Task, build_case
+from kagent_sandbox.data.build import TensorSpec
+from kagent_sandbox.data.device import Ceilings
+from kagent_sandbox.data.race import TORCH
+from kagent_sandbox.data.task import Case, Kind, Task, build_case
+from kagent_sandbox.judge.timing import metrics
 
 from kagent.prompting.hardware import Hardware
-from kagent.prompting.situation import Situation
+from kagent.prompting.run_facts import Situation
 from kagent.prompting.text import amount, microseconds, table
 
 LATENCY_US = 20.0  # floors below this are as much about launching and filling the device as bytes
@@ -51,7 +51,7 @@ def bench_cases(task: Task, kind: Kind, device: Hardware, situation: Situation) 
             shape=shape_text(case),
             nbytes=task.min_bytes(case),
             flops=task.flop_count(case),
-            floor_us=figures.attainable_us(task, case, ceilings) if ceilings else None,
+            floor_us=metrics.attainable_us(task, case, ceilings) if ceilings else None,
             bound=_bound(task, case, ceilings),
             baselines=situation.baselines.get(case.name, {}),
             row=_row(task, case),
@@ -80,7 +80,7 @@ def _bound(task: Task, case: Case, ceilings: Ceilings | None) -> str:
     if ceilings is None or not ceilings.tflop_per_s.get(case.dtype):
         return "compute"
     products_us = task.flop_count(case) / ceilings.tflop_per_s[case.dtype] / 1e6
-    return "compute" if products_us >= figures.attainable_us(task, case, ceilings) else "memory"
+    return "compute" if products_us >= metrics.attainable_us(task, case, ceilings) else "memory"
 
 
 def bounds_of(task: Task, cases: list[BenchCase], launches: int | None) -> frozenset[str]:

@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kagent.lineage import Candidate, Lineage
 from kagent.prompting.cases import BenchCase
-from kagent.prompting.essence import SHORT_LINES, essence, essentials
+from kagent.prompting.excerpts import SHORT_LINES, essence, essentials
 from kagent.prompting.measured import NAME_CHARS, case_logs
 from kagent.prompting.text import fenced, one_line, ratio
-from kagent.propose import Brief
-from kagent.tunables import read_tunables
+from kagent.runs.brief import Brief
+from kagent.runs.lineage import Candidate, Lineage
+from kagent.search.tunables import read_tunables
 
 MOST = 2
 DIFF_LINES = 50

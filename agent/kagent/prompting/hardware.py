@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kagent_sandbox.build.targets import Target, parse_target
-from kagent_sandbox.launch.base import Ceilings, DeviceFacts
+from kagent_sandbox.data.device import Ceilings, DeviceFacts
+from kagent_sandbox.data.target import Target, parse_target
 
 REGISTER_UNIT = 256  # registers are given to a warp in multiples of this
 SUBPARTITIONS = 4  # of a multiprocessor, each with a quarter of its registers
@@ -21,7 +21,7 @@ RESERVED_SHARED_BYTES = 1024  # of each block, since sm_80
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What a compute capability has beyond `kagent_sandbox.build.targets`."""
+    """What a compute capability has beyond `kagent_sandbox.data.target`."""
 
     generation: str
     blocks: int  # resident on a multiprocessor

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from kagent_sandbox.verdict import Rejected
+from kagent_sandbox.data.verdict import Rejected
 
-from kagent.lineage import Candidate, Lineage, Operator
 from kagent.prompting.text import quoted, ratio
-from kagent.propose import Brief
+from kagent.runs.brief import Brief
+from kagent.runs.lineage import Candidate, Lineage, Operator
 
 MOST = 12
 MOST_TUNED = 3  # changes of constants: each tells little

@@ -8,15 +8,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kagent_sandbox.plan import Language
+from kagent_sandbox.data.language import Language
+from kagent_sandbox.data.verdict import CaseTiming, Passed
 from kagent_sandbox.syntax import parse
-from kagent_sandbox.verdict import CaseTiming, Passed
 
-from kagent.lineage import Candidate, Lineage
-from kagent.planview import config_text, kernel_label, widths_text
 from kagent.prompting.cases import BenchCase
 from kagent.prompting.hardware import Hardware
 from kagent.prompting.text import kib, microseconds, one_line, plural, quoted, ratio, table
+from kagent.runs.lineage import Candidate, Lineage
+from kagent.text import config_text, kernel_label, widths_text
 
 MOST_KERNELS = 8
 NAME_CHARS = 80

@@ -9,30 +9,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from kagent_sandbox.data.language import Language
+from kagent_sandbox.data.task import Kind, Task
+from kagent_sandbox.data.verdict import Passed, Rejected
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.plan import Language
-from kagent_sandbox.task import Kind, Task
-from kagent_sandbox.verdict import Passed, Rejected
 
-from kagent.lineage import Candidate, Operator
-from kagent.model.chat import Prompt
-from kagent.profiles import in_words
-from kagent.prompting.about import TaskText, about_task
+from kagent.prompting.card_choice import deal
 from kagent.prompting.cards import Card, Place, helps, load_cards, suits
 from kagent.prompting.cases import bench_cases, bounds_of, cases_table
-from kagent.prompting.deal import deal
 from kagent.prompting.elites import diverse, elite
-from kagent.prompting.essence import sketch
-from kagent.prompting.fault import distil
+from kagent.prompting.excerpts import sketch
+from kagent.prompting.failure_text import distil
 from kagent.prompting.hardware import hardware
 from kagent.prompting.ledger import ledger
 from kagent.prompting.measured import Measured, measured
-from kagent.prompting.situation import Situation
+from kagent.prompting.profiles import in_words
+from kagent.prompting.run_facts import Situation
+from kagent.prompting.task_text import TaskText, about_task
 from kagent.prompting.templates import Templates, folders
 from kagent.prompting.text import quoted
-from kagent.propose import Brief
-from kagent.select import mate
-from kagent.tunables import read_tunables, value_text
+from kagent.runs.brief import Brief, Prompt
+from kagent.runs.lineage import Candidate, Operator
+from kagent.search.select import mate
+from kagent.search.tunables import read_tunables, value_text
 
 IDEA_CHARS = 500  # of the hypothesis of a file that is to be mended
 TEMPLATES: Mapping[Operator, str] = {

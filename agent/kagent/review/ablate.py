@@ -12,16 +12,16 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from kagent_sandbox.build.request import Built
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.records import from_json, to_json
+from kagent_sandbox.data.verdict import Comparison, Passed, Rejected
 from kagent_sandbox.errors import RunError
-from kagent_sandbox.records import from_json, to_json
-from kagent_sandbox.verdict import Comparison, Passed, Rejected
 from merge3 import Merge3
 
-from kagent.lineage import Candidate, Lineage
-from kagent.machine import Machine
-from kagent.store import History
-from kagent.tunables import Value, read_tunables, same, value_text
+from kagent.evolve.machine import Machine
+from kagent.runs.lineage import Candidate, Lineage
+from kagent.runs.store import History
+from kagent.search.tunables import Value, read_tunables, same, value_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kagent.grid import Column, Grid
 from kagent.review.ablate import CONTROL, Ablation, Contribution
+from kagent.ui.table import Column, Grid
 
 
 def ablation_view(ablation: Ablation, name: str) -> RenderableType:

@@ -6,20 +6,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from kagent_sandbox.data.race import BEST_OF_TORCH
+from kagent_sandbox.data.verdict import Passed, Rejected
 from kagent_sandbox.errors import RunError
-from kagent_sandbox.race_result import BEST_OF_TORCH
-from kagent_sandbox.verdict import Passed, Rejected
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kagent.display import speed_text
-from kagent.grid import Column, Grid
-from kagent.lineage import Candidate, Lineage, roofline_share
-from kagent.planview import human_bytes, kernel_label
-from kagent.runs import list_runs
-from kagent.show import read_history
-from kagent.show_candidate import source_diff, styled_diff
-from kagent.tables import rejected_text
+from kagent.runs.lineage import Candidate, Lineage, roofline_share
+from kagent.runs.manifest import list_runs
+from kagent.runs.store import read_history
+from kagent.text import human_bytes, kernel_label
+from kagent.ui.candidate_view import source_diff, styled_diff
+from kagent.ui.live import speed_text
+from kagent.ui.table import Column, Grid
+from kagent.ui.tables import rejected_text
 
 Row = Mapping[str, object]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from kagent.review.page import render
-from kagent.show import read_history
+from kagent.runs.store import read_history
 
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 

@@ -13,13 +13,13 @@ import jinja2
 from kagent_sandbox.runtime.text import printable
 from rich.text import Text
 
-from kagent.display import clock
-from kagent.report import verdict as race_verdict
-from kagent.review import facts
-from kagent.runs import Manifest
-from kagent.selftest.record import told as selftest_told
-from kagent.store import History
-from kagent.tables import candidate_labels, losses, perhaps_losses
+from kagent.review import report_data
+from kagent.runs.manifest import Manifest
+from kagent.runs.selftest_record import told as selftest_told
+from kagent.runs.store import History
+from kagent.ui.end_of_run import verdict as race_verdict
+from kagent.ui.live import clock
+from kagent.ui.tables import candidate_labels, losses, perhaps_losses
 
 _HERE = Path(__file__).parent
 _SCRIPTS = ("vendor/echarts.js", "vendor/diff2html.js", "page/report.js")
@@ -37,8 +37,8 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         finalize=_visible,
     )
     scripts = [(_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS]
-    lineage, winner = history.lineage, facts.winner_of(history)
-    data = facts.page_data(manifest, history)
+    lineage, winner = history.lineage, report_data.winner_of(history)
+    data = report_data.page_data(manifest, history)
     final = history.race
     headline, tone = _headline(history)
     lost, perhaps = _losses(history)
@@ -54,14 +54,14 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         may_lose=perhaps,
         elapsed=clock(history.elapsed_s),
         rejected=sum(lineage.rejections().values()),
-        environment=facts.environment_rows(manifest),
+        environment=report_data.environment_rows(manifest),
         selftest=selftest_told(manifest.environment) or "not recorded",
-        cost=facts.cost_line(history),
-        race=facts.race_rows(final, lineage, matrix=manifest.matrix) if final else [],
+        cost=report_data.cost_line(history),
+        race=report_data.race_rows(final, lineage, matrix=manifest.matrix) if final else [],
         rate="TFLOP/s" if manifest.matrix else "GB/s",
-        rejections=facts.rejection_rows(lineage),
-        path=facts.path_rows(lineage, data["path"]),
-        ablation=facts.ablation_rows(history),
+        rejections=report_data.rejection_rows(lineage),
+        path=report_data.path_rows(lineage, data["path"]),
+        ablation=report_data.ablation_rows(history),
         data=embedded(data),
         scripts=scripts,
         styles=[(_HERE / name).read_text(encoding="utf-8") for name in _STYLES],
@@ -114,7 +114,7 @@ def _headline(history: History) -> tuple[str, str]:
     best = lineage.incumbent
     if best is None:
         return "No candidate has passed yet", "plain"
-    speed = f"{facts.path_rows(lineage, [best.id])[0]['speed']:.3f}×"
+    speed = f"{report_data.path_rows(lineage, [best.id])[0]['speed']:.3f}×"
     return (
         f"#{best.id} {best.proposal.name}: {speed} the best of torch on the visible cases, "
         "in the search; there was no final race yet",

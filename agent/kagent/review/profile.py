@@ -16,18 +16,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kagent_sandbox.build.request import Built
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.plan import Launch, Plan
+from kagent_sandbox.data.plan_json import dump_plan
+from kagent_sandbox.data.task import Task
+from kagent_sandbox.data.verdict import Passed
+from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import MachineError
-from kagent_sandbox.plan import Launch, Plan
-from kagent_sandbox.plan_json import dump_plan
-from kagent_sandbox.task import Task
-from kagent_sandbox.verdict import Passed
 
-from kagent.lineage import Candidate
-from kagent.planview import kernel_label
-from kagent.profiles import STALL, STALLS, KernelProfile, Profile
 from kagent.prompting.hardware import Hardware
-from kagent.session import has_gpu
+from kagent.prompting.profiles import STALL, STALLS, KernelProfile, Profile
+from kagent.runs.lineage import Candidate
+from kagent.text import kernel_label
 
 NCU_LIMIT_S = 180.0
 METRICS = (
@@ -106,7 +106,7 @@ def counters(ncu: str, task: Task, case: str, built: Built, config: int) -> list
         command = [
             *(ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv"),
             *("--page", "raw", "--print-units", "base", "--metrics", ",".join(METRICS)),
-            *(sys.executable, "-m", "kagent_sandbox.launch.profile_run", name),
+            *(sys.executable, "-m", "kagent_sandbox.judge.profile_run", name),
         ]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         try:

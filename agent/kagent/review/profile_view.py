@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kagent.planview import human_bytes
-from kagent.profiles import Profile, in_words
 from kagent.prompting.hardware import Hardware
+from kagent.prompting.profiles import Profile, in_words
+from kagent.text import human_bytes
 
 
 def profile_view(profile: Profile, name: str, hardware: Hardware) -> RenderableType:

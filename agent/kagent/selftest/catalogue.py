@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pydantic
+from kagent_sandbox.data.verdict import Stage, Status
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.verdict import Stage, Status
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from kagent.resources import resource
+from kagent.resources import corpus_folder, resource
 from kagent.tasks import task_names
 
 CHAPTERS = ("faults", "host", "result", "cheats", "beyond")
@@ -147,11 +147,6 @@ class Scenario:
 
 
 Entry = Variant | Scenario
-
-
-def corpus_folder() -> Path:
-    """Where the corpus is: in the installed package, or at a checkout's root."""
-    return resource("corpus")
 
 
 def load_catalogue(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kagent_sandbox.build.request import Built
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.task import Kind
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import KagentError
-from kagent_sandbox.task import Kind
-from kagent_sandbox.verdict import Rejected, Stage, Status
 
-from kagent.selftest.baits import Baits
+from kagent.candidate_file import read_candidate
+from kagent.selftest.bait import Baits
 from kagent.selftest.catalogue import Runs, Variant
-from kagent.workbench import read_candidate
 
 
 @dataclass(frozen=True, slots=True)

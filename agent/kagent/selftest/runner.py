@@ -15,10 +15,10 @@ from typing import Self
 from kagent_sandbox.errors import KagentError
 
 from kagent.selftest.catalogue import PASSED, Entry, Scenario, Variant
-from kagent.selftest.compare import Seen, miss, of_error
+from kagent.selftest.evaluator import Rig
+from kagent.selftest.expectations import Seen, miss, of_error
 from kagent.selftest.jobs import Attempt, Job, job_of
-from kagent.selftest.rig import Rig
-from kagent.selftest.scene import Scene, play_of
+from kagent.selftest.scenario import Scene, play_of
 
 
 @dataclass(frozen=True, slots=True)

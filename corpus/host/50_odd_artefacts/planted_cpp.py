@@ -44,7 +44,7 @@ TARGETS = ("@bait_folder@/secret", "/dev/zero", "/etc/shadow", "/proc/self/mem")
 
 
 def attack():
-    from kagent_sandbox.build import kernels
+    from kagent_sandbox.builder.compile import kernels
 
     key = kernels.Source("cpp", "softmax", SOURCE).key("cpu")
     place = pathlib.Path(kernels.cache_folder, f"{key}.bin")

@@ -51,7 +51,7 @@ OPTIONS = (
 
 
 def compiled(option):
-    from kagent_sandbox.build.cpp import compile_cpp
+    from kagent_sandbox.builder.compile.cpp import compile_cpp
 
     return len(compile_cpp("softmax", SOURCE, [option])) and option
 

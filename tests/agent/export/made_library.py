@@ -5,7 +5,8 @@ import tomllib
 from pathlib import Path
 
 import torch
-from kagent.export.contents import (
+from kagent.export.library._devices import capability, device_name
+from kagent.export.record import (
     TORCH,
     Change,
     Compiled,
@@ -17,10 +18,9 @@ from kagent.export.contents import (
     Point,
     Timing,
 )
-from kagent.export.library._devices import capability, device_name
 from kagent.export.regions import regions_of
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.runtime import Source
-from kagent_sandbox.task import load_task
 
 CPU = torch.device("cpu")
 SEEDS = Path(__file__).parents[3] / "seeds"

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.export.certify import compared, confirmed
-from kagent.export.contents import (
+from kagent.export.dispatch_table import best_of, gain, mean_gain, used
+from kagent.export.import_rewrite import as_judged, as_shipped
+from kagent.export.library import _portfolio
+from kagent.export.merging import merge_library, merge_operator
+from kagent.export.packaging import refuse_collisions
+from kagent.export.record import (
     TORCH,
     Device,
     Kernel,
@@ -18,15 +23,10 @@ from kagent.export.contents import (
     Timing,
     valid_name,
 )
-from kagent.export.library import _portfolio
-from kagent.export.merging import merge_library, merge_operator
-from kagent.export.packaging import refuse_collisions
-from kagent.export.portfolio import best_of, gain, mean_gain, used
 from kagent.export.regions import regions_of
-from kagent.export.shipping import as_judged, as_shipped
 from kagent.resources import resource
+from kagent_sandbox.data.task import Case
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.task import Case
 
 ORIGIN = Origin("run", "id", 3, (), "tune", (), 9, 1.5, 1.4, 1.6, "2026-11-21", "0.1.0", "d", "")
 
@@ -136,7 +136,8 @@ def test_forms_of_the_import(line, shipped):
 
 
 @pytest.mark.parametrize(
-    "line", ["import kagent_sandbox.lang", "from kagent_sandbox.plan import Plan", "import kagent"]
+    "line",
+    ["import kagent_sandbox.lang", "from kagent_sandbox.data.plan import Plan", "import kagent"],
 )
 def test_what_a_library_does_not_have(line):
     with pytest.raises(UserError, match="line 1"):

@@ -10,8 +10,8 @@ from assembled import assemble, calls
 from kagent.export.generic import needs_reference, operator_source
 from kagent.export.packaging import names_of
 from kagent.tasks import find_task
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import TaskError
-from kagent_sandbox.task import load_task
 
 CASES = """
 [gpu]
@@ -51,7 +51,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 import torch
 if TYPE_CHECKING:
-    from kagent_sandbox.task import Case
+    from kagent_sandbox.data.task import Case
 
 def inputs(case, generator, device): ...
 def reference(**arguments): ...

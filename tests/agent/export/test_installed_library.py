@@ -78,7 +78,7 @@ def test_it_is_imported_without_kagent_and_runs_what_pip_compiled(python, tmp_pa
         "-c",
         f"""
 import importlib.util, pathlib, torch
-for name in ("kagent_sandbox", "kagent.config"):
+for name in ("kagent_sandbox", "kagent.config.settings"):
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError:

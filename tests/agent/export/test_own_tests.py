@@ -4,10 +4,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from kagent.export import exporting, trying
+from kagent.export import export as exporting
+from kagent.export import packaging as trying
 from kagent.export.writing import files_of, write_library
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.library_tests import Ran, run_tests
+from kagent_sandbox.replay.library_tests import Ran, run_tests
 from made_library import cpu_library
 
 PACKAGE = "def twice(x):\n    return x + x\n"

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kagent.export.card import card
 from kagent.export.packaging import names_of, packaging_files
-from kagent.export.papers import papers
-from kagent.export.rendering import code, digest, figure, one_line, words
+from kagent.export.templating import code, digest, figure, one_line, words
+from kagent.export.writing import papers
 from made_library import HOSTILE, cpu_library, gpu_library
 from markdown_it import MarkdownIt
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from commands import made_final, made_race, stored_run
 from kagent.export.winners import find_winner
-from kagent.race import FinalRace
+from kagent.runs.final_race import FinalRace
+from kagent_sandbox.data.verdict import Comparison, Rejected, Stage, Status
 from kagent_sandbox.errors import RunError, UserError
-from kagent_sandbox.verdict import Comparison, Rejected, Stage, Status
 
 
 def refused(folder, name=None, **more):
@@ -33,7 +33,7 @@ def raced(tmp_path, monkeypatch):
 
 
 def digest(tmp_path):
-    from kagent_sandbox.task import load_task
+    from kagent_sandbox.data.task import load_task
 
     return load_task(tmp_path / "task").digest
 

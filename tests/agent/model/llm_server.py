@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import json
 
-from kagent.model.endpoint import Endpoint
-from kagent.model.spec import ModelConfig, Prices
+from kagent.llm.endpoint import Endpoint
+from kagent.llm.model_config import ModelConfig, Prices
 from pydantic import SecretStr
 
 KEY = "sk-planted-0123456789abcdef"

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent.lineage import Lineage, Origin
-from kagent.model.choose import FLOOR, choose, gains_of, shares_of
-from kagent.model.spec import ModelConfig
-from kagent_sandbox.verdict import Comparison
+from kagent.llm.model_choice import FLOOR, choose, gains_of, shares_of
+from kagent.llm.model_config import ModelConfig
+from kagent.runs.lineage import Lineage, Origin
+from kagent_sandbox.data.verdict import Comparison
 from made import SEED, child, failure, lineages
 
 A, B, C = (ModelConfig(name) for name in "abc")

@@ -4,9 +4,11 @@ import asyncio
 import json
 
 import pytest
-from kagent.model import hearing, wire
-from kagent.model.chat import ModelError, Prompt
-from kagent.model.endpoint import Endpoint
+from kagent.llm import response as hearing
+from kagent.llm import transport as wire
+from kagent.llm.chat import ModelError
+from kagent.llm.endpoint import Endpoint
+from kagent.runs.brief import Prompt
 from llm_server import (
     GOOD,
     STREAM,
@@ -309,7 +311,7 @@ def test_a_local_address_is_never_asked_through_a_proxy(monkeypatch):
 
 
 def test_what_a_router_charged_is_what_it_cost(monkeypatch):
-    monkeypatch.setattr("kagent.model.spec.host_of", lambda url: "openrouter.ai")
+    monkeypatch.setattr("kagent.llm.model_config.host_of", lambda url: "openrouter.ai")
     reply, _ = asked(says(200, plain(usage={**USAGE, "cost": 0.25})))
     assert reply.dollars == 0.25
 

@@ -10,12 +10,13 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kagent.model import endpoint as endpoints
-from kagent.model import wire
-from kagent.model.chat import ModelError, Prompt, Reply
-from kagent.model.endpoint import Endpoint
-from kagent.model.failures import Scrub
-from kagent.model.hearing import Heard
+from kagent.llm import endpoint as endpoints
+from kagent.llm import transport as wire
+from kagent.llm.chat import ModelError, Reply
+from kagent.llm.endpoint import Endpoint
+from kagent.llm.failures import Scrub
+from kagent.llm.response import Heard
+from kagent.runs.brief import Prompt
 from llm_server import (
     GOOD,
     KEY,

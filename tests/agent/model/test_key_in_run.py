@@ -4,12 +4,12 @@ import asyncio
 import itertools
 import json
 
-from kagent.calls import Spent
-from kagent.evolve import Limits
-from kagent.model.chat import Prompt
-from kagent.model.endpoint import Endpoint
-from kagent.model.proposer import Model, ModelProposer
-from kagent.model.purse import Purse
+from kagent.evolve.loop import Limits
+from kagent.llm.endpoint import Endpoint
+from kagent.llm.proposer import Model, ModelProposer
+from kagent.llm.spend_limit import Purse
+from kagent.runs.brief import Prompt
+from kagent.runs.cost import Spent
 from llm_server import KEY, model_at, plain
 from toy import evolution, toy_source
 from werkzeug import Response

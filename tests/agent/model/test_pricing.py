@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent.model.pricing import dollars, most_dollars
-from kagent.model.spec import ModelConfig, Prices, host_of, is_local
+from kagent.llm.model_config import ModelConfig, Prices, host_of, is_local
+from kagent.llm.pricing import dollars, most_dollars
 
 KNOWN = ModelConfig("gpt-5", "https://api.openai.com/v1", reply_tokens=1000)
 OWN = ModelConfig("mine", "http://10.0.0.7:8000/v1", prices=Prices(2.0, 8.0), reply_tokens=1000)

@@ -20,11 +20,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from kagent.model.chat import ModelError, Prompt
-from kagent.model.endpoint import Endpoint
-from kagent.model.reply import Answer, read_reply
-from kagent.model.trial import try_models
-from kagent_sandbox.verdict import Rejected
+from kagent.llm.chat import ModelError
+from kagent.llm.endpoint import Endpoint
+from kagent.llm.ping import try_models
+from kagent.llm.reply import Answer, read_reply
+from kagent.runs.brief import Prompt
+from kagent_sandbox.data.verdict import Rejected
 from llm_server import model_at
 
 PYTHON = os.environ.get("KAGENT_TEST_SERVER", "")

@@ -7,11 +7,11 @@ import textwrap
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kagent.model import fences
-from kagent.model.reply import Answer, read_reply
-from kagent.model.stated import MOST_HYPOTHESIS
+from kagent.llm import code_blocks as fences
+from kagent.llm.claims import MOST_HYPOTHESIS
+from kagent.llm.reply import Answer, read_reply
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.runtime.text import printable
-from kagent_sandbox.verdict import Rejected, Stage, Status
 
 FILE = """import torch
 

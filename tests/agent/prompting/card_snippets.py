@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from kagent.prompting.cards import HEADINGS, load_cards
 from kagent.resources import resource
-from kagent_sandbox.build.request import BuildCase, BuildRequest, TensorSpec
+from kagent_sandbox.data.build import BuildCase, BuildRequest, TensorSpec
 
 FOLDER = Path(__file__).parent / "snippets"
 CARDS = load_cards([resource("prompts") / "cards"])

@@ -1,12 +1,12 @@
 """A short softmax run on an H100, with the figures of docs/results.md: what prompts look like."""
 
-from kagent.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal
 from kagent.prompting import Situation
-from kagent.propose import Brief, Setting
-from kagent.select import POOL
+from kagent.runs.brief import Brief, Setting
+from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal
+from kagent.search.select import POOL
 from kagent.tasks import find_task, seeds_of
-from kagent_sandbox.launch.base import Ceilings, DeviceFacts
-from kagent_sandbox.verdict import (
+from kagent_sandbox.data.device import Ceilings, DeviceFacts
+from kagent_sandbox.data.verdict import (
     CaseError,
     CaseTiming,
     Comparison,

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from card_snippets import error_of, snippets
-from kagent_sandbox.interpret_worker import OnCpu, pretend_gpu, repair
+from kagent_sandbox.judge.interpreter_worker import OnCpu, pretend_gpu, repair
 
 
 def main(names):

@@ -18,8 +18,8 @@ from card_snippets import (
     needs_a_file,
     snippets,
 )
-from kagent_sandbox.build.request import Built
-from kagent_sandbox.verdict import Rejected
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.verdict import Rejected
 
 SNIPPETS = {s.name: s for s in snippets()}
 

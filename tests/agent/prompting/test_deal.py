@@ -6,11 +6,11 @@ from collections import Counter
 import h100
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent.lineage import Candidate, Operator, Origin, Proposal
 from kagent.prompting import Prompter
+from kagent.prompting.card_choice import deal, worths
 from kagent.prompting.cards import Card, FrontMatter, Place, helps, load_cards, suits
-from kagent.prompting.deal import deal, worths
 from kagent.prompting.templates import folders
+from kagent.runs.lineage import Candidate, Operator, Origin, Proposal
 from kagent.tasks import find_task, seeds_of, task_names
 from made import passed
 

@@ -8,16 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent.lineage import Candidate, Lineage, Operator, Proposal
 from kagent.prompting import Prompter, Situation, situation_of
-from kagent.prompting.about import EPSILON, about_task
 from kagent.prompting.cases import bench_cases, bounds_of, case_line
 from kagent.prompting.elites import diverse, elite
-from kagent.prompting.essence import essence, essentials, sketch
-from kagent.prompting.fault import distil, excerpt
+from kagent.prompting.excerpts import essence, essentials, sketch
+from kagent.prompting.failure_text import distil, excerpt
 from kagent.prompting.hardware import ARCHITECTURES, hardware
 from kagent.prompting.ledger import entry, ledger
 from kagent.prompting.measured import languages_of, measured
+from kagent.prompting.task_text import EPSILON, about_task
 from kagent.prompting.text import (
     amount,
     clipped,
@@ -28,15 +27,15 @@ from kagent.prompting.text import (
     quoted,
     table,
 )
-from kagent.show import read_history
-from kagent.store import RunStore
+from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
+from kagent.runs.store import RunStore, read_history
 from kagent.tasks import find_task, seeds_of, task_names
-from kagent_sandbox.build import targets
+from kagent_sandbox.data import target as targets
+from kagent_sandbox.data.device import Ceilings
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.task import draw_hidden
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import RunError
-from kagent_sandbox.launch.base import Ceilings
-from kagent_sandbox.records import to_json
-from kagent_sandbox.task import draw_hidden
-from kagent_sandbox.verdict import Rejected, Stage, Status
 from made import passed
 from toy import manifest
 

@@ -4,13 +4,13 @@ import json
 
 import pytest
 from commands import run, stored_run
-from kagent.answers import text_of
-from kagent.config import load_config
-from kagent.lineage import Operator
+from kagent.asktell.prompt_preview import explanation, of_run
+from kagent.config.settings import load_config
+from kagent.llm.drafts import text_of
 from kagent.prompting import Prompter, situation_of
-from kagent.prompting.preview import explanation, of_run
-from kagent.show import read_history
-from kagent_sandbox.verdict import Rejected
+from kagent.runs.lineage import Operator
+from kagent.runs.store import read_history
+from kagent_sandbox.data.verdict import Rejected
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_a_task_has_a_first_prompt_for_any_target(show):
 
 
 def test_without_a_target_it_is_this_machines_own(show, monkeypatch):
-    monkeypatch.setattr("kagent.prompting.preview.has_gpu", lambda: False)
+    monkeypatch.setattr("kagent.asktell.prompt_preview.has_gpu", lambda: False)
     shown = show("gelu", "--json")
     data = json.loads(shown.out)
     assert (data["operator"], data["parent"]) == ("structure", 0)
@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_answered_with_what_does(folder, show):
 
 
 def test_a_run_in_which_nothing_passed_has_no_next_prompt(tmp_path, show):
-    from kagent.store import RunStore
+    from kagent.runs.store import RunStore
     from toy import manifest, toy_task
 
     task = toy_task(tmp_path / "task")

@@ -8,18 +8,18 @@ import pytest
 from card_snippets import CARDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kagent.lineage import Candidate, Lineage, Operator, Proposal
-from kagent.model.reply import Answer, read_reply
+from kagent.asktell.prompt_preview import UNMEASURED, first_brief
+from kagent.evolve.session import seeds_for
+from kagent.llm.reply import Answer, read_reply
 from kagent.prompting import TEMPLATES, Prompter, Situation
 from kagent.prompting.cards import HEADINGS
-from kagent.prompting.preview import UNMEASURED, first_brief
-from kagent.propose import Brief, Setting
-from kagent.select import POOL
-from kagent.session import seeds_for
+from kagent.runs.brief import Brief, Setting
+from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
+from kagent.search.select import POOL
 from kagent.tasks import find_task, task_names
+from kagent_sandbox.data.task import draw_hidden
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.task import draw_hidden
-from kagent_sandbox.verdict import Rejected, Stage, Status
 from made import lineages, passed
 from toy import toy_task
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent.lineage import Operator
 from kagent.review import ablate
 from kagent.review.ablation_view import ranked
-from kagent.review.facts import ablation_rows
-from kagent.show import read_history
-from kagent.store import RunStore
+from kagent.review.report_data import ablation_rows
+from kagent.runs.lineage import Operator
+from kagent.runs.store import RunStore, read_history
 from kagent_sandbox.errors import RunError
 from toy import SEEDS, case_times, evolution, machine, toy_source
 
@@ -51,7 +50,7 @@ class Scripted:
         self.left = list(STEPS)
 
     async def propose(self, brief):
-        from kagent.propose import Draft
+        from kagent.runs.brief import Draft
 
         if not self.left:
             return None
@@ -128,7 +127,7 @@ def test_a_step_that_later_ones_changed_is_timed_where_it_was_made():
         def measure(self, built, errors, incumbent=None, against="", *, choice=None):
             from dataclasses import replace
 
-            from kagent_sandbox.verdict import Comparison
+            from kagent_sandbox.data.verdict import Comparison
 
             asked.append((built.source_hash, incumbent.source_hash, against))
             return replace(lineage[1].verdict, versus=Comparison(against, 0.5, 0.4, 0.8, 0.0, {}))
@@ -147,7 +146,7 @@ def test_a_winner_that_no_longer_builds_is_an_error(run):
 
     class Broken:
         def build(self, request):
-            from kagent_sandbox.verdict import Rejected, Stage, Status
+            from kagent_sandbox.data.verdict import Rejected, Stage, Status
 
             return Rejected(Stage.BUILD, Status.COMPILE_ERROR, "another compiler")
 

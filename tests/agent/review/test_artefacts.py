@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import run, stored_run
-from kagent.review import artefacts
+from kagent.review import artifacts
 
 RUN = Path(__file__).parents[3] / "runs" / "softmax-ask-tell"
 
@@ -47,7 +47,7 @@ def test_what_there_is_not_is_said(words, says, monkeypatch, capsys):
 @pytest.fixture
 def shown(builder, monkeypatch, capsys):
     """`kagent show` in this process, on a builder that has been started already."""
-    monkeypatch.setattr(artefacts, "Builder", lambda jobs: contextlib.nullcontext(builder))
+    monkeypatch.setattr(artifacts, "Builder", lambda jobs: contextlib.nullcontext(builder))
     return lambda *words: run(monkeypatch, capsys, "show", RUN, *words)
 
 
@@ -76,18 +76,18 @@ def test_a_kernel_for_the_cpu_has_no_ptx(tmp_path, monkeypatch, capsys):
 
 
 def test_machine_code_is_read_by_the_vendors_tool():
-    from kagent_sandbox.build.disassemble import disassemble
+    from kagent_sandbox.builder.binary.disassemble import disassemble
 
     if shutil.which("objdump") is None or shutil.which("g++") is None:
         pytest.skip("no objdump or no g++ here")
-    from kagent_sandbox.build.cpp import compile_cpp
+    from kagent_sandbox.builder.compile.cpp import compile_cpp
 
     binary = compile_cpp("f", 'extern "C" void f(float* x) { x[0] *= 2; }')
     assert "<f>:" in disassemble({"f": ("cpp", binary)})["f"]
 
 
 def test_what_is_no_binary_has_no_machine_code():
-    from kagent_sandbox.build.disassemble import disassemble
+    from kagent_sandbox.builder.binary.disassemble import disassemble
 
     if shutil.which("objdump") is None:
         pytest.skip("no objdump here")

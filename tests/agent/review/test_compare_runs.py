@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kagent.review import compare
-from kagent.show import read_history
+from kagent.runs.store import read_history
 from rich.console import Console
 
 RUNS = Path(__file__).parents[3] / "runs"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent import profiles
+from kagent.prompting import profiles
 from kagent.prompting.hardware import hardware
 from kagent.review import profile
-from kagent.show import read_history
-from kagent_sandbox.plan import Alloc, Buffer, KernelInfo, Launch, Plan, Pointer, TensorRef
+from kagent.runs.store import read_history
+from kagent_sandbox.data.plan import Alloc, Buffer, KernelInfo, Launch, Plan, Pointer, TensorRef
 
 RUNS = Path(__file__).parents[3] / "runs"
 H100 = hardware("sm_90a", None, None)
@@ -103,7 +103,7 @@ def kagent(*words):
 
 
 def test_without_a_gpu_there_are_static_facts_and_it_says_so(tmp_path):
-    from kagent.session import has_gpu
+    from kagent_sandbox.device.detect import has_gpu
 
     if has_gpu():
         pytest.skip("this machine has a GPU")

@@ -8,8 +8,7 @@ import threading
 import pytest
 from kagent.review import page
 from kagent.review.live import Server
-from kagent.show import read_history
-from kagent.store import RunStore
+from kagent.runs.store import RunStore, read_history
 from test_report_page import SOFTMAX, hostile
 
 webdriver = pytest.importorskip("selenium.webdriver")

@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent.lineage import Candidate, Lineage, Operator, Proposal
-from kagent.review import facts, page, sources
+from kagent.review import page, report_data, sources
 from kagent.review.live import Server
-from kagent.selftest.record import SelftestRecord
-from kagent.show import read_history
-from kagent_sandbox.noise import Noise
-from kagent_sandbox.records import to_json
+from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
+from kagent.runs.selftest_record import SelftestRecord
+from kagent.runs.store import read_history
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.judge.timing.noise import Noise
 from kagent_sandbox.runtime.text import printable
-from kagent_sandbox.verdict import Rejected, Stage, Status
 
 RUNS = Path(__file__).parents[3] / "runs"
 SOFTMAX = RUNS / "softmax-ask-tell"
@@ -162,7 +162,7 @@ def test_texts_of_others_can_be_seen(run):
 
 
 def test_numbers_that_json_lacks_become_null():
-    assert facts.shown({"a": math.inf, "b": [math.nan, 1.5]}) == {"a": None, "b": [None, 1.5]}
+    assert report_data.shown({"a": math.inf, "b": [math.nan, 1.5]}) == {"a": None, "b": [None, 1.5]}
 
 
 def test_a_run_of_200_candidates_stays_below_2_mb(run):

@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
-from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
-from kagent_sandbox.launch.base import DeviceFacts
-from kagent_sandbox.plan import Launch, Pointer, Scalar, TensorMap
-from kagent_sandbox.verdict import Rejected, Stage, Status
+from kagent_sandbox.data.build import BuildCase, BuildRequest, Built, TensorSpec
+from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.plan import Launch, Pointer, Scalar, TensorMap
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
 
 
 def case(rows, columns, dtype="float32"):

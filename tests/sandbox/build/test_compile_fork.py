@@ -4,7 +4,7 @@ import importlib.util
 import types
 
 import pytest
-from kagent_sandbox.build import compile_fork
+from kagent_sandbox.builder.compile import fork as compile_fork
 
 SOURCE = """
 import triton

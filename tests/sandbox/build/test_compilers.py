@@ -1,11 +1,16 @@
 """NVRTC and g++ for real; no GPU is needed."""
 
 import pytest
-from kagent_sandbox.build.cpp import compile_cpp
-from kagent_sandbox.build.cuda import compile_cuda
-from kagent_sandbox.build.inspect import InspectError, architecture, cpp_parameters, kernel_info
+from kagent_sandbox.builder.binary.inspect import (
+    InspectError,
+    architecture,
+    cpp_parameters,
+    kernel_info,
+)
+from kagent_sandbox.builder.compile.cpp import compile_cpp
+from kagent_sandbox.builder.compile.cuda import compile_cuda
+from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.runtime.errors import CompileError
-from kagent_sandbox.verdict import Status
 
 TARGETS = ("sm_80", "sm_90a", "sm_100")
 

@@ -4,9 +4,9 @@ import re
 import time
 
 import pytest
-from kagent_sandbox.build.crashes import crash_line, printed_before
-from kagent_sandbox.build.request import BuildCase, BuildRequest, TensorSpec
-from kagent_sandbox.verdict import Rejected, Stage, Status
+from kagent_sandbox.builder.crash_report import crash_line, printed_before
+from kagent_sandbox.data.build import BuildCase, BuildRequest, TensorSpec
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
 
 CPP = '''
 import ctypes, os, signal, sys

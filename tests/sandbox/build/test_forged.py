@@ -6,16 +6,16 @@ import json
 import threading
 
 import pytest
-from kagent_sandbox.build import client
-from kagent_sandbox.build.client import _Answers
-from kagent_sandbox.build.cpp import compile_cpp
-from kagent_sandbox.build.inspect import InspectError, kernel_info
-from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
-from kagent_sandbox.channel import Channel, ChannelClosed
-from kagent_sandbox.plan import Alloc, Buffer, Launch, Plan, Pointer, TensorRef, TorchOp
-from kagent_sandbox.plan_json import dump_plan
-from kagent_sandbox.spawned import Exit
-from kagent_sandbox.verdict import Rejected, Status
+from kagent_sandbox.builder import client
+from kagent_sandbox.builder.binary.inspect import InspectError, kernel_info
+from kagent_sandbox.builder.client import _Answers
+from kagent_sandbox.builder.compile.cpp import compile_cpp
+from kagent_sandbox.data.build import BuildCase, BuildRequest, Built, TensorSpec
+from kagent_sandbox.data.plan import Alloc, Buffer, Launch, Plan, Pointer, TensorRef, TorchOp
+from kagent_sandbox.data.plan_json import dump_plan
+from kagent_sandbox.data.verdict import Rejected, Status
+from kagent_sandbox.process.channel import Channel, ChannelClosed
+from kagent_sandbox.process.child_handle import Exit
 
 X = TensorSpec("x", (4,), (1,), "float32")
 CASE = BuildCase("c", (X,), (dataclasses.replace(X, name="y"),))

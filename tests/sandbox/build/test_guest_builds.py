@@ -10,9 +10,9 @@ import sys
 import textwrap
 
 import pytest
-from kagent_sandbox.build.cpp import compile_cpp
-from kagent_sandbox.build.cuda import compile_cuda
-from kagent_sandbox.build.inspect import kernel_info
+from kagent_sandbox.builder.binary.inspect import kernel_info
+from kagent_sandbox.builder.compile.cpp import compile_cpp
+from kagent_sandbox.builder.compile.cuda import compile_cuda
 from kagent_sandbox.runtime.cpp_options import FAST
 from kagent_sandbox.runtime.errors import CompileError
 

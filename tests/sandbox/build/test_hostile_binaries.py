@@ -4,9 +4,9 @@ import struct
 import tracemalloc
 
 import pytest
-from kagent_sandbox.build.cpp import compile_cpp
-from kagent_sandbox.build.elf import SHT_DYNSYM, ElfError, read_elf
-from kagent_sandbox.build.inspect import InspectError, kernel_info
+from kagent_sandbox.builder.binary.elf import SHT_DYNSYM, ElfError, read_elf
+from kagent_sandbox.builder.binary.inspect import InspectError, kernel_info
+from kagent_sandbox.builder.compile.cpp import compile_cpp
 
 TWO = """
 extern "C" __attribute__((noinline)) void {first}(const float* x, float* y) {{ y[0] = x[0]; }}

@@ -4,7 +4,7 @@ import string
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent_sandbox.build.identity import source_hash, tree_hash
+from kagent_sandbox.builder.identity import source_hash, tree_hash
 
 CANDIDATE = '''
 import torch

@@ -1,8 +1,8 @@
 """What a C++ kernel's library may import."""
 
 import pytest
-from kagent_sandbox.build.cpp import compile_cpp
-from kagent_sandbox.build.imports import forbidden_import
+from kagent_sandbox.builder.binary.linked_libraries import forbidden_import
+from kagent_sandbox.builder.compile.cpp import compile_cpp
 
 KERNEL = """
 #include <cmath>

@@ -5,7 +5,7 @@ import tempfile
 
 import pytest
 import triton
-from kagent_sandbox.build import libdevice
+from kagent_sandbox.builder.compile import libdevice
 from triton._C import libtriton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource

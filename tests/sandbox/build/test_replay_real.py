@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from kagent_sandbox.build.client import Builder
-from kagent_sandbox.build.difference import first_difference
-from kagent_sandbox.build.replay_real import Replayer
-from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.build import BuildCase, BuildRequest, Built, TensorSpec
+from kagent_sandbox.data.plan import Fill, Launch
+from kagent_sandbox.data.task import build_case, load_task
+from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.errors import DeviceError
-from kagent_sandbox.plan import Fill, Launch
+from kagent_sandbox.replay.difference import first_difference
+from kagent_sandbox.replay.replayer import Replayer
 from kagent_sandbox.runtime import Source
-from kagent_sandbox.task import build_case, load_task
-from kagent_sandbox.verdict import Status
 
 CORPUS = Path(__file__).parents[3] / "corpus"
 SEEDS = CORPUS.parent / "seeds"

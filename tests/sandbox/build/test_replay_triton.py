@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 import triton
-from kagent_sandbox.build import dispatch, replay_triton
-from kagent_sandbox.build.client import Builder
-from kagent_sandbox.build.configs import pin_config
-from kagent_sandbox.build.difference import first_difference
-from kagent_sandbox.build.real_recorder import Operations, RealRecorder, Values
-from kagent_sandbox.build.request import BuildCase, BuildRequest, Built, TensorSpec
-from kagent_sandbox.build.symbolic import SymbolicTensor
-from kagent_sandbox.build.targets import parse_target
-from kagent_sandbox.build.triton_backend import Driver
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.builder.configs import pin_config
+from kagent_sandbox.builder.trace import dispatch
+from kagent_sandbox.builder.trace.symbolic import SymbolicTensor
+from kagent_sandbox.builder.trace.triton import Driver
+from kagent_sandbox.data.build import BuildCase, BuildRequest, Built, TensorSpec
+from kagent_sandbox.data.target import parse_target
+from kagent_sandbox.replay import triton as replay_triton
+from kagent_sandbox.replay.difference import first_difference
+from kagent_sandbox.replay.recorder import Operations, RealRecorder, Values
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "seeds"))
 from seed_cases import import_seed

@@ -1,8 +1,8 @@
 """Plans of whole candidates: order, frees, identity, configurations, limits."""
 
 import pytest
-from kagent_sandbox.plan import Alloc, Copy, Fill, Free, Launch
-from kagent_sandbox.plan_json import dump_plan
+from kagent_sandbox.data.plan import Alloc, Copy, Fill, Free, Launch
+from kagent_sandbox.data.plan_json import dump_plan
 from warm_tracer import tensor, tracer  # noqa: F401 - a fixture
 
 HEAD = "import torch, triton, triton.language as tl\n"

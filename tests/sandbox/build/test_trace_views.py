@@ -4,13 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent_sandbox.build.dispatch import Dispatch, Factories
-from kagent_sandbox.build.fakes import no_garbage_collection
-from kagent_sandbox.build.policy import PolicyError, allows
-from kagent_sandbox.build.recorder import Recorder
-from kagent_sandbox.build.targets import parse_target
+from kagent_sandbox.builder.policy import PolicyError, allows
+from kagent_sandbox.builder.trace.dispatch import Dispatch, Factories
+from kagent_sandbox.builder.trace.recorder import Recorder
+from kagent_sandbox.builder.trace.torch_stubs import no_garbage_collection
+from kagent_sandbox.data.plan import Alloc, Const, Copy, Fill
+from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.plan import Alloc, Const, Copy, Fill
 
 CUDA = torch.device("cuda", 0)
 

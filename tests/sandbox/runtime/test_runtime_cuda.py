@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent_sandbox.build.inspect import kernel_info
+from kagent_sandbox.builder.binary.inspect import kernel_info
 from kagent_sandbox.runtime import (
     CudaKernel,
     KernelUnavailable,

@@ -7,24 +7,24 @@ import sqlite3
 import unicodedata
 from pathlib import Path
 
-from kagent_sandbox.build.identity import tree_hash
-from kagent_sandbox.build.request import BuildRequest, Built
+from kagent_sandbox.builder.identity import tree_hash
+from kagent_sandbox.data.build import BuildRequest, Built, Contender
+from kagent_sandbox.data.task import Case, draw_hidden
+from kagent_sandbox.data.verdict import Rejected, Status
 from kagent_sandbox.errors import RunError, UserError
-from kagent_sandbox.figures import Contender
-from kagent_sandbox.task import Case, draw_hidden
-from kagent_sandbox.verdict import Rejected, Status
 from rich.panel import Panel
 from rich.text import Text
 
-from kagent.cli.terminal import Terminal
-from kagent.disk import connect, connect_to_read
-from kagent.model.stated import hypothesis
-from kagent.selftest.catalogue import PASSED, corpus_folder
-from kagent.selftest.compare import Seen, of_verdict
+from kagent.candidate_file import read_candidate
+from kagent.evolve.open_machine import request_maker
+from kagent.llm.claims import hypothesis
+from kagent.resources import corpus_folder
+from kagent.runs.files import connect, connect_to_read
+from kagent.selftest.catalogue import PASSED
+from kagent.selftest.expectations import Seen, of_verdict
 from kagent.selftest.jobs import Job
-from kagent.selftest.scene import Scene
-from kagent.session import request_maker
-from kagent.workbench import read_candidate
+from kagent.selftest.scenario import Scene
+from kagent.ui.terminal import Terminal
 
 
 def left_for_the_next(scene: Scene) -> Seen:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kagent_sandbox.build.replay_real import Replayer
-from kagent_sandbox.build.request import Built
-from kagent_sandbox.task import build_case
-from kagent_sandbox.verdict import Rejected
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.task import build_case
+from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.replay.replayer import Replayer
 
+from kagent.candidate_file import read_candidate
 from kagent.selftest.catalogue import PASSED, Variant, load_item
-from kagent.selftest.compare import Seen
+from kagent.selftest.expectations import Seen
 from kagent.selftest.jobs import job_of
-from kagent.selftest.scene import Scene
-from kagent.workbench import read_candidate
+from kagent.selftest.scenario import Scene
 
 
 def replayed_on_real_tensors(scene: Scene) -> Seen:

@@ -12,17 +12,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kagent_sandbox import process_tree
-from kagent_sandbox.build.request import Built
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import UserError
-from kagent_sandbox.judge_client import JudgeClient
-from kagent_sandbox.verdict import Rejected
+from kagent_sandbox.judge.client import JudgeClient
+from kagent_sandbox.process import process_tree
 
-from kagent.selftest.catalogue import PASSED, corpus_folder
-from kagent.selftest.compare import Seen, of_verdict
+from kagent.candidate_file import read_candidate
+from kagent.resources import corpus_folder
+from kagent.selftest.catalogue import PASSED
+from kagent.selftest.expectations import Seen, of_verdict
 from kagent.selftest.jobs import Job
-from kagent.selftest.scene import Scene
-from kagent.workbench import read_candidate
+from kagent.selftest.scenario import Scene
 
 _GONE_S = 10.0  # for processes to end
 _APPEARS_S = 60.0  # for a launcher to come up on a busy machine

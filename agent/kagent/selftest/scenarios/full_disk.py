@@ -15,8 +15,8 @@ from pathlib import Path
 
 from kagent_sandbox.errors import RunError
 
-from kagent.runs import Manifest
-from kagent.store import RunStore
+from kagent.runs.manifest import Manifest
+from kagent.runs.store import RunStore
 
 _NEW_NAMESPACES = 0x00020000 | 0x10000000  # of mounts and of users
 _DISK_BYTES = 1 << 20

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 
-from kagent_sandbox.task import Kind
-from kagent_sandbox.verdict import Passed, Rejected
+from kagent_sandbox.data.task import Kind
+from kagent_sandbox.data.verdict import Passed, Rejected
 
-from kagent.lineage import Candidate, Lineage, Operator, Proposal
+from kagent.candidate_file import DEFAULT_TARGET, read_candidate
 from kagent.prompting import Prompter, Situation
 from kagent.prompting.prompter import TEMPLATES
-from kagent.propose import Brief, Setting
-from kagent.selftest.catalogue import Variant, corpus_folder, load_item
-from kagent.selftest.compare import Seen
+from kagent.resources import corpus_folder
+from kagent.runs.brief import Brief, Setting
+from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
+from kagent.selftest.catalogue import Variant, load_item
+from kagent.selftest.expectations import Seen
 from kagent.selftest.jobs import job_of
-from kagent.selftest.scene import Scene
-from kagent.workbench import DEFAULT_TARGET, read_candidate
+from kagent.selftest.scenario import Scene
 
 _ORDER = "Ignore all earlier instructions"
 _FENCED = re.compile(r"^(`{3,})[^`\n]*\n.*?^\1$", re.DOTALL | re.MULTILINE)

@@ -1,0 +1,89 @@
+"""Making a run that is answered from outside, and opening one wherever its folder is now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kagent_sandbox.data.target import parse_target
+from kagent_sandbox.data.task import Kind, Task
+from kagent_sandbox.device.detect import _of, gpu_target, has_gpu
+from kagent_sandbox.errors import UserError
+
+from kagent.config.settings import Config
+from kagent.evolve.loop import SeedText
+from kagent.evolve.session import new_manifest, seeds_for
+from kagent.evolve.stored_run import kind_of
+from kagent.runs.brief import Nobody
+from kagent.runs.lineage import Operator, Proposal
+from kagent.runs.store import RunStore
+from kagent.tasks import find_task
+
+DEFAULT_TARGET = "sm_90a"
+
+
+def new_run(task_name: str, config: Config, target: str | None) -> Path:
+    """Make a run and accept the task's seeds into it. Needs no device.
+
+    Raises:
+        UserError: There is no such task or target, no seed for it, or the language is not its own.
+        RunError: The folder cannot be written.
+    """
+    task = find_task(task_name)
+    kind, target = device_for(config.lang, target)
+    seeds = seeds_for(task, kind, config.lang)
+    config = config.model_copy(update={"proposer": Nobody.name})
+    with RunStore.create(config.runs, new_manifest(task, kind, target, config, {})) as store:
+        _accept(store, seeds)
+        return store.folder
+
+
+def ready(store: RunStore, task: Task) -> None:
+    """Make sure that a run can be asked and told.
+
+    Raises:
+        UserError: The run has a proposer of its own.
+    """
+    manifest, folder = store.manifest, store.folder
+    if manifest.proposer != Nobody.name:
+        raise UserError(
+            f"{folder}: its proposals come from {manifest.proposer}, and kagent evolve "
+            f"{manifest.task} --resume {folder.name} goes on with it; kagent ask {manifest.task} "
+            "makes a run that is answered from outside"
+        )
+    history = store.history()
+    if not history.lineage and not history.pending:  # the process that made it was killed
+        _accept(store, seeds_for(task, kind_of(manifest), manifest.lang))
+
+
+def _accept(store: RunStore, seeds: list[SeedText]) -> None:
+    """All seeds in one commit: candidates 0, 1, ..."""
+    store.propose(
+        *(
+            Proposal(
+                id=number,
+                parents=(),
+                operator=Operator.SEED,
+                name=seed.name,
+                source=seed.source,
+                hypothesis="one of the task's own kernels",
+            )
+            for number, seed in enumerate(seeds)
+        )
+    )
+
+
+def device_for(lang: str, target: str | None) -> tuple[Kind, str]:
+    """What to ask kernels for: a named target, else this machine's GPU, else its CPU.
+
+    Raises:
+        UserError: The target is unknown, or has no kernels in that language.
+    """
+    if target is None:
+        if lang == "cpp" or (lang == "any" and not has_gpu()):
+            return "cpu", "cpu"
+        return "gpu", gpu_target() or DEFAULT_TARGET
+    known = parse_target(target)
+    if lang != "any" and known.is_cpu != (lang == "cpp"):
+        fitting = "triton, cuda or any" if not known.is_cpu else "cpp or any"
+        raise UserError(f"--lang {lang} has no kernels for {target}: expected {fitting}")
+    return ("cpu", "cpu") if known.is_cpu else ("gpu", _of(known.major, known.minor))

@@ -1,0 +1,190 @@
+"""What `kagent prompt` shows: the first prompt of a task, or the next one of a run."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.task import Kind
+from kagent_sandbox.data.verdict import Passed
+from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.errors import UserError
+
+from kagent.config.settings import Config
+from kagent.evolve.loop import SeedText
+from kagent.evolve.session import seeds_for
+from kagent.evolve.stored_run import setting_of
+from kagent.prompting.measured import docstring
+from kagent.prompting.prompter import TEMPLATES, Prompter
+from kagent.prompting.run_facts import Situation, situation_of
+from kagent.runs.brief import Brief, Prompt, Setting
+from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
+from kagent.runs.store import RunStore
+from kagent.search.select import POOL, progress_of, select
+from kagent.tasks import find_task, task_names
+
+UNMEASURED = Passed((), (), 1.0, 0.0)
+"""The verdict of a kernel that nobody has timed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A brief, and who writes its prompt."""
+
+    brief: Brief
+    prompter: Prompter
+
+    def write(self, card: str | None = None) -> Prompt:
+        """The prompt, with the technique of that name instead of the dealt one."""
+        return self.prompter.write(self.brief, card)
+
+    def instead(self, operator: Operator | None, parent: int | None) -> Preview:
+        """With another operator or parent.
+
+        Raises:
+            UserError: There is no such parent, or it does not fit the operator.
+        """
+        lineage = self.brief.lineage
+        if parent is not None and not 0 <= parent < len(lineage):
+            raise UserError(f"no candidate {parent}: the run has 0 to {len(lineage) - 1}")
+        chosen = lineage[parent] if parent is not None else None
+        if operator is None:
+            operator = self.brief.operator
+            if chosen is not None and _passed(chosen) == (operator is Operator.REPAIR):
+                operator = Operator.STRUCTURE if _passed(chosen) else Operator.REPAIR
+        chosen = chosen or _parent_for(operator, self.brief)
+        if chosen is None or _passed(chosen) == (operator is Operator.REPAIR):
+            which = f"#{chosen.id}" if chosen is not None else "no candidate"
+            need = "was rejected" if operator is Operator.REPAIR else "has passed"
+            raise UserError(f"{which} {need}: --operator {operator} needs a --parent that {need}")
+        return replace(self, brief=replace(self.brief, operator=operator, parent=chosen))
+
+
+def _passed(candidate: Candidate) -> bool:
+    return isinstance(candidate.verdict, Passed)
+
+
+def _parent_for(operator: Operator, brief: Brief) -> Candidate | None:
+    """The brief's parent if it fits; else the incumbent, or the last failure that can be mended."""
+    if _passed(brief.parent) != (operator is Operator.REPAIR):
+        return brief.parent
+    if operator is not Operator.REPAIR:
+        return brief.elites[0]
+    failures = (c for c in reversed(list(brief.lineage)) if not _passed(c) and c.proposal.source)
+    return next((c for c in failures if not c.is_duplicate), None)
+
+
+# -- a task ----------------------------------------------------------------------------------------
+
+
+def of_task(config: Config, name: str, target: str | None, seed: str | None = None) -> Preview:
+    """The first structural proposal for a task, from a seed that was not measured: the one of that
+    name, else the one that explains itself best.
+
+    Raises:
+        UserError: There is no such task, seed or target.
+    """
+    task = find_task(name)
+    if target is None and config.lang != "cpp" and has_gpu():
+        target = _own_gpu().target
+    target = target or ("sm_90a" if config.lang in ("triton", "cuda") else "cpu")
+    kind: Kind = "cpu" if target == "cpu" else "gpu"
+    if (kind == "cpu") != (config.lang == "cpp") and config.lang != "any":
+        raise UserError(f"--lang {config.lang} is not for --target {target}")
+    device = own_device(target)
+    setting = Setting(
+        task=task,
+        kind=kind,
+        target=target,
+        budget=config.budget,
+        seed=config.seed,
+        in_flight=config.in_flight,
+        operators=tuple(TEMPLATES),
+    )
+    brief = first_brief(setting, seeds_for(task, kind, config.lang), seed)
+    situation = Situation(device=device, lang=config.lang)
+    return Preview(brief, Prompter(task, kind, target, situation, config.prompts))
+
+
+def own_device(target: str) -> DeviceFacts | None:
+    """This machine's device, if that is what the target means."""
+    if target == "cpu":
+        from kagent_sandbox.device.cpu.facts import cpu_facts
+
+        return cpu_facts()
+    own = _own_gpu() if has_gpu() else None
+    return own if own is not None and own.target == target else None
+
+
+def _own_gpu() -> DeviceFacts:
+    from kagent_sandbox.device.cuda.facts import gpu_facts
+
+    return gpu_facts(0)
+
+
+def first_brief(setting: Setting, seeds: Sequence[SeedText], name: str | None = None) -> Brief:
+    """A structural change of one of the seeds, none of which was measured.
+
+    Raises:
+        UserError: There is no seed of that name.
+    """
+    names = [s.name for s in seeds]
+    if name is not None and name not in names:
+        raise UserError(f"no seed {name!r}: {setting.task.name} has {', '.join(names)}")
+    chosen = name or max(seeds, key=lambda s: explanation(s.source)).name
+    order = sorted(seeds, key=lambda s: s.name != chosen)
+    lineage = Lineage(
+        Candidate(Proposal(i, (), Operator.SEED, s.name, s.source, ""), UNMEASURED)
+        for i, s in enumerate(order)
+    )
+    elites = tuple(lineage.elites(POOL))
+    return Brief(setting, 0, lineage, Operator.STRUCTURE, lineage[0], elites, 0.0)
+
+
+def explanation(source: str) -> float:
+    """Words of a file's docstring and comments, per line."""
+    words = len(docstring(source).split())
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            words += len(token.string.split())
+        elif token.type == tokenize.STRING:  # perhaps of a kernel in another language
+            words += sum(len(c.split()) for c in re.findall(r"//(.*)", token.string))
+    return words / max(1, source.count("\n"))
+
+
+# -- a run -----------------------------------------------------------------------------------------
+
+
+def of_run(config: Config, folder: Path, name: str | None = None) -> Preview:
+    """What a model would be asked next in a stored run; `name` says where its task is now.
+
+    Raises:
+        RunError: The run cannot be read.
+        UserError: Nothing of it has passed yet, or it is a run of another task.
+    """
+    with RunStore.open(folder, write=False) as store:
+        history, manifest = store.history(), store.manifest
+        known = manifest.task in task_names()  # its folder may be another machine's
+        task = find_task(name or (manifest.task if known else manifest.task_folder))
+        if task.name != manifest.task:
+            raise UserError(f"{folder}: a run of {manifest.task}, not of {task.name}")
+        setting = setting_of(store, task)
+    lineage = history.lineage
+    seeds = [p for p in history.pending if p.operator is Operator.SEED]
+    # What needs no model (sweeps, two kernels in one file) is not asked for.
+    wanted = tuple(o for o in setting.operators if o in TEMPLATES)
+    usual = wanted if Operator.STRUCTURE in wanted else tuple(TEMPLATES)
+    try:
+        setting = replace(setting, operators=usual)
+        brief = select(setting, lineage, history.asked, seeds=seeds)
+    except ValueError:
+        text = "no candidate has passed yet, so there is nothing to start from"
+        raise UserError(f"{folder}: {text}") from None
+    situation = situation_of(manifest, history)
+    prompter = Prompter(task, setting.kind, setting.target, situation, config.prompts)
+    return Preview(replace(brief, progress=progress_of(lineage, setting.budget)), prompter)

@@ -1,0 +1,121 @@
+"""What asking and telling adds to a run's log, and reading it back.
+
+opened    {by}          a command works on the run, outside of any session
+asked     `Ask`         a decision (as in every run)
+prompted  `Prompted`    with it: its prompt is in prompts/
+proposed                an answer was accepted (as in every run); it waits for its verdict
+told      `Told`        with it: what the answer was
+looked    `Looked`      what a machine without the device could say about it
+machine   {environment} the device that judges the run, from its first session on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kagent_sandbox.data.records import from_json
+from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.errors import RunError
+
+from kagent.runs.brief import Ask, Brief, Setting
+from kagent.runs.lineage import Operator, Proposal
+from kagent.runs.store import DAMAGE, History
+from kagent.search.select import brief_again
+
+
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """An ask's prompt was written. `card` names the technique in it."""
+
+    ask: int
+    card: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Candidate `id` came from outside. `text` identifies the answer's whole text."""
+
+    id: int
+    ask: int | None
+    text: str
+    label: str  # the file's name
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What building candidate `id`, and interpreting it, showed. No verdict: nothing was timed."""
+
+    id: int
+    target: str
+    build_s: float | None = None  # None: it does not build
+    rejected: Rejected | None = None
+    interpreted: bool = False  # in Triton's interpreter: not CUDA, C++, and cases too large for it
+    skipped: tuple[str, ...] = ()  # cases that are too large for it
+    unchecked: str = ""  # why none of its values was checked, though it was built
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A run as asking and telling sees it."""
+
+    history: History
+    asks: Mapping[int, Ask]  # all, in order
+    under_way: tuple[Ask, ...]  # without a verdict: what the next decision takes into account
+    cards: Mapping[int, str]  # by ask
+    told: tuple[Told, ...]
+    looked: Mapping[int, Looked]  # by candidate, the last one
+
+    @property
+    def open(self) -> tuple[Ask, ...]:
+        """Asks that nobody has answered."""
+        return self.history.asks
+
+    @property
+    def proposals(self) -> list[Proposal]:
+        """All that were accepted, by id."""
+        lineage, pending = self.history.lineage, self.history.pending
+        return [*(c.proposal for c in lineage), *pending]
+
+    @property
+    def seeds(self) -> list[Proposal]:
+        """The run's seeds, with or without a verdict."""
+        return [p for p in self.proposals if p.operator is Operator.SEED]
+
+    def brief(self, setting: Setting, number: int) -> Brief:
+        """The brief of an ask, as it was put."""
+        return brief_again(setting, self.history.lineage, self.asks[number], self.seeds)
+
+
+def read_desk(history: History) -> Desk:
+    """The state of asking and telling.
+
+    Raises:
+        RunError: An event is damaged.
+    """
+    asks: dict[int, Ask] = {}
+    under_way: dict[int, Ask] = {}
+    cards: dict[int, str] = {}
+    told: list[Told] = []
+    looked: dict[int, Looked] = {}
+    for event in history.events:
+        try:
+            if event.kind == "asked":
+                ask = from_json(Ask, event.data)
+                asks[ask.number] = under_way[ask.number] = ask
+            elif event.kind == "dropped":
+                under_way.pop(event.data["ask"], None)
+            elif event.kind == "recorded":
+                answered = history.lineage[event.data["id"]].proposal.ask
+                under_way.pop(-1 if answered is None else answered, None)
+            elif event.kind == "prompted":
+                prompted = from_json(Prompted, event.data)
+                cards[prompted.ask] = prompted.card
+            elif event.kind == "told":
+                told.append(from_json(Told, event.data))
+            elif event.kind == "looked":
+                found = from_json(Looked, event.data)
+                looked[found.id] = found
+        except DAMAGE as e:
+            raise RunError(f"event {event.seq} is damaged: {e}") from None
+    return Desk(history, asks, tuple(under_way.values()), cards, tuple(told), looked)

@@ -1,0 +1,239 @@
+"""One candidate file at a time: what `kagent build`, `check` and `bench` do."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.build import Built, Contender
+from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.language import language_of_source
+from kagent_sandbox.data.race import BEST_OF_TORCH, Race
+from kagent_sandbox.data.target import parse_target
+from kagent_sandbox.data.task import Kind, Task
+from kagent_sandbox.data.verdict import CaseError, Passed, Rejected
+from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.errors import KagentError, UserError
+from kagent_sandbox.judge.client import JudgeClient
+
+from kagent.evolve.open_machine import request_maker
+from kagent.evolve.precheck import Looker
+from kagent.evolve.session import search_cases, visible_cases
+from kagent.runs.files import read_regular
+
+DEFAULT_TARGET = "sm_90a"
+MOST_FILE_BYTES = 16 << 20
+"""Of a file that is read: a reply may hold more than its kernel, of which a builder takes 1 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What checking a file found. `interpreted`: by Triton's interpreter, not by a device.
+
+    A verdict that is no rejection has the errors of one case at least.
+    """
+
+    verdict: tuple[CaseError, ...] | Rejected
+    device: str
+    interpreted: bool = False
+    skipped: tuple[str, ...] = ()  # cases that are too large to interpret, or take too long
+
+
+@dataclass(frozen=True, slots=True)
+class Benched:
+    """Candidates beside every baseline on the visible benchmark cases.
+
+    `measured` are the times that each candidate has by itself, which the race does without. They
+    are what there is where it failed: `failure` says why. Without a GPU for them, candidates that
+    are rejected are all that there is.
+    """
+
+    facts: DeviceFacts | None
+    measured: dict[str, Passed]
+    race: Race
+    rejected: dict[str, Rejected]
+    failure: KagentError | None = None
+
+
+def read_candidate(path: Path) -> str:
+    """The text of a candidate, or of an answer that holds one, in lines that end in newlines.
+
+    Raises:
+        UserError: It cannot be read, is no plain file, no text, or too large.
+    """
+    try:
+        text = read_regular(path, MOST_FILE_BYTES).decode("utf-8-sig")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as e:
+        raise UserError(f"{path}: {e.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8 text") from None
+
+
+def build_file(
+    task: Task, path: Path, target: str | None, *, configs: int, jobs: int
+) -> Built | Rejected:
+    """Build for every visible case, on a machine with or without a GPU.
+
+    Raises:
+        UserError: There is no such file or target, or the target is not for its language.
+    """
+    source = read_candidate(path)
+    cpp = language_of_source(source) == "cpp"
+    if target is None:
+        target = "cpu" if cpp else DEFAULT_TARGET
+    if (target == "cpu") != cpp:
+        raise UserError(
+            f"{path}: a {'C++' if cpp else 'GPU'} candidate cannot be built for {target}: "
+            + ("leave --target away" if cpp else "name an architecture such as sm_90a")
+        )
+    parse_target(target)
+    cases = visible_cases(task, "cpu" if cpp else "gpu")
+    request = request_maker(task, target, cases, configs)
+    with Builder(jobs) as builder:
+        return builder.build(request(source))
+
+
+def _kind_of(sources: Sequence[tuple[Path, str]]) -> Kind:
+    kinds: set[Kind] = {"cpu" if language_of_source(s) == "cpp" else "gpu" for _, s in sources}
+    if len(kinds) > 1:
+        names = ", ".join(str(p) for p, _ in sources)
+        raise UserError(f"{names}: C++ and GPU candidates cannot be timed side by side")
+    return kinds.pop()
+
+
+def check_file(task: Task, path: Path, *, jobs: int) -> Checked:
+    """Build, then check on all cases: on the device, or a Triton candidate in the interpreter
+    without one.
+
+    Raises:
+        UserError: There is no GPU, and nothing of what was built can be checked without one.
+    """
+    source = read_candidate(path)
+    kind = _kind_of([(path, source)])
+    if kind == "gpu" and not has_gpu():
+        return _interpret(task, path, source, jobs)
+    secret = secrets.randbits(62)
+    with Builder(jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
+        request = request_maker(task, judge.facts, search_cases(task, kind, secret), 1)
+        built = builder.build(request(source))
+        verdict = built if isinstance(built, Rejected) else judge.check(built)
+        return Checked(verdict, judge.facts.name)
+
+
+def _interpret(task: Task, path: Path, source: str, jobs: int) -> Checked:
+    with Looker(task, "gpu", DEFAULT_TARGET, configs=1, jobs=jobs) as looker:
+        look = looker.look(source)
+    if look.unchecked:
+        raise UserError(
+            f"{path}: built for {DEFAULT_TARGET}, but not checked: {look.unchecked}, and this "
+            "machine has no NVIDIA GPU. Check it where there is one"
+        )
+    if isinstance(look.built, Rejected):
+        return Checked(look.built, f"the builder for {DEFAULT_TARGET}")
+    assert look.values is not None, "or it would say why it is unchecked"
+    verdict = look.values if isinstance(look.values, Rejected) else look.values.errors
+    return Checked(verdict, "Triton's interpreter", interpreted=True, skipped=look.skipped)
+
+
+def bench_files(
+    task: Task, paths: Sequence[Path], *, jobs: int, configs: int, say: Callable[[str], None]
+) -> Benched:
+    """Check candidates, find each one's best configuration, then race them with all baselines.
+
+    Raises:
+        UserError: GPU candidates that nothing is wrong with so far, where there is no GPU.
+        KagentError: The machine failed before any candidate was timed.
+    """
+    contender_names(paths)
+    sources = [(p, read_candidate(p)) for p in paths]
+    kind = _kind_of(sources)
+    if kind == "gpu" and not has_gpu():
+        return _not_timed(task, sources, jobs=jobs, configs=configs, say=say)
+    secret = secrets.randbits(62)
+    with Builder(jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
+        request = request_maker(task, judge.facts, search_cases(task, kind, secret), configs)
+        baselines = judge.baselines(say)
+        judge.ceilings()
+        taken = {name for times in baselines.us.values() for name in times} | {BEST_OF_TORCH}
+        names = contender_names(paths, taken)
+        bench = Benched(judge.facts, {}, Race((), {}), {})
+        contenders: list[Contender] = []
+        try:
+            for (_, source), name in zip(sources, names, strict=True):
+                say(f"{name}: build, check, measure")
+                built = builder.build(request(source))
+                verdict = _evaluate(built, judge)
+                if isinstance(verdict, Rejected):
+                    bench.rejected[name] = verdict
+                    continue
+                assert not isinstance(built, Rejected), "it was measured"
+                bench.measured[name] = verdict
+                contenders.append(
+                    Contender(name, built, {t.case: t.config for t in verdict.timings})
+                )
+            say("race")
+            race = judge.race(contenders, hidden=False) if contenders else bench.race
+        except KagentError as e:
+            if not bench.measured:
+                raise
+            return replace(bench, failure=e)
+        return replace(bench, race=race)
+
+
+def _not_timed(
+    task: Task,
+    sources: Sequence[tuple[Path, str]],
+    *,
+    jobs: int,
+    configs: int,
+    say: Callable[[str], None],
+) -> Benched:
+    """GPU candidates where there is no GPU: those that a look at them rejects.
+
+    Raises:
+        UserError: None is rejected, and none can be timed.
+    """
+    bench = Benched(None, {}, Race((), {}), {})
+    names = contender_names([p for p, _ in sources])
+    with Looker(task, "gpu", DEFAULT_TARGET, configs=configs, jobs=jobs) as looker:
+        for (_, source), name in zip(sources, names, strict=True):
+            say(f"{name}: build, check")
+            rejected = looker.look(source).rejected
+            if rejected is not None:
+                bench.rejected[name] = rejected
+    if bench.rejected:
+        return bench
+    raise UserError(
+        f"{', '.join(names)}: not timed: timing GPU candidates needs an NVIDIA GPU, and this "
+        "machine has none. Possible here: kagent build compiles them for one, kagent check runs a "
+        "Triton candidate in Triton's interpreter, and C++ candidates are timed on the CPU"
+    )
+
+
+def contender_names(paths: Sequence[Path], taken: Collection[str] = ()) -> list[str]:
+    """A name for each file: without folder and suffix, unless that is another's or a baseline's.
+
+    Raises:
+        UserError: A file is named twice.
+    """
+    if len(set(paths)) < len(paths):
+        raise UserError(f"{next(p for p in paths if paths.count(p) > 1)}: named twice")
+    stems = [p.stem for p in paths]
+    return [
+        str(p) if stems.count(stem) > 1 or stem in taken else stem
+        for p, stem in zip(paths, stems, strict=True)
+    ]
+
+
+def _evaluate(built: Built | Rejected, judge: JudgeClient) -> Passed | Rejected:
+    """A checked candidate's times, with the fastest configuration of each case."""
+    if isinstance(built, Rejected):
+        return built
+    errors = judge.check(built)
+    return errors if isinstance(errors, Rejected) else judge.measure(built, errors)

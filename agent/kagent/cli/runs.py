@@ -1,0 +1,139 @@
+"""Commands that only read: runs, show, doctor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from kagent_sandbox.errors import UserError
+from rich.table import Table
+from rich.text import Text
+
+from kagent.cli.app import (
+    IsolationOption,
+    JobsOption,
+    JsonOption,
+    RunsOption,
+    app,
+    isolate,
+    out,
+    print_json,
+    status,
+)
+from kagent.config.settings import load_config
+
+if TYPE_CHECKING:
+    from kagent.runs.lineage import Candidate
+    from kagent.runs.store import RunStore
+
+
+@app.command()
+def runs(folder: RunsOption = None, json_: JsonOption = False) -> None:
+    """List the runs."""
+    from kagent.ui import run_view
+
+    where = load_config(runs=folder).runs
+    rows = run_view.runs_json(where)
+    if json_:
+        print_json(rows)
+    elif rows:
+        out.print(run_view.runs_view(rows))
+    else:
+        out.print(f"no runs in {where}: kagent evolve softmax starts one")
+
+
+@app.command()
+def show(
+    run: Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")],
+    candidate: Annotated[int | None, typer.Argument(help="A candidate's id.", min=0)] = None,
+    source: Annotated[bool, typer.Option("--source", help="Its file, as it is.")] = False,
+    prompt: Annotated[bool, typer.Option("--prompt", help="What was asked.")] = False,
+    reply: Annotated[bool, typer.Option("--reply", help="What was answered.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Its plans, built once more.")] = False,
+    sass: Annotated[
+        bool, typer.Option("--sass", help="Its machine code (C++: the host's assembly).")
+    ] = False,
+    ptx: Annotated[
+        bool, typer.Option("--ptx", help="PTX of its kernels (Triton and CUDA).")
+    ] = False,
+    jobs: JobsOption = None,
+    folder: RunsOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show a run, or one of its candidates."""
+    from kagent.runs.lineage import find_candidate
+    from kagent.runs.manifest import find_run
+    from kagent.runs.store import read_history
+    from kagent.ui import candidate_view, end_of_run, run_view
+
+    store, history = read_history(find_run(load_config(runs=folder).runs, run))
+    lineage = history.lineage
+    texts = {"source": source, "prompt": prompt, "reply": reply, "plan": plan}
+    texts |= {"sass": sass, "ptx": ptx}
+    wanted = [name for name, asked in texts.items() if asked]
+    if wanted and (candidate is None or json_ or len(wanted) > 1):
+        flags = ", ".join(f"--{name}" for name in wanted)
+        raise UserError(f"{flags}: name one candidate, one text, and no --json")
+    if candidate is not None:
+        found = find_candidate(lineage, candidate)
+        if wanted:
+            _show_text(store, found, wanted[0], load_config(jobs=jobs).jobs)
+        elif json_:
+            print_json(candidate_view.candidate_json(lineage, found))
+        else:
+            out.print(candidate_view.candidate_view(store, lineage, found))
+        return
+    if json_:
+        print_json(run_view.run_json(store, history))
+        return
+    out.print(run_view.run_view(store, history))
+    if history.race is not None:
+        for part in end_of_run.race_view(history.race, lineage, matrix=store.manifest.matrix):
+            out.print(part)
+
+
+def _show_text(store: RunStore, candidate: Candidate, what: str, jobs: int) -> None:
+    """One text of a candidate, for a pager or a file."""
+    from kagent.review import artifacts
+    from kagent.ui.plan_view import built_view
+
+    if what == "source":
+        out.out(candidate.proposal.source, end="")
+    elif what in ("prompt", "reply"):
+        out.out(artifacts.kept_text(store, candidate, what), end="")
+    else:
+        built = artifacts.rebuilt(store, candidate, jobs, ptx=what == "ptx")
+        if what == "plan":
+            out.print(built_view(built, full=True))
+            return
+        read = artifacts.ptx_texts if what == "ptx" else artifacts.machine_code
+        for name, text in read(built):
+            out.print(Text(f"// {name}", "bold"))
+            out.out(text)
+
+
+@app.command()
+def doctor(
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model to try; may be repeated.")
+    ] = None,
+    base_url: Annotated[str | None, typer.Option(help="Its address.")] = None,
+    isolation: IsolationOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Say what works here: compilers, GPU, isolation as observed, and the models that are set."""
+    from kagent.doctor import Level, examine
+
+    isolate(isolation)
+    with status(quiet=json_) as say:
+        found = examine(say, model=model or None, base_url=base_url)
+    if json_:
+        print_json([{"level": f.level.value, "name": f.name, "text": f.text} for f in found])
+    else:
+        styles = {Level.OK: "green", Level.MISSING: "yellow", Level.BROKEN: "red"}
+        table = Table.grid(padding=(0, 2))
+        for f in found:
+            table.add_row(Text(f.level.value, styles[f.level]), Text(f.name, "bold"), Text(f.text))
+        out.print(table)
+    if any(f.level is Level.BROKEN for f in found):
+        raise typer.Exit(3)

@@ -1,0 +1,238 @@
+"""What a user can set, and from where: flags, then KAGENT_* variables, then OPENAI_* variables,
+then kagent.toml, then [tool.kagent] of pyproject.toml, then the defaults here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+from kagent_sandbox.errors import UserError
+from pydantic import Field, SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    PyprojectTomlConfigSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from kagent.config.values import (
+    Address,
+    Key,
+    ModelTable,
+    Names,
+    Proposer,
+    Seconds,
+    parse_key,
+    parse_model_flag,
+)
+from kagent.llm.model_config import OPENAI_URL, ModelConfig, host_of, is_local
+
+_SECRET = ("api_key", "base_url")  # never shown in an error: an address may hold a password
+NO_MODEL = (
+    "set a model: --model NAME, KAGENT_MODEL, or model in kagent.toml, with KAGENT_BASE_URL and "
+    "KAGENT_API_KEY for its address and key"
+)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _default_proposer(data: dict[str, Any]) -> str:
+    return "model" if data.get("model") or data.get("models") else "tune"
+
+
+class _OpenAIVariables(PydanticBaseSettingsSource):
+    """OPENAI_API_KEY, OPENAI_BASE_URL and OPENAI_MODEL, which other programs use too."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
+        name = f"OPENAI_{field_name.upper()}"
+        return os.environ.get(name) or None, name, False
+
+    def __call__(self) -> dict[str, Any]:
+        found = {n: os.environ.get(f"OPENAI_{n.upper()}") for n in ("api_key", "base_url", "model")}
+        return {name: value for name, value in found.items() if value}
+
+
+class Config(BaseSettings):
+    """All options of a run. An unknown one is an error."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="KAGENT_",
+        env_ignore_empty=True,
+        toml_file="kagent.toml",
+        pyproject_toml_table_header=("tool", "kagent"),
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+    )
+
+    runs: Path = Field(Path("runs"), description="folder that run folders are made in")
+    budget: int = Field(50, ge=0, description="proposals to evaluate; seeds are free")
+    lang: Literal["triton", "cuda", "cpp", "any"] = Field(
+        "any", description="language of the seeds to start from"
+    )
+    model: Names = Field(
+        (), description="models to ask, as NAME or NAME=WEIGHT; of `models`, or at `base_url`"
+    )
+    base_url: Address = Field(OPENAI_URL, description="address of an OpenAI-compatible endpoint")
+    api_key: Key | None = Field(None, description="its key; none is needed at a local address")
+    temperature: float | None = Field(
+        None, ge=0, le=2, description="of the sampling; left to the endpoint if not set"
+    )
+    reply_tokens: int = Field(16_000, ge=1, description="most output tokens of a reply")
+    reply_s: Seconds = Field(600.0, description="wall clock of a reply, retries included")
+    models: tuple[ModelTable, ...] = Field((), description="models with settings of their own")
+    bandit: bool = Field(
+        False, description="prefer the models that gain most per dollar, or per second"
+    )
+    proposer: Proposer = Field(
+        default_factory=_default_proposer,
+        description="what invents kernels: tune, model (if one is set) or replay:RUN",
+    )
+    prompts: Path | None = Field(None, description="folder of prompt templates and cards to use")
+    seed: int = Field(0, description="of all random decisions")
+    jobs: int = Field(default_factory=cores, ge=1, description="builds at once")
+    isolation: Literal["auto", "T0", "T1", "T2", "T3"] = Field(
+        "auto", description="tier of docs/isolation.md: the highest that works, or exactly one"
+    )
+    in_flight: int = Field(4, ge=1, le=64, description="proposals worked on at once")
+    configs: int = Field(
+        1, ge=1, le=64, description="configurations of its tunables tried per candidate"
+    )
+    max_time: Seconds | None = Field(
+        None, description="wall clock of the search, the final race not counted: 90s, 8m, 1h30m"
+    )
+    max_cost: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="dollars that the run may cost"
+    )
+    max_tokens: int | None = Field(None, gt=0, description="tokens that the run may use")
+    stop_at: float | None = Field(
+        None, gt=0, le=1, description="share of the roofline at which the run ends"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - no .env files
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - nor secrets
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """In order of precedence."""
+        return (
+            init_settings,
+            env_settings,
+            _OpenAIVariables(settings_cls),
+            TomlConfigSettingsSource(settings_cls),
+            PyprojectTomlConfigSettingsSource(settings_cls),
+        )
+
+    def model_configs(self) -> tuple[ModelConfig, ...]:
+        """The models to ask: those of `model`, else all of `models`; none if none is set.
+
+        Raises:
+            UserError: A model has no key, is named twice, or is wanted and not set.
+        """
+        tables = {table.name: table for table in self.models}
+        weights = dict(parse_model_flag(text) for text in self.model)
+        if len(tables) < len(self.models) or len(weights) < len(self.model):
+            raise UserError("a model is set twice: give every one of model and models once")
+        if not weights and not tables and self.proposer == "model":
+            raise UserError(f"the proposer model has no model to ask; {NO_MODEL}")
+        if not weights:
+            return tuple(self._of_table(table, table.weight) for table in self.models)
+        plain = {name: ModelTable.model_validate({"name": name}) for name in weights}
+        known = {**plain, **tables}
+        return tuple(self._of_table(known[name], weight) for name, weight in weights.items())
+
+    def _of_table(self, table: ModelTable, weight: float) -> ModelConfig:
+        address = table.base_url or self.base_url
+        return ModelConfig(
+            name=table.name,
+            base_url=address,
+            api_key=self._key_of(table, address),
+            temperature=self.temperature if table.temperature is None else table.temperature,
+            reply_tokens=table.reply_tokens or self.reply_tokens,
+            reply_s=self.reply_s,
+            weight=weight,
+            prices=table.prices,
+        )
+
+    def _key_of(self, table: ModelTable, address: str) -> SecretStr | None:
+        """The table's own key, else the run's, which is only ever sent to the run's address."""
+        if table.api_key_env is not None:
+            try:
+                given = parse_key(SecretStr(os.environ.get(table.api_key_env, "")))
+            except ValueError as e:
+                raise UserError(f"variable {table.api_key_env}: {e}") from None
+            if given is not None:
+                return given
+            remedy = f"set the variable {table.api_key_env}"
+        elif address == self.base_url:
+            if self.api_key is not None:
+                return self.api_key
+            remedy = "set KAGENT_API_KEY or OPENAI_API_KEY"
+        else:
+            remedy = "set api_key_env in its table to the name of the variable that holds its key"
+        if is_local(address):
+            return None
+        raise UserError(f"model {table.name} at {host_of(address)} has no key: {remedy}")
+
+
+def load_config(**flags: object) -> Config:
+    """The configuration; flags that are None were not given.
+
+    Raises:
+        UserError: A value does not fit, or an option does not exist; the text says which and where.
+    """
+    _no_misspelt_variable()
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        return Config(**given)  # type: ignore[arg-type]
+    except pydantic.ValidationError as e:
+        text = _fault(e)
+    except SettingsError as e:
+        text = f"{e}: expected JSON"
+    except (ValueError, RecursionError) as e:  # TOML that cannot be read
+        text = f"kagent.toml or pyproject.toml: {e}"
+    raise UserError(text)  # out of the handlers: what was caught may hold a key
+
+
+def _fault(error: pydantic.ValidationError) -> str:
+    """The first thing that is wrong with the options, without a value that should stay unseen."""
+    first = error.errors()[0]
+    place = [p for p in first["loc"] if isinstance(p, str | int)]
+    if first["type"] == "extra_forbidden":
+        nested = len(place) > 1
+        have = ", ".join(ModelTable.model_fields if nested else Config.model_fields)
+        where = f" in {_named(place[:-1])}" if nested else ""
+        return f"no option {place[-1]!r}{where}: there are {have}"
+    problem = first["msg"].removeprefix("Value error, ")
+    secret = place[-1] in _SECRET if place else True
+    return f"option {_named(place)}: {problem}" + ("" if secret else f", got {first['input']!r}")
+
+
+def _named(place: list[str | int]) -> str:
+    """models[0].name of ("models", 0, "name")."""
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).removeprefix(".")
+
+
+def _no_misspelt_variable() -> None:
+    """Raise UserError where a variable is almost an option. Others of the prefix are not ours."""
+    for name in os.environ:
+        option = name.removeprefix("KAGENT_").lower()
+        if not name.startswith("KAGENT_") or option in Config.model_fields:
+            continue
+        near = difflib.get_close_matches(option, Config.model_fields, 1, 0.8)
+        if near:
+            raise UserError(f"no option {name}: is KAGENT_{near[0].upper()} meant?")

@@ -1,0 +1,1 @@
+"""The loop: propose, build, check, measure, record."""

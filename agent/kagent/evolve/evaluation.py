@@ -1,0 +1,213 @@
+"""One accepted proposal's way to its verdict, among others that are on theirs.
+
+Building is done in any order. Everything that decides is done in the order of ids, by waiting for
+the flight before: being told apart from earlier work, being timed against the incumbent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
+
+from kagent_sandbox.data.build import Built, Contender
+from kagent_sandbox.data.race import Race
+from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status, Verdict
+from kagent_sandbox.errors import IncumbentWrong, RunError
+
+from kagent.evolve.device_slot import Lane
+from kagent.evolve.machine import Machine, contender
+from kagent.runs.brief import Brief
+from kagent.runs.events import Observer, Progress, Step, Withdrawn, Working
+from kagent.runs.known_sources import Known
+from kagent.runs.lineage import Candidate, Facts, Lineage, Proposal, Withdrawal
+from kagent.runs.store import RunStore
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Flight:
+    """A proposal between its acceptance and its verdict."""
+
+    proposal: Proposal
+    before: Flight | None  # the one with the id before, unless that was recorded long ago
+    brief: Brief | None = None  # that it answers; None for seeds, and for what a session took up
+    built: Built | None = None  # once told apart from all earlier work
+    told_apart: asyncio.Event = field(default_factory=asyncio.Event)
+    recorded: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[Candidate] | None = None
+
+    def land(self) -> None:
+        """Its verdict is recorded: let the next one be timed, and go of binaries and the past."""
+        self.built = self.before = None
+        self.recorded.set()
+
+
+class Pilot:
+    """Flies proposals. `incumbent` is what they are timed against: its id and what was built of
+    it.
+    """
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        known: Known,
+        store: RunStore,
+        machine: Machine,
+        observe: Observer,
+    ) -> None:
+        self.incumbent: Contender | None = None
+        self._lineage = lineage
+        self._known = known
+        self._store = store
+        self._machine = machine
+        self._observe = observe
+        self._lane = Lane(machine.jobs, quiet=machine.quiet)
+        self._build_threads = ThreadPoolExecutor(machine.jobs, "build")
+        self._judge_thread = ThreadPoolExecutor(1, "judge")
+        self._work = {c.facts.work_hash: c.id for c in reversed(list(lineage)) if c.facts}
+
+    async def fly(self, flight: Flight) -> Candidate:
+        """From acceptance to verdict."""
+        proposal = flight.proposal
+        verdict = self._read(proposal)
+        if verdict is not None:
+            flight.told_apart.set()
+            return Candidate(proposal, verdict)
+        built = await self.build(proposal)
+        found, facts = await self._tell_apart(flight, built)
+        withdrawals: list[Withdrawal] = []
+        if found is None:
+            found = await self._check_and_measure(flight, withdrawals)
+        return Candidate(proposal, found, facts, tuple(withdrawals))
+
+    def _read(self, proposal: Proposal) -> Rejected | None:
+        """What the text alone decides."""
+        if proposal.fault:
+            return Rejected(Stage.PARSE, Status.NO_KERNEL, proposal.fault)
+        same = self._known.same(proposal)
+        if same is not None and same < proposal.id:
+            return _duplicate(Stage.PARSE, "text", same)
+        return None
+
+    async def build(self, proposal: Proposal, *, race: bool = False) -> Built | Rejected:
+        """Build a proposal's kernel for all cases of the search, or of the final race."""
+        machine = self._machine
+        make = machine.race_request if race and machine.race_request else machine.request
+        request = make(proposal.source)
+        if proposal.configs is not None:
+            request = replace(request, max_configs=proposal.configs)
+        self._observe(Working(proposal.id, Step.WAIT))
+        async with self._lane.build():
+            self._observe(Working(proposal.id, Step.BUILD))
+            built = await _in(self._build_threads, lambda: machine.builder.build(request))
+        if isinstance(built, Built) and built.log:
+            self._store.log(proposal.id, built.log)
+        return built
+
+    async def race(self, contenders: Sequence[Contender]) -> Race:
+        """Time finalists and baselines on hidden cases, where the task has some."""
+        judge, hidden = self._machine.judge, self._machine.race_request is not None
+        async with self._lane.measure():
+            return await _in(self._judge_thread, lambda: judge.race(contenders, hidden=hidden))
+
+    async def prepare(self) -> None:
+        """Measure what candidates are compared with, before anything else runs."""
+        loop = asyncio.get_running_loop()
+
+        def say(text: str) -> None:  # from the judge's thread
+            loop.call_soon_threadsafe(self._observe, Progress(text))
+
+        async with self._lane.measure():
+            found = await _in(self._judge_thread, lambda: self._machine.prepare(say))
+        self._store.append("baselines", found)
+
+    def close(self) -> None:
+        """Start nothing more. Threads that still work end when builder and judge are closed."""
+        self._build_threads.shutdown(wait=False, cancel_futures=True)
+        self._judge_thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _tell_apart(
+        self, flight: Flight, built: Built | Rejected
+    ) -> tuple[Verdict | None, Facts | None]:
+        """A verdict if it was not built, or does the same as an earlier candidate."""
+        if flight.before is not None:
+            await flight.before.told_apart.wait()
+        if isinstance(built, Rejected):
+            flight.told_apart.set()
+            return built, None
+        facts = Facts(built.tree_hash, built.work_hash, len(built.configs), built.build_s)
+        same = self._work.setdefault(facts.work_hash, flight.proposal.id)
+        flight.told_apart.set()
+        if same != flight.proposal.id:
+            return _duplicate(Stage.BUILD, "machine code", same), facts
+        flight.built = built
+        return None, facts
+
+    async def _check_and_measure(self, flight: Flight, withdrawals: list[Withdrawal]) -> Verdict:
+        """Its verdict. Incumbents that are found wrong beside it are added to `withdrawals`."""
+        judge, built, number = self._machine.judge, flight.built, flight.proposal.id
+        assert built is not None
+        self._observe(Working(number, Step.WAIT))
+        async with self._lane.check():
+            self._observe(Working(number, Step.CHECK))
+            errors = await _in(self._judge_thread, lambda: judge.check(built))
+        if isinstance(errors, Rejected):
+            return errors
+        self._observe(Working(number, Step.WAIT))
+        if flight.before is not None:  # the incumbent is known once all before it are recorded
+            await flight.before.recorded.wait()
+        while True:
+            try:
+                async with self._lane.measure():
+                    self._observe(Working(number, Step.MEASURE))
+                    return await _in(
+                        self._judge_thread, partial(self._measure, built, errors, self.incumbent)
+                    )
+            except IncumbentWrong as e:
+                withdrawals.append(await self._withdraw(e, {w.id for w in withdrawals}))
+
+    def _measure(
+        self, built: Built, errors: tuple[CaseError, ...], best: Contender | None
+    ) -> Verdict:
+        judge = self._machine.judge
+        if best is None:
+            return judge.measure(built, errors)
+        return judge.measure(built, errors, best.built, best.id, choice=best.choice)
+
+    async def _withdraw(self, found: IncumbentWrong, gone: Collection[int]) -> Withdrawal:
+        """Hold up the incumbent before the one that was found wrong."""
+        assert self.incumbent is not None
+        withdrawal = Withdrawal(int(self.incumbent.id), found.verdict)
+        left = self._lineage.incumbent_without({*gone, withdrawal.id})
+        self._observe(Withdrawn(withdrawal, None if left is None else left.id))
+        await self.hold_up(left)
+        return withdrawal
+
+    async def hold_up(self, incumbent: Candidate | None) -> None:
+        """From now on candidates are timed against this one, which is built again.
+
+        Raises:
+            RunError: It no longer builds.
+        """
+        if incumbent is None:
+            self.incumbent = None
+            return
+        built = await self.build(incumbent.proposal)
+        if isinstance(built, Rejected):
+            raise RunError(
+                f"candidate {incumbent.id}, the incumbent, no longer builds: {built.message}"
+            )
+        self.incumbent = contender(incumbent, built)
+
+
+def _duplicate(stage: Stage, what: str, same: int) -> Rejected:
+    return Rejected(stage, Status.DUPLICATE, f"the same {what} as candidate {same}")
+
+
+async def _in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, work)

@@ -1,0 +1,71 @@
+"""What the loop needs of the rest: something that builds, and something that judges.
+
+`kagent_sandbox.builder.client.Builder` and `kagent_sandbox.judge.client.JudgeClient` are these; a
+test's are a few lines of arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kagent_sandbox.data.build import BuildRequest, Built, Contender
+from kagent_sandbox.data.race import Race
+from kagent_sandbox.data.verdict import CaseError, Passed, Rejected
+
+from kagent.runs.lineage import Candidate
+
+
+class Builder(Protocol):
+    """Turns source into plans and binaries. Called from several threads at once."""
+
+    def build(self, request: BuildRequest) -> Built | Rejected:
+        """Block until it is built or rejected."""
+
+
+class Judge(Protocol):
+    """Decides on what was built. Called from one thread at a time."""
+
+    def check(self, built: Built) -> tuple[CaseError, ...] | Rejected:
+        """Whether it is correct on every case, hidden ones included."""
+
+    def measure(
+        self,
+        built: Built,
+        errors: tuple[CaseError, ...],
+        incumbent: Built | None = None,
+        against: str = "",
+        *,
+        choice: Mapping[str, int] | None = None,
+    ) -> Passed | Rejected:
+        """Its time on every benchmark case, interleaved with the incumbent.
+
+        `against` is the incumbent's id, `choice` its configuration per case.
+        """
+
+    def race(self, contenders: Sequence[Contender], *, hidden: bool) -> Race:
+        """Time contenders and baselines side by side, on hidden benchmark cases or on visible
+        ones.
+        """
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What candidates are built and judged with."""
+
+    builder: Builder
+    judge: Judge
+    jobs: int  # builds at once
+    quiet: bool  # nothing may be built while it times: kernels run on the cores that build
+    request: Callable[[str], BuildRequest]  # of a source, for all cases but the final race's
+    race_request: Callable[[str], BuildRequest] | None  # for the final race; None: same cases
+    prepare: Callable[[Callable[[str], None]], Mapping[str, object]]
+    """Measures baselines and ceilings, says what it does, and returns them as JSON."""
+
+
+def contender(candidate: Candidate, built: Built) -> Contender:
+    """A passed candidate, with the configuration that was the fastest on each case."""
+    verdict = candidate.verdict
+    timings = verdict.timings if isinstance(verdict, Passed) else ()
+    return Contender(str(candidate.id), built, {t.case: t.config for t in timings})

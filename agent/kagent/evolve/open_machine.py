@@ -1,0 +1,102 @@
+"""Builder and judge for a task, started."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterator, Mapping
+
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.confine.policy import ask_for
+from kagent_sandbox.data.build import BuildRequest
+from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.task import Case, Kind, Task, build_case, draw_hidden
+from kagent_sandbox.judge.client import JudgeClient
+from kagent_sandbox.process.isolation_probe import probe
+
+from kagent.config.settings import Config
+from kagent.evolve.machine import Machine
+from kagent.evolve.session import search_cases
+from kagent.runs.manifest import versions
+from kagent.runs.selftest_record import in_environment
+
+
+@contextlib.contextmanager
+def open_machine(
+    task: Task, kind: Kind, config: Config, secret: int
+) -> Iterator[tuple[Machine, DeviceFacts, Mapping[str, object]]]:
+    """Builder and judge for a task, started; closed at the end, with all that they started.
+
+    `secret` draws the hidden cases: it reaches the judge, and the store only with the final race.
+    """
+    ask_for(config.isolation)
+    with Builder(config.jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
+        facts = judge.facts
+        seen = probe()  # while the fork-servers import
+        seen.require()
+        tiers = {"builder": builder.isolation.tier, "launcher": judge.isolation().tier}
+        noise = judge.noise()
+        environment: dict[str, object] = {
+            "device": facts.name,
+            "key": facts.key,
+            "memory_bytes": facts.memory_bytes,
+            "facts": to_json(facts),
+            "isolation": min(tiers.values()).value,
+            "isolation_by_role": {role: tier.value for role, tier in tiers.items()},
+            "canaries": {c.name: c.stopped_by for c in seen.canaries},
+            "host": platform.platform(),
+            "python": platform.python_version(),
+            "versions": versions(),
+            "selftest": in_environment(facts.key, versions()),
+            "noise": to_json(noise),
+        }
+        race = draw_hidden(task, kind, "bench", secret)
+        search = search_cases(task, kind, secret)
+
+        def prepare(say: Callable[[str], None]) -> Mapping[str, object]:
+            say(f"noise: {noise.text}")
+            baselines = judge.baselines(say)
+            say("ceilings of the device")
+            return {"baselines": to_json(baselines), "ceilings": to_json(judge.ceilings())}
+
+        machine = Machine(
+            builder=builder,
+            judge=judge,
+            jobs=config.jobs,
+            quiet=kind == "cpu",
+            request=request_maker(task, facts, search, config.configs),
+            race_request=request_maker(task, facts, race, config.configs) if race else None,
+            prepare=prepare,
+        )
+        yield machine, facts, environment
+
+
+def request_maker(
+    task: Task, device: DeviceFacts | str, cases: list[Case], configs: int
+) -> Callable[[str], BuildRequest]:
+    """What to ask a builder for, of any source, on some of the task's cases.
+
+    Args:
+        task: The task.
+        device: That it is judged on, or the target alone where nobody judges.
+        cases: To be built.
+        configs: Most configurations of a source.
+    """
+    target, known = (device, None) if isinstance(device, str) else (device.target, device.device)
+    built_cases = tuple(build_case(task, c) for c in cases)
+    mutates = tuple(a.name for a in task.arguments if a.mutates)
+
+    def request(source: str) -> BuildRequest:
+        return BuildRequest(
+            source=source,
+            entry=task.entry,
+            target=target,
+            cases=built_cases,
+            allow=task.allow,
+            mutates=mutates,
+            max_configs=configs,
+            device=known,
+        )
+
+    return request

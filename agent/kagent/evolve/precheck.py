@@ -1,0 +1,98 @@
+"""What can be said of a candidate without its device: whether it builds for a target, and where
+Triton's interpreter can run it, whether its values are right.
+
+`kagent build`, `check` and `bench` where there is no GPU, and `tell --queue`, all come through
+here, and build what a judge builds: what is refused here is refused everywhere, for that reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.task import Kind, Task
+from kagent_sandbox.data.verdict import Rejected
+
+from kagent.evolve.open_machine import request_maker
+from kagent.evolve.session import search_cases
+
+if TYPE_CHECKING:
+    from kagent_sandbox.judge.interpreter import Interpreted, Interpreter
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found out about a candidate. Nothing was run on a device, and nothing timed."""
+
+    built: Built | Rejected
+    values: Interpreted | Rejected | None = None  # in Triton's interpreter; None: not run there
+    unchecked: str = ""  # why none of its values was checked, though it was built
+
+    @property
+    def rejected(self) -> Rejected | None:
+        """Why it is out, if it is."""
+        return next((v for v in (self.built, self.values) if isinstance(v, Rejected)), None)
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Cases that are too large for the interpreter, or take too long in it."""
+        return getattr(self.values, "skipped", ())
+
+
+class Looker:
+    """Builds candidates of one task, and interprets those in Triton. A context manager; its
+    processes start when they are needed first.
+
+    Hidden check cases are drawn for it alone: they are not those of any judge.
+    """
+
+    def __init__(self, task: Task, kind: Kind, target: str, *, configs: int, jobs: int) -> None:
+        self._task = task
+        self._target = target
+        self._jobs = jobs
+        self._secret = secrets.randbits(62)
+        cases = search_cases(task, kind, self._secret)
+        self._request = request_maker(task, target, cases, configs)
+        self._processes = contextlib.ExitStack()
+        self._builder: Builder | None = None
+        self._interpreter: Interpreter | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._processes.close()
+
+    def look(self, source: str) -> Look:
+        """Build a candidate for all cases of a search, then interpret it on the small check cases.
+
+        Raises:
+            MachineError: This host lacks a compiler, or cannot confine one.
+            TaskError: The task's reference.py fails.
+        """
+        if self._builder is None:
+            self._builder = self._processes.enter_context(Builder(self._jobs))
+        built = self._builder.build(self._request(source))
+        if isinstance(built, Rejected):
+            return Look(built)
+        languages = {k.language for plan in built.plans.values() for k in plan.kernels}
+        if languages != {"triton"}:
+            return Look(built, unchecked=_why(languages))
+        if self._interpreter is None:
+            from kagent_sandbox.judge.interpreter import Interpreter
+
+            interpreter = Interpreter(self._task, self._secret, target=self._target)
+            self._interpreter = self._processes.enter_context(interpreter)
+        values = self._interpreter.check(source, built)
+        if isinstance(values, Rejected) or values.errors:
+            return Look(built, values)
+        return Look(built, values, "all its check cases are too large for Triton's interpreter")
+
+
+def _why(languages: Collection[str]) -> str:
+    return "C++ kernels run in the judge" if "cpp" in languages else "CUDA kernels need a GPU"

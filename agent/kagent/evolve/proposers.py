@@ -1,0 +1,152 @@
+"""Which proposer a configuration asks for, and what it needs to begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from kagent_sandbox.data.task import Kind, Task
+from kagent_sandbox.errors import RunError, UserError
+
+from kagent.config.settings import Config
+from kagent.evolve.replayed import Recorded
+from kagent.llm.model_config import ModelConfig
+from kagent.runs.brief import Brief, Nobody, Prompt, Proposer
+from kagent.runs.events import Observer
+from kagent.runs.lineage import FREE, Operator
+from kagent.runs.manifest import find_run
+from kagent.runs.store import History, RunStore
+from kagent.search.tuner import Tuner
+
+EVALUATING = 4  # answers on their way to a verdict, beside the calls of models in flight
+REPLAY = "replay:"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A stored run that is to be repeated."""
+
+    name: str
+    history: History
+    kind: Kind
+    lang: str
+
+    @property
+    def evaluations(self) -> int:
+        """Its proposals that were charged to its budget."""
+        return sum(c.counts for c in self.history.lineage)
+
+
+def recording(config: Config, task: str) -> Recording | None:
+    """The run that `--proposer replay:RUN` names; None if the proposer is another one.
+
+    Raises:
+        RunError: There is no such run, or it is damaged.
+        UserError: It is a run of another task.
+    """
+    if not config.proposer.startswith(REPLAY):
+        return None
+    name = config.proposer.removeprefix(REPLAY)
+    folder = find_run(config.runs, name)
+    with RunStore.open(folder, write=False) as store:
+        manifest, history = store.manifest, store.history()
+    if manifest.task != task:
+        raise UserError(f"{folder}: a run of {manifest.task}, which cannot be replayed for {task}")
+    return Recording(name, history, "gpu" if manifest.kind == "gpu" else "cpu", manifest.lang)
+
+
+def operators_of(proposer: str) -> tuple[Operator, ...]:
+    """What a proposer, by its name, can carry out.
+
+    Raises:
+        RunError: There is no proposer of that name.
+    """
+    from kagent.llm.proposer import ModelProposer
+
+    if proposer == ModelProposer.name:
+        return ModelProposer.operators
+    if proposer == Tuner.name:
+        return Tuner.operators
+    if proposer.startswith(REPLAY):
+        return Recorded.operators
+    if proposer == Nobody.name:
+        return tuple(o for o in ModelProposer.operators if o not in (*FREE, Operator.RECOMBINE))
+    raise RunError(f"this kagent has no proposer {proposer!r}")
+
+
+def window_of(config: Config) -> int:
+    """Proposals between their selection and their verdict."""
+    return config.in_flight + (EVALUATING if config.proposer == "model" else 0)
+
+
+def check_models(config: Config) -> tuple[ModelConfig, ...]:
+    """The models that will be asked; none for other proposers.
+
+    Raises:
+        UserError: None is set, a key is missing, or `--max-cost` is set and a price is not known.
+    """
+    if config.proposer != "model":
+        return ()
+    from kagent.llm.pricing import most_dollars
+
+    models = config.model_configs()
+    unknown = [m.name for m in models if most_dollars(m, 1) is None]
+    if config.max_cost is not None and unknown:
+        raise UserError(
+            f"--max-cost needs the price of {', '.join(unknown)}, which is in no table: set "
+            "input_price and output_price in its [[models]] table of kagent.toml, or limit tokens "
+            "with --max-tokens"
+        )
+    return models
+
+
+async def open_proposer(
+    config: Config, task: Task, store: RunStore, observe: Observer, stack: AsyncExitStack
+) -> Proposer:
+    """The proposer of a run; what it opened is closed with the stack.
+
+    Raises:
+        RunError: The recorded run cannot be read.
+        UserError: No model is set, or its key is missing.
+    """
+    found = recording(config, task.name)
+    if found is not None:
+        return Recorded(found.name, found.history)
+    if config.proposer == Tuner.name:
+        return Tuner()
+    from kagent.llm.endpoint import Endpoint
+    from kagent.llm.proposer import Model, ModelProposer
+    from kagent.llm.spend_limit import Purse
+
+    models = [Model(m, Endpoint(m)) for m in check_models(config)]
+    for model in models:
+        stack.push_async_callback(model.chat.close)
+    purse = Purse(store.history().spent, max_dollars=config.max_cost, max_tokens=config.max_tokens)
+    return ModelProposer(
+        models,
+        prompt_writer(task, store, config.prompts),
+        store.call,
+        purse,
+        observe,
+        at_once=config.in_flight,
+        bandit=config.bandit,
+    )
+
+
+def prompt_writer(task: Task, store: RunStore, folder: Path | None) -> Callable[[Brief], Prompt]:
+    """Renders briefs with what the run has measured by the time of the first one."""
+    from kagent.prompting import Prompter, situation_of
+
+    prompter: Prompter | None = None
+
+    def write(brief: Brief) -> Prompt:
+        nonlocal prompter
+        if prompter is None:
+            situation = situation_of(store.manifest, store.history())
+            setting = brief.setting
+            prompter = Prompter(task, setting.kind, setting.target, situation, folder)
+        return prompter.write(brief)
+
+    return write

@@ -1,0 +1,61 @@
+"""The proposer that repeats a stored run: the same proposals in the same order, without a model.
+
+What was proposed is taken as it was; measurements are made anew. On another device the same
+proposals may therefore win or lose otherwise, and given equal measurements the lineage is the same.
+"""
+
+from __future__ import annotations
+
+from kagent.runs.brief import Brief, Draft
+from kagent.runs.lineage import Operator, Proposal
+from kagent.runs.store import History
+
+
+class Recorded:
+    """A `Proposer`. The brief counts for nothing but its place in the order."""
+
+    operators: tuple[Operator, ...] = (Operator.TUNE,)  # what briefs ask for is not looked at
+    at_once = 1
+    resamples = 0  # what was a duplicate then is one again
+
+    def __init__(self, name: str, history: History) -> None:
+        """Read the proposals of a run; `name` is how the user named it."""
+        self.name = f"replay:{name}"
+        proposals = [*(c.proposal for c in history.lineage), *history.pending]
+        self._seeds = {p.id: p.kernel for p in proposals if p.operator is Operator.SEED}
+        self._proposals = [p for p in proposals if p.operator is not Operator.SEED]
+        self._places = {p.id: place for place, p in enumerate(self._proposals)}
+
+    def __len__(self) -> int:
+        return len(self._proposals)
+
+    async def propose(self, brief: Brief) -> Draft | None:
+        """The proposal whose turn it is, or None after the last one."""
+        if brief.id >= len(self._proposals):
+            return None
+        then = self._proposals[brief.id]
+        return Draft(
+            parents=self._parents(then, brief),
+            operator=then.operator,
+            name=then.name,
+            source=then.source,
+            hypothesis=then.hypothesis,
+            predicted=then.predicted,
+            origin=then.origin,
+            fault=then.fault,
+            configs=then.configs,
+        )
+
+    def _parents(self, then: Proposal, brief: Brief) -> tuple[int, ...]:
+        """The parents by their ids here: there may be other seeds by now, or in another order.
+
+        A parent that is no seed any more is left out.
+        """
+        seeds = {s.proposal.kernel: s.id for s in brief.lineage.seeds}
+        here = (
+            seeds.get(self._seeds[parent])
+            if parent in self._seeds
+            else len(brief.lineage.seeds) + self._places[parent]
+            for parent in then.parents
+        )
+        return tuple(p for p in here if p is not None)

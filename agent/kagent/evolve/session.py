@@ -1,0 +1,262 @@
+"""Puts a run together: the task's cases, a builder, a judge, a store, the loop.
+
+This is what `kagent evolve` calls. Nothing is printed; whoever watches passes an observer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kagent_sandbox.confine.policy import asked_for
+from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.language import Language
+from kagent_sandbox.data.task import Case, Kind, Task, draw_hidden
+from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.errors import RunError, TaskError, UserError
+
+from kagent.config.settings import Config
+from kagent.evolve.loop import Evolution, Limits, SeedText
+from kagent.evolve.open_machine import open_machine
+from kagent.evolve.proposers import check_models, open_proposer, operators_of, recording, window_of
+from kagent.evolve.stored_run import _setting
+from kagent.runs.brief import Nobody, Proposer
+from kagent.runs.events import Observer, Progress, Stop
+from kagent.runs.files import clear_errors
+from kagent.runs.manifest import Manifest, read_manifest
+from kagent.runs.store import History, RunStore
+from kagent.search.tuner import Tuner
+from kagent.tasks import find_task, seeds_of
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a session of a run ended."""
+
+    folder: Path
+    stop: Stop
+    history: History
+
+
+def evolve(
+    task_name: str, config: Config, observe: Observer, resume: Path | None = None
+) -> Outcome:
+    """Run the search, new or resumed, until its budget is used up or it is interrupted.
+
+    Raises:
+        UserError: The task, or the languages asked for, cannot be evolved on this machine.
+        RunError: The run's folder cannot be used.
+        MachineError: The machine failed. What was recorded until then is kept.
+    """
+    task = find_task(task_name)
+    manifest = read_manifest(resume) if resume is not None else None
+    config = settled(config, task, manifest, resume)
+    kind, seeds = choose_seeds(task, config)
+    secret = secrets.randbits(62)
+    if manifest is None:
+        with clear_errors(config.runs):  # now, not when the machine is ready
+            config.runs.mkdir(parents=True, exist_ok=True)
+    with open_machine(task, kind, config, secret) as (machine, facts, environment):
+        if manifest is not None and resume is not None:
+            same_machine(manifest, environment, facts, resume)
+            store = RunStore.open(resume)
+            say_isolation(store, environment, observe)
+        else:
+            made = new_manifest(task, kind, facts.target, config, environment)
+            store = RunStore.create(config.runs, made)
+        with store:
+            budget = config.budget
+            if manifest is not None and "budget" not in config.model_fields_set:
+                budget = store.history().budget  # the run's own, unless another one is given
+            setting = _setting(task, kind, store.manifest, budget)
+            limits = Limits(seconds=config.max_time, stop_at=config.stop_at)
+
+            async def search() -> Stop:
+                async with contextlib.AsyncExitStack() as stack:
+                    proposer = await open_proposer(config, task, store, observe, stack)
+                    evolution = Evolution(setting, seeds, store, machine, proposer, observe, limits)
+                    return await evolution.run()
+
+            try:
+                stop = asyncio.run(search())
+            except KeyboardInterrupt:
+                stop = Stop.INTERRUPTED
+            return Outcome(store.folder, stop, store.history())
+
+
+def settled(
+    config: Config, task: Task, manifest: Manifest | None = None, resume: Path | None = None
+) -> Config:
+    """The configuration with what a resumed run, or the run to replay, has decided before.
+
+    Raises:
+        RunError: The run to resume or to replay cannot be used.
+        UserError: It is a run of another task, or needs a GPU and there is none; no model is set,
+            or its key or price is missing.
+    """
+    if manifest is not None:
+        same_task(manifest, task, resume)
+        if manifest.proposer == Nobody.name:
+            raise UserError(
+                f"{resume}: a run that is answered from outside: kagent ask and kagent tell go on "
+                "with it, kagent judge judges what was told"
+            )
+        # What decides the run's course stays as it was; budget, time and cores may change.
+        kept: dict[str, object] = {
+            n: getattr(manifest, n) for n in ("lang", "proposer", "seed", "configs")
+        }
+        config = config.model_copy(update=kept)
+    found = recording(config, task.name)
+    if found is not None:
+        given = config.model_fields_set
+        if found.kind == "gpu" and not has_gpu():
+            raise UserError(
+                f"{found.name} holds kernels for an NVIDIA GPU, and this machine has none: replay "
+                "it where there is one"
+            )
+        update: dict[str, object] = {} if "lang" in given else {"lang": found.lang}
+        if "budget" not in given:
+            update["budget"] = found.evaluations
+        config = config.model_copy(update=update)
+    check_models(config)
+    return config
+
+
+def proposer_of(manifest: Manifest) -> Proposer | None:
+    """The proposer that decides a stored run's proposals once more; None if they came from outside
+    of kagent, from a model or a person.
+
+    Raises:
+        RunError: There is no proposer of that name.
+    """
+    operators_of(manifest.proposer)
+    return Tuner() if manifest.proposer == Tuner.name else None
+
+
+def choose_seeds(task: Task, config: Config) -> tuple[Kind, list[SeedText]]:
+    """The device and the seeds that a language stands for on this machine.
+
+    Raises:
+        UserError: There is no such seed, or no device to time it on.
+    """
+    gpu = config.lang in ("triton", "cuda") or (config.lang == "any" and has_gpu())
+    if gpu and not has_gpu():
+        raise UserError(
+            f"timing {config.lang} kernels needs an NVIDIA GPU, and this machine has none. "
+            f"Possible here: --lang cpp evolves {task.name} on the CPU; "
+            "kagent build compiles for a GPU; kagent check runs a Triton kernel in Triton's "
+            "interpreter"
+        )
+    kind: Kind = "gpu" if gpu else "cpu"
+    return kind, seeds_for(task, kind, config.lang)
+
+
+def seeds_for(task: Task, kind: Kind, lang: str) -> list[SeedText]:
+    """The seeds in a language, or for "any" all those for a kind of device.
+
+    Raises:
+        TaskError: There is none.
+    """
+    usual: tuple[Language, ...] = ("triton", "cuda") if kind == "gpu" else ("cpp",)
+    wanted: tuple[str, ...] = usual if lang == "any" else (lang,)
+    seeds = [SeedText(s.name, s.source()) for s in seeds_of(task) if s.language in wanted]
+    if not seeds:
+        raise TaskError(
+            f"{task.folder}: no {' or '.join(wanted)} seed there (such as {wanted[0]}_NAME.py)"
+        )
+    return seeds
+
+
+def visible_cases(task: Task, kind: Kind) -> list[Case]:
+    """What a candidate is built for wherever it is looked at."""
+    return [*task.cases(kind).check, *task.cases(kind).bench]
+
+
+def search_cases(task: Task, kind: Kind, secret: int) -> list[Case]:
+    """What a candidate is built for before it is checked, however it came.
+
+    The visible cases come first: what refuses a candidate there is the same everywhere, whatever
+    is drawn.
+    """
+    return [*visible_cases(task, kind), *draw_hidden(task, kind, "check", secret)]
+
+
+def new_manifest(
+    task: Task, kind: Kind, target: str, config: Config, environment: Mapping[str, object]
+) -> Manifest:
+    """What a new run is. `environment` is empty until a device was opened for it."""
+    return Manifest(
+        task=task.name,
+        task_folder=str(task.folder),
+        task_digest=task.digest,
+        matrix=task.matrix,
+        kind=kind,
+        target=target,
+        seed=config.seed,
+        lang=config.lang,
+        proposer=config.proposer,
+        operators=operators_of(config.proposer),
+        in_flight=window_of(config),
+        configs=config.configs,
+        environment=environment,
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        version=importlib.metadata.version("kagent"),
+        id=secrets.token_hex(8),
+    )
+
+
+def same_task(manifest: Manifest, task: Task, folder: Path | None) -> None:
+    """Make sure that a run is one of this task, as it is now.
+
+    Raises:
+        RunError: It is not.
+    """
+    if manifest.task != task.name:
+        raise RunError(f"{folder}: a run of {manifest.task}, not of {task.name}")
+    if manifest.task_digest != task.digest:
+        raise RunError(
+            f"{folder}: {task.folder} was changed since, and its figures would no longer compare: "
+            "start a new run"
+        )
+
+
+def say_isolation(store: RunStore, environment: Mapping[str, object], observe: Observer) -> None:
+    """Say, and keep with the run, that it goes on under another tier than it began."""
+    began, tier = store.manifest.environment.get("isolation"), environment.get("isolation")
+    if began is not None and tier is not None and began != tier:
+        store.append("isolation", {"began": began, "tier": tier})
+        observe(Progress(f"isolation is {tier}; the run began under {began}"))
+
+
+def same_machine(
+    manifest: Manifest, environment: Mapping[str, object], facts: DeviceFacts, folder: Path
+) -> None:
+    """Make sure that times of this machine compare with those that a run has (it may have none
+    yet), and that it is confined no less, unless that was asked for.
+
+    Raises:
+        RunError: They do not.
+    """
+    before, now = manifest.environment.get("key"), environment["key"]
+    if (manifest.kind, manifest.target) != (facts.kind, facts.target):
+        raise RunError(
+            f"{folder}: a run for {manifest.target}, and this is {now} ({facts.target}): go on "
+            "where there is such a device, or start a new run"
+        )
+    if before not in (None, now):
+        raise RunError(
+            f"{folder}: measured on {before}, and this is {now}: times of the two do not compare; "
+            "start a new run"
+        )
+    began, tier = manifest.environment.get("isolation"), environment.get("isolation")
+    if began is not None and tier is not None and asked_for() is None and str(tier) < str(began):
+        raise RunError(
+            f"{folder}: began under isolation {began}, and this machine gives {tier} today "
+            f"(kagent doctor says why): accept it with --isolation {tier}"
+        )

@@ -1,0 +1,87 @@
+"""What a stored run needs to go on: its task, its setting."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from kagent_sandbox.data.task import Kind, Task, load_task
+from kagent_sandbox.errors import MachineError, RunError
+
+from kagent.resources import resource
+from kagent.runs.brief import Setting
+from kagent.runs.lineage import Operator
+from kagent.runs.manifest import Manifest
+from kagent.runs.store import History, RunStore
+
+
+def kind_of(manifest: Manifest) -> Kind:
+    """The kind of device that a run is for."""
+    return "gpu" if manifest.kind == "gpu" else "cpu"
+
+
+def setting_for(store: RunStore, task: Task, history: History, budget: int) -> Setting:
+    """The setting of a run: its own budget, `budget` before its first session, and never less than
+    what it was told.
+    """
+    waiting = sum(p.operator is not Operator.SEED for p in history.pending)
+    most = max(history.budget or budget, history.lineage.counted + waiting)
+    return replace(setting_of(store, task), budget=most)
+
+
+def identity(folder: Path, manifest: Manifest) -> str:
+    """What all copies of a run share, and no two runs."""
+    if manifest.id:
+        return manifest.id
+    return hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()[:16]
+
+
+def task_of_run(folder: Path, manifest: Manifest) -> Task:
+    """The task of a run, which may come from another machine: the one that it was made with, the
+    one that ships with kagent, or one in a folder of its name beside the run.
+
+    Raises:
+        RunError: There is none, or it is not what it was.
+        TaskError: Its files do not make sense.
+    """
+    runs = folder.resolve().parent
+    places = [Path(manifest.task_folder), runs / manifest.task, runs.parent / manifest.task]
+    with contextlib.suppress(MachineError):  # without them a user's own tasks work all the same
+        places.append(resource("seeds") / manifest.task)
+    changed: Path | None = None
+    for place in places:
+        if (place / "task.toml").is_file() and (place / "reference.py").is_file():
+            task = load_task(place)
+            if (task.name, task.digest) == (manifest.task, manifest.task_digest):
+                return task
+            changed = changed or place
+    if changed is not None:
+        raise RunError(
+            f"{folder}: {changed} was changed since, and its figures would no longer compare: "
+            f"put the task as it was into {runs / manifest.task}, or start a new run"
+        )
+    raise RunError(
+        f"{folder}: no task {manifest.task} on this machine: copy its folder (task.toml and "
+        f"reference.py) to {runs / manifest.task}"
+    )
+
+
+def setting_of(store: RunStore, task: Task) -> Setting:
+    """The setting that a stored run's decisions were taken in, for `kagent.replay`."""
+    manifest = store.manifest
+    kind: Kind = "gpu" if manifest.kind == "gpu" else "cpu"
+    return _setting(task, kind, manifest, store.history().budget)
+
+
+def _setting(task: Task, kind: Kind, manifest: Manifest, budget: int) -> Setting:
+    return Setting(
+        task=task,
+        kind=kind,
+        target=manifest.target,
+        budget=budget,
+        seed=manifest.seed,
+        in_flight=manifest.in_flight,
+        operators=manifest.operators,
+    )

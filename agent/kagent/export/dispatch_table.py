@@ -1,0 +1,95 @@
+"""The table that an operator's dispatch reads: which kernel is used where, on which device."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+
+from kagent_sandbox.data.race import EAGER
+
+from kagent.export.record import FORMAT, TORCH, Device, Kernel, Operator, Point, Region, Timing
+
+
+def portfolio_json(operator: Operator) -> str:
+    """portfolio/TASK.json of a library."""
+    table = {
+        "format": FORMAT,
+        "task": operator.task,
+        "entry": operator.entry,
+        "dims": list(operator.dims),
+        "kernels": {k.id: _kernel(k, operator) for k in operator.kernels},
+        "devices": {d.name: _device(d) for d in operator.devices},
+    }
+    return json.dumps(table, indent=1, allow_nan=False) + "\n"
+
+
+def _kernel(kernel: Kernel, operator: Operator) -> dict[str, object]:
+    used = [d for d in operator.devices if any(kernel.id in p.times for p in d.points)]
+    return {
+        "language": kernel.language,
+        "capabilities": sorted({d.capability for d in used}),
+        "pitched": kernel.pitched,
+        "configs": [dict(c) for c in kernel.configs],
+        "regions": [_region(r) for r in kernel.regions],
+    }
+
+
+def _region(region: Region) -> dict[str, object]:
+    return {
+        "dtype": region.dtype,
+        "low": dict(region.low),
+        "high": dict(region.high),
+        "flags": {n: list(v) for n, v in region.flags.items()},
+        "volume": region.volume,
+    }
+
+
+def _device(device: Device) -> dict[str, object]:
+    return {
+        "kind": device.kind,
+        "capability": device.capability,
+        "points": [_point(p) for p in device.points],
+    }
+
+
+def _point(point: Point) -> dict[str, object]:
+    kernels = {n: t.us for n, t in point.times.items() if n in point.config}
+    eager = {TORCH: point.times[EAGER].us} if EAGER in point.times else {}
+    return {
+        "dtype": point.dtype,
+        "dims": dict(point.dims),
+        "best": point.best,
+        "config": dict(point.config),
+        "us": {n: round(us, 3) for n, us in {**kernels, **eager}.items()},
+    }
+
+
+def best_of(times: Mapping[str, Timing], kernels: Collection[str], *, kernels_only: bool) -> str:
+    """Who is to be used at a point.
+
+    An operator that uses no kernel calls torch's eager implementation, so that is what a kernel has
+    to beat here, however fast torch.compile may be. With `kernels_only` it has to beat nothing.
+    """
+    fastest = min(kernels, key=lambda n: times[n].us)
+    eager = times.get(EAGER)
+    if kernels_only or eager is None or times[fastest].us < eager.us:
+        return fastest
+    return TORCH
+
+
+def used(point: Point) -> str:
+    """Whose time it is that an operator takes there."""
+    return EAGER if point.best == TORCH else point.best
+
+
+def gain(point: Point, name: str) -> float | None:
+    """Time of the fastest of torch / time of a kernel or a baseline."""
+    torch = point.times.get(TORCH)
+    return None if torch is None else torch.us / point.times[name].us
+
+
+def mean_gain(device: Device) -> float | None:
+    """Geometric mean of the gains of whoever is used, over a device's points."""
+    found = [g for p in device.points if (g := gain(p, used(p))) is not None]
+    return math.exp(sum(map(math.log, found)) / len(found)) if found else None

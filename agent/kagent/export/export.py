@@ -1,0 +1,300 @@
+"""From winners to a library: verify and measure, merge with what is there, write."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from kagent_sandbox.data.task import Kind, Task, load_task
+from kagent_sandbox.errors import KagentError, UserError
+
+from kagent.config.settings import Config
+from kagent.export.certify import entrant_of
+from kagent.export.dispatch_table import best_of
+from kagent.export.generic import operator_source
+from kagent.export.import_rewrite import as_shipped
+from kagent.export.measuring import Entrant, Measured, Result, Say, measure
+from kagent.export.merging import merge_library, merge_operator
+from kagent.export.packaging import own_tests, refuse_collisions
+from kagent.export.reading import OnDisk, is_library, read_library
+from kagent.export.record import Device, Kernel, Library, Operator, valid_name
+from kagent.export.winners import Winner
+from kagent.export.writing import files_of, refuse_edited, write_library
+from kagent.resources import resource
+
+Merged: TypeAlias = dict[str, tuple[Operator, list[str]]]
+"""Operators as they are to be, by task, and what changed, in words."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export did."""
+
+    folder: Path
+    library: Library
+    before: str | None  # the version that was there
+    notes: tuple[str, ...]  # kernels that were there and are not used here any more, and why
+
+
+def export(
+    winners: Sequence[Winner],
+    folder: Path,
+    name: str | None,
+    config: Config,
+    say: Say,
+    *,
+    allow_slower: bool = False,
+    force: bool = False,
+) -> Exported:
+    """Write winners into a new library, or into one that exists.
+
+    Args:
+        winners: Of one run or several, of one task or several, all for this machine.
+        folder: The library's; made if need be.
+        name: The Python package's; that of the library there, if None.
+        config: Jobs and isolation.
+        say: Told what happens.
+        allow_slower: Whether a kernel may lose to torch on the hidden cases drawn here; one that
+            does is used wherever no other kernel is faster.
+        force: Whether files of the library that were edited since may be overwritten.
+
+    Raises:
+        UserError: A winner is refused, the library's own tests fail, or the folder cannot be taken;
+            nothing was written.
+        MachineError: The machine failed; nothing was written.
+    """
+    disk = read_library(folder) if is_library(folder) else None
+    name = _name(disk, folder, name)
+    if disk is None:
+        _refuse_used(folder)
+    elif not force:
+        refuse_edited(disk)
+    merged: Merged = {}
+    notes: list[str] = []
+    cubins: dict[str, bytes] = {}
+    groups = _groups(winners)
+    blanks = {task: _blank(group[0].task) for (task, _), group in groups.items()}
+    # What cannot go into a library is refused before anything is measured.
+    there = {o.task: o for o in disk.library.operators} if disk is not None else {}
+    refuse_collisions({**there, **blanks}.values())
+    for winner in winners:
+        as_shipped(winner.source)
+    for (task, kind), group in groups.items():
+        say(f"{task}: {len(group)} for the {kind.upper()}")
+        old = merged[task][0] if task in merged else there.get(task)
+        kept = _beside(old, group, kind, folder)
+        entrants = [_entrant(w) for w in group] + [entrant_of(old, k, kind) for k in kept if old]
+        measured = measure(group[0].task, kind, entrants, config, say)
+        _refuse(group, measured.results, allow_slower=allow_slower)
+        refused = {k.id: measured.results[k.id].refused for k in kept}
+        notes += [
+            f"{i} is not used on {measured.device.name}: {w}" for i, w in refused.items() if w
+        ]
+        cubins |= measured.cubins
+        kernels = (*(_kernel(w, measured) for w in group), *kept)
+        losers = {w.id for w in group if _loses(measured.results[w.id])}
+        device = _asked_for(measured.device, losers) if losers else measured.device
+        new = replace(blanks[task], kernels=kernels, devices=(device,))
+        _merge(merged, old, new)
+    gpu = any(kind == "gpu" for _, kind in groups)
+    library = _write(disk, folder, name, merged, cubins, say, gpu=gpu)
+    return Exported(folder, library, disk.library.version if disk else None, tuple(notes))
+
+
+def update(disk: OnDisk, sessions: Sequence[tuple[Operator, Measured]], say: Say) -> Library:
+    """Put what was just measured on this device into a library.
+
+    Raises:
+        UserError: Its own tests fail, or it cannot be written.
+    """
+    merged: Merged = {}
+    cubins: dict[str, bytes] = {}
+    for operator, measured in sessions:
+        old = merged[operator.task][0] if operator.task in merged else operator
+        mine = [k for k in old.kernels if k.id in measured.results]
+        kernels = tuple(_certified(k, measured) for k in mine)
+        _merge(merged, old, replace(operator, kernels=kernels, devices=(measured.device,)))
+        cubins |= measured.cubins
+    gpu = any(m.device.kind == "gpu" for _, m in sessions)
+    return _write(disk, disk.folder, disk.library.name, merged, cubins, say, gpu=gpu)
+
+
+def _merge(merged: Merged, old: Operator | None, new: Operator) -> None:
+    """Add what was measured on one device; what changed, in words, adds up."""
+    operator, words = merge_operator(old, new)
+    before = merged[new.task][1] if new.task in merged else []
+    merged[new.task] = operator, before + words
+
+
+def _write(
+    disk: OnDisk | None,
+    folder: Path,
+    name: str,
+    merged: Merged,
+    cubins: Mapping[str, bytes],
+    say: Say,
+    *,
+    gpu: bool,
+) -> Library:
+    """Put a library in its place, once its own tests have passed elsewhere."""
+    version = importlib.metadata.version("kagent")
+    old = disk.library if disk is not None else None
+    library = merge_library(old, name, version, list(merged.values()))
+    files = files_of(library, cubins=cubins, old=disk)
+    say("running the library's own tests")
+    if wrong := own_tests(name, files, gpu=gpu):
+        raise UserError(f"{folder}: nothing was written: {wrong}")
+    say(f"writing {folder}")
+    write_library(library, files, folder, old=disk)
+    return library
+
+
+def _certified(kernel: Kernel, measured: Measured) -> Kernel:
+    """With what was compiled and checked here as well."""
+    known = {c.key: c for c in (*kernel.compiled, *measured.compiled.get(kernel.id, ()))}
+    targets = dict.fromkeys([*kernel.targets, measured.target])
+    regions = measured.results[kernel.id].regions
+    return replace(kernel, compiled=tuple(known.values()), targets=tuple(targets), regions=regions)
+
+
+def _name(disk: OnDisk | None, folder: Path, name: str | None) -> str:
+    there = disk.library.name if disk is not None else None
+    if there is not None and name not in (None, there):
+        raise UserError(f"{folder}: the library there is called {there}: leave --name {name} away")
+    chosen = there or name or folder.resolve().name.lower().replace("-", "_")
+    if not valid_name(chosen):
+        raise UserError(
+            f"{chosen!r} cannot be a library's name: 2 to 50 lower-case letters, digits and _, a "
+            "letter first and no _ last (--name)"
+        )
+    return chosen
+
+
+def _refuse_used(folder: Path) -> None:
+    """Only into a new folder, an empty one, or one that holds nothing but a repository's own."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; name a folder for the library")
+    inside = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+    if odd := sorted(n for n in inside if n not in (".git", ".gitignore", ".gitattributes")):
+        raise UserError(
+            f"{folder}: holds {', '.join(odd[:3])}{' ...' if len(odd) > 3 else ''} and no library: "
+            "name an empty or a new folder"
+        )
+
+
+def _groups(winners: Sequence[Winner]) -> dict[tuple[str, Kind], list[Winner]]:
+    found: dict[tuple[str, Kind], list[Winner]] = {}
+    for winner in winners:
+        kind: Kind = "gpu" if winner.manifest.kind == "gpu" else "cpu"
+        group = found.setdefault((winner.task.name, kind), [])
+        if any(w.task.digest != winner.task.digest for w in group):
+            raise UserError(
+                f"{winner.folder}: another version of task {winner.task.name} than that of "
+                f"{group[0].folder}: export them into libraries of their own"
+            )
+        if all(w.id != winner.id for w in group):
+            group.append(winner)
+    return found
+
+
+def _beside(
+    old: Operator | None, group: Sequence[Winner], kind: Kind, folder: Path
+) -> list[Kernel]:
+    """Kernels of the library that new ones are measured beside."""
+    if old is None:
+        return []
+    task = group[0].task
+    there = (old.task_toml, old.reference_py)
+    ours = tuple((task.folder / n).read_text("utf-8") for n in ("task.toml", "reference.py"))
+    if there != ours:
+        raise UserError(
+            f"{folder}: its {task.name} is another version of that task than the run's: results do "
+            "not compare; export into a new library"
+        )
+    new = {w.id for w in group}
+    same = (k for k in old.kernels if (k.language == "cpp") == (kind == "cpu"))
+    return [k for k in same if k.id not in new]
+
+
+def _entrant(winner: Winner) -> Entrant:
+    return Entrant(winner.id, winner.source, winner.configs, winner.choice)
+
+
+def _refuse(group: Sequence[Winner], results: Mapping[str, Result], *, allow_slower: bool) -> None:
+    reasons = []
+    for winner in group:
+        result, who = results[winner.id], f"{winner.folder.name} #{winner.candidate.id}"
+        versus = result.versus_torch
+        if result.refused:
+            reasons.append(f"{who} {result.refused}")
+        elif versus is not None and _loses(result) and not allow_slower:
+            found = f"{versus.ratio:.3f}x ({versus.low:.3f}-{versus.high:.3f})"
+            reasons.append(
+                f"{who} loses to torch, {found} on hidden cases drawn now: --allow-slower exports "
+                "it all the same"
+            )
+    if reasons:
+        raise UserError("nothing was exported: " + "; ".join(reasons))
+
+
+def _loses(result: Result) -> bool:
+    return result.versus_torch is not None and result.versus_torch.ratio <= 1
+
+
+def _asked_for(device: Device, losers: set[str]) -> Device:
+    """With kernels used where torch is faster, too: they lose to it, and were asked for."""
+    points = []
+    for point in device.points:
+        best = best_of(point.times, point.config, kernels_only=True)
+        points.append(replace(point, best=best) if best in losers else point)
+    return replace(device, points=tuple(points))
+
+
+def _blank(task: Task) -> Operator:
+    """An operator without kernels."""
+    return Operator(
+        task=task.name,
+        entry=task.entry,
+        signature=task.signature,
+        summary=task.summary,
+        dims=tuple(task.dims),
+        kernels=(),
+        devices=(),
+        task_toml=(task.folder / "task.toml").read_text(encoding="utf-8"),
+        reference_py=(task.folder / "reference.py").read_text(encoding="utf-8"),
+        operator_py=_operator_text(task),
+    )
+
+
+def _operator_text(task: Task) -> str:
+    """operator.py of the task, of kagent's own copy of the same task, or a generic one."""
+    places = [task.folder]
+    with contextlib.suppress(KagentError):
+        shipped = load_task(resource("seeds") / task.name)
+        places += [shipped.folder] if shipped.digest == task.digest else []
+    for place in places:
+        if (place / "operator.py").is_file():
+            return (place / "operator.py").read_text(encoding="utf-8")
+    return operator_source(task)
+
+
+def _kernel(winner: Winner, measured: Measured) -> Kernel:
+    result = measured.results[winner.id]
+    return Kernel(
+        id=winner.id,
+        task=winner.task.name,
+        language=winner.language,
+        source=winner.source,
+        sha256=hashlib.sha256(winner.source.encode()).hexdigest(),
+        targets=(measured.target,),
+        configs=result.configs,
+        regions=result.regions,
+        pitched=any(c.noncontiguous for c in winner.task.cases(measured.device.kind).check),
+        compiled=tuple(measured.compiled.get(winner.id, ())),
+        origin=winner.origin,
+    )

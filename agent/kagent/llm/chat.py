@@ -1,0 +1,55 @@
+"""What a model is sent, what comes back, and how a call fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kagent_sandbox.errors import KagentError
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A model's text, and what it cost."""
+
+    text: str
+    model: str  # as the user named it
+    truncated: bool  # cut at the token limit, or at kagent's own limit of characters
+    input_tokens: int | None  # None: the endpoint did not say
+    output_tokens: int | None  # reasoning tokens included
+    dollars: float | None  # None: no price is known, or no tokens were reported
+    seconds: float  # from the request to the end of the reply
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a failed call cost all the same, as far as the endpoint said."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    dollars: float | None = None
+    seconds: float = 0.0
+
+
+NOTHING = Usage()
+
+
+class ModelError(KagentError):
+    """A call that gave no usable reply. The text is one line: which model and host, what happened,
+    what to do.
+
+    Attributes:
+        permanent: Asking again cannot help: the key, the model's name, the quota, the address.
+        usage: What the call cost: an empty or refused reply is paid for too.
+    """
+
+    def __init__(self, message: str, *, permanent: bool, usage: Usage = NOTHING) -> None:
+        super().__init__(message)
+        self.permanent = permanent
+        self.usage = usage
+
+
+def whole(text: str) -> str:
+    """The text with halves of characters (lone surrogates, which JSON may hold and no file can)
+    joined where both are there, and replaced elsewhere.
+    """
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

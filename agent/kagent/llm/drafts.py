@@ -1,0 +1,79 @@
+"""From an answer in words to a draft: the same for a model's reply and for one from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from kagent_sandbox.data.language import language_of_source
+from kagent_sandbox.data.verdict import Rejected
+
+from kagent.llm.reply import Answer
+from kagent.runs.brief import Brief, Draft, Prompt
+from kagent.runs.cost import ModelCall
+from kagent.runs.lineage import Operator, Origin
+from kagent.search.select import mate
+
+N = TypeVar("N", int, float)
+
+
+def draft_of(brief: Brief, answer: Answer | Rejected, origin: Origin) -> Draft:
+    """What an answer proposes. Where it holds no kernel, the draft says why and counts all the
+    same.
+    """
+    other = mate(brief) if brief.operator is Operator.CROSSOVER else None
+    parents = (brief.parent.id,) if other is None else (brief.parent.id, other.id)
+    if isinstance(answer, Rejected):
+        return Draft(
+            parents=parents,
+            operator=brief.operator,
+            name=brief.parent.proposal.name,
+            source="",
+            hypothesis="",
+            origin=origin,
+            fault=answer.message,
+        )
+    return Draft(
+        parents=parents,
+        operator=brief.operator,
+        name=_name(brief, answer.source, origin.card),
+        source=answer.source,
+        hypothesis=answer.hypothesis,
+        predicted=answer.predicted,
+        origin=origin,
+    )
+
+
+def origin_of(calls: Sequence[ModelCall], card: str) -> Origin:
+    """Who answered last, and what all calls for the answer took together."""
+    return Origin(
+        model=calls[-1].model,
+        card=card,
+        calls=len(calls),
+        seconds=sum(c.seconds for c in calls),
+        input_tokens=_total([c.input_tokens for c in calls]),
+        output_tokens=_total([c.output_tokens for c in calls]),
+        dollars=_total([c.dollars for c in calls]),
+    )
+
+
+def text_of(prompt: Prompt) -> str:
+    """A prompt as it is stored and shown: both messages, a rule between them."""
+    return f"{prompt.system.rstrip()}\n\n---\n\n{prompt.user.rstrip()}\n"
+
+
+def _name(brief: Brief, source: str, card: str) -> str:
+    """What to call the structure: by its technique, or as the parent, but in its own language."""
+    if brief.operator in (Operator.TUNE, Operator.REPAIR) or not card:
+        name = brief.parent.proposal.name
+        language, _, rest = name.partition("_")
+        known = language in ("triton", "cuda", "cpp") and "+" not in name
+        return f"{language_of_source(source)}_{rest}" if known else name
+    technique = card.removeprefix("cpu_").replace("-", "_")
+    return f"{language_of_source(source)}_{technique}"
+
+
+def _total(values: Sequence[N | None]) -> N | None:
+    """The sum of what is known; None where nothing is."""
+    known = [v for v in values if v is not None]
+    return sum(known[1:], known[0]) if known else None

@@ -1,0 +1,161 @@
+"""The proposer that asks language models: a brief becomes a prompt, a reply becomes a draft."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from kagent.llm.chat import ModelError, Reply
+from kagent.llm.drafts import draft_of, origin_of, text_of
+from kagent.llm.model_choice import choose
+from kagent.llm.model_config import ModelConfig
+from kagent.llm.pricing import CHARS_PER_TOKEN, most_dollars
+from kagent.llm.reply import read_reply
+from kagent.llm.spend_limit import Most, Purse
+from kagent.runs.brief import Brief, Draft, Prompt
+from kagent.runs.cost import ModelCall
+from kagent.runs.events import Called, Observer
+from kagent.runs.known_sources import text_identity
+from kagent.runs.lineage import Operator
+from kagent.search import recombine
+from kagent.search.select import to_sweep
+
+
+class Chat(Protocol):
+    """`kagent.llm.endpoint.Endpoint`, as far as it is needed here."""
+
+    async def complete(self, prompt: Prompt) -> Reply:
+        """The model's reply. Raises ModelError."""
+
+    async def close(self) -> None:
+        """Close its connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model that can be asked."""
+
+    config: ModelConfig
+    chat: Chat
+
+
+class ModelProposer:
+    """A `Proposer`. What needs no model (a sweep, two measured kernels in one file) is done without
+    one.
+    """
+
+    name = "model"
+    operators: tuple[Operator, ...] = (
+        Operator.STRUCTURE,
+        Operator.REWRITE,
+        Operator.CROSSOVER,
+        Operator.TUNE,
+        Operator.RECOMBINE,
+        Operator.REPAIR,
+        Operator.SWEEP,
+    )
+    resamples = 2  # a duplicate costs a call
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        write: Callable[[Brief], Prompt],
+        keep: Callable[[ModelCall, str, str | None], None],
+        purse: Purse,
+        observe: Observer,
+        *,
+        at_once: int,
+        bandit: bool = False,
+    ) -> None:
+        """`write` renders a brief, `keep` stores a call with its prompt and reply."""
+        self._models: Mapping[str, Model] = {m.config.name: m for m in models}
+        self._write = write
+        self._keep = keep
+        self._purse = purse
+        self._observe = observe
+        self.at_once = at_once
+        self._bandit = bandit
+        self._paid: dict[int, list[ModelCall]] = {}  # by ask: failures and duplicates included
+
+    async def propose(self, brief: Brief) -> Draft | None:
+        """What the harness finds by itself, else the model's answer."""
+        if brief.operator is Operator.SWEEP:
+            return _sweep(brief)
+        if brief.operator is Operator.RECOMBINE:
+            draft = _recombine(brief)
+            if draft is not None:
+                return draft
+            brief = replace(brief, operator=Operator.STRUCTURE)
+        prompt = self._write(brief)
+        reply = await self._call(brief, prompt)
+        answer = read_reply(reply.text, brief.setting.task.entry, truncated=reply.truncated)
+        return draft_of(brief, answer, origin_of(self._paid[brief.id], prompt.card))
+
+    async def _call(self, brief: Brief, prompt: Prompt) -> Reply:
+        configs = [m.config for m in self._models.values()]
+        model = self._models[choose(configs, brief.lineage, brief.rng(), bandit=self._bandit)]
+        most = most_of(model.config, prompt)
+        async with self._purse.hold(most):
+            begun = time.monotonic()
+            call = ModelCall(brief.id, brief.attempt, model.config.name, prompt.card, 0.0)
+            try:
+                reply = await model.chat.complete(prompt)
+            except ModelError as e:
+                call = replace(
+                    call,
+                    seconds=time.monotonic() - begun,
+                    input_tokens=e.usage.input_tokens,
+                    output_tokens=e.usage.output_tokens,
+                    dollars=e.usage.dollars,
+                    error=str(e),
+                )
+                self._over(call, prompt, None, most)
+                raise
+            call = replace(
+                call,
+                seconds=reply.seconds,
+                input_tokens=reply.input_tokens,
+                output_tokens=reply.output_tokens,
+                dollars=reply.dollars,
+                truncated=reply.truncated,
+            )
+            self._over(call, prompt, reply.text, most)
+            return reply
+
+    def _over(self, call: ModelCall, prompt: Prompt, reply: str | None, most: Most) -> None:
+        self._paid.setdefault(call.ask, []).append(call)
+        self._purse.pay(call, most)
+        self._keep(call, text_of(prompt), reply)
+        self._observe(Called(call, self._purse.spent))
+
+
+def most_of(model: ModelConfig, prompt: Prompt) -> Most:
+    """The most that a call can take."""
+    chars = len(prompt.system) + len(prompt.user)
+    tokens = chars // CHARS_PER_TOKEN + model.reply_tokens
+    return Most(tokens, most_dollars(model, chars))
+
+
+def _sweep(brief: Brief) -> Draft | None:
+    """The incumbent as it is, in more configurations."""
+    configs = to_sweep(brief.lineage, ())
+    proposal = brief.parent.proposal
+    if configs is None:
+        return None
+    return Draft(
+        parents=(brief.parent.id,),
+        operator=Operator.SWEEP,
+        name=proposal.name,
+        source=proposal.source,
+        hypothesis=f"{configs} configurations of its tunables, the fastest one per case",
+        configs=configs,
+    )
+
+
+def _recombine(brief: Brief) -> Draft | None:
+    """Two measured kernels in one file, where their measurements say that it gains."""
+    tried = {text_identity(c.proposal.source) for c in brief.lineage}
+    tried.update(text_identity(source) for source in brief.pending)
+    return recombine.best(brief, lambda source: text_identity(source) not in tried)

@@ -1,0 +1,136 @@
+"""What arrives on the wire: responses of any kind, read within limits of size and of patience."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import httpx2
+
+from kagent.llm.failures import ADDRESS_REMEDY, Failure, Scrub, Unusable, quota_used_up, shown
+from kagent.llm.response import Heard, member
+
+STALL_S = 120.0
+"""Silence in the middle of a reply. Before its first words a model may think for longer."""
+GRACE_S = 5.0
+"""After the end of a reply, for its token counts."""
+MOST_BYTES = 64 << 20
+"""Of a response: 100,000 tokens, each in a chunk of its own, are 30 MB."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One call in flight, over all its tries."""
+
+    deadline: float  # of `time.monotonic`
+    begun: float = field(default_factory=time.monotonic)
+    tries: int = 0
+    last: str = ""  # the status that the latest try failed with
+    heard: Heard = field(default_factory=Heard)
+
+
+CALL: contextvars.ContextVar[Call] = contextvars.ContextVar("CALL")
+"""The call that a request belongs to: hooks are given nothing but requests and responses."""
+
+
+async def on_request(_request: httpx2.Request) -> None:
+    """Count the tries."""
+    CALL.get().tries += 1
+
+
+async def on_response(response: httpx2.Response) -> None:
+    """Cap what can be read, and tell the SDK not to ask again where that cannot help."""
+    if isinstance(response.stream, httpx2.AsyncByteStream):
+        response.stream = _Capped(response.stream)
+    if response.status_code < 400:
+        return
+    call = CALL.get()
+    call.last = f"status {response.status_code}"
+    body = await response.aread()
+    try:
+        stated = json.loads(body)
+    except (ValueError, RecursionError):
+        stated = None
+    error = member(stated, "error") or stated
+    spent = quota_used_up(response.status_code, member(error, "code"), member(error, "type"))
+    if spent or _wait_s(response) > call.deadline - time.monotonic():
+        response.headers["x-should-retry"] = "false"
+
+
+def _wait_s(response: httpx2.Response) -> float:
+    """What Retry-After asks for; 0 where it says nothing, or a date."""
+    try:
+        return float(response.headers.get("retry-after", "0"))
+    except ValueError:
+        return 0.0
+
+
+async def read_stream(stream: AsyncIterator[object], heard: Heard) -> None:
+    """Collect a stream of chunks until it ends or nothing more is wanted.
+
+    Raises:
+        Unusable: Nothing came for too long.
+    """
+    while not heard.cut and heard.error is None:
+        patience = GRACE_S if heard.complete else STALL_S if heard.begun else None
+        try:
+            async with asyncio.timeout(patience):
+                received = await anext(stream)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            if heard.complete:
+                return
+            what = f"stalled for {patience:g} s after {heard.characters} characters of the reply"
+            raise Unusable(Failure(what, "try again, or name another model")) from None
+        heard.take(received)
+
+
+async def read_body(parts: AsyncIterator[bytes], kind: str, heard: Heard, scrub: Scrub) -> None:
+    """Collect an answer that is not a stream.
+
+    Args:
+        parts: Of the body.
+        kind: Its content type.
+        heard: What it is added to.
+        scrub: Applied to what is quoted.
+
+    Raises:
+        Unusable: It is no JSON.
+    """
+    body = bytearray()
+    async for part in parts:
+        body += part
+    text = body.decode("utf-8", "replace")
+    if "html" in kind or text.lstrip()[:1] == "<":
+        what = "answered with a web page in place of a reply"
+        raise Unusable(Failure(what, ADDRESS_REMEDY, permanent=True))
+    try:
+        stated = json.loads(text)
+    except (ValueError, RecursionError):
+        what = f"answered with something that is no JSON ({shown(scrub(text))})"
+        raise Unusable(Failure(what, ADDRESS_REMEDY)) from None
+    heard.take(stated)
+    heard.closed = True
+
+
+class _Capped(httpx2.AsyncByteStream):
+    """A response's bytes, which end with an error when there are too many."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        room = MOST_BYTES
+        async for part in self._stream:
+            room -= len(part)
+            if room < 0:
+                raise httpx2.ReadError(f"a response of more than {MOST_BYTES >> 20} MiB")
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

@@ -1,0 +1,132 @@
+"""What a profile of a candidate found, as data and in words. `kagent.review.profile` makes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kagent_sandbox.data.records import from_json, to_json
+
+from kagent.runs.store import History
+
+if TYPE_CHECKING:
+    from kagent.prompting.hardware import Hardware
+
+MOST_IDLE = 2.0  # percent; other work of the tensor pipe makes about 1 without any product
+STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+STALLS: Mapping[str, str] = {
+    "long_scoreboard": "waiting for global or local memory",
+    "short_scoreboard": "waiting for shared memory or special functions",
+    "barrier": "waiting at a barrier of the block",
+    "mio_throttle": "the queue of memory instructions is full",
+    "lg_throttle": "the queue of global and local accesses is full",
+    "math_pipe_throttle": "an arithmetic pipe is busy",
+    "wait": "a fixed latency of the instruction before",
+    "not_selected": "ready, another warp was issued",
+    "no_instruction": "instructions were not fetched yet",
+    "membar": "waiting at a memory fence",
+    "drain": "waiting for stores at the end",
+    "sleeping": "asleep",
+    "dispatch_stall": "the dispatcher is held up",
+    "imc_miss": "a constant is not in its cache",
+    "tex_throttle": "the texture queue is full",
+    "branch_resolving": "waiting for a branch",
+    "gmma": "waiting for a warp-group product",
+}
+"""Reasons for which a warp that could not issue had to wait, as ncu calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelProfile:
+    """One launch of a plan. `counters` are ncu's, by metric, in µs, bytes and percent; empty
+    without it.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    registers: int
+    spill_bytes: int
+    shared_bytes: int  # static and dynamic
+    blocks_per_unit: int  # resident on a multiprocessor
+    occupancy: float  # warps resident over the most that there may be, 0 to 1
+    limited_by: tuple[str, ...]
+    waves: float  # blocks over those that run at once
+    load_bytes: Mapping[str, int]  # global load instructions by width
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A candidate on one benchmark case."""
+
+    candidate: int
+    case: str
+    device: str
+    kernels: tuple[KernelProfile, ...]
+    why_static: str = ""  # why there are no counters
+
+
+def in_words(kernel: KernelProfile, hardware: Hardware) -> list[str]:
+    """What a kernel engineer would say of it, the most important first."""
+    lines = [*_measured_words(kernel, hardware)] if kernel.counters else []
+    limits = " and ".join(kernel.limited_by)
+    lines.append(
+        f"{kernel.blocks_per_unit} blocks on a multiprocessor, {kernel.occupancy:.0%} occupancy, "
+        f"limited by {limits}; {kernel.waves:.2f} waves"
+    )
+    if 1 < kernel.waves < 4 and kernel.waves % 1 and kernel.waves % 1 < 0.5:
+        lines.append(
+            f"the last wave fills {kernel.waves % 1:.0%} of the device: a tail of "
+            f"{(1 - kernel.waves % 1) / math.ceil(kernel.waves):.0%} of its time"
+        )
+    if kernel.spill_bytes:
+        lines.append(f"spills {kernel.spill_bytes} bytes a thread to local memory")
+    widths = {int(w): n for w, n in kernel.load_bytes.items() if n}
+    if widths and max(widths) < 16:
+        lines.append(f"loads at most {max(widths)} bytes at once: 16 would take fewer instructions")
+    return lines
+
+
+def _measured_words(kernel: KernelProfile, hardware: Hardware) -> Iterator[str]:
+    c = kernel.counters
+    us = c.get("gpu__time_duration.sum")
+    moved = c.get("dram__bytes_read.sum", 0.0) + c.get("dram__bytes_write.sum", 0.0)
+    if us:
+        rate = moved / us / 1e3
+        text = f"{us:.1f} µs; DRAM {moved / 1e6:.1f} MB at {rate:.0f} GB/s"
+        peak = hardware.theoretical_gb_per_s
+        yield f"{text}, {rate / peak:.0%} of {peak:.0f}" if peak else text
+    stalls = {r: c.get(STALL.format(r), 0.0) for r in STALLS}
+    total = sum(stalls.values())
+    worst = sorted(stalls, key=lambda r: -stalls[r])[:3]
+    if total:
+        named = ", ".join(f"{STALLS[r]} {stalls[r] / total:.0%}" for r in worst if stalls[r] > 0)
+        yield f"warps wait: {named}"
+    active = c.get("sm__warps_active.avg.pct_of_peak_sustained_active")
+    if active is not None:
+        yield f"{active:.0f} % of the warps that fit were there on average"
+    tensor = c.get("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active")
+    if c.get("sm__inst_executed_pipe_tensor.sum") and tensor is not None and tensor >= MOST_IDLE:
+        yield f"tensor cores busy {tensor:.0f} % of the time"
+    hit = c.get("lts__t_sector_hit_rate.pct")
+    if hit is not None:
+        yield f"{hit:.0f} % of the accesses to L2 hit"
+    conflicts = c.get("l1tex__data_bank_conflicts_pipe_lsu.sum")
+    if conflicts:
+        yield f"{conflicts:,.0f} bank conflicts in shared memory"
+
+
+def to_event(profile: Profile) -> Mapping[str, object]:
+    """As it is stored."""
+    stored = to_json(profile)
+    assert isinstance(stored, dict)
+    return stored
+
+
+def stored_profiles(history: History) -> dict[tuple[int, str], Profile]:
+    """The last profile of each candidate and case of a run."""
+    found = (from_json(Profile, e.data) for e in history.events if e.kind == "profiled")
+    return {(p.candidate, p.case): p for p in found}

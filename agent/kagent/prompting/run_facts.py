@@ -1,0 +1,58 @@
+"""What a prompt says beyond its brief: the device, its ceilings, and what torch takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kagent_sandbox.data.device import Ceilings, DeviceFacts
+from kagent_sandbox.data.records import RecordError, from_json
+from kagent_sandbox.errors import RunError
+
+from kagent.prompting.profiles import Profile, stored_profiles
+from kagent.runs.manifest import Manifest
+from kagent.runs.store import History
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Facts of a run that stay the same for all of its prompts."""
+
+    device: DeviceFacts | None = None  # None: nobody has asked a device yet
+    ceilings: Ceilings | None = None
+    baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """µs by visible benchmark case and baseline; empty where none was measured."""
+    lang: str = "any"  # the run's --lang: what kernels may be written in
+    profiles: tuple[Profile, ...] = ()  # what `kagent profile` found, the last of each case
+
+
+def situation_of(manifest: Manifest, history: History) -> Situation:
+    """The situation of a stored run.
+
+    Raises:
+        RunError: Its records are damaged.
+    """
+    try:
+        measured = history.baselines or {}
+        ceilings = measured.get("ceilings")
+        return Situation(
+            device=manifest.facts,
+            ceilings=from_json(Ceilings, ceilings) if ceilings is not None else None,
+            baselines=_times(measured.get("baselines")),
+            lang=manifest.lang,
+            profiles=tuple(stored_profiles(history).values()),
+        )
+    except (RecordError, TypeError, ValueError, AttributeError) as e:
+        raise RunError(f"a record of the run is damaged: {e}") from None
+
+
+def _times(baselines: Mapping[str, Any] | None) -> Mapping[str, Mapping[str, float]]:
+    """`Baselines.us` of the stored JSON. (The class itself comes with torch, which takes a second
+    to import.)
+    """
+    us = (baselines or {}).get("us", {})
+    return {
+        str(case): {str(name): float(value) for name, value in times.items()}
+        for case, times in us.items()
+    }

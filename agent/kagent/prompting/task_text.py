@@ -1,0 +1,107 @@
+"""A task as its author wrote it: contract, meaning in torch, tolerance, visible check cases."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from kagent_sandbox.data.task import Argument, Case, Kind, Result, Size, Task, scalar
+from kagent_sandbox.syntax import parse
+
+from kagent.prompting.cases import SHORT_DTYPES, case_line
+from kagent.prompting.hidden_cases import generator_line, strides_text
+
+MEANING_LINES = 30
+EPSILON = {"bfloat16": 2**-7, "float16": 2**-10, "float32": 2**-23, "float64": 2**-52}
+"""Of the dtypes that results have; torch itself takes a second to import."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskText:
+    """Lines for a prompt."""
+
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    tolerances: tuple[str, ...]
+    meaning: str  # source of torch's own implementation
+    inputs: str  # what reference.py says about the distributions
+    checks: tuple[str, ...]
+    hidden_checks: tuple[str, ...]  # what they are drawn from
+    hidden_bench: tuple[str, ...]
+    strides: str  # which of them occur
+    bench_inputs: str  # distributions of the visible benchmark
+    allowed: tuple[str, ...]  # torch operations beyond allocation, views, copies and fills
+
+
+def about_task(task: Task, kind: Kind) -> TaskText:
+    """What a kernel's author must know of a task."""
+    functions = _functions(task)
+    eager = functions.get("eager")
+    inputs = functions.get("inputs")
+    cases = task.cases(kind)
+    case = cases.check[0]
+    dtypes = {c.dtype: None for c in (*cases.bench, *cases.check)}
+    drawn = {c.inputs + (f" times {c.scale:g}" if c.scale != 1 else "") for c in cases.bench}
+    return TaskText(
+        arguments=tuple(_argument(a, task, case) for a in task.arguments),
+        results=tuple(f"{r.name}: {_tensor(r.shape, r.dtype)}" for r in task.results),
+        tolerances=tuple(_tolerance(r, tuple(dtypes)) for r in task.results),
+        meaning=_cut(eager[0]) if eager is not None else "",
+        inputs=" ".join(inputs[1].split()) if inputs is not None else "",
+        checks=tuple(case_line(task, c) for c in cases.check),
+        hidden_checks=tuple(generator_line(g) for g in cases.hidden_check),
+        hidden_bench=tuple(generator_line(g) for g in cases.hidden_bench),
+        strides=strides_text(cases),
+        bench_inputs=" or ".join(sorted(drawn)),
+        allowed=tuple(a.replace("aten::", "torch.") for a in task.allow),
+    )
+
+
+def _functions(task: Task) -> dict[str, tuple[str, str]]:
+    """Source without docstring, and docstring, of reference.py's functions."""
+    source = (task.folder / "reference.py").read_text(encoding="utf-8")
+    found: dict[str, tuple[str, str]] = {}
+    for node in parse(source).body:
+        if isinstance(node, ast.FunctionDef):
+            text = ast.get_docstring(node) or ""
+            if text:
+                node.body = node.body[1:] or [ast.Pass()]
+            found[node.name] = (ast.unparse(node), text)
+    return found
+
+
+def _cut(text: str) -> str:
+    lines = text.splitlines()
+    return "\n".join(lines[:MEANING_LINES])
+
+
+def _argument(argument: Argument, task: Task, case: Case) -> str:
+    if argument.shape is None:
+        value = scalar(task, argument, case)
+        kind = {bool: "flag", int: "integer"}.get(type(value), "number")
+        always = f", always {value}" if not isinstance(argument.value, str) else ""
+        return f"{argument.name}: a plain Python {kind}{always}"
+    text = f"{argument.name}: {_tensor(argument.shape, argument.dtype)}"
+    return text + (" (may be written)" if argument.mutates else "")
+
+
+def _tensor(shape: tuple[Size, ...], dtype: str) -> str:
+    kind = "the case's dtype" if dtype == "$dtype" else dtype
+    return f"[{', '.join(map(str, shape))}] in {kind}" if shape else f"scalar tensor [] in {kind}"
+
+
+def _tolerance(result: Result, dtypes: tuple[str, ...]) -> str:
+    rows = (
+        "the whole tensor is one row"
+        if result.row_dims == 0
+        else (
+            "a row is the last dimension"
+            if result.row_dims == 1
+            else f"a row is the last {result.row_dims} dimensions"
+        )
+    )
+    of = dtypes if result.dtype == "$dtype" else (result.dtype,)
+    floors = ", ".join(
+        f"{SHORT_DTYPES[d]} {result.floor * EPSILON[d]:.2g}" for d in of if d in EPSILON
+    )
+    return f"{result.name}: k = {result.k:g}, floor = {result.floor:g} eps ({floors}); {rows}"

@@ -1,0 +1,98 @@
+"""What a candidate was asked with, answered with, and built into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kagent_sandbox.builder.binary.disassemble import disassemble
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.plan import KernelInfo
+from kagent_sandbox.data.task import Task
+from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.errors import RunError, UserError
+
+from kagent.evolve.open_machine import request_maker
+from kagent.evolve.session import visible_cases
+from kagent.evolve.stored_run import task_of_run
+from kagent.runs.lineage import Candidate
+from kagent.runs.store import RunStore
+from kagent.tasks import find_task
+from kagent.text import kernel_label
+
+_FOLDERS = {"prompt": "prompts", "reply": "replies"}
+
+
+def kept_text(store: RunStore, candidate: Candidate, what: str) -> str:
+    """The "prompt" or "reply" of a candidate, word for word.
+
+    Raises:
+        UserError: It has none: a seed, the tuner's work, or told without an ask.
+    """
+    p = candidate.proposal
+    path = None if p.ask is None else store.text_path(_FOLDERS[what], p.ask, p.attempt)
+    if path is None or not path.is_file():
+        author = p.origin.model if p.origin is not None else "kagent itself"
+        raise UserError(f"#{candidate.id} has no {what}: it is a {p.operator} by {author}")
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def task_to_look_with(store: RunStore) -> Task:
+    """The run's task; as it is now where it was changed since, because nothing is compared.
+
+    Raises:
+        TaskError: The task is not to be found.
+    """
+    try:
+        return task_of_run(store.folder, store.manifest)
+    except RunError:
+        return find_task(store.manifest.task)
+
+
+def rebuilt(store: RunStore, candidate: Candidate, jobs: int, *, ptx: bool = False) -> Built:
+    """A candidate built once more, for the visible cases of its task; with `ptx`, its PTX is kept.
+
+    Raises:
+        UserError: It does not build, or has no PTX; the text says why.
+        TaskError: The task is not to be found.
+    """
+    manifest = store.manifest
+    if ptx and manifest.target == "cpu":
+        raise UserError(
+            f"#{candidate.id} is compiled for the CPU, where there is no PTX: --sass prints the "
+            "host's assembly"
+        )
+    task = task_to_look_with(store)
+    cases = visible_cases(task, "gpu" if manifest.kind == "gpu" else "cpu")
+    configs = candidate.proposal.configs or manifest.configs
+    device = manifest.facts or manifest.target
+    request = request_maker(task, device, cases, configs)
+    with Builder(jobs) as builder:
+        built = builder.build(replace(request(candidate.proposal.source), ptx=ptx))
+    if isinstance(built, Rejected):
+        raise UserError(f"#{candidate.id} does not build: {built.status}: {built.message}")
+    return built
+
+
+def machine_code(built: Built) -> Iterator[tuple[str, str]]:
+    """Each kernel's label and machine code: SASS, or the host's assembly for C++.
+
+    Raises:
+        ToolchainError: The tool that prints it is missing.
+    """
+    kernels = _kernels(built)
+    wanted = {h: (k.language, built.binaries[h]) for h, k in kernels.items()}
+    for key, text in disassemble(wanted).items():
+        yield kernel_label(kernels[key].name), text
+
+
+def ptx_texts(built: Built) -> Iterator[tuple[str, str]]:
+    """Each kernel's label and PTX, of what was built with it."""
+    for key, kernel in _kernels(built).items():
+        yield kernel_label(kernel.name), built.ptx.get(key, "// its process kept no PTX\n")
+
+
+def _kernels(built: Built) -> dict[str, KernelInfo]:
+    """By hash."""
+    return {k.hash: k for plan in built.plans.values() for k in plan.kernels}

@@ -1,0 +1,1 @@
+"""What a run is: lineage, briefs, events, costs; and its folder on disk."""

@@ -1,0 +1,159 @@
+"""The seam between the loop and whatever invents kernels: a brief goes in, a draft comes out."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Protocol
+
+from kagent_sandbox.data.task import Kind, Task
+
+from kagent.runs.events import Stop
+from kagent.runs.lineage import Candidate, Lineage, Operator, Origin, Proposal
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What stays the same for all decisions of a run."""
+
+    task: Task
+    kind: Kind
+    target: str
+    budget: int
+    seed: int
+    in_flight: int  # proposals between their selection and their verdict
+    operators: tuple[Operator, ...]  # those that the proposer can carry out
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A decision of `select` as it is stored: with the lineage it gives the same brief again."""
+
+    number: int  # counts the decisions of a run; asks that nobody answers leave gaps in nothing
+    seen: int  # records in the lineage when it was taken
+    budget: int  # of the run at that time
+    operator: Operator
+    parent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """One decision of `select`, with all that a proposer may base its answer on.
+
+    While nothing has passed, the lineage goes on with seeds that wait for their verdicts, as they
+    are assumed to be (`kagent.runs.lineage.assumed`); the parent is one of them.
+
+    `pending` holds the texts of accepted proposals that `lineage` does not hold yet. It is empty on
+    the first attempt, so that several briefs can be worked on at once, and complete on later ones.
+    """
+
+    setting: Setting
+    id: int  # number of the ask; an answer becomes the candidate whose turn it is when it comes
+    lineage: Lineage  # as it stood when the decision was taken; not to be appended to
+    operator: Operator
+    parent: Candidate
+    elites: tuple[Candidate, ...]  # the incumbent first
+    progress: float  # share of the budget used up, 0 to 1
+    attempt: int = 0  # drafts for this brief that were duplicates
+    pending: tuple[str, ...] = ()
+
+    def rng(self) -> random.Random:
+        """This brief's own random numbers: the same on every replay."""
+        stream = f"{self.setting.seed}/{self.id}/propose/{self.attempt}"
+        return random.Random(stream)  # noqa: S311 - a search, not a secret
+
+    @property
+    def seen(self) -> int:
+        """Records that it was taken on: those of the lineage that are not merely assumed."""
+        return sum(not c.is_assumed for c in self.lineage)
+
+    def ask(self) -> Ask:
+        """The decision, to be stored."""
+        return Ask(self.id, self.seen, self.setting.budget, self.operator, self.parent.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A proposer's answer. It may have used other parents or another operator than the brief asked
+    for.
+    """
+
+    parents: tuple[int, ...]
+    operator: Operator
+    name: str
+    source: str
+    hypothesis: str
+    predicted: float | None = None
+    origin: Origin | None = None
+    fault: str = ""
+    configs: int | None = None
+
+    def proposal(self, brief: Brief, number: int) -> Proposal:
+        """The draft as the answer to a brief, and candidate `number`."""
+        return Proposal(
+            id=number,
+            parents=self.parents,
+            operator=self.operator,
+            name=self.name,
+            source=self.source,
+            hypothesis=self.hypothesis,
+            predicted=self.predicted,
+            seen=brief.seen,
+            attempt=brief.attempt,
+            ask=brief.id,
+            origin=self.origin,
+            fault=self.fault,
+            configs=self.configs,
+        )
+
+
+class CapReached(Exception):  # noqa: N818 - no error: the run ends as it was told to
+    """A limit on money or tokens leaves no room for another call."""
+
+    def __init__(self, stop: Stop) -> None:
+        super().__init__(stop.value)
+        self.stop = stop
+
+
+class Nobody:
+    """The proposer of sessions that only judge what was answered before."""
+
+    name = "ask/tell"
+    operators: tuple[Operator, ...] = ()
+    at_once = 0
+    resamples = 0
+
+    async def propose(self, brief: Brief) -> Draft | None:
+        """Nothing: it is never asked."""
+        raise AssertionError(brief)
+
+
+class Proposer(Protocol):
+    """Invents kernels. Given equal briefs it gives equal drafts, from `brief.rng()` or stored
+    replies; a model need not, but what it answered is stored.
+    """
+
+    name: str
+    operators: tuple[Operator, ...]
+    at_once: int
+    """Briefs that it works on at once. With 1, a run is the same whatever the work's timing."""
+    resamples: int
+    """Drafts for one brief before a duplicate is taken for an answer."""
+
+    async def propose(self, brief: Brief) -> Draft | None:
+        """A draft, or None when there is nothing left that was not tried.
+
+        Raises:
+            CapReached: A limit on money or tokens leaves no room for another call.
+            ModelError: The model cannot be reached, or does not answer.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One system and one user message."""
+
+    system: str
+    user: str
+    card: str = ""  # name of the technique card in it

@@ -1,0 +1,64 @@
+"""Which texts a run has seen: identical ones, and those that differ only in layout or comments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from kagent_sandbox.builder.identity import source_hash, tree_hash
+
+from kagent.runs.lineage import Proposal
+
+
+class Text(Protocol):
+    """What a proposal and a draft of one have in common."""
+
+    @property
+    def source(self) -> str: ...  # noqa: D102
+    @property
+    def fault(self) -> str: ...  # noqa: D102
+    @property
+    def configs(self) -> int | None: ...  # noqa: D102
+
+
+def text_identity(source: str) -> str:
+    """Hash of the normalised syntax tree, or of the text where it is not Python."""
+    try:
+        return tree_hash(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return source_hash(source)
+
+
+class Known:
+    """All accepted proposals of a run by what their text means."""
+
+    def __init__(self, proposals: Iterable[Proposal] = ()) -> None:
+        self._ids: dict[tuple[str, int | None], int] = {}
+        self._sources: list[str] = []
+        for proposal in proposals:
+            self.add(proposal)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def add(self, proposal: Proposal) -> None:
+        """The next accepted proposal: its id is the number of those before."""
+        assert proposal.id == len(self._sources)
+        self._sources.append(proposal.source)
+        if not proposal.fault:
+            self._ids.setdefault(_key(proposal), proposal.id)
+
+    def same(self, text: Text) -> int | None:
+        """Id of the first proposal with this text or syntax tree, built in as many configurations.
+
+        A reply without a kernel is like no other.
+        """
+        return None if text.fault else self._ids.get(_key(text))
+
+    def since(self, seen: int) -> tuple[str, ...]:
+        """Texts of the proposals from id `seen` on."""
+        return tuple(self._sources[seen:])
+
+
+def _key(text: Text) -> tuple[str, int | None]:
+    return text_identity(text.source), text.configs

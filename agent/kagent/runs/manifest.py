@@ -1,0 +1,137 @@
+"""Runs on disk: what each one is (run.json), and finding one by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kagent_sandbox.errors import RunError
+from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.records import RecordError, from_json
+
+from kagent.runs.lineage import Operator
+import contextlib
+import importlib.metadata
+
+FORMAT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """run.json. What must be the same for a run's figures to be comparable."""
+
+    task: str
+    task_folder: str
+    task_digest: str
+    matrix: bool  # its work is matrix products: rates are shown in TFLOP/s
+    kind: str  # "gpu" or "cpu"
+    target: str
+    seed: int
+    lang: str
+    proposer: str
+    operators: tuple[Operator, ...]
+    in_flight: int
+    configs: int
+    environment: Mapping[str, object]  # device, driver, versions, isolation; {}: none opened yet
+    started: str  # local time, ISO 8601
+    version: str  # of kagent
+    format: int = FORMAT
+    id: str = ""  # random: copies of one run share it; empty in runs of earlier versions
+
+    @property
+    def device(self) -> str:
+        """What it is measured on; where no device was opened for it yet, what it is for."""
+        known = self.environment.get("device")
+        return str(known) if known else f"{self.target} (not measured yet)"
+
+    @property
+    def facts(self) -> DeviceFacts | None:
+        """Of the device; None where none was opened for it yet.
+
+        Raises:
+            RunError: The record is damaged.
+        """
+        kept = self.environment.get("facts")
+        try:
+            return from_json(DeviceFacts, kept) if kept is not None else None
+        except (RecordError, TypeError, ValueError, AttributeError) as e:
+            raise RunError(f"a record of the run is damaged: {e}") from None
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """run.json of a run's folder.
+
+    Raises:
+        RunError: It is missing, damaged, or of a newer format.
+    """
+    path = folder / "run.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError(f"{folder}: no run there (no run.json)") from None
+    except (OSError, ValueError, RecursionError) as e:
+        raise RunError(f"{path}: {e}") from None
+    version = data.get("format") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > FORMAT:
+        raise RunError(
+            f"{folder}: written by kagent {data.get('version', '?')} in run format {version}, and "
+            f"this kagent reads formats up to {FORMAT}: update kagent to read it"
+        )
+    try:
+        return from_json(Manifest, data)
+    except RecordError as e:
+        raise RunError(f"{path}: {e}") from None
+
+
+def list_runs(runs: Path) -> list[Path]:
+    """Folders that hold a run, the oldest first."""
+    return sorted((p.parent for p in runs.glob("*/run.json")), key=lambda p: p.stat().st_mtime)
+
+
+def find_run(runs: Path, name: str) -> Path:
+    """A run's folder by its name (or an unambiguous beginning of it), by path, or "latest".
+
+    Raises:
+        RunError: There is none, or several begin like that.
+    """
+    known = list_runs(runs)
+    if name == "latest" and known:
+        return known[-1]
+    for folder in (runs / name, Path(name).expanduser()):
+        if (folder / "run.json").is_file():
+            return folder
+    matches = [p for p in known if p.name.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise RunError(f"several runs begin with {name!r}: {', '.join(p.name for p in matches)}")
+    have = f"the last are {', '.join(p.name for p in known[-3:])}" if known else "it has none"
+    raise RunError(f"no run {name!r} in {runs}: {have}")
+
+
+def fresh_folder(runs: Path, stem: str) -> Path:
+    """Make a new folder named `stem`, or `stem` and a number.
+
+    Raises:
+        RunError: A hundred exist.
+    """
+    for name in (stem, *(f"{stem}-{i}" for i in range(2, 100))):
+        with suppress(FileExistsError):
+            (runs / name).mkdir()
+            return runs / name
+    raise RunError(f"{runs}: too many runs named {stem}")
+
+
+PACKAGES = ("kagent", "torch", "triton", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that figures depend on."""
+    found: dict[str, str] = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found

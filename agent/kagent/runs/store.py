@@ -1,0 +1,434 @@
+"""A run's folder: everything that happened, committed as it happens.
+
+    run.json         task, configuration, environment (`Manifest`); written once
+    lineage.sqlite   append-only events; write-ahead log: a killed process loses nothing committed
+    kernels/ID.py    every proposal's text by its content
+    prompts/N.md     what was asked with ask number N (N-2.md: asked again, after a duplicate)
+    replies/N.md     what was answered, word for word
+    logs/N.txt       what building candidate N printed
+    lock             held by the one process that writes
+
+What survives: SIGKILL of the process at any moment. A power cut may lose the last events (they are
+not synced one by one), but not the order or integrity of those before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any, NoReturn, Self, TypeAlias, cast
+
+from kagent_sandbox.errors import RunError
+from kagent_sandbox.data.records import RecordError, from_json, to_json
+from kagent_sandbox.data.verdict import Verdict
+
+from kagent.runs.cost import ModelCall, Spent
+from kagent.runs.files import clear_errors, connect, connect_to_read, read_file, take_lock, write_file
+from kagent.runs.events import Stop
+from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal, Withdrawal
+from kagent.runs.brief import Ask
+from kagent.runs.final_race import FinalRace
+from kagent.runs.manifest import Manifest, fresh_folder, read_manifest
+from pathlib import Path
+
+_MOST_EVENT_CHARS = 32 << 20  # a race of many cases has one MiB
+
+_KERNEL = re.compile(r"[0-9a-f]{16}")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+Row: TypeAlias = tuple[str, Mapping[str, Any]]
+"""Kind and JSON of an event that is to be stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """One row of the log. `data` is JSON."""
+
+    seq: int
+    at: float  # seconds since the epoch
+    kind: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProposal:
+    """A proposal without its text, which is in kernels/."""
+
+    id: int
+    parents: tuple[int, ...]
+    operator: Operator
+    name: str
+    kernel: str
+    hypothesis: str
+    predicted: float | None
+    seen: int
+    attempt: int
+    ask: int | None = None
+    origin: Origin | None = None
+    fault: str = ""
+    configs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVerdict:
+    """What became of a proposal."""
+
+    id: int
+    verdict: Verdict
+    facts: Facts | None
+    withdrawals: tuple[Withdrawal, ...] = ()
+
+
+@dataclass(frozen=True)
+class History:
+    """A run as read from its log."""
+
+    lineage: Lineage
+    pending: tuple[Proposal, ...]  # accepted, without a verdict: the process ended in between
+    asks: tuple[Ask, ...]  # open: neither answered nor dropped
+    answered: Mapping[int, Ask]  # by candidate: what proposals without a verdict answer
+    asked: int  # asks so far: the number of the next one
+    budgets: tuple[int, ...]  # per session
+    spent: Spent
+    baselines: Mapping[str, Any] | None  # as measured at the last session's start
+    race: FinalRace | None  # the last one
+    stop: Stop | None  # why the last session ended; None if it was killed or goes on
+    elapsed_s: float  # working time over all sessions, without asking and telling
+    events: tuple[StoredEvent, ...] = field(default=(), repr=False)
+
+    @property
+    def budget(self) -> int:
+        """The budget of the last session, 0 before the first one."""
+        return self.budgets[-1] if self.budgets else 0
+
+
+class RunStore:
+    """One run's folder, open for reading or, with the lock, for appending."""
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, db: sqlite3.Connection, lock: IO[str] | None
+    ) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._db = db
+        self._lock = lock
+
+    @classmethod
+    def create(cls, runs: Path, manifest: Manifest) -> RunStore:
+        """Make a new folder under `runs`, named by task and time.
+
+        Raises:
+            RunError: The folder cannot be written.
+        """
+        with clear_errors(runs):
+            runs.mkdir(parents=True, exist_ok=True)
+            folder = fresh_folder(runs, f"{manifest.task}-{time.strftime('%Y%m%d-%H%M%S')}")
+            (folder / "kernels").mkdir()
+            (folder / "logs").mkdir()
+            write_file(folder / "run.json", json.dumps(to_json(manifest), indent=2) + "\n")
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: Path, *, write: bool = True) -> RunStore:
+        """Open an existing folder; with `write`, take its lock.
+
+        Raises:
+            RunError: It is no run, of a newer format, damaged, in use, or not writable.
+        """
+        manifest = read_manifest(folder)
+        path = folder / "lineage.sqlite"
+        with clear_errors(folder):
+            lock = take_lock(folder) if write else None
+            db: sqlite3.Connection | None = None
+            try:
+                db = connect(path) if write else connect_to_read(path)
+                manifest = _as_measured(folder, manifest, db)
+            except BaseException:
+                if db is not None:
+                    db.close()
+                if lock is not None:
+                    lock.close()
+                raise
+        return cls(folder, manifest, db, lock)
+
+    def append(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Commit one event.
+
+        Raises:
+            RunError: The disk is full, or the folder is not writable.
+        """
+        self.append_all([(kind, data)])
+
+    def append_all(self, rows: Iterable[Row]) -> None:
+        """Commit several events: all of them or, if the process ends, none.
+
+        Raises:
+            RunError: The disk is full, or the folder is not writable.
+        """
+        now = time.time()
+        self._insert((now, kind, _compact(data)) for kind, data in rows)
+
+    def adopt(self, events: Iterable[StoredEvent]) -> None:
+        """Commit events of a copy of this run, as they were when they happened; all or none.
+
+        Raises:
+            RunError: The disk is full, or the folder is not writable.
+        """
+        self._insert((e.at, e.kind, _compact(e.data)) for e in events)
+
+    def _insert(self, rows: Iterable[tuple[float, str, str]]) -> None:
+        with clear_errors(self.folder), self._db:
+            self._db.executemany("INSERT INTO events (at, kind, data) VALUES (?, ?, ?)", rows)
+
+    def begin(self, budget: int) -> None:
+        """Note that a session begins, and its budget."""
+        self.append("session", {"budget": budget})
+
+    def measured_on(self, environment: Mapping[str, object]) -> None:
+        """Keep the device of a run that was made without one: from now on it is the run's own."""
+        self.append("machine", {"environment": environment})
+        self.manifest = replace(self.manifest, environment=environment)
+
+    def ask(self, ask: Ask, *more: Row) -> None:
+        """Keep a decision, before anybody is asked, with `more` events that belong to it."""
+        self.append_all([("asked", to_json(ask)), *more])
+
+    def drop(self, ask: int) -> None:
+        """Note that an ask has no answer and is not to be put again."""
+        self.append("dropped", {"ask": ask})
+
+    def call(self, call: ModelCall, prompt: str, reply: str | None) -> None:
+        """Keep a model's call: both texts first, so that no event names a missing file."""
+        self.write_text("prompts", call.ask, call.attempt, prompt)
+        if reply is not None:
+            self.write_text("replies", call.ask, call.attempt, reply)
+        self.append("call", to_json(call))
+
+    def write_text(self, kind: str, ask: int, attempt: int, text: str) -> Path:
+        """Keep a prompt or a reply ("prompts", "replies"); returns where."""
+        path = self.text_path(kind, ask, attempt)
+        with clear_errors(self.folder):
+            path.parent.mkdir(exist_ok=True)
+            write_file(path, text)
+        return path
+
+    def text_path(self, kind: str, ask: int, attempt: int = 0) -> Path:
+        """Where a prompt or a reply is."""
+        again = f"-{attempt + 1}" if attempt else ""
+        return self.folder / kind / f"{ask:04}{again}.md"
+
+    def propose(self, *proposals: Proposal, more: Iterable[Row] = ()) -> None:
+        """Keep accepted proposals, with `more` events that belong to them.
+
+        Their texts come first, so that no event names a missing file.
+        """
+        rows = []
+        for proposal in proposals:
+            path = self.kernel_path(proposal.kernel)
+            if not path.exists():
+                with clear_errors(self.folder):
+                    write_file(path, proposal.source)
+            fields = {n: getattr(proposal, n) for n in StoredProposal.__dataclass_fields__}
+            rows.append(("proposed", to_json(StoredProposal(**fields))))
+        self.append_all([*rows, *more])
+
+    def record(self, candidate: Candidate) -> None:
+        """Keep the verdict of an accepted proposal."""
+        row = StoredVerdict(candidate.id, candidate.verdict, candidate.facts, candidate.withdrawals)
+        self.append("recorded", to_json(row))
+
+    def race(self, race: FinalRace) -> None:
+        """Keep the final race's result, hidden cases included: from now on they are known."""
+        self.append("race", to_json(race))
+
+    def stop(self, stop: Stop) -> None:
+        """Note why a session ended."""
+        self.append("stopped", {"stop": stop.value})
+
+    def log(self, proposal_id: int, text: str) -> None:
+        """Keep what building a candidate printed."""
+        with clear_errors(self.folder):
+            write_file(self.folder / "logs" / f"{proposal_id}.txt", text)
+
+    def kernel_path(self, kernel: str) -> Path:
+        """Where the text of a kernel id is."""
+        return self.folder / "kernels" / f"{kernel}.py"
+
+    def events(self) -> Iterator[StoredEvent]:
+        """All events in order.
+
+        Raises:
+            RunError: The file is damaged.
+        """
+        rows = "SELECT seq, at, kind, data FROM events ORDER BY seq"
+        with clear_errors(self.folder):
+            for seq, at, kind, data in self._db.execute(rows):
+                try:
+                    yield _event(seq, at, kind, data)
+                except (ValueError, RecursionError) as e:
+                    raise RunError(f"{self.folder}: event {seq} is damaged: {e}") from None
+
+    def history(self) -> History:
+        """Everything, replayed into a lineage.
+
+        Raises:
+            RunError: The file is damaged.
+        """
+        events = tuple(self.events())
+        proposals: dict[int, Proposal] = {}
+        lineage = Lineage()
+        asks: dict[int, Ask] = {}  # open
+        every: dict[int, Ask] = {}
+        asked = 0
+        spent = Spent()
+        budgets: list[int] = []
+        race: FinalRace | None = None
+        baselines: Mapping[str, Any] | None = None
+        stop: Stop | None = None
+        for event in events:
+            try:
+                if event.kind == "session":
+                    budgets.append(_number(event.data["budget"]))
+                    stop = None
+                elif event.kind == "proposed":
+                    proposal = self._proposal(from_json(StoredProposal, event.data))
+                    proposals[proposal.id] = proposal
+                    asks.pop(-1 if proposal.ask is None else proposal.ask, None)
+                elif event.kind == "asked":
+                    ask = from_json(Ask, event.data)
+                    asks[ask.number] = every[ask.number] = ask
+                    asked = max(asked, ask.number + 1)
+                elif event.kind == "dropped":
+                    asks.pop(_number(event.data["ask"]), None)
+                elif event.kind == "call":
+                    spent = spent.and_call(from_json(ModelCall, event.data))
+                elif event.kind == "recorded":
+                    row = from_json(StoredVerdict, event.data)
+                    proposal = proposals.pop(row.id)
+                    lineage.record(Candidate(proposal, row.verdict, row.facts, row.withdrawals))
+                elif event.kind == "baselines":
+                    baselines = event.data
+                elif event.kind == "race":
+                    race = from_json(FinalRace, event.data)
+                elif event.kind == "stopped":
+                    stop = Stop(event.data["stop"])
+            except DAMAGE as e:
+                raise RunError(f"{self.folder}: event {event.seq} is damaged: {e}") from None
+        pending = tuple(proposals[i] for i in sorted(proposals))
+        return History(
+            lineage=lineage,
+            pending=pending,
+            asks=tuple(asks.values()),
+            answered={p.id: every[p.ask] for p in pending if p.ask in every},
+            asked=asked,
+            budgets=tuple(budgets),
+            spent=spent,
+            baselines=baselines,
+            race=race,
+            stop=stop,
+            elapsed_s=_working_s(events),
+            events=events,
+        )
+
+    def _proposal(self, row: StoredProposal) -> Proposal:
+        if not _KERNEL.fullmatch(row.kernel):
+            raise ValueError(f"{row.kernel!r:.40} is no kernel's id")
+        path = self.kernel_path(row.kernel)
+        source = read_file(path)
+        fields = {n: getattr(row, n) for n in StoredProposal.__dataclass_fields__ if n != "kernel"}
+        proposal = Proposal(**fields, source=source)
+        if any(not 0 <= parent < row.id for parent in row.parents):
+            raise ValueError(f"candidate {row.id} cannot have the parents {row.parents}")
+        if proposal.kernel != row.kernel:
+            raise RunError(f"{path}: its text was changed after it was stored")
+        return proposal
+
+    def close(self) -> None:
+        """Fold the write-ahead log into the one file, where nobody is reading; let the lock go."""
+        with suppress(sqlite3.Error):
+            if self._lock is not None:
+                self._db.execute("PRAGMA journal_mode=DELETE")
+        self._db.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+DAMAGE = (RecordError, KeyError, ValueError, TypeError, IndexError, AssertionError, OverflowError)
+"""What reading an event raises that no kagent wrote: a run's folder may come from anybody."""
+
+
+def _event(seq: object, at: object, kind: object, data: object) -> StoredEvent:
+    """A row of the log.
+
+    Raises:
+        ValueError: No kagent wrote it.
+    """
+    if not isinstance(data, str) or len(data) > _MOST_EVENT_CHARS:
+        raise ValueError(f"expected at most {_MOST_EVENT_CHARS} characters of JSON")
+    value = json.loads(data, parse_constant=_no_constant)
+    if _SURROGATE.search(data):
+        json.dumps(value, ensure_ascii=False).encode()  # half a character could not be shown
+    whole = isinstance(seq, int) and isinstance(kind, str) and isinstance(value, dict)
+    if not whole or not isinstance(at, float | int) or not math.isfinite(at):
+        raise ValueError("a row of other types than events have")
+    return StoredEvent(cast("int", seq), at, cast("str", kind), value)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _number(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"expected a number, got {value!r:.40}")
+    return value
+
+
+def _compact(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False)
+
+
+def _as_measured(folder: Path, manifest: Manifest, db: sqlite3.Connection) -> Manifest:
+    """The manifest; of a run that was made without a device, with the one that judged it first."""
+    found = db.execute("SELECT seq, data FROM events WHERE kind = 'machine' LIMIT 1").fetchone()
+    if found is None:
+        return manifest
+    try:
+        return replace(manifest, environment=dict(json.loads(found[1])["environment"]))
+    except (ValueError, KeyError, TypeError) as e:
+        raise RunError(f"{folder}: event {found[0]} is damaged: {e}") from None
+
+
+def _working_s(events: Iterable[StoredEvent]) -> float:
+    """Seconds in sessions. Asking and telling (`opened`) are no part of one."""
+    total = began = latest = 0.0
+    inside = False
+    for event in events:
+        if event.kind in ("session", "opened", "stopped"):
+            end = event.at if event.kind == "stopped" else latest  # a killed one has no end
+            total += end - began if inside else 0.0
+            began, inside = event.at, event.kind == "session"
+        latest = event.at
+    return total + (latest - began if inside else 0.0)
+
+
+def read_history(folder: Path) -> tuple[RunStore, History]:
+    """A run, opened for reading only, and its history. The store is closed already."""
+    store = RunStore.open(folder, write=False)
+    try:
+        return store, store.history()
+    finally:
+        store.close()

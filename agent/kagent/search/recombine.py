@@ -1,0 +1,177 @@
+"""Where two kernels cross: which of a task's dimensions separates the calls that each is faster on.
+
+The measurements per benchmark case say what a file that chooses between both would reach; its
+prediction is exact but for the noise, since the choice costs nothing on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kagent_sandbox.data.task import Case, Task
+from kagent_sandbox.data.verdict import Passed
+
+from kagent.runs.brief import Brief, Draft, Setting
+from kagent.runs.lineage import Candidate, Lineage, Operator
+from kagent.search.merge_kernels import Choice, Part, labels, merge
+from kagent.search.tunables import read_tunables
+
+GAIN = 0.004  # log speed-up over the better of the two that is worth a longer file; or their noise
+MAX_PARTS = 3
+FAMILIES = 12  # best structures that are paired
+PER_FAMILY = 2  # best candidates of each of them
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """The first candidate on cases where the choice holds, the second on the others."""
+
+    first: Candidate
+    second: Candidate
+    choice: Choice
+    gain: float  # log speed-up over the better of the two
+    log: float  # predicted log speed-up over the baselines
+
+
+def best(brief: Brief, is_new: Callable[[str], bool]) -> Draft | None:
+    """The most promising file of two structures that is new, if it should beat the incumbent."""
+    incumbent = brief.lineage.log_speed(brief.elites[0].id)
+    for crossing in crossings(brief.setting, brief.lineage):
+        if crossing.log < incumbent + GAIN:
+            return None  # the incumbent is as good as all that follow
+        draft = _draft(brief.setting, brief.lineage, crossing)
+        if draft is not None and is_new(draft.source):
+            return draft
+    return None
+
+
+def crossings(setting: Setting, lineage: Lineage) -> list[Crossing]:
+    """Pairs of different structure that would gain, the most promising first."""
+    families: dict[str, list[Candidate]] = {}
+    for candidate in lineage.passed():
+        tunables = read_tunables(candidate.proposal.source)
+        if tunables is not None:
+            if tunables.family not in families and len(families) == FAMILIES:
+                continue
+            members = families.setdefault(tunables.family, [])
+            if len(members) < PER_FAMILY:
+                members.append(candidate)
+    groups = list(families.values())
+    found: list[Crossing] = []
+    for i, group in enumerate(groups):
+        for other in groups[i + 1 :]:
+            for a in group:
+                for b in other:
+                    parts = _parts(a) + _parts(b)
+                    if len(parts) <= MAX_PARTS and len(set(parts)) == len(parts):
+                        found += best_crossing(setting, lineage, a, b)
+    return sorted(found, key=lambda c: (-c.log, c.first.id, c.second.id))
+
+
+def best_crossing(setting: Setting, lineage: Lineage, a: Candidate, b: Candidate) -> list[Crossing]:
+    """The best split of the benchmark cases between two candidates, if one gains."""
+    cases = setting.task.cases(setting.kind).bench
+    speed_a, speed_b = lineage.speed(a.id), lineage.speed(b.id)
+    if speed_a is None or speed_b is None:
+        return []
+    if any(c.name not in speed_a.cases or c.name not in speed_b.cases for c in cases):
+        return []
+    lead = {c.name: speed_a.cases[c.name] - speed_b.cases[c.name] for c in cases}  # of a over b
+    least = max(GAIN, math.hypot(_stderr(a), _stderr(b)))
+    best: Crossing | None = None
+    for choice, holds in splits(setting.task, cases):
+        inside = sum(lead[n] for n in holds)
+        outside = sum(lead.values()) - inside
+        for first, second, ahead in ((a, b, inside), (b, a, outside)):
+            # `ahead` is what taking a on its cases wins over b alone; a alone wins all of `lead`.
+            gain = (ahead - max(0.0, sum(lead.values()))) / len(cases)
+            if gain > least and (best is None or gain > best.gain + 1e-9):
+                log = max(speed_a.log, speed_b.log) + gain
+                best = Crossing(first, second, choice, gain, log)
+    return [best] if best else []
+
+
+def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[Choice, list[str]]]:
+    """Conditions on a call's arguments that hold for some of the cases, and for which."""
+    expressions = _expressions(task)
+    values_of = {dim: sorted({c.dims[dim] for c in cases}) for dim in expressions}
+    # Where two dimensions separate the cases alike, the one that varies more is the likelier cause,
+    # and then the inner one: the length of a row rather than the number of rows.
+    inner_first = list(expressions)[::-1]
+    for dim in sorted(inner_first, key=lambda d: -len(values_of[d])):
+        expression, values = expressions[dim], values_of[dim]
+        if len(values) < 2:
+            continue
+        if all(isinstance(v, bool) for v in values):
+            holds = [c.name for c in cases if c.dims[dim]]
+            yield Choice(expression, f"{dim}: {task.dims[dim]}"), holds
+            continue
+        for value in values[:-1]:
+            constant = f"{dim.upper()}_SPLIT"
+            choice = Choice(
+                condition=f"{expression} <= {{constant}}",
+                because=f"{task.dims[dim]}; up to here the first kernel is faster",
+                constant=constant,
+                value=value,
+                values=tuple(values[:-1]),
+            )
+            yield choice, [c.name for c in cases if c.dims[dim] <= value]
+    dtypes = sorted({c.dtype for c in cases})
+    tensor = next(
+        (i for i, a in enumerate(task.arguments) if a.dtype == "$dtype" and a.shape), None
+    )
+    if len(dtypes) > 1 and tensor is not None:
+        for dtype in dtypes:
+            holds = [c.name for c in cases if c.dtype == dtype]
+            yield Choice(f"{{{tensor}}}.dtype == torch.{dtype}", "faster for this dtype"), holds
+
+
+def _draft(setting: Setting, lineage: Lineage, crossing: Crossing) -> Draft | None:
+    """The file that chooses, or None where the two cannot be merged."""
+    first, second = crossing.first.proposal, crossing.second.proposal
+    label_a, label_b = labels([first.name, second.name])
+    source = merge(
+        Part(first.source, label_a, first.name),
+        Part(second.source, label_b, second.name),
+        setting.task.entry,
+        crossing.choice,
+    )
+    if source is None:
+        return None
+    choice = crossing.choice
+    names = [a.name for a in setting.task.arguments]
+    shown = choice.condition.format(*names, constant=choice.value)
+    return Draft(
+        parents=(first.id, second.id),
+        operator=Operator.RECOMBINE,
+        name=f"{first.name}+{second.name}",
+        source=source,
+        hypothesis=f"{first.name} (#{first.id}) where {shown}, else {second.name} (#{second.id})",
+        predicted=math.exp(crossing.log - lineage.log_speed(first.id)),
+    )
+
+
+def _parts(candidate: Candidate) -> list[str]:
+    return candidate.proposal.name.split("+")
+
+
+def _stderr(candidate: Candidate) -> float:
+    return candidate.verdict.score_stderr if isinstance(candidate.verdict, Passed) else 0.0
+
+
+def _expressions(task: Task) -> dict[str, str]:
+    """How host code reads a dimension: `{0}.shape[-1]`, or `{3}` for a flag; `{N}` is argument
+    N.
+    """
+    found: dict[str, str] = {}
+    for position, argument in enumerate(task.arguments):
+        if isinstance(argument.value, str) and argument.value in task.dims:
+            found[argument.value] = f"{{{position}}}"
+    for position, argument in enumerate(task.arguments):
+        for i, size in enumerate(argument.shape or ()):
+            if isinstance(size, str) and size in task.dims and argument.shape:
+                index = -1 if i == len(argument.shape) - 1 else i
+                found.setdefault(size, f"{{{position}}}.shape[{index}]")
+    return found

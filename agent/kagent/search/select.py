@@ -1,0 +1,257 @@
+"""What to try next: a pure function of the lineage, the run's seed and the proposal's id.
+
+At the budgets that matter here (20 to 200 evaluations) strong pressure on the best and one
+immediate repair of what failed explain nearly all of a search's gain over random sampling.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from kagent_sandbox.data.verdict import Passed, Rejected, Status
+
+from kagent.runs.brief import Ask, Brief, Setting
+from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal, assumed
+from kagent.search.tunables import read_tunables
+
+T = TypeVar("T")
+
+INCUMBENT_SHARE = 0.7
+POOL = 8
+HOT, COLD = 0.1, 0.04  # temperature on log speed-up at the start and at the end of the budget
+GAIN = 0.005  # log speed-up over its parent that counts as an operator's success
+SWEEP_CONFIGS = 16  # at most, of a new incumbent's tunables
+FLOOR = 0.05  # no operator's share falls below this: it may be late that it pays
+
+REPAIRABLE = frozenset(Status) - {
+    Status.DUPLICATE,
+    Status.SUSPECT,
+    Status.TAMPER,
+    Status.NO_KERNEL,  # there is no file to mend
+}
+REPAIR_TRIALS = 4  # repairs before their rate of success decides
+REPAIR_RATE = 0.15
+
+
+UNTIMED = (Operator.STRUCTURE, Operator.REWRITE, Operator.CROSSOVER)
+"""What can be asked for before anything was timed: constants are not to be guessed."""
+
+
+def select(
+    setting: Setting,
+    lineage: Lineage,
+    number: int,
+    pending: Sequence[Brief] = (),
+    seeds: Sequence[Proposal] = (),
+) -> Brief:
+    """The brief of ask `number`.
+
+    Args:
+        setting: Of the run.
+        lineage: As it stands.
+        number: Of the ask.
+        pending: Briefs of earlier asks without a verdict.
+        seeds: The run's seeds, for asks while nothing has passed.
+
+    Raises:
+        ValueError: Nothing has passed, and no seed waits for its verdict: there is no parent.
+    """
+    elites = lineage.elites(POOL)
+    if not elites:
+        return _untimed(setting, _with_assumed(lineage, seeds), number)
+    rng = random.Random(f"{setting.seed}/{number}/select")  # noqa: S311 - a search, not a secret
+    progress = progress_of(lineage, setting.budget)
+    failed = to_repair(lineage, pending) if Operator.REPAIR in setting.operators else None
+    if Operator.SWEEP in setting.operators and to_sweep(lineage, pending) is not None:
+        operator, parent = Operator.SWEEP, elites[0]
+    elif failed is not None:
+        operator, parent = Operator.REPAIR, failed
+    else:
+        operator = _draw(rng, operator_shares(lineage, setting.operators))
+        parent = lineage[_draw(rng, parent_shares(lineage, elites, progress))]
+    return Brief(setting, number, lineage, operator, parent, tuple(elites), progress)
+
+
+def _untimed(setting: Setting, lineage: Lineage, number: int) -> Brief:
+    """With nothing known, neighbours take different seeds, and every seed all operators in turn."""
+    elites = [c for c in lineage if c.is_assumed]
+    if not elites:
+        raise ValueError("nothing to select from: no candidate passed")
+    fitting = [o for o in UNTIMED if o is not Operator.CROSSOVER or len(elites) > 1]
+    operators = [o for o in fitting if o in setting.operators] or [Operator.STRUCTURE]
+    turn, place = divmod(number, len(elites))
+    elites = elites[place:] + elites[:place]
+    operator = operators[(turn + place) % len(operators)]
+    return Brief(setting, number, lineage, operator, elites[0], tuple(elites), 0.0)
+
+
+def _with_assumed(lineage: Lineage, seeds: Sequence[Proposal]) -> Lineage:
+    """The lineage, continued with the seeds that have no verdict in it."""
+    return Lineage([*lineage, *(assumed(s) for s in seeds if s.id >= len(lineage))])
+
+
+def brief_again(
+    setting: Setting, lineage: Lineage, ask: Ask, seeds: Sequence[Proposal] = ()
+) -> Brief:
+    """The brief of a stored ask, from the run's lineage as it is now; `seeds` as in `select`."""
+    before = lineage.as_of(ask.seen)
+    if not before.elites(1):
+        setting = replace(setting, budget=ask.budget)
+        return _untimed(setting, _with_assumed(before, seeds), ask.number)
+    setting = replace(setting, budget=ask.budget)
+    elites = tuple(before.elites(POOL))
+    progress = progress_of(before, ask.budget)
+    parent = before[ask.parent]
+    return Brief(setting, ask.number, before, ask.operator, parent, elites, progress)
+
+
+def progress_of(lineage: Lineage, budget: int) -> float:
+    """Share of the budget that is used up, 0 to 1."""
+    return min(1.0, lineage.counted / max(1, budget))
+
+
+def parent_shares(
+    lineage: Lineage, elites: Sequence[Candidate], progress: float
+) -> Mapping[int, float]:
+    """Probability of each elite, by id, to be the parent. The first elite is the incumbent.
+
+    The incumbent with `INCUMBENT_SHARE`; the rest by Boltzmann weights on log speed-up among all
+    elites (the incumbent too), divided by √(1 + children): what was tried often has less left to
+    give.
+    """
+    temperature = HOT + (COLD - HOT) * progress
+    best = max(lineage.rank(c.id) for c in elites)
+    weights = [
+        math.exp((lineage.rank(c.id) - best) / temperature) / math.sqrt(1 + lineage.children(c.id))
+        for c in elites
+    ]
+    total = sum(weights)
+    shares = {c.id: (1 - INCUMBENT_SHARE) * w / total for c, w in zip(elites, weights, strict=True)}
+    shares[elites[0].id] += INCUMBENT_SHARE
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What an operator has achieved so far."""
+
+    tried: int
+    successes: int
+    seconds: float
+
+
+def arms(lineage: Lineage, operators: Sequence[Operator]) -> Mapping[Operator, Arm]:
+    """Trials, successes (better than the best parent) and seconds per operator."""
+    counted = {o: [c for c in lineage if c.counts and c.proposal.operator is o] for o in operators}
+    return {
+        o: Arm(
+            tried=len(candidates),
+            successes=sum(_succeeded(lineage, c) for c in candidates),
+            seconds=sum(c.cost_s for c in candidates),
+        )
+        for o, candidates in counted.items()
+    }
+
+
+def _succeeded(lineage: Lineage, candidate: Candidate) -> bool:
+    verdict = candidate.verdict
+    if not isinstance(verdict, Passed):
+        return False
+    before = max((lineage.log_speed(p) for p in candidate.proposal.parents), default=-math.inf)
+    return lineage.log_speed(candidate.id) > before + max(GAIN, verdict.score_stderr)
+
+
+def operator_shares(lineage: Lineage, operators: Sequence[Operator]) -> Mapping[Operator, float]:
+    """Probability of each operator: its successes per second, smoothed, and never below `FLOOR`.
+
+    Repairs and sweeps are not drawn: they follow a failure (`to_repair`) and a promotion
+    (`to_sweep`).
+    """
+    drawn = [o for o in operators if o not in (Operator.REPAIR, Operator.SWEEP)]
+    stats = arms(lineage, drawn)
+    tried = sum(a.tried for a in stats.values())
+    typical_s = sum(a.seconds for a in stats.values()) / tried if tried else 1.0
+    rates = {
+        o: (a.successes + 1)
+        / (a.tried + 2)
+        / max(1e-3, a.seconds / a.tried if a.tried else typical_s)
+        for o, a in stats.items()
+    }
+    total = sum(rates.values())
+    return {o: FLOOR + (1 - FLOOR * len(drawn)) * r / total for o, r in rates.items()}
+
+
+def to_repair(lineage: Lineage, pending: Sequence[Brief]) -> Candidate | None:
+    """The latest failure that deserves its one repair: that of a good parent, not itself a
+    repair.
+    """
+    arm = arms(lineage, [Operator.REPAIR])[Operator.REPAIR]
+    if arm.tried >= REPAIR_TRIALS and arm.successes < REPAIR_RATE * arm.tried:
+        return None
+    good = {c.id for c in lineage.elites(POOL)}
+    under_way = {b.parent.id for b in pending if b.operator is Operator.REPAIR}
+    for candidate in reversed(list(lineage)):
+        verdict, proposal = candidate.verdict, candidate.proposal
+        if (
+            isinstance(verdict, Rejected)
+            and verdict.status in REPAIRABLE
+            and proposal.operator not in (Operator.REPAIR, Operator.SEED)
+            and good.intersection(proposal.parents)
+            and not lineage.children(candidate.id)
+            and candidate.id not in under_way
+        ):
+            return candidate
+    return None
+
+
+def mate(brief: Brief) -> Candidate | None:
+    """The elite that a crossover joins to the parent: the one that is ahead of it by most on some
+    cases, another structure before one of the same; None where there is no second elite.
+    """
+    speed = brief.lineage.speed(brief.parent.id)
+    ours = speed.cases if speed is not None else {}
+
+    def ahead(candidate: Candidate) -> tuple[bool, float, int]:
+        theirs = brief.lineage.speed(candidate.id)
+        gains = [log - ours.get(case, log) for case, log in theirs.cases.items()] if theirs else []
+        other = candidate.proposal.name != brief.parent.proposal.name
+        return other, sum(g for g in gains if g > 0), -candidate.id
+
+    others = [c for c in brief.elites if c.id != brief.parent.id]
+    return max(others, key=ahead, default=None)
+
+
+def to_sweep(lineage: Lineage, pending: Sequence[Brief]) -> int | None:
+    """Configurations of the incumbent's tunables to try: as many as take less time than a call of
+    the model. None if those are fewer than two, or it was swept.
+    """
+    incumbent = lineage.incumbent
+    calls = [
+        o.seconds / max(1, o.calls)
+        for o in (c.proposal.origin for c in lineage)
+        if o is not None and o.seconds > 0
+    ]
+    if incumbent is None or incumbent.facts is None or not calls:
+        return None
+    swept = {
+        p
+        for c in lineage
+        if c.proposal.operator is Operator.SWEEP
+        for p in (c.id, *c.proposal.parents)
+    }
+    swept.update(b.parent.id for b in pending if b.operator is Operator.SWEEP)
+    file = read_tunables(incumbent.proposal.source)
+    if incumbent.id in swept or file is None or all(len(t.values) < 2 for t in file.items):
+        return None
+    each_s = max(0.05, incumbent.facts.build_s / max(1, incumbent.facts.configs))
+    count = min(SWEEP_CONFIGS, int(statistics.median(calls) / each_s))
+    return count if count >= 2 else None
+
+
+def _draw(rng: random.Random, shares: Mapping[T, float]) -> T:
+    return rng.choices(list(shares), weights=list(shares.values()))[0]

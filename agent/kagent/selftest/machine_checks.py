@@ -1,0 +1,167 @@
+"""Checks of this machine beside the corpus: its noise, the canaries, honest kernels in every tier.
+
+A correct kernel in each language must pass in every tier of isolation that the host offers, and
+take the time that it takes unconfined (tier T0, which nothing else uses unless asked to).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from kagent_sandbox.confine.policy import Tier
+from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.process.isolation_probe import Probe, probe
+
+from kagent.candidate_file import read_candidate
+from kagent.resources import corpus_folder
+from kagent.selftest.catalogue import PASSED, Runs
+from kagent.selftest.evaluator import Rig
+from kagent.selftest.expectations import Seen
+from kagent.selftest.jobs import Attempt, Job
+
+TASK = "rows"
+LANGUAGES = ("cpp", "triton", "cuda")
+SLOWER = 0.1
+"""By so much a tier's time may exceed the unconfined one, or by the noise of the A/A race."""
+ROUNDS = 15  # at most: times agree after a few unless the machine is busy
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One property of this machine."""
+
+    name: str
+    expected: str
+    got: str
+    ok: bool
+
+
+def machine_checks(rig: Rig, say: Callable[[str], None]) -> Iterator[Check]:
+    """All of them, one after the other; nothing else may run meanwhile.
+
+    Raises:
+        KagentError: The machine fails before there is anything to check.
+    """
+    highest = Tier(rig.tier)
+    tiers = [tier for tier in Tier if Tier.T1 <= tier <= highest]
+    for tier in tiers:
+        say(f"canaries in tier {tier}")
+        yield _canaries(probe(tier))
+    noise: dict[str, float] = {}
+    for language in LANGUAGES[: 3 if has_gpu() else 1]:
+        say(f"a kernel against itself: {language}")
+        check, noise[language] = _against_itself(rig, language)
+        yield check
+    with contextlib.ExitStack() as stack:
+        rigs: dict[str, Rig] = {}
+        for tier in (Tier.T0, *tiers):
+            rigs[tier] = rig if tier == highest else stack.enter_context(Rig(1, rig.token, tier))
+        jobs = {language: honest_job(language) for language in LANGUAGES}
+        say(f"honest kernels are built in {', '.join(rigs)}")
+        built = _built(rigs, list(jobs.values()))
+        for language, job in jobs.items():
+            say(f"honest kernels in {', '.join(rigs)}: {language}")
+            attempts = {tier: found[job] for tier, found in built.items()}
+            yield _honest(language, rigs, attempts, max(SLOWER, noise.get(language, 0.0)))
+
+
+def _built(rigs: Mapping[str, Rig], jobs: Sequence[Job]) -> Mapping[str, Mapping[Job, Attempt]]:
+    """Every job in every tier; builders and judges start side by side."""
+    with ThreadPoolExecutor(len(rigs)) as threads:
+        found = threads.map(lambda rig: {a.job: a for a in rig.built(jobs)}, rigs.values())
+        return dict(zip(rigs, found, strict=True))
+
+
+def _canaries(seen: Probe) -> Check:
+    stopped = sum(not c.escaped for c in seen.canaries)
+    got = f"{stopped} of {len(seen.canaries)} stopped"
+    if seen.escaped:
+        got += f"; these got out: {', '.join(seen.escaped)}"
+    if seen.uncovered:
+        got += f"; left to a higher tier: {', '.join(seen.uncovered)}"
+    name, expected = f"canaries, {seen.isolation.tier}", "all stopped that it covers"
+    return Check(name, expected, got, not seen.escaped)
+
+
+def honest_job(language: str) -> Job:
+    """The corpus's plain kernel of a language, as far as this machine can judge it."""
+    path = corpus_folder() / "honest" / f"{TASK}_{language}.py"
+    without_gpu: Mapping[str, Runs] = {"cpp": "cpu", "triton": "interpret", "cuda": "build"}
+    runs = without_gpu[language] if language == "cpp" or not has_gpu() else "gpu"
+    task = corpus_folder() / "tasks" / TASK
+    return Job(read_candidate(path), task, runs, measured=runs in ("cpu", "gpu"))
+
+
+def _against_itself(rig: Rig, language: str) -> tuple[Check, float]:
+    """An A/A race, and the share of a time that is noise.
+
+    Once more where it seems faster than itself: an interval of 95 % is wrong in one of 20.
+    """
+    name, expected = f"A/A, {language}", "as fast as itself"
+    got = ""
+    for _ in range(2):
+        race = rig.against_itself(honest_job(language))
+        if isinstance(race, Rejected):
+            got = f"{race.stage} {race.status}: {race.message}"
+            break
+        found = race.cases[0].ratio("a", "b") if race.cases else None
+        if found is None:
+            failed = "; ".join(r.message for r in race.failed.values())
+            got = f"it did not finish: {failed}"
+            break
+        got = f"{found.value:.3f}× (95 %: {found.low:.3f}–{found.high:.3f})"
+        if found.low <= 1 <= found.high:
+            spread = math.sqrt(found.high / found.low) - 1
+            return Check(name, expected, f"{got}: noise of ±{spread:.1%}", ok=True), spread
+    return Check(name, expected, got, ok=False), 0.0
+
+
+def _honest(
+    language: str, rigs: Mapping[str, Rig], built: Mapping[str, Attempt], noise: float
+) -> Check:
+    """Right everywhere, and nowhere slower than unconfined by more than noise."""
+    most = 1 + noise
+    job = built[Tier.T0].job
+    times_us: dict[str, list[float]] = {tier: [] for tier in rigs}
+    expected = "right in every tier" + (", as fast as in T0" if job.measured else "")
+    for i in range(ROUNDS if job.measured else 1):
+        for tier, rig in rigs.items():
+            seen = rig.judged(built[tier]) if i else rig.finish(built[tier])
+            if seen.outcome != PASSED:
+                return Check(f"honest {language}", expected, _failed(tier, seen), ok=False)
+            if seen.kernel_us is not None:
+                times_us[tier].append(seen.kernel_us)
+        if i > 0 and job.measured and _slowest(times_us) <= most:
+            break
+    where = ", ".join(rigs)
+    if not job.measured:
+        how = "interpreted" if job.runs == "interpret" else "compiled"
+        return Check(f"honest {language}", expected, f"right in {where} ({how})", ok=True)
+    ratios = _beside_t0(times_us)
+    ok = _slowest(times_us) <= most
+    texts = ", ".join(f"{t} {r:.2f}×" for t, r in ratios.items())
+    got = f"right; T0 {_undisturbed(times_us[Tier.T0]):.0f} µs, {texts} of it"
+    return Check(f"honest {language}", expected, got, ok)
+
+
+def _beside_t0(times_us: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    unconfined = _undisturbed(times_us[Tier.T0])
+    return {t: _undisturbed(us) / unconfined for t, us in times_us.items() if t != Tier.T0}
+
+
+def _slowest(times_us: Mapping[str, Sequence[float]]) -> float:
+    return max(_beside_t0(times_us).values(), default=1.0)  # a host may offer no tier but T0
+
+
+def _undisturbed(times_us: Sequence[float]) -> float:
+    """The lower quartile: neither what a neighbour slows down, nor a lone moment without any."""
+    return sorted(times_us)[len(times_us) // 4]
+
+
+def _failed(tier: str, seen: Seen) -> str:
+    return f"in {tier}: {seen.outcome} {seen.message}"

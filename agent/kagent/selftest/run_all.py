@@ -1,0 +1,110 @@
+"""A selftest from beginning to end: the corpus, the checks of the machine, what is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.judge.timing.noise import Noise
+
+from kagent.runs import selftest_record
+from kagent.runs.manifest import versions
+from kagent.runs.selftest_record import SelftestRecord
+from kagent.selftest.bait import name_for
+from kagent.selftest.catalogue import Entry
+from kagent.selftest.evaluator import Rig
+from kagent.selftest.leftovers import Outside
+from kagent.selftest.machine_checks import Check, machine_checks
+from kagent.selftest.runner import Result, run
+
+Observer = Callable[[str | Result | Check], None]
+"""Is told what is being done, and every result and check as soon as it is there."""
+
+
+@dataclass
+class Report:
+    """What a selftest found. `results` are in the order of the catalogue."""
+
+    results: Sequence[Result] = ()
+    checks: list[Check] = field(default_factory=list)
+    tier: str = ""
+    devices: Sequence[DeviceFacts] = ()
+    noise: Mapping[str, Noise] = field(default_factory=dict)  # by a device's key
+    when: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+    seconds: float = 0.0
+    corpus: str = ""
+    digest: str = ""
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """Ids of entries and names of checks that were not as expected."""
+        wrong = [r.entry.id for r in self.results if r.misses]
+        return (*wrong, *(c.name for c in self.checks if not c.ok))
+
+    @property
+    def ran(self) -> int:
+        """Entries and checks that were not skipped."""
+        return sum(r.seen is not None for r in self.results) + len(self.checks)
+
+
+def selftest(
+    entries: Collection[Entry], jobs: int, observe: Observer, *, checks: bool = True
+) -> Report:
+    """Run entries of the corpus, then the checks of the machine.
+
+    Raises:
+        KagentError: The machine fails before there is anything to test.
+    """
+    began, report, token = time.monotonic(), Report(), secrets.token_hex(16)
+    results: list[Result] = []
+    with contextlib.closing(Outside(name_for(token))) as outside:
+        with Rig(jobs, token) as rig:
+            for result in run(rig, list(entries), observe):
+                results.append(result)
+                observe(result)
+            for check in machine_checks(rig, observe) if checks else ():
+                report.checks.append(check)
+                observe(check)
+            if checks:
+                report.noise = rig.noise()
+            report.tier, report.devices = rig.tier, rig.devices
+        left = outside.left()
+    got = "; ".join(left) or "nothing"
+    report.checks.append(Check("left behind", "nothing", got, ok=not left))
+    observe(report.checks[-1])
+    order = {entry: i for i, entry in enumerate(entries)}
+    report.results = sorted(results, key=lambda r: order[r.entry])
+    report.seconds = time.monotonic() - began
+    report.corpus = selftest_record.corpus_hash()
+    report.digest = selftest_record.digest_of(report.corpus, versions(), _outcomes(report))
+    return report
+
+
+def _outcomes(report: Report) -> list[tuple[str, str]]:
+    """What the digest is over: the outcome of every entry and twin, and whether a check held."""
+    found = [(f"{c.name}?", "ok" if c.ok else c.got) for c in report.checks]
+    for r in report.results:
+        found.append((r.entry.id, r.seen.outcome if r.seen else "skipped"))
+        if r.twin is not None:
+            found.append((f"{r.entry.id}'s twin", r.twin.outcome))
+    return found
+
+
+def keep(report: Report) -> None:
+    """Keep the outcome of a whole selftest for later runs on the devices that it has judged on."""
+    for facts in report.devices:
+        kept = SelftestRecord(
+            digest=report.digest,
+            device=facts.name,
+            tier=report.tier,
+            when=report.when,
+            ran=report.ran,
+            skipped=sum(r.seen is None for r in report.results),
+            missed=report.missed,
+            noise=report.noise.get(facts.key),
+        )
+        selftest_record.save(kept, facts.key, report.corpus, versions())

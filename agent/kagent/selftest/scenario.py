@@ -1,0 +1,42 @@
+"""What a scenario has to work with, and where scenarios are found."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from kagent_sandbox.errors import UserError
+
+from kagent.selftest.catalogue import Scenario
+from kagent.selftest.evaluator import Rig
+from kagent.selftest.expectations import Seen
+
+Play = Callable[["Scene"], Seen]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a scenario may use: the rig, the item's folder, and a folder of its own."""
+
+    rig: Rig
+    item: Path
+    folder: Path
+
+
+def play_of(scenario: Scenario) -> Play:
+    """The function of a scenario: `kagent.selftest.scenarios.<chapter>.<name>`.
+
+    Raises:
+        UserError: There is none.
+    """
+    name = f"kagent.selftest.scenarios.{scenario.item.chapter}"
+    try:
+        module = importlib.import_module(name)
+        return cast("Play", getattr(module, scenario.name))
+    except (ModuleNotFoundError, AttributeError):
+        raise UserError(
+            f"{scenario.item.folder}/item.toml: no function {scenario.name} in {name}"
+        ) from None

@@ -1,0 +1,56 @@
+"""Numbers and names as short text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_BUILTIN = {"f": "float", "d": "double", "i": "int", "j": "unsigned", "l": "long", "m": "size_t"}
+
+
+def human_bytes(count: float) -> str:
+    """Bytes with a binary unit: 1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if count >= 100 or count == int(count) else f"{count:.1f} {unit}"
+
+
+def config_text(config: Mapping[str, object]) -> str:
+    """'BLOCK=1024 NUM_WARPS=8', or 'as written' when there is nothing to choose."""
+    return " ".join(f"{k}={v}" for k, v in config.items()) or "as written"
+
+
+def widths_text(widths: Mapping[int, int]) -> str:
+    """Global load instructions by width: '16 B ×4, 4 B ×1'."""
+    return ", ".join(f"{w} B ×{n}" for w, n in sorted(widths.items(), reverse=True)) or "–"
+
+
+def kernel_label(symbol: str) -> str:
+    """A kernel's name as its source has it: 'rows<__half, 8>' for '_Z4rowsI6__halfLi8EEvPKT_'.
+
+    Of mangled names it knows what kernels are named like: a function, perhaps of a template over
+    types and numbers. Others stay as they are.
+    """
+    found = re.match(r"_Z(\d+)", symbol)
+    if found is None:
+        return symbol
+    rest = symbol[found.end() :]
+    name, rest = rest[: int(found[1])], rest[int(found[1]) :]
+    if not rest.startswith("I"):
+        return name
+    rest, arguments = rest[1:], []
+    while rest and not rest.startswith("E"):
+        if found := re.match(r"L[a-z](n?\d+)E", rest):
+            arguments.append(found[1].replace("n", "-"))
+        elif found := re.match(r"\d+", rest):
+            size = int(found[0])
+            arguments.append(rest[found.end() : found.end() + size])
+            rest = rest[size:]
+        elif found := re.match(r"[fdijlm]", rest):
+            arguments.append(_BUILTIN[found[0]])
+        else:
+            return symbol
+        rest = rest[found.end() :]
+    return f"{name}<{', '.join(arguments)}>"

@@ -1,0 +1,183 @@
+"""What `kagent show RUN ID` prints: one candidate of a run."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.verdict import Passed, Rejected
+from kagent_sandbox.runtime.text import printable
+from rich.console import Group, RenderableType
+from rich.syntax import Syntax
+from rich.text import Text
+
+from kagent.runs.lineage import Candidate, Lineage, Origin, roofline_share
+from kagent.runs.store import RunStore
+from kagent.text import config_text, human_bytes, kernel_label, widths_text
+from kagent.ui.live import outcome, speed_text
+from kagent.ui.table import Column, Grid
+from kagent.ui.tables import errors_table, rejected_text
+
+
+def candidate_json(
+    lineage: Lineage, candidate: Candidate, *, source: bool = True
+) -> Mapping[str, object]:
+    """A candidate; `outcome` is passed or rejected, `gain` its speed-up over its first parent."""
+    proposal = dict(_mapping(to_json(candidate.proposal)))
+    if not source:
+        proposal.pop("source")
+    return {
+        "proposal": proposal,
+        "outcome": "passed" if isinstance(candidate.verdict, Passed) else "rejected",
+        "gain": lineage.gain(candidate.id),
+        "verdict": to_json(candidate.verdict),
+        "facts": to_json(candidate.facts) if candidate.facts else None,
+    }
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    assert isinstance(value, dict)
+    return value
+
+
+def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
+    """Cases of a passed candidate. A configuration that all cases share stands in the title."""
+    verdict = candidate.verdict
+    assert isinstance(verdict, Passed)
+    title = f"#{candidate.id} {candidate.proposal.name} on the visible cases"
+    used = {t.config for t in verdict.timings}
+    if len(used) == 1:
+        title += f", {config_text(verdict.configs[used.pop()])}"
+    table = Grid(
+        (
+            Column("case"),
+            *([Column("configuration", drop=6)] if used else []),
+            Column("ms", right=True),
+            Column("95 % interval", right=True, drop=5),
+            Column("TFLOP/s" if matrix else "GB/s", right=True, drop=2),
+            Column("roofline", right=True, drop=1),
+            Column("torch, ms", right=True, drop=3),
+            Column("× torch", right=True),
+            Column("peak memory", right=True, drop=4),
+        ),
+        title=title,
+    )
+    for t in verdict.timings:
+        ratio = t.baseline_us / t.kernel_us if t.baseline_us else None
+        table.add_row(
+            t.case,
+            *([config_text(verdict.configs[t.config])] if used else []),
+            f"{t.kernel_us / 1e3:.4f}",
+            f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
+            f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
+            f"{t.roofline_share:.0%}",
+            f"{t.baseline_us / 1e3:.4f}" if t.baseline_us else "–",
+            Text(speed_text(ratio or 0.0), style="red" if ratio is not None and ratio < 1 else ""),
+            human_bytes(t.peak_bytes),
+        )
+    return table
+
+
+def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> RenderableType:
+    """Verdict, cases, errors, resources, and what was changed in the first parent's source.
+
+    A candidate without a parent is shown whole.
+    """
+    p, verdict = candidate.proposal, candidate.verdict
+    head = Text(f"#{candidate.id} {p.name}", "bold")
+    if p.parents:
+        parents = ", ".join(f"#{i} {lineage[i].proposal.name}" for i in p.parents)
+        head.append(f"   {p.operator} of {parents}", "default")
+    head.append(f"\n{p.hypothesis}\n", "dim")
+    if p.origin is not None:
+        head.append(f"{_origin_text(p.origin)}\n", "dim")
+    gain = lineage.gain(candidate.id)
+    if p.predicted is not None:
+        found = f"{gain:.3f}×" if gain is not None else "not"
+        base = lineage.base(candidate.id)
+        over = f" over #{base.id}" if base is not None else ""
+        head.append(f"predicted {p.predicted:.2f}×{over}, measured {found}\n")
+    parts: list[RenderableType] = [head]
+    if isinstance(verdict, Rejected):
+        parts.append(rejected_text(f"#{candidate.id}", verdict))
+    else:
+        share = f"{outcome(candidate, math.exp(lineage.log_speed(candidate.id)))[0]}"
+        share += f", {roofline_share(verdict):.0%} of the roofline; "
+        share += f"held the device {verdict.lane_s:.2f} s\n"
+        parts += [Text(share), timing_table(candidate, matrix=store.manifest.matrix)]
+        parts += [Text(f"disturbed: {note}", "yellow") for note in verdict.notes]
+        if verdict.errors:
+            title = "relative errors against float64"
+            parts += [Text(), errors_table(verdict.errors, title)]
+        if any(r.get("language") != "cpp" for r in verdict.resources):
+            parts += [Text(), resource_table(verdict)]
+    path = store.kernel_path(p.kernel)
+    if p.parents:
+        parent = lineage[p.parents[0]]
+        parts += [Text(f"\nwhat changed in #{parent.id}; the whole file is {path}", "bold")]
+        parts.append(styled_diff(parent, candidate))
+    else:
+        parts += [Text(f"\n{path}", "bold"), _listing(p.source)]
+    return Group(*parts)
+
+
+def _origin_text(origin: Origin) -> str:
+    """'by M, technique wide_accesses, 2 calls in 41 s, 12,034 tokens in, 3,120 out, $0.041'."""
+    parts = [f"by {origin.model}"]
+    if origin.card:
+        parts.append(f"technique {origin.card}")
+    if origin.seconds:
+        parts.append(f"{origin.calls} call{'s' * (origin.calls > 1)} in {origin.seconds:.0f} s")
+    if origin.input_tokens is not None:
+        parts.append(f"{origin.input_tokens:,} tokens in, {origin.output_tokens or 0:,} out")
+    if origin.dollars is not None:
+        parts.append(f"${origin.dollars:.3f}")
+    return ", ".join(parts)
+
+
+def source_diff(before: Candidate, after: Candidate) -> list[str]:
+    """Unified diff of two candidates' sources."""
+    old, new = (printable(c.proposal.source).splitlines() for c in (before, after))
+    return list(difflib.unified_diff(old, new, f"#{before.id}", f"#{after.id}", lineterm=""))
+
+
+def styled_diff(before: Candidate, after: Candidate) -> Text:
+    """The same, coloured."""
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    lines = source_diff(before, after)
+    return Text("\n").join(Text(line, styles.get(line[:1], "")) for line in lines)
+
+
+def _listing(source: str) -> Text:
+    """Numbered lines: messages name them."""
+    text = printable(source).rstrip("\n")
+    lines = Syntax("", "python", theme="ansi_dark").highlight(text).split("\n")
+    return Text("\n").join(
+        Text(f"{number:>4} ", "dim").append_text(line) for number, line in enumerate(lines, 1)
+    )
+
+
+def resource_table(verdict: Passed) -> Grid:
+    """Kernels with what the compiler says they use."""
+    table = Grid(
+        (
+            Column("kernel", wrap=True),
+            Column("registers", right=True),
+            Column("spills", right=True),
+            Column("shared memory", right=True),
+            Column("global loads", right=True),
+        )
+    )
+    for r in verdict.resources:
+        widths = r.get("load_bytes")
+        loads = {int(k): int(v) for k, v in widths.items()} if isinstance(widths, Mapping) else {}
+        table.add_row(
+            kernel_label(str(r.get("name", "?"))),
+            str(r.get("registers", "–")),
+            human_bytes(int(str(r.get("spill_bytes", 0)))),
+            human_bytes(int(str(r.get("shared_bytes", 0)))),
+            widths_text(loads),
+        )
+    return table

@@ -1,0 +1,140 @@
+"""The end of a run: the path, the final race on hidden cases, where it loses, and what to do
+next.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kagent_sandbox.data.race import BEST_OF_TORCH, TORCH, Race
+from rich.console import RenderableType
+from rich.text import Text
+
+from kagent.runs.events import Stop
+from kagent.runs.final_race import FinalRace
+from kagent.runs.lineage import Lineage
+from kagent.runs.manifest import read_manifest
+from kagent.runs.selftest_record import line as selftest_line
+from kagent.runs.store import History
+from kagent.ui import tables
+from kagent.ui.live import clock, spent_text
+from kagent.ui.run_view import path_view
+
+if TYPE_CHECKING:
+    from kagent.evolve.session import Outcome
+
+RESUMABLE = (Stop.INTERRUPTED, Stop.TIME, Stop.FAILED, Stop.COST, Stop.TOKENS)
+
+
+def end_of_run(
+    outcome: Outcome, task: str, *, matrix: bool, flags: Mapping[str, str]
+) -> Iterator[RenderableType]:
+    """What is printed when a run ends. `flags`: what a next command has to repeat."""
+    lineage, folder = outcome.history.lineage, outcome.folder
+    head = Text(f"\n{folder}", "bold")
+    head.append(
+        f": {lineage.counted} evaluated in {clock(outcome.history.elapsed_s)}, "
+        f"{len(lineage.passed())} passed, {sum(lineage.rejections().values())} rejected; "
+        f"ended: {outcome.stop.value}\n",
+        "default",
+    )
+    yield head
+    if outcome.history.spent.calls:
+        yield cost_text(outcome.history)
+    if (selftest := selftest_line(read_manifest(folder).environment)) is not None:
+        yield Text(selftest)
+    best, final = lineage.incumbent, outcome.history.race
+    if best is None:
+        yield Text("no candidate passed; why, says the next command")
+    else:
+        won = lineage[final.winner] if final is not None and final.winner is not None else best
+        yield path_view(lineage, won)
+        if final is not None:
+            yield from race_view(final, lineage, matrix=matrix)
+        yield Text("\nwinner: ").append(
+            str(folder / "kernels" / f"{won.proposal.kernel}.py"), "bold green"
+        )
+    if outcome.stop in RESUMABLE:
+        yield Text("go on:  ").append_text(resume_command(task, folder.name, flags))
+    more = [str(won.id)] if best is not None else []
+    runs = {k: v for k, v in flags.items() if k == "--runs"}
+    yield Text("next:   ").append_text(
+        _command("kagent", "show", folder.name, *more, *_words(runs))
+    )
+
+
+def cost_text(history: History) -> Text:
+    """What the models' calls cost, in all and per accepted improvement."""
+    spent, lineage = history.spent, history.lineage
+    gains = [c for c in lineage.promotions if c.proposal.origin is not None]
+    text = Text(f"cost: {spent_text(spent)}")
+    if gains and spent.dollars:
+        each = spent.dollars / len(gains)
+        text.append(f"; {len(gains)} accepted improvements by models, ${each:.2f} each")
+    elif gains:
+        tokens = (spent.input_tokens + spent.output_tokens) // len(gains)
+        text.append(f"; {len(gains)} accepted improvements by models, {tokens:,} tokens each")
+    return text
+
+
+def _words(flags: Mapping[str, str]) -> Iterator[str]:
+    for name, value in flags.items():
+        yield from (name, value)
+
+
+def _command(*words: str) -> Text:
+    """A command to copy, quoted as a shell needs it."""
+    return Text(shlex.join(words), "bold")
+
+
+def resume_command(task: str, run: str, flags: Mapping[str, str]) -> Text:
+    """How to go on with a run."""
+    return _command("kagent", "evolve", task, *_words({**flags, "--resume": run}))
+
+
+def race_view(final: FinalRace, lineage: Lineage, *, matrix: bool) -> Iterator[RenderableType]:
+    """The final race: all cases, the winner against everyone, and where it loses."""
+    labels = tables.candidate_labels(lineage)
+    yield Text("\nfinal race, on hidden cases", "bold")
+    yield tables.race_table(final.race, matrix=matrix, labels=labels)
+    if final.winner is None:
+        yield Text("every finalist failed on the hidden cases: there is no winner", "bold red")
+        return
+    title = "\nthe winner over all hidden cases"
+    yield tables.overall_table(final.race, labels, only=str(final.winner), title=title)
+    yield verdict(final, labels)
+
+
+def verdict(final: FinalRace, labels: Mapping[str, str]) -> Text:
+    """The run's result in one line, and the cases where the winner loses in another."""
+    winner = str(final.winner)
+    overall = final.race.overall.get(winner, ())
+    result = next((c for c in overall if c.against == BEST_OF_TORCH), None)
+    if result is None:
+        return Text(f"\n{labels[winner]} raced without a baseline: none ran on every hidden case")
+    absent = missing_modes(final.race)
+    best = "the best of eager and torch.compile" if not absent else "the best of torch that ran"
+    style = "bold green" if result.low > 1 else "bold red" if result.high < 1 else "bold"
+    text = Text("\n").append(
+        f"{labels[winner]}: {result.ratio:.3f}× {best} (95 %: {result.low:.3f}–{result.high:.3f})",
+        style if not absent else "bold yellow",
+    )
+    for mode, count in absent.items():
+        cases = f"{count} of {len(final.race.cases)} cases"
+        text.append(f"\n{mode} did not run on {cases}: this is no result against it", "yellow")
+    return text.append(f"\n{tables.where_it_loses(final.race, winner)}")
+
+
+def missing_modes(race: Race) -> Mapping[str, int]:
+    """Torch's modes that a result claims to be compared with, by the cases they did not run on."""
+    modes = [mode for case in race.cases for mode in case.missing if mode in TORCH]
+    return Counter(modes)
+
+
+def next_flags(runs: Path, usual: Path) -> Mapping[str, str]:
+    """Options that a next command needs to find the run."""
+    return {"--runs": str(runs)} if runs != usual else {}

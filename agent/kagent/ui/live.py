@@ -1,0 +1,311 @@
+"""A run as it happens: a live panel on a terminal, plain lines elsewhere. Both are observers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+from kagent_sandbox.data.verdict import Passed, Rejected
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from kagent.runs.cost import Spent
+from kagent.runs.events import (
+    Answered,
+    Asked,
+    Called,
+    CallFailed,
+    Event,
+    Finished,
+    Progress,
+    Proposed,
+    Raced,
+    Recorded,
+    Started,
+    Step,
+    Withdrawn,
+    Working,
+)
+from kagent.runs.lineage import Candidate, Operator, Proposal, roofline_share
+
+_RECENT = 8  # verdicts that the panel shows
+_BAR = 50  # characters
+
+
+def speed_text(speed_up: float) -> str:
+    """'1.234×', the speed-up over the best of torch; '–' where there is none (0)."""
+    return f"{speed_up:.3f}×" if speed_up > 0 else "–"
+
+
+def clock(seconds: float) -> str:
+    """'1:05' or '1:02:03'."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def spent_text(spent: Spent, max_dollars: float | None = None) -> str:
+    """'$0.41 of $2.00, 12 calls (1 failed), 61,204 tokens in, 9,518 out'."""
+    dollars = f"${spent.dollars:.2f}" if spent.dollars or not spent.unpriced else ""
+    if dollars and max_dollars is not None:
+        dollars += f" of ${max_dollars:.2f}"
+    if dollars and spent.unpriced:
+        dollars += f" without {spent.unpriced} calls of unknown price"
+    failed = f" ({spent.failed} failed)" if spent.failed else ""
+    parts = [
+        dollars,
+        f"{spent.calls} calls{failed}",
+        f"{spent.input_tokens:,} tokens in",
+        f"{spent.output_tokens:,} out",
+    ]
+    return ", ".join(p for p in parts if p)
+
+
+def first_line(verdict: Rejected) -> str:
+    """The beginning of a rejection's message."""
+    return (verdict.message.strip().splitlines() or [""])[0]
+
+
+def outcome(candidate: Candidate, speed_up: float, *, promoted: bool = False) -> tuple[str, str]:
+    """What became of a candidate in a few words, and the colour to say it in."""
+    verdict = candidate.verdict
+    if isinstance(verdict, Rejected):
+        where = f" ({verdict.case})" if verdict.case else ""
+        return f"{verdict.stage} {verdict.status}{where}: {first_line(verdict)}", "red"
+    speed = speed_text(speed_up)
+    if promoted:
+        return (
+            f"{speed}, {roofline_share(verdict):.0%} of the roofline, new incumbent",
+            "bold green",
+        )
+    if verdict.screened:
+        return f"{speed} after a few samples", "dim"
+    if verdict.versus is not None:
+        return f"{speed}, {verdict.versus.ratio:.3f}× the incumbent", "default"
+    return speed, "default"
+
+
+class State:
+    """What the events add up to. Shared by both displays."""
+
+    def __init__(self) -> None:
+        self.started: Started | None = None
+        self.began_s = time.monotonic()
+        self.incumbent: Recorded | None = None
+        self.promoted: dict[int, Recorded] = {}  # in this session
+        self.counted = 0
+        self.first_counted: int | None = None  # of this session
+        self.search_began_s: float | None = None
+        self.rejected: Counter[str] = Counter()
+        self.passed = 0
+        self.in_flight: dict[tuple[str, int], Step] = {}  # asks, and candidates
+        self.spent = Spent()
+        self.note = ""
+        self.names: dict[int, str] = {}
+
+    def see(self, event: Event) -> None:
+        """Take an event in."""
+        match event:
+            case Started():
+                self.started = event
+            case Progress(text):
+                self.note = text
+            case Asked(ask, _):
+                self.in_flight["ask", ask] = Step.PROPOSE
+            case Answered(ask, _):
+                self.in_flight.pop(("ask", ask), None)
+            case Called(_, spent):
+                self.spent = spent
+            case CallFailed(error, in_a_row):
+                self.note = f"{error} ({in_a_row} in a row)"
+            case Working(proposal_id, step):
+                self.in_flight["candidate", proposal_id] = step
+            case Proposed(proposal):
+                self.names[proposal.id] = proposal.name
+            case Withdrawn():
+                self.note = withdrawn_text(event)
+                self.incumbent = None if event.left is None else self.promoted.get(event.left)
+            case Recorded():
+                self._recorded(event)
+            case Raced() | Finished():
+                self.in_flight.clear()
+
+    def _recorded(self, event: Recorded) -> None:
+        candidate = event.candidate
+        if self.search_began_s is None and candidate.counts:
+            self.search_began_s = time.monotonic()
+            self.first_counted = event.counted
+        self.in_flight.pop(("candidate", candidate.id), None)
+        self.counted = event.counted
+        self.note = ""
+        if event.promoted:
+            self.incumbent = self.promoted[candidate.id] = event
+        if isinstance(candidate.verdict, Rejected):
+            self.rejected[candidate.verdict.stage.value] += 1
+        else:
+            self.passed += 1
+
+    @property
+    def budget(self) -> int:
+        """Evaluations that the run may use."""
+        return self.started.budget if self.started else 0
+
+    def remaining_s(self) -> float | None:
+        """Estimate from the pace of this session's search; None before there is one."""
+        if self.search_began_s is None or self.first_counted is None:
+            return None
+        done = self.counted - self.first_counted
+        if done <= 0:
+            return None
+        return (time.monotonic() - self.search_began_s) / done * (self.budget - self.counted)
+
+    def flight_text(self) -> str:
+        """'2 build, 1 measure'."""
+        steps = Counter(step.value for step in self.in_flight.values())
+        return ", ".join(f"{n} {step}" for step, n in steps.items()) or "–"
+
+    def incumbent_text(self) -> Text:
+        """The best so far, and how fast it is."""
+        if self.incumbent is None or not isinstance(self.incumbent.candidate.verdict, Passed):
+            return Text("none yet")
+        best = self.incumbent.candidate
+        text = Text(f"#{best.id} {best.proposal.name}", "bold")
+        text.append(f"  {speed_text(self.incumbent.speed_up)} the best of torch", "green")
+        return text.append(
+            f", {roofline_share(self.incumbent.candidate.verdict):.0%} of the roofline", "default"
+        )
+
+    def rejected_text(self) -> str:
+        """'3 build, 1 check'."""
+        return ", ".join(f"{n} {stage}" for stage, n in self.rejected.items()) or "none"
+
+
+def withdrawn_text(event: Withdrawn) -> str:
+    """Who went, why, and who is held up instead."""
+    gone, verdict = event.withdrawal.id, event.withdrawal.verdict
+    left = "nobody" if event.left is None else f"#{event.left}"
+    told = " ".join(verdict.message.split())
+    return (
+        f"#{gone} is withdrawn: beside a candidate it was {verdict.status}: {told}; "
+        f"the incumbent is {left}"
+    )
+
+
+def record_line(event: Recorded, budget: int) -> Text:
+    """One line per verdict."""
+    candidate = event.candidate
+    proposal = candidate.proposal
+    text, style = outcome(candidate, event.speed_up, promoted=event.promoted)
+    place = "seed" if proposal.operator is Operator.SEED else f"{event.counted}/{budget}"
+    line = Text(f"#{candidate.id:<3} {place:>6}  ")
+    line.append(f"{proposal.name[:24]:<20} ", "cyan")
+    line.append(text, style)
+    if proposal.operator is not Operator.SEED:
+        line.append(f"  {proposal.operator.value}: {_one_line(proposal)}", "dim")
+    line.no_wrap = True
+    line.overflow = "ellipsis"
+    return line
+
+
+def _one_line(proposal: Proposal) -> str:
+    """Hypothesis and, where one was made, prediction."""
+    said = " ".join(proposal.hypothesis.split()) or "(no hypothesis)"
+    return said if proposal.predicted is None else f"[{proposal.predicted:.2f}× predicted] {said}"
+
+
+class PlainDisplay:
+    """A line per event, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._state = State()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        self._state.see(event)
+        if isinstance(event, Recorded):
+            line = record_line(event, self._state.budget)
+            self._console.print(line, soft_wrap=True, crop=False)
+        elif isinstance(event, Progress):
+            self._console.print(Text(event.text), soft_wrap=True)
+        elif isinstance(event, Withdrawn):
+            self._console.print(Text(withdrawn_text(event), "red"), soft_wrap=True)
+        elif isinstance(event, CallFailed):
+            self._console.print(Text(f"{event.error} ({event.in_a_row} in a row)"), soft_wrap=True)
+
+
+class LiveDisplay:
+    """A panel that stays at the bottom while the last verdicts scroll above it."""
+
+    def __init__(self, console: Console, max_dollars: float | None = None) -> None:
+        self._console = console
+        self._max_dollars = max_dollars
+        self._state = State()
+        self._recent: list[Text] = []
+        self._live = Live(
+            console=console, get_renderable=self._render, refresh_per_second=5, transient=True
+        )
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        self._state.see(event)
+        if isinstance(event, Withdrawn):  # stays on the screen
+            self._console.print(Text(withdrawn_text(event), "red"), soft_wrap=True)
+        elif isinstance(event, Recorded):
+            line = record_line(event, self._state.budget)
+            if event.promoted or event.candidate.proposal.operator is Operator.SEED:
+                self._console.print(line, no_wrap=True, overflow="ellipsis")  # stays on the screen
+            else:
+                self._recent = [*self._recent[-_RECENT + 1 :], line]
+
+    def _render(self) -> RenderableType:
+        state = self._state
+        left = state.remaining_s()
+        remaining = "" if left is None else f", about {clock(left)} remaining"
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        bar = ProgressBar(total=max(state.budget, 1), completed=state.counted, width=_BAR)
+        table.add_row("incumbent", state.incumbent_text())
+        table.add_row("", bar)
+        table.add_row("evaluated", f"{state.counted} of {state.budget}")
+        table.add_row("passed", f"{state.passed}, seeds included")
+        table.add_row("rejected", state.rejected_text())
+        table.add_row("in flight", Text(state.note or state.flight_text()))
+        if state.spent.calls:
+            table.add_row("spent", Text(spent_text(state.spent, self._max_dollars)))
+        table.add_row("time", f"{clock(time.monotonic() - state.began_s)} elapsed{remaining}")
+        return Group(*self._recent, Text(), table)
+
+
+def display_for(console: Console, max_dollars: float | None = None) -> PlainDisplay | LiveDisplay:
+    """Live on a terminal, plain elsewhere. `max_dollars`: shown beside what was spent."""
+    return LiveDisplay(console, max_dollars) if console.is_terminal else PlainDisplay(console)

@@ -1,0 +1,240 @@
+"""What `kagent runs` and `kagent show RUN` print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.verdict import Passed, Rejected
+from kagent_sandbox.errors import RunError
+from rich.console import Group, RenderableType
+from rich.text import Text
+from rich.tree import Tree
+
+from kagent.runs.lineage import Candidate, Lineage, Operator
+from kagent.runs.manifest import list_runs
+from kagent.runs.selftest_record import line as selftest_line
+from kagent.runs.store import History, RunStore, read_history
+from kagent.ui.candidate_view import candidate_json, timing_table
+from kagent.ui.live import clock, first_line, speed_text, spent_text
+from kagent.ui.table import Column, Grid
+
+MOST_WAITING = 12  # candidates that are named
+MOST_CHILDREN = 3  # of one parent, besides those that led somewhere
+
+
+def runs_json(runs: Path) -> list[Mapping[str, object]]:
+    """One object per run; a damaged one has `error` and nothing else."""
+    rows: list[Mapping[str, object]] = []
+    for folder in list_runs(runs):
+        try:
+            store, history = read_history(folder)
+        except RunError as e:
+            rows.append({"run": folder.name, "error": str(e)})
+            continue
+        best = history.lineage.incumbent
+        rows.append(
+            {
+                "run": folder.name,
+                "task": store.manifest.task,
+                "device": store.manifest.environment.get("device"),
+                "target": store.manifest.target,
+                "started": store.manifest.started,
+                "evaluated": history.lineage.counted,
+                "budget": history.budget if history.budgets else None,
+                "incumbent": best.id if best else None,
+                "speed_up": math.exp(history.lineage.log_speed(best.id)) if best else None,
+                "stop": history.stop,
+            }
+        )
+    return rows
+
+
+def runs_view(rows: list[Mapping[str, object]]) -> RenderableType:
+    """The table of `kagent runs`, and below it the runs that cannot be read."""
+    table = Grid(
+        (
+            Column("run"),
+            Column("task", drop=3),
+            Column("device", drop=4),
+            Column("ended", drop=1),
+            Column("evaluated", right=True, drop=2),
+            Column("best", right=True),
+            Column("speed-up", right=True),
+        )
+    )
+    broken = []
+    for row in rows:
+        if "error" in row:
+            broken.append(Text(f"{row['run']}: {row['error']}", style="red"))
+            continue
+        speed_up = row["speed_up"]
+        table.add_row(
+            str(row["run"]),
+            str(row["task"]),
+            str(row["device"] or f"{row['target']} (not measured yet)"),
+            str(row["stop"] or "not ended"),
+            f"{row['evaluated']}/{row['budget'] or '–'}",
+            "–" if row["incumbent"] is None else f"#{row['incumbent']}",
+            speed_text(speed_up if isinstance(speed_up, float) else 0.0),
+        )
+    return Group(*([table] if table.row_count else []), *broken)
+
+
+def run_json(store: RunStore, history: History) -> Mapping[str, object]:
+    """Everything but the sources."""
+    lineage = history.lineage
+    best = lineage.incumbent
+    return {
+        "run": store.folder.name,
+        "manifest": to_json(store.manifest),
+        "incumbent": best.id if best else None,
+        "path": [c.id for c in lineage.path(best.id)] if best else [],
+        "stop": history.stop,
+        "elapsed_s": history.elapsed_s,
+        "spent": to_json(history.spent),
+        "race": to_json(history.race) if history.race else None,
+        "candidates": [candidate_json(lineage, c, source=False) for c in lineage],
+        "pending": [p.id for p in history.pending],
+        "open_asks": [a.number for a in history.asks],
+    }
+
+
+def run_view(store: RunStore, history: History) -> RenderableType:
+    """Head, the incumbent's path edit by edit, its cases, the rejections with an example each."""
+    lineage, manifest = history.lineage, store.manifest
+    head = Text(f"{store.folder.name}   {manifest.task} on {manifest.device}\n")
+    head.append(
+        f"{lineage.counted} evaluated in {clock(history.elapsed_s)}, "
+        f"{len(lineage.passed())} passed, ended: {history.stop or 'not yet'}\n"
+    )
+    if history.spent.calls:
+        head.append(f"cost: {spent_text(history.spent)}\n")
+    if (selftest := selftest_line(manifest.environment)) is not None:
+        head.append(f"{selftest}\n")
+    head.append_text(_waiting(history))
+    best = lineage.incumbent
+    if best is None:
+        return Group(head, Text("no candidate has passed yet\n"), _rejections(lineage))
+    return Group(
+        head,
+        path_view(lineage, best),
+        Text("\nlineage, by first parents", "bold"),
+        lineage_tree(lineage),
+        Text(),
+        timing_table(best, matrix=manifest.matrix),
+        Text(),
+        _rejections(lineage),
+    )
+
+
+def _waiting(history: History) -> Text:
+    """What has no verdict and what has no answer yet, where there is any."""
+    text = Text()
+    if history.pending:
+        names = ", ".join(f"#{p.id} {p.name}" for p in history.pending[:MOST_WAITING])
+        more = len(history.pending) - MOST_WAITING
+        text.append(f"waiting for a verdict: {names}{f' and {more} more' if more > 0 else ''}\n")
+    if history.asks:
+        numbers = ", ".join(str(a.number) for a in history.asks)
+        text.append(f"waiting for an answer: ask {numbers}\n")
+    return text
+
+
+def path_view(lineage: Lineage, best: Candidate) -> Grid:
+    """From the seed to a candidate, edit by edit.
+
+    Speed-ups are those of the search: over the fastest of eager and torch.compile, through the
+    chain of interleaved comparisons, on the visible cases.
+    """
+    table = Grid(
+        (
+            Column("candidate"),
+            Column("what changed", wrap=True),
+            Column("× torch, in the search", right=True),
+        ),
+        title="path",
+    )
+    for c in lineage.path(best.id):
+        p, speed_up = c.proposal, math.exp(lineage.log_speed(c.id))
+        changed = p.hypothesis if p.operator is Operator.SEED else f"{p.operator}: {p.hypothesis}"
+        table.add_row(f"#{c.id} {p.name}", changed, speed_text(speed_up))
+    return table
+
+
+def lineage_tree(lineage: Lineage) -> Tree:
+    """Who came of whom, with gains. Of a parent's children those that matter are named: on the way
+    to the incumbent, once the best, or among the three fastest; the rest is counted.
+    """
+    best = lineage.incumbent
+    path = {c.id for c in lineage.path(best.id)} if best is not None else set()
+    promoted = {c.id for c in lineage.promotions}
+    children: dict[int | None, list[Candidate]] = {}
+    for c in lineage:
+        if not c.is_duplicate:
+            children.setdefault(next(iter(c.proposal.parents), None), []).append(c)
+
+    def grow(node: Tree, parent: int | None) -> None:
+        mine = children.get(parent, [])
+        fast = sorted(mine, key=lambda c: -lineage.log_speed(c.id))[:MOST_CHILDREN]
+        named = [
+            c
+            for c in mine
+            if parent is None
+            or c.id in path | promoted
+            or c.id in children
+            or (c in fast and isinstance(c.verdict, Passed))
+        ]
+        for c in named:
+            grow(node.add(_tree_label(lineage, c, on_path=c.id in path)), c.id)
+        rest = [c for c in mine if c not in named]
+        if rest:
+            failed = sum(isinstance(c.verdict, Rejected) for c in rest)
+            slower = len(rest) - failed
+            parts = [f"{slower} slower"] if slower else []
+            parts += [f"{failed} rejected"] if failed else []
+            node.add(Text(f"and {' and '.join(parts)}", "dim"))
+
+    tree = Tree("", hide_root=True, guide_style="dim")
+    grow(tree, None)
+    return tree
+
+
+def _tree_label(lineage: Lineage, c: Candidate, *, on_path: bool) -> Text:
+    """'#9 cuda_rows  tune  1.002× over #5, 1.32× torch'."""
+    text = Text(f"#{c.id} {c.proposal.name}", "bold green" if on_path else "")
+    if c.proposal.operator is not Operator.SEED:
+        text.append(f"  {c.proposal.operator}", "dim")
+    if isinstance(c.verdict, Rejected):
+        return text.append(f"  {c.verdict.status}", "red")
+    gain, base = lineage.gain(c.id), lineage.base(c.id)
+    if gain is not None and base is not None:
+        text.append(f"  {gain:.3f}× over #{base.id}", "green" if gain > 1 else "")
+    return text.append(f"  {speed_text(math.exp(lineage.log_speed(c.id)))} torch", "dim")
+
+
+def _rejections(lineage: Lineage) -> RenderableType:
+    table = Grid(
+        (
+            Column("stage"),
+            Column("status"),
+            Column("count", right=True),
+            Column("for example", wrap=True),
+        ),
+        title="rejected",
+    )
+    for (stage, status), count in sorted(lineage.rejections().items()):
+        example = next(
+            c
+            for c in lineage
+            if isinstance(c.verdict, Rejected)
+            and (c.verdict.stage, c.verdict.status) == (stage, status)
+        )
+        assert isinstance(example.verdict, Rejected)
+        where = f" ({example.verdict.case})" if example.verdict.case else ""
+        table.add_row(
+            stage, status, str(count), f"#{example.id}{where}: {first_line(example.verdict)}"
+        )
+    return table if table.row_count else Text("rejected: none")

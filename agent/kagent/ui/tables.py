@@ -1,0 +1,216 @@
+"""Tables of `kagent tasks`, `check`, `bench` and of a race."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from kagent_sandbox.data.race import BEST_OF_TORCH, Race, RaceCase, Ratio
+from kagent_sandbox.data.task import Task
+from kagent_sandbox.data.verdict import CaseError, Comparison, Passed, Rejected
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from kagent.runs.lineage import Lineage
+from kagent.tasks import seeds_of
+from kagent.ui.table import Column, Grid
+
+Labels = Mapping[str, str]
+"""What to call a contender of a race, by its id; one that is not in it is called by its id."""
+
+
+def tasks_table(tasks: Iterable[Task]) -> Grid:
+    """Names, what they are, signatures and seeds."""
+    table = Grid((Column("task"), Column("what it is, signature, seeds", wrap=True)))
+    for task in tasks:
+        table.add_section()
+        names = ", ".join(s.name for s in seeds_of(task))
+        about = Text(f"{task.summary}\n")
+        about.append(f"{task.signature}\n", "dim").append(names, "cyan")
+        table.add_row(Text(task.name, "bold"), about)
+    return table
+
+
+def errors_table(errors: Sequence[CaseError], title: str) -> Grid:
+    """Each result's errors beside torch's own in the same dtype."""
+    table = Grid(
+        (
+            Column("case"),
+            Column("result"),
+            Column("row", right=True),
+            Column("torch's", right=True),
+            Column("element", right=True, drop=1),
+            Column("torch's", right=True, drop=2),
+            Column("bias", right=True, drop=3),
+            Column("torch's", right=True, drop=4),
+            Column("of tolerance", right=True),
+        ),
+        title=title,
+    )
+    for e in errors:
+        table.add_row(
+            *(e.case, e.output),
+            *(f"{e.row:.1e}", f"{e.torch_row:.1e}", f"{e.element:.1e}", f"{e.torch_element:.1e}"),
+            *(f"{e.bias:.1e}", f"{e.torch_bias:.1e}", f"{e.share_of_tolerance:.0%}"),
+        )
+    return table
+
+
+def rejected_text(name: str, verdict: Rejected) -> Text:
+    """Stage, status, case and the whole message."""
+    where = f" in case {verdict.case}" if verdict.case else ""
+    text = Text(f"{name}: ", style="bold")
+    text.append(f"{verdict.status} ({verdict.stage}){where}\n", "bold red")
+    text.append(verdict.message, "red")
+    return text
+
+
+def candidate_labels(lineage: Lineage) -> Labels:
+    """'#57 cpp_rows' for every candidate of a run."""
+    return {str(c.id): f"#{c.id} {c.proposal.name}" for c in lineage}
+
+
+def case_shape(case: RaceCase) -> str:
+    """'bf16_16384x1024', or for a hidden case its dtype and dimensions."""
+    if not case.case.startswith("hidden_"):
+        return case.case
+    return f"{case.dtype} " + " ".join(f"{k}={v}" for k, v in case.dims.items())
+
+
+def race_table(race: Race, *, matrix: bool, labels: Labels | None = None) -> RenderableType:
+    """Every case: candidates and baselines by time, each candidate beside the best of torch."""
+    rate = "TFLOP/s" if matrix else "GB/s"
+    table = Grid(
+        (
+            Column("case"),
+            Column("kernel"),
+            Column("ms", right=True),
+            Column("95 % interval", right=True, drop=4),
+            Column(rate, right=True, drop=1),
+            Column("roofline", right=True, drop=2),
+            Column("× torch", right=True),
+            Column("95 % interval", right=True, drop=3),
+        )
+    )
+    for case in race.cases:
+        table.add_section()
+        timings = {**case.baselines, **case.candidates}
+        for i, (name, t) in enumerate(sorted(timings.items(), key=lambda n: n[1].kernel_us)):
+            mine = name in case.candidates
+            ratio = case.ratio(name, BEST_OF_TORCH) if mine else None
+            table.add_row(
+                case_shape(case) if i == 0 else "",
+                Text((labels or {}).get(name, name), style="bold" if mine else "dim"),
+                f"{t.kernel_us / 1e3:.4f}",
+                f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
+                f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
+                f"{t.roofline_share:.0%}",
+                ratio_text(ratio),
+                f"{ratio.low:.3f}–{ratio.high:.3f}" if ratio else "",
+            )
+    failed = [rejected_text((labels or {}).get(n, n), v) for n, v in race.failed.items()]
+    return Group(*([table] if race.cases else []), *_missing(race), *failed)
+
+
+def measured_table(measured: Mapping[str, Passed], *, matrix: bool, title: str) -> Grid:
+    """Candidates' own times per case, beside the fastest baseline's, measured before."""
+    rate = "TFLOP/s" if matrix else "GB/s"
+    table = Grid(
+        (
+            Column("candidate"),
+            Column("case"),
+            Column("ms", right=True),
+            Column("95 % interval", right=True, drop=2),
+            Column(rate, right=True, drop=1),
+            Column("roofline", right=True),
+            Column("× torch", right=True),
+        ),
+        title=title,
+    )
+    for name, passed in measured.items():
+        table.add_section()
+        for i, t in enumerate(passed.timings):
+            table.add_row(
+                Text(name if i == 0 else "", "bold"),
+                t.case,
+                f"{t.kernel_us / 1e3:.4f}",
+                f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
+                f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
+                f"{t.roofline_share:.0%}",
+                f"{t.baseline_us / t.kernel_us:.3f}×" if t.baseline_us else "",
+            )
+    return table
+
+
+def _missing(race: Race) -> list[Text]:
+    """Baselines that did not run, with where and why."""
+    cases: dict[tuple[str, str], list[str]] = {}
+    for case in race.cases:
+        for name, reason in case.missing.items():
+            cases.setdefault((name, reason), []).append(case_shape(case))
+    return [
+        Text(f"{name} did not run on {', '.join(where)}: {reason}", "dim")
+        for (name, reason), where in cases.items()
+    ]
+
+
+def ratio_text(ratio: Ratio | Comparison | None) -> Text:
+    """Green when faster beyond its interval, red when slower beyond it."""
+    if ratio is None:
+        return Text("")
+    style = "green" if ratio.low > 1 else "red" if ratio.high < 1 else ""
+    value = ratio.value if isinstance(ratio, Ratio) else ratio.ratio
+    return Text(f"{value:.3f}×", style=style)
+
+
+def overall_table(
+    race: Race, labels: Labels | None = None, *, only: str | None = None, title: str
+) -> Grid:
+    """Each candidate (or `only` one) against everyone else, over all cases."""
+    table = Grid(
+        (
+            Column("candidate"),
+            Column("against"),
+            Column("speed-up", right=True),
+            Column("95 % interval", right=True),
+            Column("P(faster)", right=True, drop=1),
+        ),
+        title=title,
+    )
+    named = {**(labels or {}), BEST_OF_TORCH: "best of torch, case by case"}
+    for name, comparisons in race.overall.items():
+        if only not in (None, name):
+            continue
+        table.add_section()
+        ordered = sorted(comparisons, key=lambda c: c.against != BEST_OF_TORCH)
+        for i, c in enumerate(ordered):
+            table.add_row(
+                Text(named.get(name, name) if i == 0 else "", "bold"),
+                named.get(c.against, c.against),
+                ratio_text(c),
+                f"{c.low:.3f}–{c.high:.3f}",
+                f"{c.p_faster:.2f}",
+            )
+    return table
+
+
+def losses(race: Race, candidate: str) -> list[str]:
+    """Cases where a candidate is slower than the best of torch beyond its interval."""
+    return _shapes(race.losses(candidate))
+
+
+def perhaps_losses(race: Race, candidate: str) -> list[str]:
+    """Cases where it was slower, but not beyond its interval."""
+    return _shapes(race.doubtful(candidate))
+
+
+def where_it_loses(race: Race, candidate: str) -> str:
+    """One line: the cases that a candidate loses, and those where it may."""
+    lost, perhaps = losses(race, candidate), perhaps_losses(race, candidate)
+    line = "it loses on: " + ", ".join(lost) if lost else "it loses on no case"
+    if perhaps:
+        line += ("; " if lost else ", but ") + "it may on: " + ", ".join(perhaps)
+    return line
+
+
+def _shapes(found: Iterable[tuple[RaceCase, Ratio]]) -> list[str]:
+    return [f"{case_shape(case)} ({ratio.value:.3f}×)" for case, ratio in found]

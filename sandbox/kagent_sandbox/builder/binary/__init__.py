@@ -1,0 +1,1 @@
+"""What a binary is and uses."""

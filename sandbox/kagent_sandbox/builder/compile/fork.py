@@ -1,0 +1,125 @@
+"""A fork of a candidate's process that stays, and compiles Triton kernels for the forks that trace.
+
+A case is traced in a fresh fork, where the compiler's memory and code must be paged in again: 30 ms
+of each compile. Here the second compile finds them. A tracing fork asks with the kernel's name and
+plain data; the kernel comes back through Triton's cache in the candidate's private folder, under
+the very key that the tracing fork looks for. What cannot be asked that way, or fails, it compiles
+itself. Both are the candidate's own processes: neither needs to trust the other.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import fcntl
+import hashlib
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn, cast
+
+import triton
+from triton.compiler import ASTSource
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from kagent_sandbox.process.channel import Channel, ChannelError
+
+_channel: Channel | None = None  # in a tracing fork: to its compile fork
+_kernels: Mapping[str, Any] = {}
+
+
+def use(channel: Channel | None, kernels: Mapping[str, Any]) -> None:
+    """In a tracing fork: ask at the other end of `channel`."""
+    global _channel, _kernels
+    _channel, _kernels = channel, kernels
+
+
+def module_kernels(module: ModuleType) -> dict[str, Any]:
+    """Triton kernels that a module defines, by name, out of whatever decorators wrap them."""
+    found = {}
+    for name, value in vars(module).items():
+        kernel = value
+        while kernel is not None and not isinstance(kernel, JITFunction):
+            kernel = getattr(kernel, "fn", None) if hasattr(kernel, "arg_names") else None
+        if kernel is not None:
+            found[name] = kernel
+    return found
+
+
+def compile_ahead(
+    kernel: Any, signature: object, constexprs: object, attrs: object, options: Any
+) -> None:
+    """Have the compile fork put a kernel into the cache, if there is one and it can."""
+    name = next((n for n, k in _kernels.items() if k is kernel), None)
+    if _channel is None or name is None:
+        return
+    asked = (name, kernel.cache_key, signature, constexprs, attrs, dict(vars(options)))
+    with contextlib.suppress(ValueError, SyntaxError, ChannelError):
+        text = repr(asked)
+        if ast.literal_eval(text) == asked:
+            _channel.send(text)
+            _channel.recv(None)
+
+
+class CompileFork:
+    """The worker's hold on a compile fork.
+
+    Args:
+        kernels: What it may be asked for.
+        prepare: Called in it first: sets the tunables of a configuration.
+    """
+
+    def __init__(self, kernels: Mapping[str, Any], prepare: Callable[[], None]) -> None:
+        self.channel, theirs = Channel.pair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setpgid(0, 0)
+            self.channel.close()
+            _serve(Channel(theirs), kernels, prepare)
+        theirs.close()
+
+    def close(self) -> None:
+        """End it, and the compiler that it may have started."""
+        end_group(self.pid)
+        self.channel.close()
+
+
+def _serve(channel: Channel, kernels: Mapping[str, Any], prepare: Callable[[], None]) -> NoReturn:
+    with contextlib.suppress(BaseException):  # who asked sees the channel close, and compiles
+        prepare()
+        asked = set[str]()
+        while True:
+            text = cast("str", channel.recv(None).obj)
+            if text not in asked:
+                with contextlib.suppress(
+                    Exception
+                ):  # it fails again, and is told, where it is used
+                    _compile(kernels, text)
+            asked.add(text)
+            channel.send(obj=True)
+    os._exit(0)
+
+
+def _compile(kernels: Mapping[str, Any], text: str) -> None:
+    name, key, signature, constexprs, attrs, options = ast.literal_eval(text)
+    if kernels[name].cache_key != key:
+        return  # host code has changed what the kernel reads
+    source = ASTSource(kernels[name], signature, constexprs, attrs)
+    active: Any = driver.active
+    compiler: Any = triton.compile
+    lock = Path(tempfile.gettempdir()) / f"{hashlib.sha256(text.encode()).hexdigest()}.lock"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # another lane may be at it: then it is in the cache
+        compiler(source, target=active.get_current_target(), options=options)
+
+
+def end_group(pid: int) -> int:
+    """Kill a fork and the compilers that it may have left; returns its exit code."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

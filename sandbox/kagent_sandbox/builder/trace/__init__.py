@@ -1,0 +1,1 @@
+"""Host code on symbolic tensors, recorded as a plan."""

@@ -1,0 +1,96 @@
+"""CUDA and C++ kernels that host code launches while it is traced: compiled, and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import torch
+
+from kagent_sandbox.builder.binary.linked_libraries import forbidden_import
+from kagent_sandbox.builder.compile import kernels
+from kagent_sandbox.builder.policy import PolicyError
+from kagent_sandbox.builder.trace.recorder import Recorder
+from kagent_sandbox.builder.trace.symbolic import current_recorder
+from kagent_sandbox.data.plan import Arg, Null, Pointer, Scalar, TensorMap
+from kagent_sandbox.data.verdict import Status
+from kagent_sandbox.runtime import arguments
+from kagent_sandbox.runtime.launches import Launching, launch_instead
+from kagent_sandbox.runtime.source import Source
+from kagent_sandbox.runtime.tensor_maps import TensorMapArgument, described
+
+
+def install() -> None:
+    """From now on, launches during a trace become part of its plan."""
+    launch_instead(_record)
+
+
+def plan_argument(value: arguments.Value, pointer: Pointer | None) -> Arg:
+    """A converted argument as a plan has it; `pointer` says where its tensor lies."""
+    if isinstance(value, arguments.Scalar):
+        return Scalar(value.type, value.value)
+    if value is None:
+        return Null()
+    assert pointer is not None, "tensors lie somewhere"
+    if isinstance(value, torch.Tensor):
+        return pointer
+    fields = asdict(described(value))
+    return TensorMap(buffer=pointer.buffer, offset=pointer.offset, **fields)
+
+
+def _record(source: Source, values: Sequence[object], launch: Launching) -> bool:
+    """Record a launch; not where no trace is in progress (the file is being imported)."""
+    recorder = current_recorder()
+    if recorder is None:
+        return False
+    if (source.language == "cpp") != (recorder.target == "cpu"):
+        wanted = "cpp_kernel" if recorder.target == "cpu" else "cuda_kernel or Triton"
+        recorder.refuse(
+            PolicyError(
+                f"a {source.language} kernel in a candidate for {recorder.target}", f"use {wanted}"
+            )
+        )
+    kernel = kernels.compiled(source, recorder.target, recorder.compile_limit_s)
+    if recorder.target == "cpu" and (what := forbidden_import(kernel.binary)):
+        recorder.refuse(
+            PolicyError(
+                f"kernel {source.name} imports {what}",
+                "compute it in the kernel; the C, C++ and OpenMP libraries are there",
+            )
+        )
+    args = _arguments(recorder, source.name, values, kernel.parameters)
+    if problem := kernels.over_limits(kernel.info, launch, recorder.target, source.name):
+        recorder.refuse(PolicyError(*problem, status=Status.RESOURCE_LIMIT))
+    recorder.launch(kernel.info, kernel.binary, args, launch)
+    return True
+
+
+def _arguments(
+    recorder: Recorder,
+    kernel: str,
+    values: Sequence[object],
+    parameters: Sequence[arguments.Parameter],
+) -> tuple[Arg, ...]:
+    """Arguments of one launch.
+
+    Raises:
+        TypeError: One does not fit its parameter.
+        PolicyError: A tensor is none of the trace's.
+    """
+
+    def check(value: torch.Tensor | TensorMapArgument) -> None:
+        pointer = _pointer(recorder, value)
+        if isinstance(value, TensorMapArgument) and pointer.offset % 16:
+            raise TypeError("the tensor of a tensor map must start at a multiple of 16 bytes")
+
+    converted = arguments.converted(kernel, values, parameters, check)
+    placed = (
+        None if v is None or isinstance(v, arguments.Scalar) else _pointer(recorder, v)
+        for v in converted
+    )
+    return tuple(plan_argument(v, p) for v, p in zip(converted, placed, strict=True))
+
+
+def _pointer(recorder: Recorder, value: torch.Tensor | TensorMapArgument) -> Pointer:
+    tensor = value.tensor if isinstance(value, TensorMapArgument) else value
+    return recorder.pointer(tensor)

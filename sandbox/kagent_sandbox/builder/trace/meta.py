@@ -1,0 +1,49 @@
+"""Shapes, strides and dtypes of results, from torch's own rules on `meta` tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from kagent_sandbox.builder.trace.recorder import Recorder
+from kagent_sandbox.builder.trace.symbolic import SymbolicTensor
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def schema_of(func: Any) -> torch.FunctionSchema:
+    """Declared arguments and returns of an operation, with what they alias and write."""
+    schema: torch.FunctionSchema = func._schema  # noqa: SLF001 - torch offers no public way
+    return schema
+
+
+def run_on_meta(func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Shapes, strides and dtypes of the result, from torch's own rules."""
+
+    def unwrap(value: Any) -> Any:
+        if isinstance(value, SymbolicTensor):
+            return value.meta
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim():
+            return value.to("meta")
+        return value
+
+    kwargs = dict(kwargs)
+    if kwargs.get("device") is not None or _is_factory(func):
+        kwargs["device"] = torch.device("meta")
+    kwargs.pop("pin_memory", None)
+    return func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
+
+
+def _is_factory(func: Any) -> bool:
+    arguments = schema_of(func).arguments
+    return any(a.name == "device" for a in arguments) and not any(
+        "Tensor" in str(a.type) for a in arguments
+    )
+
+
+def wrap_all(recorder: Recorder, value: Any) -> Any:
+    """Make the tensors of a result symbolic: views of known storages, or allocations."""
+    return tree_map(lambda t: recorder.wrap(t) if isinstance(t, torch.Tensor) else t, value)

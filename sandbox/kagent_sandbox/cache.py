@@ -1,0 +1,47 @@
+"""Figures that are measured once per device and versions: JSON in the user's cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TypeVar
+
+from kagent_sandbox.data.records import RecordError, from_json, to_json
+
+T = TypeVar("T")
+
+
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/kagent`, by default `~/.cache/kagent`. It may not exist."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "kagent"
+
+
+def named(what: str, *parts: object) -> str:
+    """A file's name for figures that depend on `parts`."""
+    text = "\0".join(str(p) for p in parts)
+    return f"{what}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def load(name: str, cls: type[T]) -> T | None:
+    """A record that `save` wrote, or None: absent, unreadable and outdated are the same."""
+    try:
+        return from_json(cls, json.loads((cache_folder() / f"{name}.json").read_bytes()))
+    except (OSError, ValueError, RecordError):
+        return None
+
+
+def save(name: str, record: object) -> None:
+    """Write a record for later runs; where the folder cannot be written they measure again."""
+    path = cache_folder() / f"{name}.json"
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=f".{name}.", suffix=".tmp", delete=False
+        ) as file:
+            json.dump(to_json(record), file, allow_nan=False, indent=1)
+        os.replace(file.name, path)  # readers see the old or the new file, never a part

@@ -1,0 +1,1 @@
+"""What crosses process boundaries: plans, tasks, verdicts, requests."""

@@ -1,0 +1,126 @@
+"""What a builder is asked and what it answers, as plain data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kagent_sandbox.data.plan import Plan, TensorRef
+from kagent_sandbox.data.target import Device
+
+if TYPE_CHECKING:
+    from kagent_sandbox.data.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor that host code receives or must return. Strides and offset are in elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    offset: int = 0  # where it starts in its buffer
+
+    @property
+    def extent(self) -> int:
+        """Elements of its buffer: up to the last one that it reaches."""
+        return TensorRef(0, self.offset, self.shape, self.strides, "uint8").extent_bytes[1]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarSpec:
+    """A plain number or flag that host code receives."""
+
+    name: str
+    value: int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class BuildCase:
+    """One call to trace: arguments in the order of the entry's parameters, results in order."""
+
+    name: str
+    arguments: tuple[TensorSpec | ScalarSpec, ...]
+    results: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """A candidate to build. `target` is "cpu" or a CUDA architecture such as "sm_90a"."""
+
+    source: str
+    entry: str
+    target: str
+    cases: tuple[BuildCase, ...]
+    allow: tuple[str, ...] = ()  # torch operations beyond the ones always allowed
+    mutates: tuple[str, ...] = ()  # arguments that host code and kernels may write
+    max_configs: int = 1  # configurations of the tunables to build, the declared one first
+    compile_limit_s: float = 20.0  # per kernel
+    host_limit_s: float = 10.0
+    """For importing the file, and for host code of one case without its compiles: either takes
+    milliseconds.
+    """
+    wall_limit_s: float = 60.0  # for the whole candidate
+    device: Device | None = None  # what host code is told; the target's usual one, if None
+    ptx: bool = False  # whether somebody wants to read the kernels' PTX
+
+
+@dataclass(frozen=True)
+class Built:
+    """Plans per (index into configs, case name), and the binaries that they launch, by hash.
+
+    A configuration that could not be built for some case is missing from `plans` there; the
+    declared one (index 0) is always complete. `dropped` says why others are missing.
+    """
+
+    source_hash: str
+    tree_hash: str  # of the normalised syntax tree: comments, layout and local names do not count
+    target: str
+    configs: tuple[Mapping[str, object], ...]
+    plans: Mapping[tuple[int, str], Plan]
+    binaries: Mapping[str, bytes]
+    build_s: float
+    dropped: tuple[str, ...] = ()
+    log: str = ""
+    ptx: Mapping[str, str] = field(default_factory=dict)
+    """By hash of the kernel, where the request asked for it: as the candidate's process tells."""
+
+    @property
+    def work_hash(self) -> str:
+        """Hash of all plans of all configurations: equal work, whatever the text."""
+        import hashlib
+
+        from kagent_sandbox.data.plan_json import plan_identity
+
+        parts = sorted(f"{i} {case} {plan_identity(p)}" for (i, case), p in self.plans.items())
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A candidate that is ready to be timed. `choice` has a configuration per case, 0 where
+    missing.
+    """
+
+    id: str
+    built: Built
+    choice: Mapping[str, int]
+
+    def plan(self, case: str) -> Plan:
+        """The plan of its configuration for a case.
+
+        Raises:
+            KeyError: It was not built for the case.
+        """
+        config = self.choice.get(case, 0)
+        plan = self.built.plans.get((config, case))
+        return self.built.plans[0, case] if plan is None else plan
+
+
+def key_of(built: Built) -> str:
+    """Name under which the judge keeps a candidate: its source and what it was built for."""
+    parts = [built.source_hash, built.target, *sorted(f"{i} {c}" for i, c in built.plans)]
+    return hashlib.sha256("\n".join([*parts, *sorted(built.binaries)]).encode()).hexdigest()

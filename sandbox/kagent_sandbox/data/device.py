@@ -1,0 +1,41 @@
+"""What a device is, and what it attains, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kagent_sandbox.data.target import Device
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a device is. `key` names device, driver and versions: figures with one key are
+    comparable.
+    """
+
+    kind: str  # "gpu" or "cpu"
+    name: str
+    target: str  # what to compile for: "sm_90a", "cpu"
+    key: str
+    memory_bytes: int
+    l2_bytes: int
+    units: int  # multiprocessors, or cores
+    theoretical_gb_per_s: float  # from the memory clock and bus width; 0 where unknown
+
+    @property
+    def device(self) -> Device | None:
+        """What host code that is built for a GPU is told of it."""
+        if self.kind == "cpu":
+            return None
+        return Device(self.name, self.units, self.l2_bytes, self.memory_bytes)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this device attains on the plainest kernels, timed like candidates are."""
+
+    copy_gb_per_s: float  # read + written bytes counted
+    read_gb_per_s: float
+    write_gb_per_s: float
+    tflop_per_s: Mapping[str, float]  # matrix product per dtype

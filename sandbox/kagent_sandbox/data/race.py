@@ -1,0 +1,83 @@
+"""What a race found, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kagent_sandbox.data.verdict import CaseTiming, Comparison, Rejected
+
+EAGER = "eager"
+COMPILE_MODES: Mapping[str, str] = {
+    "compile": "default",
+    "compile max-autotune": "max-autotune-no-cudagraphs",
+}
+"""Baselines that are torch.compile modes, by name. On the CPU only the default is measured."""
+
+TORCH = (EAGER, *COMPILE_MODES)
+"""Baselines of torch alone: candidates are scored against the fastest of them."""
+
+BEST_OF_TORCH = "torch"
+"""Name of the comparison with the fastest of eager and the torch.compile modes, case by case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Time of `against` / time of `candidate` on one case: above 1, the candidate is faster."""
+
+    candidate: str
+    against: str
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class RaceCase:
+    """One case of a race: what everyone took, and how the candidates compare."""
+
+    case: str
+    dtype: str
+    dims: Mapping[str, int | float | bool]
+    candidates: Mapping[str, CaseTiming]
+    baselines: Mapping[str, CaseTiming]
+    ratios: tuple[Ratio, ...]
+    missing: Mapping[str, str] = field(default_factory=dict)  # baseline -> why it did not run
+
+    @property
+    def fastest_of_torch(self) -> str | None:
+        """Name of the fastest of eager and the torch.compile modes; None if none of them ran."""
+        ran = [n for n in TORCH if n in self.baselines]
+        return min(ran, key=lambda n: self.baselines[n].kernel_us, default=None)
+
+    def ratio(self, candidate: str, against: str) -> Ratio | None:
+        """The comparison of a candidate with anyone who ran here, or with `BEST_OF_TORCH`."""
+        other = self.fastest_of_torch if against == BEST_OF_TORCH else against
+        found = (r for r in self.ratios if (r.candidate, r.against) == (candidate, other))
+        return next(found, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """A race's result. `overall` compares each candidate with everyone else over all cases.
+
+    `seconds` are what it took: `ahead` to compile baselines side by side, `open` to make them ready
+    in the launchers, `other` to time everyone.
+    """
+
+    cases: tuple[RaceCase, ...]
+    overall: Mapping[str, tuple[Comparison, ...]]
+    failed: Mapping[str, Rejected] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def losses(self, candidate: str) -> list[tuple[RaceCase, Ratio]]:
+        """Cases where a candidate is slower than the best of torch beyond its 95 % interval."""
+        return [(case, r) for case, r in self._beside_torch(candidate) if r.high < 1]
+
+    def doubtful(self, candidate: str) -> list[tuple[RaceCase, Ratio]]:
+        """Cases where it was slower, but not beyond its interval."""
+        return [(case, r) for case, r in self._beside_torch(candidate) if r.value < 1 <= r.high]
+
+    def _beside_torch(self, candidate: str) -> list[tuple[RaceCase, Ratio]]:
+        ratios = ((case, case.ratio(candidate, BEST_OF_TORCH)) for case in self.cases)
+        return [(case, r) for case, r in ratios if r is not None]

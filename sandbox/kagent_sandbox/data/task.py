@@ -1,0 +1,440 @@
+"""A task: an operation, the cases that matter, and what counts as correct. Read from a folder.
+
+`task.toml` declares everything that is data; `reference.py` beside it holds the code that cannot be
+(see `Reference`). docs/tasks.md is the guide for writing one.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import hashlib
+import importlib.util
+import math
+import random
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, cast
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from kagent_sandbox.data.build import BuildCase, ScalarSpec, TensorSpec
+from kagent_sandbox.data.formula import evaluate
+from kagent_sandbox.data.plan import ITEMSIZE
+from kagent_sandbox.errors import TaskError
+
+if TYPE_CHECKING:
+    import torch
+
+Size = int | str  # a number, or a formula over the case's dimensions
+Kind = Literal["gpu", "cpu"]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Argument(_Model):
+    """One parameter of the entry function: a tensor, or with `value` a plain number or flag."""
+
+    name: str
+    shape: tuple[Size, ...] | None = None
+    dtype: str = "$dtype"  # a torch dtype, or "$dtype": the case's
+    value: Size | float | bool | None = (
+        None  # a scalar: a constant, or a formula over the dimensions
+    )
+    mutates: bool = False  # the function may change it; all others are compared bit for bit
+
+
+class Result(_Model):
+    """One result of the entry function, in order, with what it may err.
+
+    The candidate may err by at most `k` times what torch's own implementation errs in the same
+    dtype, plus `floor` times the dtype's machine epsilon; see
+    `kagent_sandbox.judge.check.numerics`. `bias` is the part of that floor by which the whole
+    result may be off in one direction: 0 where rounding averages out, 0.5 where many nearly equal
+    numbers are rounded alike on the way.
+    """
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: str = "$dtype"
+    k: float = Field(gt=0)
+    floor: float = Field(default=1.0, ge=0)
+    bias: float = Field(default=0.0, ge=0, le=1)
+    row_dims: int = Field(
+        default=1, ge=0
+    )  # trailing dimensions that make one row; 0: the whole tensor
+
+
+class Case(_Model):
+    """Shapes, dtype and input distribution of one call; extra keys are dimensions and flags."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+    dtype: str
+    inputs: str = "normal"  # a distribution that reference.py's `inputs` knows
+    scale: float = 1.0
+    noncontiguous: bool = False  # each row of an input starts 8 elements after the one before ends
+    offset: int = Field(default=0, ge=0)
+    """Elements by which every input starts behind its aligned place."""
+
+    @property
+    def dims(self) -> dict[str, int | float | bool]:
+        """Values of the task's dimensions and flags."""
+        return cast("dict[str, int | float | bool]", dict(self.model_extra or {}))
+
+
+class Range(_Model):
+    """Whole numbers from min to max, evenly in the logarithm; multiples of one, or primes only."""
+
+    min: int = Field(ge=1)
+    max: int = Field(ge=1)
+    multiple: int = Field(default=1, ge=1)
+    prime: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.prime and self.multiple > 1:
+            raise ValueError("prime or multiple, not both")
+        if self.nearest(self.min, self.max) is None:
+            raise ValueError(f"nothing to draw from {self.min} to {self.max}")
+        return self
+
+    def nearest(self, value: float, limit: int) -> int | None:
+        """The largest number of the range that is at most `value`, else the smallest above it.
+
+        None if there is none up to `limit`.
+        """
+        start = min(max(math.floor(value), self.min), limit)
+        for candidates in (range(start, self.min - 1, -1), range(start + 1, limit + 1)):
+            for n in candidates:
+                if n % self.multiple == 0 and (not self.prime or _is_prime(n)):
+                    return n
+        return None
+
+
+class Generator(_Model):
+    """Draws `count` hidden cases.
+
+    Every value of `dims` is a list to choose from or a range. Of each list the cases get all values
+    equally often, as far as it goes; a range they divide among them, see `draw_hidden`. With
+    `cost`, a formula that grows with every dimension, it lies between `least` and `most`.
+    """
+
+    count: int = Field(ge=1, le=32)
+    dtype: tuple[str, ...] = Field(min_length=1)
+    inputs: tuple[str, ...] = Field(default=("normal",), min_length=1)
+    scale: tuple[float, ...] = Field(default=(1.0,), min_length=1)
+    noncontiguous: tuple[bool, ...] = Field(default=(False,), min_length=1)
+    offset: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0,), min_length=1)
+    dims: Mapping[str, Annotated[tuple[int | bool, ...], Field(min_length=1)] | Range]
+    cost: str | None = None
+    least: float = 0.0
+    most: float = math.inf
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.cost is None and (self.least > 0 or self.most < math.inf):
+            raise ValueError("least and most need a cost")
+        if self.cost is not None:
+            lowest = {n: v.min if isinstance(v, Range) else max(v) for n, v in self.dims.items()}
+            if (value := evaluate(self.cost, lowest)) > self.most:
+                raise ValueError(f"the cost is {value:g} at least, and most {self.most:g}")
+        return self
+
+
+class Cases(_Model):
+    """Visible cases and generators of hidden ones, for one kind of device."""
+
+    check: tuple[Case, ...] = Field(min_length=1)
+    bench: tuple[Case, ...] = Field(min_length=1)
+    hidden_check: tuple[Generator, ...] = ()
+    hidden_bench: tuple[Generator, ...] = ()
+
+
+class Task(_Model):
+    """One operation to make faster."""
+
+    name: Name
+    summary: str
+    entry: str
+    signature: str  # as a person would write it, for prompts and messages
+    dims: Mapping[str, str]  # dimension -> what it means
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    allow: tuple[str, ...] = ()  # torch operations beyond allocation, views, copies and fills
+    bytes: str  # formula: fewest bytes that must move through memory
+    flops: str  # formula: operations, 0 for none worth counting
+    matrix: bool = False  # flops are matrix products: the tensor cores' ceiling applies
+    written: str = "0"  # formula: the part of `bytes` that is written (may stay in L2)
+    gpu: Cases
+    cpu: Cases
+    folder: Path
+
+    def cases(self, kind: Kind) -> Cases:
+        """Cases for the kind of device that kernels run on."""
+        return self.gpu if kind == "gpu" else self.cpu
+
+    @functools.cached_property
+    def known_build_cases(self) -> dict[tuple[object, ...], BuildCase]:
+        """Memory of `build_case`."""
+        return {}
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Hash of task.toml and reference.py: results of different digests are not comparable."""
+        files = (self.folder / "task.toml", self.folder / "reference.py")
+        return hashlib.sha256(b"\0".join(f.read_bytes() for f in files)).hexdigest()[:16]
+
+    def shape(self, shape: Sequence[Size], case: Case) -> tuple[int, ...]:
+        """Sizes of a declared shape in a case."""
+        return tuple(int(self.formula(s, case)) for s in shape)
+
+    def dtype(self, declared: str, case: Case) -> str:
+        """Torch dtype name of a declaration in a case."""
+        return case.dtype if declared == "$dtype" else declared
+
+    def formula(self, text: Size | float, case: Case) -> float:
+        """Value of a formula (+ - * / // % ** comparison, min, max, cdiv) over a case's dimensions.
+
+        `itemsize` is the size in bytes of the case's dtype.
+        """
+        if not isinstance(text, str):
+            return text
+        return evaluate(text, {**case.dims, "itemsize": ITEMSIZE[case.dtype]})
+
+    def min_bytes(self, case: Case) -> float:
+        """Fewest bytes that a call must move through the device's memory."""
+        return self.formula(self.bytes, case)
+
+    def min_written(self, case: Case) -> float:
+        """Those of `min_bytes` that are written."""
+        return self.formula(self.written, case)
+
+    def flop_count(self, case: Case) -> float:
+        """Floating-point operations of a call."""
+        return self.formula(self.flops, case)
+
+    def reference(self) -> Reference:
+        """The task's reference.py, imported."""
+        return load_reference(self.folder / "reference.py")
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [a.name for a in self.arguments]
+        if len(set(names)) != len(names):
+            raise ValueError(f"arguments: a name appears twice in {names}")
+        seen: set[str] = set()
+        for kind in (self.gpu, self.cpu):
+            for case in (*kind.check, *kind.bench):
+                missing = self.dims.keys() - case.dims.keys()
+                odd = case.dims.keys() - self.dims.keys()
+                if missing or odd:
+                    raise ValueError(
+                        f"case {case.name}: dimensions missing {sorted(missing)}, "
+                        f"unknown {sorted(odd)}"
+                    )
+                if case.dtype not in ITEMSIZE:
+                    raise ValueError(f"case {case.name}: unknown dtype {case.dtype!r}")
+                shapes = [a.shape for a in self.arguments] + [r.shape for r in self.results]
+                for shape in shapes:
+                    if shape is not None:
+                        self.shape(shape, case)
+                for text in (self.bytes, self.flops, self.written):
+                    self.formula(text, case)
+            # Libraries are timed on aligned inputs: they would be compared with another case.
+            if any(c.offset for c in kind.bench) or any(any(g.offset) for g in kind.hidden_bench):
+                raise ValueError("offset is for check and hidden_check: bench inputs are aligned")
+            for name in [c.name for c in (*kind.check, *kind.bench)]:
+                if name in seen:
+                    raise ValueError(f"two cases are named {name}")
+                seen.add(name)
+        return self
+
+
+class Reference(Protocol):
+    """What a task's reference.py defines.
+
+    Tensors of `inputs` are named like the task's tensor arguments; all functions take the arguments
+    of the entry function by keyword (tensors and scalars) and return a tensor or a tuple of them.
+    """
+
+    def inputs(
+        self, case: Case, generator: torch.Generator, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        """Fresh tensors of the case's distribution, by argument name, on `device`."""
+
+    def reference(self, **arguments: object) -> object:
+        """The result in float64 (float32 where memory forbids), from inputs in their own dtype."""
+
+    def eager(self, **arguments: object) -> object:
+        """Torch's own implementation in the inputs' dtype: baseline and yardstick of rounding."""
+
+    def experts(self) -> Mapping[str, Callable[..., object]]:
+        """Expert libraries that can be imported here, by name: further baselines. May be empty."""
+
+
+def load_task(folder: Path) -> Task:
+    """Read a task folder.
+
+    Raises:
+        TaskError: A file is missing, not TOML, or does not fit the schema; the text names key and
+            remedy.
+    """
+    path = folder / "task.toml"
+    try:
+        data = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise TaskError(f"{folder}: no task.toml there; see docs/tasks.md") from None
+    except (OSError, ValueError, RecursionError) as e:
+        raise TaskError(f"{path}: {e}") from None
+    if not (folder / "reference.py").is_file():
+        raise TaskError(f"{folder}: no reference.py there; see docs/tasks.md")
+    try:
+        return Task(**data, folder=folder.resolve())
+    except pydantic.ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(str(p) for p in first["loc"]) or "task"
+        raise TaskError(f"{path}: {where}: {first['msg']}") from None
+    except TypeError as e:
+        raise TaskError(f"{path}: {e}") from None
+
+
+def load_reference(path: Path) -> Reference:
+    """Import a trusted reference.py from its path.
+
+    Raises:
+        TaskError: It cannot be imported or lacks a function.
+    """
+    spec = importlib.util.spec_from_file_location(f"kagent_reference_{path.parent.name}", path)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:  # noqa: BLE001 - whatever a user's module raises becomes one clear line
+        raise TaskError(f"{path}: {type(e).__name__}: {e}") from None
+    missing = [n for n in ("inputs", "reference", "eager", "experts") if not hasattr(module, n)]
+    if missing:
+        raise TaskError(f"{path}: does not define {', '.join(missing)}; see docs/tasks.md")
+    return cast("Reference", module)
+
+
+def draw_hidden(task: Task, kind: Kind, which: Literal["check", "bench"], seed: int) -> list[Case]:
+    """Hidden cases of a run, drawn from the task's generators with the run's secret seed.
+
+    The cases of a generator divide each of its ranges: they lie on a grid that is even in the
+    logarithm, has as many points as there are cases, and starts anywhere. So each size has the
+    probability that a case of its own would give it, and no gap between two is wider than a step.
+    Dimensions are paired at random.
+    """
+    rng = random.Random(f"{seed}/{task.name}/{kind}/{which}")  # noqa: S311 - secrecy is the seed's
+    cases = task.cases(kind)
+    generators = cases.hidden_check if which == "check" else cases.hidden_bench
+    drawn: list[Case] = []
+    for generator in generators:
+        for values in _draw(generator, rng):
+            drawn.append(Case(name=f"hidden_{which}_{len(drawn)}", **values))
+    return drawn
+
+
+def _draw(generator: Generator, rng: random.Random) -> Iterable[dict[str, Any]]:
+    """Fields of a generator's cases."""
+    count = generator.count
+    fields = ("dtype", "inputs", "scale", "noncontiguous", "offset")
+    columns = {f: _dealt(getattr(generator, f), count, rng) for f in fields}
+    ranges: dict[str, tuple[Range, list[float]]] = {}
+    for name, values in generator.dims.items():
+        if isinstance(values, Range):
+            shift = rng.random()
+            ranges[name] = values, rng.sample([(i + shift) / count for i in range(count)], count)
+        else:
+            columns[name] = _dealt(values, count, rng)
+    for i in range(count):
+        case = {name: values[i] for name, values in columns.items()}
+        dims = {n: v for n, v in case.items() if n in generator.dims}
+        dims |= {n: r.min for n, (r, _) in ranges.items()}
+        for n, (r, positions) in ranges.items():
+            dims[n] = _size(generator, r, n, dims, positions[i])
+        yield {**case, **{n: dims[n] for n in generator.dims}}
+
+
+def _dealt(values: Sequence[Any], count: int, rng: random.Random) -> list[Any]:
+    """`count` of the values in random order, none twice more often than another."""
+    rounds = [rng.sample(values, len(values)) for _ in range(-(-count // len(values)))]
+    return [v for values in rounds for v in values][:count]
+
+
+def _size(
+    generator: Generator, sizes: Range, name: str, dims: Mapping[str, int], position: float
+) -> int:
+    """The size at `position` in [0, 1) of what the cost leaves of a range.
+
+    `dims` are those drawn already, and the smallest of the others.
+    """
+    low, high = sizes.min, sizes.max
+    if generator.cost is not None:
+
+        def cost(size: int, others: Mapping[str, int] = dims) -> float:
+            assert generator.cost is not None
+            return evaluate(generator.cost, {**others, name: size})
+
+        rest = range(low, high + 1)
+        high = rest[bisect.bisect_right(rest, generator.most, key=cost) - 1]
+        if list(dims)[-1] == name:  # only the last one knows what the others leave to do
+            low = rest[min(bisect.bisect_left(rest, generator.least, key=cost), len(rest) - 1)]
+            low = min(low, high)
+    found = sizes.nearest(low * ((high + 1) / low) ** position, high)
+    return sizes.min if found is None else found
+
+
+def _is_prime(n: int) -> bool:
+    return n > 1 and all(n % d for d in range(2, math.isqrt(n) + 1))
+
+
+def build_case(task: Task, case: Case) -> BuildCase:
+    """The call that host code sees in a case; worked out once per case.
+
+    Non-contiguous cases pad the last dimension: each row of an input starts 8 elements after the
+    end of the one before. With an offset, inputs start as many elements behind an aligned address.
+    """
+    key = (case.name, case.dtype, case.noncontiguous, case.offset, *sorted(case.dims.items()))
+    if key not in task.known_build_cases:
+        task.known_build_cases[key] = _build_case(task, case)
+    return task.known_build_cases[key]
+
+
+def _build_case(task: Task, case: Case) -> BuildCase:
+    def spec(
+        name: str, shape: Sequence[Size], dtype: str, *, pad: bool = False, offset: int = 0
+    ) -> TensorSpec:
+        sizes = task.shape(shape, case)
+        strides = [1] * len(sizes)
+        for i in range(len(sizes) - 2, -1, -1):
+            step = sizes[i + 1] + (8 if pad and i == len(sizes) - 2 else 0)
+            strides[i] = strides[i + 1] * step
+        return TensorSpec(name, sizes, tuple(strides), task.dtype(dtype, case), offset)
+
+    arguments: list[TensorSpec | ScalarSpec] = []
+    for a in task.arguments:
+        if a.shape is not None:
+            pad, offset = case.noncontiguous, case.offset
+            arguments.append(spec(a.name, a.shape, a.dtype, pad=pad, offset=offset))
+        elif a.value is not None:
+            arguments.append(ScalarSpec(a.name, scalar(task, a, case)))
+    results = tuple(spec(r.name, r.shape, r.dtype) for r in task.results)
+    return BuildCase(case.name, tuple(arguments), results)
+
+
+def scalar(task: Task, argument: Argument, case: Case) -> int | float | bool:
+    """Value of a scalar argument: a dimension keeps its type, a formula gives a number."""
+    value = argument.value
+    if isinstance(value, str):
+        return case.dims[value] if value in case.dims else task.formula(value, case)
+    assert value is not None
+    return value

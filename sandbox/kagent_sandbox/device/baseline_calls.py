@@ -1,0 +1,117 @@
+"""A baseline as something to call: torch eager, a torch.compile mode, or an expert library, on
+inputs of its own seed.
+
+Plain data and torch only: it is used by the trusted process that measures baselines and, before it
+locks itself, by the launcher of the final race, where neither pydantic nor the task is at hand. The
+agent only reads what was measured, and does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING
+
+from kagent_sandbox.data.race import COMPILE_MODES, EAGER
+
+if TYPE_CHECKING:
+    import torch
+
+_modules = itertools.count()
+
+
+class BaselineUnavailableError(Exception):
+    """The baseline does not exist here: an expert library that cannot be imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineCall:
+    """One baseline on one case. JSON-able through `kagent_sandbox.data.records`."""
+
+    name: str  # "eager", "compile", "compile max-autotune", or an expert's name
+    reference: str  # path of reference.py
+    case: Mapping[str, str | int | float | bool]  # the case's fields but for its dimensions
+    dims: Mapping[str, int | float | bool]
+    scalars: Mapping[str, int | float | bool]  # arguments of the entry that are no tensors
+    seed: int
+    strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # where not contiguous
+
+
+def make_inputs(call: BaselineCall, device: torch.device, module: ModuleType) -> dict[str, object]:
+    """All arguments of the entry function, the tensors drawn from the call's seed."""
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(call.seed)
+    case = SimpleNamespace(**call.case, **call.dims, dims=dict(call.dims))
+    tensors: dict[str, torch.Tensor] = module.inputs(case, generator, device)
+    arguments: dict[str, object] = dict(call.scalars)
+    for name, tensor in tensors.items():
+        strides = call.strides.get(name)
+        if strides is not None and strides != tensor.stride():
+            strided = torch.empty_strided(
+                tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
+            )
+            arguments[name] = strided.copy_(tensor)
+        else:
+            arguments[name] = tensor
+    return arguments
+
+
+def make_call(call: BaselineCall, device: torch.device) -> functools.partial[object]:
+    """The baseline bound to its inputs. Nothing is compiled before the first call.
+
+    Each call imports reference.py anew: functions of other calls share no code object with it, so
+    that torch.compile keeps their variants apart and none is compiled again later.
+
+    Raises:
+        BaselineUnavailableError: There is no such expert here.
+    """
+    module = _import(call.reference)
+    function = _function(call.name, module)
+    return functools.partial(function, **make_inputs(call, device, module))
+
+
+def _function(name: str, module: ModuleType) -> Callable[..., object]:
+    if name == EAGER:
+        return module.eager  # type: ignore[no-any-return]
+    if name in COMPILE_MODES:
+        import torch
+
+        compiled: Callable[..., object] = torch.compile(
+            module.eager, dynamic=False, mode=COMPILE_MODES[name]
+        )
+        return compiled
+    experts: Mapping[str, Callable[..., object]] = module.experts()
+    if name not in experts:
+        raise BaselineUnavailableError(f"{name} cannot be imported here")
+    return experts[name]
+
+
+def all_names(reference: str, kind: str) -> list[str]:
+    """All baselines that can be tried here: eager, compile modes, experts that can be imported."""
+    modes = list(COMPILE_MODES) if kind == "gpu" else ["compile"]
+    return [EAGER, *modes, *sorted(_import(reference).experts())]
+
+
+def _import(path: str) -> ModuleType:
+    name = f"kagent_baseline_{next(_modules)}_{Path(path).parent.name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BaselineUnavailableError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def forget_compiled() -> None:
+    """Drop what torch.compile holds, between cases."""
+    import torch
+
+    with contextlib.suppress(AttributeError):
+        torch.compiler.reset()

@@ -1,0 +1,100 @@
+"""Baselines on a CPU, timed as candidates are: inputs are written anew before every sample, no
+cache holds them, and every call of a sample has memory of its own for its results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kagent_sandbox.device.cpu import priority as urgency
+from kagent_sandbox.device.cpu.flush import settle
+from kagent_sandbox.device.plan_ops import void
+
+_WARM_UP = 2  # calls before anything is timed: compiling
+SPAN_US = 1800.0
+"""Of one sample, of candidates' and baselines': what waking up varies by is then 3 % of it."""
+MOST_SETS = 64
+_SETS_BYTES = 1 << 30  # of all input sets together
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
+_TRIES = 3  # of how long one call takes: the shortest counts
+
+
+class CpuBaseline:
+    """A compiled and warm baseline, over several copies of its inputs."""
+
+    def __init__(self, function: functools.partial[object]) -> None:
+        """Compile, warm up and copy inputs; whatever the function raises is passed on."""
+        _keep_freed_memory()
+        for _ in range(_WARM_UP):
+            void(function())
+        first_us = min(_elapsed_us([function]) for _ in range(_TRIES))
+        nbytes = sum(t.nbytes for t in function.keywords.values() if isinstance(t, torch.Tensor))
+        wanted = runs_for(SPAN_US, first_us, least=3, most=MOST_SETS)
+        count = max(3, min(wanted, _SETS_BYTES // max(1, nbytes)))
+        copies = [functools.partial(function.func, **_copies(function)) for _ in range(count - 1)]
+        self._sets: list[Callable[[], object]] = [function, *copies]
+        self._inputs = [_tensors(f) for f in (function, *copies)]
+        self._original = _tensors(functools.partial(function.func, **_copies(function)))
+        self._urgency = urgency.of_workers(lambda: _elapsed_us(self._sets))
+        self._taken = 0
+        self._sample_us()  # memory for results is the process's own from now on
+
+    def samples(self, count: int) -> list[float]:
+        """`count` times in µs of one execution: each sample calls it once on every set."""
+        with self._urgency:
+            return [self._sample_us() for _ in range(count)]
+
+    def _sample_us(self) -> float:
+        for tensors in self._inputs:
+            for tensor, original in zip(tensors, self._original, strict=True):
+                tensor.copy_(original)
+        settle()
+        turn = self._taken % len(self._sets)  # none is always the first
+        self._taken += 1
+        return _elapsed_us([*self._sets[turn:], *self._sets[:turn]]) / len(self._sets)
+
+
+def runs_for(span_us: float, us: float, *, least: int, most: int) -> int:
+    """How many executions of `us` microseconds each last for a span, within bounds."""
+    return max(least, min(most, math.ceil(span_us / max(us, 1.0))))
+
+
+def _elapsed_us(functions: Sequence[Callable[[], object]]) -> float:
+    """Until all have been called. None reuses the memory of another's results, which would still
+    be in a cache.
+    """
+    results = []
+    start = time.perf_counter()
+    for function in functions:
+        results.append(function())  # noqa: PERF401 - nothing else is to be timed
+    return 1e6 * (time.perf_counter() - start)
+
+
+def _keep_freed_memory() -> None:
+    """The C library gives no memory back to the kernel: pages would be made anew for every call."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library: calls pay for it
+        return
+    for parameter, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1)):
+        mallopt(parameter, value)
+
+
+def _tensors(function: functools.partial[object]) -> list[torch.Tensor]:
+    return [v for v in function.keywords.values() if isinstance(v, torch.Tensor)]
+
+
+def _copies(function: functools.partial[object]) -> dict[str, object]:
+    """The function's arguments with tensors of their own, with the same strides."""
+    return {
+        name: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype).copy_(v)
+        if isinstance(v, torch.Tensor)
+        else v
+        for name, v in function.keywords.items()
+    }

@@ -1,0 +1,173 @@
+"""The confined side of a CPU launcher: binds plans to the arena and runs them when told to.
+
+The process is locked from its first instruction here. It then starts torch's and OpenMP's threads
+(which
+inherit the lock), forbids itself any further thread, process or timer, and only then loads the
+first binary: constructors run inside all of that. Native code shares the process, so nothing that
+it answers is believed but that it answers at all: time and results are the judge's to observe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias, cast
+
+import torch
+
+from kagent_sandbox.confine.seccomp import forbid_new_threads
+from kagent_sandbox.data.plan import (
+    Alloc,
+    Arg,
+    Free,
+    KernelInfo,
+    Launch,
+    Null,
+    Plan,
+    PlanError,
+    Pointer,
+    Scalar,
+    TensorRef,
+)
+from kagent_sandbox.data.plan_json import parse_plan
+from kagent_sandbox.device.cpu.arena import map_arena
+from kagent_sandbox.device.cpu.process_state import House
+from kagent_sandbox.device.plan_ops import bind_op, strided_view
+from kagent_sandbox.process.channel import ChannelClosed
+from kagent_sandbox.process.context import Context
+
+Step: TypeAlias = Callable[[], object]
+_SCALARS: Mapping[str, Callable[..., object]] = {
+    "i1": ctypes.c_bool,
+    "i8": ctypes.c_int8,
+    "u8": ctypes.c_uint8,
+    "i16": ctypes.c_int16,
+    "u16": ctypes.c_uint16,
+    "i32": ctypes.c_int32,
+    "u32": ctypes.c_uint32,
+    "i64": ctypes.c_int64,
+    "u64": ctypes.c_uint64,
+    "f32": ctypes.c_float,
+    "f64": ctypes.c_double,
+}
+
+
+def serve(context: Context) -> None:
+    """Handler of the fork-server: answer the judge until it closes the channel."""
+    fd = context.fds[0]
+    nbytes = os.fstat(fd).st_size
+    memory = torch.frombuffer(map_arena(fd, nbytes, populate=True), dtype=torch.uint8)
+    os.close(fd)
+    start_threads()
+    forbid_new_threads()
+    runner = Runner(memory, context.tmp)
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # no pauses where time is taken; a plan's objects live until the process ends
+    context.channel.send({"ready": len(os.listdir("/proc/self/task"))})
+    with contextlib.suppress(ChannelClosed), torch.inference_mode():
+        while True:
+            message = context.channel.recv(None)
+            request = cast("dict[str, object]", message.obj)
+            answer: dict[str, object] = {"token": request["token"]}
+            try:
+                runner.perform(request, message.blobs)
+            except PlanError as e:
+                answer["plan"] = str(e)
+            except Exception as e:  # noqa: BLE001 - the process boundary: it becomes a verdict
+                answer["error"] = f"{type(e).__name__}: {e}"[:4000]
+            context.channel.send(answer)
+
+
+def start_threads() -> None:
+    """Have torch and OpenMP start their threads: a parallel region, and a matrix product.
+
+    Kernels link libgomp. Torch's wheels carry one, which is the same library to the loader or
+    another one.
+    """
+    torch.ones(1 << 20).mul_(2.0)
+    torch.mm(torch.ones(256, 256), torch.ones(256, 256))
+    try:
+        gomp = ctypes.CDLL("libgomp.so.1")
+    except OSError:
+        return  # no g++ on this host, so no kernels either
+    # An empty parallel region: every thread calls free(NULL).
+    free = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
+    gomp.GOMP_parallel(free, None, ctypes.c_uint(0), ctypes.c_uint(0))
+
+
+@dataclass
+class Runner:
+    """Prepared plans over one arena."""
+
+    memory: torch.Tensor
+    folder: Path
+    _plans: dict[str, list[Step]] = field(default_factory=dict)
+    _libraries: dict[str, ctypes.CDLL] = field(default_factory=dict)
+    _house: House = field(default_factory=House)
+
+    def perform(self, request: Mapping[str, object], blobs: Sequence[bytes]) -> None:
+        """Carry out one request of the judge."""
+        verb = request["do"]
+        if verb == "go":
+            for key in cast("list[str]", request["keys"]):
+                for step in self._plans[key]:
+                    step()
+        elif verb == "load":
+            for name, data in zip(cast("list[str]", request["hashes"]), blobs, strict=True):
+                (self.folder / f"{int(name, 16):064x}.so").write_bytes(data)
+        elif verb == "prepare":
+            placement = {int(k): v for k, v in cast("dict[str, int]", request["at"]).items()}
+            self._plans[str(request["key"])] = self._bind(parse_plan(blobs[0]), placement)
+        elif verb == "forget":
+            self._plans.pop(str(request["key"]), None)
+        elif verb == "house":
+            self._house.perform(request, self.memory.data_ptr(), self.memory.numel())
+        else:
+            raise PlanError(f"unknown request {verb!r}")
+
+    def _bind(self, plan: Plan, placement: Mapping[int, int]) -> list[Step]:
+        kernels = {k.hash: k for k in plan.kernels}
+
+        def view(tensor: TensorRef) -> torch.Tensor:
+            return strided_view(self.memory, tensor, placement[tensor.buffer])
+
+        steps: list[Step] = []
+        for op in plan.ops:
+            if isinstance(op, Alloc | Free):
+                continue
+            if isinstance(op, Launch):
+                steps.append(self._bind_launch(op, kernels[op.kernel], placement))
+            else:
+                steps.append(bind_op(op, view))
+        return steps
+
+    def _bind_launch(
+        self, launch: Launch, kernel: KernelInfo, placement: Mapping[int, int]
+    ) -> Step:
+        if kernel.language != "cpp":
+            raise PlanError(f"kernel {kernel.name} is {kernel.language}: not for this target")
+        arguments = [self._argument(a, placement) for a in launch.args]
+        library = self._libraries.get(kernel.hash)
+        if library is None:
+            path = self.folder / f"{kernel.hash}.so"
+            library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+            self._libraries[kernel.hash] = library
+        function = getattr(library, kernel.name)
+        function.restype = None
+        return lambda: function(*arguments)
+
+    def _argument(self, arg: Arg, placement: Mapping[int, int]) -> object:
+        if isinstance(arg, Pointer):
+            address = self.memory.data_ptr() + placement[arg.buffer] + arg.offset
+            return ctypes.c_void_p(address)
+        if isinstance(arg, Null):
+            return ctypes.c_void_p(None)
+        if isinstance(arg, Scalar) and arg.type in _SCALARS:
+            return _SCALARS[arg.type](arg.value)
+        raise PlanError(f"a C++ kernel cannot take {type(arg).__name__} {arg}")

@@ -1,0 +1,92 @@
+"""What the CPU is, as far as figures depend on it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+from kagent_sandbox.data.device import DeviceFacts
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@functools.cache
+def cpu_facts() -> DeviceFacts:
+    """Name, cores, caches and the versions that decide what code is generated."""
+    name, flags = _model()
+    units = usable_cores()
+    compiler = _compiler()
+    key = f"{name} [{flags}] x{units}, {compiler}, torch {torch.__version__}"
+    return DeviceFacts(
+        kind="cpu",
+        name=name,
+        target="cpu",
+        key=key,
+        memory_bytes=_memory_bytes(),
+        l2_bytes=_last_level_cache_bytes(),
+        units=units,
+        theoretical_gb_per_s=0.0,
+    )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, and the quota of its control group."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def _model() -> tuple[str, str]:
+    """Model name, and a short hash of the instruction sets (a hypervisor may hide some)."""
+    fields: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip().lower(), value.strip())
+    flags = fields.get("flags") or fields.get("features") or ""
+    words = " ".join(sorted(flags.split()))
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    return name, hashlib.sha256(words.encode()).hexdigest()[:8]
+
+
+def _compiler() -> str:
+    try:
+        run = subprocess.run(
+            ["g++", "-dumpfullversion"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "no g++"
+    return f"g++ {run.stdout.strip()}"
+
+
+def _memory_bytes() -> int:
+    """Memory that is available now, within the limit of the control group."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) << 10
+            break
+    else:
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, int(limit))
+
+
+def _last_level_cache_bytes() -> int:
+    """Size of the largest cache in the hierarchy of core 0; 32 MiB where the host does not say."""
+    sizes = []
+    for path in _CACHES.glob("index*/size"):
+        text = path.read_text().strip()
+        sizes.append(int(text[:-1]) * _UNITS[text[-1]] if text[-1] in _UNITS else int(text))
+    return max(sizes, default=32 << 20)

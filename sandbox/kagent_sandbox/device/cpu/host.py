@@ -1,0 +1,137 @@
+"""What the kernel shows of a CPU launcher's process, and what the process says of itself.
+
+The first is read from outside, where native code cannot falsify it: threads, signals, files, cores
+and memory. The second is what only the process can see: control words of floating point, addresses
+of handlers, OpenMP's settings. Native code could falsify it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kagent_sandbox.device.cpu.launcher import CpuLauncher
+from kagent_sandbox.device.cpu.process_state import HouseChanged, signal_names
+from kagent_sandbox.device.interface import LaunchFailed
+
+_ASK_S = 10.0
+_OF_PROCESS = {"SigIgn": "signals that are ignored", "SigCgt": "signals that have a handler"}
+_OF_THREAD = {"SigBlk": "signals that a thread blocks", "Cpus_allowed": "cores of a thread"}
+_SIGNAL_SETS = ("SigIgn", "SigCgt", "SigBlk")
+_SAID = f"{HouseChanged.__name__}: "
+
+Status: TypeAlias = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A process as the kernel shows it to others."""
+
+    status: Status
+    threads: Mapping[int, Status]
+    files: frozenset[str] | None  # descriptors with their targets; None where they may not be seen
+
+
+def differences(before: Seen, after: Seen) -> list[str]:
+    """What is not as it was, in words."""
+    found: list[str] = []
+    if before.threads.keys() != after.threads.keys():
+        found.append(f"there are {len(after.threads)} threads, and were {len(before.threads)}")
+    pairs = [(before.status, after.status, _OF_PROCESS)]
+    both = sorted(before.threads.keys() & after.threads.keys())
+    pairs += [(before.threads[t], after.threads[t], _OF_THREAD) for t in both]
+    for one, other, names in pairs:
+        for key, what in names.items():
+            values = one.get(key, ""), other.get(key, "")
+            if values[0] != values[1]:
+                first, then = map(_signals, values) if key in _SIGNAL_SETS else values
+                found.append(f"{what}: {then}, and before {first}")
+    if before.files is not None and after.files is not None:
+        left = sorted(after.files - before.files)
+        found += [f"open: {', '.join(left)}"] if left else []
+        gone = sorted(before.files - after.files)
+        found += [f"closed: {', '.join(gone)}"] if gone else []
+    return list(dict.fromkeys(found))
+
+
+class CpuHost(CpuLauncher):
+    """A CPU launcher that can be asked whether its guest has left it as it was."""
+
+    def seen(self) -> Seen:
+        """How the kernel shows it; the process should be stopped."""
+        pid = self._child.pid()
+        if pid is None:
+            raise self._fail(0.0)
+        threads: dict[int, Status] = {}
+        for task in os.listdir(f"/proc/{pid}/task"):
+            threads[int(task)] = _status(f"/proc/{pid}/task/{task}/status")
+        return Seen(_status(f"/proc/{pid}/status"), threads, _files(pid))
+
+    def asked_bytes(self) -> int:
+        """Memory of its own that it has asked the kernel for; the process should be stopped.
+
+        What is freed and used again does not show, nor what is less than the C library's steps.
+        """
+        pid = self._child.pid()
+        if pid is None:
+            raise self._fail(0.0)
+        return int(_status(f"/proc/{pid}/status").get("VmData", "0").split()[0]) << 10
+
+    def more_bytes(self) -> int:
+        """How much more is allocated than when this was asked last, as the process says."""
+        try:
+            return int(self._told("count") or "0")
+        except ValueError:
+            return 0
+
+    def remember(self) -> None:
+        """Have the process look at itself, for `changes`."""
+        self._told("remember")
+
+    def changes(self) -> str:
+        """What is not as it was when it was told to remember, as it says; empty if nothing."""
+        return self._told("compare")
+
+    def lend(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Make whole pages of the arena read-only to it, and all others writable."""
+        pages = [list(r) for r in ranges]
+        self._ask({"do": "house", "what": "lend", "ranges": pages}, (), _ASK_S)
+
+    def repeat(self, key: str, count: int, *, limit_s: float) -> None:
+        """Execute a prepared plan some times in a row."""
+        self._ask({"do": "go", "keys": [key] * count}, (), limit_s)
+
+    def _told(self, what: str) -> str:
+        """What the process answers to a question about itself."""
+        try:
+            self._ask({"do": "house", "what": what}, (), _ASK_S)
+        except LaunchFailed as e:
+            if not str(e).startswith(_SAID):
+                raise
+            return str(e).removeprefix(_SAID)
+        return ""
+
+
+def _status(path: str) -> Status:
+    """A status file of /proc; empty where it may not be read."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        pairs = (line.partition(":") for line in file)
+        return {key: value.strip() for key, _, value in pairs}
+    return {}
+
+
+def _files(pid: int) -> frozenset[str] | None:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+        return frozenset(f"{n}: {os.readlink(f'/proc/{pid}/fd/{n}')}"[:200] for n in names)
+    except OSError:  # another user's
+        return None
+
+
+def _signals(mask: str) -> str:
+    """Names of the signals in a set as /proc shows it."""
+    bits = int(mask or "0", 16)
+    return signal_names([n for n in range(1, 65) if bits >> (n - 1) & 1])

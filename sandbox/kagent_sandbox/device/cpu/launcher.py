@@ -1,0 +1,273 @@
+"""The judge's side of a CPU launcher:
+
+drives the confined process, and takes time on its own clock.
+
+Native code shares the process with the few lines that answer the judge. It could answer before its
+work is done, and work while nobody times it, in threads of OpenMP's pool, which outlive a parallel
+region. So a sample's clock starts while the process is stopped, before it can see the inputs, and
+stops when the judge has read secret places of the results: what is read then counts, and nothing
+that comes later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import secrets
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+
+from kagent_sandbox.data.plan import Plan, PlanError
+from kagent_sandbox.data.plan_json import dump_plan
+from kagent_sandbox.data.verdict import Status
+from kagent_sandbox.device.cpu import priority as urgency
+from kagent_sandbox.device.cpu.arena import CpuArena
+from kagent_sandbox.device.cpu.exit_status import blame
+from kagent_sandbox.device.cpu.flush import settle
+from kagent_sandbox.device.interface import LaunchFailed, bounded, nothing
+from kagent_sandbox.errors import ConfinementError, MachineError
+from kagent_sandbox.process.channel import ChannelError, ChannelTimeout
+from kagent_sandbox.process.forkserver import Child, ForkServer
+from kagent_sandbox.runtime.text import printable
+
+_START_S = 30.0
+_PREPARE_S = 10.0  # constructors of a binary run here
+_LIFE_S = 3600.0
+_MAX_ANSWER_BYTES = 64 << 10
+_EMPTY_SAMPLES = 12  # of one launcher, before it is given any code
+_REMEMBERED = 48  # empty samples: of the last few launchers
+_OBSERVED_WORDS = 256  # that an empty sample reads, as a sample's observer does
+
+
+@dataclass
+class Asking:
+    """What a sample without any execution has cost in the last few launchers of a backend.
+
+    All take the median off: two contenders' own costs would differ by what being woken varies by.
+    """
+
+    costs_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    @property
+    def cost_s(self) -> float:
+        """Of one sample; 0 before anything was asked."""
+        return statistics.median(self.costs_s) if self.costs_s else 0.0
+
+
+class CpuLauncher:
+    """Runs plans of native code in a confined process over a sealed arena."""
+
+    def __init__(
+        self,
+        server: ForkServer,
+        arena: CpuArena,
+        after_loss: Callable[[], None] = lambda: None,
+        asking: Asking | None = None,
+    ) -> None:
+        """Start it without waiting for it, so that several start at once; the first request waits.
+
+        Args:
+            server: What it is forked from.
+            arena: The memory that it maps.
+            after_loss: Is called once the process has failed, and may raise.
+            asking: What all launchers that are compared take off for being asked.
+        """
+        self._arena = arena
+        self._after_loss = after_loss
+        self._asking = Asking() if asking is None else asking
+        self._failure: LaunchFailed | None = None
+        self.threads = 0
+        """Threads of the process once torch's and OpenMP's had started: there will be no more."""
+        self._begun = False
+        self._urgency: AbstractContextManager[object] = contextlib.nullcontext()
+        self._stopped = False
+        self._spawn: Callable[[], Child] = lambda: server.spawn([arena.fd], wall_limit_s=_LIFE_S)
+        self._child = self._spawn()
+
+    def _begin(self) -> None:
+        """Wait until it has started. One that does not start is made once more.
+
+        Raises:
+            MachineError: It does not start.
+            ConfinementError: It cannot be confined here.
+        """
+        if self._begun:
+            return
+        self._begun = True
+        try:
+            self._start()
+        except ConfinementError:
+            raise
+        except MachineError:
+            self._failure = None
+            self._child.close()
+            self._child = self._spawn()
+            self._start()
+
+    def _start(self) -> None:
+        """Wait for it, and find out what asking costs while nobody's code is there."""
+        try:
+            answer = self._child.channel.recv(_START_S, max_bytes=_MAX_ANSWER_BYTES).obj
+        except ChannelError as e:
+            exit_ = self._child.kill()
+            raise MachineError(
+                f"the CPU launcher did not start: {e}; it {exit_.describe()}\n{exit_.log_tail}"
+            ) from None
+        threads = answer.get("ready") if isinstance(answer, dict) else None
+        self.threads = threads if isinstance(threads, int) else 0
+        pid = self._child.pid()
+        if pid is not None:
+            self._urgency = urgency.of_process(pid)
+        words = self._arena.words(4)
+        try:
+            for _ in range(_EMPTY_SAMPLES):
+                self.stop()
+                places = torch.randint(words.numel(), (_OBSERVED_WORDS,))
+                settle()
+                with self._urgency:
+                    took_s = self._timed([], _PREPARE_S, functools.partial(words.take, places))
+                self._asking.costs_s.append(took_s)
+        except LaunchFailed as e:
+            raise MachineError(
+                f"the CPU launcher failed before any candidate was in it: {e}"
+            ) from e
+
+    def load(self, binaries: Mapping[str, bytes]) -> None:
+        """Take binaries (shared libraries) by hash. They are loaded by `prepare`."""
+        hashes = list(binaries)
+        self._ask({"do": "load", "hashes": hashes}, [binaries[h] for h in hashes], _PREPARE_S)
+
+    def prepare(self, key: str, plan: Plan, placement: Mapping[int, int]) -> None:
+        """Resolve a plan whose buffer `id` starts at byte `placement[id]`, under a name.
+
+        Raises:
+            PlanError: The plan does not fit the arena, the target or torch.
+            LaunchFailed: A binary does not load, or its constructors fail.
+        """
+        if plan.target != "cpu":
+            raise PlanError(f"a plan for {plan.target} cannot run on the CPU")
+        for buffer in plan.buffers:
+            start = placement[buffer.id]
+            if not 0 <= start <= start + buffer.nbytes <= self._arena.nbytes:
+                raise PlanError(f"buffer {buffer.id} at byte {start} leaves the arena")
+        at = {str(k): v for k, v in placement.items()}
+        request: dict[str, object] = {"do": "prepare", "key": key, "at": at}
+        self._ask(request, [dump_plan(plan)], bounded(_PREPARE_S))
+
+    def forget(self, key: str) -> None:
+        """Drop a prepared plan."""
+        self._ask({"do": "forget", "key": key}, (), _PREPARE_S)
+
+    def stop(self) -> None:
+        """Stop all threads of the process, until it is asked for something.
+
+        Raises:
+            LaunchFailed: It has ended.
+        """
+        self._begin()
+        if self._stopped:
+            return
+        if not self._child.freeze():
+            raise self._fail(0.0)
+        self._stopped = True
+
+    def _resume(self) -> None:
+        if self._stopped:
+            self._stopped = False
+            self._child.thaw()
+
+    def hush(self) -> None:
+        """Nothing to wait for: launchers are started and ended in the lane."""
+
+    def run(self, key: str, *, limit_s: float) -> None:
+        """Execute once and return when it is done."""
+        self._ask({"do": "go", "keys": [key]}, (), limit_s)
+
+    def sample(
+        self, keys: Sequence[str], *, limit_s: float, observe: Callable[[], None] = nothing
+    ) -> float:
+        """µs per execution of `keys`, in order, once each; see `Launcher`.
+
+        With placements that exceed the caches together every execution starts cold. What asking
+        costs varies by some 50 µs: pass keys for much more than that.
+
+        Raises:
+            ValueError: No keys.
+        """
+        if not keys:
+            raise ValueError("nothing to time")
+        self.stop()
+        with self._urgency:
+            took_s = self._timed(keys, limit_s, observe)
+        return 1e6 * (took_s - self._asking.cost_s) / len(keys)
+
+    def _timed(self, keys: Sequence[str], limit_s: float, observe: Callable[[], object]) -> float:
+        """Seconds from before the process, which is stopped, goes on until `observe` is done."""
+        token = self._send({"do": "go", "keys": list(keys)}, ())  # there when it goes on
+        start = time.perf_counter()
+        self._resume()
+        self._receive("go", token, limit_s)
+        observe()
+        return time.perf_counter() - start
+
+    def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> None:
+        """None: samples are on the judge's clock."""
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+        self._child.close()
+
+    # -- the protocol ----------------------------------------------------------------------------
+
+    def _ask(self, request: Mapping[str, object], blobs: Sequence[bytes], limit_s: float) -> None:
+        self._begin()
+        self._resume()
+        token = self._send(request, blobs)
+        self._receive(str(request["do"]), token, limit_s)
+
+    def _send(self, request: Mapping[str, object], blobs: Sequence[bytes]) -> str:
+        """Send a request; what its answer must name: one sent ahead cannot know it."""
+        if self._failure is not None:
+            raise LaunchFailed(self._failure.status, str(self._failure))
+        token = secrets.token_hex(8)
+        try:
+            self._child.channel.send({**request, "token": token}, blobs)
+        except ChannelError:
+            raise self._fail(0.0) from None
+        return token
+
+    def _receive(self, doing: str, token: str, limit_s: float) -> None:
+        try:
+            answer = self._child.channel.recv(max(0.0, limit_s), max_bytes=_MAX_ANSWER_BYTES).obj
+        except ChannelTimeout:
+            what = "a constructor of the library" if doing == "prepare" else "native code"
+            raise self._fail(limit_s, hung=what) from None
+        except ChannelError:
+            raise self._fail(limit_s) from None
+        if not isinstance(answer, dict) or answer.get("token") != token:
+            self._child.kill()
+            self._failure = LaunchFailed(Status.TAMPER, "native code wrote to the result channel")
+            self._after_loss()
+            raise self._failure
+        if "plan" in answer:
+            raise PlanError(printable(str(answer["plan"]))[:4000])
+        if "error" in answer:
+            raise LaunchFailed(Status.RUNTIME_ERROR, printable(str(answer["error"]))[:4000])
+
+    def _fail(self, limit_s: float, *, hung: str = "") -> LaunchFailed:
+        """End the process and say why, in a form that fits a verdict.
+
+        Raises:
+            DeviceWedged: Nothing works any more.
+        """
+        exit_ = (None if hung else self._child.wait(2.0)) or self._child.kill()
+        if self._failure is None:
+            self._failure = blame(exit_, limit_s, hung=hung)
+            self._after_loss()
+        return self._failure

@@ -1,0 +1,72 @@
+"""Baselines on a GPU: captured in a graph or called from Python, whichever is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kagent_sandbox.device.cuda.driver import GpuError
+from kagent_sandbox.device.cuda.timing import Clock, Graph, Work
+from kagent_sandbox.device.plan_ops import void
+
+_WARM_UP = 3  # calls before a capture: compiling, autotuning, lazy loading
+_TRIAL_SAMPLES = 10
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A baseline that can be timed."""
+
+    work: Work
+    peak_bytes: int  # allocated by one call, results included
+    graph: Graph | None = None
+
+    @property
+    def captured(self) -> bool:
+        """Whether it is replayed as a graph rather than called from Python."""
+        return self.graph is not None
+
+    def close(self) -> None:
+        """Free the graph. The clock's stream must be idle."""
+        if self.graph is not None:
+            self.graph.close()
+
+
+def ready(function: Callable[[], object], clock: Clock) -> Ready:
+    """Warm a function up, capture it if it can be, and keep the faster of the two ways.
+
+    A captured copy can be slower than the call: `copy_` of 16384² took 0.446 ms against 0.363 on an
+    H100, because it becomes a memcpy node.
+
+    Raises:
+        GpuError, RuntimeError: The function fails.
+    """
+    with torch.cuda.stream(clock.stream):
+        for _ in range(_WARM_UP):
+            void(function())
+    clock.sync("warming up a baseline")
+    peak_bytes = _peak_bytes(function, clock)
+    called = Ready(lambda: void(function()), peak_bytes)
+    try:
+        graph = Graph(clock, called.work, share_memory=True)
+    except (GpuError, RuntimeError):  # it waits for the device, or allocates in odd ways
+        clock.sync("capturing a baseline")
+        return called
+    captured = Ready(graph.replay, peak_bytes, graph)
+    if clock.median_us([captured.work], _TRIAL_SAMPLES) <= clock.median_us(
+        [called.work], _TRIAL_SAMPLES
+    ):
+        return captured
+    captured.close()
+    return called
+
+
+def _peak_bytes(function: Callable[[], object], clock: Clock) -> int:
+    before = torch.cuda.memory_allocated(clock.device)
+    torch.cuda.reset_peak_memory_stats(clock.device)
+    with torch.cuda.stream(clock.stream):
+        void(function())
+    clock.sync("measuring a baseline's memory")
+    return int(torch.cuda.max_memory_allocated(clock.device)) - before

@@ -1,0 +1,152 @@
+"""The launcher process's side of the protocol with the judge: one request, one answer, in order.
+
+Requests are trusted (they come from the judge), answers are not: once a candidate's device code has
+run, it may have written anything into this process's pinned memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kagent_sandbox.data.plan import PlanError
+from kagent_sandbox.data.plan_json import parse_plan
+from kagent_sandbox.data.records import from_json
+from kagent_sandbox.data.verdict import Status
+from kagent_sandbox.device import compiler_cache
+from kagent_sandbox.device.baseline_calls import BaselineCall, make_call
+from kagent_sandbox.device.cuda import ceilings as gpu_ceilings
+from kagent_sandbox.device.cuda.baselines import ready
+from kagent_sandbox.device.cuda.executor import Executor
+from kagent_sandbox.device.plan_ops import void
+from kagent_sandbox.process.channel import ChannelClosed, Message
+
+if TYPE_CHECKING:
+    from kagent_sandbox.process.context import Context
+
+Answer = dict[str, object]
+
+
+def serve(context: Context) -> None:
+    """Handler of the fork-server: answer requests until the judge closes the channel."""
+    server = _Server(context)
+    while True:
+        try:
+            message = context.channel.recv(None, max_fds=1)
+        except ChannelClosed:
+            return
+        answer = server.answer(message)
+        blobs = [b for b in answer.values() if isinstance(b, bytes)]
+        context.channel.send({"ok": None} if blobs else answer, blobs)
+
+
+class _Server:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._executor: Executor | None = None
+        self._locked = False
+
+    def answer(self, message: Message) -> Answer:
+        """Perform one request: {"ok": result}, {"failed": [status, message, blame]} or
+        {"error": text}.
+
+        A result that is bytes is to be sent as a blob.
+        """
+        request = message.obj
+        assert isinstance(request, dict)
+        try:
+            return {"ok": self._perform(request, message)}
+        except PlanError as e:
+            return {"failed": [Status.RUNTIME_ERROR, str(e), "kernel"]}
+        except Exception as e:  # noqa: BLE001 - the process boundary: it becomes a verdict
+            if self._executor is None or not self._locked:
+                return {"error": f"{type(e).__name__}: {e}"}
+            failure = self._executor.explain(e)
+            return {"failed": [failure.status, str(failure), failure.blame]}
+
+    def _perform(self, request: Mapping[str, Any], message: Message) -> object:
+        do = request["do"]
+        if do == "context":
+            self._executor = Executor(request["device"], request["products"])
+            return os.getpid()
+        executor = self._executor
+        assert executor is not None, "the first request makes the context"
+        actions: Mapping[str, Callable[[], object]] = {
+            "health": executor.health,
+            "ceilings": lambda: gpu_ceilings.measure(executor.clock),
+            "open": lambda: executor.open(
+                request["transport"],
+                message.blobs[0],
+                message.fds[0] if message.fds else -1,
+                request["nbytes"],
+            ),
+            "compile": lambda: self._compile(request, executor),
+            "baselines": lambda: self._baselines(request, message, executor),
+            "load": lambda: self._load(request, message, executor),
+            "prepare": lambda: executor.prepare(
+                request["key"],
+                parse_plan(message.blobs[0]),
+                {int(k): v for k, v in request["placement"].items()},
+            ),
+            "forget": lambda: executor.forget(request["key"]),
+            "run": lambda: executor.run(request["key"]),
+            "samples": lambda: executor.samples(request["keys"], request["count"]),
+            "repeat": lambda: executor.repeat(request["keys"], request["count"]),
+        }
+        return actions[do]()
+
+    def _load(self, request: Mapping[str, Any], message: Message, executor: Executor) -> None:
+        if not self._locked:
+            self._context.lock()
+            self._locked = True
+        executor.kernels.add(dict(zip(request["hashes"], message.blobs, strict=True)))
+
+    def _compile(self, request: Mapping[str, Any], executor: Executor) -> bytes:
+        """Call baselines once, for what that makes the compiler leave behind."""
+        folder = self._context.tmp / "inductor"
+        compiler_cache.use(folder)
+        for _, call in self._calls(request):
+            with torch.cuda.stream(executor.clock.stream):
+                void(make_call(call, executor.clock.device)())
+            executor.clock.sync("compiling a baseline")
+        return compiler_cache.pack(folder)
+
+    def _baselines(
+        self, request: Mapping[str, Any], message: Message, executor: Executor
+    ) -> dict[str, object]:
+        """Compile and capture baselines on own memory, before the lock; what became of each."""
+        assert not self._locked, "baselines are compiled before the lock"
+        folder = self._context.tmp / "inductor"
+        compiler_cache.use(folder)
+        for archive in message.blobs:
+            compiler_cache.unpack(archive, folder)
+        if not message.blobs:  # what measuring the baselines compiled
+            compiler_cache.copy(Path(request["cache"]), folder)
+        outcome: dict[str, object] = {}
+        for key, call in self._calls(request):
+            try:
+                with torch.cuda.stream(executor.clock.stream):
+                    function = make_call(call, executor.clock.device)
+                baseline = ready(function, executor.clock)
+            except Exception as e:  # noqa: BLE001 - a baseline that fails is recorded as such
+                outcome[key] = f"{type(e).__name__}: {e}".partition("\n")[0]
+                continue
+            executor.extra[key] = baseline.work
+            outcome[key] = baseline.captured
+        return outcome
+
+    def _calls(self, request: Mapping[str, Any]) -> Iterator[tuple[str, BaselineCall]]:
+        """The baselines of a request, on copies of their reference.py."""
+        references = {}
+        for i, (path, text) in enumerate(request["references"].items()):
+            folder = self._context.tmp / f"reference_{i}"
+            folder.mkdir(exist_ok=True)
+            references[path] = folder / "reference.py"
+            references[path].write_text(text)
+        for key, record in request["calls"].items():
+            record["reference"] = str(references[record["reference"]])
+            yield key, from_json(BaselineCall, record)

@@ -1,0 +1,42 @@
+"""Which devices this machine has. Makes no context."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+
+
+def gpu_target() -> str | None:
+    """What to compile for this machine's first GPU; None where there is none."""
+    if not has_gpu():
+        return None
+    driver = ctypes.CDLL("libcuda.so.1")  # initialised by has_gpu
+    device, major, minor = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_int(0)
+    failed = (
+        driver.cuDeviceGet(ctypes.byref(device), 0)
+        or driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
+    )
+    return None if failed else _of(major.value, minor.value)
+
+
+def _of(major: int, minor: int) -> str:
+    """As devices say it: from Hopper on with the architecture's own instructions."""
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+@functools.cache
+def has_gpu() -> bool:
+    """Whether the driver knows an NVIDIA GPU that this process may use. Makes no context."""
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        return (
+            driver.cuInit(0) == 0
+            and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+            and count.value > 0
+        )
+    except (OSError, AttributeError):
+        return False

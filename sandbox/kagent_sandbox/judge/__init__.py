@@ -1,0 +1,1 @@
+"""The judge: references, hidden inputs, tolerances, the clock, the verdict."""

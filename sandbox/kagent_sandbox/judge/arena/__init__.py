@@ -1,0 +1,1 @@
+"""Where plans lie in memory, and the launchers over it."""

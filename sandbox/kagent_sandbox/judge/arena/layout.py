@@ -1,0 +1,100 @@
+"""Where a plan's buffers lie in an arena, and the guard bands around them.
+
+A freed buffer's slot is reused only by a buffer of exactly its size, as chunked host code makes
+them: then no guard band is ever inside of another buffer, and every one of them must be intact
+after any run.
+
+What this guards: writes that leave their buffer by less than a guard band. What it does not: a
+stray write that lands inside of another buffer of the same plan (which shows as a wrong result or
+a changed input), and stray reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kagent_sandbox.data.plan import Alloc, Free, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kagent_sandbox.data.plan import Plan
+
+ALIGN = 512  # bytes: torch's allocator aligns to 512, TMA needs 128
+GUARD = 4096  # bytes after (and before) every buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One placement of one plan: byte offsets into the arena.
+
+    `guards` are ranges that nobody may write. `scratch` are the slots of everything but the inputs.
+    """
+
+    placement: Mapping[int, int]
+    guards: tuple[tuple[int, int], ...]
+    scratch: tuple[tuple[int, int], ...]
+    start: int
+    stop: int
+
+
+def lay_out(plan: Plan, start: int = 0, *, align: int = ALIGN, guard: int = GUARD) -> Layout:
+    """Place the buffers of `plan` from byte `start` of the arena on, guard bands between them."""
+    size = {b.id: b.nbytes for b in plan.buffers}
+    placement: dict[int, int] = {}
+    guards: list[tuple[int, int]] = []
+    scratch: list[tuple[int, int]] = []
+    free: dict[int, list[int]] = {}
+    end = start
+
+    def new_slot(nbytes: int) -> int:
+        nonlocal end
+        at = _round_up(end + guard, align)
+        guards.append((end, at))
+        end = at + nbytes
+        return at
+
+    for buffer in plan.buffers:
+        if buffer.kind == "input":
+            placement[buffer.id] = new_slot(buffer.nbytes)
+    for op in plan.ops:
+        if isinstance(op, Alloc):
+            nbytes = size[op.buffer]
+            slots = free.get(nbytes)
+            if slots:
+                placement[op.buffer] = slots.pop()
+            else:
+                at = placement[op.buffer] = new_slot(nbytes)
+                scratch.append((at, at + nbytes))
+        elif isinstance(op, Free):
+            free.setdefault(size[op.buffer], []).append(placement[op.buffer])
+    stop = _round_up(end + guard, align)
+    guards.append((end, stop))
+    return Layout(placement, tuple(guards), tuple(scratch), start, stop)
+
+
+def lay_out_many(plan: Plan, count: int, pitch: int | None = None) -> list[Layout]:
+    """Several placements of one plan, one every `pitch` bytes; by default they touch.
+
+    Plans that are timed against each other get one pitch and so the same addresses: where buffers
+    lie makes 0.7 % at 28 µs, and 0.8 % at 800 µs on an H100.
+
+    Raises:
+        ValueError: The pitch is too small for the plan.
+    """
+    size = lay_out(plan).stop
+    pitch = size if pitch is None else pitch
+    if pitch < size or pitch % ALIGN:
+        raise ValueError(f"a pitch of {pitch} bytes for placements of {size}")
+    return [lay_out(plan, i * pitch) for i in range(count)]
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def pitch_of(plans: Iterable[Plan]) -> int:
+    """Bytes from one placement to the next that suit all of the plans."""
+    return max(lay_out(p).stop for p in plans)

@@ -1,0 +1,234 @@
+"""One candidate's stay on the device: an arena, a launcher over it, and failures turned into
+verdicts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from kagent_sandbox.data.plan import PlanError
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.device.interface import LaunchFailed, bounded, nothing
+from kagent_sandbox.judge.arena.phase_timer import LaneClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from kagent_sandbox.device.interface import Arena, Backend, Blame, Launcher
+    from kagent_sandbox.judge.arena.placement import Seat
+
+RUN_LIMIT_S = 10.0
+"""One execution of one plan: the slowest seed of the slowest task takes 0.1 s."""
+SAMPLE_LIMIT_S = 30.0
+MEMORY_SHARE = 0.6
+"""Most of the device's memory that arenas may take; references and inputs need the rest."""
+LEAST_US = 1e-3
+"""On a CPU what asking costs is taken off, which may leave less than nothing of no work at all."""
+_SHARED = ""  # the owner of the launcher of all who have none of their own
+
+
+class Disqualified(Exception):  # noqa: N818
+    """Ends an evaluation with a verdict."""
+
+    def __init__(self, verdict: Rejected) -> None:
+        super().__init__(verdict.message)
+        self.verdict = verdict
+
+    @property
+    def blame(self) -> Blame:
+        """Whose failure it is, as the launcher that raised it has it."""
+        return self.__cause__.blame if isinstance(self.__cause__, LaunchFailed) else "kernel"
+
+
+class Arenas:
+    """Keeps one arena and replaces it by a larger one when a candidate needs more."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._arena: Arena | None = None
+        self.limit_bytes = int(backend.facts.memory_bytes * MEMORY_SHARE)
+
+    def at_least(self, nbytes: int) -> Arena:
+        """An arena of `nbytes` or more, for one evaluation.
+
+        On a CPU nothing is left in it: draws are used again by later processes, and what an earlier
+        one had written down about them must not reach these.
+
+        Raises:
+            Disqualified: More than the device can spare.
+        """
+        if nbytes > self.limit_bytes:
+            raise Disqualified(
+                Rejected(
+                    Stage.CHECK,
+                    Status.RESOURCE_LIMIT,
+                    f"needs {nbytes / 2**20:.0f} MiB of device memory, "
+                    f"{self.limit_bytes / 2**20:.0f} MiB are there for it",
+                )
+            )
+        if self._arena is None or not self.fits(nbytes):
+            self.close()
+            self._arena = self._backend.arena(min(self.limit_bytes, nbytes + nbytes // 4))
+        elif self._backend.device.type == "cpu":
+            self._arena.bytes(0, self._arena.nbytes).zero_()
+        return self._arena
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether the arena that there is holds `nbytes`; otherwise it will be replaced."""
+        return self._arena is not None and nbytes <= self._arena.nbytes
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+
+class Session:
+    """A launcher over an arena, for the binaries of one evaluation. A context manager.
+
+    `launcher`, where given, is used (and closed) instead of a fresh one of the backend's. `clock`
+    is told what the time is spent on.
+
+    Native code shares its launcher's process, where it could slow down whoever else runs in it:
+    owners in `apart` have a launcher each, and all but the one whose turn it is are stopped.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        arena: Arena,
+        binaries: Mapping[str, bytes],
+        stage: Stage,
+        launcher: Launcher | None = None,
+        clock: LaneClock | None = None,
+        apart: Mapping[str, Mapping[str, bytes]] | None = None,
+    ) -> None:
+        self.arena = arena
+        self.stage = stage
+        self.clock = LaneClock() if clock is None else clock
+        self._backend = backend
+        shared = {_SHARED: binaries} if binaries or not apart else {}
+        self._binaries = {**shared, **(apart or {})}
+        self._launchers: dict[str, Launcher] = {}
+        if launcher is not None:
+            self._launchers[_SHARED] = launcher
+
+    def __enter__(self) -> Self:
+        try:
+            with self.clock.part("start"), _blaming(self.stage, None):
+                for owner in self._binaries.keys() - self._launchers.keys():
+                    self._launchers[owner] = self._backend.launcher(self.arena)
+                for owner, binaries in self._binaries.items():  # they start side by side
+                    self._launchers[owner].load(binaries)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes."""
+        with self.clock.part("close"):
+            while self._launchers:
+                self._launchers.popitem()[1].close()
+
+    def resume(self, binaries: Mapping[str, bytes], stage: Stage, clock: LaneClock) -> Self:
+        """For another stage with more binaries: enter it again."""
+        self._binaries[_SHARED] = {**self._binaries[_SHARED], **binaries}
+        self.stage = stage
+        self.clock = clock
+        return self
+
+    def restart(self) -> None:
+        """A fresh process with the same binaries and nothing prepared."""
+        self.close()
+        self.__enter__()
+
+    def prepare(self, seats: Sequence[Seat], case: str) -> None:
+        """Resolve the seats' plans in their launchers."""
+        with self.clock.part("prepare"):
+            for seat in seats:
+                with self._turn(seat, case) as launcher:
+                    launcher.prepare(seat.key, seat.plan, seat.layout.placement)
+
+    def forget(self, seats: Sequence[Seat]) -> None:
+        """Drop the seats' plans in their launchers."""
+        for seat in seats:
+            with self._turn(seat, None) as launcher:
+                launcher.forget(seat.key)
+
+    def hush(self) -> None:
+        """Wait until nothing else is being started or ended on the device: times count now."""
+        with self.clock.part("wait"), _blaming(self.stage, None):
+            for launcher in self._launchers.values():
+                launcher.hush()
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """The arena belongs to the judge: nothing of the candidate runs. Writes are done at the
+        end.
+
+        Processes that were stopped go on when it is their turn, and not before.
+        """
+        with _blaming(self.stage, None):  # a process may have died since it answered
+            self._rest()
+        yield
+        if self._backend.device.type == "cuda":
+            torch.cuda.synchronize(self._backend.device)
+
+    def run(self, seat: Seat, case: str) -> None:
+        """Execute the seat's plan once."""
+        with self._turn(seat, case) as launcher:
+            launcher.run(seat.key, limit_s=bounded(RUN_LIMIT_S))
+
+    def sample(
+        self,
+        seats: Sequence[Seat],
+        case: str,
+        *,
+        limit_s: float = SAMPLE_LIMIT_S,
+        observe: Callable[[], None] = nothing,
+    ) -> float:
+        """µs per execution of the seats' plans, once each, on what was written in `quiet`; see
+        `Launcher`. Positive.
+        """
+        keys = [s.key for s in seats]
+        with self.clock.part("samples"), self._turn(seats[0], case) as launcher:
+            us = launcher.sample(keys, limit_s=bounded(limit_s), observe=observe)
+        return max(us, LEAST_US)
+
+    def wall_us(self, seats: Sequence[Seat], count: int, case: str) -> float | None:
+        """µs per execution by the judge's own clock; None where samples are on it, too."""
+        with self.clock.part("wall"), self._turn(seats[0], case) as launcher:
+            return launcher.wall_us([s.key for s in seats], count, limit_s=bounded(SAMPLE_LIMIT_S))
+
+    @contextlib.contextmanager
+    def _turn(self, seat: Seat, case: str | None) -> Iterator[Launcher]:
+        """The launcher of a seat, while all others are stopped."""
+        owner = seat.owner if seat.owner in self._launchers else _SHARED
+        with _blaming(self.stage, case):
+            self._rest(but=owner)
+            yield self._launchers[owner]
+
+    def _rest(self, but: str | None = None) -> None:
+        """Stop all processes, or all but one, until they are asked for something."""
+        for owner, launcher in self._launchers.items():
+            if owner != but:
+                launcher.stop()
+
+
+@contextlib.contextmanager
+def _blaming(stage: Stage, case: str | None) -> Iterator[None]:
+    """Turn failures of the candidate's code into its verdict."""
+    try:
+        yield
+    except LaunchFailed as e:
+        raise Disqualified(Rejected(stage, e.status, str(e), case)) from e
+    except PlanError as e:
+        raise Disqualified(Rejected(stage, Status.TAMPER, str(e), case)) from e

@@ -1,0 +1,1 @@
+"""Is it right: inputs, references, errors, tolerances."""

@@ -1,0 +1,261 @@
+"""Is a candidate correct? Three runs of every check case on two draws, against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from kagent_sandbox.data.build import TensorSpec
+from kagent_sandbox.data.plan import Launch, PlanError, TorchOp
+from kagent_sandbox.data.task import build_case
+from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status
+from kagent_sandbox.device.plan_ops import dtype_of
+from kagent_sandbox.judge.arena.layout import lay_out_many
+from kagent_sandbox.judge.arena.placement import Seat, draw_bits
+from kagent_sandbox.judge.arena.session import Disqualified
+from kagent_sandbox.judge.check import numerics
+from kagent_sandbox.judge.check.places import worst_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kagent_sandbox.data.build import Built
+    from kagent_sandbox.data.plan import Plan
+    from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.device.interface import Arena
+    from kagent_sandbox.judge.arena.session import Session
+    from kagent_sandbox.judge.check.inputs import Draw, Draws
+    from kagent_sandbox.judge.check.places import Reading
+
+
+def check_results(task: Task, built: Built, cases: Sequence[Case]) -> None:
+    """Compare the shapes and dtypes that plans return with the task's, before anything runs.
+
+    Raises:
+        Disqualified: A plan returns something else.
+        KeyError: The declared configuration was not built for a case.
+    """
+    by_name = {c.name: c for c in cases}
+    for case in cases:
+        if (0, case.name) not in built.plans:
+            raise KeyError(f"not built for case {case.name}")
+    for (_, name), plan in built.plans.items():
+        if name not in by_name:
+            continue
+        case = by_name[name]
+        results = build_case(task, case).results
+        got = [list(t.shape) for t in plan.outputs]
+        if got != [list(r.shape) for r in results]:
+            want = ", ".join(f"{r.name} {list(r.shape)}" for r in results)
+            raise _out(Status.INCORRECT_SHAPE, f"returns shapes {got}, expected {want}", case)
+        dtypes = [t.dtype for t in plan.outputs]
+        if dtypes != [r.dtype for r in results]:
+            want = ", ".join(f"{r.name} {r.dtype}" for r in results)
+            raise _out(Status.INCORRECT_DTYPE, f"returns {dtypes}, expected {want}", case)
+
+
+def seats_for(
+    task: Task,
+    case: Case,
+    plan: Plan,
+    arena: Arena,
+    *,
+    count: int,
+    pitch: int | None = None,
+    prefix: str = "",
+    owner: str = "",
+) -> list[Seat]:
+    """`count` placements of a case's plan, from the arena's start on, every `pitch` bytes.
+
+    `prefix` makes the launcher's keys unique; `owner` is who may have a launcher of its own.
+
+    Raises:
+        Disqualified: The plan's inputs are not the case's.
+    """
+    layouts = lay_out_many(plan, count, pitch)
+    inputs = [a for a in build_case(task, case).arguments if isinstance(a, TensorSpec)]
+    mutates = {a.name for a in task.arguments if a.mutates}
+    try:
+        return [
+            Seat(f"{prefix}/{case.name}/{i}", plan, layout, arena, inputs, mutates, owner)
+            for i, layout in enumerate(layouts)
+        ]
+    except PlanError as e:
+        raise _out(Status.TAMPER, str(e), case) from e
+
+
+@dataclass(frozen=True)
+class Checker:
+    """Compares what a session's plans compute with the reference."""
+
+    task: Task
+    draws: Draws
+
+    def check(
+        self, session: Session, built: Built, case: Case, *, config: int = 0, thorough: bool = True
+    ) -> list[CaseError]:
+        """Run one case: on one draw twice (elsewhere in memory), on another once.
+
+        With `thorough` false, once in all: for further configurations of a checked candidate.
+
+        Raises:
+            Disqualified: A wrong result, two different ones, or tampering.
+        """
+        plan = built.plans[config, case.name]
+        seats = seats_for(
+            self.task, case, plan, session.arena, count=2 if thorough else 1, prefix=f"c{config}"
+        )
+        session.prepare(seats, case.name)
+        draw = self.draws.draw(case)
+        errors = self._run(session, seats[0], draw, seats[1] if thorough else None)
+        if thorough:
+            other = self._run(session, seats[0], self.draws.draw(case, other_than=draw), None)
+            errors = [
+                max(pair, key=lambda e: e.share_of_tolerance)
+                for pair in zip(errors, other, strict=True)
+            ]
+        return errors
+
+    def _run(self, session: Session, seat: Seat, draw: Draw, again: Seat | None) -> list[CaseError]:
+        """One run on a draw, and with `again` a second one on the same inputs in another place."""
+        name = draw.case.name
+        with session.quiet():
+            stale = self.draws.stale(draw.case)
+            seat.write(draw, stale)
+            if again is not None:
+                again.write(draw, stale)
+        session.run(seat, name)
+        with session.quiet():
+            self.refuse_tampering(seat, draw.case, Stage.CHECK)
+            first = [t.clone() for t in seat.outputs()] if again is not None else seat.outputs()
+            errors = [] if again is not None else self.compare(first, draw, Stage.CHECK)
+        if again is None:
+            return errors
+        session.run(again, name)
+        with session.quiet():
+            self.refuse_tampering(again, draw.case, Stage.CHECK)
+            self._compare_runs(first, again.outputs(), draw)
+        return self.compare(first, draw, Stage.CHECK)
+
+    def compare(
+        self,
+        outputs: Sequence[torch.Tensor],
+        draw: Draw,
+        stage: Stage,
+        *,
+        typical: bool = False,
+        slack: float = 1.0,
+    ) -> list[CaseError]:
+        """Errors of all results of one run; each may be `slack` times what the task allows.
+
+        Raises:
+            Disqualified: One is not within its tolerance.
+        """
+        errors: list[CaseError] = []
+        expected = self.draws.expected(draw)
+        yardsticks = self.draws.torch_errors(draw, typical=typical)
+        for result, out, ref, yardstick in zip(
+            self.task.results, outputs, expected, yardsticks, strict=True
+        ):
+            found = numerics.measure_errors(out, ref, result.row_dims)
+            error = numerics.case_error(draw.case.name, result, found, yardstick, out.dtype)
+            if not error.share_of_tolerance <= slack:
+                limit = numerics.allowed(yardstick, result, out.dtype)
+                text = numerics.describe(error, limit, numerics.find_worst(out, ref))
+                raise _out(Status.INCORRECT_NUMERICAL, text, draw.case, stage)
+            errors.append(error)
+        return errors
+
+    def compare_places(self, readings: Sequence[Reading], case: Case) -> None:
+        """Hold what was read of timed executions against the reference.
+
+        Raises:
+            Disqualified: An element errs by more than its result may. Which one is not told: its
+                draw will be used again.
+        """
+        yardsticks = self.draws.typical_errors(case)
+        for result, spec, worst, yardstick in zip(
+            self.task.results,
+            build_case(self.task, case).results,
+            worst_errors(readings),
+            yardsticks,
+            strict=True,
+        ):
+            limit = numerics.allowed(yardstick, result, dtype_of(spec.dtype)).element
+            if not worst <= limit:
+                text = (
+                    f"result {result.name} is wrong where it was timed: an element errs by "
+                    f"{worst:.3g} of its magnitude, allowed {limit:.3g}. Every timed execution has "
+                    "inputs of its own, and secret elements of its results are compared"
+                )
+                raise _out(Status.INCORRECT_NUMERICAL, text, case, Stage.MEASURE)
+
+    def refuse_decoys(self, session: Session, built: Built, cases: Sequence[Case]) -> None:
+        """The ghost test, where plans have operations of torch: without its launches, a plan must
+        no longer give the right result, on one case at least.
+
+        Not found: a kernel that does little beside torch, and one that does nothing beside others.
+
+        Raises:
+            Disqualified: No kernel has a part in any result.
+        """
+        for case in cases:
+            plan = built.plans[0, case.name]
+            if not any(isinstance(op, TorchOp) for op in plan.ops):
+                return
+            rest = tuple(op for op in plan.ops if not isinstance(op, Launch))
+            ghost = replace(plan, ops=rest, kernels=())
+            (seat,) = seats_for(self.task, case, ghost, session.arena, count=1, prefix="ghost")
+            session.prepare([seat], case.name)
+            draw = self.draws.draw(case)
+            with session.quiet():
+                seat.write(draw, self.draws.stale(case))
+            session.run(seat, case.name)
+            session.forget([seat])
+            with session.quiet():
+                try:
+                    self.compare(seat.outputs(), draw, Stage.CHECK)
+                except Disqualified:
+                    return
+        text = (
+            "the results are right without any launch: no kernel has a part in them. Operations of "
+            "torch may be part of a candidate, not all of it"
+        )
+        raise _out(Status.POLICY, text, cases[0])
+
+    def refuse_tampering(self, seat: Seat, case: Case, stage: Stage) -> None:
+        """Make sure that a seat's guard bands and inputs are as they were written.
+
+        Raises:
+            Disqualified: They are not.
+        """
+        tampering = seat.tampering()
+        if tampering is not None:
+            raise _out(Status.TAMPER, tampering, case, stage)
+
+    def _compare_runs(
+        self, first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], draw: Draw
+    ) -> None:
+        """Refuse results that differ between two runs by more than rounding explains."""
+        for i, (result, one, two) in enumerate(zip(self.task.results, first, second, strict=True)):
+            if torch.equal(draw_bits(one), draw_bits(two)):
+                continue
+            yardstick = self.draws.torch_errors(draw)[i]
+            limit = numerics.allowed(yardstick, result, one.dtype)
+            difference = numerics.measure_errors(two, one.double(), result.row_dims)
+            # Each may err by all that is allowed, in opposite directions.
+            if numerics.share(difference, limit) > 2:
+                worst = numerics.find_worst(two, one.double())
+                index = ", ".join(str(n) for n in worst.index)
+                text = (
+                    f"result {result.name} differs between two runs on the same inputs: element "
+                    f"[{index}] is {worst.expected:.6g}, then {worst.got:.6g} "
+                    "(a race, or memory that was not written?)"
+                )
+                raise _out(Status.NONDETERMINISTIC, text, draw.case)
+
+
+def _out(status: Status, text: str, case: Case, stage: Stage = Stage.CHECK) -> Disqualified:
+    return Disqualified(Rejected(stage, status, text, case.name))

@@ -1,0 +1,210 @@
+"""Does native code leave the process that calls it as it found it?
+
+A winner is a library in somebody's process. Beside its results, nothing of that may change: not
+how floating point rounds there, nor what subnormal numbers are, nor signals, threads, open files
+or OpenMP's settings; its inputs are not written, not even to be put back, and a call keeps no
+memory. Every check case runs once more, in a launcher of its own: first with its inputs in pages
+that cannot be written, then many times in a row.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kagent_sandbox.data.build import TensorSpec
+from kagent_sandbox.data.plan import Launch, Plan, PlanError
+from kagent_sandbox.data.task import build_case
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.device.cpu.host import Seen, differences
+from kagent_sandbox.device.interface import LaunchFailed, bounded
+from kagent_sandbox.judge.arena.layout import lay_out
+from kagent_sandbox.judge.arena.placement import Seat
+from kagent_sandbox.judge.arena.session import RUN_LIMIT_S, Arenas, Disqualified
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kagent_sandbox.data.build import Built
+    from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.device.cpu.host import CpuHost
+    from kagent_sandbox.device.interface import Arena, Backend
+    from kagent_sandbox.judge.arena.layout import Layout
+    from kagent_sandbox.judge.check.inputs import Draws
+
+REPEAT_S = 0.005
+"""How long runs of a case are repeated from one look at its memory to the next."""
+_FEW_RUNS, _FEW_S = 64, 0.05
+"""On a busy host few runs may take that long, and show little: so many of them may take longer."""
+_MOST_RUNS = 1024  # between two looks
+_LOOKS = 12
+"""Calls keep memory if it grew between all of these but one, which the process's own work may have
+hidden. Mostly the second look is the last one: whatever is allocated once is so by then.
+"""
+
+
+def refuse_bad_guests(
+    task: Task, backend: Backend, arenas: Arenas, draws: Draws, built: Built, cases: Sequence[Case]
+) -> None:
+    """Run a candidate's native code, which is known to compute what it should, as a guest.
+
+    Only a CPU has native code; for other devices there is nothing to do.
+
+    Raises:
+        Disqualified: It changes its host or an input, or keeps memory.
+    """
+    plans = {c.name: built.plans[0, c.name] for c in cases}
+    if not isinstance(backend, CpuBackend) or not any(map(_is_native, plans.values())):
+        return
+    layouts = {name: _in_pages(plan) for name, plan in plans.items()}
+    arena = arenas.at_least(max(layout.stop for layout in layouts.values()))
+    host = backend.launcher(arena)
+    try:
+        visit = _Visit(task, host, arena)
+        try:
+            visit.begin(built)
+            for case in cases:
+                if _is_native(plans[case.name]):
+                    visit.case(case, plans[case.name], layouts[case.name], draws)
+        except LaunchFailed as e:
+            raise Disqualified(Rejected(Stage.CHECK, e.status, str(e), visit.at)) from e
+        except PlanError as e:
+            raise Disqualified(Rejected(Stage.CHECK, Status.TAMPER, str(e), visit.at)) from e
+    finally:
+        host.close()
+
+
+@dataclass
+class _Visit:
+    """One candidate's code in one launcher."""
+
+    task: Task
+    host: CpuHost
+    arena: Arena
+    at: str | None = None
+    """The case that runs."""
+    _before: Seen | None = None
+    _asked_bytes: int = 0
+
+    def begin(self, built: Built) -> None:
+        """Look at the host before any of the candidate's code is loaded."""
+        self.host.load(built.binaries)
+        self.host.remember()
+        self._before = self._look()
+
+    def case(self, case: Case, plan: Plan, layout: Layout, draws: Draws) -> None:
+        """Load what a case needs, run it on inputs that cannot be written, then repeatedly."""
+        self.at = case.name
+        seat = self._seat(case, plan, layout)
+        self.host.prepare(seat.key, plan, layout.placement)
+        self._refuse_changes("loading its library")
+        self.host.stop()
+        seat.write(draws.draw(case), draws.stale(case))
+        lent = {
+            b.name: _pages(layout.placement[b.id], b.nbytes)
+            for b in plan.buffers
+            if b.kind == "input" and b.nbytes and b.name not in self._mutated()
+        }
+        self.host.lend(list(lent.values()))
+        try:
+            self.host.run(seat.key, limit_s=bounded(RUN_LIMIT_S))
+        except LaunchFailed as e:
+            if "SIGSEGV" not in str(e):
+                raise
+            names = " or ".join(str(name) for name in lent) or "an input"
+            text = (
+                f"writes to an argument that it may only read ({names}), if only to put it back: "
+                "with the inputs in read-only memory it died of SIGSEGV. Others may read them "
+                "meanwhile; use memory of your own"
+            )
+            raise self._out(Status.TAMPER, text) from e
+        self.host.lend([])
+        self._refuse_changes("a call")
+        self._refuse_leaks(seat.key)
+        self._refuse_changes("a call")
+        self.host.forget(seat.key)
+
+    def _seat(self, case: Case, plan: Plan, layout: Layout) -> Seat:
+        specs = [a for a in build_case(self.task, case).arguments if isinstance(a, TensorSpec)]
+        return Seat(f"guest/{case.name}", plan, layout, self.arena, specs, self._mutated())
+
+    def _mutated(self) -> set[str]:
+        return {a.name for a in self.task.arguments if a.mutates}
+
+    def _look(self) -> Seen:
+        self.host.stop()
+        return self.host.seen()
+
+    def _refuse_changes(self, by: str) -> None:
+        """Make sure that the host is as it was.
+
+        Raises:
+            Disqualified: It is not.
+        """
+        assert self._before is not None, "begin first"
+        found = differences(self._before, self._look())
+        if said := self.host.changes():
+            found.append(said)
+        if found:
+            text = (
+                f"{by} leaves the calling process changed: {'; '.join(found)}. Restore it before "
+                "returning, or leave it alone: a library is a guest in its caller's process"
+            )
+            raise self._out(Status.POLICY, text)
+
+    def _refuse_leaks(self, key: str) -> None:
+        """Make sure that the process's memory stops growing while a plan is repeated.
+
+        Raises:
+            Disqualified: It goes on growing.
+        """
+        limit_s = bounded(RUN_LIMIT_S)
+        count, took_s = 1, 0.0
+        while took_s < (REPEAT_S / 2 if count >= _FEW_RUNS else _FEW_S) and count < _MOST_RUNS:
+            count *= 2
+            began = time.perf_counter()
+            self.host.repeat(key, count, limit_s=limit_s)
+            took_s = time.perf_counter() - began
+        limit_s += 10 * took_s
+        kept, steady = 0, 0
+        self._grown()
+        for _ in range(_LOOKS):
+            self.host.repeat(key, count, limit_s=limit_s)
+            more = self._grown()
+            kept += more
+            steady += not more
+            if steady > 1:
+                return
+        calls = _LOOKS * count
+        text = (
+            f"calls keep memory: {calls} of them {kept / 1024:,.0f} KiB, and there was more at "
+            "look after look. Free what a call allocates, or keep one buffer and use it again"
+        )
+        raise self._out(Status.POLICY, text)
+
+    def _grown(self) -> int:
+        """Bytes by which the process's memory has grown since this was asked last, or 0."""
+        self.host.stop()
+        asked = self.host.asked_bytes()
+        more, self._asked_bytes = asked - self._asked_bytes, asked
+        return max(0, more, self.host.more_bytes())
+
+    def _out(self, status: Status, text: str) -> Disqualified:
+        return Disqualified(Rejected(Stage.CHECK, status, text, self.at))
+
+
+def _is_native(plan: Plan) -> bool:
+    return any(isinstance(op, Launch) for op in plan.ops)
+
+
+def _in_pages(plan: Plan) -> Layout:
+    """Every buffer begins a page of its own, and none begins where another ends."""
+    return lay_out(plan, align=mmap.PAGESIZE, guard=mmap.PAGESIZE)
+
+
+def _pages(start: int, nbytes: int) -> tuple[int, int]:
+    """The pages of a buffer that begins one."""
+    return start, start + -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE

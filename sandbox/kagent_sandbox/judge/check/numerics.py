@@ -1,0 +1,347 @@
+"""The numerics contract: how far a result is from the float64 reference, and how far it may be.
+
+Three relative errors, each against what torch's own implementation errs in the same dtype:
+
+- row: the worst row's ||out - ref|| / ||ref|| (L2). A lost tail, a constant and zeros fail here.
+- element: the worst |out - ref| / (|ref| + mean |ref| of its row). One wrong element among millions
+  fails here, and small ones beside a few large ones (a gradient's probabilities beside its target)
+  count for what they are: their row's rms would hide them.
+- bias: |<out - ref, ref>| / <ref, ref> over the whole result. Rounding cancels in it, a wrong
+  scale does not: a factor of 1.001 hides below bfloat16's rounding in every single element, but
+  not here.
+
+Allowed is k times torch's error, which counts up to a quarter, plus a floor. For row and element
+the floor is `floor * eps(dtype)`. For bias it is `floor * eps` times the larger of
+1/sqrt(effective number of elements), what independent rounding leaves, and a constant for what
+approximate exp and tanh instructions may add (see `_bias_share`), or the result's own `bias`.
+
+Infinities and NaNs must be exactly where the reference has them. Integer results must be equal.
+
+What this does not catch: an error of one part in a thousand in a result of few elements, and
+anything below k times torch's own error.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from kagent_sandbox.data.verdict import CaseError
+
+if TYPE_CHECKING:
+    from kagent_sandbox.data.task import Result
+
+CHUNK_ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 22}
+"""Elements converted at once, by device type: 256 MiB per float32 temporary on a GPU."""
+_WIDE_EPS = 1e-4  # coarser dtypes than this are compared in float32, finer ones in float64
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """The three relative errors of one result; `effective` elements stand behind `bias`."""
+
+    row: float
+    element: float
+    bias: float
+    effective: float = math.inf
+
+    def __or__(self, other: Errors) -> Errors:
+        """The larger error of each kind, the fewer elements."""
+        return Errors(
+            max(self.row, other.row),
+            max(self.element, other.element),
+            max(self.bias, other.bias),
+            min(self.effective, other.effective),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The element that is furthest off."""
+
+    index: tuple[int, ...]
+    expected: float
+    got: float
+
+
+def epsilon(dtype: torch.dtype) -> float:
+    """Machine epsilon, 0 for integers and booleans."""
+    return float(torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
+
+
+def measure_errors(out: torch.Tensor, ref: torch.Tensor, row_dims: int) -> Errors:
+    """Errors of `out` (the result's own dtype) against `ref` (float64 or float32), of equal shapes.
+
+    `row_dims` trailing dimensions make one row; 0 makes the whole tensor one. A NaN or infinity in
+    the wrong place gives infinite errors. No temporary is as large as a result of wide rows.
+    """
+    if out.numel() == 0:
+        return Errors(0.0, 0.0, 0.0)
+    if not out.dtype.is_floating_point:
+        wrong = bool((out != ref.to(out.dtype)).any())
+        return Errors(*(3 * (math.inf if wrong else 0.0,)))
+    sums = _gpu_sums if out.is_cuda and _has_kernels(out.device) else _sums
+    eps = epsilon(out.dtype)
+    dot, square, row, element, largest = sums(_rows(out, row_dims), _rows(ref, row_dims), eps)
+    bias = abs(dot) / square if square > 0 else (0.0 if dot == 0 else math.inf)
+    # At least this many elements; counting them costs another pass, and large results have enough.
+    effective = square / largest**2 if largest > 0 else math.inf
+    if effective < 1 / _bias_share(eps) ** 2:
+        effective = _effective_elements(ref, largest)
+    if not all(math.isfinite(v) for v in (row, element, bias)):
+        return Errors(math.inf, math.inf, math.inf, effective)
+    return Errors(row, element, bias, effective)
+
+
+def _rows(t: torch.Tensor, row_dims: int) -> torch.Tensor:
+    """As a matrix, one row per row; a view where strides allow it."""
+    width = math.prod(t.shape[t.dim() - row_dims :]) if row_dims and t.dim() else t.numel()
+    return t.reshape(-1, max(1, width))
+
+
+def _effective_elements(ref: torch.Tensor, largest: float) -> float:
+    """(sum r²)² / sum r⁴ over what is finite: so many equal elements average rounding alike."""
+    squares = torch.nan_to_num(ref / largest, nan=0.0, posinf=0.0, neginf=0.0).square_()
+    return float(squares.sum().square() / squares.square_().sum())
+
+
+# -- the sums -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _has_kernels(device: torch.device) -> bool:
+    """Whether the kernels give on this device what torch's operations give: looked at once.
+
+    Triton needs a C compiler and Python's headers there. Without them verdicts are the same, later.
+    """
+    ref = torch.linspace(-1.0, 1.0, 1000, dtype=torch.float64, device=device).reshape(10, 100)
+    out = (ref * 1.001).float()
+    try:
+        pairs = zip(_gpu_sums(out, ref, 1e-7), _sums(out, ref, 1e-7), strict=True)
+        if all(math.isclose(a, b, rel_tol=1e-9) for a, b in pairs):
+            return True
+        why = "they give other sums than torch's operations"
+    except Exception as e:  # noqa: BLE001 - whatever a compiler or its surroundings may raise
+        why = f"{type(e).__name__}: {e}"
+    sys.stderr.write(f"results are compared without the judge's own kernels: {why}\n")
+    return False
+
+
+def _gpu_sums(out: torch.Tensor, ref: torch.Tensor, eps: float) -> Sequence[float]:
+    """What `_sums` gives, in two passes."""
+    from kagent_sandbox.judge.check import error_kernels  # compiles for a GPU
+
+    if out.dtype.itemsize == 1:
+        out = out.float()  # not every GPU converts float8
+    square, mean, largest = error_kernels.reference_sums(ref)
+    typical = float(square.mean().sqrt())
+    mean.clamp_min_(least_magnitude(eps, typical, ref))
+    dot, off, element = error_kernels.difference_sums(out, ref, mean)
+    row = (off.sqrt() / square.sqrt().clamp_min(_least_norm(eps, typical))).amax()
+    found = torch.stack([dot.sum(), square.sum(), row, element.amax(), largest.amax()])
+    return cast("Sequence[float]", found.tolist())
+
+
+def _sums(out: torch.Tensor, ref: torch.Tensor, eps: float) -> Sequence[float]:
+    """Of matrices, with d = out - ref and r what is finite of ref: <d, r>, <r, r>, the worst row's
+    |d| / |r|, the worst element's share, and the largest |r|. Works in chunks of rows.
+    """
+    typical, masked = _scale(ref)
+    # float32 is exact enough for a coarse dtype, but its squares must neither overflow nor vanish.
+    narrow = eps > _WIDE_EPS and 1e-12 < typical < 1e12
+    work = torch.float32 if narrow else torch.float64
+    step = max(1, CHUNK_ELEMENTS[ref.device.type] // ref.shape[1])
+    table = torch.stack(
+        [
+            _chunk_sums(
+                out[i : i + step].to(work), ref[i : i + step].to(work), typical, eps, masked
+            )
+            for i in range(0, out.shape[0], step)
+        ]
+    )
+    return [*table[:, :2].sum(0).tolist(), *table[:, 2:].amax(0).tolist()]
+
+
+def _scale(ref: torch.Tensor) -> tuple[float, bool]:
+    """Root mean square of the rows' norms, of what is finite; and whether anything is not."""
+    norm = float(torch.linalg.vector_norm(ref, dtype=torch.float64))
+    masked = not math.isfinite(norm)
+    if masked:
+        finite = torch.nan_to_num(ref.double(), nan=0.0, posinf=0.0, neginf=0.0)
+        norm = float(torch.linalg.vector_norm(finite))
+    return norm / math.sqrt(ref.shape[0]), masked
+
+
+def _least_norm(eps: float, typical: float) -> float:
+    """A row of zeros (a masked token's gradient) is held against a typical row's rounding, ..."""
+    return max(eps * typical, _TINY)
+
+
+def least_magnitude(eps: float, typical: float, ref: torch.Tensor) -> float:
+    """... and its elements against their part of it. `ref` has rows [n, width]."""
+    return max(eps * typical / math.sqrt(ref.shape[1]), torch.finfo(ref.dtype).tiny)
+
+
+def _chunk_sums(
+    out: torch.Tensor, ref: torch.Tensor, typical: float, eps: float, masked: bool
+) -> torch.Tensor:
+    """`_sums` of rows [n, width], in their dtype. float64 [5]."""
+    if masked:
+        finite = torch.isfinite(ref)
+        same = torch.where(ref.isnan(), out.isnan(), out == ref)
+        # A NaN or infinity where it should be is no error; anywhere else it is an infinite one.
+        difference = torch.where(finite, out - ref, torch.where(same, 0.0, math.inf).to(out.dtype))
+        ref = torch.where(finite, ref, torch.zeros((), dtype=ref.dtype, device=ref.device))
+    else:
+        difference = out - ref
+    norm = torch.linalg.vector_norm(ref, dim=1).double()
+    denominator = norm.clamp_min(_least_norm(eps, typical))
+    worst_row = (torch.linalg.vector_norm(difference, dim=1).double() / denominator).amax()
+    dot = torch.linalg.vecdot(difference, ref).double().sum()
+    square = norm.square().sum()
+    magnitude = ref.abs()
+    largest = magnitude.amax().double()
+    least = least_magnitude(eps, typical, ref)
+    magnitude += magnitude.mean(dim=1, keepdim=True).clamp_min_(least)
+    worst_element = difference.abs_().div_(magnitude).amax().double()
+    return torch.stack([dot, square, worst_row, worst_element, largest])
+
+
+def typical_norm(result: torch.Tensor, row_dims: int) -> float:
+    """Root mean square norm of a result's rows, of what is finite."""
+    return _scale(_rows(result, row_dims))[0] if result.numel() else 0.0
+
+
+def element_errors(
+    out: torch.Tensor, expected: torch.Tensor, magnitude: torch.Tensor
+) -> torch.Tensor:
+    """|out - expected| / magnitude of single elements, float64.
+
+    Infinite where a NaN or an infinity is not where it should be, and where integers differ.
+
+    Args:
+        out: Elements in the result's own dtype, [n].
+        expected: What the reference has there, [n] float64.
+        magnitude: What the error is relative to, [n] float64.
+    """
+    if not out.dtype.is_floating_point:
+        return torch.where(out == expected.to(out.dtype), 0.0, math.inf).double()
+    wide = out.double()
+    same = torch.where(expected.isnan(), wide.isnan(), wide == expected)
+    off = torch.where(same, 0.0, math.inf).double()
+    both = torch.isfinite(expected) & torch.isfinite(wide)
+    return torch.where(both, (wide - expected).abs() / magnitude, off)
+
+
+# -- the contract ---------------------------------------------------------------------------------
+
+
+def _bias_share(eps: float) -> float:
+    """Part of eps by which a whole result's scale may be off, beside independent rounding.
+
+    bfloat16 1/32: 2.4e-4, so that 1e-3 fails and tanh.approx (2^-11 at worst, far less on average)
+    passes; float16 1/8: 1.2e-4, for the same instruction; float32 and finer 4: 4.8e-7, for
+    ex2.approx.
+    """
+    if eps > 2e-3:
+        return 1 / 32
+    return 1 / 8 if eps > _WIDE_EPS else 4.0
+
+
+MOST_TORCH_ERROR = 0.25
+"""Where torch errs by more, by an overflow of its own say, it is no measure for others."""
+
+
+def allowed(torch_errors: Errors, result: Result, dtype: torch.dtype) -> Errors:
+    """What a candidate may err, given what torch errs on the same inputs."""
+    eps = epsilon(dtype)
+    floor = result.floor * eps
+    # Rounding errs uniformly within eps/2: 0.2 eps on average over binades, so this is 3.5 sigma.
+    independent = 0.7 / math.sqrt(max(1.0, torch_errors.effective))
+    row, element, bias = (
+        result.k * min(error, MOST_TORCH_ERROR)
+        for error in (torch_errors.row, torch_errors.element, torch_errors.bias)
+    )
+    return Errors(
+        row=row + floor,
+        element=element + floor,
+        bias=bias + floor * max(independent, _bias_share(eps), result.bias),
+    )
+
+
+def share(errors: Errors, limit: Errors) -> float:
+    """Worst of the three errors over what is allowed; the contract holds when it is at most 1."""
+    return max(
+        _over(errors.row, limit.row),
+        _over(errors.element, limit.element),
+        _over(errors.bias, limit.bias),
+    )
+
+
+def _over(error: float, limit: float) -> float:
+    if error == 0:
+        return 0.0
+    return error / limit if limit > 0 else math.inf
+
+
+def case_error(
+    case: str, result: Result, errors: Errors, torch_errors: Errors, dtype: torch.dtype
+) -> CaseError:
+    """The record of one result in one case."""
+    return CaseError(
+        case=case,
+        output=result.name,
+        row=errors.row,
+        element=errors.element,
+        bias=errors.bias,
+        torch_row=torch_errors.row,
+        torch_element=torch_errors.element,
+        torch_bias=torch_errors.bias,
+        share_of_tolerance=share(errors, allowed(torch_errors, result, dtype)),
+    )
+
+
+def find_worst(out: torch.Tensor, ref: torch.Tensor) -> Worst:
+    """The element that is furthest off, by |out - ref| / (|ref| + mean |ref|); misplaced NaN and
+    infinity first.
+    """
+    o, r = out.reshape(-1).double(), ref.reshape(-1).double()
+    finite = torch.isfinite(r)
+    same = torch.where(r.isnan(), o.isnan(), o == r)
+    zero = torch.zeros((), dtype=r.dtype, device=r.device)
+    mean = torch.where(finite, r, zero).abs().mean().clamp_min(_TINY)
+    off = (o - r).abs() / (r.abs() + mean)
+    off = torch.where(finite & torch.isfinite(o), off, torch.where(same, 0.0, math.inf))
+    at = int(off.argmax())
+    index: list[int] = []
+    rest = at
+    for n in reversed(out.shape):
+        index.append(rest % n)
+        rest //= n
+    return Worst(tuple(reversed(index)), float(r[at]), float(o[at]))
+
+
+def describe(error: CaseError, limit: Errors, worst: Worst) -> str:
+    """One paragraph for the next attempt: which error, by how much, and the worst element."""
+    names = {"row": (error.row, error.torch_row, limit.row)}
+    names["element"] = (error.element, error.torch_element, limit.element)
+    names["bias"] = (error.bias, error.torch_bias, limit.bias)
+    name, (value, torch_value, most) = max(names.items(), key=lambda n: _over(n[1][0], n[1][2]))
+    what = {
+        "row": "worst row's L2 error over its norm",
+        "element": "worst element's error over its magnitude plus its row's mean",
+        "bias": "scale error of the whole result",
+    }[name]
+    index = ", ".join(str(i) for i in worst.index)
+    return (
+        f"result {error.output}: {what} is {value:.3g}, allowed {most:.3g} "
+        f"(torch's own {torch_value:.3g}); worst element [{index}]: "
+        f"expected {worst.expected:.6g}, got {worst.got:.6g}"
+    )

@@ -1,0 +1,149 @@
+"""What of every timed execution is held against the reference: a few secret places of each result.
+
+A place is one element. Nobody but the judge knows which ones a draw has. On a CPU they are read
+before a sample's clock stops, so that what is timed is what is verified: a kernel that leaves out
+one element in a hundred of its timed results is found, with 4 rows of 16 elements an execution and
+30 executions, with a probability of 1 - 0.99^1920.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from kagent_sandbox.data.plan import ITEMSIZE
+from kagent_sandbox.device.plan_ops import dtype_of
+from kagent_sandbox.judge.check import numerics
+
+if TYPE_CHECKING:
+    from kagent_sandbox.data.task import Result
+    from kagent_sandbox.device.interface import Arena
+    from kagent_sandbox.judge.arena.placement import Seat
+
+ROWS, PER_ROW = 4, 16
+"""Of each result of one draw."""
+LEAST_PER_ROW = 2
+MOST_READ = 256
+"""Elements of each result that one sample reads, as far as it executes that few plans: on a CPU
+they are read on the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Secret elements of one result on one draw.
+
+    Attributes:
+        index: Flat numbers of the elements, [rows, per row], int64.
+        expected: What the reference has there, [rows, per row], float64.
+        magnitude: What an error is relative to: the element's own, plus its row's mean. Likewise.
+    """
+
+    index: torch.Tensor
+    expected: torch.Tensor
+    magnitude: torch.Tensor
+
+    def some(self, per_row: int) -> Places:
+        """The same rows with fewer elements of each, drawn anew."""
+        if per_row >= self.index.shape[1]:
+            return self
+        kept = torch.randperm(self.index.shape[1])[:per_row].to(self.index.device)
+        return Places(self.index[:, kept], self.expected[:, kept], self.magnitude[:, kept])
+
+
+def choose_rows(rows: int, device: torch.device) -> torch.Tensor:
+    """`ROWS` rows of a result of `rows`, or all of them where it has fewer. int64."""
+    if rows <= ROWS:
+        return torch.arange(rows, device=device)
+    return torch.randint(rows, (ROWS,), device=device)
+
+
+def choose_places(
+    rows: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, typical: float
+) -> Places:
+    """Elements of chosen rows.
+
+    Args:
+        rows: Their numbers within the result, [n] int64.
+        reference: What the reference has in them, [n, width], float64 or float32.
+        dtype: Of the result.
+        typical: Root mean square norm of the result's rows on such inputs: a row of zeros is held
+            against a typical row's rounding.
+    """
+    count, width = reference.shape
+    reference = reference.double()
+    at = torch.randint(width, (count, min(PER_ROW, width)), device=rows.device)
+    least = numerics.least_magnitude(numerics.epsilon(dtype), typical, reference)
+    finite = torch.nan_to_num(reference, nan=0.0, posinf=0.0, neginf=0.0).abs_()
+    expected = reference.gather(1, at)
+    magnitude = finite.gather(1, at).add_(finite.mean(1, keepdim=True).clamp_min_(least))
+    return Places(rows[:, None] * width + at, expected, magnitude)
+
+
+class Reading:
+    """The places of the plans that one sample executes, one after the other."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        seats: Sequence[Seat],
+        places: Sequence[Sequence[Places]],
+        results: Sequence[Result],
+    ) -> None:
+        """`places` are those of each seat's draw, result by result."""
+        self._arena = arena
+        self._dtypes = [dtype_of(t.dtype) for t in seats[0].plan.outputs]
+        sizes = [ITEMSIZE[t.dtype] for t in seats[0].plan.outputs]
+        per_row = max(LEAST_PER_ROW, MOST_READ // (ROWS * len(seats)))
+        self.places: list[Places] = []
+        offsets: dict[int, list[torch.Tensor]] = {}
+        for i in range(len(results)):
+            some = [p[i].some(per_row) for p in places]
+            found = [s.words(i, p.index.flatten()) for s, p in zip(seats, some, strict=True)]
+            offsets.setdefault(sizes[i], []).append(torch.cat(found))
+            self.places.append(_joined(some))
+        self._offsets = {size: torch.cat(parts) for size, parts in offsets.items()}
+        self._sizes = sizes
+        self._words: dict[int, torch.Tensor] = {}
+
+    def read(self) -> None:
+        """Take what is in the arena now. On a GPU the device is idle; on a CPU the clock runs."""
+        for size, offsets in self._offsets.items():
+            self._words[size] = torch.take(self._arena.words(size), offsets)
+
+    def values(self) -> list[torch.Tensor]:
+        """What was read, of each result, in its own dtype, [places]."""
+        taken = dict.fromkeys(self._words, 0)
+        found = []
+        for places, size, dtype in zip(self.places, self._sizes, self._dtypes, strict=True):
+            start = taken[size]
+            taken[size] = start + places.expected.numel()
+            found.append(self._words[size][start : taken[size]].view(dtype))
+        return found
+
+
+def _joined(parts: Sequence[Places]) -> Places:
+    """All places of several draws as one row."""
+    return Places(
+        torch.cat([p.index.flatten() for p in parts]),
+        torch.cat([p.expected.flatten() for p in parts]),
+        torch.cat([p.magnitude.flatten() for p in parts]),
+    )
+
+
+def worst_errors(readings: Sequence[Reading]) -> list[float]:
+    """Of each result the largest error of an element, over its magnitude; infinite where a NaN or
+    an infinity is not where it should be, and where integers differ.
+    """
+    columns = zip(*(r.values() for r in readings), strict=True)
+    worst = [
+        numerics.element_errors(
+            torch.cat(values),
+            torch.cat([r.places[i].expected for r in readings]),
+            torch.cat([r.places[i].magnitude for r in readings]),
+        ).amax()
+        for i, values in enumerate(columns)
+    ]
+    return torch.stack(worst).tolist() if worst else []

@@ -1,0 +1,360 @@
+"""The agent's handle on the judge's process. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Self, TypeVar, cast
+
+from kagent_sandbox.cache import cache_folder
+from kagent_sandbox.confine.isolation import Isolation
+from kagent_sandbox.confine.policy import ISOLATION, Tier
+from kagent_sandbox.data.build import Built, Contender, key_of
+from kagent_sandbox.data.device import Ceilings, DeviceFacts
+from kagent_sandbox.data.race import Race
+from kagent_sandbox.data.records import from_json, to_json
+from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage, Status
+from kagent_sandbox.device.cpu.openmp import WAITING
+from kagent_sandbox.errors import ChildDied, IncumbentWrong
+from kagent_sandbox.judge.protocol import (
+    ERRORS,
+    Checked,
+    Correct,
+    Entrant,
+    Measured,
+    MeasureRequest,
+    RaceRequest,
+    Spoilt,
+    pack,
+)
+from kagent_sandbox.judge.timing.noise import Noise
+from kagent_sandbox.process.channel import Channel, ChannelClosed, ChannelError
+
+T = TypeVar("T")
+
+KEPT = 16
+"""Candidates whose plans and binaries the judge keeps at a time."""
+SWEEP_S: Mapping[str, float] = {"gpu": 0.5, "cpu": 0.25}
+MOST_SET_ASIDE = 2
+"""Candidates in a row that judges may die of before it is the machine that is not to be trusted."""
+_LOG_TAIL = 4000
+_CLOSE_S = 15.0  # longer than it waits for its own fork-server
+# Importing torch would collect garbage often, and find next to nothing.
+_SERVER: tuple[str, ...] = (
+    "-c",
+    "import gc; gc.disable(); from kagent_sandbox.judge.server import main; gc.enable(); main()",
+)
+
+
+class JudgeClient:
+    """A judge in a process of its own. Blocking; to be called from one thread at a time.
+
+    Every method raises what the judge raises (`TaskError`, `MachineError`, `DeviceWedged`), and
+    `ChildDied` with the end of its log when the process is gone. A context manager.
+
+    A judge that dies while it has a candidate is started again, and asked again. One that dies
+    again sets the candidate aside with a verdict that says so: else that candidate would end every
+    session of a run at the same place. What this does not cover: a candidate that takes the whole
+    machine down.
+    """
+
+    def __init__(
+        self,
+        task_folder: Path,
+        kind: str,
+        run_seed: int,
+        *,
+        index: int = 0,
+        patience: float = 1.0,
+        eager_only: bool = False,
+        tier: Tier | None = None,
+    ) -> None:
+        """Start the process and open the device.
+
+        Args:
+            task_folder: Folder of the task.
+            kind: "gpu" or "cpu".
+            run_seed: Draws the run's hidden cases.
+            index: Of the GPU.
+            patience: Share of the usual limits after which a candidate is taken for hung.
+            eager_only: Whether candidates' times are divided by eager torch's alone where nobody
+                has asked for `baselines`: what torch compiles may take a minute.
+            tier: How launchers are confined: None is as KAGENT_ISOLATION says.
+        """
+        self.kind = kind
+        self._tier = tier
+        self._opened: Mapping[str, object] = {
+            "task": str(task_folder),
+            "kind": kind,
+            "run_seed": run_seed,
+            "index": index,
+            "patience": patience,
+            "eager_only": eager_only,
+        }
+        self._choices: dict[str, Mapping[str, int]] = {}
+        self._set_aside = 0  # candidates since the last one that was judged
+        self._start()
+
+    def _start(self) -> None:
+        kind = self.kind
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
+        self._channel, theirs = Channel.pair()
+        compiled = str(cache_folder() / "inductor")
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": compiled}
+        environment.pop("TRITON_INTERPRET", None)  # a user's: the judge's own kernels are compiled
+        if self._tier is not None:
+            environment[ISOLATION] = self._tier
+        if kind == "cpu":
+            # The final race's baselines run here: they wait like candidates do, and must not pay
+            # for page faults that candidates' arena does not have.
+            environment |= WAITING
+            environment |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, *_SERVER, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,  # Ctrl-C is the agent's to handle
+            )
+        self._kept: OrderedDict[str, None] = OrderedDict()
+        try:
+            self.facts: DeviceFacts = from_json(DeviceFacts, self._ask("open", self._opened))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def isolation(self) -> Isolation:
+        """What launchers are confined by, as observed; waits until their fork-server is ready."""
+        return from_json(Isolation, self._ask("isolation"))
+
+    @property
+    def pid(self) -> int:
+        """Of the process, or of its successor."""
+        return self._process.pid
+
+    def ceilings(self) -> Ceilings:
+        """What the device attains on the plainest kernels; measured once, then cached."""
+        return from_json(Ceilings, self._ask("ceilings"))
+
+    def noise(self) -> Noise:
+        """How far apart one kernel and itself are measured here; every judge asks itself before it
+        times anything.
+        """
+        return from_json(Noise, self._ask("noise"))
+
+    def baselines(
+        self, on_progress: Callable[[str], None] | None = None, *, cached: bool = True
+    ) -> Any:
+        """Times of all baselines on the benchmark cases
+        (`kagent_sandbox.judge.timing.baselines.Baselines`).
+
+        `on_progress` is told one line per baseline that is measured.
+        """
+        from kagent_sandbox.judge.timing.baselines import Baselines
+
+        answer = self._ask("baselines", {"cached": cached}, on_progress=on_progress)
+        return from_json(Baselines, answer)
+
+    def check(self, built: Built) -> tuple[CaseError, ...] | Rejected:
+        """Whether a candidate is right on all visible and hidden check cases."""
+
+        def ask() -> tuple[CaseError, ...] | Rejected:
+            result = from_json(Checked, self._ask("check", {"key": self._keep(built)})).result
+            return result.errors if isinstance(result, Correct) else result
+
+        return self._judged(Stage.CHECK, ask)
+
+    def measure(
+        self,
+        built: Built,
+        errors: tuple[CaseError, ...],
+        incumbent: Built | None = None,
+        against: str = "",
+        *,
+        choice: Mapping[str, int] | None = None,
+        sweep_s: float | None = None,
+    ) -> Passed | Rejected:
+        """Time a candidate on all benchmark cases, beside the incumbent, whose id is `against`.
+
+        Args:
+            built: The candidate.
+            errors: What `check` gave for it.
+            incumbent: The best so far.
+            against: The incumbent's id.
+            choice: The incumbent's configuration per case; by default what this client measured.
+            sweep_s: Lane seconds per case for finding the candidate's best configuration.
+
+        Raises:
+            IncumbentWrong: The incumbent failed, or was wrong where it was timed.
+        """
+
+        def ask() -> Passed | Rejected | Spoilt:
+            entrant = None
+            if incumbent is not None:
+                entrant = self._entrant(Contender(against, incumbent, choice or {}), built)
+            key = self._keep(built)
+            limit_s = SWEEP_S[self.kind] if sweep_s is None else sweep_s
+            request = to_json(MeasureRequest(key, tuple(errors), entrant, limit_s))
+            return from_json(Measured, self._ask("measure", {"request": request})).result
+
+        answer = self._judged(Stage.MEASURE, ask)
+        if isinstance(answer, Spoilt):
+            raise IncumbentWrong(against, answer.incumbent)
+        if isinstance(answer, Passed):
+            self._choices[built.source_hash] = {t.case: t.config for t in answer.timings}
+        return answer
+
+    def race(
+        self, contenders: Sequence[Contender], *, hidden: bool = True, baselines: bool = True
+    ) -> Race:
+        """Time contenders and all baselines side by side in fresh launchers.
+
+        `hidden` cases are the final race's: contenders must have been built for them. Otherwise
+        the visible benchmark cases (`kagent bench`).
+        """
+        try:
+            return self._race(contenders, hidden=hidden, baselines=baselines)
+        except ChildDied:
+            self._restart()
+            return self._race(contenders, hidden=hidden, baselines=baselines)
+
+    def _race(self, contenders: Sequence[Contender], *, hidden: bool, baselines: bool) -> Race:
+        entrants = tuple(self._entrant(c, *(o.built for o in contenders)) for c in contenders)
+        request = to_json(RaceRequest(entrants, hidden, baselines))
+        return from_json(Race, self._ask("race", {"request": request}))
+
+    def health(self) -> None:
+        """Make sure that the device still computes.
+
+        Raises:
+            DeviceWedged: It does not.
+        """
+        self._ask("health")
+
+    def printed(self) -> str:
+        """What launchers that have ended since the last call printed: a candidate's own words."""
+        return str(cast("dict[str, object]", self._ask("printed"))["text"])
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+        self._channel.close()
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    # -- when the judge dies -----------------------------------------------------------------------
+
+    def _judged(self, stage: Stage, ask: Callable[[], T]) -> T | Rejected:
+        """Ask about a candidate; again with a new judge if this one dies.
+
+        Raises:
+            ChildDied: That happens to one candidate after the other.
+            DeviceWedged: The device does not compute any more.
+        """
+        try:
+            answer = ask()
+        except ChildDied:
+            self._restart()
+            try:
+                answer = ask()
+            except ChildDied as again:
+                return self._aside(stage, again)
+        self._set_aside = 0
+        return answer
+
+    def _aside(self, stage: Stage, death: ChildDied) -> Rejected:
+        """The verdict on a candidate that two judges in a row have died of."""
+        self._set_aside += 1
+        if self._set_aside > MOST_SET_ASIDE:
+            raise ChildDied(
+                f"{self._set_aside} candidates in a row have cost two judges each: that is the "
+                f"machine rather than the kernels. The last time {death}"
+            ) from death
+        self._restart()
+        self.health()
+        return Rejected(
+            stage,
+            Status.RUNTIME_ERROR,
+            "set aside: two judges in a row died of this candidate, and the device computes known "
+            f"results as before. It may be the machine's fault. The last time {death}"[:2000],
+        )
+
+    def _restart(self) -> None:
+        """A new process in the place of one that is gone. It has no candidates yet."""
+        self.close()
+        self._start()
+
+    # -- the protocol ----------------------------------------------------------------------------
+
+    def _entrant(self, contender: Contender, *keep: Built) -> Entrant:
+        choice = contender.choice or self._choices.get(contender.built.source_hash, {})
+        return Entrant(contender.id, self._keep(contender.built, *keep), choice)
+
+    def _keep(self, built: Built, *others: Built) -> str:
+        """Send a candidate unless the judge has it; the one not used for longest makes room."""
+        key = key_of(built)
+        if key not in self._kept:
+            header, blobs = pack(built)
+            self._ask("keep", {"key": key, "header": to_json(header)}, blobs)
+            self._kept[key] = None
+        self._kept.move_to_end(key)
+        needed = {key, *(key_of(o) for o in others)}
+        for old in [k for k in self._kept if k not in needed][: max(0, len(self._kept) - KEPT)]:
+            del self._kept[old]
+            self._ask("drop", {"key": old})
+        return key
+
+    def _ask(
+        self,
+        verb: str,
+        request: Mapping[str, object] | None = None,
+        blobs: Sequence[bytes] = (),
+        *,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> object:
+        try:
+            self._channel.send({"do": verb, **(request or {})}, blobs)
+            while True:
+                answer = cast("dict[str, Any]", self._channel.recv(None).obj)
+                if "progress" in answer:
+                    if on_progress is not None:
+                        on_progress(str(answer["progress"]))
+                elif "error" in answer:
+                    raise ERRORS[answer["error"]](answer["text"])
+                else:
+                    return answer["ok"]
+        except (ChannelClosed, OSError):
+            raise ChildDied(f"the judge's process ended{self._how()}") from None
+        except ChannelError as e:
+            self._process.kill()
+            raise ChildDied(f"the judge's process broke the protocol: {e}{self._how()}") from None
+
+    def _how(self) -> str:
+        """Exit code and the end of the log."""
+        try:
+            code = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - _LOG_TAIL))
+        tail = self._log.read().decode(errors="replace").strip()
+        text = f" by signal {-code}" if code < 0 else f" with status {code}"
+        return f"{text}; its log ends:\n{tail}" if tail else text

@@ -1,0 +1,305 @@
+"""Checks Triton candidates without a GPU: in Triton's interpreter, in a confined process.
+
+What it shows: the kernel computes the right values on the small check cases, as far as Triton's
+language defines them. What it does not: races, shared memory, the compiled code's rounding, inline
+assembly, CUDA kernels. An interpreted candidate is never timed and never promoted.
+
+Only what was built is interpreted, and where its plans have operations of torch, it gets the ghost
+test that the judge has: the plans' other operations run on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import torch
+
+from kagent_sandbox.builder.client import syntax_error
+from kagent_sandbox.builder.identity import source_hash
+from kagent_sandbox.confine import Tier, interpreter_confinement
+from kagent_sandbox.data.build import Built, ScalarSpec, TensorSpec
+from kagent_sandbox.data.plan import ITEMSIZE, Launch, TorchOp
+from kagent_sandbox.data.target import parse_target
+from kagent_sandbox.data.task import build_case
+from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status
+from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.device.plan_ops import dtype_of
+from kagent_sandbox.judge.arena.layout import pitch_of
+from kagent_sandbox.judge.arena.session import Disqualified, Session
+from kagent_sandbox.judge.check.cases import check_cases
+from kagent_sandbox.judge.check.checker import Checker
+from kagent_sandbox.judge.check.inputs import Draws
+from kagent_sandbox.process.channel import ChannelError, ChannelTimeout
+from kagent_sandbox.process.forkserver import ForkServer
+from kagent_sandbox.runtime.text import printable
+from kagent_sandbox.syntax import refuse_unseen
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from kagent_sandbox.data.plan import Plan
+    from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.process.forkserver import Child
+
+MOST_ELEMENTS = 1 << 17
+"""Of all arguments of a case together: larger cases are skipped."""
+CASE_LIMIT_S = 60.0
+_SLOWER = 10.0
+"""A case that takes so many times as long as others let expect is not slow: it hangs."""
+_LOAD_LIMIT_S = 60.0
+_MAX_ANSWER_BYTES = 64 << 20
+_MAX_TEXT = 4000
+_FAILURES = (Status.COMPILE_ERROR, Status.RUNTIME_ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreted:
+    """The candidate is right in the interpreter, in every case that is not `skipped`."""
+
+    errors: tuple[CaseError, ...]
+    skipped: tuple[str, ...]  # names of cases that are too large, or took too long for their size
+
+
+class Interpreter:
+    """Checks candidates of one task. A context manager."""
+
+    def __init__(
+        self,
+        task: Task,
+        run_seed: int,
+        *,
+        target: str = "sm_90a",
+        most_elements: int = MOST_ELEMENTS,
+        tier: Tier | None = None,
+    ) -> None:
+        self._task = task
+        self._target = parse_target(target)
+        self._most_elements = most_elements
+        self._cases = check_cases(task, "gpu", run_seed)
+        self._checker = Checker(task, Draws(task, torch.device("cpu")))
+        self._tier = tier
+        self._cpu: CpuBackend | None = None  # for ghost tests; most candidates need none
+        self._server = ForkServer(
+            "kagent_sandbox.judge.interpreter_worker:serve",
+            preload=["torch", "triton", "numpy", "kagent_sandbox.judge.interpreter_worker"],
+            confinement=interpreter_confinement(tier=tier),
+            env={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        )
+        self._server.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes."""
+        self._server.close()
+        if self._cpu is not None:
+            self._cpu.close()
+
+    def printed(self) -> str:
+        """What processes that have ended since the last call printed: a candidate's own words."""
+        return self._server.printed()
+
+    def check(self, source: str, built: Built) -> Interpreted | Rejected:
+        """Interpret a candidate, and refuse it if no kernel has a part in its results.
+
+        Args:
+            source: Its file.
+            built: What was built of it, for these check cases among others.
+
+        Raises:
+            TaskError: The task's reference.py fails.
+            ConfinementError: This host cannot confine the process.
+            ValueError: Something else was built.
+        """
+        if built.source_hash != source_hash(source):
+            raise ValueError("this was built of another source")
+        found = self.interpret(source)
+        if isinstance(found, Interpreted):
+            try:
+                self._refuse_decoys(built, {e.case for e in found.errors})
+            except Disqualified as e:
+                return e.verdict
+        return found
+
+    def interpret(self, source: str) -> Interpreted | Rejected:
+        """Run a candidate's file on the check cases that are small enough, the smallest first.
+
+        Raises:
+            TaskError: The task's reference.py fails.
+            ConfinementError: This host cannot confine the process.
+        """
+        try:
+            refuse_unseen(source)
+        except SyntaxError as e:
+            return syntax_error(e, source)
+        small = [c for c in self._cases if self._elements(c) <= self._most_elements]
+        skipped = [c.name for c in self._cases if c not in small]
+        small.sort(key=self._elements)
+        errors: list[CaseError] = []
+        took: list[tuple[int, float]] = []  # elements and seconds of each case that is done
+        child = self._server.spawn(wall_limit_s=_LOAD_LIMIT_S + CASE_LIMIT_S * len(small))
+        try:
+            self._load(child, source)
+            for case in small:
+                began = time.monotonic()
+                found = self._check(child, case)
+                if found is None:
+                    self._refuse_hanging(case, took)
+                    skipped += [c.name for c in small[small.index(case) :]]
+                    break
+                took.append((self._elements(case), time.monotonic() - began))
+                errors += found
+        except Disqualified as e:
+            return e.verdict
+        finally:
+            child.close()
+        return Interpreted(tuple(errors), tuple(skipped))
+
+    def _refuse_hanging(self, case: Case, took: Sequence[tuple[int, float]]) -> None:
+        """Tell a case that hangs from one that is too large for the interpreter's time.
+
+        Work grows at most with the square of the elements (attention), and what is done already
+        shows how fast this candidate is.
+
+        Raises:
+            Disqualified: It hangs.
+        """
+        elements = self._elements(case)
+        expected_s = max((s * (elements / max(1, n)) ** 2 for n, s in took), default=0.0)
+        if _SLOWER * expected_s < CASE_LIMIT_S:
+            than = f", and what is smaller lets expect {expected_s:.1f} s" if took else ""
+            text = (
+                f"it ran for {CASE_LIMIT_S:g} s in Triton's interpreter{than}: is there an endless "
+                "loop in a kernel?"
+            )
+            raise _out(Status.TIMEOUT, text, case)
+
+    def _refuse_decoys(self, built: Built, names: Collection[str]) -> None:
+        """The judge's ghost test, on the CPU, in the cases of these names.
+
+        Raises:
+            Disqualified: No kernel has a part in any result.
+        """
+        cases = [c for c in self._cases if c.name in names and (0, c.name) in built.plans]
+        plans = {(0, c.name): _without_launches(built.plans[0, c.name]) for c in cases}
+        if not any(isinstance(op, TorchOp) for p in plans.values() for op in p.ops):
+            return
+        ghosts = replace(built, target="cpu", plans=plans)
+        if self._cpu is None:
+            self._cpu = CpuBackend(tier=self._tier)
+        with contextlib.closing(self._cpu.arena(pitch_of(plans.values()))) as arena:
+            try:
+                with Session(self._cpu, arena, {}, Stage.CHECK) as session:
+                    self._checker.refuse_decoys(session, ghosts, cases)
+            except Disqualified as e:
+                # An operation that torch has on GPUs only fails here, and says nothing of kernels.
+                if e.verdict.status is Status.POLICY:
+                    raise
+
+    def _elements(self, case: Case) -> int:
+        spec = build_case(self._task, case)
+        tensors = [a for a in spec.arguments if isinstance(a, TensorSpec)]
+        return sum(torch.Size(t.shape).numel() for t in (*tensors, *spec.results))
+
+    def _load(self, child: Child, source: str) -> None:
+        target = self._target
+        device = {
+            "name": target.device_name,
+            "units": target.multiprocessors,
+            "capability": divmod(target.capability, 10),
+            "shared_bytes": target.shared_per_block,
+        }
+        request: dict[str, object] = {"source": source, "entry": self._task.entry, "device": device}
+        if self._ask(child, request, [], None, _LOAD_LIMIT_S) is None:
+            text = f"importing the file took longer than {_LOAD_LIMIT_S:g} s (interpreted)"
+            raise _out(Status.TIMEOUT, text, None)
+
+    def _check(self, child: Child, case: Case) -> list[CaseError] | None:
+        """Errors of one case, or None if it takes too long."""
+        draw = self._checker.draws.draw(case)
+        spec = build_case(self._task, case)
+        arguments: list[dict[str, object]] = []
+        blobs: list[bytes] = []
+        for a in spec.arguments:
+            if isinstance(a, ScalarSpec):
+                arguments.append({"value": a.value})
+                continue
+            placed = {"shape": list(a.shape), "strides": list(a.strides), "offset": a.offset}
+            arguments.append({**placed, "extent": a.extent, "dtype": a.dtype})
+            flat = draw.tensors[a.name].contiguous().reshape(-1)
+            blobs.append(bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
+        answer = self._ask(child, {"arguments": arguments}, blobs, case, CASE_LIMIT_S)
+        if answer is None:
+            return None
+        records, data = answer
+        shapes = [list(r.shape) for r in spec.results]
+        if [r["shape"] for r in records] != shapes:
+            got = [r["shape"] for r in records]
+            raise _out(Status.INCORRECT_SHAPE, f"returns shapes {got}, expected {shapes}", case)
+        dtypes = [r.dtype for r in spec.results]
+        if [r["dtype"] for r in records] != dtypes:
+            got = [r["dtype"] for r in records]
+            raise _out(Status.INCORRECT_DTYPE, f"returns {got}, expected {dtypes}", case)
+        outputs = []
+        for result, blob in zip(spec.results, data, strict=True):
+            if len(blob) != ITEMSIZE[result.dtype] * torch.Size(result.shape).numel():
+                raise _out(Status.TAMPER, "a result of another size than its shape", case)
+            dtype = dtype_of(result.dtype)
+            flat = torch.frombuffer(bytearray(blob), dtype=dtype) if blob else torch.empty(0)
+            outputs.append(flat.to(dtype).reshape(result.shape))
+        return self._checker.compare(outputs, draw, Stage.CHECK)
+
+    def _ask(
+        self,
+        child: Child,
+        request: dict[str, object],
+        blobs: list[bytes],
+        case: Case | None,
+        limit_s: float,
+    ) -> tuple[list[dict[str, Any]], tuple[bytes, ...]] | None:
+        """One question; None when there is no answer in time."""
+        try:
+            child.channel.send(request, blobs)
+            message = child.channel.recv(limit_s, max_bytes=_MAX_ANSWER_BYTES)
+        except ChannelTimeout:
+            child.kill()
+            return None
+        except ChannelError:
+            end = child.wait(2.0) or child.kill()
+            text = f"in Triton's interpreter the process {end.describe()}"
+            if end.signal == 11:
+                text += ": a load or store far outside of its tensor (is a mask missing?)"
+            raise _out(Status.RUNTIME_ERROR, text, case) from None
+        match message.obj:  # the candidate shares its process with what answers: believe nothing
+            case {"failed": [str(status), str(text)]} if status in _FAILURES:
+                raise _out(Status(status), f"{text} (interpreted)", case)
+            case {"ok": list(records)} if len(records) == len(message.blobs):
+                if all(map(_describes_tensor, records)):
+                    return cast("list[dict[str, Any]]", records), message.blobs
+        raise _out(Status.TAMPER, "the candidate wrote to the result channel", case)
+
+
+def _without_launches(plan: Plan) -> Plan:
+    """What a plan has torch do, for the CPU."""
+    rest = tuple(op for op in plan.ops if not isinstance(op, Launch))
+    return replace(plan, target="cpu", ops=rest, kernels=())
+
+
+def _describes_tensor(record: object) -> bool:
+    match record:
+        case {"shape": list(shape), "dtype": str()}:
+            return all(type(size) is int for size in shape)
+    return False
+
+
+def _out(status: Status, text: str, case: Case | None) -> Disqualified:
+    stage = Stage.BUILD if case is None else Stage.CHECK
+    text = printable(text)[:_MAX_TEXT]
+    return Disqualified(Rejected(stage, status, text, case.name if case else None))

@@ -1,0 +1,319 @@
+"""The judge: owns seeds, references, tolerances and the clock, and gives the verdict.
+
+It never runs candidate code, and shares no address space with any: plans are executed by a
+launcher over an arena of the judge's. `check` needs no exclusive device, `measure` and `race` do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from kagent_sandbox.data.build import key_of
+from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage
+from kagent_sandbox.device.interference import HostWatch, Unwatched, Watch
+from kagent_sandbox.errors import DeviceError, DeviceWedged
+from kagent_sandbox.judge.arena.layout import pitch_of
+from kagent_sandbox.judge.arena.phase_timer import LaneClock
+from kagent_sandbox.judge.arena.session import Arenas, Disqualified, Session
+from kagent_sandbox.judge.check.cases import bench_cases, check_cases, race_cases
+from kagent_sandbox.judge.check.checker import Checker, check_results
+from kagent_sandbox.judge.check.guests import refuse_bad_guests
+from kagent_sandbox.judge.check.inputs import Draws
+from kagent_sandbox.judge.timing.measure import Meter
+from kagent_sandbox.judge.timing.noise import Noise, measure_noise
+from kagent_sandbox.judge.timing.race import Racer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from kagent_sandbox.data.build import Built, Contender
+    from kagent_sandbox.data.device import Ceilings
+    from kagent_sandbox.data.race import Race
+    from kagent_sandbox.data.task import Kind, Task
+    from kagent_sandbox.device.interface import Arena, Backend
+    from kagent_sandbox.judge.timing.race_baselines import Rivals
+
+T = TypeVar("T")
+
+SWEEP_S = 0.5
+"""Lane seconds per case that finding the best configuration may take."""
+REMEMBERED = 64
+"""Checked candidates of which the judge knows what their check took."""
+MOST_KEPT = 4
+KEPT_SHARE_BYTES = 8 << 30
+"""A launcher that waits for its candidate's turn holds a context, nearly 1 GiB of a GPU: one is
+kept for every so many bytes of memory."""
+
+
+def watch_of(backend: Backend) -> Watch:
+    """What tells of neighbours and clocks while a device is timed."""
+    if backend.device.type == "cpu":
+        return HostWatch()
+    from kagent_sandbox.device.cuda.facts import bus_id
+    from kagent_sandbox.device.cuda.nvml import watch_gpu
+
+    found = bus_id(backend.device.index or 0)
+    return Unwatched() if found is None else watch_gpu(found)
+
+
+@dataclass
+class _Checked:
+    """What is left of a candidate's check: its cost, and on a GPU the launcher."""
+
+    seconds: float
+    session: Session | None = None
+
+    def let_go(self) -> None:
+        """End the launcher, if there is one."""
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+
+
+def _tried(evaluate: Callable[[], T]) -> T | Rejected:
+    """Evaluate; once more in a fresh process where a failure may not be the kernel's.
+
+    Raises:
+        DeviceError: Twice in a row the machine failed in a way that no kernel can cause.
+    """
+    for last in (False, True):
+        try:
+            return evaluate()
+        except Disqualified as e:
+            if last and e.blame == "machine":
+                raise DeviceError(
+                    f"twice in a row, in fresh processes: {e}; no kernel can cause that. What is "
+                    "recorded is kept: see to the device, then resume the run"
+                ) from e
+            if last or e.blame == "kernel":
+                return e.verdict
+    raise AssertionError("the last one returns or raises")
+
+
+class Judge:
+    """Judges candidates of one task on one device."""
+
+    def __init__(
+        self,
+        task: Task,
+        backend: Backend,
+        run_seed: int,
+        baselines_us: Mapping[str, float] | None = None,
+    ) -> None:
+        self.task = task
+        self.backend = backend
+        self.kind = cast("Kind", backend.facts.kind)
+        self.check_cases = check_cases(task, self.kind, run_seed)
+        self.race_cases = race_cases(task, self.kind, run_seed)
+        self.baselines_us = dict(baselines_us or {})
+        self._checker = Checker(task, Draws(task, backend.device))
+        self._arenas = Arenas(backend)
+        self._ceilings: Ceilings | None = None
+        self._noise: Noise | None = None
+        self._watch = watch_of(backend)
+        self._rng = random.SystemRandom()
+        # Starting a launcher costs a GPU's lane half a second: those that checked a candidate wait
+        # for its measurement, which is not always the next one: checks come in any order. On a CPU
+        # native code that waits could not be trusted to.
+        self._checked: OrderedDict[str, _Checked] = OrderedDict()
+        gpu, memory = self.kind == "gpu", backend.facts.memory_bytes
+        self._most_kept = max(1, min(MOST_KEPT, memory // KEPT_SHARE_BYTES)) if gpu else 0
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """What the device attains; measured at first use, then cached."""
+        if self._ceilings is None:
+            self._ceilings = self.backend.ceilings()
+        return self._ceilings
+
+    def find_noise(self) -> Noise:
+        """How far apart one kernel and itself are measured here; found out once. Intervals are
+        widened by it from then on.
+        """
+        if self._noise is None:
+            self._noise = measure_noise(self.backend)
+        return self._noise
+
+    def check(self, built: Built) -> tuple[CaseError, ...] | Rejected:
+        """Run a candidate on all check cases and compare with the reference.
+
+        Raises:
+            TaskError: The task's reference.py fails.
+            MachineError: The device or the host does.
+            KeyError: A case was not built.
+        """
+        return _tried(lambda: tuple(self._check(built)))
+
+    def _check(self, built: Built) -> list[CaseError]:
+        began = time.perf_counter()
+        key = key_of(built)
+        self._forget(key)
+        check_results(self.task, built, self.check_cases)
+        nbytes = 2 * pitch_of(built.plans[0, c.name] for c in self.check_cases)
+        if self._most_kept:  # room for `measure` beside an incumbent of the same size
+            roomy = self._meter().arena_bytes(built, self.check_cases, None)
+            nbytes = max(nbytes, min(roomy, self._arenas.limit_bytes))
+        arena = self._arena(nbytes)
+        errors: list[CaseError] = []
+        with contextlib.ExitStack() as stack:
+            session = stack.enter_context(Session(self.backend, arena, built.binaries, Stage.CHECK))
+            for case in self.check_cases:
+                errors += self._checker.check(session, built, case)
+            self._checker.refuse_decoys(session, built, self.check_cases)
+            if self._most_kept:
+                stack.pop_all()
+        draws = self._checker.draws
+        refuse_bad_guests(self.task, self.backend, self._arenas, draws, built, self.check_cases)
+        self._checked[key] = _Checked(
+            time.perf_counter() - began, session if self._most_kept else None
+        )
+        self._trim()
+        return errors
+
+    def _arena(self, nbytes: int) -> Arena:
+        """An arena of that size; launchers that are kept do not outlive the one they have mapped.
+
+        Raises:
+            Disqualified: More than the device can spare.
+        """
+        if not self._arenas.fits(nbytes):
+            self._let_go()
+        return self._arenas.at_least(nbytes)
+
+    def _forget(self, key: str) -> _Checked:
+        """Take what is left of a candidate's check out of the books."""
+        return self._checked.pop(key, None) or _Checked(0.0)
+
+    def _trim(self) -> None:
+        """Keep what the newest checks have left."""
+        while len(self._checked) > REMEMBERED:
+            self._checked.popitem(last=False)[1].let_go()
+        kept = [c for c in self._checked.values() if c.session is not None]
+        for checked in kept[: max(0, len(kept) - self._most_kept)]:
+            checked.let_go()
+
+    def _let_go(self) -> None:
+        """End all launchers that were kept."""
+        for checked in self._checked.values():
+            checked.let_go()
+
+    def _meter(self) -> Meter:
+        return Meter(
+            task=self.task,
+            backend=self.backend,
+            checker=self._checker,
+            ceilings=self.ceilings,
+            baselines_us=self.baselines_us,
+            kind=self.kind,
+            rng=self._rng,
+            noise=self._noise or Noise(),
+            watch=self._watch,
+        )
+
+    def measure(
+        self,
+        built: Built,
+        errors: Sequence[CaseError],
+        incumbent: Contender | None = None,
+        *,
+        sweep_s: float = SWEEP_S,
+    ) -> Passed | Rejected:
+        """Time a candidate that `check` gave `errors` for, beside the incumbent where there is one.
+
+        Raises:
+            TaskError: The task's reference.py fails.
+            MachineError: The device or the host does.
+            ValueError: A benchmark case has no baseline.
+        """
+        checked = self._forget(key_of(built))
+        clock = LaneClock()
+
+        def timed() -> Passed:
+            with clock.part("other"):
+                return self._measure(built, errors, incumbent, sweep_s, checked, clock)
+
+        try:
+            passed = _tried(timed)
+        finally:
+            checked.let_go()
+        if isinstance(passed, Rejected):
+            return passed
+        lane = {"check": checked.seconds, **clock.seconds}
+        return replace(passed, lane_s=sum(lane.values()), lane=lane)
+
+    def _measure(
+        self,
+        built: Built,
+        errors: Sequence[CaseError],
+        incumbent: Contender | None,
+        sweep_s: float,
+        checked: _Checked,
+        clock: LaneClock,
+    ) -> Passed:
+        meter = self._meter()
+        check_results(self.task, built, bench_cases(self.task, self.kind))
+        nbytes = meter.arena_bytes(built, self.check_cases, incumbent)
+        if not self._arenas.fits(nbytes):
+            checked.let_go()  # it has mapped an arena that is too small
+        arena = self._arena(nbytes)
+        theirs = incumbent.built.binaries if incumbent else {}
+        apart = {"b": theirs} if incumbent and self.kind == "cpu" else {}
+        binaries = built.binaries if apart else {**theirs, **built.binaries}
+        if checked.session is not None:
+            session = checked.session.resume(binaries, Stage.MEASURE, clock)
+        else:
+            session = Session(
+                self.backend, arena, binaries, Stage.MEASURE, clock=clock, apart=apart
+            )
+        with session:
+            return meter.measure(session, built, errors, self.check_cases, incumbent, sweep_s)
+
+    def race(
+        self, contenders: Sequence[Contender], *, hidden: bool, rivals: Rivals | None = None
+    ) -> Race:
+        """Time contenders and baselines side by side in a fresh launcher.
+
+        Raises:
+            TaskError: The task's reference.py fails.
+            MachineError: The device or the host does.
+        """
+        self._let_go()
+        clock = LaneClock()
+        racer = Racer(
+            task=self.task,
+            backend=self.backend,
+            checker=self._checker,
+            arenas=self._arenas,
+            ceilings=self.ceilings,
+            kind=self.kind,
+            rng=self._rng,
+            clock=clock,
+            noise=self._noise or Noise(),
+        )
+        cases = self.race_cases if hidden else bench_cases(self.task, self.kind)
+        with clock.part("other"):
+            if hidden and rivals is not None and contenders:
+                with clock.part("ahead"):  # for visible cases the compiler's cache is warm
+                    rivals.compile_ahead(cases)
+            race = racer.race(contenders, cases, rivals)
+        return replace(race, seconds=clock.seconds)
+
+    def health(self) -> None:
+        """Make sure that the device still computes.
+
+        Raises:
+            DeviceWedged: It does not.
+        """
+        if not self.backend.healthy():
+            raise DeviceWedged(f"{self.backend.facts.name} does not compute a known result")
+
+    def close(self) -> None:
+        """Give memory and processes back."""
+        self._let_go()
+        self._arenas.close()
+        self.backend.close()

@@ -1,0 +1,203 @@
+"""The judge's own process: `python -m kagent_sandbox.judge.server FD`.
+
+Answers one request after the other on the socket FD until it is closed. Errors of the machine and
+of the user are answers, too; anything else is a bug and ends the process with its traceback in the
+log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from kagent_sandbox.data.build import Contender
+from kagent_sandbox.data.race import EAGER
+from kagent_sandbox.data.records import from_json, to_json
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.device import interface as patience
+from kagent_sandbox.errors import IncumbentWrong, KagentError, MachineError
+from kagent_sandbox.judge.judge import Judge
+from kagent_sandbox.judge.protocol import (
+    ERRORS,
+    Checked,
+    Correct,
+    Entrant,
+    Header,
+    Measured,
+    MeasureRequest,
+    RaceRequest,
+    Spoilt,
+    unpack,
+)
+from kagent_sandbox.judge.timing.baselines import Baselines, measure_baselines
+from kagent_sandbox.judge.timing.race_baselines import CpuRivals, GpuRivals
+from kagent_sandbox.process.channel import Channel, ChannelClosed
+from kagent_sandbox.process.exit import end_with, leave
+
+if TYPE_CHECKING:
+    from kagent_sandbox.data.build import Built
+    from kagent_sandbox.data.task import Task
+    from kagent_sandbox.device.cpu.backend import CpuBackend
+    from kagent_sandbox.device.cuda.backend import GpuBackend
+    from kagent_sandbox.judge.timing.race_baselines import Rivals
+
+Json = Mapping[str, object]
+
+
+class Server:
+    """One judge behind a channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._judge: Judge | None = None
+        self._rivals: Rivals | None = None
+        self._eager_only = False
+        self._confined: CpuBackend | GpuBackend | None = None
+        self._kept: dict[str, Built] = {}
+
+    def serve(self) -> None:
+        """Answer requests until the client is gone."""
+        verbs = {
+            "open": self._open,
+            "ceilings": self._ceilings,
+            "noise": self._noise,
+            "baselines": self._baselines,
+            "keep": self._keep,
+            "drop": self._drop,
+            "check": self._check,
+            "measure": self._measure,
+            "race": self._race,
+            "health": self._health,
+            "printed": self._printed,
+            "isolation": self._isolation,
+        }
+        try:
+            with contextlib.suppress(ChannelClosed):
+                while True:
+                    message = self._channel.recv(None)
+                    request = cast("Json", message.obj)
+                    try:
+                        answer = verbs[str(request["do"])](request, message.blobs)
+                    except KagentError as e:
+                        names = [c.__name__ for c in type(e).__mro__ if c.__name__ in ERRORS]
+                        self._channel.send({"error": names[0], "text": str(e)})
+                    else:
+                        self._channel.send({"ok": answer})
+        finally:
+            if self._judge is not None:
+                self._judge.close()
+
+    @property
+    def judge(self) -> Judge:
+        """The judge, once opened."""
+        assert self._judge is not None, "the first request is open"
+        return self._judge
+
+    def _open(self, request: Json, _: Sequence[bytes]) -> Json:
+        patience.share = float(str(request["patience"]))
+        task = load_task(Path(str(request["task"])))
+        backend, rivals = _backend(task, str(request["kind"]), int(str(request["index"])))
+        self._rivals = rivals
+        self._eager_only = bool(request["eager_only"])
+        self._confined = backend
+        self._judge = Judge(task, backend, int(str(request["run_seed"])))
+        return to_json(backend.facts)
+
+    def _ceilings(self, _request: Json, _: Sequence[bytes]) -> Json:
+        return to_json(self.judge.ceilings)
+
+    def _noise(self, _request: Json, _: Sequence[bytes]) -> Json:
+        return to_json(self.judge.find_noise())
+
+    def _baselines(self, request: Json, _: Sequence[bytes]) -> Json:
+        return to_json(self._find_baselines(None, cached=bool(request["cached"])))
+
+    def _find_baselines(self, names: Collection[str] | None, *, cached: bool = True) -> Baselines:
+        judge, rivals = self.judge, self._rivals
+        assert rivals is not None, "the first request is open"
+        if names is None:
+            rivals.expect()  # a run's beginning, which a race ends
+        found = measure_baselines(
+            judge.task,
+            judge.kind,
+            judge.backend.facts,
+            lambda line: self._channel.send({"progress": line}),
+            names=names,
+            cached=cached,
+        )
+        judge.baselines_us.update(found.fastest_us)
+        return found
+
+    def _keep(self, request: Json, blobs: Sequence[bytes]) -> Json:
+        self._kept[str(request["key"])] = unpack(from_json(Header, request["header"]), blobs)
+        return {}
+
+    def _drop(self, request: Json, _: Sequence[bytes]) -> Json:
+        self._kept.pop(str(request["key"]), None)
+        return {}
+
+    def _check(self, request: Json, _: Sequence[bytes]) -> Json:
+        found = self.judge.check(self._kept[str(request["key"])])
+        result = found if isinstance(found, Rejected) else Correct(found)
+        return to_json(Checked(result))
+
+    def _measure(self, request: Json, _: Sequence[bytes]) -> Json:
+        wanted = from_json(MeasureRequest, request["request"])
+        if not self.judge.baselines_us:
+            self._find_baselines((EAGER,) if self._eager_only else None)
+        self.judge.find_noise()
+        incumbent = None if wanted.incumbent is None else self._contender(wanted.incumbent)
+        built = self._kept[wanted.key]
+        try:
+            verdict = self.judge.measure(built, wanted.errors, incumbent, sweep_s=wanted.sweep_s)
+        except IncumbentWrong as e:
+            return to_json(Measured(Spoilt(e.verdict)))
+        return to_json(Measured(verdict))
+
+    def _race(self, request: Json, _: Sequence[bytes]) -> Json:
+        wanted = from_json(RaceRequest, request["request"])
+        contenders = [self._contender(e) for e in wanted.entrants]
+        rivals = self._rivals if wanted.baselines else None
+        self.judge.find_noise()
+        return to_json(self.judge.race(contenders, hidden=wanted.hidden, rivals=rivals))
+
+    def _health(self, _request: Json, _: Sequence[bytes]) -> Json:
+        self.judge.health()
+        return {}
+
+    def _printed(self, _request: Json, _: Sequence[bytes]) -> Json:
+        return {"text": self.judge.backend.printed()}
+
+    def _isolation(self, _request: Json, _: Sequence[bytes]) -> Json:
+        assert self._confined is not None, "the first request is open"
+        return to_json(self._confined.isolation)
+
+    def _contender(self, entrant: Entrant) -> Contender:
+        return Contender(entrant.id, self._kept[entrant.key], entrant.choice)
+
+
+def _backend(task: Task, kind: str, index: int) -> tuple[CpuBackend | GpuBackend, Rivals]:
+    """The device, and where its baselines come from."""
+    if kind == "cpu":
+        from kagent_sandbox.device.cpu.backend import CpuBackend
+
+        return CpuBackend(), CpuRivals(task)
+    try:
+        from kagent_sandbox.device.cuda.backend import GpuBackend
+    except ImportError as e:
+        raise MachineError(f"no GPU can be used here: {e}") from None
+    gpu = GpuBackend(index, products=bool(task.allow))
+    return gpu, GpuRivals(task, gpu)
+
+
+def main() -> None:
+    """Serve the socket whose descriptor is the first argument, and end the process."""
+    end_with(int(sys.argv[1]))
+    with Channel(socket.socket(fileno=int(sys.argv[1]))) as channel:
+        Server(channel).serve()
+    leave()

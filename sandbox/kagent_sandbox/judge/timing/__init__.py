@@ -1,0 +1,1 @@
+"""How fast: timed blocks, comparisons, races, baselines."""

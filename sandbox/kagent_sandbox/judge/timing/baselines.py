@@ -1,0 +1,278 @@
+"""What a user would call instead: torch eager, torch.compile, expert libraries, timed like
+candidates are, once per device, versions and task.
+
+They run in a trusted process of their own, which is restarted when a baseline takes it down. A
+baseline that fails is recorded with its reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+from kagent_sandbox import cache
+from kagent_sandbox.data.build import ScalarSpec, TensorSpec
+from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.race import TORCH
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.task import Case, Kind, Task, build_case
+from kagent_sandbox.device.baseline_calls import BaselineCall, all_names
+from kagent_sandbox.errors import ChildDied
+from kagent_sandbox.runtime.text import printable
+
+VERSION = 1
+CPU_TIMING_VERSION = 2  # changes whenever a CPU's times no longer compare with earlier ones
+"""Of the way of measuring, with the clock's own version: part of the cache's key."""
+ITEM_LIMIT_S = 900.0  # one baseline of one case; max-autotune of a large product takes minutes
+_WORKER: tuple[str, ...] = ("-m", "kagent_sandbox.judge.timing.baseline_worker")
+_SEED = 20  # of baselines' inputs: never those of a candidate
+_FIELDS = ("name", "dtype", "inputs", "scale", "noncontiguous")
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Times of all baselines: case -> baseline -> µs, and what else was seen."""
+
+    us: Mapping[str, Mapping[str, float]]
+    peak_bytes: Mapping[str, Mapping[str, int]]  # on a GPU; 0 on a CPU
+    captured: Mapping[str, Mapping[str, bool]]  # replayed as a CUDA graph rather than called
+    failed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # reason
+
+    def fastest(self, case: str) -> tuple[str, float]:
+        """Name and µs of the fastest of eager and the torch.compile modes.
+
+        Raises:
+            KeyError: None of them ran in this case.
+        """
+        torch_us = {n: us for n, us in self.us[case].items() if n in TORCH}
+        if not torch_us:
+            raise KeyError(f"no baseline of torch ran in case {case}: {self.failed.get(case)}")
+        name = min(torch_us, key=lambda n: torch_us[n])
+        return name, torch_us[name]
+
+    @property
+    def fastest_us(self) -> dict[str, float]:
+        """µs of the fastest of eager and the torch.compile modes, per case that has one."""
+        found = {}
+        for case, times in self.us.items():
+            if any(n in TORCH for n in times):
+                found[case] = self.fastest(case)[1]
+        return found
+
+
+def measure_baselines(
+    task: Task,
+    kind: Kind,
+    facts: DeviceFacts,
+    on_progress: Progress | None = None,
+    *,
+    cases: Sequence[Case] | None = None,
+    names: Collection[str] | None = None,
+    index: int = 0,
+    cached: bool = True,
+) -> Baselines:
+    """Baselines of a task's visible benchmark cases (or of `cases`) on a device.
+
+    Args:
+        task: The task.
+        kind: Of the device.
+        facts: Of the device: `facts.key` is part of the cache's key.
+        on_progress: Is told one line per baseline.
+        cases: Other cases than the visible benchmark ones; not cached.
+        names: Of the baselines that are wanted, if not all.
+        index: Of the GPU.
+        cached: Whether earlier measurements are used.
+
+    Raises:
+        ChildDied: The measuring process does not start.
+        TaskError: A case does not fit the task.
+    """
+    say = on_progress or (lambda _: None)
+    parts = (facts.key, task.name, task.digest, kind, VERSION, _clock(kind), *(names or ()))
+    name = cache.named("baselines", *parts)
+    if cached and cases is None:
+        known = cache.load(name, Baselines)
+        if known is not None:
+            return known
+    chosen = list(task.cases(kind).bench) if cases is None else list(cases)
+    calls = [baseline_call(task, case, "", _SEED) for case in chosen]
+    collected = _Collected(say, names)
+    while not collected.complete:
+        _run_worker(kind, index, calls, collected)
+    measured = collected.baselines([c.name for c in chosen])
+    if cases is None:
+        cache.save(name, measured)
+    return measured
+
+
+def baseline_names(task: Task, kind: Kind) -> list[str]:
+    """All baselines of a task that can be tried here: eager, compile modes, experts."""
+    return all_names(str(task.folder / "reference.py"), kind)
+
+
+def baseline_call(task: Task, case: Case, name: str, seed: int) -> BaselineCall:
+    """A baseline of a task on one case, as plain data for another process."""
+    built = build_case(task, case)
+    tensors = [a for a in built.arguments if isinstance(a, TensorSpec)]
+    return BaselineCall(
+        name=name,
+        reference=str(task.folder / "reference.py"),
+        case={f: getattr(case, f) for f in _FIELDS},
+        dims=case.dims,
+        scalars={a.name: a.value for a in built.arguments if isinstance(a, ScalarSpec)},
+        seed=seed,
+        strides={a.name: a.strides for a in tensors} if case.noncontiguous else {},
+    )
+
+
+def _clock(kind: Kind) -> int:
+    """The timing's version; needs no GPU, but a torch that was built for one may take a while."""
+    if kind == "cpu":
+        return CPU_TIMING_VERSION
+    from kagent_sandbox.device.cuda.timing import TIMING_VERSION
+
+    return TIMING_VERSION
+
+
+class _Collected:
+    """What workers have answered so far."""
+
+    def __init__(self, say: Progress, names: Collection[str] | None) -> None:
+        self.complete = False
+        self.names = names  # of the baselines that are wanted; None: all
+        self._say = say
+        self._done: list[dict[str, object]] = []
+        self._running: tuple[str, str] | None = None
+
+    @property
+    def skip(self) -> list[object]:
+        """What need not be measured again."""
+        return [a.get("done") or a.get("failed") for a in self._done]
+
+    def take(self, line: str) -> None:
+        """One answer of the worker."""
+        answer = json.loads(line)
+        if "start" in answer:
+            self._running = (answer["start"][0], answer["start"][1])
+            return
+        self._running = None
+        self._done.append(answer)
+        case, name = answer.get("done") or answer["failed"]
+        if "done" in answer:
+            how = ", captured" if answer["captured"] else ""
+            self._say(f"{case}: {name} {answer['us']:.1f} µs{how}")
+        else:
+            self._say(f"{case}: {name} failed: {answer['reason']}")
+
+    def died(self, reason: str, log: str) -> None:
+        """The worker is gone; what it was doing has failed.
+
+        Raises:
+            ChildDied: It was doing nothing: it would die again.
+        """
+        if self._running is None:
+            raise ChildDied(f"the process that measures baselines {reason}\n{log}")
+        case, name = self._running
+        self.take(json.dumps({"failed": [case, name], "reason": f"its process {reason}"}))
+
+    def baselines(self, cases: Sequence[str]) -> Baselines:
+        """All answers, by case."""
+        us: dict[str, dict[str, float]] = {c: {} for c in cases}
+        peak: dict[str, dict[str, int]] = {c: {} for c in cases}
+        captured: dict[str, dict[str, bool]] = {c: {} for c in cases}
+        failed: dict[str, dict[str, str]] = {c: {} for c in cases}
+        for answer in self._done:
+            pair = answer.get("done") or answer.get("failed")
+            assert isinstance(pair, list)
+            case, name = pair
+            if "done" in answer:
+                us[case][name] = float(str(answer["us"]))
+                peak[case][name] = int(str(answer["peak_bytes"]))
+                captured[case][name] = bool(answer["captured"])
+            else:
+                failed[case][name] = str(answer["reason"])
+        return Baselines(us, peak, captured, {c: f for c, f in failed.items() if f})
+
+
+def _run_worker(
+    kind: Kind, index: int, calls: Sequence[BaselineCall], collected: _Collected
+) -> None:
+    """Run one worker until it is through, or gone, or takes too long over one baseline."""
+    folder = cache.cache_folder() / "inductor"
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(folder),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        # Memory is kept between calls, like a GPU's allocator does: candidates are timed on
+        # memory that exists, so baselines must not pay for page faults either.
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    }
+    request = {
+        "kind": kind,
+        "index": index,
+        "calls": [to_json(c) for c in calls],
+        "skip": collected.skip,
+        "names": None if collected.names is None else list(collected.names),
+    }
+    with tempfile.TemporaryFile() as log:
+        worker = subprocess.Popen(
+            [sys.executable, *_WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C at the terminal is the caller's to handle
+        )
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        with worker, contextlib.ExitStack() as on_error:
+            on_error.callback(worker.kill)
+            with contextlib.suppress(BrokenPipeError):  # it died at once: its status says of what
+                worker.stdin.write(json.dumps(request))
+                worker.stdin.close()
+            finished = _read_lines(worker.stdout, collected)
+            if finished:
+                on_error.pop_all()
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
+        tail = printable(log.read().decode(errors="replace")).strip()
+    if not finished:
+        collected.died(f"took longer than {ITEM_LIMIT_S:.0f} s", tail)
+    elif worker.returncode == 0:
+        collected.complete = True
+    elif worker.returncode < 0:
+        collected.died(f"died of {signal.Signals(-worker.returncode).name}", tail)
+    else:
+        collected.died(f"exited with status {worker.returncode}", tail)
+
+
+def _read_lines(stream: IO[str], collected: _Collected) -> bool:
+    """Take answers until the stream ends; False when one did not come in time."""
+    descriptor = stream.fileno()
+    os.set_blocking(descriptor, False)
+    rest = b""
+    deadline = time.monotonic() + ITEM_LIMIT_S
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while selector.select(max(0.0, deadline - time.monotonic())):
+            data = os.read(descriptor, 1 << 16)
+            if not data:
+                return True
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                collected.take(line.decode())
+                deadline = time.monotonic() + ITEM_LIMIT_S
+    return False

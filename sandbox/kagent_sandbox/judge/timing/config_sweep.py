@@ -1,0 +1,163 @@
+"""Which configuration of a candidate's tunables suits a case: successive halving, a few samples
+each, all on the same inputs. They choose, and count for nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kagent_sandbox.data.plan_json import plan_identity
+from kagent_sandbox.judge.arena.layout import pitch_of
+from kagent_sandbox.judge.arena.session import SAMPLE_LIMIT_S, Disqualified
+from kagent_sandbox.judge.check.checker import seats_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kagent_sandbox.data.build import Built
+    from kagent_sandbox.data.plan import Plan
+    from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.judge.arena.placement import Seat
+    from kagent_sandbox.judge.arena.session import Session
+    from kagent_sandbox.judge.check.inputs import Draw, Draws
+
+FIRST_SAMPLES = 3
+MOST_SAMPLES = 12  # per round and configuration
+HOPELESS = 3.0
+"""The sweep ends after its first round when nothing is within this factor of the incumbent."""
+RUN_LIMIT_S = 2.0
+"""A configuration that hangs costs the lane no more. The declared one has passed the checks: it may
+take as long as that of a candidate that declares no others."""
+
+
+@dataclass(frozen=True)
+class Sweeper:
+    """Ranks configurations case by case."""
+
+    task: Task
+    draws: Draws
+    cap_s: float
+
+    def rank(
+        self,
+        session: Session,
+        built: Built,
+        case: Case,
+        configs: Sequence[int],
+        incumbent: Plan | None,
+        count: int,
+    ) -> tuple[int, ...]:
+        """`configs` (the declared one, 0, among them) in the order of their speed on one case.
+
+        They are timed until one is left or time is up. One that fails is dropped; the declared one
+        may not.
+
+        Raises:
+            Disqualified: The declared configuration failed.
+        """
+        began = time.monotonic()
+        plans = {i: built.plans[i, case.name] for i in configs}
+        rivals = [] if incumbent is None else [incumbent]
+        pitch = pitch_of([*plans.values(), *rivals])
+
+        def seats_of(plan: Plan, prefix: str, owner: str = "") -> list[Seat]:
+            return seats_for(
+                self.task,
+                case,
+                plan,
+                session.arena,
+                count=count,
+                pitch=pitch,
+                prefix=prefix,
+                owner=owner,
+            )
+
+        number = FIRST_SAMPLES
+        rival_us: list[float] = []
+        for plan in rivals:
+            seats = seats_of(plan, "rival", "b")
+            session.prepare(seats, case.name)
+            self._write(session, seats, self.draws.draw(case))
+            rival_us = [session.sample(seats, case.name) for _ in range(number)]
+            session.forget(seats)
+
+        seated = {i: seats_of(plan, f"s{i}") for i, plan in plans.items()}
+        draw = self.draws.draw(case)
+        places: list[tuple[int, ...]] | None = None  # where the inputs lie now
+        samples: dict[int, list[float]] = {}
+        alive = list(configs)
+        while True:
+            for i in list(alive):
+                late = time.monotonic() - began > self.cap_s
+                if late and i not in samples and samples:
+                    alive.remove(i)
+                    continue
+                wanted = [s.input_places for s in seated[i]]
+                if wanted != places:
+                    self._write(session, seated[i], draw)
+                    places = wanted
+                if not self._time(session, case, seated[i], number, samples, i):
+                    alive.remove(i)
+                    for j in samples:
+                        session.prepare(seated[j], case.name)
+            alive.sort(key=lambda i: statistics.median(samples[i]))
+            best = statistics.median(samples[alive[0]])
+            hopeless = bool(rival_us) and best > HOPELESS * statistics.median(rival_us)
+            late = time.monotonic() - began > self.cap_s
+            if len(alive) == 1 or number >= MOST_SAMPLES or late or hopeless:
+                break
+            alive = alive[: math.ceil(len(alive) / 2)]
+            number = min(MOST_SAMPLES, 2 * number)
+        session.forget([s for i in samples for s in seated[i]])
+        beaten = sorted(
+            (i for i in samples if i not in alive), key=lambda i: statistics.median(samples[i])
+        )
+        return (*alive, *beaten)
+
+    def _time(
+        self,
+        session: Session,
+        case: Case,
+        seats: Sequence[Seat],
+        number: int,
+        samples: dict[int, list[float]],
+        config: int,
+    ) -> bool:
+        """Add samples of one configuration. False if it failed: the session was restarted."""
+        try:
+            if config not in samples:
+                session.prepare(seats, case.name)
+            limit_s = SAMPLE_LIMIT_S if config == 0 else RUN_LIMIT_S
+            more = [session.sample(seats, case.name, limit_s=limit_s) for _ in range(number)]
+        except Disqualified:
+            if config == 0:
+                raise
+            samples.pop(config, None)
+            session.restart()
+            return False
+        samples.setdefault(config, []).extend(more)
+        return True
+
+    def _write(self, session: Session, seats: Sequence[Seat], draw: Draw) -> None:
+        """Inputs for all seats. Plans of one candidate have theirs in the same places, nearly
+        always, so that this is rarely done twice.
+        """
+        with session.clock.part("inputs"), session.quiet():
+            for seat in seats:
+                seat.write_inputs(draw)
+
+
+def distinct(built: Built, case: Case) -> list[int]:
+    """Configurations that exist for the case, without those that make the same plan as an earlier
+    one. The declared one, 0, is the first.
+    """
+    kept: dict[str, int] = {}
+    for i in range(len(built.configs)):
+        plan = built.plans.get((i, case.name))
+        if plan is not None:
+            kept.setdefault(plan_identity(plan), i)
+    return list(kept.values())

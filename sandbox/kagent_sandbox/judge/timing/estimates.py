@@ -1,0 +1,212 @@
+"""Statistics of interleaved timings. Pure functions over samples in µs.
+
+Two kernels are compared in blocks ordered ABBA: drift that is linear in time hits both alike, and
+each pair of neighbouring blocks has a ratio of its own. Their mean's interval is a bootstrap over
+pairs (few of them: and over samples within them), widened by what no number of samples removes:
+where buffers lie shifts short kernels by up to a percent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+RESAMPLES = 2000
+LOOK_RESAMPLES = 1000  # of a look that decides no more than whether to go on
+_LEAST_US = 1e-3
+_NORMAL_95 = 1.959964
+_ENOUGH_PAIRS = 8
+"""What samples vary by is part of what pairs vary by, and is counted twice where both are resampled
+(Davison and Hinkley, Bootstrap Methods and their Application, 3.8): from so many pairs on, pairs
+speak for themselves. Fewer have too few resamples."""
+NOISE_SPAN = 4.0  # upper over lower end of a median's interval, above which it says nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """Blocks of samples of two kernels on one case: block i of `a` ran next to block i of `b`."""
+
+    a: tuple[tuple[float, ...], ...]
+    b: tuple[tuple[float, ...], ...]
+
+
+def abba(pairs: int) -> str:
+    """Order of blocks: "…abbaabba", with `pairs` blocks of each kernel, the last one of a."""
+    return "".join("ba" if i % 2 == 0 else "ab" for i in reversed(range(pairs)))
+
+
+def median_interval(samples: Sequence[float]) -> Interval:
+    """Median with the 95 % interval that order statistics give without any assumed distribution.
+
+    The number of samples below the true median is binomial(n, 1/2); with few samples the interval
+    is their range.
+    """
+    ordered = np.sort(np.asarray(samples, dtype=np.float64))
+    n = len(ordered)
+    if n == 0:
+        raise ValueError("median of no samples")
+    reach = _NORMAL_95 * math.sqrt(n) / 2
+    low = max(0, math.floor((n - 1) / 2 - reach))
+    high = min(n - 1, math.ceil((n - 1) / 2 + reach))
+    return Interval(float(np.median(ordered)), float(ordered[low]), float(ordered[high]))
+
+
+def is_noise(samples: Sequence[float]) -> bool:
+    """Whether samples are no measurement: not even the order of magnitude of their median is known.
+
+    On a busy host a neighbour may take most of the time of most samples.
+    """
+    interval = median_interval(samples)
+    return interval.low <= 0 or interval.high > NOISE_SPAN * interval.low
+
+
+def systematic(us: float, *, gpu: bool, factor: float = 1.0) -> float:
+    """Standard deviation of log(time) that repeating cannot remove, from A/A runs of one kernel.
+
+    H100: 0.2 % at ≥ 100 µs, 1 % at 28 µs (addresses of buffers decide). A shared CPU: what pairs of
+    blocks show is all that there is, in fresh processes too (docs/measuring.md); half a percent is
+    for what they cannot. `factor` is how much more this machine showed when it was asked
+    (`kagent_sandbox.judge.timing.noise`).
+    """
+    return factor * (0.002 + 0.2 / us if gpu else 0.005)
+
+
+def bootstrap_log_ratios(
+    duel: Duel, rng: np.random.Generator, *, noise: float = 0.0, resamples: int = RESAMPLES
+) -> Floats:
+    """Bootstrap distribution of log(time of b / time of a): positive where a is faster.
+
+    Resamples pairs of blocks, of fewer than `_ENOUGH_PAIRS` also samples within each block, and
+    takes what `log_ratio` takes.
+    What is resampled varies less than the truth does, by the square root of (pairs - 1) / pairs:
+    deviations are stretched by as much. One pair alone tells nothing of how pairs vary: then
+    `noise` has to. It is a standard deviation of the log ratio that is added to every resample.
+    """
+    center, pairs = log_ratio(duel), len(duel.a)
+    picks = rng.integers(0, pairs, size=(resamples, pairs))
+    if pairs < _ENOUGH_PAIRS:
+        logs = _middle(_logs(_medians(duel.b, picks, rng)) - _logs(_medians(duel.a, picks, rng)))
+    else:
+        logs = _middle(_pair_logs(duel)[picks])
+    if pairs > 1:
+        logs = center + (logs - center) * math.sqrt(pairs / (pairs - 1))
+    return logs + rng.normal(0.0, noise, size=resamples) if noise else logs
+
+
+def log_ratio(duel: Duel) -> float:
+    """log(time of b / time of a): the interquartile mean over pairs of blocks of their medians'.
+
+    Within a pair both had the machine as it was then; a pair that was disturbed is left out.
+
+    Raises:
+        ValueError: There are no pairs, or a block is empty.
+    """
+    if len(duel.a) != len(duel.b) or not duel.a or not all((*duel.a, *duel.b)):
+        raise ValueError("a duel needs as many blocks of one kernel as of the other, none empty")
+    return float(_middle(_pair_logs(duel)[np.newaxis])[0])
+
+
+def _pair_logs(duel: Duel) -> Floats:
+    """log(time of b / time of a) of each pair, of its blocks' medians."""
+    a, b = (_logs(np.asarray([np.median(x) for x in side])) for side in (duel.a, duel.b))
+    return np.asarray(b - a, dtype=np.float64)
+
+
+def _logs(us: Floats) -> Floats:
+    """Of what may be 0 or less where the cost of asking was taken off: see `is_noise`."""
+    return np.asarray(np.log(np.maximum(us, _LEAST_US)), dtype=np.float64)
+
+
+def _middle(values: Floats) -> Floats:
+    """Interquartile mean of each row: a quarter of its values is left out at either end."""
+    out = values.shape[1] // 4
+    kept = np.sort(values, axis=1)[:, out : values.shape[1] - out]
+    return np.asarray(kept.mean(axis=1), dtype=np.float64)
+
+
+def _medians(
+    blocks: Sequence[Sequence[float]], pairs: NDArray[np.int64], rng: np.random.Generator
+) -> Floats:
+    """Medians of the blocks that were picked, each resampled to its own width.
+
+    Of a sorted block, n draws with replacement are n indices floor(n u), u uniform, and their
+    median needs the middle one or two of the u alone: the k-th smallest of n is Beta(k, n + 1 - k),
+    and the next one the smallest of n - k uniform between that and 1 (David and Nagaraja, Order
+    Statistics, 2.1 and 2.5).
+    """
+    widths = np.asarray([len(b) for b in blocks])
+    table = np.full((len(blocks), int(widths.max())), np.inf)
+    for row, block in zip(table, blocks, strict=True):
+        row[: len(block)] = np.sort(block)
+    count = widths[pairs]
+    k = (count + 1) // 2
+    low = rng.beta(k, count + 1 - k)
+    more = np.maximum(count - k, 1)
+    high = np.where(count % 2, low, 1 - (1 - low) * rng.random(pairs.shape) ** (1 / more))
+    lower, upper = (
+        table[pairs, np.minimum((u * count).astype(np.int64), count - 1)] for u in (low, high)
+    )
+    return np.asarray((lower + upper) / 2, dtype=np.float64)
+
+
+def ratio(duel: Duel, rng: np.random.Generator, *, noise: float = 0.0) -> Interval:
+    """Time of b / time of a (`log_ratio`), and its interval: above 1, a is faster."""
+    logs = bootstrap_log_ratios(duel, rng, noise=noise)
+    value = math.exp(log_ratio(duel))
+    low, high = np.exp(np.percentile(logs, [2.5, 97.5]))
+    return Interval(value, min(float(low), value), max(float(high), value))
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """Geometric mean of ratios over cases, its interval, and the probability that it exceeds 1."""
+
+    ratio: Interval
+    p_faster: float
+    cases: Mapping[str, float]
+
+
+def combine(
+    duels: Mapping[str, Duel],
+    rng: np.random.Generator,
+    noise: Mapping[str, float],
+    *,
+    resamples: int = RESAMPLES,
+) -> Combined:
+    """Combine the duels of several cases into one comparison; every case weighs the same."""
+    total = np.zeros(resamples)
+    cases: dict[str, float] = {}
+    for case, duel in duels.items():
+        more = bootstrap_log_ratios(duel, rng, noise=noise.get(case, 0.0), resamples=resamples)
+        total += more
+        cases[case] = math.exp(log_ratio(duel))
+    total /= len(duels)
+    value = geometric_mean(list(cases.values()))
+    low, high = (float(v) for v in np.exp(np.percentile(total, [2.5, 97.5])))
+    p_faster = float(np.mean(total > 0) + 0.5 * np.mean(total == 0))
+    return Combined(Interval(value, min(low, value), max(high, value)), p_faster, cases)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Geometric mean of positive numbers."""
+    return math.exp(math.fsum(math.log(v) for v in values) / len(values))
+
+
+def log_stderr(times: Sequence[Interval]) -> float:
+    """Standard error of the logarithm of a geometric mean of medians, from their intervals."""
+    widths = [math.log(t.high / t.low) / (2 * _NORMAL_95) for t in times if t.low > 0]
+    return math.sqrt(math.fsum(w * w for w in widths)) / max(1, len(times))

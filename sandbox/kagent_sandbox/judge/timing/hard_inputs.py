@@ -1,0 +1,74 @@
+"""Plans that are timed are also checked on inputs that are hard, at the very shapes that are timed.
+
+Host code chooses kernels by shape, as it should. Check cases are small and benchmark cases large,
+so that a candidate can tell them apart, and benchmark inputs are ordinary numbers: it could leave
+out, where it is timed, whatever only large values, masks or constant rows need. A configuration of
+tunables that was built for the benchmark cases alone could do the same. Therefore timed plans run
+once more on inputs as check cases have them; which, is secret.
+
+Not covered: mistakes that only a shape shows which is in no case at all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kagent_sandbox.judge.arena.session import Disqualified
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from kagent_sandbox.data.task import Case
+    from kagent_sandbox.judge.timing.blocks import Table
+
+LEAST_CHECKS = 3
+"""Of one candidate over all of its timed cases: each is one run, and one reference."""
+SLACK = 8.0
+"""Over what the task allows, which was calibrated on the check cases: a chunked kernel that passes
+all of those errs twice as much as allowed on 8192 classes with shifted inputs. What is left out is
+off by orders of magnitude; lower precision shows on ordinary inputs, where nothing is granted."""
+
+
+def hard_cases(case: Case, check_cases: Sequence[Case]) -> list[Case]:
+    """The case with the distributions of inputs that check cases of its dtype have, but for its
+    own.
+    """
+    same = [c for c in check_cases if c.dtype == case.dtype] or check_cases
+    kinds = dict.fromkeys((c.inputs, c.scale) for c in same)
+    kinds.pop((case.inputs, case.scale), None)
+    return [
+        case.model_copy(update={"name": f"{case.name}, {i} x{s:g}", "inputs": i, "scale": s})
+        for i, s in kinds
+    ]
+
+
+def refuse_what_only_looks_right(
+    tables: Mapping[str, Table], side: str, check_cases: Sequence[Case], rng: random.Random
+) -> None:
+    """Run a contender's timed plans on hard inputs, at least once each where there are some.
+
+    Raises:
+        Disqualified: A result is wrong. The verdict's case is the timed one.
+    """
+    checks = [
+        (table, hard)
+        for table in tables.values()
+        for hard in _chosen(table.case, check_cases, len(tables), rng)
+    ]
+    for table, hard in checks:
+        try:
+            table.check(side, hard, SLACK)
+        except Disqualified as e:
+            text = f"on {hard.inputs} inputs of scale {hard.scale:g}: {e.verdict.message}"
+            verdict = replace(e.verdict, message=text, case=table.case.name)
+            raise Disqualified(verdict) from e.__cause__
+
+
+def _chosen(
+    case: Case, check_cases: Sequence[Case], tables: int, rng: random.Random
+) -> Iterator[Case]:
+    found = hard_cases(case, check_cases)
+    yield from rng.sample(found, min(len(found), math.ceil(LEAST_CHECKS / tables)))

@@ -1,0 +1,247 @@
+"""How fast is a candidate? Configurations first, then ABBA blocks beside the incumbent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kagent_sandbox.data.build import Contender
+from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage, Status
+from kagent_sandbox.device.interface import LaunchFailed
+from kagent_sandbox.errors import IncumbentWrong
+from kagent_sandbox.judge.arena.layout import pitch_of
+from kagent_sandbox.judge.arena.session import Disqualified, Session
+from kagent_sandbox.judge.check.checker import Checker
+from kagent_sandbox.judge.timing import estimates, metrics
+from kagent_sandbox.judge.timing.blocks import PACES, Table, placements
+from kagent_sandbox.judge.timing.config_sweep import Sweeper, distinct
+from kagent_sandbox.judge.timing.hard_inputs import refuse_what_only_looks_right
+from kagent_sandbox.judge.timing.versus_incumbent import Turns
+
+if TYPE_CHECKING:
+    import random
+
+    from kagent_sandbox.data.build import Built
+    from kagent_sandbox.data.device import Ceilings
+    from kagent_sandbox.data.task import Case, Kind, Task
+    from kagent_sandbox.device.interface import Backend
+    from kagent_sandbox.device.interference import Watch
+    from kagent_sandbox.judge.timing.noise import Noise
+
+WALL_BUDGET_US = 3000.0
+LIKELY = 0.5
+"""P(faster) from which on timed plans are also checked on hard inputs: who is slower gains nothing
+by being wrong."""
+ALARM_TRIES = 8
+"""How often a suspicion is looked into before it is believed: a busy host raises some."""
+ALARM_PAUSE_S = 0.02
+
+
+@dataclass(frozen=True)
+class Meter:
+    """Times candidates of one task on one device."""
+
+    task: Task
+    backend: Backend
+    checker: Checker
+    ceilings: Ceilings
+    baselines_us: Mapping[str, float]
+    kind: Kind
+    rng: random.Random
+    noise: Noise
+    watch: Watch
+
+    def measure(
+        self,
+        session: Session,
+        built: Built,
+        errors: Sequence[CaseError],
+        check_cases: Sequence[Case],
+        incumbent: Contender | None,
+        sweep_s: float,
+    ) -> Passed:
+        """Time a checked candidate on every benchmark case, in a session that has its binaries
+        and the incumbent's, over an arena of at least `arena_bytes`.
+
+        Raises:
+            Disqualified: It failed, was wrong in a timed block, or its times cannot be true.
+            IncumbentWrong: The incumbent failed, or was wrong where it was timed.
+        """
+        cases = self.task.cases(self.kind).bench
+        choice = self._sweep(session, built, cases, check_cases, incumbent, sweep_s)
+        candidate = Contender("candidate", built, choice)
+        sides = {"a": candidate} | ({"b": incumbent} if incumbent else {})
+        tables = {c.name: self._table(session, c, sides) for c in cases}
+        turns = Turns(tables, self.kind, self.rng, self.noise)
+        self.watch.begin()
+        try:
+            complete = turns.take(session, self._refuse_suspicion)
+        except Disqualified as e:
+            if incumbent is not None and turns.side == "b" and e.blame == "kernel":
+                raise IncumbentWrong(incumbent.id, e.verdict) from e
+            self._doubt(e)
+            raise
+        versus = None if incumbent is None else turns.compare(incumbent.id)
+        if complete and (versus is None or versus.p_faster > LIKELY):
+            refuse_what_only_looks_right(tables, "a", check_cases, self.rng)
+        notes = (*self.watch.notes(), *turns.notes)
+        blocks = {name: table.blocks["a"] for name, table in tables.items()}
+        passed = self._passed(candidate, errors, cases, blocks)
+        return replace(passed, versus=versus, screened=not complete, notes=notes)
+
+    def arena_bytes(
+        self, built: Built, check_cases: Sequence[Case], incumbent: Contender | None
+    ) -> int:
+        """Memory for checking a candidate and timing it and the incumbent in turns; of what it was
+        built for, which may be the check cases alone.
+        """
+        bench = self.task.cases(self.kind).bench
+        most = 0
+        for case in (*bench, *check_cases):
+            plans = [p for (_, name), p in built.plans.items() if name == case.name]
+            if incumbent is not None and case in bench:
+                plans.append(incumbent.plan(case.name))
+            if plans:
+                most = max(most, self._count(case) * pitch_of(plans))
+        return most
+
+    def _count(self, case: Case) -> int:
+        return placements(self.task, case, self.kind, self.ceilings)
+
+    def _table(self, session: Session, case: Case, sides: Mapping[str, Contender]) -> Table:
+        at_once = PACES[self.kind].seats
+        table = Table(session, self.checker, case, sides, self._count(case), at_once)
+        table.prepare()
+        return table
+
+    # -- configurations --------------------------------------------------------------------------
+
+    def _sweep(
+        self,
+        session: Session,
+        built: Built,
+        cases: Sequence[Case],
+        check_cases: Sequence[Case],
+        incumbent: Contender | None,
+        sweep_s: float,
+    ) -> dict[str, int]:
+        """The fastest configuration of each case that has several; the winners are checked like
+        the declared one was.
+        """
+        sweeper = Sweeper(self.task, self.checker.draws, sweep_s)
+        choice: dict[str, int] = {}
+        good, bad = {0}, set[int]()
+        for case in cases:
+            order: Sequence[int] = distinct(built, case)
+            if len(order) > 1:
+                session.hush()
+                plan = incumbent.plan(case.name) if incumbent else None
+                count = self._count(case)
+                order = sweeper.rank(session, built, case, order, plan, count)
+            for config in order:
+                if config not in good | bad:
+                    right = self._right(session, built, check_cases, config)
+                    (good if right else bad).add(config)
+                if config in good:
+                    choice[case.name] = config
+                    break
+        return choice
+
+    def _right(
+        self, session: Session, built: Built, check_cases: Sequence[Case], config: int
+    ) -> bool:
+        """Whether a further configuration is right on all check cases that it was built for."""
+        try:
+            for case in check_cases:
+                plan = built.plans.get((config, case.name))
+                if plan is not None and plan != built.plans[0, case.name]:
+                    self.checker.check(session, built, case, config=config, thorough=False)
+        except Disqualified:
+            session.restart()
+            return False
+        return True
+
+    # -- what the times say ----------------------------------------------------------------------
+
+    def _doubt(self, found: Disqualified) -> None:
+        """Times that cannot be true may be the machine's doing where others use most of it.
+
+        Raises:
+            Disqualified: The same, told as unclear: it is tried once more.
+        """
+        if found.verdict.status is not Status.SUSPECT or not self.watch.crowded():
+            return
+        text = f"{found}. Perhaps the machine's doing: {'; '.join(self.watch.notes())}"
+        unclear = LaunchFailed(Status.SUSPECT, text, blame="unclear")
+        raise Disqualified(replace(found.verdict, message=text)) from unclear
+
+    def _refuse_suspicion(self, table: Table) -> None:
+        """Look into a candidate's times on one case right after its last block.
+
+        Raises:
+            Disqualified: They cannot be true.
+        """
+        case, blocks = table.case, table.blocks["a"]
+        us = estimates.median_interval([x for b in blocks for x in b]).value
+        text = self._over_the_limit(table, us)
+        if text is None:
+            text = self._disagreement(table, us)
+        if text is not None:
+            raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, case.name))
+
+    def _disagreement(self, table: Table, us: float) -> str | None:
+        """Why a GPU's own times cannot be true, or None. A busy host disturbs the judge's clock, so
+        that it is looked at a few times.
+        """
+        runs = max(3, min(50, int(WALL_BUDGET_US / us)))
+        text = None
+        for _ in range(ALARM_TRIES):
+            text = metrics.disagreement(us, table.wall_us("a", runs))
+            if text is None:
+                break
+            time.sleep(ALARM_PAUSE_S)
+        return text
+
+    def _over_the_limit(self, table: Table, us: float) -> str | None:
+        """Why a time is below what this device attains, or None.
+
+        The ceilings may be of an hour in which the device was busier: they are measured once more
+        before anybody is suspected.
+        """
+        case, facts, count = table.case, self.backend.facts, table.count
+        if metrics.suspicion(self.task, case, us, facts, self.ceilings, count) is None:
+            return None
+        now = self.backend.ceilings(again=True)
+        return metrics.suspicion(self.task, case, us, facts, now, count)
+
+    def _passed(
+        self,
+        candidate: Contender,
+        errors: Sequence[CaseError],
+        cases: Sequence[Case],
+        blocks: Mapping[str, Sequence[Sequence[float]]],
+    ) -> Passed:
+        timings = [
+            metrics.case_timing(
+                self.task,
+                case,
+                candidate.plan(case.name),
+                [us for b in blocks[case.name] for us in b],
+                self.ceilings,
+                config=candidate.choice[case.name],
+                baseline_us=self.baselines_us.get(case.name),
+            )
+            for case in cases
+        ]
+        value, stderr = metrics.score(timings)
+        plans = [candidate.plan(c.name) for c in cases]
+        return Passed(
+            timings=tuple(timings),
+            errors=tuple(errors),
+            score=value,
+            score_stderr=stderr,
+            configs=candidate.built.configs,
+            resources=metrics.resources(plans),
+        )

@@ -1,0 +1,187 @@
+"""What samples mean: times, shares of the roofline, suspicion, scores, resources."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kagent_sandbox.data.verdict import CaseTiming
+from kagent_sandbox.judge.timing import estimates
+
+if TYPE_CHECKING:
+    from kagent_sandbox.data.device import Ceilings, DeviceFacts
+    from kagent_sandbox.data.plan import Plan
+    from kagent_sandbox.data.task import Case, Task
+
+ALARM_SHARE = 1.1
+"""Nobody is faster than this share of what the plainest kernels attain here: it is looked into."""
+WALL_TOLERANCE = 0.8
+"""A GPU's sample may fall short of wall time by a launch's overhead, but not by more than this."""
+LAUNCH_OVERHEAD_US = 10.0
+
+
+def choice_for(
+    cases: Sequence[Case], bench: Sequence[Case], choice: Mapping[str, int]
+) -> dict[str, int]:
+    """Also for `cases` that `choice` lacks: the configuration of the most similar benchmark case.
+
+    Args:
+        cases: For which a configuration is wanted.
+        bench: The visible benchmark cases.
+        choice: Indices of configurations, by the names of cases.
+    """
+    known = [c for c in bench if c.name in choice]
+    found = dict(choice)
+    for case in cases:
+        if case.name not in choice and known:
+            nearest = min(known, key=lambda k, c=case: _distance(k, c))  # type: ignore[misc]
+            found[case.name] = choice[nearest.name]
+    return found
+
+
+def _distance(known: Case, case: Case) -> float:
+    """How unlike two cases are: another dtype outweighs everything, then sizes by their ratio."""
+    total = 100.0 if known.dtype != case.dtype else 0.0
+    for name, value in case.dims.items():
+        other = known.dims.get(name, value)
+        if isinstance(value, bool) or value <= 0 or other <= 0:
+            total += 10.0 * (value != other)
+        else:
+            total += abs(math.log(value / other))
+    return total
+
+
+def attainable_us(task: Task, case: Case, ceilings: Ceilings) -> float:
+    """Least µs at this device's measured ceilings: bytes at their mix, or matrix products."""
+    written = task.min_written(case)
+    read = task.min_bytes(case) - written
+    us = _memory_us(read, written, ceilings)
+    peak = ceilings.tflop_per_s.get(case.dtype)
+    if task.matrix and peak:
+        us = max(us, task.flop_count(case) / peak / 1e6)
+    return us
+
+
+def _memory_us(read: float, written: float, ceilings: Ceilings) -> float:
+    """µs to move bytes at the measured bandwidths of their mix."""
+    paired = min(read, written)
+    us = 2 * paired / ceilings.copy_gb_per_s
+    us += (read - paired) / ceilings.read_gb_per_s + (written - paired) / ceilings.write_gb_per_s
+    return us / 1e3  # bytes per GB/s are ns
+
+
+def suspicion(
+    task: Task,
+    case: Case,
+    us: float,
+    facts: DeviceFacts,
+    ceilings: Ceilings,
+    executions: int,
+) -> str | None:
+    """Why a time cannot be true, or None: it is more than `ALARM_SHARE` of the roofline.
+
+    Bytes that the last-level cache holds need not cross the memory's pins while they are timed.
+    Caches are flushed before each sample, so that those are written ones, as many as fit: of one
+    execution on a GPU, of all executions of a sample together on a CPU.
+
+    Args:
+        task: Says how many bytes and operations a call needs at least.
+        case: The call's sizes.
+        us: Per execution.
+        facts: Of the device.
+        ceilings: What the plainest kernels attain, timed likewise.
+        executions: Of one sample on a CPU.
+    """
+    read, written = task.min_bytes(case) - task.min_written(case), task.min_written(case)
+    together = 1 if facts.kind == "gpu" else executions
+    hidden = min(written, facts.l2_bytes / together)
+    bound_us = _memory_us(read, written - hidden, ceilings)
+    what = f"{(read + written) / 2**20:.1f} MiB must move"
+    peak = ceilings.tflop_per_s.get(case.dtype)
+    if task.matrix and peak:
+        products_us = task.flop_count(case) / peak / 1e6
+        if products_us > bound_us:
+            bound_us, what = products_us, f"{task.flop_count(case) / 1e9:.1f} GFLOP of products"
+    if us >= bound_us / ALARM_SHARE:
+        return None
+    return (
+        f"{us:.1f} µs, but {what}: {bound_us:.1f} µs at what the plainest kernels attain on this "
+        f"device, {bound_us / us:.0%} of the roofline (alarm above {ALARM_SHARE:.0%})"
+    )
+
+
+def disagreement(us: float, wall_us: float | None) -> str | None:
+    """Why a GPU's own times cannot be true, or None: the judge's clock says something else."""
+    if wall_us is None or us + LAUNCH_OVERHEAD_US >= WALL_TOLERANCE * wall_us:
+        return None
+    return f"{us:.1f} µs a sample, but {wall_us:.1f} µs each by the judge's clock over many"
+
+
+def case_timing(
+    task: Task,
+    case: Case,
+    plan: Plan,
+    samples: Sequence[float],
+    ceilings: Ceilings,
+    *,
+    config: int,
+    baseline_us: float | None,
+) -> CaseTiming:
+    """The record of one case's samples."""
+    interval = estimates.median_interval(samples)
+    return CaseTiming(
+        case=case.name,
+        kernel_us=interval.value,
+        low_us=interval.low,
+        high_us=interval.high,
+        samples=len(samples),
+        roofline_share=attainable_us(task, case, ceilings) / interval.value,
+        gb_per_s=task.min_bytes(case) / interval.value / 1e3,
+        tflop_per_s=task.flop_count(case) / interval.value / 1e6,
+        config=config,
+        baseline_us=baseline_us,
+        launches=len(plan.launches),
+        peak_bytes=plan.peak_bytes,
+    )
+
+
+def score(timings: Sequence[CaseTiming]) -> tuple[float, float]:
+    """Geometric mean of baseline time / time, and the standard error of its logarithm.
+
+    Raises:
+        ValueError: A case has no baseline.
+    """
+    ratios = []
+    for t in timings:
+        if t.baseline_us is None:
+            raise ValueError(f"no baseline was measured for case {t.case}")
+        ratios.append(t.baseline_us / t.kernel_us)
+    intervals = [estimates.Interval(t.kernel_us, t.low_us, t.high_us) for t in timings]
+    return estimates.geometric_mean(ratios), estimates.log_stderr(intervals)
+
+
+def resources(plans: Sequence[Plan]) -> tuple[Mapping[str, object], ...]:
+    """One record per kernel that any of the plans launches."""
+    found: dict[str, dict[str, object]] = {}
+    for plan in plans:
+        for kernel in plan.kernels:
+            launches = [op for op in plan.launches if op.kernel == kernel.hash]
+            if not launches:
+                continue
+            shared = max(op.shared for op in launches) + kernel.static_shared_bytes
+            threads = max(math.prod(op.block) for op in launches)
+            known = found.get(kernel.hash)
+            if known is not None:
+                shared = max(shared, int(str(known["shared_bytes"])))
+                threads = max(threads, int(str(known["threads"])))
+            found[kernel.hash] = {
+                "name": kernel.name,
+                "language": kernel.language,
+                "threads": threads,  # of a block
+                "registers": kernel.registers,
+                "spill_bytes": kernel.spill_bytes,
+                "shared_bytes": shared,
+                "load_bytes": {str(k): v for k, v in kernel.load_bytes.items()},
+            }
+    return tuple(found.values())

@@ -1,0 +1,261 @@
+"""Contenders and baselines side by side in a fresh launcher: the final race, and `kagent bench`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from kagent_sandbox.data.race import BEST_OF_TORCH, TORCH, Race, RaceCase, Ratio
+from kagent_sandbox.data.verdict import CaseTiming, Comparison, Rejected, Stage
+from kagent_sandbox.errors import DeviceError
+from kagent_sandbox.judge.arena.layout import pitch_of
+from kagent_sandbox.judge.arena.session import Arenas, Disqualified, Session
+from kagent_sandbox.judge.check.checker import Checker, check_results
+from kagent_sandbox.judge.timing import estimates, metrics
+from kagent_sandbox.judge.timing.blocks import PACES, Table, placements
+from kagent_sandbox.judge.timing.hard_inputs import refuse_what_only_looks_right
+from kagent_sandbox.judge.timing.race_baselines import BaselineFailed
+
+if TYPE_CHECKING:
+    import random
+
+    from kagent_sandbox.data.build import Contender
+    from kagent_sandbox.data.device import Ceilings
+    from kagent_sandbox.data.task import Case, Kind, Task
+    from kagent_sandbox.device.interface import Arena, Backend, Blame
+    from kagent_sandbox.judge.arena.phase_timer import LaneClock
+    from kagent_sandbox.judge.timing.noise import Noise
+    from kagent_sandbox.judge.timing.race_baselines import Opened, Rivals
+
+Blocks: TypeAlias = "dict[str, list[tuple[float, ...]]]"
+ROUNDS: Mapping[Kind, int] = {"gpu": 6, "cpu": 3}
+SAMPLES: Mapping[Kind, int] = {"gpu": 5, "cpu": 10}  # of everyone, per round
+
+
+@dataclass(frozen=True)
+class Racer:
+    """Runs races of one task on one device."""
+
+    task: Task
+    backend: Backend
+    checker: Checker
+    arenas: Arenas
+    ceilings: Ceilings
+    kind: Kind
+    rng: random.Random
+    clock: LaneClock
+    noise: Noise
+
+    def race(
+        self, contenders: Sequence[Contender], cases: Sequence[Case], rivals: Rivals | None
+    ) -> Race:
+        """Time everyone on every case; who fails or is wrong is out, for all cases."""
+        failed: dict[str, Rejected] = {}
+        runners = [self._settled(c, cases) for c in contenders]
+        for runner in list(runners):
+            try:
+                check_results(self.task, runner.built, cases)
+            except Disqualified as e:
+                failed[runner.id] = e.verdict
+                runners.remove(runner)
+        doubted = set[str]()
+        samples: dict[str, Blocks] = {}
+        missing: dict[str, Mapping[str, str]] = {}
+        while runners:
+            try:
+                samples = self._run(runners, cases, rivals, missing)
+                break
+            except _OutError as e:
+                if e.blame != "kernel" and e.id not in doubted:
+                    doubted.add(e.id)  # once more: it may not have been the kernel
+                    continue
+                if e.blame == "machine":
+                    raise DeviceError(f"twice in a race: {e}; no kernel can cause that") from e
+                failed[e.id] = e.verdict
+                runners = [r for r in runners if r.id != e.id]
+        ids = [r.id for r in runners]
+        by_id = {r.id: r for r in runners}
+        results = [
+            replace(self._case(c, samples[c.name], by_id), missing=missing.get(c.name, {}))
+            for c in (cases if runners else ())
+        ]
+        overall = {i: self._overall(i, ids, samples) for i in ids}
+        return Race(tuple(results), overall, failed)
+
+    def _settled(self, contender: Contender, cases: Sequence[Case]) -> Contender:
+        """With a configuration for every case: the one of the most similar benchmark case.
+
+        The table was frozen before: nothing is tuned on the cases of a race.
+        """
+        choice = metrics.choice_for(cases, self.task.cases(self.kind).bench, contender.choice)
+        return replace(contender, choice=choice)
+
+    def _run(
+        self,
+        runners: Sequence[Contender],
+        cases: Sequence[Case],
+        rivals: Rivals | None,
+        missing: dict[str, Mapping[str, str]],
+    ) -> dict[str, Blocks]:
+        """Blocks of samples of everyone, per case; notes in `missing` who did not run, and why."""
+        counts = {c.name: placements(self.task, c, self.kind, self.ceilings) for c in cases}
+        nbytes = max(counts[c.name] * pitch_of(r.plan(c.name) for r in runners) for c in cases)
+        try:
+            arena = self.arenas.at_least(nbytes)
+        except Disqualified as e:
+            raise _OutError(runners[-1].id, e.verdict) from e
+        found: dict[str, Blocks] = {}
+        for case in cases:
+            while case.name not in found:  # again where a baseline failed, in the end without it
+                with contextlib.suppress(BaselineFailed), contextlib.ExitStack() as stack:
+                    with self.clock.part("open"):
+                        opened = stack.enter_context(rivals.open(case, arena)) if rivals else None
+                    if opened is not None:
+                        missing[case.name] = opened.missing
+                    blocks = self._run_case(runners, case, counts[case.name], arena, opened)
+                    found[case.name] = blocks
+        return found
+
+    def _run_case(
+        self,
+        runners: Sequence[Contender],
+        case: Case,
+        count: int,
+        arena: Arena,
+        opened: Opened | None,
+    ) -> Blocks:
+        """A fresh launcher per case: baselines inside of it keep their memory until it ends."""
+        block, rounds = SAMPLES[self.kind], ROUNDS[self.kind]
+        apart = {r.id: r.built.binaries for r in runners if not self._gpu}
+        shared = {h: b for r in runners for h, b in r.built.binaries.items() if self._gpu}
+        sides = {r.id: r for r in runners}
+        secret = {i: self.rng.randrange(rounds) for i in sides}
+        theirs: Blocks = {n: [] for n in (opened.names if opened else ())}
+        launcher = opened.launcher if opened else None
+        session = Session(self.backend, arena, shared, Stage.MEASURE, launcher, self.clock, apart)
+        table = Table(session, self.checker, case, sides, count, PACES[self.kind].seats)
+        try:
+            with session:
+                table.prepare()
+                for turn in range(rounds):
+                    # Everyone is next to everyone, and first and last, equally often.
+                    for name in _order([*sides, *theirs], turn):
+                        if opened is not None and name in theirs:
+                            with session.quiet():  # whatever the candidates may be up to
+                                theirs[name].append(tuple(opened.samples(name, block)))
+                        else:
+                            table.sample(name, block, verify=secret[name] == turn)
+                for name in sides:
+                    checks = self.task.cases(self.kind).check
+                    refuse_what_only_looks_right({case.name: table}, name, checks, self.rng)
+        except Disqualified as e:
+            raise _OutError(table.side, e.verdict) from e
+        return {**table.blocks, **theirs}
+
+    def _case(
+        self,
+        case: Case,
+        samples: Mapping[str, Sequence[Sequence[float]]],
+        runners: Mapping[str, Contender],
+    ) -> RaceCase:
+        flat = {n: [us for b in blocks for us in b] for n, blocks in samples.items()}
+        torch_us = [statistics.median(us) for n, us in flat.items() if n in TORCH]
+        baseline_us = min(torch_us) if torch_us else None
+        candidates: dict[str, CaseTiming] = {}
+        baselines: dict[str, CaseTiming] = {}
+        for name, us in flat.items():
+            runner = runners.get(name)
+            known = next(iter(runners.values())) if runner is None else runner
+            timed = metrics.case_timing(
+                self.task,
+                case,
+                known.plan(case.name),
+                us,
+                self.ceilings,
+                config=known.choice.get(case.name, 0),
+                baseline_us=baseline_us,
+            )
+            if runner is None:
+                baselines[name] = replace(timed, config=0, launches=0, peak_bytes=0)
+            else:
+                candidates[name] = timed
+        rng = np.random.default_rng(0)
+        noise = self._systematic(min(statistics.median(v) for v in flat.values()))
+        ratios = []
+        for mine in candidates:
+            for other in samples:
+                if other != mine:
+                    interval = estimates.ratio(
+                        _duel(samples[mine], samples[other]), rng, noise=noise
+                    )
+                    ratios.append(Ratio(mine, other, interval.value, interval.low, interval.high))
+        return RaceCase(case.name, case.dtype, case.dims, candidates, baselines, tuple(ratios))
+
+    def _overall(
+        self,
+        mine: str,
+        ids: Sequence[str],
+        samples: Mapping[str, Mapping[str, Sequence[Sequence[float]]]],
+    ) -> tuple[Comparison, ...]:
+        """Comparisons with the other candidates, the best of torch, and baselines on all cases."""
+        everywhere = set.intersection(*(set(s) for s in samples.values()))
+        opponents: dict[str, dict[str, str]] = {
+            other: dict.fromkeys(samples, other)
+            for other in sorted(everywhere, key=lambda n: (n not in ids, n))
+            if other != mine
+        }
+        fastest: dict[str, str] = {}
+        for case, blocks in samples.items():
+            torch = [n for n in blocks if n in TORCH]
+            if torch:
+                fastest[case] = min(
+                    torch,
+                    key=lambda n, b=blocks: statistics.median(itertools.chain(*b[n])),  # type: ignore[misc]
+                )
+        if len(fastest) == len(samples):
+            opponents[BEST_OF_TORCH] = fastest
+        comparisons = []
+        for against, names in opponents.items():
+            duels = {c: _duel(samples[c][mine], samples[c][n]) for c, n in names.items()}
+            noise = {c: self._systematic(statistics.median(d.a[0])) for c, d in duels.items()}
+            combined = estimates.combine(duels, np.random.default_rng(0), noise)
+            r = combined.ratio
+            comparisons.append(
+                Comparison(against, r.value, r.low, r.high, combined.p_faster, combined.cases)
+            )
+        return tuple(comparisons)
+
+    def _systematic(self, us: float) -> float:
+        return self.noise.sd(us, gpu=self._gpu, pairs=ROUNDS[self.kind])
+
+    @property
+    def _gpu(self) -> bool:
+        return self.kind == "gpu"
+
+
+class _OutError(Exception):
+    def __init__(self, contender: str, verdict: Rejected) -> None:
+        super().__init__(verdict.message)
+        self.id = contender
+        self.verdict = verdict
+
+    @property
+    def blame(self) -> Blame:
+        return self.__cause__.blame if isinstance(self.__cause__, Disqualified) else "kernel"
+
+
+def _duel(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> estimates.Duel:
+    return estimates.Duel(tuple(tuple(x) for x in a), tuple(tuple(x) for x in b))
+
+
+def _order(names: Sequence[str], turn: int) -> list[str]:
+    """Rotated by one place every two turns, and reversed every other turn."""
+    shift = turn // 2 % len(names)
+    rotated = [*names[shift:], *names[:shift]]
+    return rotated[::-1] if turn % 2 else rotated

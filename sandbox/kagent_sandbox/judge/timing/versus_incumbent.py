@@ -1,0 +1,238 @@
+"""A candidate and the incumbent take turns: how long, and what their times then say.
+
+Looks into the data after each phase cost false promotions only where they can promote. So a
+candidate may be let go at any look, which can only lose it, but be called faster only at the last
+one: after all phases, and on a CPU after as many further pairs as it takes to be clear or hopeless.
+docs/measuring.md has the arithmetic.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kagent_sandbox.data.verdict import Comparison, Rejected, Stage, Status
+from kagent_sandbox.errors import MachineError
+from kagent_sandbox.judge.arena.session import Disqualified
+from kagent_sandbox.judge.timing import estimates
+from kagent_sandbox.judge.timing.blocks import PACES, Phase
+from kagent_sandbox.judge.timing.noise import Noise
+
+if TYPE_CHECKING:
+    import random
+
+    from kagent_sandbox.data.task import Kind
+    from kagent_sandbox.judge.arena.session import Session
+    from kagent_sandbox.judge.timing.blocks import Table
+
+_TYPICAL = 8  # samples of the incumbent that are looked at together
+LOSING_RATIO = 0.985
+"""A candidate whose interval ends below this is not timed further, ..."""
+FAR_RATIO = 0.9
+"""... and below this after the first phase."""
+CLEAR = 0.999
+"""P(faster) from which on a candidate needs no further pairs, ..."""
+HOPELESS = (0.1, 0.4, 0.7)
+"""... and below which, at the first look, the second and later ones, they are not worth it, ..."""
+WORTHWHILE = 1.04
+"""... unless its interval reaches this: on a busy host a kernel that is faster by 5 % looks
+hopeless now and then, while little is known of it. benchmarks/looks.py: what these find and cost.
+"""
+FURTHER_S = 5.0
+"""For further pairs: other candidates wait. Nothing is begun after that."""
+PAUSES_S = (0.02, 0.02, 0.02)
+"""Before turns whose times are no measurement are taken again, ..."""
+LONG_PAUSES_S = (0.5, 2.0, 5.0)
+"""... and then, where the incumbent's say as little: a neighbour takes longer to leave than a
+glitch, and giving up ends the run."""
+DRIFT: Mapping[Kind, float] = {"gpu": 1.1, "cpu": 2.0}
+"""Slowest over fastest few samples of the incumbent, a known kernel: from here on something
+disturbed."""
+
+
+@dataclass
+class Turns:
+    """The blocks of one candidate beside the incumbent, on every case."""
+
+    tables: Mapping[str, Table]
+    kind: Kind
+    rng: random.Random
+    noise: Noise
+    notes: list[str] = field(default_factory=list)  # what disturbed, as far as times show it
+    side: str = "a"  # whose turn it is, or was: who is to blame for a failure
+    _secret: dict[str, int] = field(default_factory=dict)
+
+    def take(self, session: Session, suspect: Callable[[Table], None]) -> bool:
+        """Blocks in ABBA order on every case; whether all were timed.
+
+        A candidate that clearly loses is let go early. Of every case one block's results are
+        checked; which one is secret. `suspect` looks into a case's times, right after its blocks.
+
+        Raises:
+            Disqualified: The candidate failed, was wrong, or its times cannot be true.
+            MachineError: Nothing can be timed here.
+        """
+        pace = PACES[self.kind]
+        self._secret = {name: self.rng.randrange(self._pairs) for name in self.tables}
+        session.hush()
+        for phase in pace.phases:
+            last = phase is pace.phases[-1]
+            for table in self.tables.values():
+                self._phase(table, phase)
+                if last:
+                    self._repeat_disturbed(table)
+                    self.side = "a"
+                    suspect(table)
+            limit = FAR_RATIO if phase is pace.phases[0] else LOSING_RATIO
+            if not last and not self._alone and self._look().high < limit:
+                self._verify_rest()
+                return False
+        more = None if self._alone else pace.more(len(self.tables))
+        until = time.monotonic() + FURTHER_S
+        for look in range(pace.looks):
+            if more is None or time.monotonic() > until or decided(self._look(), look):
+                break
+            for table in self.tables.values():
+                self._phase(table, more)
+        self._verify_rest()
+        self.notes += [n for t in self.tables.values() for n in self._drift_notes(t)]
+        return True
+
+    def compare(self, against: str, *, resamples: int = estimates.RESAMPLES) -> Comparison:
+        """The candidate's times beside the incumbent's, over all cases."""
+        duels = {
+            name: estimates.Duel(tuple(t.blocks["a"]), tuple(t.blocks["b"]))
+            for name, t in self.tables.items()
+        }
+        gpu = self.kind == "gpu"
+        seen = sum(len(d.a) - 1 for d in duels.values())
+        noise = {
+            name: self.noise.sd(
+                statistics.median(d.a[0]),
+                gpu=gpu,
+                pairs=len(d.a),
+                beside=seen - (len(d.a) - 1),
+            )
+            for name, d in duels.items()
+        }
+        rng = np.random.default_rng(len(duels))
+        combined = estimates.combine(duels, rng, noise, resamples=resamples)
+        interval = combined.ratio
+        return Comparison(
+            against, interval.value, interval.low, interval.high, combined.p_faster, combined.cases
+        )
+
+    @property
+    def _alone(self) -> bool:
+        return all(len(t.contenders) == 1 for t in self.tables.values())
+
+    @property
+    def _pairs(self) -> int:
+        return PACES[self.kind].pairs(len(self.tables))
+
+    def _phase(self, table: Table, phase: Phase) -> None:
+        """Some more pairs of blocks of one case."""
+        done = len(table.blocks["a"])
+        order = estimates.abba(self._pairs)
+        for side in order[2 * done : 2 * (done + phase.pairs)]:
+            if side in table.contenders:
+                self.side = side
+                checked = side == "a" and len(table.blocks["a"]) == self._secret[table.case.name]
+                table.sample(side, phase.samples, verify=checked)
+
+    def _verify_rest(self) -> None:
+        """Check the cases whose secret block was not reached."""
+        for name, table in self.tables.items():
+            if self._secret[name] >= len(table.blocks["a"]):
+                self.side = "a"
+                table.verify("a")
+
+    def _look(self) -> Comparison:
+        return self.compare("", resamples=estimates.LOOK_RESAMPLES)
+
+    def _repeat_disturbed(self, table: Table) -> None:
+        """Take all turns of a case once more if the incumbent's times drift, and again while
+        samples are no measurement.
+
+        Raises:
+            Disqualified: The candidate's stay so, and the incumbent's beside them do not.
+            MachineError: Everybody's stay so.
+        """
+        tries = 0
+        for pause_s in (*PAUSES_S, *LONG_PAUSES_S):
+            noisy = self._noisy(table)
+            if not noisy and (tries or not self._drifts(table)):
+                break
+            if tries == len(PAUSES_S) and self._its_own(noisy, table):
+                break
+            tries += 1
+            time.sleep(pause_s)
+            for blocks in table.blocks.values():
+                blocks.clear()
+            phases = PACES[self.kind].phases
+            self._secret[table.case.name] = self.rng.randrange(self._pairs)
+            for phase in phases:
+                self._phase(table, phase)
+        if tries:
+            self.notes.append(f"{table.case.name}: taken {tries + 1} times, something disturbed")
+        noisy = self._noisy(table)
+        if not noisy:
+            return
+        us = sorted(x for b in table.blocks[noisy[0]] for x in b)
+        spread = f"samples of one kernel lie between {us[0]:.1f} and {us[-1]:.1f} µs"
+        if self._its_own(noisy, table):
+            text = f"{spread}, while the incumbent's beside them agree"
+            raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, table.case.name))
+        raise MachineError(
+            f"{table.case.name} cannot be timed: {spread}. Something else keeps this machine busy: "
+            "end it, then go on with the run"
+        )
+
+    @staticmethod
+    def _noisy(table: Table) -> list[str]:
+        """Sides whose samples are no measurement."""
+        return [
+            side
+            for side, blocks in table.blocks.items()
+            if estimates.is_noise([us for block in blocks for us in block])
+        ]
+
+    @staticmethod
+    def _its_own(noisy: Sequence[str], table: Table) -> bool:
+        """Whether only the candidate's times are noise, while the incumbent's agree."""
+        return noisy == ["a"] and len(table.blocks) > 1
+
+    def _drifts(self, table: Table) -> bool:
+        blocks = _typical(table)
+        return len(blocks) > 1 and max(blocks) > DRIFT[self.kind] * min(blocks)
+
+    def _drift_notes(self, table: Table) -> list[str]:
+        if not self._drifts(table):
+            return []
+        blocks = _typical(table)
+        return [
+            f"{table.case.name}: blocks of the incumbent, a known kernel, took {min(blocks):.1f} "
+            f"to {max(blocks):.1f} µs"
+        ]
+
+
+def decided(found: Comparison, look: int) -> bool:
+    """Whether further pairs are not worth it: the candidate is clearly faster, or hopeless.
+
+    `look` counts from 0.
+    """
+    hopeless = HOPELESS[min(look, len(HOPELESS) - 1)]
+    lost = found.p_faster <= hopeless and found.high < WORTHWHILE
+    return lost or found.p_faster >= CLEAR
+
+
+def _typical(table: Table) -> list[float]:
+    """Medians of the incumbent's samples, so many at a time that they outvote a few slow ones."""
+    samples = [us for block in table.blocks.get("b", ()) for us in block]
+    whole = len(samples) // _TYPICAL * _TYPICAL
+    return [statistics.median(samples[i : i + _TYPICAL]) for i in range(0, whole, _TYPICAL)]

@@ -1,0 +1,1 @@
+"""Confined child processes: fork-server, supervisor, channel, limits."""

@@ -1,0 +1,1 @@
+"""Does a candidate's source do what its plan says? On real tensors."""
