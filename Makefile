@@ -23,6 +23,7 @@ check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 format: .venv/ready
 	$(BIN)/ruff format .

@@ -19,8 +19,8 @@ from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import KagentError, UserError
 from kagent_sandbox.judge.client import JudgeClient
 
+from kagent.evolve.offline_check import Looker
 from kagent.evolve.open_machine import request_maker
-from kagent.evolve.precheck import Looker
 from kagent.evolve.session import search_cases, visible_cases
 from kagent.runs.files import read_regular
 

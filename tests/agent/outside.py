@@ -9,10 +9,10 @@ from kagent.asktell import answers, judging, merging, open_run, questions
 from kagent.asktell.state import read_desk
 from kagent.config.settings import load_config
 from kagent.evolve.stored_run import setting_of, task_of_run
-from kagent.replay import replay
 from kagent.runs.store import RunStore
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.records import to_json
+from replaying import replay
 from toy import machine, toy_source, toy_task
 
 FACTS = DeviceFacts("cpu", "Toy 1", "cpu", "Toy 1, driver 7", 0, 0, 1, 0.0)

@@ -7,7 +7,7 @@ import sys
 import kagent
 import pytest
 from kagent.asktell import judging
-from kagent.evolve.precheck import Look
+from kagent.evolve.offline_check import Look
 from kagent.runs.events import Recorded, Stop
 from kagent_sandbox.data.build import Built
 from kagent_sandbox.errors import DeviceError, RunError, UserError

@@ -3,13 +3,13 @@ from dataclasses import replace
 
 import pytest
 from kagent.evolve.loop import Limits, SeedText
-from kagent.replay import replay
 from kagent.runs.brief import Ask
 from kagent.runs.events import Finished, Progress, Recorded, Started, Stop, Withdrawn
 from kagent.runs.lineage import Lineage, Operator
 from kagent.search.tuner import Tuner
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
 from kagent_sandbox.errors import DeviceError, IncumbentWrong, RunError
+from replaying import replay
 from toy import (
     SEEDS,
     FakeBuilder,

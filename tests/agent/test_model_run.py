@@ -14,12 +14,12 @@ from kagent.llm.chat import ModelError, Reply
 from kagent.llm.model_config import ModelConfig, Prices
 from kagent.llm.proposer import Model, ModelProposer
 from kagent.llm.spend_limit import Most, Purse
-from kagent.replay import replay
 from kagent.runs.brief import CapReached, Prompt
 from kagent.runs.cost import ModelCall, Spent
 from kagent.runs.events import CallFailed, Proposed, Recorded, Stop
 from kagent.runs.lineage import Operator, roofline_share
 from kagent_sandbox.data.verdict import Rejected, Status
+from replaying import replay
 from toy import FakeBuilder, FakeJudge, evolution, machine, setting, toy_source, toy_task
 
 PRICES = Prices(input=1.0, output=10.0)

@@ -9,13 +9,13 @@ from kagent.evolve.proposers import recording
 from kagent.evolve.replayed import Recorded
 from kagent.evolve.stored_run import setting_of
 from kagent.llm.reply import read_reply
-from kagent.replay import replay
 from kagent.runs.lineage import Lineage, Operator, kernel_id
 from kagent.runs.manifest import list_runs
 from kagent.runs.store import RunStore, read_history
 from kagent.search.select import select
 from kagent.tasks import find_task
 from kagent_sandbox.data.verdict import Passed
+from replaying import replay
 
 RUNS = Path(__file__).parents[2] / "runs"
 NAMES = ("cross_entropy-ask-tell", "softmax-ask-tell")

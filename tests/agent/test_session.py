@@ -10,13 +10,13 @@ import pytest
 from kagent.config.settings import load_config
 from kagent.evolve.session import choose_seeds, evolve, proposer_of
 from kagent.evolve.stored_run import setting_of
-from kagent.replay import replay
 from kagent.runs.events import Progress, Raced, Started, Stop
 from kagent.runs.store import RunStore
 from kagent.tasks import find_task
 from kagent_sandbox.data.verdict import Passed
 from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import RunError, TaskError, UserError
+from replaying import replay
 
 TASK = """
 name = "double"

@@ -1,4 +1,4 @@
-"""What a machine without the device can say about answers: see `kagent.evolve.precheck`.
+"""What a machine without the device can say about answers: see `kagent.evolve.offline_check`.
 
 Nothing is timed, and nothing that is found here decides: the judge builds and checks it again.
 """
@@ -13,7 +13,7 @@ from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 
 from kagent.asktell.state import Desk, Looked
-from kagent.evolve.precheck import Look, Looker
+from kagent.evolve.offline_check import Look, Looker
 from kagent.evolve.stored_run import kind_of
 from kagent.runs.known_sources import Known
 from kagent.runs.store import RunStore

@@ -16,7 +16,7 @@ when a place becomes free.
 A proposer that works on one brief at a time is waited for before anything else is looked at: a run
 with the same seed and the same measurements is the same run, and one that was killed and resumed
 continues the one that it was. With a model, what was asked and answered is stored in its order, and
-`kagent.replay` decides it all once more.
+the tests decide it all once more (tests/agent/replaying.py).
 """
 
 from __future__ import annotations

@@ -7,15 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kagent_sandbox.data.records import RecordError, from_json
-from kagent_sandbox.errors import RunError
-
 from kagent.evolve.asker import first_new
 from kagent.runs.brief import Ask, Brief, Proposer, Setting
 from kagent.runs.known_sources import Known
 from kagent.runs.lineage import Lineage, Operator, Proposal
 from kagent.runs.store import History
 from kagent.search.select import select
+from kagent_sandbox.data.records import RecordError, from_json
+from kagent_sandbox.errors import RunError
 
 
 @dataclass(frozen=True, slots=True)
