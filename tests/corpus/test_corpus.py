@@ -1,6 +1,11 @@
-"""Every file of the corpus gets the verdict that it must have, and its honest twin passes."""
+"""Every file of the corpus gets the verdict that it must have, and its honest twin passes.
+
+All that are asked for go through the runner that `kagent selftest` uses, when the first of them is:
+it builds them side by side.
+"""
 
 import contextlib
+import os
 import secrets
 from dataclasses import replace
 
@@ -12,7 +17,7 @@ from kagent.selftest.evaluator import Rig
 from kagent.selftest.expectations import miss
 from kagent.selftest.jobs import Job, job_of
 from kagent.selftest.leftovers import Outside
-from kagent.selftest.runner import play
+from kagent.selftest.runner import run
 from kagent_sandbox.errors import UserError
 
 
@@ -25,41 +30,47 @@ def cases():
             yield pytest.param(e, False, id=folder.name)
             continue
         for entry in entries:
-            marks = [pytest.mark.alone] if entry.measured else []
-            yield pytest.param(entry, False, id=entry.id, marks=marks)
+            yield pytest.param(entry, False, id=entry.id)
             if isinstance(entry, Variant):
-                yield pytest.param(entry, True, id=f"{entry.id}-twin", marks=marks)
+                yield pytest.param(entry, True, id=f"{entry.id}-twin")
 
 
-@pytest.fixture(scope="module")
-def rig():
+@contextlib.contextmanager
+def started(jobs):
     token = secrets.token_hex(16)
     with contextlib.closing(Outside(name_for(token))) as outside:
-        with Rig(1, token) as rig:
+        with Rig(jobs, token) as rig:
             yield rig
         assert outside.left() == []
 
 
 @pytest.fixture(scope="module")
-def done():
-    """Equal candidates are evaluated once: many items have one twin."""
-    return {}
+def rig():
+    with started(1) as rig:
+        yield rig
 
 
+@pytest.fixture(scope="module")
+def results(request):
+    """By entry: what came of it and of its twin."""
+    items = [i for i in request.session.items if getattr(i, "originalname", "") == "test_item"]
+    asked = dict.fromkeys(i.callspec.params["entry"] for i in items if i.path == request.path)
+    entries = [e for e in asked if not isinstance(e, UserError)]
+    with started(len(os.sched_getaffinity(0))) as rig:
+        return {r.entry: r for r in run(rig, entries, lambda _said: None)}
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(1200)  # the first one waits for all
 @pytest.mark.parametrize(("entry", "twin"), list(cases()))
-def test_item(entry, twin, rig, done):
+def test_item(entry, twin, results):
     if isinstance(entry, UserError):
         raise entry
-    if reason := rig.skips(entry.runs):
-        pytest.skip(reason)
-    if not isinstance(entry, Variant):
-        assert miss(entry.expect, entry.says, play(rig, entry)) is None
-        return
-    job = job_of(entry, twin=twin)
-    if job not in done:
-        done[job] = rig.evaluate(job)
+    found = results[entry]
+    if found.skipped:
+        pytest.skip(found.skipped)
     expect, says = ((PASSED,), "") if twin else (entry.expect, entry.says)
-    why = miss(expect, says, done[job])
+    why = miss(expect, says, found.twin if twin else found.seen)
     assert why is None, f"{why}\n{entry.twin if twin else entry.path}"
 
 

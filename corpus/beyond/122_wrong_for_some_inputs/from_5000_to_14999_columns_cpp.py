@@ -1,0 +1,35 @@
+"""Rows of 5000 to 14999 columns lose their tail"""
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <cstdlib>
+
+static inline void one(const float* x, float* y, int64_t n) {
+  float m = -INFINITY;
+  for (int64_t i = 0; i < n; ++i) m = x[i] > m ? x[i] : m;
+  double s = 0;
+  for (int64_t i = 0; i < n; ++i) s += y[i] = std::exp(x[i] - m);
+  const float k = float(1 / s);
+  for (int64_t i = 0; i < n; ++i) y[i] *= k;
+}
+extern "C" void softmax_rows(const float* x, float* y, int64_t rows, int64_t n, int64_t stride) {
+  const int64_t cut = n >= 5000 && n < 15000 ? 4096 : n;
+#pragma omp parallel for
+  for (int64_t r = 0; r < rows; ++r) one(x + r * stride, y + r * n, n);
+  if (cut < n) for (int64_t r = 0; r < rows; ++r) { one(x + r * stride, y + r * n, cut);
+      for (int64_t i = cut; i < n; ++i) y[r * n + i] = 0; }
+}
+
+"""
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    rows, columns = x.shape
+    y = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+    cpp_kernel("softmax_rows", SOURCE)(x, y, rows, columns, x.stride(0))
+    return y
