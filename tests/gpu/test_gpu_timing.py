@@ -94,9 +94,8 @@ def test_the_noise_of_this_machine(small_judge):
 
 def test_the_gpu_is_watched(small_judge):
     from kagent_sandbox.device.interference import GpuWatch
-    from kagent_sandbox.judge.judge import watch_of
 
-    watch = watch_of(small_judge.backend)
+    watch = small_judge.backend.watch()
     watch.begin()
     assert isinstance(watch, GpuWatch)
     print("notes:", list(watch.notes()), "crowded:", watch.crowded())

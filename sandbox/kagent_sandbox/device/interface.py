@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from kagent_sandbox.data.plan import Plan, TensorRef
+    from kagent_sandbox.device.interference import Watch
 
 
 Blame: TypeAlias = Literal["kernel", "unclear", "machine"]
@@ -160,13 +161,8 @@ class Backend(Protocol):
         larger of each kept.
         """
 
+    def watch(self) -> Watch:
+        """Tells of neighbours and clocks while the device is timed."""
+
     def close(self) -> None:
         """End all helper processes."""
-
-
-share: float = 1.0
-
-
-def bounded(usual_s: float) -> float:
-    """Seconds that a candidate has for what it usually has `usual_s` for."""
-    return share * usual_s

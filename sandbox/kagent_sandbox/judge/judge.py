@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from kagent_sandbox.data.build import key_of
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage
-from kagent_sandbox.device.interference import HostWatch, Unwatched, Watch
 from kagent_sandbox.errors import DeviceError, DeviceWedged
 from kagent_sandbox.judge.arena.layout import pitch_of
 from kagent_sandbox.judge.arena.phase_timer import LaneClock
@@ -48,17 +47,6 @@ MOST_KEPT = 4
 KEPT_SHARE_BYTES = 8 << 30
 """A launcher that waits for its candidate's turn holds a context, nearly 1 GiB of a GPU: one is
 kept for every so many bytes of memory."""
-
-
-def watch_of(backend: Backend) -> Watch:
-    """What tells of neighbours and clocks while a device is timed."""
-    if backend.device.type == "cpu":
-        return HostWatch()
-    from kagent_sandbox.device.cuda.facts import bus_id
-    from kagent_sandbox.device.cuda.nvml import watch_gpu
-
-    found = bus_id(backend.device.index or 0)
-    return Unwatched() if found is None else watch_gpu(found)
 
 
 @dataclass
@@ -115,7 +103,7 @@ class Judge:
         self._arenas = Arenas(backend)
         self._ceilings: Ceilings | None = None
         self._noise: Noise | None = None
-        self._watch = watch_of(backend)
+        self._watch = backend.watch()
         self._rng = random.SystemRandom()
         # Starting a launcher costs a GPU's lane half a second: those that checked a candidate wait
         # for its measurement, which is not always the next one: checks come in any order. On a CPU

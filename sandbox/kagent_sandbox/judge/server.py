@@ -19,7 +19,7 @@ from kagent_sandbox.data.race import EAGER
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected
-from kagent_sandbox.device import interface as patience
+from kagent_sandbox.device import time_limits
 from kagent_sandbox.errors import IncumbentWrong, KagentError, MachineError
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.protocol import (
@@ -99,7 +99,7 @@ class Server:
         return self._judge
 
     def _open(self, request: Json, _: Sequence[bytes]) -> Json:
-        patience.share = float(str(request["patience"]))
+        time_limits.share = float(str(request["patience"]))
         task = load_task(Path(str(request["task"])))
         backend, rivals = _backend(task, str(request["kind"]), int(str(request["index"])))
         self._rivals = rivals

@@ -17,6 +17,7 @@ from kagent_sandbox.device.cpu.host import CpuHost
 from kagent_sandbox.device.cpu.launcher import Asking, CpuLauncher
 from kagent_sandbox.device.cpu.openmp import WAITING
 from kagent_sandbox.device.interface import Arena, LaunchFailed
+from kagent_sandbox.device.interference import HostWatch, Watch
 from kagent_sandbox.errors import KagentError, MachineError
 from kagent_sandbox.process.forkserver import ForkServer, Isolation
 
@@ -136,6 +137,10 @@ class CpuBackend:
     def _measure_on(self, nbytes: int) -> tuple[CpuArena, CpuLauncher]:
         arena = self.arena(nbytes)
         return arena, self.launcher(arena)
+
+    def watch(self) -> Watch:
+        """See `Backend`."""
+        return HostWatch()
 
     def close(self) -> None:
         """End all helper processes."""

@@ -30,7 +30,8 @@ from kagent_sandbox.device.cpu import priority as urgency
 from kagent_sandbox.device.cpu.arena import CpuArena
 from kagent_sandbox.device.cpu.exit_status import blame
 from kagent_sandbox.device.cpu.flush import settle
-from kagent_sandbox.device.interface import LaunchFailed, bounded, nothing
+from kagent_sandbox.device.interface import LaunchFailed, nothing
+from kagent_sandbox.device.time_limits import bounded
 from kagent_sandbox.errors import ConfinementError, MachineError
 from kagent_sandbox.process.channel import ChannelError, ChannelTimeout
 from kagent_sandbox.process.forkserver import Child, ForkServer

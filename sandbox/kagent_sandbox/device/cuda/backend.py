@@ -17,13 +17,15 @@ from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.device import compiler_cache, health
 from kagent_sandbox.device.baseline_calls import BaselineCall
 from kagent_sandbox.device.cuda.arena import GpuArena
-from kagent_sandbox.device.cuda.facts import gpu_facts
+from kagent_sandbox.device.cuda.facts import bus_id, gpu_facts
 from kagent_sandbox.device.cuda.launcher import Connection, GpuLauncher
 from kagent_sandbox.device.cuda.memory import Transport, best_transport
+from kagent_sandbox.device.cuda.nvml import watch_gpu
 from kagent_sandbox.device.cuda.race_processes import BASELINES_LIMIT_S, RaceProcesses, described
 from kagent_sandbox.device.cuda.spares import Spares
 from kagent_sandbox.device.cuda.timing import TIMING_VERSION
 from kagent_sandbox.device.interface import Arena, larger
+from kagent_sandbox.device.interference import Unwatched, Watch
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.process.forkserver import ForkServer, Isolation
 
@@ -227,6 +229,11 @@ class GpuBackend:
     def expect_race(self) -> None:
         """Begin to import torch's compiler for the launchers of a race; does not wait for it."""
         self._race.expect()
+
+    def watch(self) -> Watch:
+        """See `Backend`."""
+        found = bus_id(self.device.index or 0)
+        return Unwatched() if found is None else watch_gpu(found)
 
     def close(self) -> None:
         """End all helper processes."""

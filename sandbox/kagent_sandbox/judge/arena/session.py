@@ -11,7 +11,8 @@ import torch
 
 from kagent_sandbox.data.plan import PlanError
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
-from kagent_sandbox.device.interface import LaunchFailed, bounded, nothing
+from kagent_sandbox.device.interface import LaunchFailed, nothing
+from kagent_sandbox.device.time_limits import bounded
 from kagent_sandbox.judge.arena.phase_timer import LaneClock
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.cpu.host import Seen, differences
-from kagent_sandbox.device.interface import LaunchFailed, bounded
+from kagent_sandbox.device.interface import LaunchFailed
+from kagent_sandbox.device.time_limits import bounded
 from kagent_sandbox.judge.arena.layout import lay_out
 from kagent_sandbox.judge.arena.placement import Seat
 from kagent_sandbox.judge.arena.session import RUN_LIMIT_S, Arenas, Disqualified

@@ -1,0 +1,12 @@
+"""How long a judge waits before it takes a candidate for hung: as usual, or a share of it where
+many are expected to hang (`kagent selftest`). One for the whole process: a judge has one device.
+"""
+
+from __future__ import annotations
+
+share: float = 1.0
+
+
+def bounded(usual_s: float) -> float:
+    """Seconds that a candidate has for what it usually has `usual_s` for."""
+    return share * usual_s
