@@ -20,8 +20,7 @@ from kagent_sandbox.errors import KagentError, UserError
 from kagent_sandbox.judge.client import JudgeClient
 
 from kagent.evolve.offline_check import Looker
-from kagent.evolve.open_machine import request_maker
-from kagent.evolve.session import search_cases, visible_cases
+from kagent.evolve.open_machine import request_maker, search_cases, visible_cases
 from kagent.runs.files import read_regular
 
 DEFAULT_TARGET = "sm_90a"

@@ -14,8 +14,7 @@ from kagent import candidate_file as workbench
 from kagent.candidate_file import bench_files, build_file, check_file
 from kagent.evolve import offline_check as looker
 from kagent.evolve.offline_check import Looker
-from kagent.evolve.open_machine import request_maker
-from kagent.evolve.session import search_cases
+from kagent.evolve.open_machine import request_maker, search_cases
 from kagent.selftest.catalogue import Variant, load_catalogue
 from kagent.tasks import find_task, seeds_of
 from kagent_sandbox.builder.client import Builder

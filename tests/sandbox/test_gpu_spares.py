@@ -180,8 +180,8 @@ def mapped():
         return "libcuda.so" in maps.read()
 
 before = mapped()
-from kagent_sandbox.device import gpu_backend
-for name in gpu_backend._PRELOAD:
+from kagent_sandbox.device.cuda import backend
+for name in backend._PRELOAD:
     importlib.import_module(name)
 assert mapped() == before
 assert threading.active_count() == 1

@@ -57,7 +57,8 @@ class Victims(CpuBackend):
                     raise LaunchFailed(self.status, "CUDA_ERROR_CONTAINED", blame="machine")
                 for pid in process_tree.descendants(os.getpid()):
                     if pid not in before and not process_tree.children(pid):
-                        os.kill(pid, signal.SIGKILL)
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
                 return run(key, limit_s=limit_s)
 
             launcher.run = killed
@@ -152,7 +153,7 @@ def dying(path, text):
         "-c",
         f"""
 import os
-from kagent_sandbox import judge, judge_server
+from kagent_sandbox.judge import judge, server
 
 check = judge.Judge.check
 
@@ -165,7 +166,7 @@ def fatal(self, built):
     return check(self, built)
 
 judge.Judge.check = fatal
-judge_server.main()
+server.main()
 """,
     )
 

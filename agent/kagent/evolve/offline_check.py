@@ -18,8 +18,7 @@ from kagent_sandbox.data.build import Built
 from kagent_sandbox.data.task import Kind, Task
 from kagent_sandbox.data.verdict import Rejected
 
-from kagent.evolve.open_machine import request_maker
-from kagent.evolve.session import search_cases
+from kagent.evolve.open_machine import request_maker, search_cases
 
 if TYPE_CHECKING:
     from kagent_sandbox.judge.interpreter import Interpreted, Interpreter

@@ -17,7 +17,6 @@ from kagent_sandbox.process.isolation_probe import probe
 
 from kagent.config.settings import Config
 from kagent.evolve.machine import Machine
-from kagent.evolve.session import search_cases
 from kagent.runs.manifest import versions
 from kagent.runs.selftest_record import in_environment
 
@@ -70,6 +69,20 @@ def open_machine(
             prepare=prepare,
         )
         yield machine, facts, environment
+
+
+def visible_cases(task: Task, kind: Kind) -> list[Case]:
+    """What a candidate is built for wherever it is looked at."""
+    return [*task.cases(kind).check, *task.cases(kind).bench]
+
+
+def search_cases(task: Task, kind: Kind, secret: int) -> list[Case]:
+    """What a candidate is built for before it is checked, however it came.
+
+    The visible cases come first: what refuses a candidate there is the same everywhere, whatever
+    is drawn.
+    """
+    return [*visible_cases(task, kind), *draw_hidden(task, kind, "check", secret)]
 
 
 def request_maker(

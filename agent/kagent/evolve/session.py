@@ -17,7 +17,7 @@ from pathlib import Path
 from kagent_sandbox.confine.policy import asked_for
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.language import Language
-from kagent_sandbox.data.task import Case, Kind, Task, draw_hidden
+from kagent_sandbox.data.task import Kind, Task
 from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import RunError, TaskError, UserError
 
@@ -171,20 +171,6 @@ def seeds_for(task: Task, kind: Kind, lang: str) -> list[SeedText]:
             f"{task.folder}: no {' or '.join(wanted)} seed there (such as {wanted[0]}_NAME.py)"
         )
     return seeds
-
-
-def visible_cases(task: Task, kind: Kind) -> list[Case]:
-    """What a candidate is built for wherever it is looked at."""
-    return [*task.cases(kind).check, *task.cases(kind).bench]
-
-
-def search_cases(task: Task, kind: Kind, secret: int) -> list[Case]:
-    """What a candidate is built for before it is checked, however it came.
-
-    The visible cases come first: what refuses a candidate there is the same everywhere, whatever
-    is drawn.
-    """
-    return [*visible_cases(task, kind), *draw_hidden(task, kind, "check", secret)]
 
 
 def new_manifest(

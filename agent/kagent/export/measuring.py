@@ -24,8 +24,7 @@ from kagent_sandbox.runtime.source import Source
 
 from kagent.config.settings import Config
 from kagent.evolve.machine import Machine
-from kagent.evolve.open_machine import open_machine
-from kagent.evolve.session import search_cases
+from kagent.evolve.open_machine import open_machine, search_cases
 from kagent.export.dispatch_table import best_of
 from kagent.export.record import TORCH, Compiled, Device, Point, Region, Timing
 from kagent.export.regions import regions_of

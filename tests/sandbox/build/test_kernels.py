@@ -9,7 +9,7 @@ SOURCE = 'extern "C" void twice(float* x, long n) { for (long i = 0; i < n; ++i)
 COMPILE = """
 import sys
 from pathlib import Path
-from kagent_sandbox.builder import kernels
+from kagent_sandbox.builder.compile import kernels
 kernels.cache_folder = Path(sys.argv[1])
 print(kernels.compiled(kernels.Source("cpp", "twice", sys.argv[2]), "cpu").info.hash)
 """
