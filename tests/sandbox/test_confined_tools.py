@@ -141,9 +141,10 @@ def test_what_a_compiler_says_of_a_path_outside_does_not_depend_on_it(child, tmp
     texts = set()
     for path in ("/etc/shadow", "/etc/shadow/x", "/etc", "/etc/absent", str(secret)):
         source = asking.replace("PATH", path) + '\nextern "C" void k(float* x) {}\n'
+        module = "cpp" if language == "cpp" else "cuda"
         said = ask(
             child,
-            f"from kagent_sandbox.builder.compile.{'cpp' if language == 'cpp' else 'cuda'} import *\n"
+            f"from kagent_sandbox.builder.compile.{module} import *\n"
             f"try:\n    {compiler}('k', {source!r}{target}); result = 'compiled'\n"
             "except Exception as e:\n    result = f'{type(e).__name__}: {e}'",
         )

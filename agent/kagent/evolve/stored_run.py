@@ -69,7 +69,7 @@ def task_of_run(folder: Path, manifest: Manifest) -> Task:
 
 
 def setting_of(store: RunStore, task: Task) -> Setting:
-    """The setting that a stored run's decisions were taken in, for decisions that are taken once more."""
+    """The setting that a stored run's decisions were taken in."""
     manifest = store.manifest
     kind: Kind = "gpu" if manifest.kind == "gpu" else "cpu"
     return _setting(task, kind, manifest, store.history().budget)

@@ -13,8 +13,7 @@ from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import RunError, UserError
 
-from kagent.evolve.open_machine import request_maker
-from kagent.evolve.open_machine import visible_cases
+from kagent.evolve.open_machine import request_maker, visible_cases
 from kagent.evolve.stored_run import task_of_run
 from kagent.runs.lineage import Candidate
 from kagent.runs.store import RunStore
