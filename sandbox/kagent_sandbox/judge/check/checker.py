@@ -96,7 +96,8 @@ class Checker:
     def check(
         self, session: Session, built: Built, case: Case, *, config: int = 0, thorough: bool = True
     ) -> list[CaseError]:
-        """Run one case: on one draw twice (elsewhere in memory), on another once.
+        """Run one case: on one draw in two places, then on another draw where it ran last: the same
+        addresses twice in a row, with new data.
 
         With `thorough` false, once in all: for further configurations of a checked candidate.
 
@@ -111,7 +112,7 @@ class Checker:
         draw = self.draws.draw(case)
         errors = self._run(session, seats[0], draw, seats[1] if thorough else None)
         if thorough:
-            other = self._run(session, seats[0], self.draws.draw(case, other_than=draw), None)
+            other = self._run(session, seats[-1], self.draws.draw(case, other_than=draw), None)
             errors = [
                 max(pair, key=lambda e: e.share_of_tolerance)
                 for pair in zip(errors, other, strict=True)

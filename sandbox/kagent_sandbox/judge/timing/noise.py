@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kagent_sandbox.data.plan import Alloc, Buffer, Copy, Plan, TensorRef
-from kagent_sandbox.device.cpu.flush import settle
 from kagent_sandbox.judge.arena.layout import lay_out_many
 from kagent_sandbox.judge.timing import estimates
 
@@ -115,6 +114,8 @@ def measure_noise(backend: Backend) -> Noise:
                 used = keys[side][place : place + 1] if kind == "gpu" else keys[side]
                 with _turn(launchers, side) as launcher:
                     if kind == "cpu":  # as before a candidate's sample
+                        from kagent_sandbox.device.cpu.flush import settle  # imports torch
+
                         launcher.stop()
                         arena.bytes(0, arena.nbytes).copy_(anew)
                         settle()
