@@ -224,11 +224,10 @@ class Lineage:
         gone = withdrawal.id
         if not self._incumbents or gone != self._incumbents[-1]:
             raise ValueError(f"candidate {gone} is withdrawn, and is not the incumbent")
-        left = self.incumbent_without({gone})
-        self._candidates[gone] = replace(self._candidates[gone], verdict=withdrawal.verdict)
-        del self._speeds[gone]
         self._incumbents.pop()
-        if left is not None and left.id not in self._incumbents:
+        del self._speeds[gone]
+        self._candidates[gone] = replace(self._candidates[gone], verdict=withdrawal.verdict)
+        if not self._incumbents and (left := self.incumbent_without(())) is not None:
             self._incumbents.append(left.id)
 
     def incumbent_without(self, gone: Collection[int]) -> Candidate | None:

@@ -45,13 +45,6 @@ def judged(entry: Entry, seen: Seen, twin: Seen | None) -> Result:
     return Result(entry, seen, twin, tuple(misses))
 
 
-def run_entry(rig: Rig, entry: Entry, *, twin: bool) -> Seen:
-    """One entry, or its honest twin, by itself."""
-    if isinstance(entry, Variant):
-        return rig.evaluate(job_of(entry, twin=twin))
-    return play(rig, entry)
-
-
 def play(rig: Rig, scenario: Scenario) -> Seen:
     """One scenario."""
     began = time.monotonic()

@@ -77,7 +77,7 @@ def cpu_launcher_confinement(
         disk_bytes=disk_bytes,
         disk_files=4096,
         execute=False,
-        tightens=True,  # launch.cpu_exec: no new threads once the pools have started
+        tightens=True,  # device.cpu.executor: no new threads once the pools have started
         tier=tier,
     )
 

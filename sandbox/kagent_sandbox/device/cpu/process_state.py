@@ -1,7 +1,7 @@
 """The confined side of the question whether native code leaves its process as it found it.
 
 Native code shares this process and could falsify what is said here: this finds carelessness. What
-the kernel shows from outside is `launch.cpu_host`'s to look at.
+the kernel shows from outside is `device.cpu.host`'s to look at.
 """
 
 from __future__ import annotations

@@ -74,9 +74,8 @@ short kernels', and each costs inputs that are a hundred times as large."""
 def placements(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
     """How many buffer sets each contender rotates over.
 
-    GPU: two, since addresses shift a 28 µs kernel by 0.7 %. CPU: three, which caches do not hold
-    together, and more for short kernels, since a sample runs all of them: it outlasts what waking
-    up varies by.
+    GPU: two, since addresses shift a 28 µs kernel by 0.7 %. CPU: three, and more for short kernels,
+    since a sample runs all of them: it outlasts what waking up varies by.
     """
     if kind == "gpu":
         return 2
@@ -250,6 +249,5 @@ class Table:
                 self.checker.refuse_tampering(seat, self.case, Stage.MEASURE)
             seat, draw = random.SystemRandom().choice(list(zip(seats, draws, strict=True)))
             self.checker.compare(seat.outputs(), draw, Stage.MEASURE, typical=True)
-            draw.known_results = (
-                None  # its places are kept, and it will not be asked for again soon
-            )
+            # Its places are kept, and it will not be asked for again soon.
+            draw.known_results = None
