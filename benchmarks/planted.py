@@ -16,6 +16,7 @@ has come.
 import argparse
 import hashlib
 import importlib
+import itertools
 import math
 import os
 import statistics
@@ -55,6 +56,7 @@ PLANTS = "0,0.5,1,2,5"
 COLUMNS = {"gpu": 4096, "cpu": 256}
 ROWS = {"gpu": (1000, 2000, 4000, 8000, 32000), "cpu": (200, 1000, 4000)}
 PROMOTION = 0.95
+ORDERS = ("faster one", "slower one")  # who is the candidate
 
 TASK = """
 name = "rows{rows}"
@@ -196,47 +198,42 @@ def main() -> None:
     parser.add_argument("--plants", default=PLANTS, help="in percent")
     options = parser.parse_args()
     plants = [float(p) / 100 for p in options.plants.split(",")]
-    kind, deadline = options.device, time.monotonic() + options.deadline_s
+    kind = options.device
     calls: dict[Key, Counter[str]] = defaultdict(Counter)
     ratios: dict[Key, list[float]] = defaultdict(list)
     times: dict[int, list[float]] = defaultdict(list)
     equal: list[Comparison] = []
     lanes: list[float] = []
     notes: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        backend = open_backend(kind)
-        code = compile_kernel(kind, backend.facts.target)
-        print(backend.facts.key)
-        judges = {}
-        for rows in ROWS[kind]:
+    # One size after the other: a judge keeps its inputs, in a fifth of a CPU's memory.
+    for rows in ROWS[kind]:
+        deadline = time.monotonic() + options.deadline_s / len(ROWS[kind])
+        with tempfile.TemporaryDirectory() as folder:
+            backend = open_backend(kind)
+            code = compile_kernel(kind, backend.facts.target)
             task = make_task(Path(folder, str(rows)), rows)
-            judges[rows] = Judge(task, backend, SECRET, {f"{kind}_bench": 100.0})
-        try:
-            for judge in judges.values():
-                print(f"noise: {judge.find_noise().text}", flush=True)
-            for _ in range(options.repeats):
-                for share in plants:
-                    for rows, judge in judges.items():
-                        for order in ("faster one", "slower one"):
-                            if time.monotonic() > deadline:
-                                break
-                            pair = [
-                                planted(judge.task, kind, backend.facts.target, code, s)
-                                for s in (0.0, share)
-                            ]
-                            mine, other = pair if order == "faster one" else reversed(pair)
-                            verdict = judge.measure(mine, (), Contender("other", other, {}))
-                            key = rows, share, order
-                            calls[key][called(verdict)] += 1
-                            if isinstance(verdict, Passed) and verdict.versus is not None:
-                                ratios[key].append(verdict.versus.ratio)
-                                times[rows].append(verdict.timings[0].kernel_us)
-                                lanes.append(verdict.lane_s)
-                                if share == 0 and not verdict.screened:
-                                    equal.append(verdict.versus)
-                                notes.update(n.split(":")[0] for n in verdict.notes)
-        finally:
-            for judge in judges.values():
+            judge = Judge(task, backend, SECRET, {f"{kind}_bench": 100.0})
+            try:
+                print(f"{backend.facts.key}: noise: {judge.find_noise().text}", flush=True)
+                turns = itertools.product(range(options.repeats), plants, ORDERS)
+                for _, share, order in turns:
+                    if time.monotonic() > deadline:
+                        break
+                    pair = [
+                        planted(task, kind, backend.facts.target, code, s) for s in (0.0, share)
+                    ]
+                    mine, other = pair if order == ORDERS[0] else reversed(pair)
+                    verdict = judge.measure(mine, (), Contender("other", other, {}))
+                    key = rows, share, order
+                    calls[key][called(verdict)] += 1
+                    if isinstance(verdict, Passed) and verdict.versus is not None:
+                        ratios[key].append(verdict.versus.ratio)
+                        times[rows].append(verdict.timings[0].kernel_us)
+                        lanes.append(verdict.lane_s)
+                        if share == 0 and not verdict.screened:
+                            equal.append(verdict.versus)
+                        notes.update(n.split(":")[0] for n in verdict.notes)
+            finally:
                 judge.close()
     report(calls, ratios, times)
     if equal:
