@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent_sandbox.data.task import Result
+from kagent_sandbox.data.task import ResultSpec
 from kagent_sandbox.judge.check import numerics
 
-RESULT = Result(name="y", shape=(1,), k=2.0)
+RESULT = ResultSpec(name="y", shape=(1,), k=2.0)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 

@@ -1,1 +1,1 @@
-"""What a run is: lineage, briefs, events, costs; and its folder on disk."""
+"""What a run is: lineage, asks, events, costs; and its folder on disk."""

@@ -71,7 +71,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A brief was put to the proposer."""
+    """An ask was put to the proposer."""
 
     ask: int
     operator: Operator

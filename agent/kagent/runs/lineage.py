@@ -151,7 +151,7 @@ class Candidate:
 
 def assumed(seed: Proposal) -> Candidate:
     """A seed that nobody has judged yet, as something to ask for improvements of: taken to be
-    correct and as fast as torch. It has no timings, is in no store and never leaves a brief.
+    correct and as fast as torch. It has no timings, is in no store and never leaves an ask.
     """
     return Candidate(seed, Passed(timings=(), errors=(), score=1.0, score_stderr=0.0))
 

@@ -1,6 +1,6 @@
 """`kagent selftest`: the corpus of faults, attacks and cheats, run on this machine.
 
-`catalogue` reads the corpus, `rig` evaluates one candidate as a run would, `baits` and `outside`
-notice what an attack achieved whatever the verdict says, `compare` holds what came against what was
-expected, `runner` does it all in order, and `digest` keeps the outcome for later runs.
+`catalogue` reads the corpus. `evaluator` evaluates one candidate as a run would. `bait` and
+`leftovers` notice what an attack achieved, whatever the verdict says. `expectations` compares
+outcomes with what was expected. `runner` does it all in order.
 """

@@ -16,6 +16,18 @@ _PREFIX_FOLDERS = ("bin", "lib", "lib64", "libexec", "include", "share", "target
 _PACKAGES = ("kagent_sandbox", "torch", "triton", "numpy", "cuda", "nvidia")
 
 
+def package_folders(*packages: str) -> list[str]:
+    """Where packages are, also outside of the interpreter's own folders (PYTHONPATH)."""
+    paths: list[str] = []
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        for location in (spec.submodule_search_locations or ()) if spec else ():
+            parent = Path(location).parent
+            whole = parent.name in {"site-packages", "dist-packages"}
+            paths.append(str(parent if whole else location))
+    return paths
+
+
 @functools.cache
 def toolchain() -> tuple[str, ...]:
     """What Python, its packages and compilers consist of: the paths that every child may read.
@@ -27,12 +39,7 @@ def toolchain() -> tuple[str, ...]:
         paths += [os.path.join(prefix, name) for name in _PREFIX_FOLDERS]
         paths.append(os.path.join(prefix, "pyvenv.cfg"))
     paths += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    for package in _PACKAGES:
-        spec = importlib.util.find_spec(package)
-        for location in (spec.submodule_search_locations or ()) if spec else ():
-            parent = Path(location).parent
-            whole = parent.name in {"site-packages", "dist-packages"}
-            paths.append(str(parent if whole else location))
+    paths += package_folders(*_PACKAGES)
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             paths.append(os.environ[variable])

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kagent_sandbox.confine import builder_confinement
-from kagent_sandbox.confine.presets import gpu_launcher_confinement
+from kagent_sandbox.confine.presets import gpu_launcher_confinement, package_folders
 from kagent_sandbox.process.channel import ChannelError
 from kagent_sandbox.process.forkserver import ForkServer
 from kagent_sandbox.runtime.text import printable
@@ -22,6 +22,8 @@ LIMIT_S = 1800.0
 """For all tests: two operators take half a minute on two cores, most of it in torch.compile."""
 _MAX_ANSWER_BYTES = 1 << 20
 _MOST_NAMED = 20
+_PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
+"""What it imports, some of it only when tests run: perhaps not where torch is."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ def run_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> Ran:
     confinement = dataclasses.replace(builder_confinement(), cpu_s=2 * int(LIMIT_S))
     if gpu:  # Triton and torch.compile run compilers
         confinement = dataclasses.replace(gpu_launcher_confinement(), execute=True)
+    read = (*confinement.read, *package_folders(*_PYTEST))
+    confinement = dataclasses.replace(confinement, read=read)
     server = ForkServer(
         "kagent_sandbox.replay.library_tests_worker:handle",
         preload=("torch", "numpy", "pytest", *(("triton",) if gpu else ())),

@@ -1,4 +1,4 @@
-"""The seam between the loop and whatever invents kernels: a brief goes in, a draft comes out."""
+"""The seam between the loop and whatever invents kernels: an ask goes in, a draft comes out."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A decision of `select` as it is stored: with the lineage it gives the same brief again."""
+class AskRecord:
+    """A decision of `select` as it is stored: with the lineage it gives the same ask again."""
 
     number: int  # counts the decisions of a run; asks that nobody answers leave gaps in nothing
     seen: int  # records in the lineage when it was taken
@@ -38,14 +38,14 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Brief:
+class Ask:
     """One decision of `select`, with all that a proposer may base its answer on.
 
     While nothing has passed, the lineage goes on with seeds that wait for their verdicts, as they
     are assumed to be (`kagent.runs.lineage.assumed`); the parent is one of them.
 
     `pending` holds the texts of accepted proposals that `lineage` does not hold yet. It is empty on
-    the first attempt, so that several briefs can be worked on at once, and complete on later ones.
+    the first attempt, so that several asks can be worked on at once, and complete on later ones.
     """
 
     setting: Setting
@@ -55,11 +55,11 @@ class Brief:
     parent: Candidate
     elites: tuple[Candidate, ...]  # the incumbent first
     progress: float  # share of the budget used up, 0 to 1
-    attempt: int = 0  # drafts for this brief that were duplicates
+    attempt: int = 0  # drafts for this ask that were duplicates
     pending: tuple[str, ...] = ()
 
     def rng(self) -> random.Random:
-        """This brief's own random numbers: the same on every replay."""
+        """This ask's own random numbers: the same on every replay."""
         stream = f"{self.setting.seed}/{self.id}/propose/{self.attempt}"
         return random.Random(stream)  # noqa: S311 - a search, not a secret
 
@@ -68,14 +68,14 @@ class Brief:
         """Records that it was taken on: those of the lineage that are not merely assumed."""
         return sum(not c.is_assumed for c in self.lineage)
 
-    def ask(self) -> Ask:
+    def record(self) -> AskRecord:
         """The decision, to be stored."""
-        return Ask(self.id, self.seen, self.setting.budget, self.operator, self.parent.id)
+        return AskRecord(self.id, self.seen, self.setting.budget, self.operator, self.parent.id)
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A proposer's answer. It may have used other parents or another operator than the brief asked
+    """A proposer's answer. It may have used other parents or another operator than the ask asked
     for.
     """
 
@@ -89,8 +89,8 @@ class Draft:
     fault: str = ""
     configs: int | None = None
 
-    def proposal(self, brief: Brief, number: int) -> Proposal:
-        """The draft as the answer to a brief, and candidate `number`."""
+    def proposal(self, ask: Ask, number: int) -> Proposal:
+        """The draft as the answer to an ask, and candidate `number`."""
         return Proposal(
             id=number,
             parents=self.parents,
@@ -99,9 +99,9 @@ class Draft:
             source=self.source,
             hypothesis=self.hypothesis,
             predicted=self.predicted,
-            seen=brief.seen,
-            attempt=brief.attempt,
-            ask=brief.id,
+            seen=ask.seen,
+            attempt=ask.attempt,
+            ask=ask.id,
             origin=self.origin,
             fault=self.fault,
             configs=self.configs,
@@ -124,24 +124,24 @@ class Nobody:
     at_once = 0
     resamples = 0
 
-    async def propose(self, brief: Brief) -> Draft | None:
+    async def propose(self, ask: Ask) -> Draft | None:
         """Nothing: it is never asked."""
-        raise AssertionError(brief)
+        raise AssertionError(ask)
 
 
 class Proposer(Protocol):
-    """Invents kernels. Given equal briefs it gives equal drafts, from `brief.rng()` or stored
+    """Invents kernels. Given equal asks it gives equal drafts, from `ask.rng()` or stored
     replies; a model need not, but what it answered is stored.
     """
 
     name: str
     operators: tuple[Operator, ...]
     at_once: int
-    """Briefs that it works on at once. With 1, a run is the same whatever the work's timing."""
+    """Asks that it works on at once. With 1, a run is the same whatever the work's timing."""
     resamples: int
-    """Drafts for one brief before a duplicate is taken for an answer."""
+    """Drafts for one ask before a duplicate is taken for an answer."""
 
-    async def propose(self, brief: Brief) -> Draft | None:
+    async def propose(self, ask: Ask) -> Draft | None:
         """A draft, or None when there is nothing left that was not tried.
 
         Raises:
