@@ -12,7 +12,7 @@ import math
 from statistics import NormalDist
 
 import numpy as np
-from kagent_sandbox.judge.timing.blocks import PACES
+from kagent_sandbox.judge.timing.blocks import SCHEDULES
 from kagent_sandbox.judge.timing.estimates import LOOK_RESAMPLES
 from kagent_sandbox.judge.timing.versus_incumbent import CLEAR, HOPELESS, WORTHWHILE
 from numpy.typing import NDArray
@@ -29,11 +29,11 @@ def simulate(
 
     `pair_sd` is the standard deviation of log(ratio) from pair to pair of blocks, of one case.
     """
-    pace = PACES["cpu"]
+    pace = SCHEDULES["cpu"]
     more = pace.more(cases)
     assert more is not None
-    first = sum(p.pairs for p in pace.phases)
-    pairs = first + more.pairs * np.arange(pace.looks + 1)
+    first = sum(p.pairs for p in pace.rounds)
+    pairs = first + more.pairs * np.arange(pace.interim_looks + 1)
     steps = np.diff(pairs, prepend=0) * cases
     noise = pair_sd * rng.normal(size=(comparisons, len(pairs))) * np.sqrt(steps)
     estimates = math.log(gain) + noise.cumsum(axis=1) / (pairs * cases)
@@ -42,7 +42,7 @@ def simulate(
     normal = NormalDist()
     for look, n in enumerate(pairs):
         used[going] = n
-        last = look == pace.looks
+        last = look == pace.interim_looks
         error = pair_sd / math.sqrt(n * cases)
         z = estimates[:, look] / error
         high = estimates[:, look] + normal.inv_cdf(0.975) * error

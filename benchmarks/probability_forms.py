@@ -15,10 +15,10 @@ from collections.abc import Callable
 import torch
 from kagent.tasks import find_task
 from kagent_sandbox.data.verdict import Stage
-from kagent_sandbox.judge.arena.session import Disqualified
+from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.check.cases import check_cases
 from kagent_sandbox.judge.check.checker import Checker
-from kagent_sandbox.judge.check.inputs import Draws
+from kagent_sandbox.judge.check.inputs import InputSampler
 
 MOST_ELEMENTS = 1 << 20
 MOST_LINES = 6
@@ -57,16 +57,16 @@ def main() -> None:
     task = find_task("softmax")
     shares: dict[str, dict[str, float]] = {f.__name__: defaultdict(float) for f in FORMS}
     rejected: dict[str, Counter[str]] = {f.__name__: Counter() for f in FORMS}
-    for number in range(options.draws):
-        checker = Checker(task, Draws(task, torch.device("cpu")))
+    for number in range(options.sampler):
+        checker = Checker(task, InputSampler(task, torch.device("cpu")))
         for case in (c for kind in ("cpu", "gpu") for c in check_cases(task, kind, number)):
             if case.dtype != "float32" or case.dims["M"] * case.dims["N"] > MOST_ELEMENTS:
                 continue
-            draw = checker.draws.draw(case)
+            input_set = checker.sampler.draw(case)
             for form in FORMS:
                 try:
-                    errors = checker.compare([form(draw.tensors["x"])], draw, Stage.CHECK)
-                except Disqualified:
+                    errors = checker.compare([form(input_set.tensors["x"])], input_set, Stage.CHECK)
+                except CandidateRejected:
                     rejected[form.__name__][case.name] += 1
                 else:
                     share = max(e.share_of_tolerance for e in errors)
@@ -75,7 +75,7 @@ def main() -> None:
     for form in FORMS:
         name = form.__name__
         print(f"{form.__doc__}")
-        print(f"    rejected, of {options.draws} draws: {dict(rejected[name].most_common())}")
+        print(f"    rejected, of {options.sampler} draws: {dict(rejected[name].most_common())}")
         largest = sorted(shares[name].items(), key=lambda s: -s[1])[:MOST_LINES]
         print(f"    largest shares: {', '.join(f'{v:.2f} {k}' for k, v in largest)}", flush=True)
 

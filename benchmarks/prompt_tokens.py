@@ -22,7 +22,7 @@ from pathlib import Path
 from kagent.asktell.prompt_preview import Preview, of_run, of_task
 from kagent.config.settings import load_config
 from kagent.prompting import TEMPLATES
-from kagent.runs.brief import Prompt
+from kagent.runs.ask import Prompt
 from kagent.runs.lineage import Candidate, Operator, Proposal
 from kagent.runs.manifest import find_run
 from kagent.tasks import task_names
@@ -47,7 +47,7 @@ def counter(encoding: str) -> tuple[str, Callable[[str], int]]:
 
 def largest(preview: Preview) -> Prompt:
     """The longest prompt that any card makes of a brief."""
-    if preview.brief.operator not in CARDED:
+    if preview.ask.operator not in CARDED:
         return preview.write()
     prompts = (preview.write(card) for card in preview.prompter.cards)
     return max(prompts, key=lambda p: len(p.user))
@@ -64,20 +64,20 @@ def of_operators(preview: Preview) -> list[tuple[Operator, Prompt]]:
 
 
 def with_a_failure(preview: Preview) -> Preview:
-    brief = preview.brief
-    source = brief.parent.proposal.source
+    ask = preview.ask
+    source = ask.parent.proposal.source
     message = f"line 3: `{source.splitlines()[2]}`: a made-up error"
     rejected = Rejected(Stage.BUILD, Status.COMPILE_ERROR, message)
-    number = len(brief.lineage)
-    parents = (brief.parent.id,)
-    name = brief.parent.proposal.name
+    number = len(ask.lineage)
+    parents = (ask.parent.id,)
+    name = ask.parent.proposal.name
     proposal = Proposal(number, parents, Operator.STRUCTURE, name, source, "an idea")
-    lineage = brief.lineage.as_of(number)
+    lineage = ask.lineage.as_of(number)
     lineage.record(Candidate(proposal, rejected))
     changed = dataclasses.replace(
-        brief, lineage=lineage, operator=Operator.REPAIR, parent=lineage[number]
+        ask, lineage=lineage, operator=Operator.REPAIR, parent=lineage[number]
     )
-    return dataclasses.replace(preview, brief=changed)
+    return dataclasses.replace(preview, ask=changed)
 
 
 def main() -> None:
@@ -106,7 +106,7 @@ def main() -> None:
                 "chars": len(text),
                 "tokens": count(text),
                 "system_tokens": count(prompt.system),
-                "source_tokens": count(preview.brief.parent.proposal.source),
+                "source_tokens": count(preview.ask.parent.proposal.source),
             }
             rows.append(row)
             values = list(row.values())

@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from kagent.export.record import Region
+from kagent.export.record import RegionRecord
 from kagent.export.regions import regions_of
 from kagent.tasks import find_task, task_names
 from kagent_sandbox.data.task import Case, Kind, Task, draw_hidden
@@ -23,7 +23,9 @@ CALLS = 200  # of a run
 NEAR = math.log(2)
 
 
-def calls(regions: Sequence[Region], rng: random.Random) -> Iterator[tuple[str, dict[str, float]]]:
+def calls(
+    regions: Sequence[RegionRecord], rng: random.Random
+) -> Iterator[tuple[str, dict[str, float]]]:
     """Dtype and logarithms of sizes."""
     for _ in range(CALLS):
         region = rng.choice(regions)

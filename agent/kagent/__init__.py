@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kagent_sandbox.errors import KagentError
 
-    from kagent.api import Best, Question, Result, Run
+    from kagent.api import Best, OpenAsk, Result, Run
 
-__all__ = ["Best", "KagentError", "Question", "Result", "Run"]
+__all__ = ["Best", "KagentError", "OpenAsk", "Result", "Run"]
 
 
 def __getattr__(name: str) -> object:

@@ -14,21 +14,21 @@ from typing import Self
 
 from kagent_sandbox.errors import UserError
 
-from kagent.asktell import answers, judging, merging, questions
+from kagent.asktell import answers, judging, merging, open_asks
 from kagent.asktell.judging import Bench, Judged
 from kagent.asktell.merging import Merged
+from kagent.asktell.open_asks import OpenAsk
 from kagent.asktell.open_run import new_run, ready
-from kagent.asktell.precheck import look_at
-from kagent.asktell.questions import Question
+from kagent.asktell.precheck import precheck
 from kagent.asktell.results import Best, Result, best_of, result_of
-from kagent.asktell.state import read_desk
+from kagent.asktell.state import read_state
 from kagent.config.settings import load_config
 from kagent.evolve.stored_run import task_of_run
 from kagent.runs.events import Event, Observer, Stop
 from kagent.runs.manifest import Manifest, find_run, read_manifest
 from kagent.runs.store import History, RunStore, read_history
 
-__all__ = ["Best", "Question", "Result", "Run"]
+__all__ = ["Best", "OpenAsk", "Result", "Run"]
 
 
 class Run:
@@ -106,23 +106,23 @@ class Run:
 
     # -- asking and telling ----------------------------------------------------------------------
 
-    def ask(self, count: int = 1) -> list[Question]:
+    def ask(self, count: int = 1) -> list[OpenAsk]:
         """The next prompts. They are files in the run's folder too, and stay open until answered.
 
         Raises:
             UserError: Nothing is left to improve, or the run has a proposer of its own.
             RunError: The run cannot be read or written.
         """
-        return questions.ask(self.folder, count, self._config)
+        return open_asks.ask(self.folder, count, self._config)
 
-    def open_asks(self) -> list[Question]:
+    def open_asks(self) -> list[OpenAsk]:
         """Prompts that nobody has answered yet, also those of an earlier program."""
         with RunStore.open(self.folder, write=False) as store:
-            return questions.open_questions(store, read_desk(store.history()))
+            return open_asks.open_asks(store, read_state(store.history()))
 
     def tell(
         self,
-        brief: Question | int | None,
+        ask: OpenAsk | int | None,
         text: str,
         *,
         queue: bool = False,
@@ -142,9 +142,9 @@ class Run:
             RunError: The run cannot be read or written.
             MachineError: This machine failed. The answer is kept and waits for `judge`.
         """
-        number = brief.id if isinstance(brief, Question) else brief
-        if isinstance(brief, Question) and brief.path.parent.parent != self.folder:
-            raise UserError(f"{brief.path}: a prompt of another run, not of {self.folder}")
+        number = ask.id if isinstance(ask, OpenAsk) else ask
+        if isinstance(ask, OpenAsk) and ask.path.parent.parent != self.folder:
+            raise UserError(f"{ask.path}: a prompt of another run, not of {self.folder}")
         return judging.apart_from_loops(lambda: self._tell(number, text, queue, parent))
 
     def _tell(self, number: int | None, text: str, queue: bool, parent: int | None) -> Result:
@@ -153,13 +153,13 @@ class Run:
             ready(store, task)
             if not queue:
                 judging.can_judge(store.manifest, self.folder)
-            desk = read_desk(store.history())
+            state = read_state(store.history())
             label = f"{number:04}" if number is not None else "told"
-            given = answers.given(text, label, store, desk, task.entry, ask=number)
+            given = answers.given(text, label, store, state, task.entry, ask=number)
             (accepted,) = answers.accept(store, task, [given], self._config.budget, parent)
             if queue and not accepted.again:
-                desk, jobs = read_desk(store.history()), self._config.jobs
-                for _ in look_at(store, task, desk, [accepted.id], jobs, _silent):
+                state, jobs = read_state(store.history()), self._config.jobs
+                for _ in precheck(store, task, state, [accepted.id], jobs, _silent):
                     pass
             elif not queue:
                 self._judge(store, deadline_s=None, race=False)

@@ -19,7 +19,7 @@ from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import KagentError, UserError
 from kagent_sandbox.judge.client import JudgeClient
 
-from kagent.evolve.offline_check import Looker
+from kagent.evolve.offline_check import OfflineChecker
 from kagent.evolve.open_machine import request_maker, search_cases, visible_cases
 from kagent.runs.files import read_regular
 
@@ -29,7 +29,7 @@ MOST_FILE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedFile:
     """What checking a file found. `interpreted`: by Triton's interpreter, not by a device.
 
     A verdict that is no rejection has the errors of one case at least.
@@ -106,7 +106,7 @@ def _kind_of(sources: Sequence[tuple[Path, str]]) -> Kind:
     return kinds.pop()
 
 
-def check_file(task: Task, path: Path, *, jobs: int) -> Checked:
+def check_file(task: Task, path: Path, *, jobs: int) -> CheckedFile:
     """Build, then check on all cases: on the device, or a Triton candidate in the interpreter
     without one.
 
@@ -122,22 +122,22 @@ def check_file(task: Task, path: Path, *, jobs: int) -> Checked:
         request = request_maker(task, judge.facts, search_cases(task, kind, secret), 1)
         built = builder.build(request(source))
         verdict = built if isinstance(built, Rejected) else judge.check(built)
-        return Checked(verdict, judge.facts.name)
+        return CheckedFile(verdict, judge.facts.name)
 
 
-def _interpret(task: Task, path: Path, source: str, jobs: int) -> Checked:
-    with Looker(task, "gpu", DEFAULT_TARGET, configs=1, jobs=jobs) as looker:
-        look = looker.look(source)
+def _interpret(task: Task, path: Path, source: str, jobs: int) -> CheckedFile:
+    with OfflineChecker(task, "gpu", DEFAULT_TARGET, configs=1, jobs=jobs) as checker:
+        look = checker.look(source)
     if look.unchecked:
         raise UserError(
             f"{path}: built for {DEFAULT_TARGET}, but not checked: {look.unchecked}, and this "
             "machine has no NVIDIA GPU. Check it where there is one"
         )
     if isinstance(look.built, Rejected):
-        return Checked(look.built, f"the builder for {DEFAULT_TARGET}")
+        return CheckedFile(look.built, f"the builder for {DEFAULT_TARGET}")
     assert look.values is not None, "or it would say why it is unchecked"
     verdict = look.values if isinstance(look.values, Rejected) else look.values.errors
-    return Checked(verdict, "Triton's interpreter", interpreted=True, skipped=look.skipped)
+    return CheckedFile(verdict, "Triton's interpreter", interpreted=True, skipped=look.skipped)
 
 
 def bench_files(
@@ -200,10 +200,10 @@ def _not_timed(
     """
     bench = Benched(None, {}, Race((), {}), {})
     names = contender_names([p for p, _ in sources])
-    with Looker(task, "gpu", DEFAULT_TARGET, configs=configs, jobs=jobs) as looker:
+    with OfflineChecker(task, "gpu", DEFAULT_TARGET, configs=configs, jobs=jobs) as checker:
         for (_, source), name in zip(sources, names, strict=True):
             say(f"{name}: build, check")
-            rejected = looker.look(source).rejected
+            rejected = checker.look(source).rejected
             if rejected is not None:
                 bench.rejected[name] = rejected
     if bench.rejected:

@@ -26,7 +26,7 @@ from mutation.edits import Mutant
 from mutation.generate import kernel_sources
 
 if TYPE_CHECKING:
-    from kagent.export.record import Region
+    from kagent.export.record import RegionRecord
     from kagent_sandbox.data.task import Case, Task
 
 MODULI = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
@@ -83,7 +83,7 @@ def of_sizes(task: Task, path: Path, cases: Sequence[Case], count: int, seed: in
     return list(found.values())
 
 
-def _sizes(region: Region, rng: random.Random) -> str | None:
+def _sizes(region: RegionRecord, rng: random.Random) -> str | None:
     """A condition on sizes that some call within the region fulfils."""
     names = [n for n in region.low if region.low[n] < region.high[n]]
     if not names:

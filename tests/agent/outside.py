@@ -5,8 +5,8 @@ import contextlib
 import shutil
 
 import pytest
-from kagent.asktell import answers, judging, merging, open_run, questions
-from kagent.asktell.state import read_desk
+from kagent.asktell import answers, judging, merging, open_asks, open_run
+from kagent.asktell.state import read_state
 from kagent.config.settings import load_config
 from kagent.evolve.stored_run import setting_of, task_of_run
 from kagent.runs.store import RunStore
@@ -66,7 +66,7 @@ def start(folder, runs="runs", **options):
 
 
 def ask(run, count=1):
-    return questions.ask(run, count, load_config())
+    return open_asks.ask(run, count, load_config())
 
 
 def tell(run, *given, parent=None):
@@ -74,8 +74,8 @@ def tell(run, *given, parent=None):
     with RunStore.open(run) as store:
         task = task_of_run(run, store.manifest)
         open_run.ready(store, task)
-        desk = read_desk(store.history())
-        read = [answers.given(t, "x", store, desk, task.entry, ask=n) for n, t in given]
+        state = read_state(store.history())
+        read = [answers.given(t, "x", store, state, task.entry, ask=n) for n, t in given]
         return answers.accept(store, task, read, 50, parent)
 
 
@@ -101,7 +101,7 @@ def history_of(run):
 
 
 def desk_of(run):
-    return read_desk(history_of(run))
+    return read_state(history_of(run))
 
 
 def divergence(run):

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kagent.evolve.asker import first_new
-from kagent.runs.brief import Ask, Brief, Proposer, Setting
-from kagent.runs.known_sources import Known
+from kagent.evolve.ask_queue import first_new
+from kagent.runs.ask import Ask, AskRecord, Proposer, Setting
 from kagent.runs.lineage import Lineage, Operator, Proposal
+from kagent.runs.source_index import SourceIndex
 from kagent.runs.store import History
 from kagent.search.select import select
 from kagent_sandbox.data.records import RecordError, from_json
@@ -21,8 +21,8 @@ from kagent_sandbox.errors import RunError
 class Divergence:
     """The first decision that comes out otherwise. `now` is None if nothing is proposed at all."""
 
-    then: Proposal | Ask
-    now: Proposal | Ask | None
+    then: Proposal | AskRecord
+    now: Proposal | AskRecord | None
 
 
 async def replay(
@@ -36,10 +36,10 @@ async def replay(
     Raises:
         RunError: An event is damaged.
     """
-    known, lineage = Known(), Lineage()
+    known, lineage = SourceIndex(), Lineage()
     by_id = {p.id: p for p in _proposals(history)}
     seeds = [p for p in by_id.values() if p.operator is Operator.SEED]
-    open_briefs: dict[int, Brief] = {}
+    open_briefs: dict[int, Ask] = {}
     for kind, number, ask in _steps(history):
         if ask is not None:
             now = select(
@@ -56,9 +56,9 @@ async def replay(
             open_briefs.pop(number, None)
         elif kind == "proposed":
             then = by_id[number]
-            brief = open_briefs.get(then.ask) if then.ask is not None else None
-            if brief is not None and proposer is not None:
-                found = await first_new(proposer, brief, known)
+            ask = open_briefs.get(then.ask) if then.ask is not None else None
+            if ask is not None and proposer is not None:
+                found = await first_new(proposer, ask, known)
                 again = None if found is None else found[1].proposal(found[0], then.id)
                 if again != then:
                     return Divergence(then, again)
@@ -76,12 +76,12 @@ def _proposals(history: History) -> list[Proposal]:
     return [*(c.proposal for c in history.lineage), *history.pending]
 
 
-def _steps(history: History) -> Iterator[tuple[str, int, Ask | None]]:
+def _steps(history: History) -> Iterator[tuple[str, int, AskRecord | None]]:
     """Kind, number and, of decisions, the ask, of the events that replaying needs."""
     for event in history.events:
         try:
             if event.kind == "asked":
-                ask = from_json(Ask, event.data)
+                ask = from_json(AskRecord, event.data)
                 yield event.kind, ask.number, ask
             elif event.kind == "dropped":
                 yield event.kind, event.data["ask"], None

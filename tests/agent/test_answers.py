@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from kagent.llm.drafts import draft_of
 from kagent.llm.reply import Answer
-from kagent.runs.brief import Brief, Setting
+from kagent.runs.ask import Ask, Setting
 from kagent.runs.lineage import Candidate, Lineage, Operator, Origin, Proposal
 from kagent.tasks import find_task, seeds_of
 from made import passed
@@ -19,7 +19,7 @@ def brief(name, operator):
     proposal = Proposal(0, (), Operator.SEED, name, SOURCES["triton_rows"], "")
     parent = Candidate(proposal, passed({"c": 9.0}))
     setting = Setting(SOFTMAX, "gpu", "sm_90a", 50, 0, 4, tuple(Operator))
-    return Brief(setting, 0, Lineage([parent]), operator, parent, (parent,), 0.0)
+    return Ask(setting, 0, Lineage([parent]), operator, parent, (parent,), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def brief(name, operator):
 )
 def test_an_answer_is_called_by_its_own_language(parent, operator, card, source, name):
     answer = Answer("an idea", 1.1, source)
-    draft = draft_of(brief(parent, operator), answer, Origin("m", card))
+    draft = draft_of(ask(parent, operator), answer, Origin("m", card))
     assert (draft.name, draft.predicted, draft.parents) == (name, 1.1, (0,))
     again = dataclasses.replace(answer, source=source + "# again\n")
-    assert draft_of(brief(parent, operator), again, Origin("m", card)).name == name
+    assert draft_of(ask(parent, operator), again, Origin("m", card)).name == name

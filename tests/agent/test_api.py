@@ -7,7 +7,7 @@ import sys
 import kagent
 import pytest
 from kagent.asktell import judging
-from kagent.evolve.offline_check import Look
+from kagent.evolve.offline_check import OfflineCheck
 from kagent.runs.events import Recorded, Stop
 from kagent_sandbox.data.build import Built
 from kagent_sandbox.errors import DeviceError, RunError, UserError
@@ -38,7 +38,7 @@ def run(task, tmp_path):
 
 
 def test_the_names_are_those_that_are_documented():
-    assert kagent.__all__ == ["Best", "KagentError", "Question", "Result", "Run"]
+    assert kagent.__all__ == ["Best", "KagentError", "OpenAsk", "Result", "Run"]
     assert dir(kagent) == kagent.__all__
     for name in kagent.__all__:
         assert getattr(kagent, name).__name__ == name
@@ -60,7 +60,7 @@ def test_importing_is_cheap():
 
 def test_five_lines(run):
     model = iter([reply(16, 3), reply(8, 3), "I cannot.", reply(1, note="0  # WRONG")]).__next__
-    results = [run.tell(brief, model()) for brief in run.ask(4)]
+    results = [run.tell(ask, model()) for ask in run.ask(4)]
     assert [r.passed for r in results] == [True, True, False, False]
     assert str(results[0]).endswith("× the best of torch, the best so far")
     assert str(results[2]).startswith("#4: parse NO_KERNEL: ")
@@ -74,19 +74,19 @@ def test_five_lines(run):
 
 
 def test_a_brief_has_its_prompt_in_one_piece_and_in_two(run):
-    (brief,) = run.ask()
-    assert brief.prompt.startswith(brief.system.rstrip())
-    assert brief.prompt.endswith(brief.user)
-    assert brief.path.read_text().endswith(brief.prompt)
-    assert brief.id == 0
-    assert run.open_asks() == [brief]
+    (ask,) = run.ask()
+    assert ask.prompt.startswith(ask.system.rstrip())
+    assert ask.prompt.endswith(ask.user)
+    assert ask.path.read_text().endswith(ask.prompt)
+    assert ask.id == 0
+    assert run.open_asks() == [ask]
 
 
 def test_a_program_may_end_and_another_go_on(run):
-    briefs = run.ask(3)
-    run.tell(briefs[1], reply(4))
+    asks = run.ask(3)
+    run.tell(asks[1], reply(4))
     again = kagent.Run.open(run.folder)
-    assert again.open_asks() == [briefs[0], briefs[2]]
+    assert again.open_asks() == [asks[0], asks[2]]
     assert again.tell(2, reply(16, 3)).promoted
     assert again.best.id == run.best.id == 3
     assert [c.id for c in run.history.lineage] == [0, 1, 2, 3]
@@ -98,7 +98,7 @@ def test_a_program_may_end_and_another_go_on(run):
 def test_queued_answers_wait_and_are_judged_elsewhere(task, tmp_path, monkeypatch):
     looked = []
 
-    class Looker:
+    class OfflineChecker:
         def __init__(self, *_, **options):
             looked.append(options)
 
@@ -109,12 +109,12 @@ def test_queued_answers_wait_and_are_judged_elsewhere(task, tmp_path, monkeypatc
             pass
 
         def look(self, source):
-            return Look(Built("", "", "cpu", ({},), {}, {}, 0.5))
+            return OfflineCheck(Built("", "", "cpu", ({},), {}, {}, 0.5))
 
-    monkeypatch.setattr("kagent.asktell.precheck.Looker", Looker)
+    monkeypatch.setattr("kagent.asktell.precheck.OfflineChecker", OfflineChecker)
     home = kagent.Run(task, runs=tmp_path / "runs")
-    (brief,) = home.ask()
-    result = home.tell(brief, reply(16, 3), queue=True)
+    (ask,) = home.ask()
+    result = home.tell(ask, reply(16, 3), queue=True)
     assert result.verdict is None
     assert str(result) == "#2: builds for cpu, waits for a judge"
     assert home.best is None
@@ -124,7 +124,7 @@ def test_queued_answers_wait_and_are_judged_elsewhere(task, tmp_path, monkeypatc
     assert home.merge(box.folder).verdicts == (0, 1, 2)
     assert home.best.id == 2
     assert home.manifest.device == "Toy 1"
-    again = home.tell(brief, reply(16, 3), queue=True)
+    again = home.tell(ask, reply(16, 3), queue=True)
     assert again.again
     assert again.passed
     assert str(again).endswith("(told before)")
@@ -165,8 +165,8 @@ def test_the_machine_is_opened_once_and_closed(task, tmp_path, monkeypatch):
     monkeypatch.setattr(judging, "open_machine", Counting)
     with kagent.Run(task, runs=tmp_path / "runs") as run:
         assert not opened, "asking needs no machine"
-        for brief in run.ask(3):
-            run.tell(brief, reply(2**brief.id))
+        for ask in run.ask(3):
+            run.tell(ask, reply(2**ask.id))
         assert (len(opened), len(closed)) == (1, 0)
     assert len(closed) == 1
     run.tell(None, kernel(32, 3))
@@ -182,9 +182,9 @@ def test_after_a_failure_the_next_answer_gets_a_new_machine(run, toy_machine):  
             raise DeviceError("the device fell off the bus")
 
     toy_machine(judge=Failing())
-    (brief,) = run.ask()
+    (ask,) = run.ask()
     with pytest.raises(kagent.KagentError, match="fell off the bus"):
-        run.tell(brief, reply(16, 3))
+        run.tell(ask, reply(16, 3))
     toy_machine()
     assert run.judge().recorded == (0, 1, 2)
     assert run.best.id == 2
@@ -192,8 +192,8 @@ def test_after_a_failure_the_next_answer_gets_a_new_machine(run, toy_machine):  
 
 def test_it_can_be_used_where_an_event_loop_runs(run):
     async def agent():
-        (brief,) = run.ask()
-        return run.tell(brief, reply(16, 3))
+        (ask,) = run.ask()
+        return run.tell(ask, reply(16, 3))
 
     assert asyncio.run(agent()).passed
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from kagent.asktell import answers, judging, questions
+from kagent.asktell import answers, judging, open_asks
 from kagent.asktell.open_run import device_for
-from kagent.asktell.state import read_desk
-from kagent.evolve.replayed import Recorded
+from kagent.asktell.state import read_state
+from kagent.evolve.replayed import RecordedProposer
 from kagent.evolve.stored_run import identity
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Operator
@@ -78,7 +78,7 @@ def test_asking_again_goes_on_and_lists_what_is_open(tmp_path):
     second = ask(run, 2)
     assert [q.id for q in second] == [2, 3]
     with RunStore.open(run, write=False) as store:
-        found = questions.open_questions(store, read_desk(store.history()))
+        found = open_asks.open_asks(store, read_state(store.history()))
     assert found == [first[1], *second]
 
 
@@ -196,8 +196,8 @@ def reading(tmp_path):
             paths.append(tmp_path / name)
             paths[-1].write_text(text, encoding="utf-8")
         with RunStore.open(run, write=False) as store:
-            desk = read_desk(store.history())
-            found = answers.read_answers(paths, store, desk, "toy", **options)
+            state = read_state(store.history())
+            found = answers.read_answers(paths, store, state, "toy", **options)
         return [(g.ask, g.is_kernel) for g in found]
 
     read.header = f"<!-- kagent ask 0002 of run {identity(run, read_manifest(run))} -->\n"
@@ -284,7 +284,7 @@ def test_a_run_that_was_answered_from_outside_is_measured_once_more(tmp_path):
     judge(run)
     then = history_of(run).lineage
     search, store = evolution(
-        tmp_path / "again", tmp_path / "other", proposer=Recorded("x", history_of(run))
+        tmp_path / "again", tmp_path / "other", proposer=RecordedProposer("x", history_of(run))
     )
     with store:
         assert asyncio.run(search.run()) is Stop.EXHAUSTED
@@ -323,7 +323,7 @@ def test_a_process_killed_between_any_two_events_loses_nothing_before(tmp_path):
         kept = essence(copy)
         assert kept == events[: len(kept)]
         if count == 0:
-            assert read_desk(history_of(copy)).proposals == []
+            assert read_state(history_of(copy)).proposals == []
         judge(copy)
         number = ask(copy, 1)[0].id
         assert number == len({d["number"] for k, d in kept if k == "asked"})
@@ -398,13 +398,13 @@ class Interleaved(RuleBasedStateMachine):
     @invariant()
     def consistent(self):
         history = history_of(self.run)
-        desk = read_desk(history)
-        assert [p.id for p in desk.proposals] == list(range(len(desk.proposals)))
-        assert list(desk.asks) == list(range(history.asked))
-        answered = {p.ask for p in desk.proposals}
-        assert [a.number for a in desk.open] == [n for n in desk.asks if n not in answered]
-        assert len({(t.ask, t.text) for t in desk.told}) == len(desk.told)
-        assert all((self.run / "prompts" / f"{n:04}.md").is_file() for n in desk.asks)
+        state = read_state(history)
+        assert [p.id for p in state.proposals] == list(range(len(state.proposals)))
+        assert list(state.asks) == list(range(history.asked))
+        answered = {p.ask for p in state.proposals}
+        assert [a.number for a in state.open] == [n for n in state.asks if n not in answered]
+        assert len({(t.ask, t.text) for t in state.told}) == len(state.told)
+        assert all((self.run / "prompts" / f"{n:04}.md").is_file() for n in state.asks)
         assert divergence(self.run) is None
         for candidate in history.lineage:
             assert isinstance(candidate.verdict, Passed | Rejected)

@@ -245,11 +245,11 @@ def test_queued_triton_is_compiled_and_interpreted(kagent, double, tmp_path):
     (none,) = [x for x in told.out.splitlines() if x.startswith("#4 ")]
     assert "build POLICY: host code launches no kernel" in none
     assert "5 wait for a judge" in told.out
-    desk = desk_of(run)
-    looked = {n: x.interpreted for n, x in desk.looked.items()}
+    state = desk_of(run)
+    looked = {n: x.interpreted for n, x in state.looked.items()}
     assert looked == {1: True, 2: True, 3: False, 4: False}
-    assert [p.id for p in desk.history.pending] == [0, 1, 2, 3, 4]
-    assert len(desk.history.lineage) == 0
+    assert [p.id for p in state.history.pending] == [0, 1, 2, 3, 4]
+    assert len(state.history.lineage) == 0
 
 
 @pytest.mark.slow

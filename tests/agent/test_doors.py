@@ -13,7 +13,7 @@ import pytest
 from kagent import candidate_file as workbench
 from kagent.candidate_file import bench_files, build_file, check_file
 from kagent.evolve import offline_check as looker
-from kagent.evolve.offline_check import Looker
+from kagent.evolve.offline_check import OfflineChecker
 from kagent.evolve.open_machine import request_maker, search_cases
 from kagent.selftest.assemble import candidate_text
 from kagent.selftest.catalogue import Variant, load_catalogue
@@ -127,7 +127,7 @@ def first_refusals(builder, task, path):
     target = "cpu" if kind == "cpu" else workbench.DEFAULT_TARGET
 
     def look():
-        with Looker(task, kind, target, configs=1, jobs=1) as looker:
+        with OfflineChecker(task, kind, target, configs=1, jobs=1) as looker:
             return looker.look(source).rejected
 
     def search():

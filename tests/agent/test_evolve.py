@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 from kagent.evolve.loop import Limits, SeedText
-from kagent.runs.brief import Ask
+from kagent.runs.ask import AskRecord
 from kagent.runs.events import Finished, Progress, Recorded, Started, Stop, Withdrawn
 from kagent.runs.lineage import Lineage, Operator
 from kagent.search.tuner import Tuner
@@ -120,8 +120,8 @@ def test_a_candidate_is_timed_against_the_incumbent_of_its_moment(tmp_path):
 
 def test_duplicates_are_free_and_end_the_run_when_nothing_else_comes(tmp_path):
     class Stubborn(RandomProposer):
-        async def propose(self, brief):
-            draft = await super().propose(brief)
+        async def propose(self, ask):
+            draft = await super().propose(ask)
             return type(draft)(draft.parents, draft.operator, "x", SEEDS[0].source, "again")
 
     lineage, stop, _ = run(tmp_path, "runs", proposer=Stubborn(), budget=5)
@@ -132,9 +132,9 @@ def test_duplicates_are_free_and_end_the_run_when_nothing_else_comes(tmp_path):
 
 def test_the_same_machine_code_is_not_judged_twice(tmp_path):
     class Renamer(RandomProposer):
-        async def propose(self, brief):
-            draft = await super().propose(brief)
-            source = SEEDS[0].source + f"\n\ndef unused_{brief.id}():\n    pass\n"
+        async def propose(self, ask):
+            draft = await super().propose(ask)
+            source = SEEDS[0].source + f"\n\ndef unused_{ask.id}():\n    pass\n"
             return type(draft)(draft.parents, draft.operator, "x", source, "renamed")
 
     judge = FakeJudge()
@@ -147,8 +147,8 @@ def test_the_same_machine_code_is_not_judged_twice(tmp_path):
 
 def test_nothing_left_to_propose_ends_the_run(tmp_path):
     class Short(RandomProposer):
-        async def propose(self, brief):
-            return await super().propose(brief) if brief.id < 7 else None
+        async def propose(self, ask):
+            return await super().propose(ask) if ask.id < 7 else None
 
     lineage, stop, _ = run(tmp_path, "runs", proposer=Short())
     assert stop is Stop.EXHAUSTED
@@ -278,7 +278,7 @@ def test_stored_measurements_replay_to_the_same_decisions(tmp_path):
     assert asyncio.run(replay(history, toy, proposer)) is None
 
     divergence = asyncio.run(replay(history, replace(toy, seed=1), proposer))
-    assert isinstance(divergence.then, Ask)  # it already selects otherwise
+    assert isinstance(divergence.then, AskRecord)  # it already selects otherwise
     assert divergence.now != divergence.then
 
 

@@ -6,7 +6,7 @@ import sqlite3
 import time
 
 import pytest
-from kagent.asktell.questions import named_by_header
+from kagent.asktell.open_asks import named_by_header
 from kagent.runs.store import RunStore
 from kagent_sandbox.errors import RunError
 from outside import (

@@ -2,7 +2,7 @@ import asyncio
 import random
 
 import pytest
-from kagent.evolve.device_slot import Lane
+from kagent.evolve.device_slot import DeviceSlot
 
 
 def traffic(*, quiet, builders=3, seed=0):
@@ -21,7 +21,7 @@ def traffic(*, quiet, builders=3, seed=0):
             running[kind] -= 1
 
     async def main():
-        lane = Lane(builders, quiet=quiet)
+        lane = DeviceSlot(builders, quiet=quiet)
         kinds = ["build"] * 30 + ["check"] * 12 + ["measure"] * 12
         rng.shuffle(kinds)
         await asyncio.gather(*(work(lane, k) for k in kinds))
@@ -45,7 +45,7 @@ def test_a_timing_that_waits_for_a_build_goes_before_checks():
     order = []
 
     async def main():
-        lane = Lane(2, quiet=True)
+        lane = DeviceSlot(2, quiet=True)
 
         async def use(kind):
             async with getattr(lane, kind)():
@@ -66,7 +66,7 @@ def test_a_timing_that_waits_for_a_build_goes_before_checks():
 
 def test_a_cancelled_wait_leaves_the_lane_free():
     async def main():
-        lane = Lane(1, quiet=True)
+        lane = DeviceSlot(1, quiet=True)
         async with lane.build():
             waiting = asyncio.create_task(lane.measure().__aenter__())
             await asyncio.sleep(0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kagent.resources import resource
 from kagent.search.merge_kernels import Choice, Part, labels, merge
 from kagent.search.rename import RenameError, module_names, rename
-from kagent.search.text_edits import Text
+from kagent.search.text_edits import EditableText
 from kagent.search.tunables import read_tunables
 
 SPLIT = Choice("{0} <= {constant}", "small ones", "N_SPLIT", 10, (5, 10, 20))
@@ -16,7 +16,7 @@ SPLIT = Choice("{0} <= {constant}", "small ones", "N_SPLIT", 10, (5, 10, 20))
 
 def renamed(source, names):
     tree = ast.parse(source)
-    text = Text(source)
+    text = EditableText(source)
     return text.apply(rename(text, tree, names))
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.evolve.loop import Limits
-from kagent.evolve.replayed import Recorded as Repeater
+from kagent.evolve.replayed import RecordedProposer as Repeater
 from kagent.llm.chat import ModelError, Reply
 from kagent.llm.model_config import ModelConfig, Prices
 from kagent.llm.proposer import Model, ModelProposer
-from kagent.llm.spend_limit import Most, Purse
-from kagent.runs.brief import CapReached, Prompt
+from kagent.llm.spend_limit import CallBound, SpendLimit
+from kagent.runs.ask import CapReached, Prompt
 from kagent.runs.cost import ModelCall, Spent
 from kagent.runs.events import CallFailed, Proposed, Recorded, Stop
 from kagent.runs.lineage import Operator, roofline_share
@@ -63,14 +63,12 @@ def kernels(number):
 
 def made(script, store, *, spent=None, at_once=4, prices=PRICES, **caps):
     config = ModelConfig("script", "http://127.0.0.1:1/v1", prices=prices, reply_tokens=1000)
-    purse = Purse(spent or Spent(), **caps)
+    spend_limit = SpendLimit(spent or Spent(), **caps)
     return ModelProposer(
         [Model(config, script)],
-        lambda brief: Prompt(
-            "system", f"ask {brief.id}: {brief.operator} of {brief.parent.id}", "c"
-        ),
+        lambda ask: Prompt("system", f"ask {ask.id}: {ask.operator} of {ask.parent.id}", "c"),
         store.call,
-        purse,
+        spend_limit,
         lambda event: None,
         at_once=at_once,
     )
@@ -93,8 +91,8 @@ def run(
         operators = ModelProposer.operators
         name, resamples, at_once = "model", 2, more.pop("at_once", 4)
 
-        async def propose(self, brief):
-            return await self.inner.propose(brief)
+        async def propose(self, ask):
+            return await self.inner.propose(ask)
 
     late = Late()
     build = more.pop("machine", None)
@@ -391,15 +389,15 @@ def test_a_purse_never_lets_more_be_spent_than_its_limit(calls, limit, at_once):
     """Whatever calls take (never more than the most they were let in with), and in any order."""
 
     async def main():
-        purse = Purse(Spent(), max_tokens=limit)
+        spend_limit = SpendLimit(Spent(), max_tokens=limit)
         gate = asyncio.Semaphore(at_once)
 
         async def one(most, share, fails):
-            async with gate, purse.hold(Most(most, None)):
+            async with gate, spend_limit.hold(CallBound(most, None)):
                 await asyncio.sleep(0)
                 used = None if fails else min(most, share)
                 call = ModelCall(0, 0, "m", "", 0.0, used, None if fails else 0)
-                purse.pay(call, Most(most, None))
+                spend_limit.pay(call, CallBound(most, None))
                 return most if fails else used
 
         tasks = [asyncio.create_task(one(*c)) for c in calls]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kagent.config.settings import load_config
 from kagent.evolve.proposers import recording
-from kagent.evolve.replayed import Recorded
+from kagent.evolve.replayed import RecordedProposer
 from kagent.evolve.stored_run import setting_of
 from kagent.llm.reply import read_reply
 from kagent.runs.lineage import Lineage, Operator, kernel_id
@@ -75,16 +75,16 @@ def test_the_same_proposals_and_measurements_give_the_same_lineage(run):
     task = find_task(store.manifest.task)
     found = recording(load_config(runs=RUNS, proposer=f"replay:{store.folder.name}"), task.name)
     assert found.evaluations == history.lineage.counted
-    proposer = Recorded(found.name, found.history)
+    proposer = RecordedProposer(found.name, found.history)
     with RunStore.open(store.folder, write=False) as opened:
         setting = setting_of(opened, task)
     again = Lineage(c for c in history.lineage if c.proposal.operator is Operator.SEED)
     seeds = len(again)
     for number in range(len(proposer)):
-        brief = select(setting, again.as_of(len(again)), number)
-        draft = asyncio.run(proposer.propose(brief))
+        ask = select(setting, again.as_of(len(again)), number)
+        draft = asyncio.run(proposer.propose(ask))
         then = history.lineage[seeds + number]
-        proposal = draft.proposal(brief, seeds + number)
+        proposal = draft.proposal(ask, seeds + number)
         assert (proposal.source, proposal.parents) == (then.proposal.source, then.proposal.parents)
         again.record(type(then)(proposal, then.verdict, then.facts))
     assert [c.id for c in again.promotions] == [c.id for c in history.lineage.promotions]

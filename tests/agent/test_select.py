@@ -98,9 +98,9 @@ def test_what_succeeds_per_second_is_drawn_more():
 
 def test_a_failure_of_a_good_parent_is_repaired_once(toy):
     lineage = Lineage([SEED, failure(1)])
-    brief = select(toy, lineage, 2)
-    assert (brief.operator, brief.parent.id) == (Operator.REPAIR, 1)
-    assert to_repair(lineage, [brief]) is None  # under way
+    ask = select(toy, lineage, 2)
+    assert (ask.operator, ask.parent.id) == (Operator.REPAIR, 1)
+    assert to_repair(lineage, [ask]) is None  # under way
     lineage.record(failure(2, parents=(1,), operator=Operator.REPAIR))
     assert to_repair(lineage, []) is None  # done, and repairs are not repaired
     lineage.record(failure(3))

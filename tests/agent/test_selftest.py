@@ -29,13 +29,13 @@ from kagent.runs.manifest import versions
 from kagent.runs.selftest_record import SelftestRecord
 from kagent.runs.store import read_history
 from kagent.selftest import machine_checks as checks
-from kagent.selftest.bait import KEY, Baits, name_for
+from kagent.selftest.bait import KEY, Bait, name_for
 from kagent.selftest.catalogue import item_folders, load_catalogue, load_item
 from kagent.selftest.evaluator import _Started
-from kagent.selftest.expectations import Seen, escaped, escapes, miss
+from kagent.selftest.expectations import EntryOutcome, escaped, escapes, miss
 from kagent.selftest.jobs import Attempt, Job
-from kagent.selftest.leftovers import Outside
-from kagent.selftest.runner import judged, play
+from kagent.selftest.leftovers import Leftovers
+from kagent.selftest.runner import judged, run_scenario
 from kagent.selftest.scenarios import faults
 from kagent.ui import end_of_run, run_view
 from kagent_sandbox.data.records import to_json
@@ -159,11 +159,11 @@ def _quoted(text):
 
 
 def test_outcome_and_words_must_both_be_as_expected():
-    seen = Seen("build COMPILE_ERROR", "line 3: no", "met: nothing")
+    seen = EntryOutcome("build COMPILE_ERROR", "line 3: no", "met: nothing")
     assert miss(("passed", "build COMPILE_ERROR"), r"line \d", seen) is None
     assert "expected passed, got build COMPILE_ERROR: line 3" in miss(("passed",), "", seen)
     assert "nothing like 'met'" in miss(("build COMPILE_ERROR",), "met", seen)
-    passed = Seen("passed", "", "met: EPERM")
+    passed = EntryOutcome("passed", "", "met: EPERM")
     assert miss(("passed",), "met: EPERM", passed) is None
     assert "what it printed" in miss(("passed",), "line", passed)
 
@@ -171,22 +171,22 @@ def test_outcome_and_words_must_both_be_as_expected():
 def test_an_attack_that_says_that_it_worked_has_escaped():
     token = "0123456789abcdef"
     for seen in (
-        Seen("passed", "", f"the key is {token}"),
-        Seen("build RUNTIME_ERROR", "line 3: SystemError: escaped: wrote a file"),
-        Seen("passed", "", "some line\nescaped 12"),
+        EntryOutcome("passed", "", f"the key is {token}"),
+        EntryOutcome("build RUNTIME_ERROR", "line 3: SystemError: escaped: wrote a file"),
+        EntryOutcome("passed", "", "some line\nescaped 12"),
     ):
         found = escaped(seen, escapes(seen, token))
         assert found.outcome == "escaped"
         assert seen.outcome in found.message
-    quoted = Seen("build COMPILE_ERROR", 'line 3: `puts("escaped");`: expected a ;')
+    quoted = EntryOutcome("build COMPILE_ERROR", 'line 3: `puts("escaped");`: expected a ;')
     assert escaped(quoted, escapes(quoted, token)) is quoted
 
 
 def test_a_twin_that_fails_is_a_miss(item):
     (variant,) = item()
-    right = Seen("build COMPILE_ERROR", "line 1")
-    assert judged(variant, right, Seen("passed")).misses == ()
-    (why,) = judged(variant, right, Seen("check TAMPER", "wrote")).misses
+    right = EntryOutcome("build COMPILE_ERROR", "line 1")
+    assert judged(variant, right, EntryOutcome("passed")).misses == ()
+    (why,) = judged(variant, right, EntryOutcome("check TAMPER", "wrote")).misses
     assert "its honest twin good_cpp.py: expected passed, got check TAMPER" in why
 
 
@@ -194,36 +194,34 @@ def test_a_scenario_that_is_missing_or_fails_is_an_error_of_its_own(item, monkey
     extra = '\n[[scenario]]\nname = "full_moon"\nexpect = "calm"\n'
     _, scenario = item(extra=extra)
     assert (scenario.id, scenario.runs) == ("07_some_slug-full_moon", "anywhere")
-    seen = play(None, scenario)
+    seen = run_scenario(None, scenario)
     assert seen.outcome == "error"
     assert "no function full_moon in kagent.selftest.scenarios.faults" in seen.message
 
-    def howl(scene):
-        assert scene.folder.is_dir()
+    def howl(scenario_run):
+        assert scenario_run.folder.is_dir()
         raise ZeroDivisionError("at midnight")
 
     monkeypatch.setattr(faults, "full_moon", howl, raising=False)
-    seen = play(None, scenario)
+    seen = run_scenario(None, scenario)
     assert seen.outcome == "error"
     assert "ZeroDivisionError: at midnight" in seen.message
-    monkeypatch.setattr(faults, "full_moon", lambda scene: Seen("calm", "no clouds"))
-    assert judged(scenario, play(None, scenario), None).misses == ()
+    monkeypatch.setattr(faults, "full_moon", lambda scenario_run: EntryOutcome("calm", "no clouds"))
+    assert judged(scenario, run_scenario(None, scenario), None).misses == ()
 
 
 # -- baits ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def baits():
-    with contextlib.closing(
-        Baits("@bait_folder@ @bait_pid@ @bait_port@ @bait_abstract@", "t")
-    ) as b:
+def bait():
+    with contextlib.closing(Bait("@bait_folder@ @bait_pid@ @bait_port@ @bait_abstract@", "t")) as b:
         yield b
 
 
-def test_baits_that_nobody_touches_are_untouched(baits):
-    folder, pid, port, abstract = baits.fill().split()
-    assert baits.touched() == []
+def test_baits_that_nobody_touches_are_untouched(bait):
+    folder, pid, port, abstract = bait.fill().split()
+    assert bait.touched() == []
     assert (Path(folder) / "secret").read_text() == f"{KEY}=t\n"
     environ = Path(f"/proc/{pid}/environ")
     while not environ.read_bytes():  # exec has begun, and not filled it in yet
@@ -287,19 +285,19 @@ def _abstract(_folder, _pid, _port, name):
         (_abstract, "abstract socket was reached"),
     ],
 )
-def test_every_bait_tells(baits, attack, words):
-    attack(*baits.fill().split())
+def test_every_bait_tells(bait, attack, words):
+    attack(*bait.fill().split())
     deadline = time.monotonic() + 5
-    while not baits.touched() and time.monotonic() < deadline:
+    while not bait.touched() and time.monotonic() < deadline:
         time.sleep(0.01)
-    (found,) = baits.touched()
+    (found,) = bait.touched()
     assert words in found
 
 
 def test_only_baits_that_are_named_are_made():
-    with contextlib.closing(Baits("nothing @bait_name@", "0123456789abcdef")) as baits:
-        assert baits.fill() == f"nothing {name_for('0123456789abcdef')}"
-        assert baits.touched() == []
+    with contextlib.closing(Bait("nothing @bait_name@", "0123456789abcdef")) as bait:
+        assert bait.fill() == f"nothing {name_for('0123456789abcdef')}"
+        assert bait.touched() == []
 
 
 # -- what a rig starts ---------------------------------------------------------------------------
@@ -356,14 +354,14 @@ class Timing:
         self.left_us = list(times_us)
 
     def judged(self, _):
-        return Seen("passed", kernel_us=self.left_us.pop(0))
+        return EntryOutcome("passed", kernel_us=self.left_us.pop(0))
 
     finish = judged
 
 
 def honest(**rigs):
     job = Job("", Path(), "cpu", measured=True)
-    built = {tier: Attempt(job, Baits("", "token"), "") for tier in rigs}
+    built = {tier: Attempt(job, Bait("", "token"), "") for tier in rigs}
     return checks._honest("cpp", rigs, built, 0.1)
 
 
@@ -394,7 +392,7 @@ def test_a_host_with_no_tier_but_t0_has_nothing_to_compare():
 
 @pytest.fixture
 def outside():
-    with contextlib.closing(Outside("escaped-0123")) as outside:
+    with contextlib.closing(Leftovers("escaped-0123")) as outside:
         yield outside
 
 
@@ -459,7 +457,7 @@ def test_folders_of_killed_selftests_are_removed(tmp_path, monkeypatch):
     stale.mkdir()
     other = tmp_path / f"kagent-selftest-{os.getpid()}-abc"
     other.mkdir()
-    with contextlib.closing(Outside("escaped-0123")):
+    with contextlib.closing(Leftovers("escaped-0123")):
         assert not stale.exists()
         assert other.exists()
 

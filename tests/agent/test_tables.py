@@ -5,7 +5,7 @@ from commands import made_race, race_case, timing
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.ui import tables
-from kagent.ui.table import Column, Grid
+from kagent.ui.table import Column, TextTable
 from kagent_sandbox.data.race import BEST_OF_TORCH
 from kagent_sandbox.data.verdict import Passed
 from rich.cells import cell_len
@@ -24,7 +24,7 @@ def rendered(part, width):
     st.integers(20, 120),
 )
 def test_a_grid_is_never_wider_than_the_terminal(columns, width):
-    grid = Grid([Column(f"c{i}", right, drop) for i, (_, right, drop) in enumerate(columns)])
+    grid = TextTable([Column(f"c{i}", right, drop) for i, (_, right, drop) in enumerate(columns)])
     grid.add_row(*("x" * size for size, _, _ in columns))
     lines = rendered(grid, width)
     assert all(cell_len(line) <= width for line in lines)
@@ -36,7 +36,7 @@ def test_a_grid_is_never_wider_than_the_terminal(columns, width):
 
 
 def test_a_grid_leaves_out_columns_before_it_wraps_and_then_wraps_one():
-    grid = Grid(
+    grid = TextTable(
         (Column("name"), Column("why", wrap=True), Column("more", drop=1), Column("n", right=True))
     )
     grid.add_row("kernel", "because of " + "many " * 12, "m" * 20, "1.5")
@@ -48,7 +48,7 @@ def test_a_grid_leaves_out_columns_before_it_wraps_and_then_wraps_one():
 
 
 def test_markup_in_a_name_is_only_text():
-    grid = Grid((Column("file"),))
+    grid = TextTable((Column("file"),))
     grid.add_row("[red]a[/red]")
     assert rendered(grid, 40)[2] == "[red]a[/red]"
 

@@ -104,7 +104,7 @@ def test_every_combination_is_proposed_once_and_then_nothing(task):
     lineage = Lineage([candidate(0, toy_source(), passed({"short": 100.0}))])
     seen = {(1, 1)}
     for number in range(1, 30):
-        draft = propose(brief(task, lineage, number=number))
+        draft = propose(ask(task, lineage, number=number))
         if draft is None:
             break
         items = read_tunables(draft.source).items
@@ -113,7 +113,7 @@ def test_every_combination_is_proposed_once_and_then_nothing(task):
         assert all(t.current in t.values for t in items)
         seen.add(values)
         verdict = passed({"short": 100.0})
-        proposal = draft.proposal(brief(task, lineage, number=number), number)
+        proposal = draft.proposal(ask(task, lineage, number=number), number)
         lineage.record(Candidate(replace(proposal, id=number), verdict))
     assert len(seen) == 24
     assert number == 24
@@ -121,9 +121,9 @@ def test_every_combination_is_proposed_once_and_then_nothing(task):
 
 def test_pending_texts_are_not_proposed_again(task):
     lineage = Lineage([candidate(0, toy_source(), passed({"short": 100.0}))])
-    first = propose(brief(task, lineage))
-    again = propose(brief(task, lineage))
-    other = propose(brief(task, lineage, pending=(first.source,)))
+    first = propose(ask(task, lineage))
+    again = propose(ask(task, lineage))
+    other = propose(ask(task, lineage, pending=(first.source,)))
     assert first == again
     assert other.source != first.source
 
@@ -136,7 +136,7 @@ def test_crossover_mixes_two_of_one_structure(task):
             candidate(2, toy_source(8, 4, flavour="wide"), passed({"short": 102.0})),
         ]
     )
-    draft = propose(brief(task, lineage, Operator.CROSSOVER))
+    draft = propose(ask(task, lineage, Operator.CROSSOVER))
     assert draft.operator is Operator.CROSSOVER
     assert draft.parents == (0, 1)
     values = tuple(t.current for t in read_tunables(draft.source).items)
@@ -153,7 +153,7 @@ PLAIN = candidate(0, toy_source(), passed({"short": 100.0, "middle": 99.0, "long
 
 
 def test_recombination_takes_each_kernel_where_it_is_faster(task):
-    draft = propose(brief(task, Lineage([PLAIN, WIDE]), Operator.RECOMBINE))
+    draft = propose(ask(task, Lineage([PLAIN, WIDE]), Operator.RECOMBINE))
     assert draft.operator is Operator.RECOMBINE
     assert draft.parents == (0, 1)
     assert draft.name == "cpp_plain+cpp_wide"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kagent.evolve.loop import Evolution, SeedText
 from kagent.evolve.machine import Machine
-from kagent.runs.brief import Draft, Setting
+from kagent.runs.ask import Draft, Setting
 from kagent.runs.lineage import Operator, kernel_id
 from kagent.runs.manifest import Manifest
 from kagent.runs.store import RunStore
@@ -206,16 +206,16 @@ class RandomProposer:
         self.delay_s = delay_s
         self.random = random.Random(seed)
 
-    async def propose(self, brief):
+    async def propose(self, ask):
         await asyncio.sleep(self.random.random() * self.delay_s)
-        rng = brief.rng()
-        fault = "" if brief.operator is Operator.REPAIR else rng.choice(["", "", "", "# WRONG"])
-        if brief.operator is Operator.STRUCTURE:
+        rng = ask.rng()
+        fault = "" if ask.operator is Operator.REPAIR else rng.choice(["", "", "", "# WRONG"])
+        if ask.operator is Operator.STRUCTURE:
             fault = rng.choice(["", "BROKEN = 1"])
         extra = f"Z = {rng.randrange(30)}\n{fault}"
         source = toy_source(2 ** rng.randrange(6), rng.randrange(1, 5), extra=extra)
-        parents = (brief.parent.id,)
-        return Draft(parents, brief.operator, brief.parent.proposal.name, source, "a guess")
+        parents = (ask.parent.id,)
+        return Draft(parents, ask.operator, ask.parent.proposal.name, source, "a guess")
 
 
 def setting(task, proposer, budget=30, seed=0, in_flight=4):

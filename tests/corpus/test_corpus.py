@@ -14,10 +14,10 @@ from kagent.resources import corpus_folder
 from kagent.selftest.assemble import candidate_text
 from kagent.selftest.bait import name_for
 from kagent.selftest.catalogue import PASSED, Variant, item_folders, load_catalogue, load_item
-from kagent.selftest.evaluator import Rig
+from kagent.selftest.evaluator import SelftestEvaluator
 from kagent.selftest.expectations import miss
 from kagent.selftest.jobs import Job, job_of
-from kagent.selftest.leftovers import Outside
+from kagent.selftest.leftovers import Leftovers
 from kagent.selftest.runner import run
 from kagent_sandbox.errors import UserError
 
@@ -39,16 +39,16 @@ def cases():
 @contextlib.contextmanager
 def started(jobs):
     token = secrets.token_hex(16)
-    with contextlib.closing(Outside(name_for(token))) as outside:
-        with Rig(jobs, token) as rig:
-            yield rig
+    with contextlib.closing(Leftovers(name_for(token))) as outside:
+        with SelftestEvaluator(jobs, token) as evaluator:
+            yield evaluator
         assert outside.left() == []
 
 
 @pytest.fixture(scope="module")
-def rig():
-    with started(1) as rig:
-        yield rig
+def evaluator():
+    with started(1) as evaluator:
+        yield evaluator
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def results(request):
     items = [i for i in request.session.items if getattr(i, "originalname", "") == "test_item"]
     asked = dict.fromkeys(i.callspec.params["entry"] for i in items if i.path == request.path)
     entries = [e for e in asked if not isinstance(e, UserError)]
-    with started(len(os.sched_getaffinity(0))) as rig:
-        return {r.entry: r for r in run(rig, entries, lambda _said: None)}
+    with started(len(os.sched_getaffinity(0))) as evaluator:
+        return {r.entry: r for r in run(evaluator, entries, lambda _said: None)}
 
 
 @pytest.mark.alone
@@ -76,27 +76,27 @@ def test_item(entry, twin, results):
 
 
 @pytest.mark.parametrize(("hangs", "outcome"), [(True, "build TIMEOUT"), (False, "passed")])
-def test_what_need_not_hang_gets_the_limits_of_a_run(rig, monkeypatch, hangs, outcome):
+def test_what_need_not_hang_gets_the_limits_of_a_run(evaluator, monkeypatch, hangs, outcome):
     """Before a shorter limit is held against it: a machine may stand still for seconds."""
-    monkeypatch.setattr(rig, "_patience", 0.1)  # 1 s for host code, of 10
+    monkeypatch.setattr(evaluator, "_patience", 0.1)  # 1 s for host code, of 10
     honest = candidate_text(corpus_folder() / "honest" / "rows_cpp.py")
     text = honest.replace("y = torch.empty_like(x)", "time.sleep(2); y = torch.empty_like(x)")
     job = Job(f"import time\n{text}", corpus_folder() / "tasks" / "rows", "cpu", False, hangs)
-    assert rig.evaluate(job).outcome == outcome
+    assert evaluator.evaluate(job).outcome == outcome
 
 
 @pytest.mark.parametrize(
     ("builds_s", "patience"), [((9.0, 0.1, 9.0), 0.3), ((0.7, 0.8, 0.9), 0.6), ((9.0, 9.0, 9.0), 1)]
 )
-def test_patience_is_of_the_machine_not_of_a_moment(rig, monkeypatch, builds_s, patience):
-    built, left = rig._builder.build, list(builds_s)
-    monkeypatch.setattr(rig, "_patience", None)
+def test_patience_is_of_the_machine_not_of_a_moment(evaluator, monkeypatch, builds_s, patience):
+    built, left = evaluator._builder.build, list(builds_s)
+    monkeypatch.setattr(evaluator, "_patience", None)
     monkeypatch.setattr(
-        rig._builder, "build", lambda asked: replace(built(asked), build_s=left.pop(0))
+        evaluator._builder, "build", lambda asked: replace(built(asked), build_s=left.pop(0))
     )
-    assert rig.patience == pytest.approx(patience)
+    assert evaluator.patience == pytest.approx(patience)
     assert left == []
-    assert rig.patience == pytest.approx(patience)  # found out once
+    assert evaluator.patience == pytest.approx(patience)  # found out once
 
 
 def test_only_what_a_build_may_reach_is_a_limit_that_it_need_not_have_twice():

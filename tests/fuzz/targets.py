@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kagent.asktell.questions import named_by_header
+from kagent.asktell.open_asks import named_by_header
 from kagent.config.settings import load_config
 from kagent.llm.reply import Answer, read_reply
 from kagent.runs.files import connect
@@ -53,10 +53,10 @@ def plan(data: bytes) -> None:
     plan_identity(found)
     layout = lay_out(found)
     for buffer in found.buffers:
-        at = layout.placement.get(buffer.id)  # none: it is never allocated, nor used
+        at = layout.offsets.get(buffer.id)  # none: it is never allocated, nor used
         assert at is None or layout.start <= at <= at + buffer.nbytes <= layout.stop
     for guard in layout.guards:
-        for buffer, at in layout.placement.items():
+        for buffer, at in layout.offsets.items():
             size = next(b.nbytes for b in found.buffers if b.id == buffer)
             assert at + size <= guard[0] or guard[1] <= at or not size, "a guard inside of a buffer"
 

@@ -67,7 +67,7 @@ class Sketch:
         buffers += [Buffer(first + i, "scratch", n) for i, n in enumerate(self.scratch)]
         return Plan(arch(), tuple(buffers), tuple(self.ops), outputs, tuple(self.kernels.values()))
 
-    def placement(self, start=0):
+    def offsets(self, start=0):
         places = {}
         for i, nbytes in enumerate([*self.inputs, *self.scratch]):
             places[i] = start

@@ -215,7 +215,7 @@ def test_baselines_live_in_the_launcher_beside_a_plan(backend, task):
         source = 'extern "C" __global__ void one(int* y) { y[threadIdx.x] = 1; }'
         s.launch(cubin(source), "one", (1,), (32,), Pointer(y, 0))
         launcher.load(s.binaries)
-        launcher.prepare("plan", s.plan(flat(y, 32, "int32")), s.placement())
+        launcher.prepare("plan", s.plan(flat(y, 32, "int32")), s.offsets())
         for key in ("baseline/eager/0", "plan", "baseline/compile/0"):
             times = launcher.samples([key], 10, limit_s=30.0)
             print(key, launcher.baselines.get(key), f"{sorted(times)[5]:.2f} µs")
@@ -232,7 +232,7 @@ def test_what_was_compiled_ahead_is_loaded_by_the_launcher_of_a_race(backend, ta
     from kagent_sandbox.judge.timing.baselines import baseline_call
 
     case = task.gpu.bench[1]
-    backend.expect_race()
+    backend.prefetch_race()
     backend._race.connection().kill()  # the compiler is imported
     modes = ["compile", "compile max-autotune"]
     start = time.monotonic()

@@ -39,7 +39,7 @@ def sketch(name, grid=(1,), block=(32,), **attributes):
 def prepare(launcher, name, **more):
     s, y = sketch(name, **more)
     launcher.load(s.binaries)
-    launcher.prepare("k", s.plan(y), s.placement())
+    launcher.prepare("k", s.plan(y), s.offsets())
 
 
 def works(backend, arena):
@@ -48,7 +48,7 @@ def works(backend, arena):
     try:
         s, y = sketch("fine")
         launcher.load(s.binaries)
-        launcher.prepare("k", s.plan(y), s.placement())
+        launcher.prepare("k", s.plan(y), s.offsets())
         launcher.run("k", **LIMIT)
         return arena.view(y, 0)[:32].eq(7).all().item()
     finally:
@@ -82,7 +82,7 @@ def test_a_fault_while_timing(backend, arena, launcher):
     x = s.input(64)
     y = s.alloc(64)
     s.launch(cubin(source), "choose", (1,), (1,), Pointer(x, 0), Pointer(y, 0))
-    places = s.placement()
+    places = s.offsets()
     arena.view(flat(x, 1, "int32"), places[x]).zero_()
     launcher.load(s.binaries)
     launcher.prepare("k", s.plan(flat(y, 1, "int32")), places)
@@ -133,7 +133,7 @@ def test_parameters_that_do_not_match_the_binary(launcher):
     s.launch(cubin(SOURCE), "fine", (1,), (32,), Pointer(y, 0), Scalar("i32", 1))
     launcher.load(s.binaries)
     with pytest.raises(LaunchFailed, match=r"\[8\] bytes, the plan passes \[8, 4\]") as caught:
-        launcher.prepare("k", s.plan(flat(y, 4)), s.placement())
+        launcher.prepare("k", s.plan(flat(y, 4)), s.offsets())
     assert caught.value.status is Status.TAMPER
 
 
@@ -144,7 +144,7 @@ def test_a_binary_that_does_not_load(launcher, code):
     s.launch(code, "fine", (1,), (32,), Pointer(y, 0))
     launcher.load(s.binaries)
     with pytest.raises(LaunchFailed, match=r"does not load|CUDA_ERROR|died") as caught:
-        launcher.prepare("k", s.plan(flat(y, 4)), s.placement())
+        launcher.prepare("k", s.plan(flat(y, 4)), s.offsets())
     assert caught.value.status is Status.RUNTIME_ERROR
 
 
@@ -154,7 +154,7 @@ def test_a_kernel_that_is_not_in_its_binary(launcher):
     s.launch(cubin(SOURCE), "absent", (1,), (32,), Pointer(y, 0))
     launcher.load(s.binaries)
     with pytest.raises(LaunchFailed, match="absent"):
-        launcher.prepare("k", s.plan(flat(y, 4)), s.placement())
+        launcher.prepare("k", s.plan(flat(y, 4)), s.offsets())
 
 
 def test_a_torch_operation_that_fails(launcher):
@@ -163,7 +163,7 @@ def test_a_torch_operation_that_fails(launcher):
     a = flat(y, 4)
     s.ops.append(TorchOp("aten::mm.out", (a, a), {}, (flat(y, 4, offset=8),)))
     launcher.load({})
-    launcher.prepare("k", s.plan(a), s.placement())
+    launcher.prepare("k", s.plan(a), s.offsets())
     with pytest.raises(LaunchFailed) as caught:
         launcher.run("k", **LIMIT)
     assert caught.value.status is Status.RUNTIME_ERROR
@@ -181,7 +181,7 @@ def test_a_launcher_that_dies_by_itself(backend, arena, launcher):
 def test_before_anything_is_loaded_the_machine_is_to_blame(launcher):
     s, y = sketch("fine")
     with pytest.raises(DeviceError):
-        launcher.prepare("k", s.plan(y), dict.fromkeys(s.placement(), 1 << 60))
+        launcher.prepare("k", s.plan(y), dict.fromkeys(s.offsets(), 1 << 60))
 
 
 def test_a_healthy_device_is_healthy(backend):

@@ -191,13 +191,13 @@ def test_a_device_that_answers_wrongly_stops_it_all(judge, builder, good, monkey
 
 
 def test_a_baseline_that_faults_in_a_race_is_nobody_s_fault(tmp_path, builder):
-    from kagent_sandbox.judge.timing.race_baselines import GpuRivals
+    from kagent_sandbox.judge.timing.race_baselines import GpuRaceBaselines
 
     reference = REFERENCE.partition("def experts")[0] + FAULTY_EXPERT
     with contextlib.closing(made(tmp_path, reference)) as judge:
         built = build(judge, builder, source())
-        rivals = GpuRivals(judge.task, judge.backend)
-        race = judge.race([Contender("one", built, {})], hidden=True, rivals=rivals)
+        race_baselines = GpuRaceBaselines(judge.task, judge.backend)
+        race = judge.race([Contender("one", built, {})], hidden=True, race_baselines=race_baselines)
     assert not race.failed
     assert "eager" in race.cases[0].baselines
     assert "failed twice beside candidates" in race.cases[0].missing["faulty"]

@@ -59,7 +59,7 @@ def result(arena, places, tensor):
 
 def test_scalars_pointers_and_guards(launcher, arena):
     s, x, y = affine()
-    places = s.placement(1 << 20)
+    places = s.offsets(1 << 20)
     value = fill_input(arena, places, x)
     launcher.load(s.binaries)
     launcher.prepare("a", s.plan(y), places)
@@ -78,7 +78,7 @@ def test_two_placements_of_one_plan(launcher, arena):
     launcher.load(s.binaries)
     values = {}
     for key, start in (("a", 0), ("b", 64 << 20)):
-        places = s.placement(start)
+        places = s.offsets(start)
         values[key] = fill_input(arena, places, x, seed=start + 1), places
         launcher.prepare(key, s.plan(y), places)
     for key in ("a", "b"):
@@ -104,7 +104,7 @@ def test_fill_copy_const_and_torch_operations_are_replayed(launcher, arena):
         Copy(C, D),
         Const(E, struct.pack("<4i", 1, -2, 3, 2**31 - 1)),
     ]
-    places = s.placement()
+    places = s.offsets()
     launcher.load({})
     launcher.prepare("t", s.plan(D, E), places)
     for turn in range(3):
@@ -136,7 +136,7 @@ def test_all_of_shared_memory(launcher, arena):
     s.launch(code, "big", (2,), (1024,), *args, shared=232_448)
     s.launch(code, "big", (2,), (1024,), Pointer(y, 0), Scalar("i32", 20_000), shared=80_000)
     s.launch(code, "big", (2,), (1024,), *args, shared=232_448)
-    places = s.placement()
+    places = s.offsets()
     launcher.load(s.binaries)
     launcher.prepare("s", s.plan(flat(y, 2 * floats)), places)
     for _ in range(2):
@@ -167,7 +167,7 @@ def test_clusters_share_memory(launcher, arena, size):
     s = Sketch()
     y = s.alloc(4 * 64)
     s.launch(cubin(CLUSTER), "ring", (64,), (128,), Pointer(y, 0), cluster=(size, 1, 1))
-    places = s.placement()
+    places = s.offsets()
     launcher.load(s.binaries)
     launcher.prepare("c", s.plan(flat(y, 64, "int32")), places)
     for _ in range(2):
@@ -194,7 +194,7 @@ def test_a_cooperative_grid_is_resident_at_once(launcher, arena, backend):
     s.ops.append(Fill(flat(count, 1, "int32"), 0))
     args = Pointer(count, 0), Pointer(y, 0)
     s.launch(cubin(COOPERATIVE), "wait_for_all", (blocks,), (1024,), *args, cooperative=True)
-    places = s.placement()
+    places = s.offsets()
     launcher.load(s.binaries)
     launcher.prepare("c", s.plan(flat(y, blocks, "int32")), places)
     for _ in range(2):
@@ -222,7 +222,7 @@ def test_programmatic_dependent_launch(launcher, arena):
     count = Scalar("i32", N)
     s.launch(code, "first", (132,), (256,), Pointer(x, 0), count)
     s.launch(code, "second", (132,), (256,), Pointer(x, 0), Pointer(y, 0), count, pdl=True)
-    places = s.placement()
+    places = s.offsets()
     launcher.load(s.binaries)
     launcher.prepare("p", s.plan(flat(y, N)), places)
     for _ in range(3):
@@ -263,7 +263,7 @@ def test_a_tensor_map_is_encoded(launcher, arena):
     box = TensorMap(x, 0, "float32", (64, 100), (256,), (32, 16), (1, 1), l2_promotion=128)
     args = box, Pointer(y, 0), Scalar("i32", 32), Scalar("i32", 90)
     s.launch(cubin(TMA), "tile", (1,), (128,), *args)
-    places = s.placement()
+    places = s.offsets()
     value = fill_input(arena, places, matrix(x, 100, 64, "float32"))
     launcher.load(s.binaries)
     launcher.prepare("t", s.plan(flat(y, 512)), places)
@@ -284,7 +284,7 @@ def test_a_tensor_map_that_the_driver_refuses(launcher):
     )
     launcher.load(s.binaries)
     with pytest.raises(LaunchFailed, match="tensor map"):
-        launcher.prepare("t", s.plan(flat(y, 512)), s.placement())
+        launcher.prepare("t", s.plan(flat(y, 512)), s.offsets())
 
 
 def test_a_kernel_of_triton(launcher, arena):
@@ -308,7 +308,7 @@ def test_a_kernel_of_triton(launcher, arena):
         language="triton",
         shared=shared,
     )
-    places = s.placement()
+    places = s.offsets()
     value = fill_input(arena, places, flat(x, N))
     launcher.load(s.binaries)
     launcher.prepare("t", s.plan(flat(y, N)), places)
@@ -324,7 +324,7 @@ def test_times_are_times(launcher, arena):
     s.ops.append(TorchOp("aten::neg.out", (flat(x, 16 << 20),), {}, (flat(y, 16 << 20),)))
     launcher.load({})
     for key, start in (("a", 0), ("b", 256 << 20)):
-        places = s.placement(start)
+        places = s.offsets(start)
         arena.view(flat(x, 16 << 20), places[x]).fill_(3.0)
         launcher.prepare(key, s.plan(flat(y, 16 << 20)), places)
     times = launcher.samples(["a", "b"], 20, limit_s=30.0)
@@ -355,7 +355,7 @@ def test_one_kernel_against_itself(backend, nbytes, allowed):
         sides = {"A": [], "B": []}
         for i, side in enumerate("ABAB"):
             key = f"{side}{i}"
-            launcher.prepare(key, s.plan(flat(y, count)), s.placement(i * (2 * nbytes + 8192)))
+            launcher.prepare(key, s.plan(flat(y, count)), s.offsets(i * (2 * nbytes + 8192)))
             sides[side].append(key)
         times = {"A": [], "B": []}
         for _ in range(10):
@@ -373,7 +373,7 @@ def test_the_process_is_locked(launcher):
     """Its confinement holds once binaries are loaded: shown by what it can no longer do."""
     s, _, y = affine()
     launcher.load(s.binaries)
-    launcher.prepare("a", s.plan(y), s.placement())
+    launcher.prepare("a", s.plan(y), s.offsets())
     pid = launcher._connection.child.pid()
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     status = {k: v.strip() for k, _, v in (line.partition(":") for line in lines)}

@@ -48,7 +48,7 @@ def test_lines_that_a_kernel_wants_to_keep_do_not_outlive_the_flush(launcher):
     for keep in (False, True):
         sketch, plan = read_plan(keep, 24 * MIB)
         launcher.load(sketch.binaries)
-        launcher.prepare(f"keep{keep}", plan, sketch.placement())
+        launcher.prepare(f"keep{keep}", plan, sketch.offsets())
     for _ in range(3):
         for keep in (False, True):
             times = launcher.samples([f"keep{keep}"], 16, limit_s=30.0)

@@ -73,7 +73,7 @@ def run_plan(backend):
     launcher = backend.launcher(arena)
     try:
         launcher.load(s.binaries)
-        places = s.placement()
+        places = s.offsets()
         view = arena.view(x, places[x.buffer])
         view.copy_(torch.arange(N, device=view.device, dtype=torch.float32))
         launcher.prepare("k", s.plan(y), places)
@@ -92,7 +92,7 @@ def hang(backend):
     launcher = backend.launcher(arena)
     try:
         launcher.load(s.binaries)
-        launcher.prepare("k", s.plan(y), s.placement())
+        launcher.prepare("k", s.plan(y), s.offsets())
         arena.bytes(0, arena.nbytes).fill_(0)
         try:
             launcher.run("k", limit_s=1.0)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent_sandbox.data.task import Result
+from kagent_sandbox.data.task import ResultSpec
 from kagent_sandbox.judge.check import numerics
 
-RESULT = Result(name="y", shape=(1,), k=2.0)
+RESULT = ResultSpec(name="y", shape=(1,), k=2.0)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
@@ -36,16 +36,16 @@ def share(out, ref, row_dims=1, result=RESULT):
 )
 @settings(max_examples=60, deadline=None)
 def test_rounding_passes(rows, width, dtype, scale, seed):
-    ref = draw((rows, width), seed, scale)
-    noisy = ref * (1 + torch.finfo(dtype).eps / 8 * torch.sign(draw(ref.shape, seed + 1)))
+    ref = input_set((rows, width), seed, scale)
+    noisy = ref * (1 + torch.finfo(dtype).eps / 8 * torch.sign(input_set(ref.shape, seed + 1)))
     assert share(ref.to(dtype), ref) <= 1
     assert share(noisy.to(dtype), ref) <= 1
 
 
 def test_the_bound_on_the_bias_is_one_of_chance():
     """3.5 sigma: of some 100,000 draws of the test above, this one is outside, by its bias."""
-    ref = draw((4, 323), 5, 300.0)
-    noise = torch.finfo(torch.bfloat16).eps / 8 * torch.sign(draw(ref.shape, 6))
+    ref = input_set((4, 323), 5, 300.0)
+    noise = torch.finfo(torch.bfloat16).eps / 8 * torch.sign(input_set(ref.shape, 6))
     noisy = (ref * (1 + noise)).to(torch.bfloat16)
     errors = numerics.measure_errors(noisy, ref, 1)
     limit = numerics.allowed(
@@ -59,7 +59,7 @@ def test_the_bound_on_the_bias_is_one_of_chance():
 @given(st.floats(0.25, math.inf), st.sampled_from(DTYPES))
 def test_where_torch_is_far_off_it_is_no_measure_for_others(error, dtype):
     """Its sum overflows, say: without a bound everything would be right."""
-    ref = draw((8, 100), 3)
+    ref = input_set((8, 100), 3)
     yardstick = numerics.Errors(error, error, error)
     limit = numerics.allowed(yardstick, RESULT, dtype)
     assert max(limit.row, limit.element, limit.bias) < 0.6
@@ -72,7 +72,7 @@ def test_where_torch_is_far_off_it_is_no_measure_for_others(error, dtype):
 def test_magnitude_does_not_matter(dtype, scale):
     if dtype is torch.float16 and scale != 1.0:
         pytest.skip("outside of float16")
-    ref = draw((32, 200), 1, scale)
+    ref = input_set((32, 200), 1, scale)
     out = ref.to(dtype)
     assert share(out, ref) <= 1
     assert share(torch.zeros_like(out), ref) > 1
@@ -82,14 +82,14 @@ def test_magnitude_does_not_matter(dtype, scale):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(64, 128), (1, 8192), (4096, 1), (3, 5, 700)])
 def test_scale_error_of_one_part_in_a_thousand_is_caught(dtype, shape):
-    ref = torch.softmax(draw(shape, 3), -1) if shape[-1] > 1 else draw(shape, 3)
+    ref = torch.softmax(input_set(shape, 3), -1) if shape[-1] > 1 else input_set(shape, 3)
     assert share(ref.to(dtype), ref) <= 1
     assert share((ref * 1.001).to(dtype), ref) > 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_mutants_of_softmax_fail(dtype):
-    x = draw((50, 1000), 5)
+    x = input_set((50, 1000), 5)
     ref = torch.softmax(x, -1)
     lost_tail = ref.clone()
     lost_tail[:, -1] = 0
@@ -110,7 +110,7 @@ def test_mutants_of_softmax_fail(dtype):
 
 
 def test_misplaced_infinities_fail_and_placed_ones_do_not():
-    ref = draw((8, 16))
+    ref = input_set((8, 16))
     ref[2, 3], ref[4, :], ref[5, 1] = math.inf, math.nan, -math.inf
     out = ref.to(torch.bfloat16)
     assert share(out, ref) <= 1
@@ -122,7 +122,7 @@ def test_misplaced_infinities_fail_and_placed_ones_do_not():
 
 
 def test_zero_rows_are_measured_against_typical_ones():
-    ref = draw((100, 64))
+    ref = input_set((100, 64))
     ref[10] = 0
     out = ref.to(torch.bfloat16)
     assert share(out, ref) <= 1
@@ -141,8 +141,8 @@ def test_integers_must_be_equal_and_empty_results_pass():
 @given(seed=st.integers(0, 100), chunk=st.sampled_from([1, 64, 1000]))
 @settings(max_examples=20, deadline=None)
 def test_chunks_do_not_change_the_errors(seed, chunk):
-    ref = draw((37, 61), seed)
-    out = (ref + 1e-3 * draw(ref.shape, seed + 1)).to(torch.float32)
+    ref = input_set((37, 61), seed)
+    out = (ref + 1e-3 * input_set(ref.shape, seed + 1)).to(torch.float32)
     whole = numerics.measure_errors(out, ref, 1)
     before = numerics.CHUNK_ELEMENTS["cpu"]
     numerics.CHUNK_ELEMENTS["cpu"] = chunk
@@ -156,7 +156,7 @@ def test_chunks_do_not_change_the_errors(seed, chunk):
 
 
 def test_errors_follow_their_definitions():
-    ref = draw((5, 3, 7), 9)
+    ref = input_set((5, 3, 7), 9)
     out = ref * 1.01
     errors = numerics.measure_errors(out, ref, 2)
     assert errors.row == pytest.approx(0.01)
@@ -168,7 +168,7 @@ def test_errors_follow_their_definitions():
 
 
 def test_the_message_names_the_worst_element():
-    ref = draw((4, 6))
+    ref = input_set((4, 6))
     out = ref.float()
     out[2, 5] += 3
     errors = numerics.measure_errors(out, ref, 1)

@@ -18,7 +18,7 @@ from kagent_sandbox.device.baseline_calls import BaselineCall
 from kagent_sandbox.device.cuda import race_processes as gpu_race
 from kagent_sandbox.device.cuda.race_processes import RaceProcesses
 from kagent_sandbox.errors import DeviceError
-from kagent_sandbox.judge.timing.race_baselines import GpuRivals
+from kagent_sandbox.judge.timing.race_baselines import GpuRaceBaselines
 
 
 def carried(source, target):
@@ -253,13 +253,13 @@ def softmax():
 def test_all_hidden_cases_are_compiled_before_the_first_is_opened(softmax):
     cases = draw_hidden(softmax, "gpu", "bench", 1)
     device = Device(failing=["compile"])
-    rivals = GpuRivals(softmax, device)
-    rivals.compile_ahead(cases)
+    race_baselines = GpuRaceBaselines(softmax, device)
+    race_baselines.compile_ahead(cases)
     assert device.asked == [(c.name, mode) for c in cases for mode in COMPILE_MODES]
     assert device.need_bytes > max(softmax.min_bytes(c) for c in cases)
-    rivals.open(cases[1], None)
+    race_baselines.open(cases[1], None)
     assert device.given[0][1] == [b"compile max-autotune"]
-    rivals.open(softmax.gpu.bench[0], None)  # a visible case was not asked for
+    race_baselines.open(softmax.gpu.bench[0], None)  # a visible case was not asked for
     assert device.given[1][1] == []
     assert device.given[1][0] >= 3
 
@@ -269,5 +269,5 @@ def test_products_are_compiled_where_the_compiler_is_alone():
 
     task = find_task("attention")
     device = Device()
-    GpuRivals(task, device).compile_ahead(draw_hidden(task, "gpu", "bench", 1))
+    GpuRaceBaselines(task, device).compile_ahead(draw_hidden(task, "gpu", "bench", 1))
     assert device.asked == []

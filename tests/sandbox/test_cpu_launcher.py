@@ -157,24 +157,24 @@ def simple(name, binary="all"):
 AT = {0: 0, 1: 4096}
 
 
-def run(launcher, plan, placement=AT, limit_s=20.0):
-    launcher.prepare("plan", plan, placement)
+def run(launcher, plan, offsets=AT, limit_s=20.0):
+    launcher.prepare("plan", plan, offsets)
     launcher.run("plan", limit_s=limit_s)
 
 
 def test_a_kernel_runs_where_the_judge_placed_it(launcher, arena):
     args = [Pointer(0, 0), Pointer(1, 16), Scalar("i64", 100), Scalar("f32", 3.0)]
     plan = launch_plan("scale", args, [8, 8, 8, 4])
-    for placement in (AT, {0: 8192, 1: 65536}):
+    for offsets in (AT, {0: 8192, 1: 65536}):
         x = torch.arange(100, dtype=torch.float32)
         launcher.stop()
         arena.bytes(0, arena.nbytes).fill_(255)
-        arena.view(tensor(0, 100), placement[0]).copy_(x)
-        run(launcher, plan, placement)
+        arena.view(tensor(0, 100), offsets[0]).copy_(x)
+        run(launcher, plan, offsets)
         launcher.stop()
-        y = arena.view(tensor(1, 100, offset=4), placement[1])
+        y = arena.view(tensor(1, 100, offset=4), offsets[1])
         assert torch.equal(y, 3 * x)
-        before = arena.bytes(placement[1], placement[1] + 16)
+        before = arena.bytes(offsets[1], offsets[1] + 16)
         assert (before == 255).all()
 
 
@@ -445,9 +445,9 @@ def test_the_device_is_described_and_healthy(backend):
     assert backend.healthy()
 
 
-def run_each(launcher, names, placements):
+def run_each(launcher, names, placement_count):
     for name in names:
-        for i in range(placements):
+        for i in range(placement_count):
             launcher.run(f"{name}{i}", limit_s=30.0)
     return dict.fromkeys(names, 100.0)
 

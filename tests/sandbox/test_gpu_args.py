@@ -16,7 +16,7 @@ from kagent_sandbox.device.cuda.facts import target
 from kagent_sandbox.device.cuda.launch_args import (
     DeviceLimits,
     KernelLimits,
-    Parameters,
+    ParameterBlock,
     argument,
     launch_config,
     over_limit,
@@ -84,7 +84,7 @@ def test_floats_are_rounded_like_torch_rounds(value):
 
 @given(st.lists(st.binary(min_size=1, max_size=200), max_size=20))
 def test_the_driver_finds_each_parameter_aligned(parameters):
-    packed = Parameters(parameters)
+    packed = ParameterBlock(parameters)
     pointers = (ctypes.c_void_p * len(parameters)).from_address(packed.address)
     for pointer, parameter in zip(pointers, parameters, strict=True):
         assert pointer % 64 == 0

@@ -5,11 +5,11 @@ import sys
 import threading
 
 import pytest
-from kagent_sandbox.device.cuda.spares import AHEAD, Spares
+from kagent_sandbox.device.cuda.launcher_pool import AHEAD, LauncherPool
 from kagent_sandbox.errors import ChildDied, DeviceError
 
 
-class Child:
+class ChildHandle:
     def __init__(self, owner):
         self._owner = owner
         self.exit = None
@@ -32,7 +32,7 @@ class Process:
         self.events = events
         self.fails = fails
         self.dead = False
-        self.child = Child(self)
+        self.child = ChildHandle(self)
         self.pid = None
 
     def receive(self, doing, limit_s):
@@ -52,7 +52,7 @@ class Machine:
         self.events = []
         self.made = []
         self.failing = set(failing)
-        self.spares = Spares(self.connect, lambda: self.events.append("freed"))
+        self.spares = LauncherPool(self.connect, lambda: self.events.append("freed"))
 
     def connect(self):
         number = len(self.made)

@@ -5,7 +5,7 @@ corpus/beyond/103_sloppy_where_timed and corpus/cheats/67_warm_up.
 import random
 
 from kagent_sandbox.data.task import Case
-from kagent_sandbox.judge.timing.hard_inputs import SLACK, hard_cases, refuse_what_only_looks_right
+from kagent_sandbox.judge.timing.hard_inputs import SLACK, hard_cases, recheck_on_hard_inputs
 
 
 def case(name, dtype="float32", inputs="normal", scale=1.0, **dims):
@@ -50,6 +50,6 @@ class Recorder:
 def test_timed_cases_are_checked_on_hard_inputs_where_there_are_some():
     checks = [case("a"), case("b", inputs="masked"), case("c", dtype="bfloat16")]
     tables = {t.case.name: t for t in (Recorder(case("big")), Recorder(case("low", "bfloat16")))}
-    refuse_what_only_looks_right(tables, "a", checks, random.Random(1))
+    recheck_on_hard_inputs(tables, "a", checks, random.Random(1))
     assert tables["big"].checked == [("a", "masked", 1.0, SLACK)]
     assert tables["low"].checked == []

@@ -13,7 +13,7 @@ from kagent_sandbox.data.build import Built
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.judge import interpreter as interpret
-from kagent_sandbox.judge.arena.session import Disqualified
+from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.interpreter import Interpreted, Interpreter
 from kagent_sandbox.judge.interpreter_worker import round_to_bf16, widen_bf16
 
@@ -241,7 +241,7 @@ def test_a_case_that_others_let_expect_to_be_slow_is_skipped(interpreter, took, 
     case = interpreter._cases[0]
     assert interpreter._elements(case) == 4160
     if hangs:
-        with pytest.raises(Disqualified, match="endless loop"):
+        with pytest.raises(CandidateRejected, match="endless loop"):
             interpreter._refuse_hanging(case, took)
     else:
         interpreter._refuse_hanging(case, took)

@@ -28,10 +28,10 @@ class ScriptedClock:
     def __getattr__(self, name):
         return getattr(self._launcher, name)
 
-    def prepare(self, key, plan, placement):
+    def prepare(self, key, plan, offsets):
         slow = any(k.hash == compiled(SLOW)[0] for k in plan.kernels)
         self._us[key] = 5000.0 if slow else 500.0
-        self._launcher.prepare(key, plan, placement)
+        self._launcher.prepare(key, plan, offsets)
 
     def sample(self, keys, *, limit_s, observe=nothing):
         self._launcher.sample(keys, limit_s=limit_s, observe=observe)

@@ -1,5 +1,5 @@
 import pytest
-from kagent_sandbox.judge.arena.phase_timer import LaneClock
+from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
 
 
 class Hand:
@@ -13,7 +13,7 @@ class Hand:
 
 def test_what_is_nested_counts_once_and_for_the_inner_part():
     hand = Hand()
-    clock = LaneClock(hand)
+    clock = PhaseTimer(hand)
     with clock.part("other"):
         hand.now += 1
         with clock.part("inputs"):
@@ -30,7 +30,7 @@ def test_what_is_nested_counts_once_and_for_the_inner_part():
 
 def test_a_part_that_fails_is_counted():
     hand = Hand()
-    clock = LaneClock(hand)
+    clock = PhaseTimer(hand)
 
     def fail():
         with clock.part("samples"):

@@ -8,18 +8,18 @@ from kagent_sandbox.judge.arena.layout import ALIGN, GUARD, lay_out, lay_out_man
 
 
 @st.composite
-def plans(draw):
+def plans(input_set):
     """Plans of inputs, allocations and frees in some order."""
     buffers = [
-        Buffer(i, "input", draw(st.integers(0, 5000)), f"x{i}")
-        for i in range(draw(st.integers(0, 3)))
+        Buffer(i, "input", input_set(st.integers(0, 5000)), f"x{i}")
+        for i in range(input_set(st.integers(0, 3)))
     ]
     ops, live = [], []
-    for _ in range(draw(st.integers(0, 30))):
-        if live and draw(st.booleans()):
-            ops.append(Free(live.pop(draw(st.integers(0, len(live) - 1)))))
+    for _ in range(input_set(st.integers(0, 30))):
+        if live and input_set(st.booleans()):
+            ops.append(Free(live.pop(input_set(st.integers(0, len(live) - 1)))))
         else:
-            size = draw(st.sampled_from([0, 1, 255, 4096, 10_000]))
+            size = input_set(st.sampled_from([0, 1, 255, 4096, 10_000]))
             buffers.append(Buffer(len(buffers), "scratch", size))
             ops.append(Alloc(buffers[-1].id))
             live.append(buffers[-1].id)
@@ -39,12 +39,12 @@ def test_live_buffers_and_guards_never_overlap(plan, start):
     guards = list(layout.guards)
     for alive in steps:
         ranges = guards + [
-            (layout.placement[b], layout.placement[b] + size[b]) for b in alive if size[b]
+            (layout.offsets[b], layout.offsets[b] + size[b]) for b in alive if size[b]
         ]
         ranges.sort()
         for (_, stop), (begin, _) in itertools.pairwise(ranges):
             assert stop <= begin
-    for buffer, at in layout.placement.items():
+    for buffer, at in layout.offsets.items():
         assert at % ALIGN == 0
         ends = at + size[buffer]
         # Directly before and directly after every buffer there is a guard band.
@@ -58,7 +58,7 @@ def test_a_freed_slot_is_reused_by_a_buffer_of_its_size():
     buffers = tuple(Buffer(i, "scratch", n) for i, n in enumerate([1000, 1000, 2000]))
     ops = (Alloc(0), Free(0), Alloc(1), Alloc(2))
     layout = lay_out(Plan("cpu", buffers, ops, (), ()))
-    assert layout.placement[0] == layout.placement[1] != layout.placement[2]
+    assert layout.offsets[0] == layout.offsets[1] != layout.offsets[2]
     assert len(layout.scratch) == 2
 
 
@@ -70,8 +70,8 @@ def test_placements_are_disjoint_and_equally_far_apart(plan, count, spare):
     assert [x.start for x in layouts] == [i * pitch for i in range(count)]
     for one, other in itertools.pairwise(layouts):
         assert one.stop <= other.start
-        moved = {b: at + pitch for b, at in one.placement.items()}
-        assert moved == other.placement
+        moved = {b: at + pitch for b, at in one.offsets.items()}
+        assert moved == other.offsets
 
 
 def test_a_pitch_that_is_too_small_is_refused():

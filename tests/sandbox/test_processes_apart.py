@@ -7,8 +7,8 @@ from judging import HEADER, compiled, plan_for, write_task
 from kagent_sandbox.data.task import build_case, load_task
 from kagent_sandbox.data.verdict import Stage
 from kagent_sandbox.device.cpu.backend import CpuBackend
-from kagent_sandbox.judge.arena.session import Arenas, Session
-from kagent_sandbox.judge.check.checker import seats_for
+from kagent_sandbox.judge.arena.session import Arenas, LauncherSession
+from kagent_sandbox.judge.check.checker import place_plan
 
 COUNTS = (
     HEADER
@@ -39,24 +39,24 @@ def test_contenders_apart_share_no_process_and_only_one_of_them_runs(task, backe
     plan = plan_for(build_case(task, case), digest)
     arenas = Arenas(backend)
     arena = arenas.at_least(1 << 20)
-    seats = [
-        *seats_for(task, case, plan, arena, count=1, prefix="a", owner="a"),
-        *seats_for(task, case, plan, arena, count=1, prefix="b", owner="b"),
+    placements = [
+        *place_plan(task, case, plan, arena, count=1, prefix="a", owner="a"),
+        *place_plan(task, case, plan, arena, count=1, prefix="b", owner="b"),
     ]
-    session = Session(
+    session = LauncherSession(
         backend, arena, {digest: binary}, Stage.MEASURE, apart={"b": {digest: binary}}
     )
     with session:
-        session.prepare(seats, case.name)
+        session.prepare(placements, case.name)
         pids = [session._launchers[owner]._child.pid() for owner in ("", "b")]
         for turn in (1, 2):
-            for seat, running, stopped in zip(seats, pids, reversed(pids), strict=True):
-                session.run(seat, case.name)
+            for placement, running, stopped in zip(placements, pids, reversed(pids), strict=True):
+                session.run(placement, case.name)
                 assert state_of(running) != "T"
                 assert state_of(stopped) == "T"
                 with session.quiet():
                     assert state_of(running) == state_of(stopped) == "T"
-                    assert seat.outputs()[0].unique().tolist() == [turn]
+                    assert placement.outputs()[0].unique().tolist() == [turn]
     arenas.close()
 
 

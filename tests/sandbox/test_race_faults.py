@@ -13,7 +13,7 @@ from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.judge.judge import Judge
-from kagent_sandbox.judge.timing.race_baselines import MOST_LOSSES, BaselineFailed, GpuRivals
+from kagent_sandbox.judge.timing.race_baselines import MOST_LOSSES, BaselineFailed, GpuRaceBaselines
 
 SEED = 5
 
@@ -85,12 +85,12 @@ def contenders(task):
 
 @pytest.mark.slow
 def test_a_baseline_that_fails_is_nobody_s_fault(task, judge):
-    rivals = Beside(MOST_LOSSES)
-    race = judge.race(contenders(task)[:1], hidden=True, rivals=rivals)
+    race_baselines = Beside(MOST_LOSSES)
+    race = judge.race(contenders(task)[:1], hidden=True, race_baselines=race_baselines)
     assert not any("CUDA" in v.message for v in race.failed.values())
     assert race.cases[0].baselines == {}
     assert race.cases[0].missing == {"eager": "failed twice beside candidates"}
-    assert rivals.opened == ["hidden_bench_0"] * (MOST_LOSSES + 1)
+    assert race_baselines.opened == ["hidden_bench_0"] * (MOST_LOSSES + 1)
 
 
 @pytest.mark.slow
@@ -133,21 +133,21 @@ class Device:
 
 def test_a_baseline_of_a_gpu_is_tried_once_more_and_then_left_out(task):
     device = Device()
-    rivals = GpuRivals(task, device)
+    race_baselines = GpuRaceBaselines(task, device)
     first, second = task.gpu.bench[0], task.gpu.check[0]
     for _ in range(MOST_LOSSES):
-        with rivals.open(first, None) as opened:
+        with race_baselines.open(first, None) as opened:
             assert "eager" in opened.names
             with pytest.raises(BaselineFailed, match="eager: CUDA_ERROR_ILLEGAL_ADDRESS"):
                 opened.samples("eager", 3)
             assert opened.samples("compile", 3) == [1.0] * 3
-    with rivals.open(first, None) as opened:
+    with race_baselines.open(first, None) as opened:
         assert "eager" not in opened.names
         assert opened.missing["eager"].startswith(
             "failed twice beside candidates: CUDA_ERROR_ILLEGAL"
         )
         assert opened.samples("compile", 3) == [1.0] * 3
-    with rivals.open(second, None) as opened:
+    with race_baselines.open(second, None) as opened:
         assert "eager" in opened.names  # in another case it may well work
     assert "eager" not in device.asked[-2]
     assert device.closed == MOST_LOSSES + 2

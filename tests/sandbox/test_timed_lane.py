@@ -14,10 +14,10 @@ from kagent_sandbox.data.verdict import Comparison, Passed, Rejected, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.interface import nothing
 from kagent_sandbox.errors import IncumbentWrong, MachineError
-from kagent_sandbox.judge.arena.placement import Seat
+from kagent_sandbox.judge.arena.placement import PlanPlacement
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.timing import versus_incumbent
-from kagent_sandbox.judge.timing.blocks import PACES
+from kagent_sandbox.judge.timing.blocks import SCHEDULES
 from kagent_sandbox.judge.timing.noise import Noise
 from neighbours import busy
 
@@ -43,12 +43,12 @@ class Told:
     def __getattr__(self, name):
         return getattr(self._launcher, name)
 
-    def prepare(self, key, plan, placement):
+    def prepare(self, key, plan, offsets):
         hashes = {compiled(source)[0]: us for source, us in TIMES.items()}
         self._us[key] = hashes[plan.kernels[0].hash]
-        self._launcher.prepare(key, plan, placement)
+        self._launcher.prepare(key, plan, offsets)
 
-    def hush(self):
+    def wait_until_idle(self):
         self._log.append("hush")
 
     def sample(self, keys, *, limit_s, observe=nothing):
@@ -362,10 +362,10 @@ def test_nobody_is_let_go_for_one_disturbed_pair(cpu, noise):
 
 @pytest.mark.parametrize(("cases", "each", "most"), [(1, 36, 348), (2, 18, 186), (6, 6, 78)])
 def test_further_pairs_are_shared_by_the_cases(cases, each, most):
-    assert PACES["cpu"].more(cases).pairs == each
-    assert PACES["cpu"].pairs(cases) == most
-    assert PACES["gpu"].more(cases) is None
-    assert PACES["gpu"].pairs(cases) == 4
+    assert SCHEDULES["cpu"].more(cases).pairs == each
+    assert SCHEDULES["cpu"].pairs(cases) == most
+    assert SCHEDULES["gpu"].more(cases) is None
+    assert SCHEDULES["gpu"].pairs(cases) == 4
 
 
 CALLS = "static std::atomic<int> calls{0}; if (i + j == 0) ++calls; "
@@ -393,13 +393,13 @@ def test_whoever_leaves_something_out_where_it_is_timed_is_found(cpu, wrong):
 def test_every_execution_has_inputs_that_nobody_has_seen(cpu, monkeypatch):
     """Neither the candidate's process nor the incumbent's, which share the arena."""
     drawn = []
-    write = Seat.write
+    write = PlanPlacement.write
 
-    def note(seat, draw, stale):
-        drawn.append(draw.number)
-        write(seat, draw, stale)
+    def note(placement, input_set, stale):
+        drawn.append(input_set.number)
+        write(placement, input_set, stale)
 
-    monkeypatch.setattr(Seat, "write", note)
+    monkeypatch.setattr(PlanPlacement, "write", note)
     monkeypatch.setattr(versus_incumbent, "FURTHER_S", -1.0)
     beside(cpu, GOOD, NEARLY)
     assert len(drawn) > 300

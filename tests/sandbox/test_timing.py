@@ -16,7 +16,7 @@ def duel(rng, a_us, b_us, spread=0.01, pairs=6, width=5):
     def side(us):
         return tuple(tuple(us * np.exp(rng.normal(0, spread, width))) for _ in range(pairs))
 
-    return estimates.Duel(side(a_us), side(b_us))
+    return estimates.PairedSamples(side(a_us), side(b_us))
 
 
 @given(st.integers(1, 20))
@@ -34,7 +34,9 @@ def test_abba_balances_position(pairs):
 @settings(deadline=None, max_examples=30)
 def test_resampling_one_value_gives_it_back(pairs, width):
     block = tuple(tuple([7.0] * width) for _ in range(pairs))
-    logs = estimates.bootstrap_log_ratios(estimates.Duel(block, block), np.random.default_rng(0))
+    logs = estimates.bootstrap_log_ratios(
+        estimates.PairedSamples(block, block), np.random.default_rng(0)
+    )
     assert np.all(logs == 0)
 
 
@@ -86,14 +88,14 @@ def test_what_both_of_a_pair_share_does_not_count(seed, pairs, times):
     b = [tuple(times * us for us in block) for block in a]
     for i in range(pairs // 4):
         b[i] = tuple(9 * us for us in b[i])
-    found = estimates.log_ratio(estimates.Duel(tuple(a), tuple(b)))
+    found = estimates.log_ratio(estimates.PairedSamples(tuple(a), tuple(b)))
     assert found == pytest.approx(math.log(times), abs=1e-9)
-    logs = estimates.bootstrap_log_ratios(estimates.Duel(tuple(a), tuple(b)), rng)
+    logs = estimates.bootstrap_log_ratios(estimates.PairedSamples(tuple(a), tuple(b)), rng)
     assert np.isfinite(logs).all()
 
 
 def test_samples_of_no_time_have_a_ratio_all_the_same():
-    nothing = estimates.Duel(((0.0, -1.0),), ((5.0, 5.0),))
+    nothing = estimates.PairedSamples(((0.0, -1.0),), ((5.0, 5.0),))
     assert estimates.log_ratio(nothing) > 0
     assert estimates.combine({"c": nothing}, np.random.default_rng(0), {}).p_faster == 1
 
@@ -101,7 +103,7 @@ def test_samples_of_no_time_have_a_ratio_all_the_same():
 def test_swapping_sides_inverts_the_ratio():
     rng = np.random.default_rng(3)
     one = duel(rng, 80.0, 100.0)
-    other = estimates.Duel(one.b, one.a)
+    other = estimates.PairedSamples(one.b, one.a)
     forward = estimates.combine({"c": one}, rng, {})
     back = estimates.combine({"c": other}, rng, {})
     assert forward.ratio.value == pytest.approx(1 / back.ratio.value)
@@ -124,13 +126,13 @@ def test_standard_error_shrinks_with_cases():
 def test_blocks_may_have_different_widths():
     rng = np.random.default_rng(4)
     wide = duel(rng, 95.0, 100.0, pairs=4, width=8)
-    uneven = estimates.Duel(
+    uneven = estimates.PairedSamples(
         (wide.a[0][:3], *wide.a[1:]),
         (wide.b[0][:3], *wide.b[1:]),
     )
     interval = estimates.ratio(uneven, rng)
     assert interval.low < 100 / 95 < interval.high
-    one = estimates.Duel(((1.0, 1.0), (2.0,)), ((1.0, 1.0), (2.0,)))
+    one = estimates.PairedSamples(((1.0, 1.0), (2.0,)), ((1.0, 1.0), (2.0,)))
     logs = estimates.bootstrap_log_ratios(one, rng)
     assert np.all(logs == 0)
 
@@ -148,7 +150,8 @@ def test_few_pairs_of_blocks_that_differ_promote_no_equal_kernel():
 
     runs = 1000
     alarms = sum(
-        estimates.combine({"c": estimates.Duel(blocks(), blocks())}, rng, {}).p_faster > 0.95
+        estimates.combine({"c": estimates.PairedSamples(blocks(), blocks())}, rng, {}).p_faster
+        > 0.95
         for _ in range(runs)
     )
     assert alarms <= 0.085 * runs
@@ -165,16 +168,16 @@ def test_intervals_of_many_pairs_are_as_wide_as_estimates_vary(between, within):
             for _ in range(22)
         )
 
-    duels = [estimates.Duel(blocks(), blocks()) for _ in range(300)]
-    actual = np.std([estimates.log_ratio(d) for d in duels])
-    said = np.mean([np.std(estimates.bootstrap_log_ratios(d, rng, resamples=200)) for d in duels])
+    paired = [estimates.PairedSamples(blocks(), blocks()) for _ in range(300)]
+    actual = np.std([estimates.log_ratio(d) for d in paired])
+    said = np.mean([np.std(estimates.bootstrap_log_ratios(d, rng, resamples=200)) for d in paired])
     assert 0.85 < said / actual < 1.2
 
 
 def test_uneven_duels_are_refused():
     rng = np.random.default_rng(0)
     with pytest.raises(ValueError, match="as many blocks"):
-        estimates.ratio(estimates.Duel(((1.0,),), ()), rng)
+        estimates.ratio(estimates.PairedSamples(((1.0,),), ()), rng)
 
 
 @pytest.mark.parametrize("block", [(7.0,), (3.0, 1.0), (5.0, 1.0, 2.0), (4.0, 8.0, 1.0, 2.0)])

@@ -19,14 +19,14 @@ from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.syntax import parse
 
-from kagent.asktell.questions import named_by_header
-from kagent.asktell.state import Desk, Told, read_desk
+from kagent.asktell.open_asks import named_by_header
+from kagent.asktell.state import AskTellState, Told, read_state
 from kagent.candidate_file import read_candidate
 from kagent.evolve.stored_run import identity, setting_for
 from kagent.llm.drafts import draft_of
 from kagent.llm.reply import Answer, read_reply
 from kagent.prompting.measured import languages_of
-from kagent.runs.brief import Brief, Draft, Nobody
+from kagent.runs.ask import Ask, Draft, Nobody
 from kagent.runs.lineage import Operator, Origin, Proposal, kernel_id
 from kagent.runs.store import RunStore
 
@@ -56,7 +56,7 @@ class Accepted:
 
 
 def read_answers(
-    paths: Sequence[Path], store: RunStore, desk: Desk, entry: str, ask: int | None = None
+    paths: Sequence[Path], store: RunStore, state: AskTellState, entry: str, ask: int | None = None
 ) -> list[Given]:
     """Read files and find out what each one answers; `ask` is the user's word on a single file.
 
@@ -66,7 +66,7 @@ def read_answers(
     if ask is not None and len(paths) > 1:
         raise UserError(f"--ask {ask} is for one file, and {len(paths)} were given")
     return [
-        given(read_candidate(path), path.name, store, desk, entry, ask=ask, file=True)
+        given(read_candidate(path), path.name, store, state, entry, ask=ask, file=True)
         for path in paths
     ]
 
@@ -75,7 +75,7 @@ def given(
     text: str,
     label: str,
     store: RunStore,
-    desk: Desk,
+    state: AskTellState,
     entry: str,
     *,
     ask: int | None = None,
@@ -100,8 +100,8 @@ def given(
             f"{label}: a reply to which ask? Name the file after it (0007.md), begin it with the "
             "first line of the prompt's file, or say --ask 7"
         )
-    if ask is not None and ask not in desk.asks:
-        have = f"0 to {max(desk.asks)}" if desk.asks else "none yet"
+    if ask is not None and ask not in state.asks:
+        have = f"0 to {max(state.asks)}" if state.asks else "none yet"
         raise UserError(f"{label}: no ask {ask} in {store.folder.name}: it has {have}")
     return Given(text, label, ask, is_kernel)
 
@@ -146,9 +146,9 @@ def accept(
         UserError: There is no such parent, or an answer to an ask was given one.
         RunError: The run cannot be written.
     """
-    desk = read_desk(store.history())
-    setting = setting_for(store, task, desk.history, budget)
-    proposals, told = desk.proposals, list(desk.told)
+    state = read_state(store.history())
+    setting = setting_for(store, task, state.history, budget)
+    proposals, told = state.proposals, list(state.told)
     if parent is not None and not 0 <= parent < len(proposals):
         raise UserError(f"no candidate {parent}: the run has 0 to {len(proposals) - 1}")
     asked = [a for a in answers if a.ask is not None]
@@ -157,17 +157,17 @@ def accept(
     accepted = []
     for answer in answers:
         if answer.ask is None:
-            brief, draft = None, _unasked(answer, desk, parent)
+            ask, draft = None, _unasked(answer, state, parent)
         else:
-            brief = desk.brief(setting, answer.ask)
-            draft = _asked(answer, brief, desk.cards.get(answer.ask, ""))
+            ask = state.ask(setting, answer.ask)
+            draft = _asked(answer, ask, state.cards.get(answer.ask, ""))
         same = _told_before(answer, draft, proposals, told)
         if same is not None:
             accepted.append(Accepted(same, answer.ask, answer.label, draft.fault, again=True))
             continue
         if not any(not a.again for a in accepted):
             store.append("opened", {"by": "tell"})
-        proposal = _proposal(draft, brief, len(proposals), len(desk.history.lineage))
+        proposal = _proposal(draft, ask, len(proposals), len(state.history.lineage))
         record = Told(proposal.id, answer.ask, kernel_id(answer.text), answer.label)
         if answer.ask is not None:
             before = sum(t.ask == answer.ask for t in told)
@@ -195,18 +195,18 @@ def _told_before(
     return None
 
 
-def _asked(answer: Given, brief: Brief, card: str) -> Draft:
+def _asked(answer: Given, ask: Ask, card: str) -> Draft:
     found: Answer | Rejected
     if answer.is_kernel:
         found = Answer(_about(answer.text), None, answer.text)
     else:
-        found = read_reply(answer.text, brief.setting.task.entry)
-    return draft_of(brief, found, Origin(Nobody.name, card))
+        found = read_reply(answer.text, ask.setting.task.entry)
+    return draft_of(ask, found, Origin(Nobody.name, card))
 
 
-def _unasked(answer: Given, desk: Desk, parent: int | None) -> Draft:
+def _unasked(answer: Given, state: AskTellState, parent: int | None) -> Draft:
     """A kernel that nobody asked for: a new file, whatever it was made from."""
-    incumbent = desk.history.lineage.incumbent
+    incumbent = state.history.lineage.incumbent
     if parent is None:
         parent = incumbent.id if incumbent is not None else 0
     stem = re.sub(r"\W+", "_", Path(answer.label).stem).strip("_").lower() or "told"
@@ -221,9 +221,9 @@ def _unasked(answer: Given, desk: Desk, parent: int | None) -> Draft:
     )
 
 
-def _proposal(draft: Draft, brief: Brief | None, number: int, seen: int) -> Proposal:
-    if brief is not None:
-        return draft.proposal(brief, number)
+def _proposal(draft: Draft, ask: Ask | None, number: int, seen: int) -> Proposal:
+    if ask is not None:
+        return draft.proposal(ask, number)
     return Proposal(
         id=number,
         parents=draft.parents,

@@ -21,9 +21,9 @@ from kagent.config.settings import Config
 from kagent.evolve.loop import Evolution, Limits
 from kagent.evolve.machine import Machine
 from kagent.evolve.open_machine import open_machine
-from kagent.evolve.session import same_machine, say_isolation
+from kagent.evolve.session import note_isolation_change, same_machine
 from kagent.evolve.stored_run import kind_of, setting_for
-from kagent.runs.brief import Nobody
+from kagent.runs.ask import Nobody
 from kagent.runs.events import Observer, Progress, Stop
 from kagent.runs.final_race import choose_finalists
 from kagent.runs.manifest import Manifest
@@ -122,7 +122,7 @@ def judge(
         MachineError: The machine failed; what was recorded until then is kept.
     """
     same_machine(store.manifest, bench.environment, bench.facts, store.folder)
-    say_isolation(store, bench.environment, observe)
+    note_isolation_change(store, bench.environment, observe)
     if not store.manifest.environment:
         store.measured_on(bench.environment)
     history = store.history()

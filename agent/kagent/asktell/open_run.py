@@ -13,7 +13,7 @@ from kagent.config.settings import Config
 from kagent.evolve.loop import SeedText
 from kagent.evolve.session import new_manifest, seeds_for
 from kagent.evolve.stored_run import kind_of
-from kagent.runs.brief import Nobody
+from kagent.runs.ask import Nobody
 from kagent.runs.lineage import Operator, Proposal
 from kagent.runs.store import RunStore
 from kagent.tasks import find_task

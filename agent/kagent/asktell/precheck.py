@@ -12,21 +12,21 @@ from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 
-from kagent.asktell.state import Desk, Looked
-from kagent.evolve.offline_check import Look, Looker
+from kagent.asktell.state import AskTellState, Precheck
+from kagent.evolve.offline_check import OfflineCheck, OfflineChecker
 from kagent.evolve.stored_run import kind_of
-from kagent.runs.known_sources import Known
+from kagent.runs.source_index import SourceIndex
 from kagent.runs.store import RunStore
 
 
-def look_at(
+def precheck(
     store: RunStore,
     task: Task,
-    desk: Desk,
+    state: AskTellState,
     numbers: Sequence[int],
     jobs: int,
     say: Callable[[str], None],
-) -> Iterator[Looked]:
+) -> Iterator[Precheck]:
     """Look at candidates that were told, one by one; each finding is kept before it is returned.
 
     Texts that are known are not built again; a reply without a kernel has nothing to look at.
@@ -35,27 +35,27 @@ def look_at(
         MachineError: This host lacks a compiler, or cannot confine one.
         RunError: The run cannot be written.
     """
-    manifest, known = store.manifest, Known(desk.proposals)
+    manifest, known = store.manifest, SourceIndex(state.proposals)
     kind, target = kind_of(manifest), manifest.target
-    with Looker(task, kind, target, configs=manifest.configs, jobs=jobs) as looker:
-        for proposal in (desk.proposals[n] for n in numbers):
+    with OfflineChecker(task, kind, target, configs=manifest.configs, jobs=jobs) as checker:
+        for proposal in (state.proposals[n] for n in numbers):
             if proposal.fault:
                 continue
             same = known.same(proposal)
             if same is not None and same != proposal.id:
                 text = f"the same text as candidate {same}"
                 duplicate = Rejected(Stage.PARSE, Status.DUPLICATE, text)
-                looked = Looked(proposal.id, target, rejected=duplicate)
+                looked = Precheck(proposal.id, target, rejected=duplicate)
             else:
                 say(f"#{proposal.id} {proposal.name}: build for {target}")
-                looked = _looked(proposal.id, target, looker.look(proposal.source))
+                looked = _looked(proposal.id, target, checker.look(proposal.source))
             store.append("looked", to_json(looked))
             yield looked
 
 
-def _looked(number: int, target: str, look: Look) -> Looked:
+def _looked(number: int, target: str, look: OfflineCheck) -> Precheck:
     """What is kept with the run."""
-    return Looked(
+    return Precheck(
         number,
         target,
         build_s=look.built.build_s if isinstance(look.built, Built) else None,

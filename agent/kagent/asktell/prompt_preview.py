@@ -21,8 +21,8 @@ from kagent.evolve.session import seeds_for
 from kagent.evolve.stored_run import setting_of
 from kagent.prompting.measured import docstring
 from kagent.prompting.prompter import TEMPLATES, Prompter
-from kagent.prompting.run_facts import Situation, situation_of
-from kagent.runs.brief import Brief, Prompt, Setting
+from kagent.prompting.run_facts import RunFacts, run_facts_of
+from kagent.runs.ask import Ask, Prompt, Setting
 from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
 from kagent.runs.store import RunStore
 from kagent.search.select import POOL, progress_of, select
@@ -36,12 +36,12 @@ UNMEASURED = Passed((), (), 1.0, 0.0)
 class Preview:
     """A brief, and who writes its prompt."""
 
-    brief: Brief
+    ask: Ask
     prompter: Prompter
 
     def write(self, card: str | None = None) -> Prompt:
         """The prompt, with the technique of that name instead of the dealt one."""
-        return self.prompter.write(self.brief, card)
+        return self.prompter.write(self.ask, card)
 
     def instead(self, operator: Operator | None, parent: int | None) -> Preview:
         """With another operator or parent.
@@ -49,33 +49,33 @@ class Preview:
         Raises:
             UserError: There is no such parent, or it does not fit the operator.
         """
-        lineage = self.brief.lineage
+        lineage = self.ask.lineage
         if parent is not None and not 0 <= parent < len(lineage):
             raise UserError(f"no candidate {parent}: the run has 0 to {len(lineage) - 1}")
         chosen = lineage[parent] if parent is not None else None
         if operator is None:
-            operator = self.brief.operator
+            operator = self.ask.operator
             if chosen is not None and _passed(chosen) == (operator is Operator.REPAIR):
                 operator = Operator.STRUCTURE if _passed(chosen) else Operator.REPAIR
-        chosen = chosen or _parent_for(operator, self.brief)
+        chosen = chosen or _parent_for(operator, self.ask)
         if chosen is None or _passed(chosen) == (operator is Operator.REPAIR):
             which = f"#{chosen.id}" if chosen is not None else "no candidate"
             need = "was rejected" if operator is Operator.REPAIR else "has passed"
             raise UserError(f"{which} {need}: --operator {operator} needs a --parent that {need}")
-        return replace(self, brief=replace(self.brief, operator=operator, parent=chosen))
+        return replace(self, ask=replace(self.ask, operator=operator, parent=chosen))
 
 
 def _passed(candidate: Candidate) -> bool:
     return isinstance(candidate.verdict, Passed)
 
 
-def _parent_for(operator: Operator, brief: Brief) -> Candidate | None:
+def _parent_for(operator: Operator, ask: Ask) -> Candidate | None:
     """The brief's parent if it fits; else the incumbent, or the last failure that can be mended."""
-    if _passed(brief.parent) != (operator is Operator.REPAIR):
-        return brief.parent
+    if _passed(ask.parent) != (operator is Operator.REPAIR):
+        return ask.parent
     if operator is not Operator.REPAIR:
-        return brief.elites[0]
-    failures = (c for c in reversed(list(brief.lineage)) if not _passed(c) and c.proposal.source)
+        return ask.elites[0]
+    failures = (c for c in reversed(list(ask.lineage)) if not _passed(c) and c.proposal.source)
     return next((c for c in failures if not c.is_duplicate), None)
 
 
@@ -106,9 +106,9 @@ def of_task(config: Config, name: str, target: str | None, seed: str | None = No
         in_flight=config.in_flight,
         operators=tuple(TEMPLATES),
     )
-    brief = first_brief(setting, seeds_for(task, kind, config.lang), seed)
-    situation = Situation(device=device, lang=config.lang)
-    return Preview(brief, Prompter(task, kind, target, situation, config.prompts))
+    ask = first_brief(setting, seeds_for(task, kind, config.lang), seed)
+    run_facts = RunFacts(device=device, lang=config.lang)
+    return Preview(ask, Prompter(task, kind, target, run_facts, config.prompts))
 
 
 def own_device(target: str) -> DeviceFacts | None:
@@ -127,7 +127,7 @@ def _own_gpu() -> DeviceFacts:
     return gpu_facts(0)
 
 
-def first_brief(setting: Setting, seeds: Sequence[SeedText], name: str | None = None) -> Brief:
+def first_brief(setting: Setting, seeds: Sequence[SeedText], name: str | None = None) -> Ask:
     """A structural change of one of the seeds, none of which was measured.
 
     Raises:
@@ -143,7 +143,7 @@ def first_brief(setting: Setting, seeds: Sequence[SeedText], name: str | None = 
         for i, s in enumerate(order)
     )
     elites = tuple(lineage.elites(POOL))
-    return Brief(setting, 0, lineage, Operator.STRUCTURE, lineage[0], elites, 0.0)
+    return Ask(setting, 0, lineage, Operator.STRUCTURE, lineage[0], elites, 0.0)
 
 
 def explanation(source: str) -> float:
@@ -181,10 +181,10 @@ def of_run(config: Config, folder: Path, name: str | None = None) -> Preview:
     usual = wanted if Operator.STRUCTURE in wanted else tuple(TEMPLATES)
     try:
         setting = replace(setting, operators=usual)
-        brief = select(setting, lineage, history.asked, seeds=seeds)
+        ask = select(setting, lineage, history.asked, seeds=seeds)
     except ValueError:
         text = "no candidate has passed yet, so there is nothing to start from"
         raise UserError(f"{folder}: {text}") from None
-    situation = situation_of(manifest, history)
-    prompter = Prompter(task, setting.kind, setting.target, situation, config.prompts)
-    return Preview(replace(brief, progress=progress_of(lineage, setting.budget)), prompter)
+    run_facts = run_facts_of(manifest, history)
+    prompter = Prompter(task, setting.kind, setting.target, run_facts, config.prompts)
+    return Preview(replace(ask, progress=progress_of(lineage, setting.budget)), prompter)

@@ -9,7 +9,7 @@ from pathlib import Path
 from kagent_sandbox.data.verdict import Passed, Rejected, Verdict
 
 from kagent.asktell.answers import Accepted
-from kagent.asktell.state import Looked, read_desk
+from kagent.asktell.state import Precheck, read_state
 from kagent.runs.store import History, RunStore
 
 
@@ -23,7 +23,7 @@ class Result:
     fault: str  # why the reply holds no kernel; empty if it holds one
     verdict: Verdict | None  # None: queued, and not judged yet
     speed_up: float | None  # over the best of torch; None if it was rejected or is not judged
-    looked: Looked | None  # of a queued answer: whether it builds, and is right as far as seen
+    looked: Precheck | None  # of a queued answer: whether it builds, and is right as far as seen
     promoted: bool  # it is the best now
 
     @property
@@ -77,7 +77,7 @@ def result_of(accepted: Accepted, history: History) -> Result:
         fault=accepted.fault,
         verdict=verdict,
         speed_up=math.exp(lineage.log_speed(accepted.id)) if passed else None,
-        looked=read_desk(history).looked.get(accepted.id),
+        looked=read_state(history).looked.get(accepted.id),
         promoted=best is not None and best.id == accepted.id,
     )
 

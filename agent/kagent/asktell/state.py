@@ -1,11 +1,11 @@
 """What asking and telling adds to a run's log, and reading it back.
 
 opened    {by}          a command works on the run, outside of any session
-asked     `Ask`         a decision (as in every run)
+asked     `AskRecord`         a decision (as in every run)
 prompted  `Prompted`    with it: its prompt is in prompts/
 proposed                an answer was accepted (as in every run); it waits for its verdict
 told      `Told`        with it: what the answer was
-looked    `Looked`      what a machine without the device could say about it
+looked    `Precheck`      what a machine without the device could say about it
 machine   {environment} the device that judges the run, from its first session on
 """
 
@@ -18,10 +18,10 @@ from kagent_sandbox.data.records import from_json
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import RunError
 
-from kagent.runs.brief import Ask, Brief, Setting
+from kagent.runs.ask import Ask, AskRecord, Setting
 from kagent.runs.lineage import Operator, Proposal
 from kagent.runs.store import DAMAGE, History
-from kagent.search.select import brief_again
+from kagent.search.select import restored_ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class Precheck:
     """What building candidate `id`, and interpreting it, showed. No verdict: nothing was timed."""
 
     id: int
@@ -56,18 +56,18 @@ class Looked:
 
 
 @dataclass(frozen=True)
-class Desk:
+class AskTellState:
     """A run as asking and telling sees it."""
 
     history: History
-    asks: Mapping[int, Ask]  # all, in order
-    under_way: tuple[Ask, ...]  # without a verdict: what the next decision takes into account
+    asks: Mapping[int, AskRecord]  # all, in order
+    under_way: tuple[AskRecord, ...]  # without a verdict: what the next decision takes into account
     cards: Mapping[int, str]  # by ask
     told: tuple[Told, ...]
-    looked: Mapping[int, Looked]  # by candidate, the last one
+    looked: Mapping[int, Precheck]  # by candidate, the last one
 
     @property
-    def open(self) -> tuple[Ask, ...]:
+    def open(self) -> tuple[AskRecord, ...]:
         """Asks that nobody has answered."""
         return self.history.asks
 
@@ -82,26 +82,26 @@ class Desk:
         """The run's seeds, with or without a verdict."""
         return [p for p in self.proposals if p.operator is Operator.SEED]
 
-    def brief(self, setting: Setting, number: int) -> Brief:
+    def brief(self, setting: Setting, number: int) -> Ask:
         """The brief of an ask, as it was put."""
-        return brief_again(setting, self.history.lineage, self.asks[number], self.seeds)
+        return restored_ask(setting, self.history.lineage, self.asks[number], self.seeds)
 
 
-def read_desk(history: History) -> Desk:
+def read_state(history: History) -> AskTellState:
     """The state of asking and telling.
 
     Raises:
         RunError: An event is damaged.
     """
-    asks: dict[int, Ask] = {}
-    under_way: dict[int, Ask] = {}
+    asks: dict[int, AskRecord] = {}
+    under_way: dict[int, AskRecord] = {}
     cards: dict[int, str] = {}
     told: list[Told] = []
-    looked: dict[int, Looked] = {}
+    looked: dict[int, Precheck] = {}
     for event in history.events:
         try:
             if event.kind == "asked":
-                ask = from_json(Ask, event.data)
+                ask = from_json(AskRecord, event.data)
                 asks[ask.number] = under_way[ask.number] = ask
             elif event.kind == "dropped":
                 under_way.pop(event.data["ask"], None)
@@ -114,8 +114,8 @@ def read_desk(history: History) -> Desk:
             elif event.kind == "told":
                 told.append(from_json(Told, event.data))
             elif event.kind == "looked":
-                found = from_json(Looked, event.data)
+                found = from_json(Precheck, event.data)
                 looked[found.id] = found
         except DAMAGE as e:
             raise RunError(f"event {event.seq} is damaged: {e}") from None
-    return Desk(history, asks, tuple(under_way.values()), cards, tuple(told), looked)
+    return AskTellState(history, asks, tuple(under_way.values()), cards, tuple(told), looked)

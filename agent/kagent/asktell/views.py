@@ -15,14 +15,14 @@ from rich.text import Text
 from kagent.asktell.answers import Accepted
 from kagent.asktell.judging import Judged
 from kagent.asktell.merging import Merged
-from kagent.asktell.questions import Question
-from kagent.asktell.state import Desk, Looked
+from kagent.asktell.open_asks import OpenAsk
+from kagent.asktell.state import AskTellState, Precheck
 from kagent.runs.events import Stop
 from kagent.runs.manifest import Manifest
 from kagent.runs.store import History
 from kagent.ui.end_of_run import race_view
 from kagent.ui.live import first_line, speed_text
-from kagent.ui.table import Column, Grid
+from kagent.ui.table import Column, TextTable
 
 
 def command(*words: object, flags: Sequence[str]) -> Text:
@@ -31,9 +31,9 @@ def command(*words: object, flags: Sequence[str]) -> Text:
     return Text(" ".join(w if w == "FILE..." else shlex.quote(w) for w in given), "bold")
 
 
-def questions_view(questions: Sequence[Question], desk: Desk) -> Grid:
+def questions_view(questions: Sequence[OpenAsk], state: AskTellState) -> TextTable:
     """Which prompt asks for what, and where it is."""
-    table = Grid(
+    table = TextTable(
         (
             Column("ask", right=True),
             Column("operator"),
@@ -42,14 +42,14 @@ def questions_view(questions: Sequence[Question], desk: Desk) -> Grid:
             Column("prompt", wrap=True),
         )
     )
-    names = {p.id: p.name for p in desk.proposals}
+    names = {p.id: p.name for p in state.proposals}
     for q in questions:
         parent = f"#{q.parent} {names[q.parent]}"
         table.add_row(str(q.id), q.operator, parent, q.card or "–", str(q.path))
     return table
 
 
-def question_json(question: Question) -> Mapping[str, object]:
+def question_json(question: OpenAsk) -> Mapping[str, object]:
     """A question without its text, which is in the file."""
     return {
         "ask": question.id,
@@ -83,7 +83,7 @@ def accepted_text(accepted: Accepted) -> Text:
     return text.append(f"; NO_KERNEL: {accepted.fault}", "red") if accepted.fault else text
 
 
-def looked_text(looked: Looked, name: str) -> Text:
+def looked_text(looked: Precheck, name: str) -> Text:
     """One line about what building and interpreting showed."""
     text = Text(f"#{looked.id:<3} ").append(f"{name} ", "cyan")
     if looked.build_s is not None:
@@ -160,7 +160,7 @@ def merged_text(merged: Merged, history: History) -> Text:
 
 
 def told_json(
-    accepted: Sequence[Accepted], looked: Mapping[int, Looked], history: History
+    accepted: Sequence[Accepted], looked: Mapping[int, Precheck], history: History
 ) -> list[Mapping[str, object]]:
     """One object per answer, with its verdict where there is one."""
     rows: list[Mapping[str, object]] = []

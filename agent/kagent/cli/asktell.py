@@ -61,8 +61,8 @@ def ask(
     json_: JsonOption = False,
 ) -> None:
     """Write a run's next prompts as files, for whoever answers them."""
-    from kagent.asktell import open_run, questions, views
-    from kagent.asktell.state import read_desk
+    from kagent.asktell import open_asks, open_run, views
+    from kagent.asktell.state import read_state
     from kagent.runs.manifest import find_run
     from kagent.runs.store import RunStore
     from kagent.tasks import is_task, task_names
@@ -81,10 +81,10 @@ def ask(
             raise UserError(f"{e}; nor is it a task: there are {names}, or a folder") from None
         for flag in (f for f, value in given.items() if value is not None):
             raise UserError(f"{flag} is for a new run, and {folder} exists")
-    made = [] if list_ else questions.ask(folder, count, config)
+    made = [] if list_ else open_asks.ask(folder, count, config)
     with RunStore.open(folder, write=False) as store:
-        manifest, desk = store.manifest, read_desk(store.history())
-        shown = questions.open_questions(store, desk) if list_ else made
+        manifest, state = store.manifest, read_state(store.history())
+        shown = open_asks.open_asks(store, state) if list_ else made
     flags = _flags(folder)
     if json_:
         rows = [views.question_json(q) for q in shown]
@@ -94,7 +94,7 @@ def ask(
     if not shown:
         out.print("no prompt waits for an answer")
         return
-    out.print(views.questions_view(shown, desk))
+    out.print(views.questions_view(shown, state))
     for line in views.how_to_answer(folder.name, manifest, flags):
         out.print(line, soft_wrap=True)
 
@@ -127,8 +127,8 @@ def tell(
     """Take answers into a run, and evaluate them here unless they are queued."""
     from kagent.asktell import answers, judging, views
     from kagent.asktell.open_run import ready
-    from kagent.asktell.precheck import look_at
-    from kagent.asktell.state import read_desk
+    from kagent.asktell.precheck import precheck
+    from kagent.asktell.state import read_state
     from kagent.evolve.stored_run import task_of_run
     from kagent.runs.manifest import find_run
     from kagent.runs.store import RunStore
@@ -145,25 +145,25 @@ def tell(
         ready(store, task)
         if not queue:
             judging.can_judge(manifest, folder)
-        read = answers.read_answers(files, store, read_desk(store.history()), task.entry, ask)
+        read = answers.read_answers(files, store, read_state(store.history()), task.entry, ask)
         accepted = answers.accept(store, task, read, config.budget, parent)
         if not json_:
             for each in accepted:
                 out.print(views.accepted_text(each), soft_wrap=True)
         if queue:
-            desk = read_desk(store.history())
+            state = read_state(store.history())
             new = [a.id for a in accepted if not a.again]
             show = _beside_spinner(json_)
             with status(quiet=json_) as say:
-                for looked in look_at(store, task, desk, new, config.jobs, say):
-                    show(views.looked_text(looked, desk.proposals[looked.id].name))
+                for looked in precheck(store, task, state, new, config.jobs, say):
+                    show(views.looked_text(looked, state.proposals[looked.id].name))
             judged = None
         else:
             with _watching(json_) as observe:
                 judged = judging.judge_all(store, task, config, observe, race=race)
         history = store.history()
     if json_:
-        print_json(views.told_json(accepted, read_desk(history).looked, history))
+        print_json(views.told_json(accepted, read_state(history).looked, history))
     elif judged is not None:
         for part in views.judged_view(judged, store.manifest, flags):
             out.print(part, soft_wrap=isinstance(part, Text))

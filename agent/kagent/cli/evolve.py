@@ -105,7 +105,7 @@ def evolve(
     found = find_task(task)
     manifest = read_manifest(folder) if folder is not None else None
     # What cannot work is said before anything starts.
-    will_be = session.settled(config, found, manifest, folder)
+    will_be = session.resolve_config(config, found, manifest, folder)
     session.choose_seeds(found, will_be)
     out.print(_opening(will_be))
     runs_used = config.runs if folder is None else folder.parent

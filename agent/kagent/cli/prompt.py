@@ -70,8 +70,8 @@ def prompt(
         return
     print_json(
         {
-            "operator": preview.brief.operator.value,
-            "parent": preview.brief.parent.id,
+            "operator": preview.ask.operator.value,
+            "parent": preview.ask.parent.id,
             "card": written.card,
             "system": written.system,
             "user": written.user,

@@ -38,7 +38,7 @@ def report(
     folder: RunsOption = None,
 ) -> None:
     """Write a run as one HTML page that needs nothing else, or serve it while the run goes on."""
-    from kagent.review.live import Server
+    from kagent.review.live import PageServer
     from kagent.review.page import render
     from kagent.runs.files import write_file
     from kagent.runs.manifest import find_run
@@ -50,7 +50,7 @@ def report(
             raise UserError("--live serves a page and writes none: leave --output away")
         read_history(found)  # what is wrong with the run is said here, not in a browser
         try:
-            server = Server(found, port)
+            server = PageServer(found, port)
         except OSError as e:
             raise UserError(f"port {port} on 127.0.0.1: {e.strerror}; try --port 0") from None
         with server:
@@ -184,7 +184,7 @@ def profile(
 
     from kagent.prompting.hardware import hardware
     from kagent.prompting.profiles import to_event
-    from kagent.prompting.run_facts import situation_of
+    from kagent.prompting.run_facts import run_facts_of
     from kagent.review import artifacts
     from kagent.review import profile as profiling
     from kagent.review.profile_view import profile_view
@@ -215,7 +215,7 @@ def profile(
             say("building")
             built = artifacts.rebuilt(store, shown, config.jobs)
             say("profiling")
-            here = situation_of(manifest, history)
+            here = run_facts_of(manifest, history)
             device = hardware(manifest.target, here.device, here.ceilings)
             result = profiling.profile(shown, task, case or cases[0], built, device)
         store.append("profiled", to_event(result))

@@ -28,7 +28,7 @@ from kagent.config.settings import load_config
 if TYPE_CHECKING:
     from kagent.selftest.machine_checks import Check
     from kagent.selftest.run_all import Observer
-    from kagent.selftest.runner import Result
+    from kagent.selftest.runner import EntryResult
 
 MACHINE = "machine"
 _EVERY = 25  # results, of which one line is printed where there is no terminal
@@ -110,7 +110,7 @@ def _watching(total: int, *, quiet: bool) -> Iterator[Observer]:
         with Progress(*columns, console=err, transient=True) as progress:
             bar = progress.add_task("starting", total=total)
 
-            def show(event: str | Result | Check) -> None:
+            def show(event: str | EntryResult | Check) -> None:
                 if isinstance(event, str):
                     progress.update(bar, description=event)
                 else:
@@ -122,7 +122,7 @@ def _watching(total: int, *, quiet: bool) -> Iterator[Observer]:
     else:
         done = 0
 
-        def say(event: str | Result | Check) -> None:
+        def say(event: str | EntryResult | Check) -> None:
             nonlocal done
             if isinstance(event, str):
                 return
@@ -135,15 +135,15 @@ def _watching(total: int, *, quiet: bool) -> Iterator[Observer]:
         yield say
 
 
-def _is_result(event: Result | Check) -> bool:
+def _is_result(event: EntryResult | Check) -> bool:
     return hasattr(event, "entry")
 
 
-def _missed(event: Result | Check) -> Text | None:
+def _missed(event: EntryResult | Check) -> Text | None:
     """A miss in a line, as soon as it is known: a run that is cut off has said it, too."""
-    from kagent.selftest.runner import Result
+    from kagent.selftest.runner import EntryResult
 
-    if isinstance(event, Result):
+    if isinstance(event, EntryResult):
         if not event.misses:
             return None
         why = shorten(event.misses[0], _WHY_CHARACTERS, placeholder="…")

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Lane:
+class DeviceSlot:
     """One device. `quiet` means that nothing may be built while it times."""
 
     def __init__(self, builders: int, *, quiet: bool) -> None:

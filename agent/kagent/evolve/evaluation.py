@@ -18,36 +18,36 @@ from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status, Verdict
 from kagent_sandbox.errors import IncumbentWrong, RunError
 
-from kagent.evolve.device_slot import Lane
+from kagent.evolve.device_slot import DeviceSlot
 from kagent.evolve.machine import Machine, contender
-from kagent.runs.brief import Brief
+from kagent.runs.ask import Ask
 from kagent.runs.events import Observer, Progress, Step, Withdrawn, Working
-from kagent.runs.known_sources import Known
 from kagent.runs.lineage import Candidate, Facts, Lineage, Proposal, Withdrawal
+from kagent.runs.source_index import SourceIndex
 from kagent.runs.store import RunStore
 
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Flight:
+class Evaluation:
     """A proposal between its acceptance and its verdict."""
 
     proposal: Proposal
-    before: Flight | None  # the one with the id before, unless that was recorded long ago
-    brief: Brief | None = None  # that it answers; None for seeds, and for what a session took up
+    before: Evaluation | None  # the one with the id before, unless that was recorded long ago
+    ask: Ask | None = None  # that it answers; None for seeds, and for what a session took up
     built: Built | None = None  # once told apart from all earlier work
     told_apart: asyncio.Event = field(default_factory=asyncio.Event)
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[Candidate] | None = None
 
-    def land(self) -> None:
+    def finish(self) -> None:
         """Its verdict is recorded: let the next one be timed, and go of binaries and the past."""
         self.built = self.before = None
         self.recorded.set()
 
 
-class Pilot:
+class Evaluator:
     """Flies proposals. `incumbent` is what they are timed against: its id and what was built of
     it.
     """
@@ -55,7 +55,7 @@ class Pilot:
     def __init__(
         self,
         lineage: Lineage,
-        known: Known,
+        known: SourceIndex,
         store: RunStore,
         machine: Machine,
         observe: Observer,
@@ -66,23 +66,23 @@ class Pilot:
         self._store = store
         self._machine = machine
         self._observe = observe
-        self._lane = Lane(machine.jobs, quiet=machine.quiet)
+        self._slot = DeviceSlot(machine.jobs, quiet=machine.quiet)
         self._build_threads = ThreadPoolExecutor(machine.jobs, "build")
         self._judge_thread = ThreadPoolExecutor(1, "judge")
         self._work = {c.facts.work_hash: c.id for c in reversed(list(lineage)) if c.facts}
 
-    async def fly(self, flight: Flight) -> Candidate:
+    async def evaluate(self, evaluation: Evaluation) -> Candidate:
         """From acceptance to verdict."""
-        proposal = flight.proposal
+        proposal = evaluation.proposal
         verdict = self._read(proposal)
         if verdict is not None:
-            flight.told_apart.set()
+            evaluation.told_apart.set()
             return Candidate(proposal, verdict)
         built = await self.build(proposal)
-        found, facts = await self._tell_apart(flight, built)
+        found, facts = await self._deduplicate(evaluation, built)
         withdrawals: list[Withdrawal] = []
         if found is None:
-            found = await self._check_and_measure(flight, withdrawals)
+            found = await self._check_and_measure(evaluation, withdrawals)
         return Candidate(proposal, found, facts, tuple(withdrawals))
 
     def _read(self, proposal: Proposal) -> Rejected | None:
@@ -102,7 +102,7 @@ class Pilot:
         if proposal.configs is not None:
             request = replace(request, max_configs=proposal.configs)
         self._observe(Working(proposal.id, Step.WAIT))
-        async with self._lane.build():
+        async with self._slot.build():
             self._observe(Working(proposal.id, Step.BUILD))
             built = await _in(self._build_threads, lambda: machine.builder.build(request))
         if isinstance(built, Built) and built.log:
@@ -112,7 +112,7 @@ class Pilot:
     async def race(self, contenders: Sequence[Contender]) -> Race:
         """Time finalists and baselines on hidden cases, where the task has some."""
         judge, hidden = self._machine.judge, self._machine.race_request is not None
-        async with self._lane.measure():
+        async with self._slot.measure():
             return await _in(self._judge_thread, lambda: judge.race(contenders, hidden=hidden))
 
     async def prepare(self) -> None:
@@ -122,7 +122,7 @@ class Pilot:
         def say(text: str) -> None:  # from the judge's thread
             loop.call_soon_threadsafe(self._observe, Progress(text))
 
-        async with self._lane.measure():
+        async with self._slot.measure():
             found = await _in(self._judge_thread, lambda: self._machine.prepare(say))
         self._store.append("baselines", found)
 
@@ -131,39 +131,41 @@ class Pilot:
         self._build_threads.shutdown(wait=False, cancel_futures=True)
         self._judge_thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _tell_apart(
-        self, flight: Flight, built: Built | Rejected
+    async def _deduplicate(
+        self, evaluation: Evaluation, built: Built | Rejected
     ) -> tuple[Verdict | None, Facts | None]:
         """A verdict if it was not built, or does the same as an earlier candidate."""
-        if flight.before is not None:
-            await flight.before.told_apart.wait()
+        if evaluation.before is not None:
+            await evaluation.before.told_apart.wait()
         if isinstance(built, Rejected):
-            flight.told_apart.set()
+            evaluation.told_apart.set()
             return built, None
         facts = Facts(built.tree_hash, built.work_hash, len(built.configs), built.build_s)
-        same = self._work.setdefault(facts.work_hash, flight.proposal.id)
-        flight.told_apart.set()
-        if same != flight.proposal.id:
+        same = self._work.setdefault(facts.work_hash, evaluation.proposal.id)
+        evaluation.told_apart.set()
+        if same != evaluation.proposal.id:
             return _duplicate(Stage.BUILD, "machine code", same), facts
-        flight.built = built
+        evaluation.built = built
         return None, facts
 
-    async def _check_and_measure(self, flight: Flight, withdrawals: list[Withdrawal]) -> Verdict:
+    async def _check_and_measure(
+        self, evaluation: Evaluation, withdrawals: list[Withdrawal]
+    ) -> Verdict:
         """Its verdict. Incumbents that are found wrong beside it are added to `withdrawals`."""
-        judge, built, number = self._machine.judge, flight.built, flight.proposal.id
+        judge, built, number = self._machine.judge, evaluation.built, evaluation.proposal.id
         assert built is not None
         self._observe(Working(number, Step.WAIT))
-        async with self._lane.check():
+        async with self._slot.check():
             self._observe(Working(number, Step.CHECK))
             errors = await _in(self._judge_thread, lambda: judge.check(built))
         if isinstance(errors, Rejected):
             return errors
         self._observe(Working(number, Step.WAIT))
-        if flight.before is not None:  # the incumbent is known once all before it are recorded
-            await flight.before.recorded.wait()
+        if evaluation.before is not None:  # the incumbent is known once all before it are recorded
+            await evaluation.before.recorded.wait()
         while True:
             try:
-                async with self._lane.measure():
+                async with self._slot.measure():
                     self._observe(Working(number, Step.MEASURE))
                     return await _in(
                         self._judge_thread, partial(self._measure, built, errors, self.incumbent)
@@ -185,10 +187,10 @@ class Pilot:
         withdrawal = Withdrawal(int(self.incumbent.id), found.verdict)
         left = self._lineage.incumbent_without({*gone, withdrawal.id})
         self._observe(Withdrawn(withdrawal, None if left is None else left.id))
-        await self.hold_up(left)
+        await self.use_incumbent(left)
         return withdrawal
 
-    async def hold_up(self, incumbent: Candidate | None) -> None:
+    async def use_incumbent(self, incumbent: Candidate | None) -> None:
         """From now on candidates are timed against this one, which is built again.
 
         Raises:

@@ -8,7 +8,7 @@
         lineage.record(Candidate(proposal, verdict))
 
 `in_flight` proposals are on their way at once: briefs that a model works on
-(`kagent.evolve.asker`), and answers on their way to a verdict (`kagent.evolve.evaluation`). An
+(`kagent.evolve.ask_queue`), and answers on their way to a verdict (`kagent.evolve.evaluation`). An
 answer becomes the next candidate when it comes, so that a slow reply holds up nobody; from there
 on, whatever decides is done in the order of ids. A brief is selected on the lineage as it stands
 when a place becomes free.
@@ -32,11 +32,11 @@ from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.verdict import Rejected
 
-from kagent.evolve.asker import Asker
-from kagent.evolve.evaluation import Flight, Pilot
+from kagent.evolve.ask_queue import AskQueue
+from kagent.evolve.evaluation import Evaluation, Evaluator
 from kagent.evolve.machine import Machine, contender
 from kagent.llm.chat import ModelError
-from kagent.runs.brief import Ask, Brief, CapReached, Draft, Proposer, Setting
+from kagent.runs.ask import Ask, AskRecord, CapReached, Draft, Proposer, Setting
 from kagent.runs.events import (
     Answered,
     Finished,
@@ -49,10 +49,10 @@ from kagent.runs.events import (
     Stop,
 )
 from kagent.runs.final_race import FinalRace, choose_finalists, winner
-from kagent.runs.known_sources import Known
 from kagent.runs.lineage import FREE, Lineage, Operator, Proposal, roofline_share
+from kagent.runs.source_index import SourceIndex
 from kagent.runs.store import RunStore
-from kagent.search.select import brief_again, select
+from kagent.search.select import restored_ask, select
 
 DUPLICATES_IN_A_ROW = 40  # duplicates are free; after so many nothing new is to be expected
 
@@ -99,10 +99,10 @@ class Evolution:
         self._deadline = math.inf
         self._asked = history.asked
         self._raced = list(history.race.finalists) if history.race else None
-        self._known = Known([*(c.proposal for c in self.lineage), *history.pending])
-        self._pilot = Pilot(self.lineage, self._known, store, machine, observe)
-        self._asker = Asker(proposer, self._known, store, observe)
-        self._flights: deque[Flight] = deque()
+        self._known = SourceIndex([*(c.proposal for c in self.lineage), *history.pending])
+        self._evaluator = Evaluator(self.lineage, self._known, store, machine, observe)
+        self._asker = AskQueue(proposer, self._known, store, observe)
+        self._evaluations: deque[Evaluation] = deque()
         self._ended: Stop | None = None  # why nothing more is asked, once that is so
         self._failure: ModelError | None = None
         self._dry = -1  # length of the lineage at which there was nothing left to propose
@@ -127,7 +127,7 @@ class Evolution:
         stop = Stop.FAILED
         try:
             if self._reason_to_stop() is None or self._history.pending or not self._raced:
-                await self._pilot.prepare()
+                await self._evaluator.prepare()
             await self._restore()
             stop = await self._search()
             if self._limits.race:
@@ -138,16 +138,16 @@ class Evolution:
             raise
         finally:
             await self._abandon()
-            self._pilot.close()
+            self._evaluator.close()
             self._store.stop(stop)
             self._observe(Finished(stop))
         return stop
 
     async def _restore(self) -> None:
         """Build the incumbent again; take up what had no verdict when the run ended."""
-        await self._pilot.hold_up(self.lineage.incumbent)
+        await self._evaluator.use_incumbent(self.lineage.incumbent)
         for proposal in self._history.pending:
-            self._take_off(proposal, self._brief(self._history.answered.get(proposal.id)))
+            self._start(proposal, self._brief(self._history.answered.get(proposal.id)))
         for number in range(len(self._known), len(self._seeds)):
             seed = self._seeds[number]
             self._accept(
@@ -162,16 +162,16 @@ class Evolution:
             )
         if self._asker.asks:
             for ask in self._history.asks:
-                brief = self._brief(ask)
-                assert brief is not None
-                self._asker.ask(brief, stored=True)
+                ask = self._brief(ask)
+                assert ask is not None
+                self._asker.ask(ask, stored=True)
 
-    def _brief(self, ask: Ask | None) -> Brief | None:
+    def _brief(self, ask: AskRecord | None) -> Ask | None:
         """The brief of a stored ask; None for what nobody asked for."""
         if ask is None:
             return None
         pending = [p for p in self._history.pending if p.operator is Operator.SEED]
-        return brief_again(
+        return restored_ask(
             self._setting, self.lineage, ask, [*(c.proposal for c in self.lineage.seeds), *pending]
         )
 
@@ -180,7 +180,7 @@ class Evolution:
             stop = self._ended or self._reason_to_stop()
             if stop is None and self._has_room():
                 self._ask()
-            elif self._asker.tasks or self._flights:
+            elif self._asker.tasks or self._evaluations:
                 await self._next()
             elif self._failure is not None:
                 raise self._failure
@@ -191,32 +191,32 @@ class Evolution:
 
     def _has_room(self) -> bool:
         """Whether another brief may be selected now."""
-        on_their_way = len(self._asker.tasks) + len(self._flights)
+        on_their_way = len(self._asker.tasks) + len(self._evaluations)
         return (
             self.lineage.incumbent is not None
-            and not any(f.proposal.operator is Operator.SEED for f in self._flights)
+            and not any(f.proposal.operator is Operator.SEED for f in self._evaluations)
             and self._asker.has_room
             and on_their_way < self._setting.in_flight
             and self._dry != len(self.lineage)
         )
 
     def _ask(self) -> None:
-        brief = select(
+        ask = select(
             self._setting, self.lineage.as_of(len(self.lineage)), self._asked, self._open()
         )
         self._asked += 1
-        self._asker.ask(brief)
+        self._asker.ask(ask)
 
-    def _open(self) -> list[Brief]:
+    def _open(self) -> list[Ask]:
         """Briefs without a verdict, in the order of asks."""
-        answered = [f.brief for f in self._flights if f.brief is not None]
-        return sorted([*answered, *self._asker.briefs()], key=lambda b: b.id)
+        answered = [f.ask for f in self._evaluations if f.ask is not None]
+        return sorted([*answered, *self._asker.asks()], key=lambda b: b.id)
 
     async def _next(self) -> None:
         """Wait for what comes first: an answer, the oldest proposal's verdict, or the deadline."""
         waiting: set[asyncio.Task[object]] = set(self._asker.tasks)
-        if self._flights and not (waiting and self._asker.in_order):
-            task = self._flights[0].task
+        if self._evaluations and not (waiting and self._asker.in_order):
+            task = self._evaluations[0].task
             assert task is not None
             waiting.add(task)
         left_s = self._deadline - time.monotonic()
@@ -228,34 +228,34 @@ class Evolution:
             await self._abandon()
             return
         try:
-            for brief, draft in self._asker.answers():
-                self._take(brief, draft)
+            for ask, draft in self._asker.answers():
+                self._take(ask, draft)
         except CapReached as e:
             self._ended = e.stop
         except ModelError as e:
             self._ended, self._failure = Stop.FAILED, e
             await self._asker.cancel()
-        if self._flights and self._flights[0].task in done:
-            await self._land()
+        if self._evaluations and self._evaluations[0].task in done:
+            await self._finish_one()
 
-    def _take(self, brief: Brief, draft: Draft | None) -> None:
+    def _take(self, ask: Ask, draft: Draft | None) -> None:
         """An answer becomes the next candidate."""
         if draft is None:
-            self._store.drop(brief.id)
-            self._observe(Answered(brief.id, None))
+            self._store.drop(ask.id)
+            self._observe(Answered(ask.id, None))
             # Verdicts since then may have opened new ground; if there are none, that was all.
-            if len(self.lineage) == len(brief.lineage):
+            if len(self.lineage) == len(ask.lineage):
                 self._dry = len(self.lineage)
             return
-        self._observe(Answered(brief.id, len(self._known)))
-        self._accept(draft.proposal(brief, len(self._known)), brief)
+        self._observe(Answered(ask.id, len(self._known)))
+        self._accept(draft.proposal(ask, len(self._known)), ask)
 
-    def _accept(self, proposal: Proposal, brief: Brief | None = None) -> None:
+    def _accept(self, proposal: Proposal, ask: Ask | None = None) -> None:
         """Commit a proposal to the store, before any work is put into it, and send it off."""
         self._store.propose(proposal)
         self._known.add(proposal)
         self._observe(Proposed(proposal))
-        self._take_off(proposal, brief)
+        self._start(proposal, ask)
 
     async def _race(self) -> None:
         """The finalists once more, on cases that nobody has seen; that is the run's result."""
@@ -266,14 +266,14 @@ class Evolution:
         contenders: list[Contender] = []
         failed: dict[str, Rejected] = {}
         all_built = await asyncio.gather(
-            *(self._pilot.build(c.proposal, race=True) for c in finalists)
+            *(self._evaluator.build(c.proposal, race=True) for c in finalists)
         )
         for candidate, built in zip(finalists, all_built, strict=True):
             if isinstance(built, Rejected):
                 failed[str(candidate.id)] = built
             else:
                 contenders.append(contender(candidate, built))
-        race = await self._pilot.race(contenders) if contenders else Race((), {})
+        race = await self._evaluator.race(contenders) if contenders else Race((), {})
         race = replace(race, failed={**race.failed, **failed})
         result = FinalRace(tuple(c.id for c in finalists), winner(race, finalists), race)
         self._store.race(result)
@@ -281,8 +281,8 @@ class Evolution:
 
     def _reason_to_stop(self) -> Stop | None:
         """Why no further brief may be selected now; None if one may."""
-        operators = [b.operator for b in self._asker.briefs()]
-        operators += [f.proposal.operator for f in self._flights]
+        operators = [b.operator for b in self._asker.asks()]
+        operators += [f.proposal.operator for f in self._evaluations]
         charged = sum(o not in FREE for o in operators)
         if self.lineage.counted + charged >= self._setting.budget:
             return Stop.BUDGET
@@ -300,32 +300,34 @@ class Evolution:
             return Stop.EXHAUSTED
         return None
 
-    def _take_off(self, proposal: Proposal, brief: Brief | None = None) -> None:
-        before = self._flights[-1] if self._flights else None
-        flight = Flight(proposal, before, brief)
-        flight.task = asyncio.create_task(self._pilot.fly(flight), name=f"candidate {proposal.id}")
-        self._flights.append(flight)
+    def _start(self, proposal: Proposal, ask: Ask | None = None) -> None:
+        before = self._evaluations[-1] if self._evaluations else None
+        evaluation = Evaluation(proposal, before, ask)
+        evaluation.task = asyncio.create_task(
+            self._evaluator.evaluate(evaluation), name=f"candidate {proposal.id}"
+        )
+        self._evaluations.append(evaluation)
 
-    async def _land(self) -> None:
+    async def _finish_one(self) -> None:
         """Record the oldest proposal's verdict."""
-        flight = self._flights[0]
-        assert flight.task is not None
-        candidate = await flight.task
-        self._flights.popleft()
+        evaluation = self._evaluations[0]
+        assert evaluation.task is not None
+        candidate = await evaluation.task
+        self._evaluations.popleft()
         self._store.record(candidate)
         promoted = self.lineage.record(candidate)
         if promoted:
-            assert flight.built is not None
-            self._pilot.incumbent = contender(candidate, flight.built)
-        flight.land()
+            assert evaluation.built is not None
+            self._evaluator.incumbent = contender(candidate, evaluation.built)
+        evaluation.finish()
         speed_up = math.exp(self.lineage.log_speed(candidate.id))
         self._observe(Recorded(candidate, promoted, self.lineage.counted, speed_up))
 
     async def _abandon(self) -> None:
         """Let go of all that is on its way. It is stored, and taken up by the next session."""
         await self._asker.cancel()
-        tasks = [f.task for f in self._flights if f.task is not None]
-        self._flights.clear()
+        tasks = [f.task for f in self._evaluations if f.task is not None]
+        self._evaluations.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

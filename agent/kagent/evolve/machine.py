@@ -1,6 +1,6 @@
 """What the loop needs of the rest: something that builds, and something that judges.
 
-`kagent_sandbox.builder.client.Builder` and `kagent_sandbox.judge.client.JudgeClient` are these; a
+`kagent_sandbox.builder.client.CandidateBuilder` and `kagent_sandbox.judge.client.JudgeClient` are these; a
 test's are a few lines of arithmetic.
 """
 
@@ -17,14 +17,14 @@ from kagent_sandbox.data.verdict import CaseError, Passed, Rejected
 from kagent.runs.lineage import Candidate
 
 
-class Builder(Protocol):
+class CandidateBuilder(Protocol):
     """Turns source into plans and binaries. Called from several threads at once."""
 
     def build(self, request: BuildRequest) -> Built | Rejected:
         """Block until it is built or rejected."""
 
 
-class Judge(Protocol):
+class CandidateJudge(Protocol):
     """Decides on what was built. Called from one thread at a time."""
 
     def check(self, built: Built) -> tuple[CaseError, ...] | Rejected:
@@ -54,8 +54,8 @@ class Judge(Protocol):
 class Machine:
     """What candidates are built and judged with."""
 
-    builder: Builder
-    judge: Judge
+    builder: CandidateBuilder
+    judge: CandidateJudge
     jobs: int  # builds at once
     quiet: bool  # nothing may be built while it times: kernels run on the cores that build
     request: Callable[[str], BuildRequest]  # of a source, for all cases but the final race's

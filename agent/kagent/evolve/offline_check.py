@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Look:
+class OfflineCheck:
     """What was found out about a candidate. Nothing was run on a device, and nothing timed."""
 
     built: Built | Rejected
@@ -43,7 +43,7 @@ class Look:
         return getattr(self.values, "skipped", ())
 
 
-class Looker:
+class OfflineChecker:
     """Builds candidates of one task, and interprets those in Triton. A context manager; its
     processes start when they are needed first.
 
@@ -67,7 +67,7 @@ class Looker:
     def __exit__(self, *_: object) -> None:
         self._processes.close()
 
-    def look(self, source: str) -> Look:
+    def look(self, source: str) -> OfflineCheck:
         """Build a candidate for all cases of a search, then interpret it on the small check cases.
 
         Raises:
@@ -78,10 +78,10 @@ class Looker:
             self._builder = self._processes.enter_context(Builder(self._jobs))
         built = self._builder.build(self._request(source))
         if isinstance(built, Rejected):
-            return Look(built)
+            return OfflineCheck(built)
         languages = {k.language for plan in built.plans.values() for k in plan.kernels}
         if languages != {"triton"}:
-            return Look(built, unchecked=_why(languages))
+            return OfflineCheck(built, unchecked=_why(languages))
         if self._interpreter is None:
             from kagent_sandbox.judge.interpreter import Interpreter
 
@@ -89,8 +89,10 @@ class Looker:
             self._interpreter = self._processes.enter_context(interpreter)
         values = self._interpreter.check(source, built)
         if isinstance(values, Rejected) or values.errors:
-            return Look(built, values)
-        return Look(built, values, "all its check cases are too large for Triton's interpreter")
+            return OfflineCheck(built, values)
+        return OfflineCheck(
+            built, values, "all its check cases are too large for Triton's interpreter"
+        )
 
 
 def _why(languages: Collection[str]) -> str:

@@ -11,9 +11,9 @@ from kagent_sandbox.data.task import Kind, Task
 from kagent_sandbox.errors import RunError, UserError
 
 from kagent.config.settings import Config
-from kagent.evolve.replayed import Recorded
+from kagent.evolve.replayed import RecordedProposer
 from kagent.llm.model_config import ModelConfig
-from kagent.runs.brief import Brief, Nobody, Prompt, Proposer
+from kagent.runs.ask import Ask, Nobody, Prompt, Proposer
 from kagent.runs.events import Observer
 from kagent.runs.lineage import FREE, Operator
 from kagent.runs.manifest import find_run
@@ -25,7 +25,7 @@ REPLAY = "replay:"
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class StoringProposer:
     """A stored run that is to be repeated."""
 
     name: str
@@ -39,7 +39,7 @@ class Recording:
         return sum(c.counts for c in self.history.lineage)
 
 
-def recording(config: Config, task: str) -> Recording | None:
+def recording(config: Config, task: str) -> StoringProposer | None:
     """The run that `--proposer replay:RUN` names; None if the proposer is another one.
 
     Raises:
@@ -54,7 +54,7 @@ def recording(config: Config, task: str) -> Recording | None:
         manifest, history = store.manifest, store.history()
     if manifest.task != task:
         raise UserError(f"{folder}: a run of {manifest.task}, which cannot be replayed for {task}")
-    return Recording(name, history, "gpu" if manifest.kind == "gpu" else "cpu", manifest.lang)
+    return StoringProposer(name, history, "gpu" if manifest.kind == "gpu" else "cpu", manifest.lang)
 
 
 def operators_of(proposer: str) -> tuple[Operator, ...]:
@@ -70,13 +70,13 @@ def operators_of(proposer: str) -> tuple[Operator, ...]:
     if proposer == Tuner.name:
         return Tuner.operators
     if proposer.startswith(REPLAY):
-        return Recorded.operators
+        return RecordedProposer.operators
     if proposer == Nobody.name:
         return tuple(o for o in ModelProposer.operators if o not in (*FREE, Operator.RECOMBINE))
     raise RunError(f"this kagent has no proposer {proposer!r}")
 
 
-def window_of(config: Config) -> int:
+def max_in_flight(config: Config) -> int:
     """Proposals between their selection and their verdict."""
     return config.in_flight + (EVALUATING if config.proposer == "model" else 0)
 
@@ -113,40 +113,42 @@ async def open_proposer(
     """
     found = recording(config, task.name)
     if found is not None:
-        return Recorded(found.name, found.history)
+        return RecordedProposer(found.name, found.history)
     if config.proposer == Tuner.name:
         return Tuner()
     from kagent.llm.endpoint import Endpoint
     from kagent.llm.proposer import Model, ModelProposer
-    from kagent.llm.spend_limit import Purse
+    from kagent.llm.spend_limit import SpendLimit
 
     models = [Model(m, Endpoint(m)) for m in check_models(config)]
     for model in models:
         stack.push_async_callback(model.chat.close)
-    purse = Purse(store.history().spent, max_dollars=config.max_cost, max_tokens=config.max_tokens)
+    spend_limit = SpendLimit(
+        store.history().spent, max_dollars=config.max_cost, max_tokens=config.max_tokens
+    )
     return ModelProposer(
         models,
         prompt_writer(task, store, config.prompts),
         store.call,
-        purse,
+        spend_limit,
         observe,
         at_once=config.in_flight,
         bandit=config.bandit,
     )
 
 
-def prompt_writer(task: Task, store: RunStore, folder: Path | None) -> Callable[[Brief], Prompt]:
+def prompt_writer(task: Task, store: RunStore, folder: Path | None) -> Callable[[Ask], Prompt]:
     """Renders briefs with what the run has measured by the time of the first one."""
-    from kagent.prompting import Prompter, situation_of
+    from kagent.prompting import Prompter, run_facts_of
 
     prompter: Prompter | None = None
 
-    def write(brief: Brief) -> Prompt:
+    def write(ask: Ask) -> Prompt:
         nonlocal prompter
         if prompter is None:
-            situation = situation_of(store.manifest, store.history())
-            setting = brief.setting
-            prompter = Prompter(task, setting.kind, setting.target, situation, folder)
-        return prompter.write(brief)
+            run_facts = run_facts_of(store.manifest, store.history())
+            setting = ask.setting
+            prompter = Prompter(task, setting.kind, setting.target, run_facts, folder)
+        return prompter.write(ask)
 
     return write

@@ -6,12 +6,12 @@ proposals may therefore win or lose otherwise, and given equal measurements the 
 
 from __future__ import annotations
 
-from kagent.runs.brief import Brief, Draft
+from kagent.runs.ask import Ask, Draft
 from kagent.runs.lineage import Operator, Proposal
 from kagent.runs.store import History
 
 
-class Recorded:
+class RecordedProposer:
     """A `Proposer`. The brief counts for nothing but its place in the order."""
 
     operators: tuple[Operator, ...] = (Operator.TUNE,)  # what briefs ask for is not looked at
@@ -29,13 +29,13 @@ class Recorded:
     def __len__(self) -> int:
         return len(self._proposals)
 
-    async def propose(self, brief: Brief) -> Draft | None:
+    async def propose(self, ask: Ask) -> Draft | None:
         """The proposal whose turn it is, or None after the last one."""
-        if brief.id >= len(self._proposals):
+        if ask.id >= len(self._proposals):
             return None
-        then = self._proposals[brief.id]
+        then = self._proposals[ask.id]
         return Draft(
-            parents=self._parents(then, brief),
+            parents=self._parents(then, ask),
             operator=then.operator,
             name=then.name,
             source=then.source,
@@ -46,16 +46,16 @@ class Recorded:
             configs=then.configs,
         )
 
-    def _parents(self, then: Proposal, brief: Brief) -> tuple[int, ...]:
+    def _parents(self, then: Proposal, ask: Ask) -> tuple[int, ...]:
         """The parents by their ids here: there may be other seeds by now, or in another order.
 
         A parent that is no seed any more is left out.
         """
-        seeds = {s.proposal.kernel: s.id for s in brief.lineage.seeds}
+        seeds = {s.proposal.kernel: s.id for s in ask.lineage.seeds}
         here = (
             seeds.get(self._seeds[parent])
             if parent in self._seeds
-            else len(brief.lineage.seeds) + self._places[parent]
+            else len(ask.lineage.seeds) + self._places[parent]
             for parent in then.parents
         )
         return tuple(p for p in here if p is not None)

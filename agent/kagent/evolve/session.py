@@ -24,9 +24,15 @@ from kagent_sandbox.errors import RunError, TaskError, UserError
 from kagent.config.settings import Config
 from kagent.evolve.loop import Evolution, Limits, SeedText
 from kagent.evolve.open_machine import open_machine
-from kagent.evolve.proposers import check_models, open_proposer, operators_of, recording, window_of
+from kagent.evolve.proposers import (
+    check_models,
+    max_in_flight,
+    open_proposer,
+    operators_of,
+    recording,
+)
 from kagent.evolve.stored_run import _setting
-from kagent.runs.brief import Nobody, Proposer
+from kagent.runs.ask import Nobody, Proposer
 from kagent.runs.events import Observer, Progress, Stop
 from kagent.runs.files import clear_errors
 from kagent.runs.manifest import Manifest, read_manifest
@@ -56,7 +62,7 @@ def evolve(
     """
     task = find_task(task_name)
     manifest = read_manifest(resume) if resume is not None else None
-    config = settled(config, task, manifest, resume)
+    config = resolve_config(config, task, manifest, resume)
     kind, seeds = choose_seeds(task, config)
     secret = secrets.randbits(62)
     if manifest is None:
@@ -66,7 +72,7 @@ def evolve(
         if manifest is not None and resume is not None:
             same_machine(manifest, environment, facts, resume)
             store = RunStore.open(resume)
-            say_isolation(store, environment, observe)
+            note_isolation_change(store, environment, observe)
         else:
             made = new_manifest(task, kind, facts.target, config, environment)
             store = RunStore.create(config.runs, made)
@@ -90,7 +96,7 @@ def evolve(
             return Outcome(store.folder, stop, store.history())
 
 
-def settled(
+def resolve_config(
     config: Config, task: Task, manifest: Manifest | None = None, resume: Path | None = None
 ) -> Config:
     """The configuration with what a resumed run, or the run to replay, has decided before.
@@ -188,7 +194,7 @@ def new_manifest(
         lang=config.lang,
         proposer=config.proposer,
         operators=operators_of(config.proposer),
-        in_flight=window_of(config),
+        in_flight=max_in_flight(config),
         configs=config.configs,
         environment=environment,
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -212,7 +218,9 @@ def same_task(manifest: Manifest, task: Task, folder: Path | None) -> None:
         )
 
 
-def say_isolation(store: RunStore, environment: Mapping[str, object], observe: Observer) -> None:
+def note_isolation_change(
+    store: RunStore, environment: Mapping[str, object], observe: Observer
+) -> None:
     """Say, and keep with the run, that it goes on under another tier than it began."""
     began, tier = store.manifest.environment.get("isolation"), environment.get("isolation")
     if began is not None and tier is not None and began != tier:

@@ -11,7 +11,7 @@ from kagent_sandbox.data.task import Kind, Task, load_task
 from kagent_sandbox.errors import MachineError, RunError
 
 from kagent.resources import resource
-from kagent.runs.brief import Setting
+from kagent.runs.ask import Setting
 from kagent.runs.lineage import Operator
 from kagent.runs.manifest import Manifest
 from kagent.runs.store import History, RunStore

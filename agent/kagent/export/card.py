@@ -10,7 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kagent.export.dispatch_table import mean_gain
-from kagent.export.record import TORCH, Device, Kernel, Library, Point, Region, Timing
+from kagent.export.record import (
+    TORCH,
+    DeviceRecord,
+    KernelRecord,
+    LibraryRecord,
+    PointRecord,
+    RegionRecord,
+    Timing,
+)
 from kagent.export.templating import code, figure, listed, render, words
 
 _BASELINES_OF_TORCH = ("eager", "compile")  # and modes of torch.compile, which begin like it
@@ -29,17 +37,17 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CardTable:
     """One operator on one device."""
 
-    device: Device
+    device: DeviceRecord
     rows: tuple[Row, ...]
     loses: str
     gain: str  # over all rows, of what is used
     environment: tuple[tuple[str, str], ...]
 
 
-def card(library: Library) -> str:
+def card(library: LibraryRecord) -> str:
     """The text of CARD.md."""
     return render(
         "card.md.j2",
@@ -61,22 +69,22 @@ def card(library: Library) -> str:
     )
 
 
-def _languages(library: Library) -> str:
+def _languages(library: LibraryRecord) -> str:
     known = {"triton": "Triton", "cuda": "CUDA", "cpp": "C++"}
     found = {k.language for o in library.operators for k in o.kernels}
     return listed([text for key, text in known.items() if key in found])
 
 
-def _devices(library: Library) -> list[str]:
+def _devices(library: LibraryRecord) -> list[str]:
     return list(dict.fromkeys(d.name for o in library.operators for d in o.devices))
 
 
-def _race(kernel: Kernel) -> str:
+def _race(kernel: KernelRecord) -> str:
     o = kernel.origin
     return f"{o.ratio:.3f}× (95 %: {o.low:.3f}–{o.high:.3f})"
 
 
-def _table(device: Device) -> Table:
+def _table(device: DeviceRecord) -> CardTable:
     rows = tuple(_row(p) for p in device.points)
     lost = [r.case for r in rows if r.loses]
     used = [r.case for r in rows if r.taken == "torch"]
@@ -88,12 +96,12 @@ def _table(device: Device) -> Table:
     if used:
         loses += f" Eager torch is faster, and used, on {'; '.join(used)}."
     gain = mean_gain(device)
-    return Table(
+    return CardTable(
         device, rows, loses, "" if gain is None else f"{gain:.3f}×", tuple(_environment(device))
     )
 
 
-def _row(point: Point) -> Row:
+def _row(point: PointRecord) -> Row:
     kernels = {n: t for n, t in point.times.items() if n in point.config}
     torch = point.times.get(TORCH)
     name = point.best
@@ -134,7 +142,7 @@ def _timing(timing: Timing) -> str:
     return f"{figure(timing.us)} ({figure(timing.low_us)}–{figure(timing.high_us)})"
 
 
-def _named(point: Point, torch: Timing) -> str:
+def _named(point: PointRecord, torch: Timing) -> str:
     """Which of eager and the modes of torch.compile is the fastest."""
     same = [
         n for n, t in point.times.items() if n.startswith(_BASELINES_OF_TORCH) and t.us == torch.us
@@ -142,7 +150,7 @@ def _named(point: Point, torch: Timing) -> str:
     return words(same[0]) if same else ""
 
 
-def _region(kernel: Kernel, region: Region) -> tuple[str, str, str, str]:
+def _region(kernel: KernelRecord, region: RegionRecord) -> tuple[str, str, str, str]:
     """Kernel, dtype, shapes and number of cases of a region, as cells."""
     bounds = [f"{n} {low}–{region.high[n]}" for n, low in region.low.items()]
     fixed = [f"{n} {_either(values)}" for n, values in region.flags.items()]
@@ -156,7 +164,7 @@ def _either(values: tuple[int | bool, ...]) -> str:
     return " or ".join(str(v).lower() for v in values)
 
 
-def _environment(device: Device) -> Iterator[tuple[str, str]]:
+def _environment(device: DeviceRecord) -> Iterator[tuple[str, str]]:
     """What a device's figures were measured with, as a run stores it."""
     known = device.environment
     versions = known.get("versions")

@@ -24,10 +24,10 @@ from kagent_sandbox.errors import UserError
 
 from kagent.config.settings import Config
 from kagent.export.dispatch_table import gain
-from kagent.export.measuring import Entrant, Measured, Say, measure
+from kagent.export.measuring import LibraryEntrant, LibraryTimes, Say, measure
 from kagent.export.packaging import own_tests
 from kagent.export.reading import OnDisk
-from kagent.export.record import TORCH, Device, Kernel, Operator, Point
+from kagent.export.record import TORCH, DeviceRecord, KernelRecord, OperatorRecord, PointRecord
 
 SLACK = {"gpu": 0.02, "cpu": 0.10}
 """Share by which a time may grow from one day to another without being called a regression."""
@@ -78,14 +78,14 @@ class Certificate:
         return bool(self.checked) and not faults
 
 
-def kinds_of(operator: Operator) -> set[Kind]:
+def kinds_of(operator: OperatorRecord) -> set[Kind]:
     """Kinds of device that an operator has kernels for."""
     return {"cpu" if k.language == "cpp" else "gpu" for k in operator.kernels}
 
 
 def certify(
     disk: OnDisk, config: Config, say: Say
-) -> tuple[Certificate, list[tuple[Operator, Measured]]]:
+) -> tuple[Certificate, list[tuple[OperatorRecord, LibraryTimes]]]:
     """Judge every kernel that this machine has the device for, and run the library's own tests.
 
     Raises:
@@ -97,7 +97,7 @@ def certify(
     wrong: dict[str, str] = {}
     lines: list[Line] = []
     skipped: dict[str, str] = {}
-    sessions: list[tuple[Operator, Measured]] = []
+    sessions: list[tuple[OperatorRecord, LibraryTimes]] = []
     for operator in disk.library.operators:
         for kind in sorted(kinds_of(operator)):
             kernels = [k for k in operator.kernels if (k.language == "cpp") == (kind == "cpu")]
@@ -136,8 +136,8 @@ def certify(
 
 
 def measure_again(
-    operator: Operator, kernels: Sequence[Kernel], kind: Kind, config: Config, say: Say
-) -> Measured:
+    operator: OperatorRecord, kernels: Sequence[KernelRecord], kind: Kind, config: Config, say: Say
+) -> LibraryTimes:
     """Verify and time kernels of a library on its own copy of the task.
 
     Raises:
@@ -152,23 +152,23 @@ def measure_again(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def restored_task(operator: Operator, folder: Path) -> Task:
+def restored_task(operator: OperatorRecord, folder: Path) -> Task:
     """The task as the library has it, in a folder of its own."""
     (folder / "task.toml").write_text(operator.task_toml, encoding="utf-8")
     (folder / "reference.py").write_text(operator.reference_py, encoding="utf-8")
     return load_task(folder)
 
 
-def entrant_of(operator: Operator, kernel: Kernel, kind: Kind) -> Entrant:
+def entrant_of(operator: OperatorRecord, kernel: KernelRecord, kind: Kind) -> LibraryEntrant:
     """A kernel of a library, with the configurations that it was measured with."""
     choice: dict[str, int] = {}
     for device in operator.devices:
         if device.kind == kind:
             choice |= {p.case: p.config[kernel.id] for p in device.points if kernel.id in p.config}
-    return Entrant(kernel.id, kernel.source, len(kernel.configs), choice)
+    return LibraryEntrant(kernel.id, kernel.source, len(kernel.configs), choice)
 
 
-def compared(operator: Operator, now: Device) -> Iterator[Line]:
+def compared(operator: OperatorRecord, now: DeviceRecord) -> Iterator[Line]:
     """Every case in which a kernel is used, then and now."""
     then = next((d for d in operator.devices if d.name == now.name), None)
     before = {p.case: p for p in then.points if not p.case.startswith("hidden")} if then else {}
@@ -202,7 +202,7 @@ def confirmed(first: Sequence[Line], second: Sequence[Line]) -> list[Line]:
     return [again.get(line.case, line) if line.worse else line for line in first]
 
 
-def _change(then: Point, now: Point, kernel: str, slack: float) -> Change:
+def _change(then: PointRecord, now: PointRecord, kernel: str, slack: float) -> Change:
     old, new = then.times[kernel], now.times[kernel]
     was_faster = EAGER not in then.times or old.us < then.times[EAGER].us
     eager = now.times.get(EAGER)

@@ -8,10 +8,19 @@ from collections.abc import Collection, Mapping
 
 from kagent_sandbox.data.race import EAGER
 
-from kagent.export.record import FORMAT, TORCH, Device, Kernel, Operator, Point, Region, Timing
+from kagent.export.record import (
+    FORMAT,
+    TORCH,
+    DeviceRecord,
+    KernelRecord,
+    OperatorRecord,
+    PointRecord,
+    RegionRecord,
+    Timing,
+)
 
 
-def portfolio_json(operator: Operator) -> str:
+def portfolio_json(operator: OperatorRecord) -> str:
     """portfolio/TASK.json of a library."""
     table = {
         "format": FORMAT,
@@ -24,7 +33,7 @@ def portfolio_json(operator: Operator) -> str:
     return json.dumps(table, indent=1, allow_nan=False) + "\n"
 
 
-def _kernel(kernel: Kernel, operator: Operator) -> dict[str, object]:
+def _kernel(kernel: KernelRecord, operator: OperatorRecord) -> dict[str, object]:
     used = [d for d in operator.devices if any(kernel.id in p.times for p in d.points)]
     return {
         "language": kernel.language,
@@ -35,7 +44,7 @@ def _kernel(kernel: Kernel, operator: Operator) -> dict[str, object]:
     }
 
 
-def _region(region: Region) -> dict[str, object]:
+def _region(region: RegionRecord) -> dict[str, object]:
     return {
         "dtype": region.dtype,
         "low": dict(region.low),
@@ -45,7 +54,7 @@ def _region(region: Region) -> dict[str, object]:
     }
 
 
-def _device(device: Device) -> dict[str, object]:
+def _device(device: DeviceRecord) -> dict[str, object]:
     return {
         "kind": device.kind,
         "capability": device.capability,
@@ -53,7 +62,7 @@ def _device(device: Device) -> dict[str, object]:
     }
 
 
-def _point(point: Point) -> dict[str, object]:
+def _point(point: PointRecord) -> dict[str, object]:
     kernels = {n: t.us for n, t in point.times.items() if n in point.config}
     eager = {TORCH: point.times[EAGER].us} if EAGER in point.times else {}
     return {
@@ -78,18 +87,18 @@ def best_of(times: Mapping[str, Timing], kernels: Collection[str], *, kernels_on
     return TORCH
 
 
-def used(point: Point) -> str:
+def used(point: PointRecord) -> str:
     """Whose time it is that an operator takes there."""
     return EAGER if point.best == TORCH else point.best
 
 
-def gain(point: Point, name: str) -> float | None:
+def gain(point: PointRecord, name: str) -> float | None:
     """Time of the fastest of torch / time of a kernel or a baseline."""
     torch = point.times.get(TORCH)
     return None if torch is None else torch.us / point.times[name].us
 
 
-def mean_gain(device: Device) -> float | None:
+def mean_gain(device: DeviceRecord) -> float | None:
     """Geometric mean of the gains of whoever is used, over a device's points."""
     found = [g for p in device.points if (g := gain(p, used(p))) is not None]
     return math.exp(sum(map(math.log, found)) / len(found)) if found else None

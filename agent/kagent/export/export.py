@@ -18,16 +18,22 @@ from kagent.export.certify import entrant_of
 from kagent.export.dispatch_table import best_of
 from kagent.export.generic import operator_source
 from kagent.export.import_rewrite import as_shipped
-from kagent.export.measuring import Entrant, Measured, Result, Say, measure
+from kagent.export.measuring import LibraryEntrant, LibraryTimes, Say, TimedResult, measure
 from kagent.export.merging import merge_library, merge_operator
 from kagent.export.packaging import own_tests, refuse_collisions
 from kagent.export.reading import OnDisk, is_library, read_library
-from kagent.export.record import Device, Kernel, Library, Operator, valid_name
+from kagent.export.record import (
+    DeviceRecord,
+    KernelRecord,
+    LibraryRecord,
+    OperatorRecord,
+    valid_name,
+)
 from kagent.export.winners import Winner
 from kagent.export.writing import files_of, refuse_edited, write_library
 from kagent.resources import resource
 
-Merged: TypeAlias = dict[str, tuple[Operator, list[str]]]
+Merged: TypeAlias = dict[str, tuple[OperatorRecord, list[str]]]
 """Operators as they are to be, by task, and what changed, in words."""
 
 
@@ -36,7 +42,7 @@ class Exported:
     """What an export did."""
 
     folder: Path
-    library: Library
+    library: LibraryRecord
     before: str | None  # the version that was there
     notes: tuple[str, ...]  # kernels that were there and are not used here any more, and why
 
@@ -106,7 +112,9 @@ def export(
     return Exported(folder, library, disk.library.version if disk else None, tuple(notes))
 
 
-def update(disk: OnDisk, sessions: Sequence[tuple[Operator, Measured]], say: Say) -> Library:
+def update(
+    disk: OnDisk, sessions: Sequence[tuple[OperatorRecord, LibraryTimes]], say: Say
+) -> LibraryRecord:
     """Put what was just measured on this device into a library.
 
     Raises:
@@ -124,7 +132,7 @@ def update(disk: OnDisk, sessions: Sequence[tuple[Operator, Measured]], say: Say
     return _write(disk, disk.folder, disk.library.name, merged, cubins, say, gpu=gpu)
 
 
-def _merge(merged: Merged, old: Operator | None, new: Operator) -> None:
+def _merge(merged: Merged, old: OperatorRecord | None, new: OperatorRecord) -> None:
     """Add what was measured on one device; what changed, in words, adds up."""
     operator, words = merge_operator(old, new)
     before = merged[new.task][1] if new.task in merged else []
@@ -140,7 +148,7 @@ def _write(
     say: Say,
     *,
     gpu: bool,
-) -> Library:
+) -> LibraryRecord:
     """Put a library in its place, once its own tests have passed elsewhere."""
     version = importlib.metadata.version("kagent")
     old = disk.library if disk is not None else None
@@ -154,7 +162,7 @@ def _write(
     return library
 
 
-def _certified(kernel: Kernel, measured: Measured) -> Kernel:
+def _certified(kernel: KernelRecord, measured: LibraryTimes) -> KernelRecord:
     """With what was compiled and checked here as well."""
     known = {c.key: c for c in (*kernel.compiled, *measured.compiled.get(kernel.id, ()))}
     targets = dict.fromkeys([*kernel.targets, measured.target])
@@ -203,8 +211,8 @@ def _groups(winners: Sequence[Winner]) -> dict[tuple[str, Kind], list[Winner]]:
 
 
 def _beside(
-    old: Operator | None, group: Sequence[Winner], kind: Kind, folder: Path
-) -> list[Kernel]:
+    old: OperatorRecord | None, group: Sequence[Winner], kind: Kind, folder: Path
+) -> list[KernelRecord]:
     """Kernels of the library that new ones are measured beside."""
     if old is None:
         return []
@@ -221,11 +229,13 @@ def _beside(
     return [k for k in same if k.id not in new]
 
 
-def _entrant(winner: Winner) -> Entrant:
-    return Entrant(winner.id, winner.source, winner.configs, winner.choice)
+def _entrant(winner: Winner) -> LibraryEntrant:
+    return LibraryEntrant(winner.id, winner.source, winner.configs, winner.choice)
 
 
-def _refuse(group: Sequence[Winner], results: Mapping[str, Result], *, allow_slower: bool) -> None:
+def _refuse(
+    group: Sequence[Winner], results: Mapping[str, TimedResult], *, allow_slower: bool
+) -> None:
     reasons = []
     for winner in group:
         result, who = results[winner.id], f"{winner.folder.name} #{winner.candidate.id}"
@@ -242,11 +252,11 @@ def _refuse(group: Sequence[Winner], results: Mapping[str, Result], *, allow_slo
         raise UserError("nothing was exported: " + "; ".join(reasons))
 
 
-def _loses(result: Result) -> bool:
+def _loses(result: TimedResult) -> bool:
     return result.versus_torch is not None and result.versus_torch.ratio <= 1
 
 
-def _asked_for(device: Device, losers: set[str]) -> Device:
+def _asked_for(device: DeviceRecord, losers: set[str]) -> DeviceRecord:
     """With kernels used where torch is faster, too: they lose to it, and were asked for."""
     points = []
     for point in device.points:
@@ -255,9 +265,9 @@ def _asked_for(device: Device, losers: set[str]) -> Device:
     return replace(device, points=tuple(points))
 
 
-def _blank(task: Task) -> Operator:
+def _blank(task: Task) -> OperatorRecord:
     """An operator without kernels."""
-    return Operator(
+    return OperatorRecord(
         task=task.name,
         entry=task.entry,
         signature=task.signature,
@@ -283,9 +293,9 @@ def _operator_text(task: Task) -> str:
     return operator_source(task)
 
 
-def _kernel(winner: Winner, measured: Measured) -> Kernel:
+def _kernel(winner: Winner, measured: LibraryTimes) -> KernelRecord:
     result = measured.results[winner.id]
-    return Kernel(
+    return KernelRecord(
         id=winner.id,
         task=winner.task.name,
         language=winner.language,

@@ -21,7 +21,14 @@ from pathlib import Path
 from kagent_sandbox.data.task import Case, Task
 
 from kagent.export.import_rewrite import as_shipped
-from kagent.export.record import TORCH, Device, Kernel, Library, Operator, Point
+from kagent.export.record import (
+    TORCH,
+    DeviceRecord,
+    KernelRecord,
+    LibraryRecord,
+    OperatorRecord,
+    PointRecord,
+)
 from kagent.export.templating import render
 
 _FOLDER = "flashinfer_bench"
@@ -31,7 +38,7 @@ _NOT_A_NAME = re.compile(r"\W+")
 Json = dict[str, object]
 
 
-def flashinfer_files(library: Library) -> dict[str, str]:
+def flashinfer_files(library: LibraryRecord) -> dict[str, str]:
     """Files of flashinfer_bench/, by their paths in the library."""
     files: dict[str, str] = {}
     for operator in library.operators:
@@ -56,21 +63,21 @@ def flashinfer_files(library: Library) -> dict[str, str]:
     return files
 
 
-def task_of(operator: Operator) -> Task:
+def task_of(operator: OperatorRecord) -> Task:
     """The task of an operator, from the text that the library keeps."""
     return Task(**tomllib.loads(operator.task_toml), folder=Path(operator.task))
 
 
-def _dtypes(operator: Operator) -> list[str]:
+def _dtypes(operator: OperatorRecord) -> list[str]:
     return sorted({p.dtype for d in operator.devices for p in d.points})
 
 
-def _measured(operator: Operator, dtype: str) -> Iterator[tuple[Device, Point]]:
+def _measured(operator: OperatorRecord, dtype: str) -> Iterator[tuple[DeviceRecord, PointRecord]]:
     for device in operator.devices:
         yield from ((device, p) for p in device.points if p.dtype == dtype)
 
 
-def _used(operator: Operator, dtype: str) -> list[tuple[Kernel, int]]:
+def _used(operator: OperatorRecord, dtype: str) -> list[tuple[KernelRecord, int]]:
     """Kernels with their configurations at the measured shapes, in order."""
     found = {
         (name, index): None
@@ -84,7 +91,7 @@ def _used(operator: Operator, dtype: str) -> list[tuple[Kernel, int]]:
 # -- definition -----------------------------------------------------------------------------------
 
 
-def _definition(operator: Operator, task: Task, dtype: str) -> Json:
+def _definition(operator: OperatorRecord, task: Task, dtype: str) -> Json:
     tensors = [a for a in task.arguments if a.shape is not None]
     shapes = [*(a.shape for a in tensors), *(r.shape for r in task.results)]
     axes: dict[str, Json] = {}
@@ -149,7 +156,7 @@ def _value(task: Task, name: str, case: Case) -> int | float | bool:
 # -- workloads and traces -------------------------------------------------------------------------
 
 
-def _workload(task: Task, point: Point) -> Json:
+def _workload(task: Task, point: PointRecord) -> Json:
     case = Case(name="point", dtype=point.dtype, **dict(point.dims))  # type: ignore[arg-type]
     tensors = [a.shape for a in task.arguments if a.shape is not None]
     shapes = [*tensors, *(r.shape for r in task.results)]
@@ -169,7 +176,9 @@ def _workload(task: Task, point: Point) -> Json:
     return {"axes": axes, "inputs": inputs, "uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, key))}
 
 
-def _traces(operator: Operator, task: Task, device: Device, point: Point) -> Iterator[Json]:
+def _traces(
+    operator: OperatorRecord, task: Task, device: DeviceRecord, point: PointRecord
+) -> Iterator[Json]:
     torch = point.times.get(TORCH)
     for name, index in point.config.items():
         timing = point.times.get(name)
@@ -205,7 +214,7 @@ def _traces(operator: Operator, task: Task, device: Device, point: Point) -> Ite
         }
 
 
-def _versions(device: Device) -> dict[str, str]:
+def _versions(device: DeviceRecord) -> dict[str, str]:
     versions = device.environment.get("versions")
     known = versions if isinstance(versions, Mapping) else {}
     return {str(k): str(v) for k, v in known.items()}
@@ -219,7 +228,12 @@ def _solution_name(kernel: str, config: int, dtype: str) -> str:
 
 
 def _solution(
-    library: Library, operator: Operator, task: Task, kernel: Kernel, config: int, dtype: str
+    library: LibraryRecord,
+    operator: OperatorRecord,
+    task: Task,
+    kernel: KernelRecord,
+    config: int,
+    dtype: str,
 ) -> Json:
     source = as_shipped(kernel.source)
     own = kernel.language == "triton"

@@ -26,14 +26,21 @@ from kagent.config.settings import Config
 from kagent.evolve.machine import Machine
 from kagent.evolve.open_machine import open_machine, search_cases
 from kagent.export.dispatch_table import best_of
-from kagent.export.record import TORCH, Compiled, Device, Point, Region, Timing
+from kagent.export.record import (
+    TORCH,
+    CompiledRecord,
+    DeviceRecord,
+    PointRecord,
+    RegionRecord,
+    Timing,
+)
 from kagent.export.regions import regions_of
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Entrant:
+class LibraryEntrant:
     """A kernel that is to be measured. `choice`: its configuration by visible benchmark case."""
 
     id: str
@@ -43,30 +50,30 @@ class Entrant:
 
 
 @dataclass(frozen=True)
-class Result:
+class TimedResult:
     """What became of one entrant: refused with the reason, or its facts."""
 
     id: str
     refused: str = ""
     configs: tuple[Mapping[str, object], ...] = ()
-    regions: tuple[Region, ...] = ()
+    regions: tuple[RegionRecord, ...] = ()
     versus_torch: Comparison | None = None  # on the hidden cases drawn here
 
 
 @dataclass(frozen=True)
-class Measured:
+class LibraryTimes:
     """One task's kernels on this machine."""
 
-    device: Device
+    device: DeviceRecord
     target: str
-    results: Mapping[str, Result]
-    compiled: Mapping[str, Sequence[Compiled]]  # by kernel: what its host code compiles
-    cubins: Mapping[str, bytes]  # by `Compiled.key`
+    results: Mapping[str, TimedResult]
+    compiled: Mapping[str, Sequence[CompiledRecord]]  # by kernel: what its host code compiles
+    cubins: Mapping[str, bytes]  # by `CompiledRecord.key`
 
 
 def measure(
-    task: Task, kind: Kind, entrants: Sequence[Entrant], config: Config, say: Say
-) -> Measured:
+    task: Task, kind: Kind, entrants: Sequence[LibraryEntrant], config: Config, say: Say
+) -> LibraryTimes:
     """Verify and time all entrants of a task on this machine.
 
     Raises:
@@ -92,7 +99,7 @@ def measure(
                 results[name] = replace(result, versus_torch=versus)
         compiled = {k: tuple(map(_compiled, found)) for k, found in observed.sources.items()}
         name, capability = _named(facts)
-        device = Device(
+        device = DeviceRecord(
             name=name,
             kind=kind,
             capability=capability,
@@ -100,7 +107,7 @@ def measure(
             date=time.strftime("%Y-%m-%d"),
             points=tuple(found.point(c) for race in races for c in race.cases),
         )
-        return Measured(device, facts.target, results, compiled, observed.cubins)
+        return LibraryTimes(device, facts.target, results, compiled, observed.cubins)
 
 
 def _named(facts: DeviceFacts) -> tuple[str, str]:
@@ -140,7 +147,7 @@ class _Verified:
         self._built: dict[str, tuple[Built, Built | None]] = {}
         self._choice: dict[str, dict[str, int]] = {}
 
-    def verify(self, entrant: Entrant, replayer: Replayer) -> Result:
+    def verify(self, entrant: LibraryEntrant, replayer: Replayer) -> TimedResult:
         """Build, check, and compare what its host code does on real tensors with its plans."""
         self._say(f"{entrant.id}: building")
         makers = [self._machine.request]
@@ -166,10 +173,10 @@ class _Verified:
         for request, answer in zip(requests, built, strict=True):
             if (different := self._replay(entrant, request, answer, replayer)) is not None:
                 return _refused(entrant, "is not what was measured", different)
-        return Result(entrant.id, "", configs, regions_of(self._checked))
+        return TimedResult(entrant.id, "", configs, regions_of(self._checked))
 
     def _replay(
-        self, entrant: Entrant, request: BuildRequest, built: Built, replayer: Replayer
+        self, entrant: LibraryEntrant, request: BuildRequest, built: Built, replayer: Replayer
     ) -> Rejected | None:
         for case in request.cases:
             index = self._choice[entrant.id].get(case.name, 0)
@@ -183,7 +190,7 @@ class _Verified:
                 return different
         return None
 
-    def race(self, entrants: Sequence[Entrant]) -> list[Race]:
+    def race(self, entrants: Sequence[LibraryEntrant]) -> list[Race]:
         """On the visible cases, and on hidden ones where the task has any; the last one counts."""
         if not entrants:
             return [Race((), {})]
@@ -195,7 +202,7 @@ class _Verified:
             races.append(self._machine.judge.race(self._contenders(left, 1), hidden=True))
         return races
 
-    def _contenders(self, entrants: Sequence[Entrant], which: int) -> list[Contender]:
+    def _contenders(self, entrants: Sequence[LibraryEntrant], which: int) -> list[Contender]:
         found = []
         for entrant in entrants:
             built = self._built[entrant.id][which]
@@ -203,19 +210,19 @@ class _Verified:
             found.append(Contender(entrant.id, built, self._choice[entrant.id]))
         return found
 
-    def point(self, case: RaceCase) -> Point:
+    def point(self, case: RaceCase) -> PointRecord:
         """A case of a race, and who is to be used there."""
         times = {n: _timing(t) for n, t in {**case.baselines, **case.candidates}.items()}
         if (fastest := case.fastest_of_torch) is not None:
             times[TORCH] = _timing(case.baselines[fastest])
         best = best_of(times, case.candidates, kernels_only=False)
         config = {n: self._choice[n].get(case.case, 0) for n in case.candidates}
-        return Point(case.case, case.dtype, dict(case.dims), times, config, best)
+        return PointRecord(case.case, case.dtype, dict(case.dims), times, config, best)
 
 
-def _compiled(record: Mapping[str, Any]) -> Compiled:
+def _compiled(record: Mapping[str, Any]) -> CompiledRecord:
     source = Source.of(record)
-    return Compiled(
+    return CompiledRecord(
         key=record["key"],
         target=record["target"],
         language=source.language,
@@ -230,6 +237,6 @@ def _timing(timing: CaseTiming) -> Timing:
     return Timing(timing.kernel_us, timing.low_us, timing.high_us)
 
 
-def _refused(entrant: Entrant, what: str, verdict: Rejected) -> Result:
+def _refused(entrant: LibraryEntrant, what: str, verdict: Rejected) -> TimedResult:
     where = f" on {verdict.case}" if verdict.case else ""
-    return Result(entrant.id, f"{what}{where}: {verdict.status}: {verdict.message}")
+    return TimedResult(entrant.id, f"{what}{where}: {verdict.status}: {verdict.message}")

@@ -11,10 +11,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kagent.export.record import Change, Device, Kernel, Library, Operator, Point
+from kagent.export.record import (
+    ChangeRecord,
+    DeviceRecord,
+    KernelRecord,
+    LibraryRecord,
+    OperatorRecord,
+    PointRecord,
+)
 
 
-def merge_operator(old: Operator | None, new: Operator) -> tuple[Operator, list[str]]:
+def merge_operator(
+    old: OperatorRecord | None, new: OperatorRecord
+) -> tuple[OperatorRecord, list[str]]:
     """The operator as it is to be, and what changed, in words.
 
     `new` has one device, this one, and every kernel that was measured on it, old ones included.
@@ -30,8 +39,8 @@ def merge_operator(old: Operator | None, new: Operator) -> tuple[Operator, list[
     return merged, list(_words(old, merged, gone))
 
 
-def _without(device: Device, gone: Sequence[str]) -> Device:
-    def left(point: Point) -> Point:
+def _without(device: DeviceRecord, gone: Sequence[str]) -> DeviceRecord:
+    def left(point: PointRecord) -> PointRecord:
         times = {n: t for n, t in point.times.items() if n not in gone}
         return replace(
             point, times=times, config={n: i for n, i in point.config.items() if n not in gone}
@@ -40,7 +49,7 @@ def _without(device: Device, gone: Sequence[str]) -> Device:
     return replace(device, points=tuple(map(left, device.points)))
 
 
-def _words(old: Operator | None, merged: Operator, gone: Sequence[str]) -> list[str]:
+def _words(old: OperatorRecord | None, merged: OperatorRecord, gone: Sequence[str]) -> list[str]:
     before = {k.id for k in old.kernels} if old else set()
     lines = []
     for kernel in merged.kernels:
@@ -53,15 +62,18 @@ def _words(old: Operator | None, merged: Operator, gone: Sequence[str]) -> list[
     return lines
 
 
-def _where(operator: Operator, kernel: Kernel) -> str:
+def _where(operator: OperatorRecord, kernel: KernelRecord) -> str:
     points = [(d, p) for d in operator.devices for p in d.points if p.best == kernel.id]
     names = ", ".join(dict.fromkeys(d.name for d, _ in points))
     return f"{len(points)} of {sum(len(d.points) for d in operator.devices)} shapes ({names})"
 
 
 def merge_library(
-    old: Library | None, name: str, kagent: str, operators: Sequence[tuple[Operator, list[str]]]
-) -> Library:
+    old: LibraryRecord | None,
+    name: str,
+    kagent: str,
+    operators: Sequence[tuple[OperatorRecord, list[str]]],
+) -> LibraryRecord:
     """The library with some operators replaced or added.
 
     The version is 1.0.0 at first. A new operator or kernel raises its second number, new
@@ -71,16 +83,16 @@ def merge_library(
     if old is None:
         version = "1.0.0"
         lines = lines or ["first export"]
-        kept: tuple[Operator, ...] = ()
+        kept: tuple[OperatorRecord, ...] = ()
     else:
         new_kernels = any(": added " in line for line in lines)
         version = _next(old.version, minor=new_kernels)
         lines = lines or ["measured again; no kernel changed"]
         replaced = {o.task for o, _ in operators}
         kept = tuple(o for o in old.operators if o.task not in replaced)
-    change = Change(version, time.strftime("%Y-%m-%d"), tuple(lines))
+    change = ChangeRecord(version, time.strftime("%Y-%m-%d"), tuple(lines))
     everything = sorted((*kept, *(o for o, _ in operators)), key=lambda o: o.task)
-    return Library(
+    return LibraryRecord(
         name=name,
         version=version,
         kagent=kagent,

@@ -18,7 +18,7 @@ from kagent_sandbox.errors import UserError
 from kagent_sandbox.replay.library_tests import run_tests
 from kagent_sandbox.syntax import parse
 
-from kagent.export.record import Library, Operator
+from kagent.export.record import LibraryRecord, OperatorRecord
 from kagent.export.templating import digest, listed, render
 from kagent.runs.files import write_file
 
@@ -49,7 +49,7 @@ class Names:
         return [n for n in self.public if n[0].isupper()]
 
 
-def packaging_files(library: Library) -> dict[str, str]:
+def packaging_files(library: LibraryRecord) -> dict[str, str]:
     """All files of this kind, by their paths in the library."""
     package = f"torch-ext/{library.name}"
     offered = [names_of(o) for o in library.operators]
@@ -107,7 +107,7 @@ def packaging_files(library: Library) -> dict[str, str]:
     }
 
 
-def _metadata(library: Library, backends: list[str]) -> str:
+def _metadata(library: LibraryRecord, backends: list[str]) -> str:
     # No `archs`: the operators fall back on torch, so that no device is refused.
     backend = "cuda" if "cuda" in backends else "cpu"
     data = {
@@ -121,12 +121,12 @@ def _metadata(library: Library, backends: list[str]) -> str:
     return json.dumps(data, indent=2) + "\n"
 
 
-def _hub_name(library: Library) -> str:
+def _hub_name(library: LibraryRecord) -> str:
     """As `kernels` wants it: dashes, and the package is called the same with underscores."""
     return library.name.replace("_", "-")
 
 
-def _hub_version(library: Library) -> int:
+def _hub_version(library: LibraryRecord) -> int:
     """The number of an interface: what comes before the first dot, but never 0."""
     return max(1, int(library.version.partition(".")[0]))
 
@@ -134,7 +134,7 @@ def _hub_version(library: Library) -> int:
 # -- what the modules of operators offer ----------------------------------------------------------
 
 
-def names_of(operator: Operator) -> Names:
+def names_of(operator: OperatorRecord) -> Names:
     """What a module offers, read from its text: `__all__`, and the keys of `LAYERS`.
 
     Raises:
@@ -186,7 +186,7 @@ def _strings(node: ast.expr | None) -> list[str]:
     return [e.value for e in elements if isinstance(e, ast.Constant) and isinstance(e.value, str)]
 
 
-def refuse_collisions(operators: Iterable[Operator]) -> None:
+def refuse_collisions(operators: Iterable[OperatorRecord]) -> None:
     """Refuse operators that offer something by one name.
 
     Raises:
@@ -205,7 +205,7 @@ def refuse_collisions(operators: Iterable[Operator]) -> None:
                     )
 
 
-def trying_files(library: Library) -> dict[str, str]:
+def trying_files(library: LibraryRecord) -> dict[str, str]:
     """tests/ and benchmarks/, by their paths in the library."""
     files = {
         "tests/conftest.py": render("test_conftest.py.j2", name=library.name),

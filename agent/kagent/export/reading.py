@@ -13,7 +13,7 @@ from kagent_sandbox.data.records import RecordError, from_json
 from kagent_sandbox.errors import UserError
 
 from kagent.export.import_rewrite import as_judged
-from kagent.export.record import FORMAT, Compiled, Kernel, Library, Operator
+from kagent.export.record import FORMAT, CompiledRecord, KernelRecord, LibraryRecord, OperatorRecord
 
 PROVENANCE = "PROVENANCE.json"
 
@@ -23,7 +23,7 @@ class OnDisk:
     """A library and the hashes that its files had when they were written, by relative path."""
 
     folder: Path
-    library: Library
+    library: LibraryRecord
     files: Mapping[str, str]
 
     @property
@@ -90,7 +90,7 @@ def read_library(folder: Path) -> OnDisk:
             f" and this kagent reads formats up to {FORMAT}: update kagent"
         )
     try:
-        library = from_json(Library, data["library"])
+        library = from_json(LibraryRecord, data["library"])
         files = {str(k): str(v) for k, v in data["files"].items()}
         operators = tuple(_with_texts(folder, library.name, o) for o in library.operators)
     except (RecordError, KeyError, AttributeError, OSError, SyntaxError, ValueError) as e:
@@ -98,7 +98,7 @@ def read_library(folder: Path) -> OnDisk:
     return OnDisk(folder, replace(library, operators=operators), files)
 
 
-def _with_texts(folder: Path, name: str, operator: Operator) -> Operator:
+def _with_texts(folder: Path, name: str, operator: OperatorRecord) -> OperatorRecord:
     package, task = folder / "torch-ext" / name, folder / "tests" / "tasks" / operator.task
     return replace(
         operator,
@@ -109,12 +109,12 @@ def _with_texts(folder: Path, name: str, operator: Operator) -> Operator:
     )
 
 
-def _with_source(package: Path, kernel: Kernel) -> Kernel:
+def _with_source(package: Path, kernel: KernelRecord) -> KernelRecord:
     text = (package / "kernels" / f"{kernel.id}.py").read_text(encoding="utf-8")
     if kernel.language != "cpp":
         return replace(kernel, source=as_judged(text))
     sources = (package / "kernels" / f"{kernel.id}.sources.json").read_text(encoding="utf-8")
-    compiled = tuple(from_json(Compiled, c) for c in json.loads(sources)["sources"])
+    compiled = tuple(from_json(CompiledRecord, c) for c in json.loads(sources)["sources"])
     return replace(kernel, source=as_judged(text), compiled=compiled)
 
 

@@ -21,7 +21,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class OriginRecord:
     """Where a kernel comes from, and what its run found.
 
     `ratio`, `low` and `high` are the final race's, on hidden cases: time of the fastest of eager
@@ -45,7 +45,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class RegionRecord:
     """Shapes at which a kernel was found correct.
 
     A dimension of many checked sizes lies between the least and the largest of them; one of few (a
@@ -62,7 +62,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledRecord:
     """A CUDA or C++ source that a kernel's host code compiles, as observed on real tensors.
 
     `key` is the name of its binary for one target: cubins/KEY.cubin.
@@ -78,7 +78,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelRecord:
     """One winner: a file of host code and kernels, as it was judged."""
 
     id: str  # task and the beginning of its source's hash: softmax_1a2b3c4d
@@ -88,10 +88,10 @@ class Kernel:
     sha256: str
     targets: tuple[str, ...]  # it was compiled and checked for: "sm_90a", "cpu"
     configs: tuple[Mapping[str, object], ...]  # values of its tunables; points name them by index
-    regions: tuple[Region, ...]
+    regions: tuple[RegionRecord, ...]
     pitched: bool  # rows may be further apart than they are long: checked with such inputs
-    origin: Origin
-    compiled: tuple[Compiled, ...] = ()
+    origin: OriginRecord
+    compiled: tuple[CompiledRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PointRecord:
     """One measured shape: what everyone took there, and who is to be used.
 
     `times` has kernels by id, baselines by name ("eager", "compile", ...), and `TORCH`, the fastest
@@ -120,7 +120,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceRecord:
     """What was measured on one model of device.
 
     `capability` is what must agree for its figures to stand in for those of another model: "sm_90"
@@ -132,11 +132,11 @@ class Device:
     capability: str
     environment: Mapping[str, object]  # driver, versions, isolation, as a run stores it
     date: str
-    points: tuple[Point, ...]
+    points: tuple[PointRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class OperatorRecord:
     """One task in a library: its kernels, and where each of them is used."""
 
     task: str
@@ -144,13 +144,13 @@ class Operator:
     signature: str
     summary: str
     dims: tuple[str, ...]
-    kernels: tuple[Kernel, ...]
-    devices: tuple[Device, ...]
+    kernels: tuple[KernelRecord, ...]
+    devices: tuple[DeviceRecord, ...]
     task_toml: str = field(repr=False)
     reference_py: str = field(repr=False)
     operator_py: str = field(repr=False)
 
-    def kernel(self, kernel_id: str) -> Kernel:
+    def kernel(self, kernel_id: str) -> KernelRecord:
         """By its id.
 
         Raises:
@@ -163,7 +163,7 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangeRecord:
     """One export into a library."""
 
     version: str
@@ -172,14 +172,14 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class LibraryRecord:
     """A whole library."""
 
     name: str  # of the Python package
     version: str
     kagent: str  # version that wrote it
-    operators: tuple[Operator, ...]
-    history: tuple[Change, ...]  # the newest first
+    operators: tuple[OperatorRecord, ...]
+    history: tuple[ChangeRecord, ...]  # the newest first
     format: int = FORMAT
 
     @property

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 
 from kagent_sandbox.data.task import Case
 
-from kagent.export.record import Region
+from kagent.export.record import RegionRecord
 
 FEW = 3
 """Distinct sizes up to which a dimension must be one of those that were checked."""
 
 
-def regions_of(cases: Iterable[Case]) -> tuple[Region, ...]:
+def regions_of(cases: Iterable[Case]) -> tuple[RegionRecord, ...]:
     """One region per dtype, in the order of their names."""
     by_dtype: dict[str, list[Mapping[str, int | float | bool]]] = defaultdict(list)
     for case in cases:
@@ -38,13 +38,15 @@ def _is_range(values: set[int | float | bool]) -> bool:
     return whole and len(values) > FEW
 
 
-def _region(dtype: str, cases: list[Mapping[str, int | float | bool]], ranged: list[str]) -> Region:
+def _region(
+    dtype: str, cases: list[Mapping[str, int | float | bool]], ranged: list[str]
+) -> RegionRecord:
     low = {n: min(int(c[n]) for c in cases) for n in ranged}
     high = {n: max(int(c[n]) for c in cases) for n in ranged}
     others = [n for n in cases[0] if n not in ranged]
     flags = {n: tuple(sorted({_plain(c[n]) for c in cases})) for n in others}
     volume = max(math.prod(int(c[n]) for n in ranged) for c in cases)
-    return Region(dtype, low, high, flags, volume, len(cases))
+    return RegionRecord(dtype, low, high, flags, volume, len(cases))
 
 
 def _plain(value: float | bool) -> int | bool:

@@ -12,7 +12,7 @@ import jinja2
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.runtime.text import printable
 
-from kagent.export.record import Library
+from kagent.export.record import LibraryRecord
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])")  # snake_case is no emphasis
@@ -87,7 +87,7 @@ def listed(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def digest(library: Library) -> str:
+def digest(library: LibraryRecord) -> str:
     """Eight hexadecimal digits that stand for all that a library holds."""
     text = json.dumps(to_json(library), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

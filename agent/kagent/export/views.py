@@ -15,7 +15,7 @@ from rich.text import Text
 from kagent.export.certify import Certificate, Line
 from kagent.export.dispatch_table import gain, mean_gain, used
 from kagent.export.reading import without_texts
-from kagent.export.record import TORCH, Operator
+from kagent.export.record import TORCH, OperatorRecord
 
 if TYPE_CHECKING:
     from kagent.export.export import Exported
@@ -41,7 +41,7 @@ def exported_view(done: Exported) -> RenderableType:
     return Group(head, *tables, end)
 
 
-def _operator_table(operator: Operator) -> Table:
+def _operator_table(operator: OperatorRecord) -> Table:
     table = Table(title=f"{operator.task}: {operator.signature}", title_justify="left", box=None)
     for column, justify in (("device", "left"), ("case", "left"), ("used", "left"), ("µs", "right"),
                             ("torch µs", "right"), ("gain", "right")):  # fmt: skip

@@ -17,7 +17,7 @@ from kagent_sandbox.data.verdict import Comparison, Passed, Rejected
 from kagent_sandbox.errors import UserError
 
 from kagent.evolve.stored_run import task_of_run
-from kagent.export.record import Language, Origin
+from kagent.export.record import Language, OriginRecord
 from kagent.runs.lineage import Candidate, find_candidate, kernel_id
 from kagent.runs.manifest import Manifest, find_run
 from kagent.runs.store import History, read_history
@@ -60,13 +60,13 @@ class Winner:
         return {t.case: t.config for t in verdict.timings}
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> OriginRecord:
         """What a library says of it."""
         lineage, found = self.history.lineage, self.versus_torch
         path = lineage.path(self.candidate.id)
         authors = [c.proposal.origin.model for c in path if c.proposal.origin is not None]
         tested = self.manifest.environment.get("selftest")
-        return Origin(
+        return OriginRecord(
             run=self.folder.name,
             run_id=self.manifest.id,
             candidate=self.candidate.id,

@@ -23,7 +23,7 @@ from kagent.export.flashinfer import flashinfer_files
 from kagent.export.import_rewrite import as_shipped
 from kagent.export.packaging import packaging_files, trying_files
 from kagent.export.reading import PROVENANCE, OnDisk, without_texts
-from kagent.export.record import Library, Operator
+from kagent.export.record import LibraryRecord, OperatorRecord
 from kagent.runs.files import write_file
 
 HUB_COPY = Path("build") / "torch-universal"
@@ -44,7 +44,7 @@ def refuse_edited(disk: OnDisk) -> None:
 
 
 def files_of(
-    library: Library, *, cubins: Mapping[str, bytes], old: OnDisk | None = None
+    library: LibraryRecord, *, cubins: Mapping[str, bytes], old: OnDisk | None = None
 ) -> dict[str, bytes]:
     """All files of a library but PROVENANCE.json, by their paths in it.
 
@@ -61,7 +61,7 @@ def files_of(
 
 
 def write_library(
-    library: Library, files: Mapping[str, bytes], folder: Path, *, old: OnDisk | None = None
+    library: LibraryRecord, files: Mapping[str, bytes], folder: Path, *, old: OnDisk | None = None
 ) -> None:
     """Write a library.
 
@@ -90,7 +90,7 @@ def write_library(
 
 
 def _files(
-    library: Library, cubins: Mapping[str, bytes], old: OnDisk | None
+    library: LibraryRecord, cubins: Mapping[str, bytes], old: OnDisk | None
 ) -> Iterator[tuple[str, bytes]]:
     package = dict(_package(library, cubins, old))
     for path, text in papers(library).items():
@@ -105,7 +105,7 @@ def _files(
 
 
 def _package(
-    library: Library, cubins: Mapping[str, bytes], old: OnDisk | None
+    library: LibraryRecord, cubins: Mapping[str, bytes], old: OnDisk | None
 ) -> Iterator[tuple[str, bytes]]:
     for module in (Path(p) for p in library_files.__path__):
         for path in sorted(module.glob("*.py")):
@@ -122,7 +122,7 @@ def _package(
 
 
 def _kernels(
-    operator: Operator, cubins: Mapping[str, bytes], old: OnDisk | None
+    operator: OperatorRecord, cubins: Mapping[str, bytes], old: OnDisk | None
 ) -> Iterator[tuple[str, bytes]]:
     for kernel in operator.kernels:
         try:
@@ -153,7 +153,7 @@ def _remove(folder: Path, path: str) -> None:
         parent.rmdir()
 
 
-def papers(library: Library) -> dict[str, str]:
+def papers(library: LibraryRecord) -> dict[str, str]:
     """Texts by their paths in the library.
 
     Raises:

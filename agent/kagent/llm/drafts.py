@@ -9,7 +9,7 @@ from kagent_sandbox.data.language import language_of_source
 from kagent_sandbox.data.verdict import Rejected
 
 from kagent.llm.reply import Answer
-from kagent.runs.brief import Brief, Draft, Prompt
+from kagent.runs.ask import Ask, Draft, Prompt
 from kagent.runs.cost import ModelCall
 from kagent.runs.lineage import Operator, Origin
 from kagent.search.select import mate
@@ -17,17 +17,17 @@ from kagent.search.select import mate
 N = TypeVar("N", int, float)
 
 
-def draft_of(brief: Brief, answer: Answer | Rejected, origin: Origin) -> Draft:
+def draft_of(ask: Ask, answer: Answer | Rejected, origin: Origin) -> Draft:
     """What an answer proposes. Where it holds no kernel, the draft says why and counts all the
     same.
     """
-    other = mate(brief) if brief.operator is Operator.CROSSOVER else None
-    parents = (brief.parent.id,) if other is None else (brief.parent.id, other.id)
+    other = mate(ask) if ask.operator is Operator.CROSSOVER else None
+    parents = (ask.parent.id,) if other is None else (ask.parent.id, other.id)
     if isinstance(answer, Rejected):
         return Draft(
             parents=parents,
-            operator=brief.operator,
-            name=brief.parent.proposal.name,
+            operator=ask.operator,
+            name=ask.parent.proposal.name,
             source="",
             hypothesis="",
             origin=origin,
@@ -35,8 +35,8 @@ def draft_of(brief: Brief, answer: Answer | Rejected, origin: Origin) -> Draft:
         )
     return Draft(
         parents=parents,
-        operator=brief.operator,
-        name=_name(brief, answer.source, origin.card),
+        operator=ask.operator,
+        name=_name(ask, answer.source, origin.card),
         source=answer.source,
         hypothesis=answer.hypothesis,
         predicted=answer.predicted,
@@ -62,10 +62,10 @@ def text_of(prompt: Prompt) -> str:
     return f"{prompt.system.rstrip()}\n\n---\n\n{prompt.user.rstrip()}\n"
 
 
-def _name(brief: Brief, source: str, card: str) -> str:
+def _name(ask: Ask, source: str, card: str) -> str:
     """What to call the structure: by its technique, or as the parent, but in its own language."""
-    if brief.operator in (Operator.TUNE, Operator.REPAIR) or not card:
-        name = brief.parent.proposal.name
+    if ask.operator in (Operator.TUNE, Operator.REPAIR) or not card:
+        name = ask.parent.proposal.name
         language, _, rest = name.partition("_")
         known = language in ("triton", "cuda", "cpp") and "+" not in name
         return f"{language_of_source(source)}_{rest}" if known else name

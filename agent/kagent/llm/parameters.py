@@ -13,7 +13,7 @@ from typing import Literal
 
 from kagent.llm.chat import whole
 from kagent.llm.model_config import ModelConfig
-from kagent.runs.brief import Prompt
+from kagent.runs.ask import Prompt
 
 Limit = Literal["max_tokens", "max_completion_tokens"]
 
@@ -21,7 +21,7 @@ _TOO_MUCH = ("too large", "at most", "context length", "context window", "exceed
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class EndpointParameters:
     """What requests hold, as far as was learned."""
 
     limit: Limit | None = "max_tokens"  # None: neither name is taken
@@ -50,7 +50,7 @@ class Dialect:
             return [{"role": "user", "content": f"{system}\n\n{user}"}]
         return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
-    def after(self, sent: Mapping[str, object], param: str, text: str) -> Dialect | None:
+    def after(self, sent: Mapping[str, object], param: str, text: str) -> EndpointParameters | None:
         """The dialect without what a 400 blames; None where it blames nothing that was sent.
 
         Args:

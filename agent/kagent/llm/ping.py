@@ -10,7 +10,7 @@ from kagent.llm.chat import ModelError, Reply
 from kagent.llm.endpoint import Endpoint
 from kagent.llm.model_config import ModelConfig
 from kagent.llm.pricing import most_dollars
-from kagent.runs.brief import Prompt
+from kagent.runs.ask import Prompt
 
 PATIENCE_S = 60.0
 """A model that needs longer for one word is of no use in a search."""

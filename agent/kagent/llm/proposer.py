@@ -13,12 +13,12 @@ from kagent.llm.model_choice import choose
 from kagent.llm.model_config import ModelConfig
 from kagent.llm.pricing import CHARS_PER_TOKEN, most_dollars
 from kagent.llm.reply import read_reply
-from kagent.llm.spend_limit import Most, Purse
-from kagent.runs.brief import Brief, Draft, Prompt
+from kagent.llm.spend_limit import CallBound, SpendLimit
+from kagent.runs.ask import Ask, Draft, Prompt
 from kagent.runs.cost import ModelCall
 from kagent.runs.events import Called, Observer
-from kagent.runs.known_sources import text_identity
 from kagent.runs.lineage import Operator
+from kagent.runs.source_index import text_identity
 from kagent.search import recombine
 from kagent.search.select import to_sweep
 
@@ -61,9 +61,9 @@ class ModelProposer:
     def __init__(
         self,
         models: Sequence[Model],
-        write: Callable[[Brief], Prompt],
+        write: Callable[[Ask], Prompt],
         keep: Callable[[ModelCall, str, str | None], None],
-        purse: Purse,
+        spend_limit: SpendLimit,
         observe: Observer,
         *,
         at_once: int,
@@ -73,33 +73,33 @@ class ModelProposer:
         self._models: Mapping[str, Model] = {m.config.name: m for m in models}
         self._write = write
         self._keep = keep
-        self._purse = purse
+        self._spend_limit = spend_limit
         self._observe = observe
         self.at_once = at_once
         self._bandit = bandit
         self._paid: dict[int, list[ModelCall]] = {}  # by ask: failures and duplicates included
 
-    async def propose(self, brief: Brief) -> Draft | None:
+    async def propose(self, ask: Ask) -> Draft | None:
         """What the harness finds by itself, else the model's answer."""
-        if brief.operator is Operator.SWEEP:
-            return _sweep(brief)
-        if brief.operator is Operator.RECOMBINE:
-            draft = _recombine(brief)
+        if ask.operator is Operator.SWEEP:
+            return _sweep(ask)
+        if ask.operator is Operator.RECOMBINE:
+            draft = _recombine(ask)
             if draft is not None:
                 return draft
-            brief = replace(brief, operator=Operator.STRUCTURE)
-        prompt = self._write(brief)
-        reply = await self._call(brief, prompt)
-        answer = read_reply(reply.text, brief.setting.task.entry, truncated=reply.truncated)
-        return draft_of(brief, answer, origin_of(self._paid[brief.id], prompt.card))
+            ask = replace(ask, operator=Operator.STRUCTURE)
+        prompt = self._write(ask)
+        reply = await self._call(ask, prompt)
+        answer = read_reply(reply.text, ask.setting.task.entry, truncated=reply.truncated)
+        return draft_of(ask, answer, origin_of(self._paid[ask.id], prompt.card))
 
-    async def _call(self, brief: Brief, prompt: Prompt) -> Reply:
+    async def _call(self, ask: Ask, prompt: Prompt) -> Reply:
         configs = [m.config for m in self._models.values()]
-        model = self._models[choose(configs, brief.lineage, brief.rng(), bandit=self._bandit)]
+        model = self._models[choose(configs, ask.lineage, ask.rng(), bandit=self._bandit)]
         most = most_of(model.config, prompt)
-        async with self._purse.hold(most):
+        async with self._spend_limit.reserve(most):
             begun = time.monotonic()
-            call = ModelCall(brief.id, brief.attempt, model.config.name, prompt.card, 0.0)
+            call = ModelCall(ask.id, ask.attempt, model.config.name, prompt.card, 0.0)
             try:
                 reply = await model.chat.complete(prompt)
             except ModelError as e:
@@ -124,28 +124,28 @@ class ModelProposer:
             self._over(call, prompt, reply.text, most)
             return reply
 
-    def _over(self, call: ModelCall, prompt: Prompt, reply: str | None, most: Most) -> None:
+    def _over(self, call: ModelCall, prompt: Prompt, reply: str | None, most: CallBound) -> None:
         self._paid.setdefault(call.ask, []).append(call)
-        self._purse.pay(call, most)
+        self._spend_limit.charge(call, most)
         self._keep(call, text_of(prompt), reply)
-        self._observe(Called(call, self._purse.spent))
+        self._observe(Called(call, self._spend_limit.spent))
 
 
-def most_of(model: ModelConfig, prompt: Prompt) -> Most:
+def most_of(model: ModelConfig, prompt: Prompt) -> CallBound:
     """The most that a call can take."""
     chars = len(prompt.system) + len(prompt.user)
     tokens = chars // CHARS_PER_TOKEN + model.reply_tokens
-    return Most(tokens, most_dollars(model, chars))
+    return CallBound(tokens, most_dollars(model, chars))
 
 
-def _sweep(brief: Brief) -> Draft | None:
+def _sweep(ask: Ask) -> Draft | None:
     """The incumbent as it is, in more configurations."""
-    configs = to_sweep(brief.lineage, ())
-    proposal = brief.parent.proposal
+    configs = to_sweep(ask.lineage, ())
+    proposal = ask.parent.proposal
     if configs is None:
         return None
     return Draft(
-        parents=(brief.parent.id,),
+        parents=(ask.parent.id,),
         operator=Operator.SWEEP,
         name=proposal.name,
         source=proposal.source,
@@ -154,8 +154,8 @@ def _sweep(brief: Brief) -> Draft | None:
     )
 
 
-def _recombine(brief: Brief) -> Draft | None:
+def _recombine(ask: Ask) -> Draft | None:
     """Two measured kernels in one file, where their measurements say that it gains."""
-    tried = {text_identity(c.proposal.source) for c in brief.lineage}
-    tried.update(text_identity(source) for source in brief.pending)
-    return recombine.best(brief, lambda source: text_identity(source) not in tried)
+    tried = {text_identity(c.proposal.source) for c in ask.lineage}
+    tried.update(text_identity(source) for source in ask.pending)
+    return recombine.best(ask, lambda source: text_identity(source) not in tried)

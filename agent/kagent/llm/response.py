@@ -17,7 +17,7 @@ _CUT = ("length", "max_tokens", "max_output_tokens")
 
 
 @dataclass(slots=True)
-class Heard:
+class ResponseBuffer:
     """What has been received so far of one reply."""
 
     finish: str = ""  # why the model ended; "" while it goes on

@@ -7,20 +7,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from kagent.runs.brief import CapReached
+from kagent.runs.ask import CapReached
 from kagent.runs.cost import ModelCall, Spent
 from kagent.runs.events import Stop
 
 
 @dataclass(frozen=True, slots=True)
-class Most:
+class CallBound:
     """The most that a call can take. `dollars` is None where no price is known."""
 
     tokens: int
     dollars: float | None
 
 
-class Purse:
+class SpendLimit:
     """Lets a call begin only if it fits even when every call in flight takes the most it can.
 
     A call whose cost is not known afterwards (it failed, or the endpoint did not say) is counted
@@ -36,11 +36,11 @@ class Purse:
         self._max_tokens = max_tokens
         self._dollars = spent.dollars
         self._tokens = spent.input_tokens + spent.output_tokens
-        self._held: list[Most] = []
+        self._held: list[CallBound] = []
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
-    async def hold(self, most: Most) -> AsyncIterator[None]:
+    async def reserve(self, most: CallBound) -> AsyncIterator[None]:
         """Keep back the most that a call can take, while it is made; waits until it fits.
 
         Raises:
@@ -59,7 +59,7 @@ class Purse:
                 self._held.remove(most)
                 self._changed.notify_all()
 
-    def pay(self, call: ModelCall, most: Most) -> None:
+    def charge(self, call: ModelCall, most: CallBound) -> None:
         """Count a call that is over."""
         self.spent = self.spent.and_call(call)
         known = call.input_tokens is not None and call.output_tokens is not None
@@ -67,7 +67,7 @@ class Purse:
         self._tokens += tokens if known else most.tokens
         self._dollars += (call.dollars if call.dollars is not None else most.dollars) or 0.0
 
-    def _full(self, most: Most) -> Stop | None:
+    def _full(self, most: CallBound) -> Stop | None:
         """What there is not enough of for one more call."""
         dollars = self._dollars + sum(h.dollars or 0.0 for h in self._held)
         if self._max_dollars is not None and dollars + (most.dollars or 0.0) > self._max_dollars:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import httpx2
 
 from kagent.llm.failures import ADDRESS_REMEDY, Failure, Scrub, Unusable, quota_used_up, shown
-from kagent.llm.response import Heard, member
+from kagent.llm.response import ResponseBuffer, member
 
 STALL_S = 120.0
 """Silence in the middle of a reply. Before its first words a model may think for longer."""
@@ -23,17 +23,17 @@ MOST_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
-class Call:
+class HttpCall:
     """One call in flight, over all its tries."""
 
     deadline: float  # of `time.monotonic`
     begun: float = field(default_factory=time.monotonic)
     tries: int = 0
     last: str = ""  # the status that the latest try failed with
-    heard: Heard = field(default_factory=Heard)
+    buffer: ResponseBuffer = field(default_factory=ResponseBuffer)
 
 
-CALL: contextvars.ContextVar[Call] = contextvars.ContextVar("CALL")
+CALL: contextvars.ContextVar[HttpCall] = contextvars.ContextVar("CALL")
 """The call that a request belongs to: hooks are given nothing but requests and responses."""
 
 
@@ -69,28 +69,30 @@ def _wait_s(response: httpx2.Response) -> float:
         return 0.0
 
 
-async def read_stream(stream: AsyncIterator[object], heard: Heard) -> None:
+async def read_stream(stream: AsyncIterator[object], buffer: ResponseBuffer) -> None:
     """Collect a stream of chunks until it ends or nothing more is wanted.
 
     Raises:
         Unusable: Nothing came for too long.
     """
-    while not heard.cut and heard.error is None:
-        patience = GRACE_S if heard.complete else STALL_S if heard.begun else None
+    while not buffer.cut and buffer.error is None:
+        patience = GRACE_S if buffer.complete else STALL_S if buffer.begun else None
         try:
             async with asyncio.timeout(patience):
                 received = await anext(stream)
         except StopAsyncIteration:
             return
         except TimeoutError:
-            if heard.complete:
+            if buffer.complete:
                 return
-            what = f"stalled for {patience:g} s after {heard.characters} characters of the reply"
+            what = f"stalled for {patience:g} s after {buffer.characters} characters of the reply"
             raise Unusable(Failure(what, "try again, or name another model")) from None
-        heard.take(received)
+        buffer.take(received)
 
 
-async def read_body(parts: AsyncIterator[bytes], kind: str, heard: Heard, scrub: Scrub) -> None:
+async def read_body(
+    parts: AsyncIterator[bytes], kind: str, buffer: ResponseBuffer, scrub: Scrub
+) -> None:
     """Collect an answer that is not a stream.
 
     Args:
@@ -114,8 +116,8 @@ async def read_body(parts: AsyncIterator[bytes], kind: str, heard: Heard, scrub:
     except (ValueError, RecursionError):
         what = f"answered with something that is no JSON ({shown(scrub(text))})"
         raise Unusable(Failure(what, ADDRESS_REMEDY)) from None
-    heard.take(stated)
-    heard.closed = True
+    buffer.take(stated)
+    buffer.closed = True
 
 
 class _Capped(httpx2.AsyncByteStream):

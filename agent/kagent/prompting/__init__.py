@@ -1,6 +1,6 @@
 """What a model is told: templates and technique cards of prompts/, filled in from a run."""
 
 from kagent.prompting.prompter import TEMPLATES, Prompter
-from kagent.prompting.run_facts import Situation, situation_of
+from kagent.prompting.run_facts import RunFacts, run_facts_of
 
-__all__ = ["TEMPLATES", "Prompter", "Situation", "situation_of"]
+__all__ = ["TEMPLATES", "Prompter", "RunFacts", "situation_of"]

@@ -12,14 +12,14 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 
 from kagent.prompting.cards import Card
-from kagent.runs.brief import Brief
+from kagent.runs.ask import Ask
 from kagent.runs.lineage import Candidate, Lineage
 
 GAIN = 1.005  # speed-up over what it was made from that counts as a card's success
 PRIOR_TRIES, PRIOR_SUCCESSES = 4.0, 1.0  # what a card is worth before it was tried: one in four
 
 
-def deal(brief: Brief, deck: Sequence[Card], helpful: Collection[Card]) -> Card | None:
+def choose_card(ask: Ask, deck: Sequence[Card], helpful: Collection[Card]) -> Card | None:
     """The card of a brief.
 
     Args:
@@ -27,34 +27,34 @@ def deal(brief: Brief, deck: Sequence[Card], helpful: Collection[Card]) -> Card 
         deck: All cards that suit the run: the same for all of its briefs.
         helpful: Those of them that can help this parent. None of them: no card.
     """
-    share = [c for c in _share(brief, deck) if c in helpful]
+    share = [c for c in _share(ask, deck) if c in helpful]
     others = [c for c in deck if c in helpful]
-    tried = _tried(brief)
+    tried = _tried(ask)
     fresh = [c for c in share if c.name not in tried]
     if not fresh:  # nothing new in its share: whatever is new, else its share again
         fresh = [c for c in others if c.name not in tried] or share or others
     if not fresh:
         return None
-    worth = worths(brief.lineage)
+    worth = worths(ask.lineage)
     weights = [worth.get(c.name, PRIOR_SUCCESSES / PRIOR_TRIES) for c in fresh]
-    return brief.rng().choices(fresh, weights)[0]
+    return ask.rng().choices(fresh, weights)[0]
 
 
-def _share(brief: Brief, deck: Sequence[Card]) -> list[Card]:
+def _share(ask: Ask, deck: Sequence[Card]) -> list[Card]:
     order = sorted(deck, key=lambda c: c.name)
-    seed = f"{brief.setting.seed}/cards"
+    seed = f"{ask.setting.seed}/cards"
     random.Random(seed).shuffle(order)  # noqa: S311 - a search, not a secret
-    hands = max(1, min(brief.setting.in_flight, len(order)))
-    return order[brief.id % hands :: hands]
+    hands = max(1, min(ask.setting.in_flight, len(order)))
+    return order[ask.id % hands :: hands]
 
 
-def _tried(brief: Brief) -> set[str]:
+def _tried(ask: Ask) -> set[str]:
     """Cards of proposals that had this parent, and the card that made it."""
     return {
         c.proposal.origin.card
-        for c in brief.lineage
+        for c in ask.lineage
         if c.proposal.origin is not None
-        and (brief.parent.id in c.proposal.parents or c.id == brief.parent.id)
+        and (ask.parent.id in c.proposal.parents or c.id == ask.parent.id)
     }
 
 

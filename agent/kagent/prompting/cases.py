@@ -12,7 +12,7 @@ from kagent_sandbox.data.task import Case, Kind, Task, build_case
 from kagent_sandbox.judge.timing import metrics
 
 from kagent.prompting.hardware import Hardware
-from kagent.prompting.run_facts import Situation
+from kagent.prompting.run_facts import RunFacts
 from kagent.prompting.text import amount, microseconds, table
 
 LATENCY_US = 20.0  # floors below this are as much about launching and filling the device as bytes
@@ -42,7 +42,7 @@ class BenchCase:
         return name, known[name]
 
 
-def bench_cases(task: Task, kind: Kind, device: Hardware, situation: Situation) -> list[BenchCase]:
+def bench_cases(task: Task, kind: Kind, device: Hardware, run_facts: RunFacts) -> list[BenchCase]:
     """The visible benchmark cases, in the task's order."""
     ceilings = device.ceilings or data_sheet(device)
     return [
@@ -53,7 +53,7 @@ def bench_cases(task: Task, kind: Kind, device: Hardware, situation: Situation) 
             flops=task.flop_count(case),
             floor_us=metrics.attainable_us(task, case, ceilings) if ceilings else None,
             bound=_bound(task, case, ceilings),
-            baselines=situation.baselines.get(case.name, {}),
+            baselines=run_facts.baselines.get(case.name, {}),
             row=_row(task, case),
         )
         for case in task.cases(kind).bench

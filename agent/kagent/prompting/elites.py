@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kagent.prompting.cases import BenchCase
-from kagent.prompting.excerpts import SHORT_LINES, essence, essentials
+from kagent.prompting.excerpts import SHORT_LINES, essentials, outline
 from kagent.prompting.measured import NAME_CHARS, case_logs
 from kagent.prompting.text import fenced, one_line, ratio
-from kagent.runs.brief import Brief
+from kagent.runs.ask import Ask
 from kagent.runs.lineage import Candidate, Lineage
 from kagent.search.tunables import read_tunables
 
@@ -34,17 +34,17 @@ class Elite:
     body: str  # Markdown
 
 
-def diverse(brief: Brief, count: int = MOST) -> list[Candidate]:
+def diverse(ask: Ask, count: int = MOST) -> list[Candidate]:
     """Elites that add something to the parent: another structure, or cases that they win.
 
     Each next one is chosen for what it adds to the parent and those before it, the faster first
     among equals.
     """
-    chosen = [brief.parent]
-    within = _ancestors(brief.parent, brief.lineage)
+    chosen = [ask.parent]
+    within = _ancestors(ask.parent, ask.lineage)
     while len(chosen) <= count:
-        rest = [c for c in brief.elites if c.id not in {x.id for x in chosen}]
-        gains = {c.id: _adds(c, chosen, brief.lineage, known=c.id in within) for c in rest}
+        rest = [c for c in ask.elites if c.id not in {x.id for x in chosen}]
+        gains = {c.id: _adds(c, chosen, ask.lineage, known=c.id in within) for c in rest}
         best = max(rest, key=lambda c: gains[c.id], default=None)  # the first among equals
         if best is None or gains[best.id] <= WORTH:
             break
@@ -89,13 +89,13 @@ def _family(candidate: Candidate) -> str:
 
 def elite(
     candidate: Candidate,
-    brief: Brief,
+    ask: Ask,
     cases: Sequence[BenchCase],
     *,
     second: bool,
 ) -> Elite:
     """Describe an elite; more of it if it is the second parent of a crossover."""
-    lineage, parent = brief.lineage, brief.parent
+    lineage, parent = ask.lineage, ask.parent
     mine, theirs = case_logs(candidate, lineage), case_logs(parent, lineage)
     both = [c.name for c in cases if c.name in mine and c.name in theirs]
     versus = ", ".join(f"{name} {ratio(math.exp(mine[name] - theirs[name]))}" for name in both)
@@ -105,7 +105,7 @@ def elite(
         name=one_line(candidate.proposal.name, NAME_CHARS),
         speed=ratio(total) if both else "",
         cases=versus,
-        body=body(candidate, parent, brief.setting.task.entry, second=second),
+        body=body(candidate, parent, ask.setting.task.entry, second=second),
     )
 
 
@@ -118,6 +118,6 @@ def body(candidate: Candidate, parent: Candidate, entry: str, *, second: bool) -
     diff = list(lines)[2:]
     if 0 < len(diff) <= (SECOND_LINES if second else DIFF_LINES):
         return f"It differs from #{parent.id} in this:\n\n" + fenced("\n".join(diff), "diff")
-    about = essence(source, entry)
+    about = outline(source, entry)
     rest = essentials(source, before, entry, SECOND_LINES) if second else ""
     return f"{about}\n\nIts essential pieces:\n\n{rest}" if rest else about

@@ -18,7 +18,7 @@ HOST_LINES = 40
 _OPEN = re.compile(r"^[^\s/#}].*")  # a line at the margin that is no comment and closes nothing
 
 
-def essence(source: str, entry: str) -> str:
+def outline(source: str, entry: str) -> str:
     """What the file says about itself; its host function where it says nothing."""
     about = docstring(source)
     if about:

@@ -7,7 +7,7 @@ import math
 from kagent_sandbox.data.verdict import Rejected
 
 from kagent.prompting.text import quoted, ratio
-from kagent.runs.brief import Brief
+from kagent.runs.ask import Ask
 from kagent.runs.lineage import Candidate, Lineage, Operator
 
 MOST = 12
@@ -17,11 +17,11 @@ REASON_CHARS = 140
 HIDDEN = "hidden_"  # how the names of hidden cases begin
 
 
-def ledger(brief: Brief) -> list[str]:
+def ledger(ask: Ask) -> list[str]:
     """One line per attempt: the parent's own line first, then what was tried on the parent, then
     the rest; each the newest first.
     """
-    lineage, parent = brief.lineage, brief.parent
+    lineage, parent = ask.lineage, ask.parent
     own = lineage.path(parent.id)[::-1]
     line = {c.id for c in own}
     if isinstance(parent.verdict, Rejected):

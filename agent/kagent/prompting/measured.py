@@ -27,7 +27,7 @@ AT_ROOFLINE = 0.97  # a case with more of the roofline has little left to gain
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredText:
     """What is known about a candidate. Tables are Markdown, empty where nothing was measured."""
 
     id: int
@@ -76,14 +76,14 @@ def measured(
     visible: frozenset[str],
     *,
     matrix: bool,
-) -> Measured:
+) -> MeasuredText:
     """Describe a candidate. `visible` are the names of the cases that a prompt may mention."""
     p, verdict = candidate.proposal, candidate.verdict
     passed = verdict if isinstance(verdict, Passed) else None
     timings = passed.timings if passed is not None else ()
     incumbent = lineage.incumbent
     log = lineage.log_speed(candidate.id) if timings else -math.inf
-    return Measured(
+    return MeasuredText(
         id=candidate.id,
         name=one_line(p.name, NAME_CHARS),
         source=p.source,

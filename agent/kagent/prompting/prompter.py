@@ -14,7 +14,7 @@ from kagent_sandbox.data.task import Kind, Task
 from kagent_sandbox.data.verdict import Passed, Rejected
 from kagent_sandbox.errors import UserError
 
-from kagent.prompting.card_choice import deal
+from kagent.prompting.card_choice import choose_card
 from kagent.prompting.cards import Card, Place, helps, load_cards, suits
 from kagent.prompting.cases import bench_cases, bounds_of, cases_table
 from kagent.prompting.elites import diverse, elite
@@ -22,13 +22,13 @@ from kagent.prompting.excerpts import sketch
 from kagent.prompting.failure_text import distil
 from kagent.prompting.hardware import hardware
 from kagent.prompting.ledger import ledger
-from kagent.prompting.measured import Measured, measured
+from kagent.prompting.measured import MeasuredText, measured
 from kagent.prompting.profiles import in_words
-from kagent.prompting.run_facts import Situation
+from kagent.prompting.run_facts import RunFacts
 from kagent.prompting.task_text import TaskText, about_task
 from kagent.prompting.templates import Templates, folders
 from kagent.prompting.text import quoted
-from kagent.runs.brief import Brief, Prompt
+from kagent.runs.ask import Ask, Prompt
 from kagent.runs.lineage import Candidate, Operator
 from kagent.search.select import mate
 from kagent.search.tunables import read_tunables, value_text
@@ -52,7 +52,7 @@ class Prompter:
         task: Task,
         kind: Kind,
         target: str,
-        situation: Situation,
+        run_facts: RunFacts,
         folder: Path | None = None,
     ) -> None:
         """Read templates and cards; `folder` holds the user's own, which replace kagent's.
@@ -63,12 +63,12 @@ class Prompter:
         places = folders(folder)
         self._templates = Templates(places)
         self._task, self._kind = task, kind
-        self._profiles = situation.profiles
-        self._device = hardware(target, situation.device, situation.ceilings)
-        self._cases = bench_cases(task, kind, self._device, situation)
+        self._profiles = run_facts.profiles
+        self._device = hardware(target, run_facts.device, run_facts.ceilings)
+        self._cases = bench_cases(task, kind, self._device, run_facts)
         checks = task.cases(kind)
         self._visible = frozenset(c.name for c in (*checks.check, *checks.bench))
-        self._languages = _languages(kind, situation.lang)
+        self._languages = _languages(kind, run_facts.lang)
         place = Place(task.name, target, self._device.target.capability, self._languages)
         self._cards = load_cards([p / "cards" for p in places])
         self._deck = [c for c in self._cards.values() if suits(c, place)]
@@ -79,34 +79,34 @@ class Prompter:
         """Names of the cards that suit the run."""
         return tuple(c.name for c in self._deck)
 
-    def write(self, brief: Brief, card: str | None = None) -> Prompt:
+    def write(self, ask: Ask, card: str | None = None) -> Prompt:
         """The prompt for a brief; with `card`, with that technique instead of the dealt one.
 
         Raises:
             UserError: A template is wrong, or there is no such card.
             ValueError: The operator is none that a model can carry out.
         """
-        operator = brief.operator
+        operator = ask.operator
         if operator not in TEMPLATES:
             raise ValueError(f"a model cannot be asked for {operator}")
-        second = mate(brief) if operator is Operator.CROSSOVER else None
+        second = mate(ask) if operator is Operator.CROSSOVER else None
         if operator is Operator.CROSSOVER and second is None:
             operator = Operator.STRUCTURE  # there is nothing to cross with
-        parent = self._describe(brief.parent, brief)
-        chosen = self._card(brief, operator, parent) if card is None else self._named(card)
-        shared, base = self._shared(), _base(brief)
+        parent = self._describe(ask.parent, ask)
+        chosen = self._card(ask, operator, parent) if card is None else self._named(card)
+        shared, base = self._shared(), _base(ask)
         values = {
             **shared,
             "parent": parent,
-            "profile": self.profile(brief.parent),
+            "profile": self.profile(ask.parent),
             "sketch": sketch(parent.source, self._task.entry),
             "tunables": _tunables(parent.source),
-            "elites": self._elites(brief, operator, second),
-            "ledger": ledger(brief),
+            "elites": self._elites(ask, operator, second),
+            "ledger": ledger(ask),
             "card": chosen,
             "card_text": self._card_text(chosen, operator, parent),
-            "fault": self._fault(brief.parent),
-            "idea": quoted(brief.parent.proposal.hypothesis, IDEA_CHARS),
+            "fault": self._fault(ask.parent),
+            "idea": quoted(ask.parent.proposal.hypothesis, IDEA_CHARS),
             "base": base,
             "base_measured": isinstance(base.verdict, Passed) and bool(base.verdict.timings),
         }
@@ -137,23 +137,23 @@ class Prompter:
             "cases_table": cases_table(self._cases, matrix=self._task.matrix),
         }
 
-    def _describe(self, candidate: Candidate, brief: Brief) -> Measured:
+    def _describe(self, candidate: Candidate, ask: Ask) -> MeasuredText:
         return measured(
             candidate,
-            brief.lineage,
+            ask.lineage,
             self._cases,
             self._device,
             self._visible,
             matrix=self._task.matrix,
         )
 
-    def _elites(self, brief: Brief, operator: Operator, second: Candidate | None) -> list[object]:
+    def _elites(self, ask: Ask, operator: Operator, second: Candidate | None) -> list[object]:
         if operator in (Operator.REPAIR, Operator.TUNE):
             return []
         if second is not None:
-            return [elite(second, brief, self._cases, second=True)]
+            return [elite(second, ask, self._cases, second=True)]
         count = 1 if operator is Operator.REWRITE else 2
-        return [elite(c, brief, self._cases, second=False) for c in diverse(brief, count)]
+        return [elite(c, ask, self._cases, second=False) for c in diverse(ask, count)]
 
     def _fault(self, candidate: Candidate) -> object:
         verdict = candidate.verdict
@@ -163,9 +163,9 @@ class Prompter:
 
     # -- the technique ---------------------------------------------------------------------------
 
-    def _card(self, brief: Brief, operator: Operator, parent: Measured) -> Card | None:
+    def _card(self, ask: Ask, operator: Operator, parent: MeasuredText) -> Card | None:
         if operator is Operator.REPAIR:  # the technique that failed is the one to get right
-            origin = brief.parent.proposal.origin
+            origin = ask.parent.proposal.origin
             return self._cards.get(origin.card) if origin is not None else None
         if operator not in (Operator.STRUCTURE, Operator.REWRITE):
             return None
@@ -174,14 +174,14 @@ class Prompter:
         if operator is Operator.STRUCTURE:
             new = [c for c in helpful if not c.is_used_in(parent.source)]
             helpful = new or helpful
-        return deal(brief, self._deck, helpful)
+        return choose_card(ask, self._deck, helpful)
 
     def _named(self, name: str) -> Card:
         if name not in self._cards:
             raise UserError(f"no card {name!r}: there are {', '.join(self._cards)}")
         return self._cards[name]
 
-    def _card_text(self, card: Card | None, operator: Operator, parent: Measured) -> str:
+    def _card_text(self, card: Card | None, operator: Operator, parent: MeasuredText) -> str:
         """Its text for the parent's language; for those that may be chosen where there is none."""
         if card is None:
             return ""
@@ -190,11 +190,11 @@ class Prompter:
         return card.text(shown, self._device.target.capability)
 
 
-def _base(brief: Brief) -> Candidate:
+def _base(ask: Ask) -> Candidate:
     """What a prediction is measured against: the parent, or of a rejected one its own parent."""
-    if not isinstance(brief.parent.verdict, Rejected):
-        return brief.parent
-    return brief.lineage.base(brief.parent.id) or brief.parent
+    if not isinstance(ask.parent.verdict, Rejected):
+        return ask.parent
+    return ask.lineage.base(ask.parent.id) or ask.parent
 
 
 def _languages(kind: Kind, lang: str) -> tuple[Language, ...]:

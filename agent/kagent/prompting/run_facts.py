@@ -16,7 +16,7 @@ from kagent.runs.store import History
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class RunFacts:
     """Facts of a run that stay the same for all of its prompts."""
 
     device: DeviceFacts | None = None  # None: nobody has asked a device yet
@@ -27,7 +27,7 @@ class Situation:
     profiles: tuple[Profile, ...] = ()  # what `kagent profile` found, the last of each case
 
 
-def situation_of(manifest: Manifest, history: History) -> Situation:
+def run_facts_of(manifest: Manifest, history: History) -> RunFacts:
     """The situation of a stored run.
 
     Raises:
@@ -36,7 +36,7 @@ def situation_of(manifest: Manifest, history: History) -> Situation:
     try:
         measured = history.baselines or {}
         ceilings = measured.get("ceilings")
-        return Situation(
+        return RunFacts(
             device=manifest.facts,
             ceilings=from_json(Ceilings, ceilings) if ceilings is not None else None,
             baselines=_times(measured.get("baselines")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from kagent_sandbox.data.task import Argument, Case, Kind, Result, Size, Task, scalar
+from kagent_sandbox.data.task import Argument, Case, Kind, ResultSpec, Size, Task, scalar
 from kagent_sandbox.syntax import parse
 
 from kagent.prompting.cases import SHORT_DTYPES, case_line
@@ -90,7 +90,7 @@ def _tensor(shape: tuple[Size, ...], dtype: str) -> str:
     return f"[{', '.join(map(str, shape))}] in {kind}" if shape else f"scalar tensor [] in {kind}"
 
 
-def _tolerance(result: Result, dtypes: tuple[str, ...]) -> str:
+def _tolerance(result: ResultSpec, dtypes: tuple[str, ...]) -> str:
     rows = (
         "the whole tensor is one row"
         if result.row_dims == 0

@@ -6,12 +6,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kagent.review.ablate import CONTROL, Ablation, Contribution
-from kagent.ui.table import Column, Grid
+from kagent.ui.table import Column, TextTable
 
 
 def ablation_view(ablation: Ablation, name: str) -> RenderableType:
     """The contributions, the largest first, below the control."""
-    table = Grid(
+    table = TextTable(
         (
             Column("taken back", wrap=True),
             Column("worth", right=True),

@@ -18,7 +18,7 @@ from kagent.runs.store import read_history
 from kagent.text import human_bytes, kernel_label
 from kagent.ui.candidate_view import source_diff, styled_diff
 from kagent.ui.live import speed_text
-from kagent.ui.table import Column, Grid
+from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import rejected_text
 
 Row = Mapping[str, object]
@@ -94,9 +94,9 @@ def _cases(
 
 def _times_table(
     lineage: Lineage, before: Candidate, after: Candidate, title: str, *, matrix: bool
-) -> Grid:
+) -> TextTable:
     rate = "TFLOP/s" if matrix else "GB/s"
-    table = Grid(
+    table = TextTable(
         (
             Column("case"),
             Column(f"#{before.id}, ms", right=True),
@@ -140,8 +140,8 @@ def _by_name(candidate: Candidate) -> dict[str, Row]:
     return found
 
 
-def _kernel_table(kernels: Sequence[tuple[str, Row | None, Row | None]]) -> Grid:
-    table = Grid(
+def _kernel_table(kernels: Sequence[tuple[str, Row | None, Row | None]]) -> TextTable:
+    table = TextTable(
         (
             Column("kernel", wrap=True),
             Column("registers", right=True),
@@ -226,9 +226,9 @@ def _worth(row: Row) -> tuple[bool, float]:
     return row["final"] is not None, value
 
 
-def top_view(rows: Sequence[Row]) -> Grid:
+def top_view(rows: Sequence[Row]) -> TextTable:
     """The table of `kagent top`."""
-    table = Grid(
+    table = TextTable(
         (
             Column("task"),
             Column("device", drop=3),

@@ -13,7 +13,7 @@ from kagent.runs.store import read_history
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
-class Server(http.server.ThreadingHTTPServer):
+class PageServer(http.server.ThreadingHTTPServer):
     """Serves one run's page at `/` and the number of its last event at `/seq`.
 
     Raises:
@@ -33,7 +33,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    server: Server
+    server: PageServer
     protocol_version = "HTTP/1.1"
     timeout = 30
 

@@ -33,7 +33,7 @@ from kagent.runs.cost import ModelCall, Spent
 from kagent.runs.files import clear_errors, connect, connect_to_read, read_file, take_lock, write_file
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal, Withdrawal
-from kagent.runs.brief import Ask
+from kagent.runs.ask import AskRecord
 from kagent.runs.final_race import FinalRace
 from kagent.runs.manifest import Manifest, fresh_folder, read_manifest
 from pathlib import Path
@@ -92,8 +92,8 @@ class History:
 
     lineage: Lineage
     pending: tuple[Proposal, ...]  # accepted, without a verdict: the process ended in between
-    asks: tuple[Ask, ...]  # open: neither answered nor dropped
-    answered: Mapping[int, Ask]  # by candidate: what proposals without a verdict answer
+    asks: tuple[AskRecord, ...]  # open: neither answered nor dropped
+    answered: Mapping[int, AskRecord]  # by candidate: what proposals without a verdict answer
     asked: int  # asks so far: the number of the next one
     budgets: tuple[int, ...]  # per session
     spent: Spent
@@ -196,7 +196,7 @@ class RunStore:
         self.append("machine", {"environment": environment})
         self.manifest = replace(self.manifest, environment=environment)
 
-    def ask(self, ask: Ask, *more: Row) -> None:
+    def ask(self, ask: AskRecord, *more: Row) -> None:
         """Keep a decision, before anybody is asked, with `more` events that belong to it."""
         self.append_all([("asked", to_json(ask)), *more])
 
@@ -284,8 +284,8 @@ class RunStore:
         events = tuple(self.events())
         proposals: dict[int, Proposal] = {}
         lineage = Lineage()
-        asks: dict[int, Ask] = {}  # open
-        every: dict[int, Ask] = {}
+        asks: dict[int, AskRecord] = {}  # open
+        every: dict[int, AskRecord] = {}
         asked = 0
         spent = Spent()
         budgets: list[int] = []
@@ -302,7 +302,7 @@ class RunStore:
                     proposals[proposal.id] = proposal
                     asks.pop(-1 if proposal.ask is None else proposal.ask, None)
                 elif event.kind == "asked":
-                    ask = from_json(Ask, event.data)
+                    ask = from_json(AskRecord, event.data)
                     asks[ask.number] = every[ask.number] = ask
                     asked = max(asked, ask.number + 1)
                 elif event.kind == "dropped":

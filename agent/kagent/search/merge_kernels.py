@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from kagent_sandbox.syntax import parse
 
 from kagent.search.rename import RenameError, bound_by, module_names, rename
-from kagent.search.text_edits import Edit, Text
+from kagent.search.text_edits import Edit, EditableText
 from kagent.search.tunables import Value, read_tunables, value_text
 
 MAX_CHARACTERS = 48_000
@@ -93,7 +93,7 @@ class _Module:
     def __init__(self, part: Part, entry: str) -> None:
         self.part = part
         self.tree = parse(part.source)
-        self.text = Text(part.source)
+        self.text = EditableText(part.source)
         self.names = module_names(self.tree)
         statements = self.tree.body
         self.imports = [s for s in statements if isinstance(s, ast.Import | ast.ImportFrom)]

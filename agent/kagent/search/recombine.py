@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kagent_sandbox.data.task import Case, Task
 from kagent_sandbox.data.verdict import Passed
 
-from kagent.runs.brief import Brief, Draft, Setting
+from kagent.runs.ask import Ask, Draft, Setting
 from kagent.runs.lineage import Candidate, Lineage, Operator
 from kagent.search.merge_kernels import Choice, Part, labels, merge
 from kagent.search.tunables import read_tunables
@@ -35,13 +35,13 @@ class Crossing:
     log: float  # predicted log speed-up over the baselines
 
 
-def best(brief: Brief, is_new: Callable[[str], bool]) -> Draft | None:
+def best(ask: Ask, is_new: Callable[[str], bool]) -> Draft | None:
     """The most promising file of two structures that is new, if it should beat the incumbent."""
-    incumbent = brief.lineage.log_speed(brief.elites[0].id)
-    for crossing in crossings(brief.setting, brief.lineage):
+    incumbent = ask.lineage.log_speed(ask.elites[0].id)
+    for crossing in crossings(ask.setting, ask.lineage):
         if crossing.log < incumbent + GAIN:
             return None  # the incumbent is as good as all that follow
-        draft = _draft(brief.setting, brief.lineage, crossing)
+        draft = _draft(ask.setting, ask.lineage, crossing)
         if draft is not None and is_new(draft.source):
             return draft
     return None

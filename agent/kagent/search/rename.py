@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from kagent.search.text_edits import Edit, Text
+from kagent.search.text_edits import Edit, EditableText
 
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -26,7 +26,7 @@ def module_names(tree: ast.Module) -> set[str]:
     return names
 
 
-def rename(text: Text, tree: ast.Module, names: Mapping[str, str]) -> list[Edit]:
+def rename(text: EditableText, tree: ast.Module, names: Mapping[str, str]) -> list[Edit]:
     """Edits that give module-level names others, wherever they are bound or used.
 
     Strings are left alone, and so are parameters, attributes, keywords of calls and local variables
@@ -74,7 +74,7 @@ def bound_by(alias: ast.alias) -> str:
 class _Finder(ast.NodeVisitor):
     """Walks a module with a stack of scopes: names bound in each, and whether it is a class."""
 
-    def __init__(self, text: Text, names: Mapping[str, str]) -> None:
+    def __init__(self, text: EditableText, names: Mapping[str, str]) -> None:
         self.edits: list[Edit] = []
         self._text = text
         self._names = names

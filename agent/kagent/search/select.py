@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from kagent_sandbox.data.verdict import Passed, Rejected, Status
 
-from kagent.runs.brief import Ask, Brief, Setting
+from kagent.runs.ask import Ask, AskRecord, Setting
 from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal, assumed
 from kagent.search.tunables import read_tunables
 
@@ -46,9 +46,9 @@ def select(
     setting: Setting,
     lineage: Lineage,
     number: int,
-    pending: Sequence[Brief] = (),
+    pending: Sequence[Ask] = (),
     seeds: Sequence[Proposal] = (),
-) -> Brief:
+) -> Ask:
     """The brief of ask `number`.
 
     Args:
@@ -74,10 +74,10 @@ def select(
     else:
         operator = _draw(rng, operator_shares(lineage, setting.operators))
         parent = lineage[_draw(rng, parent_shares(lineage, elites, progress))]
-    return Brief(setting, number, lineage, operator, parent, tuple(elites), progress)
+    return Ask(setting, number, lineage, operator, parent, tuple(elites), progress)
 
 
-def _untimed(setting: Setting, lineage: Lineage, number: int) -> Brief:
+def _untimed(setting: Setting, lineage: Lineage, number: int) -> Ask:
     """With nothing known, neighbours take different seeds, and every seed all operators in turn."""
     elites = [c for c in lineage if c.is_assumed]
     if not elites:
@@ -87,7 +87,7 @@ def _untimed(setting: Setting, lineage: Lineage, number: int) -> Brief:
     turn, place = divmod(number, len(elites))
     elites = elites[place:] + elites[:place]
     operator = operators[(turn + place) % len(operators)]
-    return Brief(setting, number, lineage, operator, elites[0], tuple(elites), 0.0)
+    return Ask(setting, number, lineage, operator, elites[0], tuple(elites), 0.0)
 
 
 def _with_assumed(lineage: Lineage, seeds: Sequence[Proposal]) -> Lineage:
@@ -95,9 +95,9 @@ def _with_assumed(lineage: Lineage, seeds: Sequence[Proposal]) -> Lineage:
     return Lineage([*lineage, *(assumed(s) for s in seeds if s.id >= len(lineage))])
 
 
-def brief_again(
-    setting: Setting, lineage: Lineage, ask: Ask, seeds: Sequence[Proposal] = ()
-) -> Brief:
+def restored_ask(
+    setting: Setting, lineage: Lineage, ask: AskRecord, seeds: Sequence[Proposal] = ()
+) -> Ask:
     """The brief of a stored ask, from the run's lineage as it is now; `seeds` as in `select`."""
     before = lineage.as_of(ask.seen)
     if not before.elites(1):
@@ -107,7 +107,7 @@ def brief_again(
     elites = tuple(before.elites(POOL))
     progress = progress_of(before, ask.budget)
     parent = before[ask.parent]
-    return Brief(setting, ask.number, before, ask.operator, parent, elites, progress)
+    return Ask(setting, ask.number, before, ask.operator, parent, elites, progress)
 
 
 def progress_of(lineage: Lineage, budget: int) -> float:
@@ -186,7 +186,7 @@ def operator_shares(lineage: Lineage, operators: Sequence[Operator]) -> Mapping[
     return {o: FLOOR + (1 - FLOOR * len(drawn)) * r / total for o, r in rates.items()}
 
 
-def to_repair(lineage: Lineage, pending: Sequence[Brief]) -> Candidate | None:
+def to_repair(lineage: Lineage, pending: Sequence[Ask]) -> Candidate | None:
     """The latest failure that deserves its one repair: that of a good parent, not itself a
     repair.
     """
@@ -209,24 +209,24 @@ def to_repair(lineage: Lineage, pending: Sequence[Brief]) -> Candidate | None:
     return None
 
 
-def mate(brief: Brief) -> Candidate | None:
+def mate(ask: Ask) -> Candidate | None:
     """The elite that a crossover joins to the parent: the one that is ahead of it by most on some
     cases, another structure before one of the same; None where there is no second elite.
     """
-    speed = brief.lineage.speed(brief.parent.id)
+    speed = ask.lineage.speed(ask.parent.id)
     ours = speed.cases if speed is not None else {}
 
     def ahead(candidate: Candidate) -> tuple[bool, float, int]:
-        theirs = brief.lineage.speed(candidate.id)
+        theirs = ask.lineage.speed(candidate.id)
         gains = [log - ours.get(case, log) for case, log in theirs.cases.items()] if theirs else []
-        other = candidate.proposal.name != brief.parent.proposal.name
+        other = candidate.proposal.name != ask.parent.proposal.name
         return other, sum(g for g in gains if g > 0), -candidate.id
 
-    others = [c for c in brief.elites if c.id != brief.parent.id]
+    others = [c for c in ask.elites if c.id != ask.parent.id]
     return max(others, key=ahead, default=None)
 
 
-def to_sweep(lineage: Lineage, pending: Sequence[Brief]) -> int | None:
+def to_sweep(lineage: Lineage, pending: Sequence[Ask]) -> int | None:
     """Configurations of the incumbent's tunables to try: as many as take less time than a call of
     the model. None if those are fewer than two, or it was swept.
     """

@@ -16,7 +16,7 @@ class Edit:
     text: str
 
 
-class Text:
+class EditableText:
     """Source with the positions of its lines. The tree counts columns in bytes of UTF-8."""
 
     def __init__(self, source: str) -> None:

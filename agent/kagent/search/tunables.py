@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from kagent_sandbox.syntax import parse
 
-from kagent.search.text_edits import Edit, Text
+from kagent.search.text_edits import Edit, EditableText
 
 Value: TypeAlias = int | float | bool | str
 
@@ -74,7 +74,7 @@ class Tunables:
             for t in self.items
             if t.name in values and not same(values[t.name], t.current)
         ]
-        return Text(self.source).apply(edits)
+        return EditableText(self.source).apply(edits)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -84,7 +84,7 @@ def read_tunables(source: str) -> Tunables | None:
         tree = parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    text = Text(source)
+    text = EditableText(source)
     listed = dict(_listed(tree))
     places = {place.name: place for place in _constants(tree) if place.name in listed}
     items: list[Tunable] = []

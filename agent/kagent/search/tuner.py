@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from kagent_sandbox.data.verdict import Rejected
 
-from kagent.runs.brief import Brief, Draft
+from kagent.runs.ask import Ask, Draft
 from kagent.runs.lineage import Candidate, Operator
 from kagent.search import recombine
 from kagent.search.tunables import Tunable, Tunables, Value, read_tunables, same, value_text
@@ -37,28 +37,28 @@ class Tuner:
     at_once = 1
     resamples = 8
 
-    async def propose(self, brief: Brief) -> Draft | None:
+    async def propose(self, ask: Ask) -> Draft | None:
         """The next untried file, or None when all neighbours of all that passed were tried."""
-        return propose(brief)
+        return propose(ask)
 
 
-def propose(brief: Brief) -> Draft | None:
+def propose(ask: Ask) -> Draft | None:
     """What `Tuner` proposes; pure."""
-    ways: Mapping[Operator, Callable[[Brief, random.Random, set[Key]], Draft | None]] = {
+    ways: Mapping[Operator, Callable[[Ask, random.Random, set[Key]], Draft | None]] = {
         Operator.TUNE: _tune,
         Operator.CROSSOVER: _cross,
         Operator.RECOMBINE: _recombine,
     }
-    rng, tried = brief.rng(), _tried(brief)
-    for operator in sorted(ways, key=lambda o: o is not brief.operator):
-        draft = ways[operator](brief, rng, tried)
+    rng, tried = ask.rng(), _tried(ask)
+    for operator in sorted(ways, key=lambda o: o is not ask.operator):
+        draft = ways[operator](ask, rng, tried)
         if draft is not None:
             return draft
     return None
 
 
-def _tried(brief: Brief) -> set[Key]:
-    sources = [*(c.proposal.source for c in brief.lineage), *brief.pending]
+def _tried(ask: Ask) -> set[Key]:
+    sources = [*(c.proposal.source for c in ask.lineage), *ask.pending]
     files = [read_tunables(s) for s in sources]
     return {_key(f) for f in files if f is not None}
 
@@ -69,33 +69,33 @@ def _key(file: Tunables, values: Mapping[str, Value] | None = None) -> Key:
     return file.family, tuple(repr(values.get(t.name, t.current)) for t in file.items)
 
 
-def _parents(brief: Brief) -> list[Candidate]:
+def _parents(ask: Ask) -> list[Candidate]:
     """The brief's parent, then the elites, then all that passed."""
-    order = {c.id: c for c in (brief.parent, *brief.elites, *brief.lineage.passed())}
+    order = {c.id: c for c in (ask.parent, *ask.elites, *ask.lineage.passed())}
     return [c for c in order.values() if c.score is not None]
 
 
 # -- tune ----------------------------------------------------------------------------------------
 
 
-def _tune(brief: Brief, rng: random.Random, tried: set[Key]) -> Draft | None:
-    for parent in _parents(brief):
+def _tune(ask: Ask, rng: random.Random, tried: set[Key]) -> Draft | None:
+    for parent in _parents(ask):
         file = read_tunables(parent.proposal.source)
         if file is None or not file.items:
             continue
-        values = _neighbour(brief, file, rng, tried)
+        values = _neighbour(ask, file, rng, tried)
         if values is not None:
             return _draft(Operator.TUNE, (parent,), file, values)
     return None
 
 
 def _neighbour(
-    brief: Brief, file: Tunables, rng: random.Random, tried: set[Key]
+    ask: Ask, file: Tunables, rng: random.Random, tried: set[Key]
 ) -> dict[str, Value] | None:
     """Untried values of one to three tunables: near ones early in the run, any later."""
-    shy = _never_passed(brief, file)
+    shy = _never_passed(ask, file)
     # Distance loses its weight as the run goes on: 1/d² at the beginning, 1 at the end.
-    power = 2.0 * (1.0 - brief.progress)
+    power = 2.0 * (1.0 - ask.progress)
     free = [t for t in file.items if len(t.values) > 1]
     if not free:
         return None
@@ -130,11 +130,11 @@ def _neighbours(free: Sequence[Tunable]) -> Iterator[dict[str, Value]]:
     return itertools.islice(everything, LISTED)
 
 
-def _never_passed(brief: Brief, file: Tunables) -> set[tuple[str, str]]:
+def _never_passed(ask: Ask, file: Tunables) -> set[tuple[str, str]]:
     """Values that candidates of this structure were rejected with, and none passed with."""
     passed: set[tuple[str, str]] = set()
     rejected: set[tuple[str, str]] = set()
-    for candidate in brief.lineage:
+    for candidate in ask.lineage:
         other = read_tunables(candidate.proposal.source)
         if other is None or other.family != file.family or candidate.is_duplicate:
             continue
@@ -146,9 +146,9 @@ def _never_passed(brief: Brief, file: Tunables) -> set[tuple[str, str]]:
 # -- crossover -----------------------------------------------------------------------------------
 
 
-def _cross(brief: Brief, rng: random.Random, tried: set[Key]) -> Draft | None:
+def _cross(ask: Ask, rng: random.Random, tried: set[Key]) -> Draft | None:
     """Values of two elites of one structure, mixed."""
-    parents = _parents(brief)[: len(brief.elites) + 1]
+    parents = _parents(ask)[: len(ask.elites) + 1]
     for first, second in itertools.combinations(parents, 2):
         a, b = read_tunables(first.proposal.source), read_tunables(second.proposal.source)
         if a is None or b is None or a.family != b.family:
@@ -168,7 +168,7 @@ def _cross(brief: Brief, rng: random.Random, tried: set[Key]) -> Draft | None:
 # -- recombine -----------------------------------------------------------------------------------
 
 
-def _recombine(brief: Brief, rng: random.Random, tried: set[Key]) -> Draft | None:
+def _recombine(ask: Ask, rng: random.Random, tried: set[Key]) -> Draft | None:
     """The most promising file of two structures that was not tried."""
     del rng
 
@@ -176,7 +176,7 @@ def _recombine(brief: Brief, rng: random.Random, tried: set[Key]) -> Draft | Non
         file = read_tunables(source)
         return file is not None and _key(file) not in tried
 
-    return recombine.best(brief, is_new)
+    return recombine.best(ask, is_new)
 
 
 def _draft(

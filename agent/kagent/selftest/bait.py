@@ -1,8 +1,8 @@
 """What attacks are aimed at: a secret, files, sockets and a process, all made for one candidate.
 
 A candidate names them by placeholders (`@bait_folder@`, `@bait_pid@`, `@bait_port@`,
-`@bait_abstract@`, `@bait_name@`), which `Baits.fill` replaces in its text. Afterwards
-`Baits.touched` says what an attack reached, whatever verdict the candidate got.
+`@bait_abstract@`, `@bait_name@`), which `Bait.fill` replaces in its text. Afterwards
+`Bait.touched` says what an attack reached, whatever verdict the candidate got.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLACEHOLDERS = ("@bait_folder@", "@bait_pid@", "@bait_port@", "@bait_abstract@",
 _WRITABLE = "as it was\n"
 
 
-class Baits:
+class Bait:
     """Baits of one candidate, of which only those exist that its text names. To be closed.
 
     `token` is the secret that may turn up nowhere: in a file, in the witness's environment and in

@@ -58,11 +58,11 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 Line = Annotated[str, Field(min_length=1, pattern=r"^[^\n]+$")]
 
 
-class _Model(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class VariantTable(_Model):
+class VariantTable(_StrictModel):
     """A `[[variant]]` of item.toml: one candidate file."""
 
     file: str
@@ -75,7 +75,7 @@ class VariantTable(_Model):
     endless: bool = False  # its build reaches whatever limit there is: it gets half of the others'
 
 
-class ScenarioTable(_Model):
+class ScenarioTable(_StrictModel):
     """A `[[scenario]]` of item.toml: something that no candidate file could do."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -86,7 +86,7 @@ class ScenarioTable(_Model):
     own_judge: bool = False  # nor on anybody's judge but its own: it may run beside builds
 
 
-class ItemTable(_Model):
+class ItemTable(_StrictModel):
     """item.toml."""
 
     number: Annotated[int, Field(ge=1)]

@@ -35,8 +35,8 @@ from kagent.candidate_file import DEFAULT_TARGET
 from kagent.evolve.open_machine import request_maker
 from kagent.resources import corpus_folder
 from kagent.selftest.assemble import candidate_text
-from kagent.selftest.bait import KEY, Baits
-from kagent.selftest.expectations import Seen, escaped, escapes, of_error, of_verdict
+from kagent.selftest.bait import KEY, Bait
+from kagent.selftest.expectations import EntryOutcome, escaped, escapes, of_error, of_verdict
 from kagent.selftest.jobs import Attempt, Job
 from kagent.tasks import find_task
 
@@ -53,7 +53,7 @@ PAUSE_S = 2.0
 _STARTERS = 8
 
 
-class Rig:
+class SelftestEvaluator:
     """A builder, and a judge or an interpreter per task and kind, started when first needed.
 
     `build` may be called from several threads, `finish` from one. A context manager; at the end
@@ -71,7 +71,7 @@ class Rig:
         self._jobs = jobs
         self._secret = secrets.randbits(62)
         self._stack = contextlib.ExitStack()
-        self._attempts: set[Baits] = set()
+        self._attempts: set[Bait] = set()
         self._judges = _Started(self._new_judge)
         self._interpreters = _Started(self._new_interpreter)
         self._tasks: dict[Path, Task] = {}
@@ -99,8 +99,8 @@ class Rig:
         self._stack.close()  # threads end when the builder is gone, and their baits after that
 
     def _close(self) -> None:
-        for baits in list(self._attempts):
-            baits.close()
+        for bait in list(self._attempts):
+            bait.close()
         closes: list[Callable[[], None]] = [j.close for j in self._judges.all()]
         closes += [i.close for i in self._interpreters.all()]
         with ThreadPoolExecutor(max(1, len(closes))) as at_once:  # each waits for what it does now
@@ -161,7 +161,7 @@ class Rig:
         """Why a candidate that runs there cannot be evaluated on this machine, or ""."""
         return "no GPU here" if runs == "gpu" and not has_gpu() else ""
 
-    def evaluate(self, job: Job) -> Seen:
+    def evaluate(self, job: Job) -> EntryOutcome:
         """Build, check and measure, as far as the job goes; what the baits saw outranks it all."""
         return self.finish(self.build(job))
 
@@ -180,9 +180,9 @@ class Rig:
 
     def build(self, job: Job) -> Attempt:
         """Set baits, and build the candidate for the cases that it will be judged on."""
-        baits = Baits(job.text, self.token)
-        self._attempts.add(baits)
-        attempt = Attempt(job, baits, baits.fill())
+        bait = Bait(job.text, self.token)
+        self._attempts.add(bait)
+        attempt = Attempt(job, bait, bait.fill())
         began = time.monotonic()
         try:
             attempt.built = self._build(job, attempt.text)
@@ -212,12 +212,12 @@ class Rig:
             )
         )
 
-    def finish(self, attempt: Attempt) -> Seen:
+    def finish(self, attempt: Attempt) -> EntryOutcome:
         """Check and measure what was built, say what came of it all, and take the baits away."""
         began = time.monotonic()
         try:
             seen = self.judged(attempt)
-            how = [*attempt.baits.touched(), *escapes(seen, self.token)]
+            how = [*attempt.bait.touched(), *escapes(seen, self.token)]
         finally:
             self.drop(attempt)
         seconds = attempt.seconds + time.monotonic() - began
@@ -225,10 +225,10 @@ class Rig:
 
     def drop(self, attempt: Attempt) -> None:
         """Take the baits away of what is not judged, or no longer."""
-        attempt.baits.close()
-        self._attempts.discard(attempt.baits)
+        attempt.bait.close()
+        self._attempts.discard(attempt.bait)
 
-    def judged(self, attempt: Attempt) -> Seen:
+    def judged(self, attempt: Attempt) -> EntryOutcome:
         """Check and measure what was built."""
         job, built = attempt.job, attempt.built
         try:

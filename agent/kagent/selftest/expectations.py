@@ -16,7 +16,7 @@ _SHOUT = re.compile(r"SystemError: escaped|^escaped", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class EntryOutcome:
     """What came of it.
 
     `outcome` is "passed", a stage and a status, "escaped", "error" (the machine's, not the
@@ -30,24 +30,24 @@ class Seen:
     kernel_us: float | None = None  # of the first benchmark case, where it was timed
 
 
-def of_verdict(verdict: object, log: str = "") -> Seen:
+def of_verdict(verdict: object, log: str = "") -> EntryOutcome:
     """A verdict's outcome; what is not `Rejected` has passed."""
     if isinstance(verdict, Rejected):
         case = f" ({verdict.case})" if verdict.case else ""
-        return Seen(f"{verdict.stage} {verdict.status}", f"{verdict.message}{case}", log)
+        return EntryOutcome(f"{verdict.stage} {verdict.status}", f"{verdict.message}{case}", log)
     if isinstance(verdict, Passed):
-        return Seen(PASSED, "", log, kernel_us=verdict.timings[0].kernel_us)
+        return EntryOutcome(PASSED, "", log, kernel_us=verdict.timings[0].kernel_us)
     if isinstance(verdict, Built) and verdict.log and not log:
         log = verdict.log
-    return Seen(PASSED, "", log)
+    return EntryOutcome(PASSED, "", log)
 
 
-def of_error(error: KagentError) -> Seen:
+def of_error(error: KagentError) -> EntryOutcome:
     """A failure of the machine."""
-    return Seen("error", f"{type(error).__name__}: {error}")
+    return EntryOutcome("error", f"{type(error).__name__}: {error}")
 
 
-def escapes(seen: Seen, token: str) -> list[str]:
+def escapes(seen: EntryOutcome, token: str) -> list[str]:
     """What a candidate's own words give away."""
     words = f"{seen.message}\n{seen.log}"
     found = ["the secret turned up in what it said"] if token in words else []
@@ -57,7 +57,7 @@ def escapes(seen: Seen, token: str) -> list[str]:
     return found
 
 
-def escaped(seen: Seen, how: list[str]) -> Seen:
+def escaped(seen: EntryOutcome, how: list[str]) -> EntryOutcome:
     """The same, but what an attack achieved outranks any verdict."""
     if not how:
         return seen
@@ -65,7 +65,7 @@ def escaped(seen: Seen, how: list[str]) -> Seen:
     return replace(seen, outcome=ESCAPED, message=text)
 
 
-def miss(expect: tuple[str, ...], says: str, seen: Seen) -> str | None:
+def miss(expect: tuple[str, ...], says: str, seen: EntryOutcome) -> str | None:
     """Why this is not what was expected, or None."""
     wanted = " or ".join(expect)
     if seen.outcome not in expect:

@@ -11,7 +11,7 @@ from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import KagentError
 
 from kagent.selftest.assemble import candidate_text
-from kagent.selftest.bait import Baits
+from kagent.selftest.bait import Bait
 from kagent.selftest.catalogue import Runs, Variant
 
 
@@ -49,7 +49,7 @@ class Attempt:
     """A job under way: its baits, its text with their names in it, and the result of building."""
 
     job: Job
-    baits: Baits
+    bait: Bait
     text: str
     built: Built | Rejected | None = None
     error: KagentError | None = None

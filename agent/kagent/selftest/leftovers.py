@@ -25,7 +25,7 @@ _SUBREAPER = 36
 _PREFIX = "kagent-selftest-"
 
 
-class Outside:
+class Leftovers:
     """Watches from its making until `left` is asked. To be closed.
 
     Meanwhile temporary files go to a folder of its own, and processes whose parents have died

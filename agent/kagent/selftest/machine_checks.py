@@ -20,8 +20,8 @@ from kagent_sandbox.process.isolation_probe import Probe, probe
 from kagent.resources import corpus_folder
 from kagent.selftest.assemble import candidate_text
 from kagent.selftest.catalogue import PASSED, Runs
-from kagent.selftest.evaluator import Rig
-from kagent.selftest.expectations import Seen
+from kagent.selftest.evaluator import SelftestEvaluator
+from kagent.selftest.expectations import EntryOutcome
 from kagent.selftest.jobs import Attempt, Job
 
 TASK = "rows"
@@ -41,13 +41,13 @@ class Check:
     ok: bool
 
 
-def machine_checks(rig: Rig, say: Callable[[str], None]) -> Iterator[Check]:
+def machine_checks(evaluator: SelftestEvaluator, say: Callable[[str], None]) -> Iterator[Check]:
     """All of them, one after the other; nothing else may run meanwhile.
 
     Raises:
         KagentError: The machine fails before there is anything to check.
     """
-    highest = Tier(rig.tier)
+    highest = Tier(evaluator.tier)
     tiers = [tier for tier in Tier if Tier.T1 <= tier <= highest]
     for tier in tiers:
         say(f"canaries in tier {tier}")
@@ -55,12 +55,16 @@ def machine_checks(rig: Rig, say: Callable[[str], None]) -> Iterator[Check]:
     noise: dict[str, float] = {}
     for language in LANGUAGES[: 3 if has_gpu() else 1]:
         say(f"a kernel against itself: {language}")
-        check, noise[language] = _against_itself(rig, language)
+        check, noise[language] = _against_itself(evaluator, language)
         yield check
     with contextlib.ExitStack() as stack:
-        rigs: dict[str, Rig] = {}
+        rigs: dict[str, SelftestEvaluator] = {}
         for tier in (Tier.T0, *tiers):
-            rigs[tier] = rig if tier == highest else stack.enter_context(Rig(1, rig.token, tier))
+            rigs[tier] = (
+                evaluator
+                if tier == highest
+                else stack.enter_context(SelftestEvaluator(1, evaluator.token, tier))
+            )
         jobs = {language: honest_job(language) for language in LANGUAGES}
         say(f"honest kernels are built in {', '.join(rigs)}")
         built = _built(rigs, list(jobs.values()))
@@ -70,10 +74,14 @@ def machine_checks(rig: Rig, say: Callable[[str], None]) -> Iterator[Check]:
             yield _honest(language, rigs, attempts, max(SLOWER, noise.get(language, 0.0)))
 
 
-def _built(rigs: Mapping[str, Rig], jobs: Sequence[Job]) -> Mapping[str, Mapping[Job, Attempt]]:
+def _built(
+    rigs: Mapping[str, SelftestEvaluator], jobs: Sequence[Job]
+) -> Mapping[str, Mapping[Job, Attempt]]:
     """Every job in every tier; builders and judges start side by side."""
     with ThreadPoolExecutor(len(rigs)) as threads:
-        found = threads.map(lambda rig: {a.job: a for a in rig.built(jobs)}, rigs.values())
+        found = threads.map(
+            lambda evaluator: {a.job: a for a in evaluator.built(jobs)}, rigs.values()
+        )
         return dict(zip(rigs, found, strict=True))
 
 
@@ -97,7 +105,7 @@ def honest_job(language: str) -> Job:
     return Job(candidate_text(path), task, runs, measured=runs in ("cpu", "gpu"))
 
 
-def _against_itself(rig: Rig, language: str) -> tuple[Check, float]:
+def _against_itself(evaluator: SelftestEvaluator, language: str) -> tuple[Check, float]:
     """An A/A race, and the share of a time that is noise.
 
     Once more where it seems faster than itself: an interval of 95 % is wrong in one of 20.
@@ -105,7 +113,7 @@ def _against_itself(rig: Rig, language: str) -> tuple[Check, float]:
     name, expected = f"A/A, {language}", "as fast as itself"
     got = ""
     for _ in range(2):
-        race = rig.against_itself(honest_job(language))
+        race = evaluator.against_itself(honest_job(language))
         if isinstance(race, Rejected):
             got = f"{race.stage} {race.status}: {race.message}"
             break
@@ -122,7 +130,7 @@ def _against_itself(rig: Rig, language: str) -> tuple[Check, float]:
 
 
 def _honest(
-    language: str, rigs: Mapping[str, Rig], built: Mapping[str, Attempt], noise: float
+    language: str, rigs: Mapping[str, SelftestEvaluator], built: Mapping[str, Attempt], noise: float
 ) -> Check:
     """Right everywhere, and nowhere slower than unconfined by more than noise."""
     most = 1 + noise
@@ -130,8 +138,8 @@ def _honest(
     times_us: dict[str, list[float]] = {tier: [] for tier in rigs}
     expected = "right in every tier" + (", as fast as in T0" if job.measured else "")
     for i in range(ROUNDS if job.measured else 1):
-        for tier, rig in rigs.items():
-            seen = rig.judged(built[tier]) if i else rig.finish(built[tier])
+        for tier, evaluator in rigs.items():
+            seen = evaluator.judged(built[tier]) if i else evaluator.finish(built[tier])
             if seen.outcome != PASSED:
                 return Check(f"honest {language}", expected, _failed(tier, seen), ok=False)
             if seen.kernel_us is not None:
@@ -163,5 +171,5 @@ def _undisturbed(times_us: Sequence[float]) -> float:
     return sorted(times_us)[len(times_us) // 4]
 
 
-def _failed(tier: str, seen: Seen) -> str:
+def _failed(tier: str, seen: EntryOutcome) -> str:
     return f"in {tier}: {seen.outcome} {seen.message}"

@@ -16,12 +16,12 @@ from kagent.runs.manifest import versions
 from kagent.runs.selftest_record import SelftestRecord
 from kagent.selftest.bait import name_for
 from kagent.selftest.catalogue import Entry
-from kagent.selftest.evaluator import Rig
-from kagent.selftest.leftovers import Outside
+from kagent.selftest.evaluator import SelftestEvaluator
+from kagent.selftest.leftovers import Leftovers
 from kagent.selftest.machine_checks import Check, machine_checks
-from kagent.selftest.runner import Result, run
+from kagent.selftest.runner import EntryResult, run
 
-Observer = Callable[[str | Result | Check], None]
+Observer = Callable[[str | EntryResult | Check], None]
 """Is told what is being done, and every result and check as soon as it is there."""
 
 
@@ -29,7 +29,7 @@ Observer = Callable[[str | Result | Check], None]
 class Report:
     """What a selftest found. `results` are in the order of the catalogue."""
 
-    results: Sequence[Result] = ()
+    results: Sequence[EntryResult] = ()
     checks: list[Check] = field(default_factory=list)
     tier: str = ""
     devices: Sequence[DeviceFacts] = ()
@@ -60,18 +60,18 @@ def selftest(
         KagentError: The machine fails before there is anything to test.
     """
     began, report, token = time.monotonic(), Report(), secrets.token_hex(16)
-    results: list[Result] = []
-    with contextlib.closing(Outside(name_for(token))) as outside:
-        with Rig(jobs, token) as rig:
-            for result in run(rig, list(entries), observe):
+    results: list[EntryResult] = []
+    with contextlib.closing(Leftovers(name_for(token))) as outside:
+        with SelftestEvaluator(jobs, token) as evaluator:
+            for result in run(evaluator, list(entries), observe):
                 results.append(result)
                 observe(result)
-            for check in machine_checks(rig, observe) if checks else ():
+            for check in machine_checks(evaluator, observe) if checks else ():
                 report.checks.append(check)
                 observe(check)
             if checks:
-                report.noise = rig.noise()
-            report.tier, report.devices = rig.tier, rig.devices
+                report.noise = evaluator.noise()
+            report.tier, report.devices = evaluator.tier, evaluator.devices
         left = outside.left()
     got = "; ".join(left) or "nothing"
     report.checks.append(Check("left behind", "nothing", got, ok=not left))

@@ -11,22 +11,22 @@ from typing import cast
 from kagent_sandbox.errors import UserError
 
 from kagent.selftest.catalogue import Scenario
-from kagent.selftest.evaluator import Rig
-from kagent.selftest.expectations import Seen
+from kagent.selftest.evaluator import SelftestEvaluator
+from kagent.selftest.expectations import EntryOutcome
 
-Play = Callable[["Scene"], Seen]
+ScenarioFunction = Callable[["ScenarioRun"], EntryOutcome]
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class ScenarioRun:
     """What a scenario may use: the rig, the item's folder, and a folder of its own."""
 
-    rig: Rig
+    evaluator: SelftestEvaluator
     item: Path
     folder: Path
 
 
-def play_of(scenario: Scenario) -> Play:
+def scenario_function(scenario: Scenario) -> ScenarioFunction:
     """The function of a scenario: `kagent.selftest.scenarios.<chapter>.<name>`.
 
     Raises:
@@ -35,7 +35,7 @@ def play_of(scenario: Scenario) -> Play:
     name = f"kagent.selftest.scenarios.{scenario.item.chapter}"
     try:
         module = importlib.import_module(name)
-        return cast("Play", getattr(module, scenario.name))
+        return cast("ScenarioFunction", getattr(module, scenario.name))
     except (ModuleNotFoundError, AttributeError):
         raise UserError(
             f"{scenario.item.folder}/item.toml: no function {scenario.name} in {name}"

@@ -17,16 +17,16 @@ from kagent.selftest.assemble import candidate_text, stored
 from kagent.selftest.catalogue import Entry, Variant
 from kagent.selftest.machine_checks import Check
 from kagent.selftest.run_all import Report
-from kagent.selftest.runner import Result
-from kagent.ui.table import Column, Grid
+from kagent.selftest.runner import EntryResult
+from kagent.ui.table import Column, TextTable
 
 _MOST_LINES = 10  # of a miss
 _MOST_CHARACTERS = 1500
 
 
-def list_table(entries: Sequence[Entry]) -> Grid:
+def list_table(entries: Sequence[Entry]) -> TextTable:
     """The catalogue, a row per item."""
-    grid = Grid(
+    grid = TextTable(
         (
             Column("item", wrap=True),
             Column("runs", drop=1),
@@ -64,9 +64,9 @@ def _file_view(path: Path, about: str) -> Iterator[Text]:
     yield Text(printable(candidate_text(path)))
 
 
-def results_table(results: Sequence[Result]) -> Grid:
+def results_table(results: Sequence[EntryResult]) -> TextTable:
     """A row per item and expectation: what was expected, what came, what stopped it."""
-    grid = Grid(
+    grid = TextTable(
         (
             Column("item", wrap=True),
             Column("expected", wrap=True),
@@ -78,7 +78,7 @@ def results_table(results: Sequence[Result]) -> Grid:
         grid.add_section()
         grid.add_row(Text(chapter, "bold"), "", "", "")
         for item, group in groupby(items, lambda r: r.entry.item):
-            by_expectation: dict[tuple[str, ...], list[Result]] = {}
+            by_expectation: dict[tuple[str, ...], list[EntryResult]] = {}
             for result in group:
                 by_expectation.setdefault(result.entry.expect, []).append(result)
             name, mechanism = f"{item.number} {item.title}", item.mechanism
@@ -88,7 +88,7 @@ def results_table(results: Sequence[Result]) -> Grid:
     return grid
 
 
-def _got(results: Sequence[Result]) -> Text:
+def _got(results: Sequence[EntryResult]) -> Text:
     """Outcomes and how often they came: green, or red where something was missed."""
     text = Text()
     for style, wanted in (("bold red", True), ("green", False)):
@@ -100,7 +100,7 @@ def _got(results: Sequence[Result]) -> Text:
     return text
 
 
-def _outcome(result: Result) -> str:
+def _outcome(result: EntryResult) -> str:
     assert result.seen is not None, "it was run"
     if result.misses and result.seen.outcome in result.entry.expect:
         wrong_twin = result.twin is not None and result.misses[-1].startswith("its honest twin")
@@ -112,16 +112,18 @@ def _times(count: int) -> str:
     return f" ×{count}" if count > 1 else ""
 
 
-def checks_table(checks: Sequence[Check]) -> Grid:
+def checks_table(checks: Sequence[Check]) -> TextTable:
     """The checks of this machine."""
-    grid = Grid((Column("this machine"), Column("expected", wrap=True), Column("got", wrap=True)))
+    grid = TextTable(
+        (Column("this machine"), Column("expected", wrap=True), Column("got", wrap=True))
+    )
     for c in checks:
         style = "green" if c.ok else "bold red"
         grid.add_row(c.name, c.expected, Text(c.got, style))
     return grid
 
 
-def misses_view(results: Sequence[Result], checks: Sequence[Check]) -> Iterator[Text]:
+def misses_view(results: Sequence[EntryResult], checks: Sequence[Check]) -> Iterator[Text]:
     """Each miss explained: what was expected, what came, where the file is."""
     for r in results:
         for why in r.misses:
@@ -214,7 +216,7 @@ def entry_json(entry: Entry) -> Mapping[str, object]:
     }
 
 
-def result_json(result: Result) -> Mapping[str, object]:
+def result_json(result: EntryResult) -> Mapping[str, object]:
     """A result for programs."""
     return {
         **entry_json(result.entry),

@@ -17,7 +17,7 @@ from kagent.runs.lineage import Candidate, Lineage, Origin, roofline_share
 from kagent.runs.store import RunStore
 from kagent.text import config_text, human_bytes, kernel_label, widths_text
 from kagent.ui.live import outcome, speed_text
-from kagent.ui.table import Column, Grid
+from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import errors_table, rejected_text
 
 
@@ -50,7 +50,7 @@ def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
     used = {t.config for t in verdict.timings}
     if len(used) == 1:
         title += f", {config_text(verdict.configs[used.pop()])}"
-    table = Grid(
+    table = TextTable(
         (
             Column("case"),
             *([Column("configuration", drop=6)] if used else []),
@@ -159,9 +159,9 @@ def _listing(source: str) -> Text:
     )
 
 
-def resource_table(verdict: Passed) -> Grid:
+def resource_table(verdict: Passed) -> TextTable:
     """Kernels with what the compiler says they use."""
-    table = Grid(
+    table = TextTable(
         (
             Column("kernel", wrap=True),
             Column("registers", right=True),

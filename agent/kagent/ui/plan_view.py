@@ -30,7 +30,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kagent.text import config_text, human_bytes, kernel_label, widths_text
-from kagent.ui.table import Column, Grid
+from kagent.ui.table import Column, TextTable
 
 _SHORT = {
     "bfloat16": "bf16",
@@ -111,7 +111,7 @@ def _shared(static: int, dynamic: int) -> str:
     return f"{total} ({human_bytes(static)} static)" if static and dynamic else total
 
 
-def kernel_table(built: Built) -> Grid:
+def kernel_table(built: Built) -> TextTable:
     """Every distinct kernel with its resources; of dynamic shared memory the most it is given."""
     dynamic: Counter[str] = Counter()
     kernels: dict[str, KernelInfo] = {}
@@ -119,7 +119,7 @@ def kernel_table(built: Built) -> Grid:
         kernels |= {k.hash: k for k in plan.kernels}
         for launch in plan.launches:
             dynamic[launch.kernel] = max(dynamic[launch.kernel], launch.shared)
-    table = Grid(
+    table = TextTable(
         (
             Column("kernel", wrap=True),
             Column("language", drop=3),
@@ -150,7 +150,7 @@ def kernel_table(built: Built) -> Grid:
 def built_view(built: Built, *, full: bool) -> RenderableType:
     """Kernels, then a line per case and configuration; with `full` every plan, line by line."""
     several = len(built.configs) > 1
-    table = Grid(
+    table = TextTable(
         (
             Column("case"),
             *([Column("configuration", wrap=True)] if several else []),

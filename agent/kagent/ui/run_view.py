@@ -19,7 +19,7 @@ from kagent.runs.selftest_record import line as selftest_line
 from kagent.runs.store import History, RunStore, read_history
 from kagent.ui.candidate_view import candidate_json, timing_table
 from kagent.ui.live import clock, first_line, speed_text, spent_text
-from kagent.ui.table import Column, Grid
+from kagent.ui.table import Column, TextTable
 
 MOST_WAITING = 12  # candidates that are named
 MOST_CHILDREN = 3  # of one parent, besides those that led somewhere
@@ -54,7 +54,7 @@ def runs_json(runs: Path) -> list[Mapping[str, object]]:
 
 def runs_view(rows: list[Mapping[str, object]]) -> RenderableType:
     """The table of `kagent runs`, and below it the runs that cannot be read."""
-    table = Grid(
+    table = TextTable(
         (
             Column("run"),
             Column("task", drop=3),
@@ -143,13 +143,13 @@ def _waiting(history: History) -> Text:
     return text
 
 
-def path_view(lineage: Lineage, best: Candidate) -> Grid:
+def path_view(lineage: Lineage, best: Candidate) -> TextTable:
     """From the seed to a candidate, edit by edit.
 
     Speed-ups are those of the search: over the fastest of eager and torch.compile, through the
     chain of interleaved comparisons, on the visible cases.
     """
-    table = Grid(
+    table = TextTable(
         (
             Column("candidate"),
             Column("what changed", wrap=True),
@@ -216,7 +216,7 @@ def _tree_label(lineage: Lineage, c: Candidate, *, on_path: bool) -> Text:
 
 
 def _rejections(lineage: Lineage) -> RenderableType:
-    table = Grid(
+    table = TextTable(
         (
             Column("stage"),
             Column("status"),

@@ -29,7 +29,7 @@ class Column:
 
 
 @dataclass
-class Grid:
+class TextTable:
     """A table of texts. Rows are added as to rich's `Table`; the layout waits for the width."""
 
     columns: Sequence[Column]

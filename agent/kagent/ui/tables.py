@@ -12,15 +12,15 @@ from rich.text import Text
 
 from kagent.runs.lineage import Lineage
 from kagent.tasks import seeds_of
-from kagent.ui.table import Column, Grid
+from kagent.ui.table import Column, TextTable
 
 Labels = Mapping[str, str]
 """What to call a contender of a race, by its id; one that is not in it is called by its id."""
 
 
-def tasks_table(tasks: Iterable[Task]) -> Grid:
+def tasks_table(tasks: Iterable[Task]) -> TextTable:
     """Names, what they are, signatures and seeds."""
-    table = Grid((Column("task"), Column("what it is, signature, seeds", wrap=True)))
+    table = TextTable((Column("task"), Column("what it is, signature, seeds", wrap=True)))
     for task in tasks:
         table.add_section()
         names = ", ".join(s.name for s in seeds_of(task))
@@ -30,9 +30,9 @@ def tasks_table(tasks: Iterable[Task]) -> Grid:
     return table
 
 
-def errors_table(errors: Sequence[CaseError], title: str) -> Grid:
+def errors_table(errors: Sequence[CaseError], title: str) -> TextTable:
     """Each result's errors beside torch's own in the same dtype."""
-    table = Grid(
+    table = TextTable(
         (
             Column("case"),
             Column("result"),
@@ -79,7 +79,7 @@ def case_shape(case: RaceCase) -> str:
 def race_table(race: Race, *, matrix: bool, labels: Labels | None = None) -> RenderableType:
     """Every case: candidates and baselines by time, each candidate beside the best of torch."""
     rate = "TFLOP/s" if matrix else "GB/s"
-    table = Grid(
+    table = TextTable(
         (
             Column("case"),
             Column("kernel"),
@@ -111,10 +111,10 @@ def race_table(race: Race, *, matrix: bool, labels: Labels | None = None) -> Ren
     return Group(*([table] if race.cases else []), *_missing(race), *failed)
 
 
-def measured_table(measured: Mapping[str, Passed], *, matrix: bool, title: str) -> Grid:
+def measured_table(measured: Mapping[str, Passed], *, matrix: bool, title: str) -> TextTable:
     """Candidates' own times per case, beside the fastest baseline's, measured before."""
     rate = "TFLOP/s" if matrix else "GB/s"
-    table = Grid(
+    table = TextTable(
         (
             Column("candidate"),
             Column("case"),
@@ -164,9 +164,9 @@ def ratio_text(ratio: Ratio | Comparison | None) -> Text:
 
 def overall_table(
     race: Race, labels: Labels | None = None, *, only: str | None = None, title: str
-) -> Grid:
+) -> TextTable:
     """Each candidate (or `only` one) against everyone else, over all cases."""
-    table = Grid(
+    table = TextTable(
         (
             Column("candidate"),
             Column("against"),

@@ -31,7 +31,7 @@ worker and to the compile fork.
 
 
 @dataclass
-class _Lane:
+class _ForkSlot:
     """Where one case after the other is traced; `compiler` stays from case to case."""
 
     compiler: CompileFork | None = None
@@ -43,7 +43,7 @@ class _Running:
     case: BuildCase
     pid: int
     channel: Channel
-    lane: _Lane
+    lane: _ForkSlot
     crash: CrashPipe
     since: float
     host_left_s: float
@@ -76,14 +76,14 @@ class CaseForks:
 
     def __init__(
         self,
-        lanes: int,
+        forks: int,
         trace: Trace,
         new_compiler: Callable[[], CompileFork] | None,
         compile_limit_s: float,
         host_limit_s: float,
         deadline: float,
     ) -> None:
-        self._idle = [_Lane() for _ in range(lanes)]
+        self._idle = [_ForkSlot() for _ in range(forks)]
         self._running: dict[int, _Running] = {}  # by descriptor
         self._trace = trace
         self._new_compiler = new_compiler
@@ -207,7 +207,7 @@ class CaseForks:
         return Rejected(Stage.BUILD, Status.TIMEOUT, message, running.case.name)
 
 
-def _close(lane: _Lane) -> None:
+def _close(lane: _ForkSlot) -> None:
     if lane.compiler is not None:
         lane.compiler.close()
         lane.compiler = None

@@ -25,7 +25,7 @@ from kagent_sandbox.data.build import BuildRequest, Built
 from kagent_sandbox.data.plan import MAX_PLAN_BYTES, Plan
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.process.channel import ChannelClosed, ChannelError, ChannelTimeout, Message
-from kagent_sandbox.process.forkserver import Child, Exit, ForkServer, Isolation
+from kagent_sandbox.process.forkserver import ChildHandle, Exit, ForkServer, Isolation
 from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.syntax import refuse_unseen
 
@@ -37,7 +37,7 @@ _MAX_MESSAGE_BYTES = 128 << 20
 _MAX_CONFIGS = 256
 _MAX_DROPPED = 256
 _MAX_TEXT = 4000
-_MAX_LANES = 8  # of one candidate: a fork each for tracing and compiling
+_MAX_FORKS = 8  # of one candidate: a fork each for tracing and compiling
 _GRACE_S = 0.8  # over the wall limit, which the child itself keeps to, unless a fork stops it
 _NO_LAUNCH = (
     "host code launches no kernel in any case: a candidate is a kernel and the host code that "
@@ -115,9 +115,9 @@ class Builder:
         ):
             with self._lock:
                 self._active += 1
-                lanes = max(1, len(os.sched_getaffinity(0)) // self._active)
+                forks = max(1, len(os.sched_getaffinity(0)) // self._active)
             try:
-                found = _Answers(request, child, tree, min(lanes, _MAX_LANES)).collect()
+                found = _Answers(request, child, tree, min(forks, _MAX_FORKS)).collect()
                 if isinstance(found, Built):
                     found = dataclasses.replace(found, log=child.kill().log_tail)
                 return found
@@ -129,9 +129,11 @@ class Builder:
 class _Answers:
     """Collects what the child sends, and believes none of it."""
 
-    def __init__(self, request: BuildRequest, child: Child, tree: str, lanes: int = 1) -> None:
+    def __init__(
+        self, request: BuildRequest, child: ChildHandle, tree: str, forks: int = 1
+    ) -> None:
         self._request = request
-        self._lanes = lanes
+        self._lanes = forks
         self._child = child
         self._tree = tree
         self._start = time.monotonic()

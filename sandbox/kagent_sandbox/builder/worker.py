@@ -40,7 +40,7 @@ from kagent_sandbox.errors import MachineError
 from kagent_sandbox.process.channel import Channel, Message
 from kagent_sandbox.process.context import Context
 
-_MAX_LANES = 64
+_MAX_FORKS = 64
 _SPARE_S = 1.0  # of the candidate's wall limit, kept to send what there is
 
 
@@ -48,10 +48,10 @@ def handle(ctx: Context) -> None:
     """Build the candidate of the one request that comes in."""
     asked = cast("dict[str, object]", ctx.channel.recv(60.0).obj)
     request = records.from_json(BuildRequest, asked["request"])
-    lanes = min(cast("int", asked["lanes"]), len(request.cases), _MAX_LANES)
+    forks = min(cast("int", asked["lanes"]), len(request.cases), _MAX_FORKS)
     deadline = time.monotonic() + request.wall_limit_s - _SPARE_S
     try:
-        ctx.channel.send(_Build(request, ctx.channel, ctx.tmp, deadline, max(1, lanes)).run())
+        ctx.channel.send(_Build(request, ctx.channel, ctx.tmp, deadline, max(1, forks)).run())
     except BuildRejected as e:
         ctx.channel.send({"rejected": records.to_json(Rejected(e.stage, e.status, e.message))})
     except MachineError as e:
@@ -60,10 +60,10 @@ def handle(ctx: Context) -> None:
 
 class _Build:
     def __init__(
-        self, request: BuildRequest, channel: Channel, folder: Path, deadline: float, lanes: int
+        self, request: BuildRequest, channel: Channel, folder: Path, deadline: float, forks: int
     ) -> None:
         self._request = request
-        self._lanes = lanes  # cases that are traced at once
+        self._lanes = forks  # cases that are traced at once
         self._channel = channel
         self._folder = folder
         self._deadline = deadline

@@ -49,7 +49,7 @@ class Argument(_Model):
     mutates: bool = False  # the function may change it; all others are compared bit for bit
 
 
-class Result(_Model):
+class ResultSpec(_Model):
     """One result of the entry function, in order, with what it may err.
 
     The candidate may err by at most `k` times what torch's own implementation errs in the same
@@ -166,7 +166,7 @@ class Task(_Model):
     signature: str  # as a person would write it, for prompts and messages
     dims: Mapping[str, str]  # dimension -> what it means
     arguments: tuple[Argument, ...]
-    results: tuple[Result, ...]
+    results: tuple[ResultSpec, ...]
     allow: tuple[str, ...] = ()  # torch operations beyond allocation, views, copies and fills
     bytes: str  # formula: fewest bytes that must move through memory
     flops: str  # formula: operations, 0 for none worth counting

@@ -130,7 +130,7 @@ class Passed:
     versus: Comparison | None = None
     screened: bool = False  # hopeless after a few samples: times are coarse
     lane_s: float = 0.0  # how long the candidate held the device, its check included
-    lane: Mapping[str, float] = field(default_factory=dict)  # the same by part (`LaneClock`)
+    lane: Mapping[str, float] = field(default_factory=dict)  # the same by part (`PhaseTimer`)
     notes: tuple[str, ...] = ()  # what disturbed while it was timed
 
 

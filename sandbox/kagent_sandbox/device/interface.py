@@ -85,7 +85,7 @@ class Launcher(Protocol):
     def load(self, binaries: Mapping[str, bytes]) -> None:
         """Lock the process down (first call) and take binaries by hash; loads lazily."""
 
-    def prepare(self, key: str, plan: Plan, placement: Mapping[int, int]) -> None:
+    def prepare(self, key: str, plan: Plan, offsets: Mapping[int, int]) -> None:
         """Resolve a plan whose buffer `id` starts at byte `placement[id]` of the arena, under a
         name.
 
@@ -102,7 +102,7 @@ class Launcher(Protocol):
         CPU: the process is stopped (SIGSTOP). GPU: nothing to do, the device is idle between calls.
         """
 
-    def hush(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until no other process is being started or ended on the device.
 
         `sample` and `wall_us` wait for it by themselves. CPU: nothing to wait for.

@@ -23,13 +23,13 @@ from kagent_sandbox.device.cpu.openmp import WAITING
 from kagent_sandbox.errors import ChildDied, IncumbentWrong
 from kagent_sandbox.judge.protocol import (
     ERRORS,
-    Checked,
+    CheckAnswer,
     Correct,
     Entrant,
-    Measured,
+    IncumbentRejected,
+    MeasureAnswer,
     MeasureRequest,
     RaceRequest,
-    Spoilt,
     pack,
 )
 from kagent_sandbox.judge.timing.noise import Noise
@@ -173,7 +173,7 @@ class JudgeClient:
         """Whether a candidate is right on all visible and hidden check cases."""
 
         def ask() -> tuple[CaseError, ...] | Rejected:
-            result = from_json(Checked, self._ask("check", {"key": self._keep(built)})).result
+            result = from_json(CheckAnswer, self._ask("check", {"key": self._keep(built)})).result
             return result.errors if isinstance(result, Correct) else result
 
         return self._judged(Stage.CHECK, ask)
@@ -202,17 +202,17 @@ class JudgeClient:
             IncumbentWrong: The incumbent failed, or was wrong where it was timed.
         """
 
-        def ask() -> Passed | Rejected | Spoilt:
+        def ask() -> Passed | Rejected | IncumbentRejected:
             entrant = None
             if incumbent is not None:
                 entrant = self._entrant(Contender(against, incumbent, choice or {}), built)
             key = self._keep(built)
             limit_s = SWEEP_S[self.kind] if sweep_s is None else sweep_s
             request = to_json(MeasureRequest(key, tuple(errors), entrant, limit_s))
-            return from_json(Measured, self._ask("measure", {"request": request})).result
+            return from_json(MeasureAnswer, self._ask("measure", {"request": request})).result
 
         answer = self._judged(Stage.MEASURE, ask)
-        if isinstance(answer, Spoilt):
+        if isinstance(answer, IncumbentRejected):
             raise IncumbentWrong(against, answer.incumbent)
         if isinstance(answer, Passed):
             self._choices[built.source_hash] = {t.case: t.config for t in answer.timings}

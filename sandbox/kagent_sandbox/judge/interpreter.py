@@ -28,10 +28,10 @@ from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.judge.arena.layout import pitch_of
-from kagent_sandbox.judge.arena.session import Disqualified, Session
+from kagent_sandbox.judge.arena.session import CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.cases import check_cases
 from kagent_sandbox.judge.check.checker import Checker
-from kagent_sandbox.judge.check.inputs import Draws
+from kagent_sandbox.judge.check.inputs import InputSampler
 from kagent_sandbox.process.channel import ChannelError, ChannelTimeout
 from kagent_sandbox.process.forkserver import ForkServer
 from kagent_sandbox.runtime.text import printable
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from kagent_sandbox.data.plan import Plan
     from kagent_sandbox.data.task import Case, Task
-    from kagent_sandbox.process.forkserver import Child
+    from kagent_sandbox.process.forkserver import ChildHandle
 
 MOST_ELEMENTS = 1 << 17
 """Of all arguments of a case together: larger cases are skipped."""
@@ -79,7 +79,7 @@ class Interpreter:
         self._target = parse_target(target)
         self._most_elements = most_elements
         self._cases = check_cases(task, "gpu", run_seed)
-        self._checker = Checker(task, Draws(task, torch.device("cpu")))
+        self._checker = Checker(task, InputSampler(task, torch.device("cpu")))
         self._tier = tier
         self._cpu: CpuBackend | None = None  # for ghost tests; most candidates need none
         self._server = ForkServer(
@@ -124,7 +124,7 @@ class Interpreter:
         if isinstance(found, Interpreted):
             try:
                 self._refuse_decoys(built, {e.case for e in found.errors})
-            except Disqualified as e:
+            except CandidateRejected as e:
                 return e.verdict
         return found
 
@@ -156,7 +156,7 @@ class Interpreter:
                     break
                 took.append((self._elements(case), time.monotonic() - began))
                 errors += found
-        except Disqualified as e:
+        except CandidateRejected as e:
             return e.verdict
         finally:
             child.close()
@@ -196,9 +196,9 @@ class Interpreter:
             self._cpu = CpuBackend(tier=self._tier)
         with contextlib.closing(self._cpu.arena(pitch_of(plans.values()))) as arena:
             try:
-                with Session(self._cpu, arena, {}, Stage.CHECK) as session:
-                    self._checker.refuse_decoys(session, ghosts, cases)
-            except Disqualified as e:
+                with LauncherSession(self._cpu, arena, {}, Stage.CHECK) as session:
+                    self._checker.reject_decoys(session, ghosts, cases)
+            except CandidateRejected as e:
                 # An operation that torch has on GPUs only fails here, and says nothing of kernels.
                 if e.verdict.status is Status.POLICY:
                     raise
@@ -208,7 +208,7 @@ class Interpreter:
         tensors = [a for a in spec.arguments if isinstance(a, TensorSpec)]
         return sum(torch.Size(t.shape).numel() for t in (*tensors, *spec.results))
 
-    def _load(self, child: Child, source: str) -> None:
+    def _load(self, child: ChildHandle, source: str) -> None:
         target = self._target
         device = {
             "name": target.device_name,
@@ -221,9 +221,9 @@ class Interpreter:
             text = f"importing the file took longer than {_LOAD_LIMIT_S:g} s (interpreted)"
             raise _out(Status.TIMEOUT, text, None)
 
-    def _check(self, child: Child, case: Case) -> list[CaseError] | None:
+    def _check(self, child: ChildHandle, case: Case) -> list[CaseError] | None:
         """Errors of one case, or None if it takes too long."""
-        draw = self._checker.draws.draw(case)
+        input_set = self._checker.sampler.draw(case)
         spec = build_case(self._task, case)
         arguments: list[dict[str, object]] = []
         blobs: list[bytes] = []
@@ -233,7 +233,7 @@ class Interpreter:
                 continue
             placed = {"shape": list(a.shape), "strides": list(a.strides), "offset": a.offset}
             arguments.append({**placed, "extent": a.extent, "dtype": a.dtype})
-            flat = draw.tensors[a.name].contiguous().reshape(-1)
+            flat = input_set.tensors[a.name].contiguous().reshape(-1)
             blobs.append(bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
         answer = self._ask(child, {"arguments": arguments}, blobs, case, CASE_LIMIT_S)
         if answer is None:
@@ -254,11 +254,11 @@ class Interpreter:
             dtype = dtype_of(result.dtype)
             flat = torch.frombuffer(bytearray(blob), dtype=dtype) if blob else torch.empty(0)
             outputs.append(flat.to(dtype).reshape(result.shape))
-        return self._checker.compare(outputs, draw, Stage.CHECK)
+        return self._checker.compare(outputs, input_set, Stage.CHECK)
 
     def _ask(
         self,
-        child: Child,
+        child: ChildHandle,
         request: dict[str, object],
         blobs: list[bytes],
         case: Case | None,
@@ -299,7 +299,7 @@ def _describes_tensor(record: object) -> bool:
     return False
 
 
-def _out(status: Status, text: str, case: Case | None) -> Disqualified:
+def _out(status: Status, text: str, case: Case | None) -> CandidateRejected:
     stage = Stage.BUILD if case is None else Stage.CHECK
     text = printable(text)[:_MAX_TEXT]
-    return Disqualified(Rejected(stage, status, text, case.name if case else None))
+    return CandidateRejected(Rejected(stage, status, text, case.name if case else None))

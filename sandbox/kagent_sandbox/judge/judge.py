@@ -17,12 +17,12 @@ from kagent_sandbox.data.build import key_of
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage
 from kagent_sandbox.errors import DeviceError, DeviceWedged
 from kagent_sandbox.judge.arena.layout import pitch_of
-from kagent_sandbox.judge.arena.phase_timer import LaneClock
-from kagent_sandbox.judge.arena.session import Arenas, Disqualified, Session
+from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
+from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.cases import bench_cases, check_cases, race_cases
 from kagent_sandbox.judge.check.checker import Checker, check_results
 from kagent_sandbox.judge.check.guests import refuse_bad_guests
-from kagent_sandbox.judge.check.inputs import Draws
+from kagent_sandbox.judge.check.inputs import InputSampler
 from kagent_sandbox.judge.timing.measure import Meter
 from kagent_sandbox.judge.timing.noise import Noise, measure_noise
 from kagent_sandbox.judge.timing.race import Racer
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.race import Race
     from kagent_sandbox.data.task import Kind, Task
     from kagent_sandbox.device.interface import Arena, Backend
-    from kagent_sandbox.judge.timing.race_baselines import Rivals
+    from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class _Checked:
     """What is left of a candidate's check: its cost, and on a GPU the launcher."""
 
     seconds: float
-    session: Session | None = None
+    session: LauncherSession | None = None
 
     def let_go(self) -> None:
         """End the launcher, if there is one."""
@@ -72,7 +72,7 @@ def _tried(evaluate: Callable[[], T]) -> T | Rejected:
     for last in (False, True):
         try:
             return evaluate()
-        except Disqualified as e:
+        except CandidateRejected as e:
             if last and e.blame == "machine":
                 raise DeviceError(
                     f"twice in a row, in fresh processes: {e}; no kernel can cause that. What is "
@@ -99,7 +99,7 @@ class Judge:
         self.check_cases = check_cases(task, self.kind, run_seed)
         self.race_cases = race_cases(task, self.kind, run_seed)
         self.baselines_us = dict(baselines_us or {})
-        self._checker = Checker(task, Draws(task, backend.device))
+        self._checker = Checker(task, InputSampler(task, backend.device))
         self._arenas = Arenas(backend)
         self._ceilings: Ceilings | None = None
         self._noise: Noise | None = None
@@ -149,13 +149,15 @@ class Judge:
         arena = self._arena(nbytes)
         errors: list[CaseError] = []
         with contextlib.ExitStack() as stack:
-            session = stack.enter_context(Session(self.backend, arena, built.binaries, Stage.CHECK))
+            session = stack.enter_context(
+                LauncherSession(self.backend, arena, built.binaries, Stage.CHECK)
+            )
             for case in self.check_cases:
                 errors += self._checker.check(session, built, case)
-            self._checker.refuse_decoys(session, built, self.check_cases)
+            self._checker.reject_decoys(session, built, self.check_cases)
             if self._most_kept:
                 stack.pop_all()
-        draws = self._checker.draws
+        draws = self._checker.sampler
         refuse_bad_guests(self.task, self.backend, self._arenas, draws, built, self.check_cases)
         self._checked[key] = _Checked(
             time.perf_counter() - began, session if self._most_kept else None
@@ -219,7 +221,7 @@ class Judge:
             ValueError: A benchmark case has no baseline.
         """
         checked = self._forget(key_of(built))
-        clock = LaneClock()
+        clock = PhaseTimer()
 
         def timed() -> Passed:
             with clock.part("other"):
@@ -241,7 +243,7 @@ class Judge:
         incumbent: Contender | None,
         sweep_s: float,
         checked: _Checked,
-        clock: LaneClock,
+        clock: PhaseTimer,
     ) -> Passed:
         meter = self._meter()
         check_results(self.task, built, bench_cases(self.task, self.kind))
@@ -255,14 +257,18 @@ class Judge:
         if checked.session is not None:
             session = checked.session.resume(binaries, Stage.MEASURE, clock)
         else:
-            session = Session(
+            session = LauncherSession(
                 self.backend, arena, binaries, Stage.MEASURE, clock=clock, apart=apart
             )
         with session:
             return meter.measure(session, built, errors, self.check_cases, incumbent, sweep_s)
 
     def race(
-        self, contenders: Sequence[Contender], *, hidden: bool, rivals: Rivals | None = None
+        self,
+        contenders: Sequence[Contender],
+        *,
+        hidden: bool,
+        race_baselines: RaceBaselines | None = None,
     ) -> Race:
         """Time contenders and baselines side by side in a fresh launcher.
 
@@ -271,7 +277,7 @@ class Judge:
             MachineError: The device or the host does.
         """
         self._let_go()
-        clock = LaneClock()
+        clock = PhaseTimer()
         racer = Racer(
             task=self.task,
             backend=self.backend,
@@ -285,10 +291,10 @@ class Judge:
         )
         cases = self.race_cases if hidden else bench_cases(self.task, self.kind)
         with clock.part("other"):
-            if hidden and rivals is not None and contenders:
+            if hidden and race_baselines is not None and contenders:
                 with clock.part("ahead"):  # for visible cases the compiler's cache is warm
-                    rivals.compile_ahead(cases)
-            race = racer.race(contenders, cases, rivals)
+                    race_baselines.compile_ahead(cases)
+            race = racer.race(contenders, cases, race_baselines)
         return replace(race, seconds=clock.seconds)
 
     def health(self) -> None:

@@ -20,8 +20,8 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.cuda.executor import Executor
 from kagent_sandbox.device.plan_ops import as_words, strided_view
 from kagent_sandbox.judge.arena.layout import lay_out
-from kagent_sandbox.judge.check.checker import seats_for
-from kagent_sandbox.judge.check.inputs import Draws
+from kagent_sandbox.judge.check.checker import place_plan
+from kagent_sandbox.judge.check.inputs import InputSampler
 
 _FLUSH_BYTES = 256 << 20
 
@@ -58,19 +58,19 @@ def main(folder: Path) -> None:
     executor.arena = memory.all
     binaries = {k.hash: (folder / f"{k.hash}.bin").read_bytes() for k in plan.kernels}
     executor.kernels.add(binaries)
-    (seat,) = seats_for(task, case, plan, memory, count=1)
-    executor.prepare(seat.key, plan, seat.layout.placement)
-    draws = Draws(task, device)
-    draw, stale = draws.fresh(case), draws.stale(case)
-    seat.write(draw, stale)
-    executor.run(seat.key)
-    seat.write(draw, stale)
+    (placement,) = place_plan(task, case, plan, memory, count=1)
+    executor.prepare(placement.key, plan, placement.layout.offsets)
+    draws = InputSampler(task, device)
+    input_set, stale = draws.fresh(case), draws.stale(case)
+    placement.write(input_set, stale)
+    executor.run(placement.key)
+    placement.write(input_set, stale)
     flush = torch.ones(_FLUSH_BYTES // 4, device=device)
     flush.sum()  # a kernel of torch's own leaves the caches with clean lines of something else
     torch.cuda.synchronize(device)
     torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(executor.clock.stream):
-        executor.enqueue(seat.key)
+        executor.enqueue(placement.key)
     executor.clock.sync("running the plan")
     torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
 

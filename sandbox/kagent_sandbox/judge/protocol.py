@@ -20,7 +20,7 @@ ERRORS: Mapping[str, type[KagentError]] = {
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckAnswer:
     """Answer to a check."""
 
     result: Rejected | Correct
@@ -34,14 +34,14 @@ class Correct:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasureAnswer:
     """Answer to a measurement."""
 
-    result: Passed | Rejected | Spoilt
+    result: Passed | Rejected | IncumbentRejected
 
 
 @dataclass(frozen=True)
-class Spoilt:
+class IncumbentRejected:
     """Nothing is known of the candidate: this became of the incumbent beside it."""
 
     incumbent: Rejected

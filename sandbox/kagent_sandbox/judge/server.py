@@ -24,38 +24,38 @@ from kagent_sandbox.errors import IncumbentWrong, KagentError, MachineError
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.protocol import (
     ERRORS,
-    Checked,
+    CheckAnswer,
     Correct,
     Entrant,
     Header,
-    Measured,
+    IncumbentRejected,
+    MeasureAnswer,
     MeasureRequest,
     RaceRequest,
-    Spoilt,
     unpack,
 )
 from kagent_sandbox.judge.timing.baselines import Baselines, measure_baselines
-from kagent_sandbox.judge.timing.race_baselines import CpuRivals, GpuRivals
+from kagent_sandbox.judge.timing.race_baselines import CpuRaceBaselines, GpuRaceBaselines
 from kagent_sandbox.process.channel import Channel, ChannelClosed
-from kagent_sandbox.process.exit import end_with, leave
+from kagent_sandbox.process.exit import exit_fast, exit_when_peer_closes
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.build import Built
     from kagent_sandbox.data.task import Task
     from kagent_sandbox.device.cpu.backend import CpuBackend
     from kagent_sandbox.device.cuda.backend import GpuBackend
-    from kagent_sandbox.judge.timing.race_baselines import Rivals
+    from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 
 Json = Mapping[str, object]
 
 
-class Server:
+class JudgeServer:
     """One judge behind a channel."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._judge: Judge | None = None
-        self._rivals: Rivals | None = None
+        self._rivals: RaceBaselines | None = None
         self._eager_only = False
         self._confined: CpuBackend | GpuBackend | None = None
         self._kept: dict[str, Built] = {}
@@ -101,8 +101,8 @@ class Server:
     def _open(self, request: Json, _: Sequence[bytes]) -> Json:
         time_limits.share = float(str(request["patience"]))
         task = load_task(Path(str(request["task"])))
-        backend, rivals = _backend(task, str(request["kind"]), int(str(request["index"])))
-        self._rivals = rivals
+        backend, race_baselines = _backend(task, str(request["kind"]), int(str(request["index"])))
+        self._rivals = race_baselines
         self._eager_only = bool(request["eager_only"])
         self._confined = backend
         self._judge = Judge(task, backend, int(str(request["run_seed"])))
@@ -118,10 +118,10 @@ class Server:
         return to_json(self._find_baselines(None, cached=bool(request["cached"])))
 
     def _find_baselines(self, names: Collection[str] | None, *, cached: bool = True) -> Baselines:
-        judge, rivals = self.judge, self._rivals
-        assert rivals is not None, "the first request is open"
+        judge, race_baselines = self.judge, self._rivals
+        assert race_baselines is not None, "the first request is open"
         if names is None:
-            rivals.expect()  # a run's beginning, which a race ends
+            race_baselines.prefetch()  # a run's beginning, which a race ends
         found = measure_baselines(
             judge.task,
             judge.kind,
@@ -144,7 +144,7 @@ class Server:
     def _check(self, request: Json, _: Sequence[bytes]) -> Json:
         found = self.judge.check(self._kept[str(request["key"])])
         result = found if isinstance(found, Rejected) else Correct(found)
-        return to_json(Checked(result))
+        return to_json(CheckAnswer(result))
 
     def _measure(self, request: Json, _: Sequence[bytes]) -> Json:
         wanted = from_json(MeasureRequest, request["request"])
@@ -156,15 +156,17 @@ class Server:
         try:
             verdict = self.judge.measure(built, wanted.errors, incumbent, sweep_s=wanted.sweep_s)
         except IncumbentWrong as e:
-            return to_json(Measured(Spoilt(e.verdict)))
-        return to_json(Measured(verdict))
+            return to_json(MeasureAnswer(IncumbentRejected(e.verdict)))
+        return to_json(MeasureAnswer(verdict))
 
     def _race(self, request: Json, _: Sequence[bytes]) -> Json:
         wanted = from_json(RaceRequest, request["request"])
         contenders = [self._contender(e) for e in wanted.entrants]
-        rivals = self._rivals if wanted.baselines else None
+        race_baselines = self._rivals if wanted.baselines else None
         self.judge.find_noise()
-        return to_json(self.judge.race(contenders, hidden=wanted.hidden, rivals=rivals))
+        return to_json(
+            self.judge.race(contenders, hidden=wanted.hidden, race_baselines=race_baselines)
+        )
 
     def _health(self, _request: Json, _: Sequence[bytes]) -> Json:
         self.judge.health()
@@ -181,23 +183,23 @@ class Server:
         return Contender(entrant.id, self._kept[entrant.key], entrant.choice)
 
 
-def _backend(task: Task, kind: str, index: int) -> tuple[CpuBackend | GpuBackend, Rivals]:
+def _backend(task: Task, kind: str, index: int) -> tuple[CpuBackend | GpuBackend, RaceBaselines]:
     """The device, and where its baselines come from."""
     if kind == "cpu":
         from kagent_sandbox.device.cpu.backend import CpuBackend
 
-        return CpuBackend(), CpuRivals(task)
+        return CpuBackend(), CpuRaceBaselines(task)
     try:
         from kagent_sandbox.device.cuda.backend import GpuBackend
     except ImportError as e:
         raise MachineError(f"no GPU can be used here: {e}") from None
     gpu = GpuBackend(index, products=bool(task.allow))
-    return gpu, GpuRivals(task, gpu)
+    return gpu, GpuRaceBaselines(task, gpu)
 
 
 def main() -> None:
     """Serve the socket whose descriptor is the first argument, and end the process."""
-    end_with(int(sys.argv[1]))
+    exit_when_peer_closes(int(sys.argv[1]))
     with Channel(socket.socket(fileno=int(sys.argv[1]))) as channel:
-        Server(channel).serve()
-    leave()
+        JudgeServer(channel).serve()
+    exit_fast()

@@ -41,14 +41,19 @@ class Exit:
         return f"exited with status {self.code}"
 
 
-class Child:
+class ChildHandle:
     """A running confined child.
 
     Its methods may be called from several threads, `channel` from one.
     """
 
     def __init__(
-        self, channel: Channel, control: Channel, exit_: Channel, *, on_end: Callable[[Child], None]
+        self,
+        channel: Channel,
+        control: Channel,
+        exit_: Channel,
+        *,
+        on_end: Callable[[ChildHandle], None],
     ) -> None:
         self.channel = channel
         self._control = control

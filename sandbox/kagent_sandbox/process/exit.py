@@ -14,7 +14,7 @@ from typing import NoReturn
 GRACE_S = 2.0
 
 
-def end_with(fd: int, grace_s: float = GRACE_S) -> None:
+def exit_when_peer_closes(fd: int, grace_s: float = GRACE_S) -> None:
     """Once the other end of a socket or pipe is closed, kill this process some time later, and its
     group where it leads one.
 
@@ -35,7 +35,7 @@ def _wait(fd: int, grace_s: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave() -> NoReturn:
+def exit_fast() -> NoReturn:
     """End this process without taking the interpreter apart: with torch in it that takes 0.7 s, for
     which whoever started it waits.
     """

@@ -28,11 +28,11 @@ from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.confine.policy import Confinement, Tier, asked_for
 from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.process.channel import Channel, ChannelError
-from kagent_sandbox.process.child_handle import Child, Exit
+from kagent_sandbox.process.child_handle import ChildHandle, Exit
 from kagent_sandbox.process.remove_tree import remove_tree
 from kagent_sandbox.runtime.text import printable
 
-__all__ = ["Child", "Exit", "ForkServer", "Isolation", "printable"]
+__all__ = ["ChildHandle", "Exit", "ForkServer", "Isolation", "printable"]
 
 _INHERITED = (
     "PATH",
@@ -71,7 +71,7 @@ class ForkServer:
         self._confinement = dataclasses.replace(confinement, tier=tier)
         self._env = dict(env or {})
         self._lock = threading.Lock()
-        self._children: set[Child] = set()
+        self._children: set[ChildHandle] = set()
         self._printed: deque[str] = deque(maxlen=_MOST_PRINTED)
         self._isolation: Isolation | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -152,7 +152,7 @@ class ForkServer:
 
     def spawn(
         self, fds: Sequence[int] = (), *, wall_limit_s: float, lock_first: bool = True
-    ) -> Child:
+    ) -> ChildHandle:
         """Fork a child that runs the handler; `fds` stay the caller's, the child gets copies.
 
         Raises:
@@ -162,7 +162,7 @@ class ForkServer:
         channel, channel_end = Channel.pair()
         control, control_end = Channel.pair()
         exit_, exit_end = Channel.pair()
-        child = Child(channel, control, exit_, on_end=self._forget)
+        child = ChildHandle(channel, control, exit_, on_end=self._forget)
         with channel_end, control_end, exit_end, self._lock:
             self._wait_ready()
             passed = [e.fileno() for e in (channel_end, control_end, exit_end)] + list(fds)
@@ -188,7 +188,7 @@ class ForkServer:
                 texts.append(self._printed.popleft())
         return "".join(texts)
 
-    def _forget(self, child: Child) -> None:
+    def _forget(self, child: ChildHandle) -> None:
         self._children.discard(child)
         if (end := child.wait(0.0)) is not None and end.log_tail:
             self._printed.append(end.log_tail)

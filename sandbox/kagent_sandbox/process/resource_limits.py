@@ -12,7 +12,7 @@ from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.resource_usage import MOST_MAPPINGS, disk_use, memory_bytes
 
 
-class Bounds:
+class SubtreeLimits:
     """Looks at what the kernel does not limit per subtree, under the tier that there is."""
 
     def __init__(self, limits: Confinement, tier: Tier, folder: Path, given_bytes: int) -> None:

@@ -26,7 +26,7 @@ from kagent_sandbox.process import child_main as child
 from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.channel import Channel, ChannelError
 from kagent_sandbox.process.remove_tree import remove_tree
-from kagent_sandbox.process.resource_limits import Bounds
+from kagent_sandbox.process.resource_limits import SubtreeLimits
 from kagent_sandbox.process.spawn import Spawn
 
 _LOG_BYTES = 64 << 10
@@ -36,13 +36,13 @@ _ORPHANED = "loss of its fork-server"
 
 def main(spawn: Spawn) -> NoReturn:
     """Run in a fresh fork of the zygote. Never returns."""
-    keeper: _Keeper | None = None
+    keeper: _Supervisor | None = None
     try:
         os.setsid()
         prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        keeper = _Keeper(spawn)
+        keeper = _Supervisor(spawn)
         keeper.run()
     except BaseException:  # noqa: BLE001 - a bug of ours: show it, the client sees the loss
         traceback.print_exc()
@@ -52,7 +52,7 @@ def main(spawn: Spawn) -> NoReturn:
         os._exit(1)
 
 
-class _Keeper:
+class _Supervisor:
     def __init__(self, spawn: Spawn) -> None:
         self.spawn = spawn
         self.control = Channel(socket.socket(fileno=spawn.fds[1]))
@@ -73,7 +73,7 @@ class _Keeper:
             os.chown(spawn.tmp, spawn.uid, spawn.uid)
         tier = spawn.isolation.tier
         given_bytes = sum(os.fstat(fd).st_size for fd in spawn.fds[3:])  # shared memory
-        self.bounds = Bounds(spawn.confinement, tier, spawn.tmp, given_bytes)
+        self.bounds = SubtreeLimits(spawn.confinement, tier, spawn.tmp, given_bytes)
         log_read, log_write = os.pipe()
         if tier >= Tier.T3:
             self.group = Group(
@@ -162,7 +162,7 @@ class _Keeper:
         """Kill what is left, clean up, report."""
         if self.group is not None and self.reason is None and self.group.exceeded() == "memory":
             self.reason = self.bounds.memory_reason
-        self.bury()
+        self.reap_all()
         if self.group is not None:
             self.bounds.peak_bytes = max(self.bounds.peak_bytes, self.group.peak_bytes())
             self.group.remove()
@@ -188,7 +188,7 @@ class _Keeper:
             self.exit.send(report, timeout_s=5.0)
         os._exit(0)
 
-    def bury(self) -> None:
+    def reap_all(self) -> None:
         """Kill and reap every descendant."""
         if self.reason is not None:
             if self.pid:
@@ -212,7 +212,7 @@ class _Keeper:
     def give_up(self) -> None:
         """After an error of ours: leave nothing behind."""
         self.reason = "failure of its supervisor"
-        self.bury()
+        self.reap_all()
         if self.group is not None:
             self.group.remove()
         remove_tree(self.spawn.tmp)

@@ -29,7 +29,7 @@ from kagent_sandbox.confine.policy import Confinement, Tier
 from kagent_sandbox.process import process_tree, supervisor
 from kagent_sandbox.process.channel import Channel, ChannelClosed
 from kagent_sandbox.process.context import Context
-from kagent_sandbox.process.exit import leave
+from kagent_sandbox.process.exit import exit_fast
 from kagent_sandbox.process.remove_tree import remove_tree
 from kagent_sandbox.process.spawn import Spawn
 
@@ -51,7 +51,7 @@ def main(fd: int) -> None:
         pass  # the client is gone: nobody is left to tell
     finally:
         remove_tree(root)
-    leave()
+    exit_fast()
 
 
 def _run(channel: Channel, settings: dict[str, object], root: Path) -> None:

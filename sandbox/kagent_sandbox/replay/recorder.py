@@ -147,7 +147,7 @@ class RealRecorder(Recorder):
         return self._symbolic(value) if self.here(value) else value
 
     def _pointer(self, value: arguments.Value) -> Pointer | None:
-        if value is None or isinstance(value, arguments.Scalar):
+        if value is None or isinstance(value, arguments.ScalarArgument):
             return None
         return self.pointer(value.tensor if isinstance(value, TensorMapArgument) else value)
 

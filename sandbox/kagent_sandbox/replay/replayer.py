@@ -33,7 +33,7 @@ from kagent_sandbox.data.plan_json import parse_plan
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.process.channel import ChannelError, Message
-from kagent_sandbox.process.forkserver import Child, ForkServer
+from kagent_sandbox.process.forkserver import ChildHandle, ForkServer
 from kagent_sandbox.replay.difference import first_difference
 from kagent_sandbox.runtime.source import Source
 from kagent_sandbox.runtime.store import packed_cubin
@@ -53,7 +53,7 @@ _PRELOAD_GPU = ("torch", "triton", "cuda.bindings.driver", *_PRELOAD[1:])
 
 
 @dataclasses.dataclass
-class Compiled:
+class ReplayedKernel:
     """What kernels were compiled from, and to, in all replays so far that found no difference."""
 
     sources: dict[str, list[dict[str, object]]] = dataclasses.field(default_factory=dict)
@@ -69,10 +69,10 @@ class Replayer:
     """
 
     def __init__(self, device: int = 0) -> None:
-        self.observed = Compiled()
+        self.observed = ReplayedKernel()
         self._device = device
         self._servers: dict[bool, ForkServer] = {}  # for GPUs or not
-        self._child: Child | None = None
+        self._child: ChildHandle | None = None
         self._of: object = None  # what the child has loaded
         self._built = b""  # by Triton for itself, in a process that had seen no candidate
 
@@ -164,7 +164,7 @@ class Replayer:
             self._child.close()
             self._child = None
 
-    def _take_built(self, child: Child) -> None:
+    def _take_built(self, child: ChildHandle) -> None:
         """What Triton built before the candidate was loaded.
 
         Raises:

@@ -7,7 +7,7 @@ from typing import Any
 import triton
 
 from kagent_sandbox.builder.binary.inspect import kernel_info
-from kagent_sandbox.builder.trace.triton import Launcher, LoadedKernel
+from kagent_sandbox.builder.trace.triton import LoadedKernel, TritonLauncher
 
 _loaded: dict[int, LoadedKernel] = {}
 """By the driver's handle of the function."""
@@ -29,16 +29,16 @@ def install() -> None:
         _loaded[answer[1]] = LoadedKernel(kernel_info(binary, name, "triton"), binary)
         return answer
 
-    class Recording:
+    class TritonRecording:
         """Takes the place of CudaLauncher, and has one."""
 
         def __init__(self, src: Any, metadata: Any) -> None:
             self._launch = launcher(src, metadata)
-            self._record = Launcher(src, metadata)
+            self._record = TritonLauncher(src, metadata)
 
         def __call__(self, x: int, y: int, z: int, stream: Any, function: Any, *rest: Any) -> None:
             self._record(x, y, z, stream, _loaded[function], *rest)
             self._launch(x, y, z, stream, function, *rest)
 
     active.utils.load_binary = load_binary
-    active.launcher_cls = Recording
+    active.launcher_cls = TritonRecording

@@ -63,14 +63,14 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Scalar:
+class ScalarArgument:
     """A number passed by value."""
 
     type: ScalarType
     value: float | int | bool
 
 
-Value: TypeAlias = torch.Tensor | Scalar | TensorMapArgument | None
+Value: TypeAlias = torch.Tensor | ScalarArgument | TensorMapArgument | None
 """What a kernel is given: None is a null pointer."""
 Check = Callable[[torch.Tensor | TensorMapArgument], None]
 
@@ -117,7 +117,7 @@ def _argument(value: object, parameter: Parameter, check: Check) -> Value:
     raise TypeError(f"got {type(value).__name__}; pass a tensor, a number, None or tensor_map(...)")
 
 
-def scalar(value: bool | float | np.generic, parameter: Parameter) -> Scalar:
+def scalar(value: bool | float | np.generic, parameter: Parameter) -> ScalarArgument:
     """A number as the parameter takes it.
 
     Raises:
@@ -173,15 +173,15 @@ def _plain_float(value: object) -> float:
     raise TypeError
 
 
-def _typed(type_: ScalarType, value: float | bool) -> Scalar:
+def _typed(type_: ScalarType, value: float | bool) -> ScalarArgument:
     if type_[0] in "fb":
-        return Scalar(type_, float(value))
+        return ScalarArgument(type_, float(value))
     if isinstance(value, float):
         raise TypeError(f"got {value!r}, a float; pass int(...)")
     low, high = integer_range(Parameter(SCALAR_BYTES[type_], type_))
     if not low <= value <= high:
         raise OverflowError(f"{value} does not fit {type_}")
-    return Scalar(type_, bool(value) if type_ == "i1" else int(value))
+    return ScalarArgument(type_, bool(value) if type_ == "i1" else int(value))
 
 
 # -- what the source says ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from . import store
-from .arguments import Scalar, converted, cpp_parameters, plain_converter
+from .arguments import ScalarArgument, converted, cpp_parameters, plain_converter
 from .cpp import SIGNATURE, compile_cpp
 from .errors import CompileError
 from .launches import Launching, Observed, watch
@@ -123,7 +123,7 @@ def _address(value: object) -> int | None:
 def _plain(value: object) -> float | bool | None:
     if isinstance(value, torch.Tensor):
         return value.data_ptr()
-    return value.value if isinstance(value, Scalar) else None
+    return value.value if isinstance(value, ScalarArgument) else None
 
 
 def _open(source: Source) -> tuple[bytes, ctypes.CDLL]:

@@ -18,7 +18,7 @@ import torch
 
 from .arguments import converted, cuda_parameters
 from .cuda_loading import load
-from .cuda_values import Layout, Parameters, launch_attributes, launch_config
+from .cuda_values import KernelParameters, StructLayout, launch_attributes, launch_config
 from .driver import call, driver, failure, make_current
 from .errors import KernelUnavailable
 from .launches import Launching, Observed, Size, watch
@@ -39,7 +39,7 @@ class CudaKernel:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._devices: dict[int, _Loaded] = {}
+        self._devices: dict[int, _LoadedModule] = {}
 
     def launch(
         self,
@@ -88,11 +88,11 @@ class CudaKernel:
             with torch.cuda.device(index):
                 loaded.launch(grid, block, args, shared, cluster, cooperative, pdl)
 
-    def _load(self, index: int) -> _Loaded:
+    def _load(self, index: int) -> _LoadedModule:
         with _loading:
             if index not in self._devices:
                 with torch.cuda.device(index):
-                    self._devices[index] = _Loaded(self.source, index)
+                    self._devices[index] = _LoadedModule(self.source, index)
             return self._devices[index]
 
 
@@ -128,14 +128,14 @@ def target_of(index: int) -> str:
 class _Lane(threading.local):
     """What one thread launches a kernel with: memory for parameters, and configurations."""
 
-    def __init__(self, layout: Layout, index: int) -> None:
+    def __init__(self, layout: StructLayout, index: int) -> None:
         make_current(index)
-        self.parameters = Parameters(layout)
+        self.parameters = KernelParameters(layout)
         self.address = self.parameters.address
         self.configs: dict[_Key, Any] = {}
 
 
-class _Loaded:
+class _LoadedModule:
     """A kernel on one device, whose context is current."""
 
     def __init__(self, source: Source, index: int) -> None:
@@ -147,7 +147,7 @@ class _Loaded:
         loaded = load(source, self._target)
         self._binary, self._symbol, self._function = loaded.binary, loaded.symbol, loaded.function
         self._parameters = cuda_parameters(source.name, source.text, loaded.parameter_bytes)
-        layout = Layout(self._parameters, index)
+        layout = StructLayout(self._parameters, index)
         self._converters = layout.converters
         self._lane = _Lane(layout, index)
         self._enqueue = driver().cuLaunchKernelEx
@@ -190,7 +190,7 @@ class _Loaded:
             Observed(source, self._target, self._binary, self._symbol, values, launching)
         )
 
-    def _write(self, parameters: Parameters, args: Sequence[object]) -> None:
+    def _write(self, parameters: KernelParameters, args: Sequence[object]) -> None:
         if len(args) == len(self._converters):
             try:
                 parameters.pack([c(a) for c, a in zip(self._converters, args, strict=True)])

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .arguments import TENSOR_MAP_BYTES, Parameter, Scalar, Value, plain_converter, scalar
+from .arguments import TENSOR_MAP_BYTES, Parameter, ScalarArgument, Value, plain_converter, scalar
 from .driver import call, driver
 from .launches import Launching
 from .scalars import FORMAT, scalar_bytes
@@ -28,7 +28,7 @@ _maps: dict[tuple[int, Described], bytes] = {}
 Convert = Callable[[object], object]
 
 
-class Layout:
+class StructLayout:
     """Where each parameter of a kernel lies in one block of memory, for one device.
 
     `converters` take plain values, as host code nearly always passes them, to what `pack` takes,
@@ -50,13 +50,13 @@ class Layout:
         self.converters = [_converter(p, index) for p in parameters]
 
 
-class Parameters:
+class KernelParameters:
     """Memory for the parameters of one launch, and the array of pointers that the driver takes.
 
     The driver copies them when the kernel is launched or captured: then they may be overwritten.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: StructLayout) -> None:
         self._memory = ctypes.create_string_buffer(layout.nbytes + _ALIGN)
         base = ctypes.addressof(self._memory)
         skip = -base % _ALIGN
@@ -84,7 +84,7 @@ class Parameters:
 def _bytes(value: Value) -> bytes:
     if isinstance(value, torch.Tensor):
         return struct.pack("<Q", value.data_ptr())
-    if isinstance(value, Scalar):
+    if isinstance(value, ScalarArgument):
         return scalar_bytes(value.type, value.value)
     return bytes(8) if value is None else tensor_map_bytes(value)
 

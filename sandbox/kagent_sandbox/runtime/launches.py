@@ -78,7 +78,7 @@ Instead = Callable[["Source", Sequence[object], Launching], bool]
 """Takes a launch in place of the device, and says whether it did: while a candidate is built."""
 
 
-class Watch:
+class LaunchWatcher:
     """Who sees launches before the device does. `any` is what every launch looks at."""
 
     any = False
@@ -86,7 +86,7 @@ class Watch:
     instead: Instead | None = None
 
 
-watch = Watch()
+watch = LaunchWatcher()
 
 
 def launch_instead(instead: Instead) -> None:

@@ -8,14 +8,14 @@ import torch
 from kagent.export.library._devices import capability, device_name
 from kagent.export.record import (
     TORCH,
-    Change,
-    Compiled,
-    Device,
-    Kernel,
-    Library,
-    Operator,
-    Origin,
-    Point,
+    ChangeRecord,
+    CompiledRecord,
+    DeviceRecord,
+    KernelRecord,
+    LibraryRecord,
+    OperatorRecord,
+    OriginRecord,
+    PointRecord,
     Timing,
 )
 from kagent.export.regions import regions_of
@@ -49,7 +49,7 @@ def kernel_of(task, file, kind="cpu", config=None):
     sha = hashlib.sha256(source.encode()).hexdigest()
     loaded = load_task(SEEDS / task)
     cases = loaded.cases(kind)
-    origin = Origin(
+    origin = OriginRecord(
         run=f"{task}-made-up",
         run_id="0123456789abcdef",
         candidate=7,
@@ -65,7 +65,7 @@ def kernel_of(task, file, kind="cpu", config=None):
         task_digest=loaded.digest,
         selftest="",
     )
-    return Kernel(
+    return KernelRecord(
         id=f"{task}_{sha[:8]}",
         task=task,
         language=file.partition("_")[0],
@@ -89,13 +89,13 @@ def compiled_by(source):
     name = source.partition('cpp_kernel("')[2].partition('"')[0]
     key = Source("cpp", name, names["SOURCE"], (), tuple(defines.items())).key("cpu")
     pairs = tuple(defines.items())
-    return (Compiled(key, "cpu", "cpp", name, names["SOURCE"], (), pairs),)
+    return (CompiledRecord(key, "cpu", "cpp", name, names["SOURCE"], (), pairs),)
 
 
 def operator_of(task, module, kernels, devices):
     folder = SEEDS / task
     data = tomllib.loads((folder / "task.toml").read_text())
-    return Operator(
+    return OperatorRecord(
         task=task,
         entry=data["entry"],
         signature=data["signature"],
@@ -121,7 +121,7 @@ def device_of(task, kernel, kind="cpu", name=None, able=None, lost=1):
         torch = timing(mine * (0.8 if loses else 1.3))
         times = {kernel.id: timing(mine), "eager": torch, "compile": timing(torch.us * 1.1)}
         points.append(
-            Point(
+            PointRecord(
                 case=case.name,
                 dtype=case.dtype,
                 dims=case.dims,
@@ -137,7 +137,9 @@ def device_of(task, kernel, kind="cpu", name=None, able=None, lost=1):
         "python": "3.11.7",
     }
     name = name or device_name(CPU)
-    return Device(name, kind, able or capability(CPU), environment, "2026-11-21", tuple(points))
+    return DeviceRecord(
+        name, kind, able or capability(CPU), environment, "2026-11-21", tuple(points)
+    )
 
 
 def cpu_library(name="made_kernels", able=None):
@@ -150,8 +152,8 @@ def cpu_library(name="made_kernels", able=None):
         kernel = kernel_of(task, file)
         device = device_of(task, kernel, able=able)
         operators.append(operator_of(task, module, [kernel], [device]))
-    history = (Change("0.1.0", "2026-11-21", ("softmax: added", HOSTILE)),)
-    return Library(name, "0.1.0", "0.1.0", tuple(operators), history)
+    history = (ChangeRecord("0.1.0", "2026-11-21", ("softmax: added", HOSTILE)),)
+    return LibraryRecord(name, "0.1.0", "0.1.0", tuple(operators), history)
 
 
 def gpu_library(name="made_gpu_kernels"):
@@ -164,4 +166,4 @@ def gpu_library(name="made_gpu_kernels"):
         kernel = kernel_of(task, file, "gpu")
         device = device_of(task, kernel, "gpu", "NVIDIA H100 80GB HBM3", "sm_90", lost=0)
         operators.append(operator_of(task, module, [kernel], [device]))
-    return Library(name, "1.2.0", "0.1.0", tuple(operators), ())
+    return LibraryRecord(name, "1.2.0", "0.1.0", tuple(operators), ())

@@ -16,19 +16,19 @@ from kagent.export.library import _devices, _kernels
 from kagent.export.library._portfolio import (
     TORCH,
     Chosen,
-    Device,
+    DeviceEntry,
     Kernel,
     Point,
     Portfolio,
-    Reference,
+    ReferenceCall,
     Region,
     read_portfolio,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-HERE = Device("this CPU", "cpu", "x86_64-v4", ())
-ALIKE = Device("another CPU", "cpu", "x86_64-v4", ())
-OLDER = Device("an old CPU", "cpu", "x86_64-v3", ())
+HERE = DeviceEntry("this CPU", "cpu", "x86_64-v4", ())
+ALIKE = DeviceEntry("another CPU", "cpu", "x86_64-v4", ())
+OLDER = DeviceEntry("an old CPU", "cpu", "x86_64-v3", ())
 
 
 def kernel(name, *regions, capabilities=("x86_64-v4",)):
@@ -45,7 +45,7 @@ def point(m, n, best, dtype="float32", config=0, **flags):
 
 
 def portfolio(kernels, *points, device=HERE):
-    table = Device(device.name, device.kind, device.capability, points)
+    table = DeviceEntry(device.name, device.kind, device.capability, points)
     return Portfolio("task", "task", ("M", "N"), {k.id: k for k in kernels}, {device.name: table})
 
 
@@ -70,18 +70,18 @@ def test_where_the_nearest_was_not_checked_the_next_one_is_taken():
     )
     assert table.choose(HERE, "float32", {"M": 1000, "N": 1000}).kernel.id == "few"
     assert table.choose(HERE, "float32", {"M": 1001, "N": 1000}).kernel.id == "many"
-    assert table.choose(HERE, "float32", {"M": 10**6 + 1, "N": 1}) == Reference()
+    assert table.choose(HERE, "float32", {"M": 10**6 + 1, "N": 1}) == ReferenceCall()
 
 
 def test_the_product_of_sizes_is_bounded_too():
     table = portfolio([kernel("k", region(volume=10**6))], point(1000, 1000, "k"))
     assert isinstance(table.choose(HERE, "float32", {"M": 1, "N": 10**6}), Chosen)
-    assert table.choose(HERE, "float32", {"M": 10**4, "N": 10**4}) == Reference()
+    assert table.choose(HERE, "float32", {"M": 10**4, "N": 10**4}) == ReferenceCall()
 
 
 def test_where_torch_was_the_fastest_it_is_used_without_a_word():
     table = portfolio([kernel("k", region())], point(8, 8, "k"), point(4096, 4096, TORCH))
-    assert table.choose(HERE, "float32", {"M": 4000, "N": 4000}) == Reference()
+    assert table.choose(HERE, "float32", {"M": 4000, "N": 4000}) == ReferenceCall()
     assert isinstance(table.choose(HERE, "float32", {"M": 10, "N": 4}), Chosen)
 
 
@@ -90,10 +90,14 @@ def test_sizes_of_which_there_are_few_must_be_among_those_that_were_checked():
         [kernel("k", region(D=(64, 128), causal=(True,)))],
         point(8, 8, "k", D=64, causal=True),
     )
-    for size, causal, found in [(64, True, Chosen), (96, True, Reference), (64, False, Reference)]:
+    for size, causal, found in [
+        (64, True, Chosen),
+        (96, True, ReferenceCall),
+        (64, False, ReferenceCall),
+    ]:
         dims = {"M": 8, "N": 8, "D": size, "causal": causal}
         assert isinstance(table.choose(HERE, "float32", dims), found)
-    assert table.choose(HERE, "float32", {"M": 8, "N": 8, "D": 64, "causal": 1}) == Reference()
+    assert table.choose(HERE, "float32", {"M": 8, "N": 8, "D": 64, "causal": 1}) == ReferenceCall()
 
 
 def test_numbers_without_a_logarithm_are_compared():
@@ -104,7 +108,7 @@ def test_numbers_without_a_logarithm_are_compared():
     )
     assert table.choose(HERE, "float32", {"M": 9, "N": 9, "i": -100}).kernel.id == "a"
     assert table.choose(HERE, "float32", {"M": 9, "N": 9, "i": 2}).kernel.id == "b"
-    assert table.choose(HERE, "float32", {"M": 9, "N": 9, "i": 0}) == Reference()
+    assert table.choose(HERE, "float32", {"M": 9, "N": 9, "i": 0}) == ReferenceCall()
 
 
 def test_a_dtype_takes_the_figures_of_one_as_wide_if_it_was_checked():
@@ -112,7 +116,7 @@ def test_a_dtype_takes_the_figures_of_one_as_wide_if_it_was_checked():
     table = portfolio([both], point(8, 8, "k", dtype="bfloat16"))
     assert isinstance(table.choose(HERE, "float16", {"M": 8, "N": 8}), Chosen)
     own = portfolio([both], point(8, 8, "k", "bfloat16"), point(8, 8, TORCH, "float16"))
-    assert own.choose(HERE, "float16", {"M": 8, "N": 8}) == Reference()
+    assert own.choose(HERE, "float16", {"M": 8, "N": 8}) == ReferenceCall()
     one = portfolio([kernel("k", region("bfloat16"))], point(8, 8, "k", dtype="bfloat16"))
     assert "not float16" in one.choose(HERE, "float16", {"M": 8, "N": 8}).reason
 
@@ -123,7 +127,7 @@ def test_a_device_alike_stands_in_and_others_do_not():
     reason = table.choose(OLDER, "float32", {"M": 8, "N": 8}).reason
     assert "an old CPU (x86_64-v3)" in reason
     assert "another CPU (x86_64-v4)" in reason
-    gpu = Device("H100", "gpu", "sm_90", ())
+    gpu = DeviceEntry("H100", "gpu", "sm_90", ())
     assert "nothing was measured on H100" in table.choose(gpu, "float32", {"M": 8, "N": 8}).reason
 
 
@@ -134,7 +138,7 @@ def test_a_kernel_for_another_capability_is_not_used_under_the_same_name():
 
 def test_a_kernel_that_failed_is_left_to_torch():
     table = portfolio([kernel("k", region())], point(8, 8, "k"))
-    assert table.choose(HERE, "float32", {"M": 8, "N": 8}, {"k"}) == Reference()
+    assert table.choose(HERE, "float32", {"M": 8, "N": 8}, {"k"}) == ReferenceCall()
 
 
 sizes = st.integers(1, 1 << 17)
@@ -182,7 +186,7 @@ def test_a_choice_was_checked_for_the_call_and_nothing_usable_is_nearer(
     m, n, dtype, flag = call
     dims = {"M": m, "N": n, "flag": flag}
     choice = table.choose(device, dtype, dims, failed)
-    if isinstance(choice, Reference):
+    if isinstance(choice, ReferenceCall):
         return
     assert choice.kernel.id not in failed
     assert device.capability in choice.kernel.capabilities

@@ -14,12 +14,12 @@ from kagent.export.merging import merge_library, merge_operator
 from kagent.export.packaging import refuse_collisions
 from kagent.export.record import (
     TORCH,
-    Device,
-    Kernel,
-    Operator,
-    Origin,
-    Point,
-    Region,
+    DeviceRecord,
+    KernelRecord,
+    OperatorRecord,
+    OriginRecord,
+    PointRecord,
+    RegionRecord,
     Timing,
     valid_name,
 )
@@ -28,12 +28,14 @@ from kagent.resources import resource
 from kagent_sandbox.data.task import Case
 from kagent_sandbox.errors import UserError
 
-ORIGIN = Origin("run", "id", 3, (), "tune", (), 9, 1.5, 1.4, 1.6, "2026-11-21", "0.1.0", "d", "")
+ORIGIN = OriginRecord(
+    "run", "id", 3, (), "tune", (), 9, 1.5, 1.4, 1.6, "2026-11-21", "0.1.0", "d", ""
+)
 
 
 def kernel(name, source="x = 1\n"):
-    region = Region("float32", {"M": 1}, {"M": 64}, {}, 64, 4)
-    return Kernel(name, "toy", "cpp", source, "0", ("cpu",), ({},), (region,), False, ORIGIN)
+    region = RegionRecord("float32", {"M": 1}, {"M": 64}, {}, 64, 4)
+    return KernelRecord(name, "toy", "cpp", source, "0", ("cpu",), ({},), (region,), False, ORIGIN)
 
 
 def at(us):
@@ -45,15 +47,15 @@ def point(case, **times):
     named = {"eager": at(times["torch"]), **{k: at(us) for k, us in times.items()}}
     config = {n: 0 for n in named if n not in (TORCH, "eager")}
     best = best_of(named, config, kernels_only=False)
-    return Point(case, "float32", {"M": 8}, named, config, best)
+    return PointRecord(case, "float32", {"M": 8}, named, config, best)
 
 
 def device(*points, name="cpu A"):
-    return Device(name, "cpu", "x86_64-v3", {}, "2026-11-21", points)
+    return DeviceRecord(name, "cpu", "x86_64-v3", {}, "2026-11-21", points)
 
 
 def operator(kernels, *devices):
-    return Operator(
+    return OperatorRecord(
         "toy", "toy", "toy(x)", "A toy", ("M",), tuple(kernels), devices, "toml", "ref", "op"
     )
 

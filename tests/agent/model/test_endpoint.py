@@ -8,7 +8,7 @@ from kagent.llm import response as hearing
 from kagent.llm import transport as wire
 from kagent.llm.chat import ModelError
 from kagent.llm.endpoint import Endpoint
-from kagent.runs.brief import Prompt
+from kagent.runs.ask import Prompt
 from llm_server import (
     GOOD,
     STREAM,

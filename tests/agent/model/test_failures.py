@@ -15,8 +15,8 @@ from kagent.llm import transport as wire
 from kagent.llm.chat import ModelError, Reply
 from kagent.llm.endpoint import Endpoint
 from kagent.llm.failures import Scrub
-from kagent.llm.response import Heard
-from kagent.runs.brief import Prompt
+from kagent.llm.response import ResponseBuffer
+from kagent.runs.ask import Prompt
 from llm_server import (
     GOOD,
     KEY,
@@ -432,7 +432,7 @@ json_values = st.recursive(
 
 @given(st.lists(json_values, max_size=4))
 def test_no_json_of_a_server_is_more_than_can_be_heard(values):
-    heard = Heard()
+    heard = ResponseBuffer()
     for value in values:
         heard.take(value)
     assert isinstance(heard.text, str)

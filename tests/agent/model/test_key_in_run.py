@@ -7,8 +7,8 @@ import json
 from kagent.evolve.loop import Limits
 from kagent.llm.endpoint import Endpoint
 from kagent.llm.proposer import Model, ModelProposer
-from kagent.llm.spend_limit import Purse
-from kagent.runs.brief import Prompt
+from kagent.llm.spend_limit import SpendLimit
+from kagent.runs.ask import Prompt
 from kagent.runs.cost import Spent
 from llm_server import KEY, model_at, plain
 from toy import evolution, toy_source
@@ -38,8 +38,8 @@ def test_no_file_of_a_run_holds_the_key(tmp_path, httpserver):
 
         name, resamples, at_once, operators = "model", 2, 1, ModelProposer.operators
 
-        async def propose(self, brief):
-            return await self.inner.propose(brief)
+        async def propose(self, ask):
+            return await self.inner.propose(ask)
 
     late = Late()
     search, store = evolution(
@@ -56,9 +56,9 @@ def test_no_file_of_a_run_holds_the_key(tmp_path, httpserver):
         endpoint = Endpoint(model)
         late.inner = ModelProposer(
             [Model(model, endpoint)],
-            lambda brief: Prompt("system", f"ask {brief.id}"),
+            lambda ask: Prompt("system", f"ask {ask.id}"),
             store.call,
-            Purse(Spent()),
+            SpendLimit(Spent()),
             seen.append,
             at_once=1,
         )

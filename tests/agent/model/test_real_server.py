@@ -24,7 +24,7 @@ from kagent.llm.chat import ModelError
 from kagent.llm.endpoint import Endpoint
 from kagent.llm.ping import try_models
 from kagent.llm.reply import Answer, read_reply
-from kagent.runs.brief import Prompt
+from kagent.runs.ask import Prompt
 from kagent_sandbox.data.verdict import Rejected
 from llm_server import model_at
 

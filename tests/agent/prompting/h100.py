@@ -1,7 +1,7 @@
 """A short softmax run on an H100, with the figures of docs/results.md: what prompts look like."""
 
-from kagent.prompting import Situation
-from kagent.runs.brief import Brief, Setting
+from kagent.prompting import RunFacts
+from kagent.runs.ask import Ask, Setting
 from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal
 from kagent.search.select import POOL
 from kagent.tasks import find_task, seeds_of
@@ -31,7 +31,7 @@ ONLINE = (35.4, 154.7, 465.8, 907.0, 1031.4, 816.1)
 CLUSTER = (21.6, 89.2, 356.0, 818.6, 856.0, 721.2)
 JOINED = (21.2, 86.9, 353.3, 815.9, 856.0, 711.0)
 
-SITUATION = Situation(
+RUN_FACTS = RunFacts(
     device=DeviceFacts(
         *("gpu", "NVIDIA H100 80GB HBM3", "sm_90a", "H100, driver 580.159"),
         *(85 * 10**9, 50 << 20, 132, 3352.0),
@@ -189,6 +189,6 @@ def setting(in_flight=4):
 def brief(operator=Operator.STRUCTURE, parent=3, number=7, lineage=None, in_flight=4):
     lineage = lineage if lineage is not None else history()
     elites = tuple(lineage.elites(POOL))
-    return Brief(
+    return Ask(
         setting(in_flight), number, lineage, operator, lineage[parent], elites, len(lineage) / 50
     )

@@ -7,7 +7,7 @@ import h100
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.prompting import Prompter
-from kagent.prompting.card_choice import deal, worths
+from kagent.prompting.card_choice import choose_card, worths
 from kagent.prompting.cards import Card, FrontMatter, Place, helps, load_cards, suits
 from kagent.prompting.templates import folders
 from kagent.runs.lineage import Candidate, Operator, Origin, Proposal
@@ -37,7 +37,7 @@ def tried(lineage, card, time_us, parent=3):
 def test_neighbours_in_flight_get_different_cards(first, hands):
     lineage = h100.history()
     dealt = [
-        deal(h100.brief(number=first + i, lineage=lineage, in_flight=hands), DECK, DECK)
+        choose_card(h100.ask(number=first + i, lineage=lineage, in_flight=hands), DECK, DECK)
         for i in range(hands)
     ]
     assert len({c.name for c in dealt}) == hands
@@ -47,7 +47,7 @@ def test_neighbours_with_different_parents_get_different_cards():
     lineage = h100.history()
     parents = [3, 2, 1, 0]
     dealt = [
-        deal(h100.brief(parent=p, number=i, lineage=lineage), DECK, DECK)
+        choose_card(h100.ask(parent=p, number=i, lineage=lineage), DECK, DECK)
         for i, p in enumerate(parents)
     ]
     assert len({c.name for c in dealt}) == 4
@@ -55,16 +55,16 @@ def test_neighbours_with_different_parents_get_different_cards():
 
 def test_a_deal_is_the_same_every_time_and_over_many_all_cards_come():
     lineage = h100.history()
-    briefs = [h100.brief(number=i, lineage=lineage) for i in range(400)]
-    dealt = [deal(b, DECK, DECK) for b in briefs]
-    assert dealt == [deal(b, DECK, DECK) for b in briefs]
+    asks = [h100.ask(number=i, lineage=lineage) for i in range(400)]
+    dealt = [choose_card(b, DECK, DECK) for b in asks]
+    assert dealt == [choose_card(b, DECK, DECK) for b in asks]
     names = {c.name for c in dealt}
     assert names == {c.name for c in DECK} - {"persistent", "waves"}  # tried on this parent
 
 
 def test_a_second_attempt_may_get_another_card():
-    brief = h100.brief()
-    names = {deal(dataclasses.replace(brief, attempt=i), DECK, DECK).name for i in range(20)}
+    ask = h100.ask()
+    names = {choose_card(dataclasses.replace(ask, attempt=i), DECK, DECK).name for i in range(20)}
     assert len(names) > 1
 
 
@@ -73,9 +73,9 @@ def test_cards_that_were_not_tried_on_the_parent_come_first():
     for card in DECK[:-1]:
         tried(lineage, card.name, 200.0)
     for number in range(20):
-        assert deal(h100.brief(number=number, lineage=lineage), DECK, DECK) is DECK[-1]
+        assert choose_card(h100.ask(number=number, lineage=lineage), DECK, DECK) is DECK[-1]
     tried(lineage, DECK[-1].name, 200.0)
-    assert deal(h100.brief(lineage=lineage), DECK, DECK) in DECK  # all were tried: once more
+    assert choose_card(h100.ask(lineage=lineage), DECK, DECK) in DECK  # all were tried: once more
 
 
 def test_what_has_helped_comes_more_often():
@@ -89,16 +89,17 @@ def test_what_has_helped_comes_more_often():
     assert worth[bad] == 1 / 12
     two = [c for c in DECK if c.name in (good, bad)]
     counts = Counter(
-        deal(h100.brief(number=i, lineage=lineage, in_flight=1), two, two).name for i in range(300)
+        choose_card(h100.ask(number=i, lineage=lineage, in_flight=1), two, two).name
+        for i in range(300)
     )
     assert counts[good] > 5 * counts[bad] > 0
 
 
 def test_without_a_card_that_helps_there_is_none():
-    assert deal(h100.brief(), DECK, []) is None
-    assert deal(h100.brief(), [], []) is None
+    assert choose_card(h100.ask(), DECK, []) is None
+    assert choose_card(h100.ask(), [], []) is None
     only = DECK[3]
-    assert deal(h100.brief(), DECK, [only]) is only
+    assert choose_card(h100.ask(), DECK, [only]) is only
 
 
 def card(**front):
@@ -125,15 +126,15 @@ def test_cards_help_by_what_bounds_and_what_is_known():
 
 
 def test_a_technique_that_the_parent_uses_is_not_proposed_as_a_change():
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.SITUATION)
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS)
     lineage = h100.history()
     used = {c.name for c in DECK if c.is_used_in(lineage[2].proposal.source)}
     assert "exp2" in used
     assert {"cluster_rows", "persistent", "bulk_copies", "pipelining"}.isdisjoint(used)
     for number in range(60):
-        brief = h100.brief(parent=2, number=number, lineage=lineage)
-        assert prompter.write(brief).card not in used
-    rewrites = {prompter.write(h100.brief(Operator.REWRITE, 2, n, lineage)).card for n in range(60)}
+        ask = h100.ask(parent=2, number=number, lineage=lineage)
+        assert prompter.write(ask).card not in used
+    rewrites = {prompter.write(h100.ask(Operator.REWRITE, 2, n, lineage)).card for n in range(60)}
     assert rewrites & used  # a new file may use what the parent used
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent.prompting import Prompter, Situation, situation_of
+from kagent.prompting import Prompter, RunFacts, run_facts_of
 from kagent.prompting.cases import bench_cases, bounds_of, case_line
 from kagent.prompting.elites import diverse, elite
-from kagent.prompting.excerpts import essence, essentials, sketch
+from kagent.prompting.excerpts import essentials, outline, sketch
 from kagent.prompting.failure_text import distil, excerpt
 from kagent.prompting.hardware import ARCHITECTURES, hardware
 from kagent.prompting.ledger import entry, ledger
@@ -40,11 +40,11 @@ from made import passed
 from toy import manifest
 
 SOFTMAX = find_task("softmax")
-H100 = hardware("sm_90a", h100.SITUATION.device, h100.SITUATION.ceilings)
+H100 = hardware("sm_90a", h100.RUN_FACTS.device, h100.RUN_FACTS.ceilings)
 
 
-def cases_of(name="softmax", situation=h100.SITUATION, device=H100):
-    return bench_cases(find_task(name), "gpu", device, situation)
+def cases_of(name="softmax", run_facts=h100.RUN_FACTS, device=H100):
+    return bench_cases(find_task(name), "gpu", device, run_facts)
 
 
 # -- the device ------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_cases_have_floors_and_bounds():
     assert {c.bound for c in cases.values()} == {"memory"}
     assert {c.bound for c in cases_of("attention")} == {"compute"}
     assert cases_of("attention")[0].row is None
-    unknown = bench_cases(SOFTMAX, "cpu", hardware("cpu", None, None), Situation())
+    unknown = bench_cases(SOFTMAX, "cpu", hardware("cpu", None, None), RunFacts())
     assert [c.floor_us for c in unknown] == [None, None, None]
 
 
@@ -107,7 +107,7 @@ def test_what_limits_a_task():
     fused = find_task("linear_cross_entropy")
     assert bounds_of(fused, cases_of("linear_cross_entropy"), 1) == {"memory", "compute"}
     fast = Ceilings(1e5, 1e5, 1e5, {})
-    device = hardware("sm_90a", h100.SITUATION.device, fast)
+    device = hardware("sm_90a", h100.RUN_FACTS.device, fast)
     assert "latency" in bounds_of(SOFTMAX, cases_of(device=device), 1)
 
 
@@ -159,34 +159,34 @@ def test_facts_are_of_cases_below_the_roofline():
 
 
 def test_elites_are_those_that_add_something():
-    brief = h100.brief(parent=1)  # triton_online: both others win cases
-    assert [c.id for c in diverse(brief)] == [3, 0]
-    assert diverse(h100.brief(parent=3)) == []  # made of 2 and 0, far ahead of 1
-    assert [c.id for c in diverse(h100.brief(parent=2))] == [0]
+    ask = h100.ask(parent=1)  # triton_online: both others win cases
+    assert [c.id for c in diverse(ask)] == [3, 0]
+    assert diverse(h100.ask(parent=3)) == []  # made of 2 and 0, far ahead of 1
+    assert [c.id for c in diverse(h100.ask(parent=2))] == [0]
 
 
 def test_an_elite_is_shown_whole_if_short_and_by_what_differs_if_alike():
-    brief = h100.brief(parent=2)
-    shown = elite(brief.lineage[0], brief, cases_of(), second=False)
-    assert brief.lineage[0].proposal.source.rstrip() in shown.body
+    ask = h100.ask(parent=2)
+    shown = elite(ask.lineage[0], ask, cases_of(), second=False)
+    assert ask.lineage[0].proposal.source.rstrip() in shown.body
     assert "bf16_16384x1024 1.043×" in shown.cases
-    source = brief.parent.proposal.source
+    source = ask.parent.proposal.source
     proposal = Proposal(7, (2,), Operator.STRUCTURE, "x", source.replace("__ldcs", "__ldcg"), "")
-    other = elite(Candidate(proposal, brief.parent.verdict), brief, cases_of(), second=False)
+    other = elite(Candidate(proposal, ask.parent.verdict), ask, cases_of(), second=False)
     assert other.body.startswith("It differs from #2 in this:")
     assert other.body.count("\n+") == 2
-    text = essence(source, "softmax")
+    text = outline(source, "softmax")
     assert text.startswith("```text\nSoftmax with each row in the registers")
     assert "A row is divided among" not in text  # its second paragraph
     assert "def " not in text
     silent = source[source.index("import torch") :]
-    assert "def softmax(x: torch.Tensor)" in essence(silent, "softmax")
+    assert "def softmax(x: torch.Tensor)" in outline(silent, "softmax")
 
 
 def test_a_second_parent_is_cut_to_what_the_first_lacks():
-    brief = h100.brief(parent=0)
-    long = brief.lineage[2]
-    shown = elite(long, brief, cases_of(), second=True).body
+    ask = h100.ask(parent=0)
+    long = ask.lineage[2]
+    shown = elite(long, ask, cases_of(), second=True).body
     assert shown.count("\n") < 190
     assert "softmax_on_chip(" in shown
     assert "def softmax(x: torch.Tensor)" in shown
@@ -255,11 +255,11 @@ def test_epsilons_are_torchs():
 
 
 def test_the_ledger_has_the_parents_line_first_and_then_the_newest():
-    lines = ledger(h100.brief())
+    lines = ledger(h100.ask())
     assert [line.split()[0] for line in lines] == ["#3", "#6", "#5", "#4"]
     assert lines[0].endswith("→ 1.012× #2 (1.276× the best of torch), new incumbent")
     assert "(predicted 1.030×) → INCORRECT_NUMERICAL in a hidden case: “result y:" in lines[2]
-    repair = ledger(h100.brief(Operator.REPAIR, 4))
+    repair = ledger(h100.ask(Operator.REPAIR, 4))
     assert [line.split()[0] for line in repair] == ["#3", "#6", "#5"]  # its own fault is shown
 
 
@@ -270,7 +270,7 @@ def test_the_ledger_is_short_and_free_of_mere_constants():
         proposal = Proposal(number, (3,), operator, "x", f"x = {number}", "an idea " * 100)
         times = {"bf16_16384x1024": 30.0 + number}
         lineage.record(Candidate(proposal, passed(times)))
-    lines = ledger(h100.brief(lineage=lineage))
+    lines = ledger(h100.ask(lineage=lineage))
     assert len(lines) == 12
     assert sum(" tune of " in line for line in lines) == 3
     assert all(len(line) < 400 for line in lines)
@@ -298,12 +298,12 @@ def test_of_two_answers_that_say_the_same_the_ledger_tells_the_faster():
         )
         times = tuple(t * factor for t in h100.JOINED)
         lineage.record(Candidate(proposal, h100.passed(times)))
-    told = [line for line in ledger(h100.brief(lineage=lineage)) if "the same idea" in line]
+    told = [line for line in ledger(h100.ask(lineage=lineage)) if "the same idea" in line]
     assert [line.split()[0] for line in told] == ["#8"]
     for number in (10, 11):  # of other asks, as decided by the tuner
         proposal = dataclasses.replace(lineage[8].proposal, id=number, ask=None)
         lineage.record(Candidate(proposal, lineage[8].verdict))
-    told = [line for line in ledger(h100.brief(lineage=lineage)) if "the same idea" in line]
+    told = [line for line in ledger(h100.ask(lineage=lineage)) if "the same idea" in line]
     assert [line.split()[0] for line in told] == ["#11", "#10", "#8"]
 
 
@@ -362,30 +362,30 @@ def test_a_log_of_megabytes_is_cut():
 
 
 def test_a_runs_situation_is_read_from_its_records(tmp_path):
-    made = manifest(environment={"facts": to_json(h100.SITUATION.device)}, lang="triton")
+    made = manifest(environment={"facts": to_json(h100.RUN_FACTS.device)}, lang="triton")
     with RunStore.create(tmp_path, made) as store:
         baselines = {"us": {"short": {"eager": 3.0}}, "peak_bytes": {}, "captured": {}}
         store.append(
-            "baselines", {"baselines": baselines, "ceilings": to_json(h100.SITUATION.ceilings)}
+            "baselines", {"baselines": baselines, "ceilings": to_json(h100.RUN_FACTS.ceilings)}
         )
     store, history = read_history(store.folder)
-    situation = situation_of(store.manifest, history)
-    assert situation.device == h100.SITUATION.device
-    assert situation.ceilings == h100.SITUATION.ceilings
-    assert situation.baselines == {"short": {"eager": 3.0}}
-    assert situation.lang == "triton"
-    bare = situation_of(manifest(), history)
+    run_facts = run_facts_of(store.manifest, history)
+    assert run_facts.device == h100.RUN_FACTS.device
+    assert run_facts.ceilings == h100.RUN_FACTS.ceilings
+    assert run_facts.baselines == {"short": {"eager": 3.0}}
+    assert run_facts.lang == "triton"
+    bare = run_facts_of(manifest(), history)
     assert bare.device is None
     broken = manifest(environment={"facts": {"kind": "gpu"}})
     with pytest.raises(RunError, match="damaged"):
-        situation_of(broken, history)
+        run_facts_of(broken, history)
 
 
 def test_an_unmeasured_run_has_an_empty_situation(tmp_path):
     with RunStore.create(tmp_path, manifest()) as store:
         history = store.history()
-    assert situation_of(store.manifest, history) == Situation()
-    assert Prompter(SOFTMAX, "gpu", "sm_90a", Situation()).cards
+    assert run_facts_of(store.manifest, history) == RunFacts()
+    assert Prompter(SOFTMAX, "gpu", "sm_90a", RunFacts()).cards
 
 
 # -- text ------------------------------------------------------------------------------------------

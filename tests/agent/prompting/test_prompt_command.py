@@ -7,7 +7,7 @@ from commands import run, stored_run
 from kagent.asktell.prompt_preview import explanation, of_run
 from kagent.config.settings import load_config
 from kagent.llm.drafts import text_of
-from kagent.prompting import Prompter, situation_of
+from kagent.prompting import Prompter, run_facts_of
 from kagent.runs.lineage import Operator
 from kagent.runs.store import read_history
 from kagent_sandbox.data.verdict import Rejected
@@ -54,13 +54,13 @@ def test_a_run_shows_exactly_what_a_model_would_be_sent(folder, show):
     shown = show(*of(folder))
     assert shown.code == 0
     preview = of_run(load_config(), folder, str(folder.parents[1] / "task"))
-    situation = situation_of(store.manifest, history)
-    task = preview.brief.setting.task
-    prompter = Prompter(task, "cpu", "cpu", situation)
-    assert shown.out == text_of(prompter.write(preview.brief))
-    assert preview.brief.id == history.asked
+    run_facts = run_facts_of(store.manifest, history)
+    task = preview.ask.setting.task
+    prompter = Prompter(task, "cpu", "cpu", run_facts)
+    assert shown.out == text_of(prompter.write(preview.ask))
+    assert preview.ask.id == history.asked
     again = json.loads(show(*of(folder, "--json")).out)
-    assert again["system"] == prompter.write(preview.brief).system
+    assert again["system"] == prompter.write(preview.ask).system
 
 
 def test_operator_and_parent_may_be_named(folder, show):

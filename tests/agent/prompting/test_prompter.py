@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from kagent.asktell.prompt_preview import UNMEASURED, first_brief
 from kagent.evolve.session import seeds_for
 from kagent.llm.reply import Answer, read_reply
-from kagent.prompting import TEMPLATES, Prompter, Situation
+from kagent.prompting import TEMPLATES, Prompter, RunFacts
 from kagent.prompting.cards import HEADINGS
-from kagent.runs.brief import Brief, Setting
+from kagent.runs.ask import Ask, Setting
 from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
 from kagent.search.select import POOL
 from kagent.tasks import find_task, task_names
@@ -36,7 +36,7 @@ def toy(tmp_path_factory):
 def toy_brief(toy, lineage, operator, parent, number=3):
     setting = Setting(toy, "cpu", "cpu", 50, 0, 4, tuple(TEMPLATES))
     elites = tuple(lineage.elites(POOL))
-    return Brief(setting, number, lineage, operator, lineage[parent], elites, 0.5)
+    return Ask(setting, number, lineage, operator, lineage[parent], elites, 0.5)
 
 
 def frame(prompt, *sources):
@@ -50,17 +50,17 @@ def frame(prompt, *sources):
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lineages(), st.data())
 def test_any_lineage_has_a_prompt_for_every_operator(toy, lineage, data):
-    prompter = Prompter(toy, "cpu", "cpu", Situation())
+    prompter = Prompter(toy, "cpu", "cpu", RunFacts())
     for operator in TEMPLATES:
         rejected = [c.id for c in lineage if isinstance(c.verdict, Rejected)]
         passed = [c.id for c in lineage if not isinstance(c.verdict, Rejected)]
         of = rejected if operator is Operator.REPAIR else passed
         if not of:
             continue
-        brief = toy_brief(toy, lineage, operator, data.draw(st.sampled_from(of)))
-        prompt = prompter.write(brief)
-        assert prompt == prompter.write(brief)
-        assert f"#{brief.parent.id}" in prompt.user
+        ask = toy_brief(toy, lineage, operator, data.draw(st.sampled_from(of)))
+        prompt = prompter.write(ask)
+        assert prompt == prompter.write(ask)
+        assert f"#{ask.parent.id}" in prompt.user
         assert "Hypothesis:" in prompt.user
         assert len(frame(prompt)) < FRAME_CHARS
         assert "None" not in prompt.user
@@ -69,15 +69,15 @@ def test_any_lineage_has_a_prompt_for_every_operator(toy, lineage, data):
 
 @pytest.mark.parametrize("operator", TEMPLATES)
 def test_prompts_of_a_run_are_bounded_and_hold_the_parent(operator):
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.SITUATION)
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS)
     parent = 4 if operator is Operator.REPAIR else 3
-    brief = h100.brief(operator, parent)
-    prompt = prompter.write(brief)
-    sources = [c.proposal.source for c in brief.lineage]
+    ask = h100.ask(operator, parent)
+    prompt = prompter.write(ask)
+    sources = [c.proposal.source for c in ask.lineage]
     rest = frame(prompt, *sources)
     assert len(rest) < FRAME_CHARS
     assert rest.count("\n") < FRAME_LINES
-    held = brief.parent.proposal.source.rstrip("\n") in prompt.user
+    held = ask.parent.proposal.source.rstrip("\n") in prompt.user
     assert held == (operator is not Operator.REWRITE)
     assert bool(prompt.card) == (
         operator in (Operator.STRUCTURE, Operator.REWRITE, Operator.REPAIR)
@@ -98,8 +98,8 @@ def test_nothing_of_hidden_cases_is_told(operator):
     proposal = Proposal(len(lineage), (3,), Operator.STRUCTURE, "triton_x", source, "an idea")
     lineage.record(Candidate(proposal, verdict))
     parent = len(lineage) - 1 if operator is Operator.REPAIR else 3
-    prompt = Prompter(task, "gpu", "sm_90a", h100.SITUATION).write(
-        h100.brief(operator, parent, lineage=lineage)
+    prompt = Prompter(task, "gpu", "sm_90a", h100.RUN_FACTS).write(
+        h100.ask(operator, parent, lineage=lineage)
     )
     text = prompt.system + prompt.user
     assert "hidden_" not in text
@@ -115,14 +115,14 @@ def test_every_task_has_a_first_prompt_without_measurements(name, target):
     task = find_task(name)
     kind = "cpu" if target == "cpu" else "gpu"
     setting = Setting(task, kind, target, 50, 0, 4, tuple(TEMPLATES))
-    brief = first_brief(setting, seeds_for(task, kind, "any"))
+    ask = first_brief(setting, seeds_for(task, kind, "any"))
     for operator in (Operator.STRUCTURE, Operator.REWRITE, Operator.CROSSOVER, Operator.TUNE):
-        written = Prompter(task, kind, target, Situation()).write(
-            dataclasses.replace(brief, operator=operator)
+        written = Prompter(task, kind, target, RunFacts()).write(
+            dataclasses.replace(ask, operator=operator)
         )
         assert "not measured yet" in written.user
         assert task.signature in written.system
-        sources = [c.proposal.source for c in brief.lineage]
+        sources = [c.proposal.source for c in ask.lineage]
         assert len(frame(written, *sources)) < FRAME_CHARS
         assert ("cuda_kernel" in written.system) == (kind == "gpu")
         assert ("cpp_kernel" in written.system) == (kind == "cpu")
@@ -131,8 +131,8 @@ def test_every_task_has_a_first_prompt_without_measurements(name, target):
 
 
 def test_measurements_floors_and_resources_are_told():
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.SITUATION)
-    prompt = prompter.write(h100.brief())
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS)
+    prompt = prompter.write(h100.ask())
     assert "copy 3,017 GB/s" in prompt.system
     assert "| 1,130 (compile max-autotune) | quack 721 |" in prompt.system
     assert "bf16_4096x131072 | 856 (±0.2%) | 2,509 | 712 | 83% | 1.351×" in prompt.user
@@ -154,9 +154,9 @@ def test_a_crossover_of_two_long_files_is_bounded():
     proposal = Proposal(number, (2,), Operator.STRUCTURE, "cuda_ring", source, "")
     fast = tuple(us * 0.8 for us in h100.CLUSTER)
     lineage.record(Candidate(proposal, h100.passed(fast)))
-    brief = h100.brief(Operator.CROSSOVER, 2, lineage=lineage)
-    text = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.SITUATION).write(brief).user
-    own = brief.parent.proposal.source
+    ask = h100.ask(Operator.CROSSOVER, 2, lineage=lineage)
+    text = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS).write(ask).user
+    own = ask.parent.proposal.source
     assert own.rstrip("\n") in text
     other = text.partition("# The other parent")[2].partition("# What was tried")[0]
     assert f"## #{number} cuda_ring" in other
@@ -166,30 +166,28 @@ def test_a_crossover_of_two_long_files_is_bounded():
 
 
 def test_what_the_task_has_no_use_for_is_left_out():
-    seeds = {n: Prompter(find_task(n), "gpu", "sm_90a", Situation()) for n in ("softmax", "gelu")}
+    seeds = {n: Prompter(find_task(n), "gpu", "sm_90a", RunFacts()) for n in ("softmax", "gelu")}
     products = ("wgmma", "tcgen05", "tensor operations", "swizzle", "256×256", "TensorDescriptor")
     for prompter in (
         *seeds.values(),
-        Prompter(find_task("softmax"), "gpu", "sm_90a", h100.SITUATION),
+        Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS),
     ):
-        system = prompter.write(h100.brief(), "exp2").system
+        system = prompter.write(h100.ask(), "exp2").system
         assert not [word for word in products if word in system]
         assert "66 of 2 run at once" in system
-    system = (
-        Prompter(find_task("attention"), "gpu", "sm_90a", Situation()).write(h100.brief()).system
-    )
+    system = Prompter(find_task("attention"), "gpu", "sm_90a", RunFacts()).write(h100.ask()).system
     assert not [w for w in products if w not in system and w != "tcgen05"]
-    triton = Prompter(find_task("softmax"), "gpu", "sm_90a", Situation(lang="triton"))
-    assert "66 of 2" not in triton.write(h100.brief()).system
+    triton = Prompter(find_task("softmax"), "gpu", "sm_90a", RunFacts(lang="triton"))
+    assert "66 of 2" not in triton.write(h100.ask()).system
 
 
 def test_a_rewrite_of_what_nobody_measured_shows_what_it_is():
     setting = Setting(find_task("softmax"), "gpu", "sm_90a", 50, 0, 4, tuple(TEMPLATES))
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", Situation())
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", RunFacts())
     for name in ("triton_rows", "cuda_cluster"):
-        brief = first_brief(setting, seeds_for(find_task("softmax"), "gpu", "any"), name)
-        text = prompter.write(dataclasses.replace(brief, operator=Operator.REWRITE)).user
-        whole = brief.parent.proposal.source.rstrip("\n") in text
+        ask = first_brief(setting, seeds_for(find_task("softmax"), "gpu", "any"), name)
+        text = prompter.write(dataclasses.replace(ask, operator=Operator.REWRITE)).user
+        whole = ask.parent.proposal.source.rstrip("\n") in text
         assert whole == (name == "triton_rows")
         assert "def softmax(x: torch.Tensor)" in text
         assert "left out on purpose" not in text
@@ -197,8 +195,8 @@ def test_a_rewrite_of_what_nobody_measured_shows_what_it_is():
 
 
 def test_a_repair_names_the_place_and_quotes_the_message():
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.SITUATION)
-    prompt = prompter.write(h100.brief(Operator.REPAIR, 4))
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS)
+    prompt = prompter.write(h100.ask(Operator.REPAIR, 4))
     assert re.search(r"^> +\d+ \|       cluster_wiat\(\);", prompt.user, re.MULTILINE)
     assert "It was written for this, in its author's words: “Fetch the next row" in prompt.user
     assert prompt.card == "persistent"
@@ -206,8 +204,8 @@ def test_a_repair_names_the_place_and_quotes_the_message():
 
 
 def test_the_reply_that_is_asked_for_is_the_one_that_is_read():
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.SITUATION)
-    user = prompter.write(h100.brief()).user
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS)
+    user = prompter.write(h100.ask()).user
     example = re.search(r"^````text\n(.*?)^````$", user, re.MULTILINE | re.DOTALL)[1]
     source = h100.history()[0].proposal.source
     example = example.replace("the whole file\n", source).replace("N.NN", "1.15")
@@ -227,7 +225,7 @@ def test_code_and_logs_cannot_break_out_of_their_fences(toy):
         Rejected(Stage.BUILD, Status.COMPILE_ERROR, log),
     )
     lineage = Lineage([source, wrong])
-    prompter = Prompter(toy, "cpu", "cpu", Situation())
+    prompter = Prompter(toy, "cpu", "cpu", RunFacts())
     for operator, parent in ((Operator.STRUCTURE, 0), (Operator.REPAIR, 1)):
         text = prompter.write(toy_brief(toy, lineage, operator, parent)).user
         assert "\x1b" not in text
@@ -260,7 +258,7 @@ def test_what_others_wrote_stands_in_prompts_as_visible_data(toy, lines, unparsa
             candidate(3, (1,), Operator.REWRITE, Rejected(Stage.BUILD, Status.COMPILE_ERROR, evil)),
         ]
     )
-    prompter = Prompter(toy, "cpu", "cpu", Situation())
+    prompter = Prompter(toy, "cpu", "cpu", RunFacts())
     for operator in TEMPLATES:
         text = prompter.write(
             toy_brief(toy, lineage, operator, 3 if operator is Operator.REPAIR else 1)
@@ -277,35 +275,35 @@ def test_a_softmax_is_told_what_a_difference_of_logarithms_costs():
     for name in task_names():
         for kind, target in (("cpu", "cpu"), ("gpu", "sm_90a")):
             task = find_task(name)
-            prompter = Prompter(task, kind, target, Situation())
+            prompter = Prompter(task, kind, target, RunFacts())
             setting = Setting(task, kind, target, 50, 0, 4, tuple(TEMPLATES))
-            brief = first_brief(setting, seeds_for(task, kind, "any"))
-            assert (says in prompter.write(brief).system) == (name == "softmax")
+            ask = first_brief(setting, seeds_for(task, kind, "any"))
+            assert (says in prompter.write(ask).system) == (name == "softmax")
 
 
 def test_languages_follow_the_run():
     task = find_task("softmax")
-    brief = h100.brief(Operator.REWRITE)
-    only = dataclasses.replace(h100.SITUATION, lang="triton")
+    ask = h100.ask(Operator.REWRITE)
+    only = dataclasses.replace(h100.RUN_FACTS, lang="triton")
     prompter = Prompter(task, "gpu", "sm_90a", only)
-    prompt = prompter.write(brief)
+    prompt = prompter.write(ask)
     assert "cuda_kernel" not in prompt.system
     assert "**CUDA**" not in prompt.user
     assert "cluster_rows" not in prompter.cards
-    assert "cluster_rows" in Prompter(task, "gpu", "sm_90a", h100.SITUATION).cards
+    assert "cluster_rows" in Prompter(task, "gpu", "sm_90a", h100.RUN_FACTS).cards
 
 
 def test_a_named_card_is_taken_and_an_unknown_one_is_answered_with_the_list():
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.SITUATION)
-    assert prompter.write(h100.brief(), "waves").card == "waves"
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS)
+    assert prompter.write(h100.ask(), "waves").card == "waves"
     with pytest.raises(UserError, match=r"no card .wave.: there are .*waves"):
-        prompter.write(h100.brief(), "wave")
+        prompter.write(h100.ask(), "wave")
 
 
 def test_a_model_is_not_asked_for_what_the_harness_does():
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.SITUATION)
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS)
     with pytest.raises(ValueError, match="sweep"):
-        prompter.write(h100.brief(Operator.SWEEP))
+        prompter.write(h100.ask(Operator.SWEEP))
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -314,12 +312,12 @@ def test_every_card_suits_some_task_and_is_written_out(name):
     for target in ("sm_90a", "cpu"):
         kind = "cpu" if target == "cpu" else "gpu"
         for task in map(find_task, task_names()):
-            prompter = Prompter(task, kind, target, Situation())
+            prompter = Prompter(task, kind, target, RunFacts())
             if name not in prompter.cards:
                 continue
             setting = Setting(task, kind, target, 50, 0, 4, tuple(TEMPLATES))
-            brief = first_brief(setting, seeds_for(task, kind, "any"))
-            rewrite = dataclasses.replace(brief, operator=Operator.REWRITE)
+            ask = first_brief(setting, seeds_for(task, kind, "any"))
+            rewrite = dataclasses.replace(ask, operator=Operator.REWRITE)
             prompt = prompter.write(rewrite, name)
             assert f"# The technique to try: {card.title}" in prompt.user
             assert card.sections["When it pays"] in prompt.user

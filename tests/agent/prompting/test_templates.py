@@ -27,7 +27,7 @@ Nothing.
 
 
 def prompter(folder):
-    return Prompter(find_task("softmax"), "gpu", "sm_90a", h100.SITUATION, folder)
+    return Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS, folder)
 
 
 def test_single_files_are_replaced_and_the_rest_is_kagents_own(tmp_path):
@@ -37,11 +37,11 @@ def test_single_files_are_replaced_and_the_rest_is_kagents_own(tmp_path):
     (tmp_path / "cards" / "mine.md").write_text(CARD)
     (tmp_path / "cards" / "waves.md").write_text(CARD)
     mine = prompter(tmp_path)
-    prompt = mine.write(h100.brief(), "mine")
+    prompt = mine.write(h100.ask(), "mine")
     assert "# Mine: 4 tries" in prompt.user
     assert "# The technique to try: Mine" in prompt.user
     assert "# The parent: #3" in prompt.user
-    assert "Always." in mine.write(h100.brief(), "waves").user
+    assert "Always." in mine.write(h100.ask(), "waves").user
     assert "mine" in mine.cards
 
 
@@ -65,7 +65,7 @@ def test_a_mistake_in_a_template_is_reported_with_file_and_line(tmp_path, name, 
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     with pytest.raises(UserError) as e:
-        prompter(tmp_path).write(h100.brief())
+        prompter(tmp_path).write(h100.ask())
     assert said in str(e.value)
     assert str(tmp_path) in str(e.value)
 
@@ -110,4 +110,4 @@ def test_a_folder_that_is_not_there_is_reported(tmp_path):
 
 def test_nothing_is_escaped(tmp_path):
     (tmp_path / "structure.md.j2").write_text("{{ '<T> & \"x\"' }}\n")
-    assert prompter(tmp_path).write(h100.brief()).user == '<T> & "x"\n'
+    assert prompter(tmp_path).write(h100.ask()).user == '<T> & "x"\n'

@@ -49,13 +49,13 @@ class Scripted:
     def __init__(self):
         self.left = list(STEPS)
 
-    async def propose(self, brief):
-        from kagent.runs.brief import Draft
+    async def propose(self, ask):
+        from kagent.runs.ask import Draft
 
         if not self.left:
             return None
         text, values = self.left.pop(0)
-        parent = brief.parent
+        parent = ask.parent
         return Draft((parent.id,), Operator.STRUCTURE, "cpp_plain", toy_source(**values), text)
 
 

@@ -119,7 +119,7 @@ def test_without_a_gpu_there_are_static_facts_and_it_says_so(tmp_path):
 
 
 def test_the_next_prompt_says_what_a_profile_found():
-    from kagent.prompting import Prompter, situation_of
+    from kagent.prompting import Prompter, run_facts_of
     from kagent.tasks import find_task
 
     store, history = read_history(RUNS / "softmax-ask-tell")
@@ -130,7 +130,7 @@ def test_the_next_prompt_says_what_a_profile_found():
     history = replace(history, events=(*history.events, event))
     manifest = store.manifest
     prompter = Prompter(
-        find_task("softmax"), "gpu", manifest.target, situation_of(manifest, history)
+        find_task("softmax"), "gpu", manifest.target, run_facts_of(manifest, history)
     )
     told = prompter.profile(best)
     assert "bf16_16384x1024" in told

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from kagent.review import page
-from kagent.review.live import Server
+from kagent.review.live import PageServer
 from kagent.runs.store import RunStore, read_history
 from test_report_page import SOFTMAX, hostile
 
@@ -134,7 +134,7 @@ def test_paper_gets_all_of_it(browser, file):
 def test_a_live_page_follows_its_run(browser, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(SOFTMAX, folder)
-    with Server(folder) as server:
+    with PageServer(folder) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.review import page, report_data, sources
-from kagent.review.live import Server
+from kagent.review.live import PageServer
 from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
 from kagent.runs.selftest_record import SelftestRecord
 from kagent.runs.store import read_history
@@ -195,7 +195,7 @@ def test_a_run_without_a_candidate_has_a_page(run):
 def test_the_live_page_is_for_loopback_alone():
     import threading
 
-    with Server(SOFTMAX) as server:
+    with PageServer(SOFTMAX) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:

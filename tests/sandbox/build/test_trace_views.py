@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent_sandbox.builder.policy import PolicyError, allows
-from kagent_sandbox.builder.trace.dispatch import Dispatch, Factories
+from kagent_sandbox.builder.trace.dispatch import Factories, TraceDispatch
 from kagent_sandbox.builder.trace.recorder import Recorder
 from kagent_sandbox.builder.trace.torch_stubs import no_garbage_collection
 from kagent_sandbox.data.plan import Alloc, Const, Copy, Fill
@@ -53,7 +53,7 @@ def frozen():
 def test_views_agree_with_torch(chain, shape):
     real = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
     meta = real.to("meta")
-    with recording() as recorder, Dispatch(CUDA), Factories(CUDA):
+    with recording() as recorder, TraceDispatch(CUDA), Factories(CUDA):
         symbolic = recorder.input("x", meta)
         copies = 0
         for name, a, b in chain:
@@ -75,7 +75,7 @@ def test_views_agree_with_torch(chain, shape):
     st.lists(st.floats(width=32, allow_nan=False) | st.integers(-100, 100), min_size=2, max_size=20)
 )
 def test_constants_hold_their_bytes(values):
-    with recording() as recorder, Dispatch(CUDA), Factories(CUDA):
+    with recording() as recorder, TraceDispatch(CUDA), Factories(CUDA):
         made = torch.tensor(values, dtype=torch.float32, device="cuda")
         assert made.device == CUDA
     const = recorder.ops[-2] if len(recorder.ops) > 2 else recorder.ops[-1]
@@ -85,7 +85,7 @@ def test_constants_hold_their_bytes(values):
 
 def test_everything_claims_the_target_device():
     meta = torch.empty(4, 4, device="meta")
-    with recording() as recorder, Dispatch(CUDA), Factories(CUDA):
+    with recording() as recorder, TraceDispatch(CUDA), Factories(CUDA):
         x = recorder.input("x", meta)
         for y in (x.t(), x[1:], x.clone(), torch.zeros_like(x), x.new_empty(3), x.half(), x.data):
             assert (y.device, y.is_cuda, y.is_cpu, y.get_device()) == (CUDA, True, False, 0)
@@ -95,12 +95,12 @@ def test_everything_claims_the_target_device():
 
 def test_writes_to_inputs_need_permission():
     meta = torch.empty(4, device="meta")
-    with recording() as recorder, Dispatch(CUDA):
+    with recording() as recorder, TraceDispatch(CUDA):
         x = recorder.input("x", meta)
         with pytest.raises(PolicyError, match="writes the input 'x'"):
             x[1:].zero_()
         assert recorder.violation is not None
-    with recording(mutates=("x",)) as recorder, Dispatch(CUDA):
+    with recording(mutates=("x",)) as recorder, TraceDispatch(CUDA):
         x = recorder.input("x", meta)
         x[1:].zero_()
         assert isinstance(recorder.ops[-1], Fill)
@@ -108,7 +108,7 @@ def test_writes_to_inputs_need_permission():
 
 def test_a_tensor_does_not_outlive_its_trace():
     meta = torch.empty(4, device="meta")
-    with recording() as recorder, Dispatch(CUDA):
+    with recording() as recorder, TraceDispatch(CUDA):
         x = recorder.input("x", meta)
     with pytest.raises(PolicyError, match="outlives"):
         _ = x.device

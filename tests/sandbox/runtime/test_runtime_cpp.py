@@ -20,7 +20,7 @@ from kagent_sandbox.runtime import (
     tensor_map,
 )
 from kagent_sandbox.runtime import store as places
-from kagent_sandbox.runtime.arguments import Scalar
+from kagent_sandbox.runtime.arguments import ScalarArgument
 from kagent_sandbox.runtime.cpp_kernels import CppKernel
 
 SCALE = """
@@ -170,7 +170,11 @@ def test_every_launch_is_shown_before_it_is_done():
     (first, before), (second, after) = shown
     assert (before, after) == (0, -12)
     assert first.arguments[0] is x
-    assert first.arguments[2:] == (Scalar("i64", 4), Scalar("f32", 3.0), Scalar("i1", True))
+    assert first.arguments[2:] == (
+        ScalarArgument("i64", 4),
+        ScalarArgument("f32", 3.0),
+        ScalarArgument("i1", True),
+    )
     assert second.arguments[:2] == (None, None)
     assert (first.target, first.symbol, first.source.language) == ("cpu", "scale", "cpp")
     assert first.binary[:4] == b"\x7fELF"

@@ -30,7 +30,7 @@ from kagent_sandbox.runtime import (
 from kagent_sandbox.runtime import driver as driver_module
 from kagent_sandbox.runtime import store as places
 from kagent_sandbox.runtime.arguments import Parameter, cuda_parameters
-from kagent_sandbox.runtime.cuda_values import Layout, Parameters
+from kagent_sandbox.runtime.cuda_values import KernelParameters, StructLayout
 from kagent_sandbox.runtime.scalars import SCALAR_BYTES, scalar_bytes
 
 HERE = -1  # index of the device of tensors on the CPU
@@ -333,8 +333,8 @@ NUMBERS = st.one_of(
 def test_fast_packing_agrees_with_the_slow_one(cases):
     """What the converters take is what a scalar's bytes are; what they refuse is for the other."""
     for type_, value in cases:
-        layout = Layout([Parameter(8), Parameter(SCALAR_BYTES[type_], type_, False)], HERE)
-        memory = Parameters(layout)
+        layout = StructLayout([Parameter(8), Parameter(SCALAR_BYTES[type_], type_, False)], HERE)
+        memory = KernelParameters(layout)
         try:
             memory.pack([c(v) for c, v in zip(layout.converters, (None, value), strict=True)])
         except (TypeError, OverflowError, struct.error):
@@ -345,7 +345,7 @@ def test_fast_packing_agrees_with_the_slow_one(cases):
 
 def test_parameters_of_unknown_type_take_numbers_by_their_size():
     parameters = cuda_parameters("k", "__global__ void k(T a, T b, T c) {}", [8, 4, 2])
-    layout = Layout(parameters, HERE)
+    layout = StructLayout(parameters, HERE)
     x = torch.ones(1)
     converted = [c(v) for c, v in zip(layout.converters, (x, 1.5, -1), strict=True)]
     assert converted == [x.data_ptr(), *struct.unpack("<IH", struct.pack("<fh", 1.5, -1))]

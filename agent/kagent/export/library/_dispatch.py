@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import _devices, _kernels
-from ._portfolio import Chosen, Device, Portfolio, Reference, Size, read_portfolio
+from ._portfolio import Chosen, DeviceEntry, Portfolio, ReferenceCall, Size, read_portfolio
 
 _FOLDER = Path(__file__).parent
 _MOST_CALLS = 4096  # that a choice is remembered for: shapes of one program
@@ -86,7 +86,7 @@ class Dispatch:
         if sizes is None or any(t.device != where for t in tensors):
             return None
         dtype = str(tensors[0].dtype).removeprefix("torch.")
-        device = Device(
+        device = DeviceEntry(
             _devices.device_name(where), _devices.kind(where), _devices.capability(where), ()
         )
         try:
@@ -98,7 +98,7 @@ class Dispatch:
         except (OSError, ValueError, KeyError) as e:
             self._warn("table", f"its table cannot be read ({type(e).__name__}: {e})")
             return None
-        if isinstance(chosen, Reference):
+        if isinstance(chosen, ReferenceCall):
             if chosen.reason is not None:
                 self._warn(f"{device.name} {dtype}", chosen.reason)
             return None

@@ -65,7 +65,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceEntry:
     """What was measured on one model of device."""
 
     name: str
@@ -83,7 +83,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ReferenceCall:
     """Use torch. `reason`: what a user should know about it; None where nothing is amiss."""
 
     reason: str | None = None
@@ -97,15 +97,15 @@ class Portfolio:
     entry: str
     dims: tuple[str, ...]
     kernels: Mapping[str, Kernel]
-    devices: Mapping[str, Device]
+    devices: Mapping[str, DeviceEntry]
 
     def choose(
         self,
-        device: Device,
+        device: DeviceEntry,
         dtype: str,
         dims: Mapping[str, Size],
         failed: Collection[str] = (),
-    ) -> Chosen | Reference:
+    ) -> Chosen | ReferenceCall:
         """Who is used for a call.
 
         Args:
@@ -116,13 +116,13 @@ class Portfolio:
         """
         table = self._table(device)
         if table is None:
-            return Reference(self._unknown_device(device))
+            return ReferenceCall(self._unknown_device(device))
         able = {i: k for i, k in self.kernels.items() if device.capability in k.capabilities}
         if not able:
-            return Reference(self._unknown_device(device))
+            return ReferenceCall(self._unknown_device(device))
         dtypes = {r.dtype for k in able.values() for r in k.regions}
         if dtype not in dtypes:
-            return Reference(
+            return ReferenceCall(
                 f"its kernels for {device.name} were checked with {_listed(dtypes)}, not {dtype}. "
                 f"Convert the tensors, or export a run of the task {self.task} with this dtype"
             )
@@ -132,16 +132,16 @@ class Portfolio:
                 break
             if kernel is not None and any(r.covers(dtype, dims) for r in kernel.regions):
                 return Chosen(kernel, point.config.get(kernel.id, 0))
-        return Reference()
+        return ReferenceCall()
 
-    def _table(self, device: Device) -> Device | None:
+    def _table(self, device: DeviceEntry) -> DeviceEntry | None:
         own = self.devices.get(device.name)
         if own is not None and own.kind == device.kind:
             return own
         alike = (device.kind, device.capability)
         return next((d for d in self.devices.values() if (d.kind, d.capability) == alike), None)
 
-    def _unknown_device(self, device: Device) -> str:
+    def _unknown_device(self, device: DeviceEntry) -> str:
         known = _listed({f"{d.name} ({d.capability})" for d in self.devices.values()})
         return (
             f"nothing was measured on {device.name} ({device.capability}), nor on a device alike; "
@@ -171,7 +171,7 @@ def read_portfolio(path: Path) -> Portfolio:
         for name, k in data["kernels"].items()
     }
     devices = {
-        name: Device(name, d["kind"], d["capability"], tuple(map(_point, d["points"])))
+        name: DeviceEntry(name, d["kind"], d["capability"], tuple(map(_point, d["points"])))
         for name, d in data["devices"].items()
     }
     return Portfolio(data["task"], data["entry"], tuple(data["dims"]), kernels, devices)

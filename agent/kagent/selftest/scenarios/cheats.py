@@ -11,40 +11,42 @@ from kagent_sandbox.replay.replayer import Replayer
 
 from kagent.selftest.assemble import candidate_text
 from kagent.selftest.catalogue import PASSED, Variant, load_item
-from kagent.selftest.expectations import Seen
+from kagent.selftest.expectations import EntryOutcome
 from kagent.selftest.jobs import job_of
-from kagent.selftest.scenario import Scene
+from kagent.selftest.scenario import ScenarioRun
 
 
-def replayed_on_real_tensors(scene: Scene) -> Seen:
+def replayed_on_real_tensors(scenario_run: ScenarioRun) -> EntryOutcome:
     """Run the host code of the item's candidates that pass as plans, and of their twins, on real
     tensors: the twins do what their plans say, and nobody else.
     """
     found, honest = 0, set[Path]()
     with Replayer() as replayer:
-        for variant in load_item(scene.item):
+        for variant in load_item(scenario_run.item):
             if not isinstance(variant, Variant) or variant.expect != (PASSED,):
                 continue
             for path in (variant.path, variant.twin):
                 if path in honest:
                     continue
-                verdict = _replayed(replayer, scene, variant, path)
+                verdict = _replayed(replayer, scenario_run, variant, path)
                 if isinstance(verdict, str) or (verdict is None) != (path == variant.twin):
-                    return Seen("mistaken", f"{path.name}: {verdict or 'does what its plan says'}")
+                    return EntryOutcome(
+                        "mistaken", f"{path.name}: {verdict or 'does what its plan says'}"
+                    )
             honest.add(variant.twin)
             found += 1
-    return Seen("TAMPER", f"{found} candidates do something else on real tensors")
+    return EntryOutcome("TAMPER", f"{found} candidates do something else on real tensors")
 
 
 def _replayed(
-    replayer: Replayer, scene: Scene, variant: Variant, path: Path
+    replayer: Replayer, scenario_run: ScenarioRun, variant: Variant, path: Path
 ) -> Rejected | str | None:
     """What replaying its first case gives, or why there is no plan to hold it against."""
-    attempt = scene.rig.build(job_of(variant, twin=path == variant.twin))
-    scene.rig.drop(attempt)
+    attempt = scenario_run.evaluator.build(job_of(variant, twin=path == variant.twin))
+    scenario_run.evaluator.drop(attempt)
     if not isinstance(attempt.built, Built):
         return str(attempt.error or attempt.built)
-    task = scene.rig.task(variant.task)
+    task = scenario_run.evaluator.task(variant.task)
     case = build_case(task, task.cpu.check[0])
     built = attempt.built
     plan, config = built.plans[0, case.name], built.configs[0]

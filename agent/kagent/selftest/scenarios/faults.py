@@ -21,31 +21,33 @@ from kagent_sandbox.process import process_tree
 from kagent.resources import corpus_folder
 from kagent.selftest.assemble import candidate_text
 from kagent.selftest.catalogue import PASSED
-from kagent.selftest.expectations import Seen, of_verdict
+from kagent.selftest.expectations import EntryOutcome, of_verdict
 from kagent.selftest.jobs import Job
-from kagent.selftest.scenario import Scene
+from kagent.selftest.scenario import ScenarioRun
 
 _GONE_S = 10.0  # for processes to end
 _APPEARS_S = 60.0  # for a launcher to come up on a busy machine
 
 
-def launcher_killed(scene: Scene) -> Seen:
+def launcher_killed(scenario_run: ScenarioRun) -> EntryOutcome:
     """Somebody kills the first launcher that has a candidate: the kernel is judged once more."""
-    honest = _built(scene, "honest/rows_cpp.py")
-    with _judge(scene) as judge, ThreadPoolExecutor(1) as threads:
+    honest = _built(scenario_run, "honest/rows_cpp.py")
+    with _judge(scenario_run) as judge, ThreadPoolExecutor(1) as threads:
         checked = threads.submit(judge.check, honest)
         os.kill(_launcher(judge), signal.SIGKILL)
         seen = of_verdict(checked.result())
     if seen.outcome != PASSED:
         return seen
-    return Seen(PASSED, log="a launcher was killed from outside; the kernel was judged again")
+    return EntryOutcome(
+        PASSED, log="a launcher was killed from outside; the kernel was judged again"
+    )
 
 
-def judge_killed(scene: Scene) -> Seen:
+def judge_killed(scenario_run: ScenarioRun) -> EntryOutcome:
     """The judge is killed while a kernel runs that never ends; its successor judges another."""
-    endless = _built(scene, "faults/14_endless_kernel/loop_cpp.py")
-    honest = _built(scene, "honest/rows_cpp.py")
-    with _judge(scene) as judge, ThreadPoolExecutor(1) as threads:
+    endless = _built(scenario_run, "faults/14_endless_kernel/loop_cpp.py")
+    honest = _built(scenario_run, "honest/rows_cpp.py")
+    with _judge(scenario_run) as judge, ThreadPoolExecutor(1) as threads:
         running = threads.submit(judge.check, endless)
         _launcher(judge)
         processes = process_tree.descendants(judge.pid)
@@ -56,18 +58,20 @@ def judge_killed(scene: Scene) -> Seen:
         running.result()  # a successor was asked again, and has met the limit
         seen = of_verdict(judge.check(honest))
     if left:
-        return Seen("left behind", f"{len(left)} of {len(processes)} processes are still there")
+        return EntryOutcome(
+            "left behind", f"{len(left)} of {len(processes)} processes are still there"
+        )
     if seen.outcome != PASSED:
         return seen
     text = f"all {len(processes)} processes of the judge ended within {took_s:.1f} s"
-    return Seen(PASSED, log=f"{text}; its successor judged the kernel")
+    return EntryOutcome(PASSED, log=f"{text}; its successor judged the kernel")
 
 
-def deadly_candidate(scene: Scene) -> Seen:
+def deadly_candidate(scenario_run: ScenarioRun) -> EntryOutcome:
     """Every judge dies while it has this candidate: it is set aside, and others are judged."""
-    endless = _built(scene, "faults/14_endless_kernel/loop_cpp.py")
-    honest = _built(scene, "honest/rows_cpp.py")
-    with _judge(scene) as judge, ThreadPoolExecutor(1) as threads:
+    endless = _built(scenario_run, "faults/14_endless_kernel/loop_cpp.py")
+    honest = _built(scenario_run, "honest/rows_cpp.py")
+    with _judge(scenario_run) as judge, ThreadPoolExecutor(1) as threads:
         checked = threads.submit(judge.check, endless)
         for _ in range(2):
             victim = judge.pid
@@ -80,7 +84,7 @@ def deadly_candidate(scene: Scene) -> Seen:
     return of_verdict(after if isinstance(after, Rejected) else verdict)
 
 
-def disk_full(scene: Scene) -> Seen:
+def disk_full(scenario_run: ScenarioRun) -> EntryOutcome:
     """A run's folder on a disk that fills up: nothing that was recorded is lost.
 
     The disk is a small one of its own where this host lets us mount one, otherwise a limit on the
@@ -88,7 +92,7 @@ def disk_full(scene: Scene) -> Seen:
     """
     script = Path(__file__).with_name("full_disk.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(scene.folder)],
+        [sys.executable, str(script), str(scenario_run.folder)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -96,19 +100,19 @@ def disk_full(scene: Scene) -> Seen:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
     if done.returncode:
-        return Seen("lost", f"{done.stdout}{done.stderr}".strip()[-2000:])
-    return Seen("kept", done.stdout.strip())
+        return EntryOutcome("lost", f"{done.stdout}{done.stderr}".strip()[-2000:])
+    return EntryOutcome("kept", done.stdout.strip())
 
 
 # -- what scenarios have in common ---------------------------------------------------------------
 
 
-def _built(scene: Scene, path: str) -> Built:
+def _built(scenario_run: ScenarioRun, path: str) -> Built:
     """A candidate of the corpus, built for the small task's check cases."""
     corpus = corpus_folder()
     job = Job(candidate_text(corpus / path), corpus / "tasks" / "rows", "cpu", measured=False)
-    attempt = scene.rig.build(job)
-    attempt.baits.close()
+    attempt = scenario_run.evaluator.build(job)
+    attempt.bait.close()
     if attempt.error is not None:
         raise attempt.error
     if not isinstance(attempt.built, Built):
@@ -117,11 +121,13 @@ def _built(scene: Scene, path: str) -> Built:
 
 
 @contextlib.contextmanager
-def _judge(scene: Scene) -> Iterator[JudgeClient]:
+def _judge(scenario_run: ScenarioRun) -> Iterator[JudgeClient]:
     """A judge of a scenario's own, whose helpers have come up, and no launcher runs."""
     task = corpus_folder() / "tasks" / "rows"
-    patience = scene.rig.patience
-    with JudgeClient(task, "cpu", scene.rig.seed, patience=patience, eager_only=True) as judge:
+    patience = scenario_run.evaluator.patience
+    with JudgeClient(
+        task, "cpu", scenario_run.evaluator.seed, patience=patience, eager_only=True
+    ) as judge:
         judge.health()
         yield judge
 

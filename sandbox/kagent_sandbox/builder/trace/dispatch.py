@@ -43,7 +43,7 @@ class BelowAutograd(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # else torch imports its compiler (1.5 s) to disable it around each operation
 
 
-class Dispatch(BelowAutograd):  # type: ignore[no-untyped-call]
+class TraceDispatch(BelowAutograd):  # type: ignore[no-untyped-call]
     """Hands every operation of `device` to `handle`."""
 
     def __init__(self, device: torch.device) -> None:

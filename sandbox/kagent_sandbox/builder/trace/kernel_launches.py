@@ -27,7 +27,7 @@ def install() -> None:
 
 def plan_argument(value: arguments.Value, pointer: Pointer | None) -> Arg:
     """A converted argument as a plan has it; `pointer` says where its tensor lies."""
-    if isinstance(value, arguments.Scalar):
+    if isinstance(value, arguments.ScalarArgument):
         return Scalar(value.type, value.value)
     if value is None:
         return Null()
@@ -85,7 +85,7 @@ def _arguments(
 
     converted = arguments.converted(kernel, values, parameters, check)
     placed = (
-        None if v is None or isinstance(v, arguments.Scalar) else _pointer(recorder, v)
+        None if v is None or isinstance(v, arguments.ScalarArgument) else _pointer(recorder, v)
         for v in converted
     )
     return tuple(plan_argument(v, p) for v, p in zip(converted, placed, strict=True))

@@ -56,7 +56,7 @@ def load_candidate(source: str, tmp: Path, target: Target) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[_MODULE] = module
     try:
-        with dispatch.Dispatch(device), dispatch.Factories(device):
+        with dispatch.TraceDispatch(device), dispatch.Factories(device):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as e:  # noqa: BLE001 - whatever host code raises is its verdict
         raise _rejection(e, module) from None
@@ -90,7 +90,7 @@ def trace_case(
     try:
         with fakes.no_garbage_collection(), recorder:
             arguments = [_argument(recorder, a) for a in case.arguments]
-            with dispatch.Dispatch(device), dispatch.Factories(device):
+            with dispatch.TraceDispatch(device), dispatch.Factories(device):
                 result = function(*arguments)
             gc.collect()  # what only cycles hold is dead, too
             outputs = _outputs(recorder, result, case)

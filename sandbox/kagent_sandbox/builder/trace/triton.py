@@ -47,7 +47,7 @@ class LoadedKernel:
     binary: bytes
 
 
-class Launcher:
+class TritonLauncher:
     """Takes the place of triton.backends.nvidia.driver.CudaLauncher."""
 
     def __init__(self, src: Any, metadata: Any) -> None:
@@ -163,7 +163,7 @@ class Utils:
 class Driver:
     """Just enough of a Triton driver to compile for a target that is not here."""
 
-    launcher_cls = Launcher
+    launcher_cls = TritonLauncher
 
     def __init__(self, target: Target) -> None:
         self._target = target

@@ -14,7 +14,7 @@ from kagent_sandbox.device.cpu.arena import CpuArena
 from kagent_sandbox.device.cpu.ceilings import cached_ceilings
 from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.device.cpu.host import CpuHost
-from kagent_sandbox.device.cpu.launcher import Asking, CpuLauncher
+from kagent_sandbox.device.cpu.launcher import CpuLauncher, RequestCost
 from kagent_sandbox.device.cpu.openmp import WAITING
 from kagent_sandbox.device.interface import Arena, LaunchFailed
 from kagent_sandbox.device.interference import HostWatch, Watch
@@ -40,7 +40,7 @@ class CpuBackend:
         """
         self.facts = cpu_facts()
         self.device = torch.device("cpu")
-        self._asking = Asking()
+        self._request_cost = RequestCost()
         self._together, memory, disk = shares(self.facts.memory_bytes)
         threads = str(self.facts.units)
         self._server = ForkServer(
@@ -96,7 +96,7 @@ class CpuBackend:
             )
         if not isinstance(arena, CpuArena):
             raise TypeError("this arena was made by another backend")
-        return CpuHost(self._server, arena, self._after_loss, self._asking)
+        return CpuHost(self._server, arena, self._after_loss, self._request_cost)
 
     def healthy(self) -> bool:
         """Whether a fresh process fills memory as told; tries twice."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kagent_sandbox.device.cpu import priority as urgency
+from kagent_sandbox.device.cpu import priority as priority
 from kagent_sandbox.device.cpu.flush import settle
 from kagent_sandbox.device.plan_ops import void
 
@@ -41,13 +41,13 @@ class CpuBaseline:
         self._sets: list[Callable[[], object]] = [function, *copies]
         self._inputs = [_tensors(f) for f in (function, *copies)]
         self._original = _tensors(functools.partial(function.func, **_copies(function)))
-        self._urgency = urgency.of_workers(lambda: _elapsed_us(self._sets))
+        self._priority = priority.of_workers(lambda: _elapsed_us(self._sets))
         self._taken = 0
         self._sample_us()  # memory for results is the process's own from now on
 
     def samples(self, count: int) -> list[float]:
         """`count` times in µs of one execution: each sample calls it once on every set."""
-        with self._urgency:
+        with self._priority:
             return [self._sample_us() for _ in range(count)]
 
     def _sample_us(self) -> float:

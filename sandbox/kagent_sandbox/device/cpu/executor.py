@@ -36,7 +36,7 @@ from kagent_sandbox.data.plan import (
 )
 from kagent_sandbox.data.plan_json import parse_plan
 from kagent_sandbox.device.cpu.arena import map_arena
-from kagent_sandbox.device.cpu.process_state import House
+from kagent_sandbox.device.cpu.process_state import ProcessState
 from kagent_sandbox.device.plan_ops import bind_op, strided_view
 from kagent_sandbox.process.channel import ChannelClosed
 from kagent_sandbox.process.context import Context
@@ -109,7 +109,7 @@ class Runner:
     folder: Path
     _plans: dict[str, list[Step]] = field(default_factory=dict)
     _libraries: dict[str, ctypes.CDLL] = field(default_factory=dict)
-    _house: House = field(default_factory=House)
+    _state: ProcessState = field(default_factory=ProcessState)
 
     def perform(self, request: Mapping[str, object], blobs: Sequence[bytes]) -> None:
         """Carry out one request of the judge."""
@@ -122,37 +122,35 @@ class Runner:
             for name, data in zip(cast("list[str]", request["hashes"]), blobs, strict=True):
                 (self.folder / f"{int(name, 16):064x}.so").write_bytes(data)
         elif verb == "prepare":
-            placement = {int(k): v for k, v in cast("dict[str, int]", request["at"]).items()}
-            self._plans[str(request["key"])] = self._bind(parse_plan(blobs[0]), placement)
+            offsets = {int(k): v for k, v in cast("dict[str, int]", request["at"]).items()}
+            self._plans[str(request["key"])] = self._bind(parse_plan(blobs[0]), offsets)
         elif verb == "forget":
             self._plans.pop(str(request["key"]), None)
         elif verb == "house":
-            self._house.perform(request, self.memory.data_ptr(), self.memory.numel())
+            self._state.perform(request, self.memory.data_ptr(), self.memory.numel())
         else:
             raise PlanError(f"unknown request {verb!r}")
 
-    def _bind(self, plan: Plan, placement: Mapping[int, int]) -> list[Step]:
+    def _bind(self, plan: Plan, offsets: Mapping[int, int]) -> list[Step]:
         kernels = {k.hash: k for k in plan.kernels}
 
         def view(tensor: TensorRef) -> torch.Tensor:
-            return strided_view(self.memory, tensor, placement[tensor.buffer])
+            return strided_view(self.memory, tensor, offsets[tensor.buffer])
 
         steps: list[Step] = []
         for op in plan.ops:
             if isinstance(op, Alloc | Free):
                 continue
             if isinstance(op, Launch):
-                steps.append(self._bind_launch(op, kernels[op.kernel], placement))
+                steps.append(self._bind_launch(op, kernels[op.kernel], offsets))
             else:
                 steps.append(bind_op(op, view))
         return steps
 
-    def _bind_launch(
-        self, launch: Launch, kernel: KernelInfo, placement: Mapping[int, int]
-    ) -> Step:
+    def _bind_launch(self, launch: Launch, kernel: KernelInfo, offsets: Mapping[int, int]) -> Step:
         if kernel.language != "cpp":
             raise PlanError(f"kernel {kernel.name} is {kernel.language}: not for this target")
-        arguments = [self._argument(a, placement) for a in launch.args]
+        arguments = [self._argument(a, offsets) for a in launch.args]
         library = self._libraries.get(kernel.hash)
         if library is None:
             path = self.folder / f"{kernel.hash}.so"
@@ -162,9 +160,9 @@ class Runner:
         function.restype = None
         return lambda: function(*arguments)
 
-    def _argument(self, arg: Arg, placement: Mapping[int, int]) -> object:
+    def _argument(self, arg: Arg, offsets: Mapping[int, int]) -> object:
         if isinstance(arg, Pointer):
-            address = self.memory.data_ptr() + placement[arg.buffer] + arg.offset
+            address = self.memory.data_ptr() + offsets[arg.buffer] + arg.offset
             return ctypes.c_void_p(address)
         if isinstance(arg, Null):
             return ctypes.c_void_p(None)

@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kagent_sandbox.device.cpu.launcher import CpuLauncher
-from kagent_sandbox.device.cpu.process_state import HouseChanged, signal_names
+from kagent_sandbox.device.cpu.process_state import ProcessStateChanged, signal_names
 from kagent_sandbox.device.interface import LaunchFailed
 
 _ASK_S = 10.0
 _OF_PROCESS = {"SigIgn": "signals that are ignored", "SigCgt": "signals that have a handler"}
 _OF_THREAD = {"SigBlk": "signals that a thread blocks", "Cpus_allowed": "cores of a thread"}
 _SIGNAL_SETS = ("SigIgn", "SigCgt", "SigBlk")
-_SAID = f"{HouseChanged.__name__}: "
+_SAID = f"{ProcessStateChanged.__name__}: "
 
 Status: TypeAlias = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProcessSnapshot:
     """A process as the kernel shows it to others."""
 
     status: Status
@@ -35,7 +35,7 @@ class Seen:
     files: frozenset[str] | None  # descriptors with their targets; None where they may not be seen
 
 
-def differences(before: Seen, after: Seen) -> list[str]:
+def differences(before: ProcessSnapshot, after: ProcessSnapshot) -> list[str]:
     """What is not as it was, in words."""
     found: list[str] = []
     if before.threads.keys() != after.threads.keys():
@@ -60,7 +60,7 @@ def differences(before: Seen, after: Seen) -> list[str]:
 class CpuHost(CpuLauncher):
     """A CPU launcher that can be asked whether its guest has left it as it was."""
 
-    def seen(self) -> Seen:
+    def seen(self) -> ProcessSnapshot:
         """How the kernel shows it; the process should be stopped."""
         pid = self._child.pid()
         if pid is None:
@@ -68,7 +68,7 @@ class CpuHost(CpuLauncher):
         threads: dict[int, Status] = {}
         for task in os.listdir(f"/proc/{pid}/task"):
             threads[int(task)] = _status(f"/proc/{pid}/task/{task}/status")
-        return Seen(_status(f"/proc/{pid}/status"), threads, _files(pid))
+        return ProcessSnapshot(_status(f"/proc/{pid}/status"), threads, _files(pid))
 
     def asked_bytes(self) -> int:
         """Memory of its own that it has asked the kernel for; the process should be stopped.

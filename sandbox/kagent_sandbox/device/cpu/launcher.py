@@ -26,7 +26,7 @@ import torch
 from kagent_sandbox.data.plan import Plan, PlanError
 from kagent_sandbox.data.plan_json import dump_plan
 from kagent_sandbox.data.verdict import Status
-from kagent_sandbox.device.cpu import priority as urgency
+from kagent_sandbox.device.cpu import priority as priority
 from kagent_sandbox.device.cpu.arena import CpuArena
 from kagent_sandbox.device.cpu.exit_status import blame
 from kagent_sandbox.device.cpu.flush import settle
@@ -34,7 +34,7 @@ from kagent_sandbox.device.interface import LaunchFailed, nothing
 from kagent_sandbox.device.time_limits import bounded
 from kagent_sandbox.errors import ConfinementError, MachineError
 from kagent_sandbox.process.channel import ChannelError, ChannelTimeout
-from kagent_sandbox.process.forkserver import Child, ForkServer
+from kagent_sandbox.process.forkserver import ChildHandle, ForkServer
 from kagent_sandbox.runtime.text import printable
 
 _START_S = 30.0
@@ -47,7 +47,7 @@ _OBSERVED_WORDS = 256  # that an empty sample reads, as a sample's observer does
 
 
 @dataclass
-class Asking:
+class RequestCost:
     """What a sample without any execution has cost in the last few launchers of a backend.
 
     All take the median off: two contenders' own costs would differ by what being woken varies by.
@@ -69,7 +69,7 @@ class CpuLauncher:
         server: ForkServer,
         arena: CpuArena,
         after_loss: Callable[[], None] = lambda: None,
-        asking: Asking | None = None,
+        request_cost: RequestCost | None = None,
     ) -> None:
         """Start it without waiting for it, so that several start at once; the first request waits.
 
@@ -81,14 +81,16 @@ class CpuLauncher:
         """
         self._arena = arena
         self._after_loss = after_loss
-        self._asking = Asking() if asking is None else asking
+        self._request_cost = RequestCost() if request_cost is None else request_cost
         self._failure: LaunchFailed | None = None
         self.threads = 0
         """Threads of the process once torch's and OpenMP's had started: there will be no more."""
         self._begun = False
-        self._urgency: AbstractContextManager[object] = contextlib.nullcontext()
+        self._priority: AbstractContextManager[object] = contextlib.nullcontext()
         self._stopped = False
-        self._spawn: Callable[[], Child] = lambda: server.spawn([arena.fd], wall_limit_s=_LIFE_S)
+        self._spawn: Callable[[], ChildHandle] = lambda: server.spawn(
+            [arena.fd], wall_limit_s=_LIFE_S
+        )
         self._child = self._spawn()
 
     def _begin(self) -> None:
@@ -124,16 +126,16 @@ class CpuLauncher:
         self.threads = threads if isinstance(threads, int) else 0
         pid = self._child.pid()
         if pid is not None:
-            self._urgency = urgency.of_process(pid)
+            self._priority = priority.of_process(pid)
         words = self._arena.words(4)
         try:
             for _ in range(_EMPTY_SAMPLES):
                 self.stop()
                 places = torch.randint(words.numel(), (_OBSERVED_WORDS,))
                 settle()
-                with self._urgency:
+                with self._priority:
                     took_s = self._timed([], _PREPARE_S, functools.partial(words.take, places))
-                self._asking.costs_s.append(took_s)
+                self._request_cost.costs_s.append(took_s)
         except LaunchFailed as e:
             raise MachineError(
                 f"the CPU launcher failed before any candidate was in it: {e}"
@@ -144,7 +146,7 @@ class CpuLauncher:
         hashes = list(binaries)
         self._ask({"do": "load", "hashes": hashes}, [binaries[h] for h in hashes], _PREPARE_S)
 
-    def prepare(self, key: str, plan: Plan, placement: Mapping[int, int]) -> None:
+    def prepare(self, key: str, plan: Plan, offsets: Mapping[int, int]) -> None:
         """Resolve a plan whose buffer `id` starts at byte `placement[id]`, under a name.
 
         Raises:
@@ -154,10 +156,10 @@ class CpuLauncher:
         if plan.target != "cpu":
             raise PlanError(f"a plan for {plan.target} cannot run on the CPU")
         for buffer in plan.buffers:
-            start = placement[buffer.id]
+            start = offsets[buffer.id]
             if not 0 <= start <= start + buffer.nbytes <= self._arena.nbytes:
                 raise PlanError(f"buffer {buffer.id} at byte {start} leaves the arena")
-        at = {str(k): v for k, v in placement.items()}
+        at = {str(k): v for k, v in offsets.items()}
         request: dict[str, object] = {"do": "prepare", "key": key, "at": at}
         self._ask(request, [dump_plan(plan)], bounded(_PREPARE_S))
 
@@ -183,7 +185,7 @@ class CpuLauncher:
             self._stopped = False
             self._child.thaw()
 
-    def hush(self) -> None:
+    def wait_until_idle(self) -> None:
         """Nothing to wait for: launchers are started and ended in the lane."""
 
     def run(self, key: str, *, limit_s: float) -> None:
@@ -204,9 +206,9 @@ class CpuLauncher:
         if not keys:
             raise ValueError("nothing to time")
         self.stop()
-        with self._urgency:
+        with self._priority:
             took_s = self._timed(keys, limit_s, observe)
-        return 1e6 * (took_s - self._asking.cost_s) / len(keys)
+        return 1e6 * (took_s - self._request_cost.cost_s) / len(keys)
 
     def _timed(self, keys: Sequence[str], limit_s: float, observe: Callable[[], object]) -> float:
         """Seconds from before the process, which is stopped, goes on until `observe` is done."""

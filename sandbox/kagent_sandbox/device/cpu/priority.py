@@ -20,7 +20,7 @@ _NICE = -10  # ten times the share of a program that asks for nothing
 _SHARE = 0.2  # of the busiest thread's time: less, and a thread is none of those that compute
 
 
-class Urgency:
+class CpuPriority:
     """Priority, and a core each, for threads that compute. A context manager, to be used again and
     again. The thread that uses it has priority with them. What the host refuses stays as it is.
     """
@@ -44,18 +44,18 @@ class Urgency:
             _pin(task, self._cores)
 
 
-def of_process(pid: int) -> Urgency:
+def of_process(pid: int) -> CpuPriority:
     """For a process all of whose threads compute, and were started in that order."""
-    return Urgency(pid, sorted(_seconds(pid)))
+    return CpuPriority(pid, sorted(_seconds(pid)))
 
 
-def of_workers(work: Callable[[], object]) -> Urgency:
+def of_workers(work: Callable[[], object]) -> CpuPriority:
     """For those threads of this process that do some work, found by having them do it."""
     before = _seconds(os.getpid())
     work()
     spent = {task: s - before.get(task, 0.0) for task, s in _seconds(os.getpid()).items()}
     least = _SHARE * max(spent.values(), default=0.0)
-    return Urgency(os.getpid(), sorted(task for task, s in spent.items() if s > least))
+    return CpuPriority(os.getpid(), sorted(task for task, s in spent.items() if s > least))
 
 
 def _seconds(pid: int) -> dict[int, float]:

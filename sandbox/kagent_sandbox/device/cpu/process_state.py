@@ -34,12 +34,12 @@ _LC_ALL = 6
 _MOST_NAMES = 6  # of signals
 
 
-class HouseChanged(Exception):  # noqa: N818
+class ProcessStateChanged(Exception):  # noqa: N818
     """Native code left something changed; the text says what."""
 
 
 @dataclass
-class House:
+class ProcessState:
     """What a process is like to whoever calls it, before and after native code."""
 
     _before: State = field(default_factory=dict)
@@ -59,12 +59,12 @@ class House:
         elif what == "compare":
             found = differences(self._before, _state())
             if found:
-                raise HouseChanged("; ".join(found))
+                raise ProcessStateChanged("; ".join(found))
         elif what == "count":
             used = _used_bytes()
             more, self._used = used - self._used, used
             if more > 0:
-                raise HouseChanged(str(more))
+                raise ProcessStateChanged(str(more))
         elif what == "lend":
             for start, stop in self._lent:
                 _protect(arena + start, stop - start, _PROT_READ | _PROT_WRITE)

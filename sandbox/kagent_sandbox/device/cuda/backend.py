@@ -19,10 +19,10 @@ from kagent_sandbox.device.baseline_calls import BaselineCall
 from kagent_sandbox.device.cuda.arena import GpuArena
 from kagent_sandbox.device.cuda.facts import bus_id, gpu_facts
 from kagent_sandbox.device.cuda.launcher import Connection, GpuLauncher
+from kagent_sandbox.device.cuda.launcher_pool import LauncherPool
 from kagent_sandbox.device.cuda.memory import Transport, best_transport
 from kagent_sandbox.device.cuda.nvml import watch_gpu
 from kagent_sandbox.device.cuda.race_processes import BASELINES_LIMIT_S, RaceProcesses, described
-from kagent_sandbox.device.cuda.spares import Spares
 from kagent_sandbox.device.cuda.timing import TIMING_VERSION
 from kagent_sandbox.device.interface import Arena, larger
 from kagent_sandbox.device.interference import Unwatched, Watch
@@ -87,7 +87,7 @@ class GpuBackend:
             self._connect,
             self._free_bytes,
         )
-        self._spares = Spares(
+        self._spares = LauncherPool(
             functools.partial(self._connect, self._server),
             torch.cuda.empty_cache,  # torch keeps what references have used
         )
@@ -226,7 +226,7 @@ class GpuBackend:
         """What launchers that have ended since the last call printed."""
         return self._server.printed()
 
-    def expect_race(self) -> None:
+    def prefetch_race(self) -> None:
         """Begin to import torch's compiler for the launchers of a race; does not wait for it."""
         self._race.expect()
 

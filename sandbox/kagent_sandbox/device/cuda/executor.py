@@ -84,7 +84,7 @@ class Executor:
         address = open_shared(transport, handle, fd, nbytes, self.index)
         self.arena = bytes_tensor(address, nbytes, self.clock.device)
 
-    def prepare(self, key: str, plan: Plan, placement: Mapping[int, int]) -> None:
+    def prepare(self, key: str, plan: Plan, offsets: Mapping[int, int]) -> None:
         """Bind a plan to places in the arena; see `Launcher.prepare`.
 
         Raises:
@@ -94,14 +94,14 @@ class Executor:
         if arena is None:
             raise PlanError("no arena is open")
         for buffer in plan.buffers:
-            base = placement.get(buffer.id, -1)
+            base = offsets.get(buffer.id, -1)
             if not 0 <= base <= arena.numel() - buffer.nbytes:
                 raise PlanError(f"buffer {buffer.id} has no place in the arena")
         start = arena.data_ptr()
         infos = {k.hash: k for k in plan.kernels}
 
         def view(tensor: TensorRef) -> torch.Tensor:
-            return strided_view(arena, tensor, placement[tensor.buffer])
+            return strided_view(arena, tensor, offsets[tensor.buffer])
 
         steps: list[tuple[str, Callable[[], None]]] = []
         with torch.cuda.stream(self.clock.stream):
@@ -110,7 +110,7 @@ class Executor:
                     continue
                 if isinstance(op, Launch):
                     kernel = infos[op.kernel]
-                    step = self.kernels.bind(op, kernel, lambda b: start + placement[b])
+                    step = self.kernels.bind(op, kernel, lambda b: start + offsets[b])
                     steps.append((f"running {kernel.name}", step))
                 else:
                     name = getattr(op, "name", type(op).__name__.lower())

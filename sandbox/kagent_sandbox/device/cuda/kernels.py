@@ -18,7 +18,7 @@ from kagent_sandbox.device.cuda.launch_args import (
     PORTABLE_CLUSTER,
     Address,
     KernelLimits,
-    Parameters,
+    ParameterBlock,
     argument,
     device_limits,
     launch_config,
@@ -77,7 +77,7 @@ class Kernels:
         self._opt_in(op, kernel, loaded)
         config = launch_config(op, kernel, self._stream)
         self._check_occupancy(op, kernel, loaded, config)
-        parameters = Parameters([argument(a, address) for a in op.args])
+        parameters = ParameterBlock([argument(a, address) for a in op.args])
         function = driver.CUfunction(int(loaded.handle))
         doing = f"launching {kernel.name}"
 

@@ -61,7 +61,7 @@ def argument(arg: Arg, address: Address) -> bytes:
     return scalar_bytes(arg.type, arg.value)
 
 
-class Parameters:
+class ParameterBlock:
     """Parameters of one launch in host memory, and the array of pointers that the driver takes.
 
     The driver copies them when the kernel is launched or captured; this must live until then.

@@ -13,7 +13,7 @@ from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.interface import Blame, LaunchFailed, nothing
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.process.channel import ChannelClosed, ChannelError, ChannelTimeout
-from kagent_sandbox.process.forkserver import Child
+from kagent_sandbox.process.forkserver import ChildHandle
 
 REPLY_BYTES = 4 << 20
 PREPARE_LIMIT_S = 30.0
@@ -24,7 +24,7 @@ _BLAMES: Mapping[object, Blame] = {"kernel": "kernel", "unclear": "unclear", "ma
 class Connection:
     """Requests and answers of one launcher process, with a limit on each."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: ChildHandle) -> None:
         self.child = child
         self.untrusted = False  # whether candidates' code has been loaded
         self.dead = False
@@ -168,14 +168,14 @@ class GpuLauncher:
         self._ask("load", PREPARE_LIMIT_S, blobs=[binaries[h] for h in hashes], hashes=hashes)
         self._connection.untrusted = True
 
-    def prepare(self, key: str, plan: Plan, placement: Mapping[int, int]) -> None:
+    def prepare(self, key: str, plan: Plan, offsets: Mapping[int, int]) -> None:
         """Bind a plan to a placement in the arena.
 
         Raises:
             LaunchFailed, DeviceError: See `Launcher`.
         """
-        places = {str(k): v for k, v in placement.items()}
-        self._ask("prepare", PREPARE_LIMIT_S, blobs=[dump_plan(plan)], key=key, placement=places)
+        places = {str(k): v for k, v in offsets.items()}
+        self._ask("prepare", PREPARE_LIMIT_S, blobs=[dump_plan(plan)], key=key, offsets=places)
 
     def forget(self, key: str) -> None:
         """Drop a prepared plan."""
@@ -184,7 +184,7 @@ class GpuLauncher:
     def stop(self) -> None:
         """Nothing to do: the device is idle between calls."""
 
-    def hush(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until no other process is being started or ended on the device."""
         self._quiet()
 

@@ -59,7 +59,7 @@ def read_gpu(nvml: Nvml, own: Mapping[int, object] | set[int]) -> GpuReading:
 def watch_gpu(bus_id: str) -> Watch:
     """For times of the GPU at a PCI address. Without the library nothing is watched."""
     try:
-        nvml = Library(bus_id)
+        nvml = NvmlLibrary(bus_id)
     except (OSError, AttributeError):
         return Unwatched()
 
@@ -83,7 +83,7 @@ class _Sample(ctypes.Structure):
     )
 
 
-class Library:
+class NvmlLibrary:
     """The driver's own library, about one GPU."""
 
     def __init__(self, bus_id: str) -> None:

@@ -33,7 +33,7 @@ class Layout:
     `guards` are ranges that nobody may write. `scratch` are the slots of everything but the inputs.
     """
 
-    placement: Mapping[int, int]
+    offsets: Mapping[int, int]
     guards: tuple[tuple[int, int], ...]
     scratch: tuple[tuple[int, int], ...]
     start: int
@@ -43,7 +43,7 @@ class Layout:
 def lay_out(plan: Plan, start: int = 0, *, align: int = ALIGN, guard: int = GUARD) -> Layout:
     """Place the buffers of `plan` from byte `start` of the arena on, guard bands between them."""
     size = {b.id: b.nbytes for b in plan.buffers}
-    placement: dict[int, int] = {}
+    offsets: dict[int, int] = {}
     guards: list[tuple[int, int]] = []
     scratch: list[tuple[int, int]] = []
     free: dict[int, list[int]] = {}
@@ -58,21 +58,21 @@ def lay_out(plan: Plan, start: int = 0, *, align: int = ALIGN, guard: int = GUAR
 
     for buffer in plan.buffers:
         if buffer.kind == "input":
-            placement[buffer.id] = new_slot(buffer.nbytes)
+            offsets[buffer.id] = new_slot(buffer.nbytes)
     for op in plan.ops:
         if isinstance(op, Alloc):
             nbytes = size[op.buffer]
             slots = free.get(nbytes)
             if slots:
-                placement[op.buffer] = slots.pop()
+                offsets[op.buffer] = slots.pop()
             else:
-                at = placement[op.buffer] = new_slot(nbytes)
+                at = offsets[op.buffer] = new_slot(nbytes)
                 scratch.append((at, at + nbytes))
         elif isinstance(op, Free):
-            free.setdefault(size[op.buffer], []).append(placement[op.buffer])
+            free.setdefault(size[op.buffer], []).append(offsets[op.buffer])
     stop = _round_up(end + guard, align)
     guards.append((end, stop))
-    return Layout(placement, tuple(guards), tuple(scratch), start, stop)
+    return Layout(offsets, tuple(guards), tuple(scratch), start, stop)
 
 
 def lay_out_many(plan: Plan, count: int, pitch: int | None = None) -> list[Layout]:

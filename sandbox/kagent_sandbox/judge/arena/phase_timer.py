@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 
-class LaneClock:
+class PhaseTimer:
     """Seconds by part. Of nested parts only the innermost counts, so that parts add up to the
     whole.
 

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.build import TensorSpec
     from kagent_sandbox.device.interface import Arena
     from kagent_sandbox.judge.arena.layout import Layout
-    from kagent_sandbox.judge.check.inputs import Draw, Stale
+    from kagent_sandbox.judge.check.inputs import InputSet, StaleValues
 
 _GAP = 0xFF  # NaN in every floating type, -1 in integers
 _LEAST_GUARD_BYTE, _MOST_GUARD_BYTE = 0x70, 0x7F
 _PATTERN_BYTES = 1 << 16  # of which a band has a part, from anywhere
 
 
-class Seat:
+class PlanPlacement:
     """One placement of one plan. `key` names it to the launcher, `owner` says whose it is.
 
     Raises:
@@ -54,19 +54,19 @@ class Seat:
         self.layout = layout
         self._arena = arena
         self._mutates = mutates
-        self._draw: Draw | None = None
+        self._draw: InputSet | None = None
         self._images: dict[int, torch.Tensor] = {}  # of inputs with gaps before or in them
         specs = {s.name: s for s in inputs}
         self._inputs: list[tuple[Buffer, torch.Tensor, bool]] = []
         for buffer in plan.buffers:
             if buffer.kind == "input":
                 ref = _input_ref(buffer, specs.get(buffer.name or ""))
-                view = arena.view(ref, layout.placement[buffer.id])
+                view = arena.view(ref, layout.offsets[buffer.id])
                 whole = view.is_contiguous() and ref.offset == 0
                 self._inputs.append((buffer, view, whole))
         guards = [arena.bytes(*g) for g in layout.guards if g[1] > g[0]]
         self._guards = [(g, _pattern(g)) for g in guards]
-        results = {layout.placement[t.buffer]: i for i, t in enumerate(plan.outputs)}
+        results = {layout.offsets[t.buffer]: i for i, t in enumerate(plan.outputs)}
         self._scratch = [
             (arena.bytes(*s), results.get(s[0])) for s in layout.scratch if s[1] > s[0]
         ]
@@ -74,25 +74,25 @@ class Seat:
     @property
     def input_places(self) -> tuple[int, ...]:
         """Where in the arena the inputs start."""
-        return tuple(self.layout.placement[b.id] for b, _, _ in self._inputs)
+        return tuple(self.layout.offsets[b.id] for b, _, _ in self._inputs)
 
-    def write(self, draw: Draw, stale: Stale) -> None:
+    def write(self, input_set: InputSet, stale: StaleValues) -> None:
         """Put a draw's inputs, stale values and guard bands in place. The launcher must be idle."""
-        self.write_inputs(draw)
+        self.write_inputs(input_set)
         for scratch, result in self._scratch:
             _fill(scratch, stale.any if result is None else stale.results[result])
         for guard, pattern in self._guards:
             guard.copy_(pattern)
 
-    def write_inputs(self, draw: Draw) -> None:
+    def write_inputs(self, input_set: InputSet) -> None:
         """Put only the inputs in place."""
-        self._draw = draw
+        self._draw = input_set
         self._images.clear()
         for buffer, view, contiguous in self._inputs:
             if not contiguous:
                 self._bytes(buffer).fill_(_GAP)
             assert buffer.name is not None
-            view.copy_(draw.tensors[buffer.name])
+            view.copy_(input_set.tensors[buffer.name])
             if not contiguous:
                 self._images[buffer.id] = self._bytes(buffer).clone()
 
@@ -104,7 +104,7 @@ class Seat:
             index: Flat numbers of elements, [n] int64.
         """
         ref = self.plan.outputs[result]
-        first = self.layout.placement[ref.buffer] // ITEMSIZE[ref.dtype] + ref.offset
+        first = self.layout.offsets[ref.buffer] // ITEMSIZE[ref.dtype] + ref.offset
         if ref.strides == contiguous_strides(ref.shape):
             return index + first
         at = torch.full_like(index, first)
@@ -115,7 +115,7 @@ class Seat:
 
     def outputs(self) -> list[torch.Tensor]:
         """Views of the results, valid until the seat is written again."""
-        return [self._arena.view(t, self.layout.placement[t.buffer]) for t in self.plan.outputs]
+        return [self._arena.view(t, self.layout.offsets[t.buffer]) for t in self.plan.outputs]
 
     def tampering(self) -> str | None:
         """What was changed since `write` that may not be: a guard band or an input. Or None."""
@@ -129,8 +129,8 @@ class Seat:
             if buffer.name in self._mutates:
                 continue
             if contiguous:
-                original = draw_bits(self._draw.tensors[buffer.name])
-                changed = (draw_bits(view) != original).any()
+                original = bit_view(self._draw.tensors[buffer.name])
+                changed = (bit_view(view) != original).any()
             else:
                 changed = (self._bytes(buffer) != self._images[buffer.id]).any()
             checks.append((f"argument {buffer.name} was changed", changed))
@@ -139,7 +139,7 @@ class Seat:
         return next(text for text, changed in checks if bool(changed))
 
     def _bytes(self, buffer: Buffer) -> torch.Tensor:
-        at = self.layout.placement[buffer.id]
+        at = self.layout.offsets[buffer.id]
         return self._arena.bytes(at, at + buffer.nbytes)
 
 
@@ -185,7 +185,7 @@ def _pattern(guard: torch.Tensor) -> torch.Tensor:
     return whole[start : start + size]
 
 
-def draw_bits(t: torch.Tensor) -> torch.Tensor:
+def bit_view(t: torch.Tensor) -> torch.Tensor:
     """The bits of a tensor as integers of its width: NaNs and signed zeros compare exactly."""
     integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]
     return t.contiguous().view(integer)

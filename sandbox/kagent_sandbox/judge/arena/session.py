@@ -13,13 +13,13 @@ from kagent_sandbox.data.plan import PlanError
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.device.interface import LaunchFailed, nothing
 from kagent_sandbox.device.time_limits import bounded
-from kagent_sandbox.judge.arena.phase_timer import LaneClock
+from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kagent_sandbox.device.interface import Arena, Backend, Blame, Launcher
-    from kagent_sandbox.judge.arena.placement import Seat
+    from kagent_sandbox.judge.arena.placement import PlanPlacement
 
 RUN_LIMIT_S = 10.0
 """One execution of one plan: the slowest seed of the slowest task takes 0.1 s."""
@@ -31,7 +31,7 @@ LEAST_US = 1e-3
 _SHARED = ""  # the owner of the launcher of all who have none of their own
 
 
-class Disqualified(Exception):  # noqa: N818
+class CandidateRejected(Exception):  # noqa: N818
     """Ends an evaluation with a verdict."""
 
     def __init__(self, verdict: Rejected) -> None:
@@ -62,7 +62,7 @@ class Arenas:
             Disqualified: More than the device can spare.
         """
         if nbytes > self.limit_bytes:
-            raise Disqualified(
+            raise CandidateRejected(
                 Rejected(
                     Stage.CHECK,
                     Status.RESOURCE_LIMIT,
@@ -88,7 +88,7 @@ class Arenas:
             self._arena = None
 
 
-class Session:
+class LauncherSession:
     """A launcher over an arena, for the binaries of one evaluation. A context manager.
 
     `launcher`, where given, is used (and closed) instead of a fresh one of the backend's. `clock`
@@ -105,12 +105,12 @@ class Session:
         binaries: Mapping[str, bytes],
         stage: Stage,
         launcher: Launcher | None = None,
-        clock: LaneClock | None = None,
+        clock: PhaseTimer | None = None,
         apart: Mapping[str, Mapping[str, bytes]] | None = None,
     ) -> None:
         self.arena = arena
         self.stage = stage
-        self.clock = LaneClock() if clock is None else clock
+        self.clock = PhaseTimer() if clock is None else clock
         self._backend = backend
         shared = {_SHARED: binaries} if binaries or not apart else {}
         self._binaries = {**shared, **(apart or {})}
@@ -139,7 +139,7 @@ class Session:
             while self._launchers:
                 self._launchers.popitem()[1].close()
 
-    def resume(self, binaries: Mapping[str, bytes], stage: Stage, clock: LaneClock) -> Self:
+    def resume(self, binaries: Mapping[str, bytes], stage: Stage, clock: PhaseTimer) -> Self:
         """For another stage with more binaries: enter it again."""
         self._binaries[_SHARED] = {**self._binaries[_SHARED], **binaries}
         self.stage = stage
@@ -151,73 +151,75 @@ class Session:
         self.close()
         self.__enter__()
 
-    def prepare(self, seats: Sequence[Seat], case: str) -> None:
+    def prepare(self, placements: Sequence[PlanPlacement], case: str) -> None:
         """Resolve the seats' plans in their launchers."""
         with self.clock.part("prepare"):
-            for seat in seats:
-                with self._turn(seat, case) as launcher:
-                    launcher.prepare(seat.key, seat.plan, seat.layout.placement)
+            for placement in placements:
+                with self._turn(placement, case) as launcher:
+                    launcher.prepare(placement.key, placement.plan, placement.layout.offsets)
 
-    def forget(self, seats: Sequence[Seat]) -> None:
+    def forget(self, placements: Sequence[PlanPlacement]) -> None:
         """Drop the seats' plans in their launchers."""
-        for seat in seats:
-            with self._turn(seat, None) as launcher:
-                launcher.forget(seat.key)
+        for placement in placements:
+            with self._turn(placement, None) as launcher:
+                launcher.forget(placement.key)
 
-    def hush(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until nothing else is being started or ended on the device: times count now."""
         with self.clock.part("wait"), _blaming(self.stage, None):
             for launcher in self._launchers.values():
-                launcher.hush()
+                launcher.wait_until_idle()
 
     @contextlib.contextmanager
-    def quiet(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """The arena belongs to the judge: nothing of the candidate runs. Writes are done at the
         end.
 
         Processes that were stopped go on when it is their turn, and not before.
         """
         with _blaming(self.stage, None):  # a process may have died since it answered
-            self._rest()
+            self._suspend()
         yield
         if self._backend.device.type == "cuda":
             torch.cuda.synchronize(self._backend.device)
 
-    def run(self, seat: Seat, case: str) -> None:
+    def run(self, placement: PlanPlacement, case: str) -> None:
         """Execute the seat's plan once."""
-        with self._turn(seat, case) as launcher:
-            launcher.run(seat.key, limit_s=bounded(RUN_LIMIT_S))
+        with self._turn(placement, case) as launcher:
+            launcher.run(placement.key, limit_s=bounded(RUN_LIMIT_S))
 
     def sample(
         self,
-        seats: Sequence[Seat],
+        placements: Sequence[PlanPlacement],
         case: str,
         *,
         limit_s: float = SAMPLE_LIMIT_S,
         observe: Callable[[], None] = nothing,
     ) -> float:
-        """µs per execution of the seats' plans, once each, on what was written in `quiet`; see
+        """µs per execution of the seats' plans, once each, on what was written in `paused`; see
         `Launcher`. Positive.
         """
-        keys = [s.key for s in seats]
-        with self.clock.part("samples"), self._turn(seats[0], case) as launcher:
+        keys = [s.key for s in placements]
+        with self.clock.part("samples"), self._turn(placements[0], case) as launcher:
             us = launcher.sample(keys, limit_s=bounded(limit_s), observe=observe)
         return max(us, LEAST_US)
 
-    def wall_us(self, seats: Sequence[Seat], count: int, case: str) -> float | None:
+    def wall_us(self, placements: Sequence[PlanPlacement], count: int, case: str) -> float | None:
         """µs per execution by the judge's own clock; None where samples are on it, too."""
-        with self.clock.part("wall"), self._turn(seats[0], case) as launcher:
-            return launcher.wall_us([s.key for s in seats], count, limit_s=bounded(SAMPLE_LIMIT_S))
+        with self.clock.part("wall"), self._turn(placements[0], case) as launcher:
+            return launcher.wall_us(
+                [s.key for s in placements], count, limit_s=bounded(SAMPLE_LIMIT_S)
+            )
 
     @contextlib.contextmanager
-    def _turn(self, seat: Seat, case: str | None) -> Iterator[Launcher]:
+    def _turn(self, placement: PlanPlacement, case: str | None) -> Iterator[Launcher]:
         """The launcher of a seat, while all others are stopped."""
-        owner = seat.owner if seat.owner in self._launchers else _SHARED
+        owner = placement.owner if placement.owner in self._launchers else _SHARED
         with _blaming(self.stage, case):
-            self._rest(but=owner)
+            self._suspend(but=owner)
             yield self._launchers[owner]
 
-    def _rest(self, but: str | None = None) -> None:
+    def _suspend(self, but: str | None = None) -> None:
         """Stop all processes, or all but one, until they are asked for something."""
         for owner, launcher in self._launchers.items():
             if owner != but:
@@ -230,6 +232,6 @@ def _blaming(stage: Stage, case: str | None) -> Iterator[None]:
     try:
         yield
     except LaunchFailed as e:
-        raise Disqualified(Rejected(stage, e.status, str(e), case)) from e
+        raise CandidateRejected(Rejected(stage, e.status, str(e), case)) from e
     except PlanError as e:
-        raise Disqualified(Rejected(stage, Status.TAMPER, str(e), case)) from e
+        raise CandidateRejected(Rejected(stage, Status.TAMPER, str(e), case)) from e

@@ -13,10 +13,10 @@ from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.judge.arena.layout import lay_out_many
-from kagent_sandbox.judge.arena.placement import Seat, draw_bits
-from kagent_sandbox.judge.arena.session import Disqualified
+from kagent_sandbox.judge.arena.placement import PlanPlacement, bit_view
+from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.check import numerics
-from kagent_sandbox.judge.check.places import worst_errors
+from kagent_sandbox.judge.check.spot_checks import worst_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.plan import Plan
     from kagent_sandbox.data.task import Case, Task
     from kagent_sandbox.device.interface import Arena
-    from kagent_sandbox.judge.arena.session import Session
-    from kagent_sandbox.judge.check.inputs import Draw, Draws
-    from kagent_sandbox.judge.check.places import Reading
+    from kagent_sandbox.judge.arena.session import LauncherSession
+    from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
+    from kagent_sandbox.judge.check.spot_checks import SpotReading
 
 
 def check_results(task: Task, built: Built, cases: Sequence[Case]) -> None:
@@ -56,7 +56,7 @@ def check_results(task: Task, built: Built, cases: Sequence[Case]) -> None:
             raise _out(Status.INCORRECT_DTYPE, f"returns {dtypes}, expected {want}", case)
 
 
-def seats_for(
+def place_plan(
     task: Task,
     case: Case,
     plan: Plan,
@@ -66,7 +66,7 @@ def seats_for(
     pitch: int | None = None,
     prefix: str = "",
     owner: str = "",
-) -> list[Seat]:
+) -> list[PlanPlacement]:
     """`count` placements of a case's plan, from the arena's start on, every `pitch` bytes.
 
     `prefix` makes the launcher's keys unique; `owner` is who may have a launcher of its own.
@@ -79,7 +79,7 @@ def seats_for(
     mutates = {a.name for a in task.arguments if a.mutates}
     try:
         return [
-            Seat(f"{prefix}/{case.name}/{i}", plan, layout, arena, inputs, mutates, owner)
+            PlanPlacement(f"{prefix}/{case.name}/{i}", plan, layout, arena, inputs, mutates, owner)
             for i, layout in enumerate(layouts)
         ]
     except PlanError as e:
@@ -91,10 +91,16 @@ class Checker:
     """Compares what a session's plans compute with the reference."""
 
     task: Task
-    draws: Draws
+    sampler: InputSampler
 
     def check(
-        self, session: Session, built: Built, case: Case, *, config: int = 0, thorough: bool = True
+        self,
+        session: LauncherSession,
+        built: Built,
+        case: Case,
+        *,
+        config: int = 0,
+        thorough: bool = True,
     ) -> list[CaseError]:
         """Run one case: on one draw in two places, then on another draw where it ran last: the same
         addresses twice in a row, with new data.
@@ -105,45 +111,57 @@ class Checker:
             Disqualified: A wrong result, two different ones, or tampering.
         """
         plan = built.plans[config, case.name]
-        seats = seats_for(
+        placements = place_plan(
             self.task, case, plan, session.arena, count=2 if thorough else 1, prefix=f"c{config}"
         )
-        session.prepare(seats, case.name)
-        draw = self.draws.draw(case)
-        errors = self._run(session, seats[0], draw, seats[1] if thorough else None)
+        session.prepare(placements, case.name)
+        input_set = self.sampler.draw(case)
+        errors = self._run(session, placements[0], input_set, placements[1] if thorough else None)
         if thorough:
-            other = self._run(session, seats[-1], self.draws.draw(case, other_than=draw), None)
+            other = self._run(
+                session, placements[-1], self.sampler.draw(case, other_than=input_set), None
+            )
             errors = [
                 max(pair, key=lambda e: e.share_of_tolerance)
                 for pair in zip(errors, other, strict=True)
             ]
         return errors
 
-    def _run(self, session: Session, seat: Seat, draw: Draw, again: Seat | None) -> list[CaseError]:
+    def _run(
+        self,
+        session: LauncherSession,
+        placement: PlanPlacement,
+        input_set: InputSet,
+        again: PlanPlacement | None,
+    ) -> list[CaseError]:
         """One run on a draw, and with `again` a second one on the same inputs in another place."""
-        name = draw.case.name
-        with session.quiet():
-            stale = self.draws.stale(draw.case)
-            seat.write(draw, stale)
+        name = input_set.case.name
+        with session.paused():
+            stale = self.sampler.stale(input_set.case)
+            placement.write(input_set, stale)
             if again is not None:
-                again.write(draw, stale)
-        session.run(seat, name)
-        with session.quiet():
-            self.refuse_tampering(seat, draw.case, Stage.CHECK)
-            first = [t.clone() for t in seat.outputs()] if again is not None else seat.outputs()
-            errors = [] if again is not None else self.compare(first, draw, Stage.CHECK)
+                again.write(input_set, stale)
+        session.run(placement, name)
+        with session.paused():
+            self.reject_tampering(placement, input_set.case, Stage.CHECK)
+            first = (
+                [t.clone() for t in placement.outputs()]
+                if again is not None
+                else placement.outputs()
+            )
+            errors = [] if again is not None else self.compare(first, input_set, Stage.CHECK)
         if again is None:
             return errors
         session.run(again, name)
-        with session.quiet():
-            self.refuse_tampering(again, draw.case, Stage.CHECK)
-            self._compare_runs(first, again.outputs(), draw)
-        return self.compare(first, draw, Stage.CHECK)
+        with session.paused():
+            self.reject_tampering(again, input_set.case, Stage.CHECK)
+            self._compare_runs(first, again.outputs(), input_set)
+        return self.compare(first, input_set, Stage.CHECK)
 
     def compare(
         self,
         outputs: Sequence[torch.Tensor],
-        draw: Draw,
+        input_set: InputSet,
         stage: Stage,
         *,
         typical: bool = False,
@@ -155,28 +173,28 @@ class Checker:
             Disqualified: One is not within its tolerance.
         """
         errors: list[CaseError] = []
-        expected = self.draws.expected(draw)
-        yardsticks = self.draws.torch_errors(draw, typical=typical)
+        expected = self.sampler.expected(input_set)
+        yardsticks = self.sampler.torch_errors(input_set, typical=typical)
         for result, out, ref, yardstick in zip(
             self.task.results, outputs, expected, yardsticks, strict=True
         ):
             found = numerics.measure_errors(out, ref, result.row_dims)
-            error = numerics.case_error(draw.case.name, result, found, yardstick, out.dtype)
+            error = numerics.case_error(input_set.case.name, result, found, yardstick, out.dtype)
             if not error.share_of_tolerance <= slack:
                 limit = numerics.allowed(yardstick, result, out.dtype)
                 text = numerics.describe(error, limit, numerics.find_worst(out, ref))
-                raise _out(Status.INCORRECT_NUMERICAL, text, draw.case, stage)
+                raise _out(Status.INCORRECT_NUMERICAL, text, input_set.case, stage)
             errors.append(error)
         return errors
 
-    def compare_places(self, readings: Sequence[Reading], case: Case) -> None:
+    def compare_spot_checks(self, readings: Sequence[SpotReading], case: Case) -> None:
         """Hold what was read of timed executions against the reference.
 
         Raises:
             Disqualified: An element errs by more than its result may. Which one is not told: its
                 draw will be used again.
         """
-        yardsticks = self.draws.typical_errors(case)
+        yardsticks = self.sampler.typical_errors(case)
         for result, spec, worst, yardstick in zip(
             self.task.results,
             build_case(self.task, case).results,
@@ -193,7 +211,7 @@ class Checker:
                 )
                 raise _out(Status.INCORRECT_NUMERICAL, text, case, Stage.MEASURE)
 
-    def refuse_decoys(self, session: Session, built: Built, cases: Sequence[Case]) -> None:
+    def reject_decoys(self, session: LauncherSession, built: Built, cases: Sequence[Case]) -> None:
         """The ghost test, where plans have operations of torch: without its launches, a plan must
         no longer give the right result, on one case at least.
 
@@ -208,17 +226,19 @@ class Checker:
                 return
             rest = tuple(op for op in plan.ops if not isinstance(op, Launch))
             ghost = replace(plan, ops=rest, kernels=())
-            (seat,) = seats_for(self.task, case, ghost, session.arena, count=1, prefix="ghost")
-            session.prepare([seat], case.name)
-            draw = self.draws.draw(case)
-            with session.quiet():
-                seat.write(draw, self.draws.stale(case))
-            session.run(seat, case.name)
-            session.forget([seat])
-            with session.quiet():
+            (placement,) = place_plan(
+                self.task, case, ghost, session.arena, count=1, prefix="ghost"
+            )
+            session.prepare([placement], case.name)
+            input_set = self.sampler.draw(case)
+            with session.paused():
+                placement.write(input_set, self.sampler.stale(case))
+            session.run(placement, case.name)
+            session.forget([placement])
+            with session.paused():
                 try:
-                    self.compare(seat.outputs(), draw, Stage.CHECK)
-                except Disqualified:
+                    self.compare(placement.outputs(), input_set, Stage.CHECK)
+                except CandidateRejected:
                     return
         text = (
             "the results are right without any launch: no kernel has a part in them. Operations of "
@@ -226,24 +246,24 @@ class Checker:
         )
         raise _out(Status.POLICY, text, cases[0])
 
-    def refuse_tampering(self, seat: Seat, case: Case, stage: Stage) -> None:
+    def reject_tampering(self, placement: PlanPlacement, case: Case, stage: Stage) -> None:
         """Make sure that a seat's guard bands and inputs are as they were written.
 
         Raises:
             Disqualified: They are not.
         """
-        tampering = seat.tampering()
+        tampering = placement.tampering()
         if tampering is not None:
             raise _out(Status.TAMPER, tampering, case, stage)
 
     def _compare_runs(
-        self, first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], draw: Draw
+        self, first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], input_set: InputSet
     ) -> None:
         """Refuse results that differ between two runs by more than rounding explains."""
         for i, (result, one, two) in enumerate(zip(self.task.results, first, second, strict=True)):
-            if torch.equal(draw_bits(one), draw_bits(two)):
+            if torch.equal(bit_view(one), bit_view(two)):
                 continue
-            yardstick = self.draws.torch_errors(draw)[i]
+            yardstick = self.sampler.torch_errors(input_set)[i]
             limit = numerics.allowed(yardstick, result, one.dtype)
             difference = numerics.measure_errors(two, one.double(), result.row_dims)
             # Each may err by all that is allowed, in opposite directions.
@@ -255,8 +275,8 @@ class Checker:
                     f"[{index}] is {worst.expected:.6g}, then {worst.got:.6g} "
                     "(a race, or memory that was not written?)"
                 )
-                raise _out(Status.NONDETERMINISTIC, text, draw.case)
+                raise _out(Status.NONDETERMINISTIC, text, input_set.case)
 
 
-def _out(status: Status, text: str, case: Case, stage: Stage = Stage.CHECK) -> Disqualified:
-    return Disqualified(Rejected(stage, status, text, case.name))
+def _out(status: Status, text: str, case: Case, stage: Stage = Stage.CHECK) -> CandidateRejected:
+    return CandidateRejected(Rejected(stage, status, text, case.name))

@@ -19,12 +19,12 @@ from kagent_sandbox.data.plan import Launch, Plan, PlanError
 from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
-from kagent_sandbox.device.cpu.host import Seen, differences
+from kagent_sandbox.device.cpu.host import ProcessSnapshot, differences
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.device.time_limits import bounded
 from kagent_sandbox.judge.arena.layout import lay_out
-from kagent_sandbox.judge.arena.placement import Seat
-from kagent_sandbox.judge.arena.session import RUN_LIMIT_S, Arenas, Disqualified
+from kagent_sandbox.judge.arena.placement import PlanPlacement
+from kagent_sandbox.judge.arena.session import RUN_LIMIT_S, Arenas, CandidateRejected
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.device.cpu.host import CpuHost
     from kagent_sandbox.device.interface import Arena, Backend
     from kagent_sandbox.judge.arena.layout import Layout
-    from kagent_sandbox.judge.check.inputs import Draws
+    from kagent_sandbox.judge.check.inputs import InputSampler
 
 REPEAT_S = 0.005
 """How long runs of a case are repeated from one look at its memory to the next."""
@@ -48,7 +48,12 @@ hidden. Mostly the second look is the last one: whatever is allocated once is so
 
 
 def refuse_bad_guests(
-    task: Task, backend: Backend, arenas: Arenas, draws: Draws, built: Built, cases: Sequence[Case]
+    task: Task,
+    backend: Backend,
+    arenas: Arenas,
+    sampler: InputSampler,
+    built: Built,
+    cases: Sequence[Case],
 ) -> None:
     """Run a candidate's native code, which is known to compute what it should, as a guest.
 
@@ -69,11 +74,11 @@ def refuse_bad_guests(
             visit.begin(built)
             for case in cases:
                 if _is_native(plans[case.name]):
-                    visit.case(case, plans[case.name], layouts[case.name], draws)
+                    visit.case(case, plans[case.name], layouts[case.name], input_sets)
         except LaunchFailed as e:
-            raise Disqualified(Rejected(Stage.CHECK, e.status, str(e), visit.at)) from e
+            raise CandidateRejected(Rejected(Stage.CHECK, e.status, str(e), visit.at)) from e
         except PlanError as e:
-            raise Disqualified(Rejected(Stage.CHECK, Status.TAMPER, str(e), visit.at)) from e
+            raise CandidateRejected(Rejected(Stage.CHECK, Status.TAMPER, str(e), visit.at)) from e
     finally:
         host.close()
 
@@ -87,7 +92,7 @@ class _Visit:
     arena: Arena
     at: str | None = None
     """The case that runs."""
-    _before: Seen | None = None
+    _before: ProcessSnapshot | None = None
     _asked_bytes: int = 0
 
     def begin(self, built: Built) -> None:
@@ -96,22 +101,22 @@ class _Visit:
         self.host.remember()
         self._before = self._look()
 
-    def case(self, case: Case, plan: Plan, layout: Layout, draws: Draws) -> None:
+    def case(self, case: Case, plan: Plan, layout: Layout, sampler: InputSampler) -> None:
         """Load what a case needs, run it on inputs that cannot be written, then repeatedly."""
         self.at = case.name
-        seat = self._seat(case, plan, layout)
-        self.host.prepare(seat.key, plan, layout.placement)
+        placement = self._seat(case, plan, layout)
+        self.host.prepare(placement.key, plan, layout.offsets)
         self._refuse_changes("loading its library")
         self.host.stop()
-        seat.write(draws.draw(case), draws.stale(case))
+        placement.write(input_sets.draw(case), input_sets.stale(case))
         lent = {
-            b.name: _pages(layout.placement[b.id], b.nbytes)
+            b.name: _pages(layout.offsets[b.id], b.nbytes)
             for b in plan.buffers
             if b.kind == "input" and b.nbytes and b.name not in self._mutated()
         }
         self.host.lend(list(lent.values()))
         try:
-            self.host.run(seat.key, limit_s=bounded(RUN_LIMIT_S))
+            self.host.run(placement.key, limit_s=bounded(RUN_LIMIT_S))
         except LaunchFailed as e:
             if "SIGSEGV" not in str(e):
                 raise
@@ -124,18 +129,18 @@ class _Visit:
             raise self._out(Status.TAMPER, text) from e
         self.host.lend([])
         self._refuse_changes("a call")
-        self._refuse_leaks(seat.key)
+        self._refuse_leaks(placement.key)
         self._refuse_changes("a call")
-        self.host.forget(seat.key)
+        self.host.forget(placement.key)
 
-    def _seat(self, case: Case, plan: Plan, layout: Layout) -> Seat:
+    def _seat(self, case: Case, plan: Plan, layout: Layout) -> PlanPlacement:
         specs = [a for a in build_case(self.task, case).arguments if isinstance(a, TensorSpec)]
-        return Seat(f"guest/{case.name}", plan, layout, self.arena, specs, self._mutated())
+        return PlanPlacement(f"guest/{case.name}", plan, layout, self.arena, specs, self._mutated())
 
     def _mutated(self) -> set[str]:
         return {a.name for a in self.task.arguments if a.mutates}
 
-    def _look(self) -> Seen:
+    def _look(self) -> ProcessSnapshot:
         self.host.stop()
         return self.host.seen()
 
@@ -193,8 +198,8 @@ class _Visit:
         more, self._asked_bytes = asked - self._asked_bytes, asked
         return max(0, more, self.host.more_bytes())
 
-    def _out(self, status: Status, text: str) -> Disqualified:
-        return Disqualified(Rejected(Stage.CHECK, status, text, self.at))
+    def _out(self, status: Status, text: str) -> CandidateRejected:
+        return CandidateRejected(Rejected(Stage.CHECK, status, text, self.at))
 
 
 def _is_native(plan: Plan) -> bool:

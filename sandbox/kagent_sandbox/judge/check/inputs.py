@@ -1,7 +1,7 @@
 """Inputs from secret seeds, the reference's results on them, and torch's own errors.
 
 Checks draw from a small pool of each case, on a GPU anew every time. What is timed runs on inputs
-that its process has never seen: see `Unseen`. No candidate learns which draw it gets, and nothing
+that its process has never seen: see `UnseenInputs`. No candidate learns which draw it gets, and nothing
 of one evaluation reaches the next but what a message says.
 """
 
@@ -27,7 +27,7 @@ from kagent_sandbox.data.task import build_case
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check import numerics
-from kagent_sandbox.judge.check.places import Places, choose_places, choose_rows
+from kagent_sandbox.judge.check.spot_checks import SpotChecks, choose_rows, choose_spot_checks
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.task import Case, Reference, Task
@@ -45,7 +45,7 @@ MANY_ELEMENTS = 1 << 22
 
 
 @dataclass
-class Draw:
+class InputSet:
     """One set of inputs of a case, on the judge's device, never shared with a launcher."""
 
     case: Case
@@ -53,7 +53,7 @@ class Draw:
     scalars: dict[str, int | float | bool]
     number: int = field(default_factory=itertools.count().__next__)
     known_results: tuple[torch.Tensor, ...] | None = field(default=None, repr=False)
-    known_places: tuple[Places, ...] | None = field(default=None, repr=False)
+    known_spot_checks: tuple[SpotChecks, ...] | None = field(default=None, repr=False)
     known_errors: tuple[numerics.Errors, ...] | None = field(default=None, repr=False)
 
     @property
@@ -68,7 +68,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Stale:
+class StaleValues:
     """What memory holds before an execution: plausible values, and wrong ones.
 
     They are torch's results on another draw, off by a quarter, so that they are wrong also where
@@ -89,7 +89,7 @@ class Stale:
         return max(self.results, key=torch.Tensor.numel)
 
 
-class Unseen:
+class UnseenInputs:
     """Draws of one case for the processes of one session, none of them twice.
 
     On a CPU they come from a stock that earlier processes have used and later ones will: those have
@@ -97,13 +97,13 @@ class Unseen:
     this session has not seen, new ones are added to it. On a GPU all are new.
     """
 
-    def __init__(self, draws: Draws, case: Case) -> None:
-        self._draws = draws
+    def __init__(self, sampler: InputSampler, case: Case) -> None:
+        self._sampler = input_sets
         self._case = case
         self._seen: set[int] = set()
-        self._queue: list[Draw] = []
+        self._queue: list[InputSet] = []
 
-    def take(self, count: int) -> list[Draw]:
+    def take(self, count: int) -> list[InputSet]:
         """So many.
 
         Raises:
@@ -111,37 +111,37 @@ class Unseen:
         """
         while len(self._queue) < count:
             known = {d.number for d in self._queue} | self._seen
-            new = [d for d in self._draws.stock(self._case) if d.number not in known]
+            new = [d for d in self._sampler.stock(self._case) if d.number not in known]
             random.SystemRandom().shuffle(new)
-            self._queue += new or self._draws.add(self._case, count - len(self._queue))
+            self._queue += new or self._sampler.add(self._case, count - len(self._queue))
         taken, self._queue = self._queue[:count], self._queue[count:]
         self._seen.update(d.number for d in taken)
         return taken
 
 
-class Draws:
+class InputSampler:
     """Source of draws for one task on one device."""
 
     def __init__(self, task: Task, device: torch.device) -> None:
         self.task = task
         self.device = device
         self._reference: Reference = task.reference()
-        self._pools: dict[str, list[Draw]] = {}
+        self._pools: dict[str, list[InputSet]] = {}
         self._yardsticks: dict[str, tuple[numerics.Errors, ...]] = {}
         self._random = random.SystemRandom()
-        self._stock: OrderedDict[str, list[Draw]] = OrderedDict()  # the case in use last
-        self._stale: dict[str, Stale] = {}
+        self._stock: OrderedDict[str, list[InputSet]] = OrderedDict()  # the case in use last
+        self._stale: dict[str, StaleValues] = {}
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._stock_bytes = int(STOCK_SHARE * memory) if device.type == "cpu" else 0
         self._threads = ThreadPoolExecutor(_THREADS) if device.type == "cpu" else None
 
-    def stock(self, case: Case) -> list[Draw]:
+    def stock(self, case: Case) -> list[InputSet]:
         """Draws of a case that are kept for timing."""
         found = self._stock.setdefault(case.name, [])
         self._stock.move_to_end(case.name)
         return found
 
-    def add(self, case: Case, count: int) -> list[Draw]:
+    def add(self, case: Case, count: int) -> list[InputSet]:
         """New draws of a case, kept as far as there is room: cases that have not been used for long
         make some, else they take the places of older ones.
         """
@@ -166,14 +166,14 @@ class Draws:
             self.torch_errors(self.fresh(case), typical=True)
         return self._yardsticks[case.name]
 
-    def stale(self, case: Case) -> Stale:
+    def stale(self, case: Case) -> StaleValues:
         """What memory is to hold before a case is executed; made once."""
         if case.name not in self._stale:
-            draw = self.fresh(case)
-            outputs = self._call("eager", draw)
+            input_set = self.fresh(case)
+            outputs = self._call("eager", input_set)
             dtypes = [dtype_of(r.dtype) for r in build_case(self.task, case).results]
             own = [o.to(d).contiguous() for o, d in zip(outputs, dtypes, strict=True)]
-            self._stale[case.name] = Stale(
+            self._stale[case.name] = StaleValues(
                 tuple(_wrong(o).flatten().view(torch.uint8) for o in own),
                 tuple(
                     numerics.typical_norm(o, r.row_dims)
@@ -182,11 +182,11 @@ class Draws:
             )
         return self._stale[case.name]
 
-    def places(self, draw: Draw) -> tuple[Places, ...]:
+    def spot_checks(self, input_set: InputSet) -> tuple[SpotChecks, ...]:
         """Secret places of each result, and what the reference has there; chosen once per draw."""
-        if draw.known_places is None:
-            norms = self.stale(draw.case).norms
-            specs = build_case(self.task, draw.case).results
+        if input_set.known_spot_checks is None:
+            norms = self.stale(input_set.case).norms
+            specs = build_case(self.task, input_set.case).results
             widths = [
                 math.prod(s.shape[len(s.shape) - min(r.row_dims, len(s.shape)) :])
                 if r.row_dims
@@ -197,39 +197,41 @@ class Draws:
                 choose_rows(math.prod(s.shape) // max(1, w), self.device)
                 for s, w in zip(specs, widths, strict=True)
             )
-            found = self._reference_rows(draw, rows, widths)
-            draw.known_places = tuple(
-                choose_places(r, f, dtype_of(s.dtype), n)
+            found = self._reference_rows(input_set, rows, widths)
+            input_set.known_spot_checks = tuple(
+                choose_spot_checks(r, f, dtype_of(s.dtype), n)
                 for r, f, s, n in zip(rows, found, specs, norms, strict=True)
             )
-        return draw.known_places
+        return input_set.known_spot_checks
 
     def _reference_rows(
-        self, draw: Draw, rows: Sequence[torch.Tensor], widths: Sequence[int]
+        self, input_set: InputSet, rows: Sequence[torch.Tensor], widths: Sequence[int]
     ) -> list[torch.Tensor]:
         """What the reference has in some rows of each result, [rows, width]: by the task's own
         `reference_rows` where it has one, else from all of its results.
         """
         by_rows = getattr(self._reference, "reference_rows", None)
         if by_rows is None:
-            full = draw.known_results or self._call("reference", draw)
+            full = input_set.known_results or self._call("reference", input_set)
             return [f.reshape(-1, max(1, w))[r] for f, w, r in zip(full, widths, rows, strict=True)]
         try:
             with torch.no_grad():
-                found = by_rows(tuple(rows), **draw.arguments)
+                found = by_rows(tuple(rows), **input_set.arguments)
         except Exception as e:  # see fresh
-            raise TaskError(f"{self.task.name}: reference_rows of {draw.case.name}: {e!r}") from e
+            raise TaskError(
+                f"{self.task.name}: reference_rows of {input_set.case.name}: {e!r}"
+            ) from e
         found = found if isinstance(found, tuple | list) else (found,)
         shapes = [tuple(f.shape) for f in found]
         expected = [(len(r), w) for r, w in zip(rows, widths, strict=True)]
         if shapes != expected:
             raise TaskError(
-                f"{self.task.name}: reference_rows of {draw.case.name} returns shapes {shapes}, "
+                f"{self.task.name}: reference_rows of {input_set.case.name} returns shapes {shapes}, "
                 f"expected {expected}"
             )
         return list(found)
 
-    def draw(self, case: Case, *, other_than: Draw | None = None) -> Draw:
+    def draw(self, case: Case, *, other_than: InputSet | None = None) -> InputSet:
         """Inputs of a case: fresh ones on a GPU, one of the case's pool on a CPU.
 
         Raises:
@@ -243,13 +245,15 @@ class Draws:
             return pool[-1]
         return self._random.choice([d for d in pool if d is not other_than])
 
-    def expected(self, draw: Draw) -> tuple[torch.Tensor, ...]:
+    def expected(self, input_set: InputSet) -> tuple[torch.Tensor, ...]:
         """The reference's results, float64 or float32, computed once per draw."""
-        if draw.known_results is None:
-            draw.known_results = self._call("reference", draw)
-        return draw.known_results
+        if input_set.known_results is None:
+            input_set.known_results = self._call("reference", input_set)
+        return input_set.known_results
 
-    def torch_errors(self, draw: Draw, *, typical: bool = False) -> tuple[numerics.Errors, ...]:
+    def torch_errors(
+        self, input_set: InputSet, *, typical: bool = False
+    ) -> tuple[numerics.Errors, ...]:
         """What torch's own implementation errs on such inputs, per result: the most on this draw
         and on the case's first few.
 
@@ -259,39 +263,39 @@ class Draws:
         `typical` accepts the errors on earlier draws of the case: over millions of elements they
         hardly differ, and eager on gigabytes costs more than the candidate.
         """
-        name = draw.case.name
+        name = input_set.case.name
         if typical and name in self._yardsticks:
             return self._yardsticks[name]
-        own = self._errors(draw)
+        own = self._errors(input_set)
         if name not in self._yardsticks:
-            others = [] if typical else self._others(draw)
+            others = [] if typical else self._others(input_set)
             self._yardsticks[name] = _most([own, *map(self._errors, others)])
         return _most([self._yardsticks[name], own])
 
-    def _errors(self, draw: Draw) -> tuple[numerics.Errors, ...]:
+    def _errors(self, input_set: InputSet) -> tuple[numerics.Errors, ...]:
         """What torch errs on one draw, computed once."""
-        if draw.known_errors is None:
-            outputs = self._call("eager", draw)
-            draw.known_errors = tuple(
+        if input_set.known_errors is None:
+            outputs = self._call("eager", input_set)
+            input_set.known_errors = tuple(
                 numerics.measure_errors(out, ref, result.row_dims)
                 for out, ref, result in zip(
-                    outputs, self.expected(draw), self.task.results, strict=True
+                    outputs, self.expected(input_set), self.task.results, strict=True
                 )
             )
-        return draw.known_errors
+        return input_set.known_errors
 
-    def _others(self, draw: Draw) -> list[Draw]:
+    def _others(self, input_set: InputSet) -> list[InputSet]:
         """Further draws of the case, unless one says enough."""
-        results = build_case(self.task, draw.case).results
+        results = build_case(self.task, input_set.case).results
         if max(math.prod(r.shape) for r in results) >= MANY_ELEMENTS:
             return []
         if self.device.type != "cpu":
-            return [self.fresh(draw.case) for _ in range(YARDSTICKS - 1)]
-        pool = self._pools.setdefault(draw.case.name, [])
-        pool += [self.fresh(draw.case) for _ in range(POOL - len(pool))]
-        return [d for d in pool if d is not draw][: YARDSTICKS - 1]
+            return [self.fresh(input_set.case) for _ in range(YARDSTICKS - 1)]
+        pool = self._pools.setdefault(input_set.case.name, [])
+        pool += [self.fresh(input_set.case) for _ in range(POOL - len(pool))]
+        return [d for d in pool if d is not input_set][: YARDSTICKS - 1]
 
-    def fresh(self, case: Case) -> Draw:
+    def fresh(self, case: Case) -> InputSet:
         """Inputs of a case that nothing has seen before.
 
         Raises:
@@ -307,7 +311,7 @@ class Draws:
             if isinstance(argument, TensorSpec):
                 self._check_input(case, argument, tensors.get(argument.name))
         scalars = {a.name: a.value for a in spec.arguments if isinstance(a, ScalarSpec)}
-        return Draw(case, tensors, scalars)
+        return InputSet(case, tensors, scalars)
 
     def _check_input(self, case: Case, spec: TensorSpec, tensor: torch.Tensor | None) -> None:
         if tensor is None:
@@ -318,23 +322,23 @@ class Draws:
                 f"{list(tensor.shape)}, task.toml says {spec.dtype} {list(spec.shape)}"
             )
 
-    def _call(self, which: str, draw: Draw) -> tuple[torch.Tensor, ...]:
+    def _call(self, which: str, input_set: InputSet) -> tuple[torch.Tensor, ...]:
         mutable = [a.name for a in self.task.arguments if a.mutates]
-        arguments = draw.arguments
+        arguments = input_set.arguments
         for name in mutable:
-            arguments[name] = draw.tensors[name].clone()
+            arguments[name] = input_set.tensors[name].clone()
         function = getattr(self._reference, which)
         try:
             with torch.no_grad():
                 value = function(**arguments)
         except Exception as e:  # see fresh
-            raise TaskError(f"{self.task.name}: {which} of {draw.case.name}: {e!r}") from e
+            raise TaskError(f"{self.task.name}: {which} of {input_set.case.name}: {e!r}") from e
         results = value if isinstance(value, tuple | list) else (value,)
-        shapes = [r.shape for r in build_case(self.task, draw.case).results]
+        shapes = [r.shape for r in build_case(self.task, input_set.case).results]
         got = [tuple(t.shape) for t in results if isinstance(t, torch.Tensor)]
         if got != shapes:
             raise TaskError(
-                f"{self.task.name}: {which} of {draw.case.name} returns shapes {got}, "
+                f"{self.task.name}: {which} of {input_set.case.name} returns shapes {got}, "
                 f"task.toml says {shapes}"
             )
         return tuple(t.detach() for t in cast("Sequence[torch.Tensor]", results))

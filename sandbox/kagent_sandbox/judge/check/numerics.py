@@ -35,7 +35,7 @@ import torch
 from kagent_sandbox.data.verdict import CaseError
 
 if TYPE_CHECKING:
-    from kagent_sandbox.data.task import Result
+    from kagent_sandbox.data.task import ResultSpec
 
 CHUNK_ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 22}
 """Elements converted at once, by device type: 256 MiB per float32 temporary on a GPU."""
@@ -259,7 +259,7 @@ MOST_TORCH_ERROR = 0.25
 """Where torch errs by more, by an overflow of its own say, it is no measure for others."""
 
 
-def allowed(torch_errors: Errors, result: Result, dtype: torch.dtype) -> Errors:
+def allowed(torch_errors: Errors, result: ResultSpec, dtype: torch.dtype) -> Errors:
     """What a candidate may err, given what torch errs on the same inputs."""
     eps = epsilon(dtype)
     floor = result.floor * eps
@@ -292,7 +292,7 @@ def _over(error: float, limit: float) -> float:
 
 
 def case_error(
-    case: str, result: Result, errors: Errors, torch_errors: Errors, dtype: torch.dtype
+    case: str, result: ResultSpec, errors: Errors, torch_errors: Errors, dtype: torch.dtype
 ) -> CaseError:
     """The record of one result in one case."""
     return CaseError(

@@ -32,7 +32,7 @@ from kagent_sandbox.device.baseline_calls import (
     make_call,
 )
 from kagent_sandbox.device.cpu.baselines import CpuBaseline
-from kagent_sandbox.process.exit import end_with, leave
+from kagent_sandbox.process.exit import exit_fast, exit_when_peer_closes
 
 SAMPLES = 30
 _CPU_SECONDS = 2.0  # per baseline, beyond the least number of samples
@@ -45,7 +45,7 @@ def main() -> None:
     # what libraries print must not be taken for answers
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    end_with(answers.fileno(), 0.0)  # nobody reads them any more
+    exit_when_peer_closes(answers.fileno(), 0.0)  # nobody reads them any more
     skip, wanted = {tuple(pair) for pair in request["skip"]}, request["names"]
     measure: Callable[[BaselineCall], dict[str, object]] = _cpu
     if request["kind"] == "gpu":
@@ -62,7 +62,7 @@ def main() -> None:
             answers.write(json.dumps(answer) + "\n")
         forget_compiled()
         gc.collect()
-    leave()
+    exit_fast()
 
 
 def _attempt(

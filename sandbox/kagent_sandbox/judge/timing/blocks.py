@@ -14,23 +14,23 @@ from kagent_sandbox.data.verdict import Stage
 from kagent_sandbox.device.cpu.baselines import MOST_SETS, SPAN_US, runs_for
 from kagent_sandbox.device.cpu.flush import settle
 from kagent_sandbox.judge.arena.layout import pitch_of
-from kagent_sandbox.judge.check.checker import seats_for
-from kagent_sandbox.judge.check.inputs import Unseen
-from kagent_sandbox.judge.check.places import Reading
+from kagent_sandbox.judge.check.checker import place_plan
+from kagent_sandbox.judge.check.inputs import UnseenInputs
+from kagent_sandbox.judge.check.spot_checks import SpotReading
 from kagent_sandbox.judge.timing import metrics
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.build import Contender
     from kagent_sandbox.data.device import Ceilings
     from kagent_sandbox.data.task import Case, Task
-    from kagent_sandbox.judge.arena.placement import Seat
-    from kagent_sandbox.judge.arena.session import Session
+    from kagent_sandbox.judge.arena.placement import PlanPlacement
+    from kagent_sandbox.judge.arena.session import LauncherSession
     from kagent_sandbox.judge.check.checker import Checker
-    from kagent_sandbox.judge.check.inputs import Draw
+    from kagent_sandbox.judge.check.inputs import InputSet
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class Round:
     """Pairs of blocks after which a candidate that clearly loses is let go."""
 
     pairs: int
@@ -38,40 +38,40 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Schedule:
     """How a candidate and the incumbent take turns on one kind of device."""
 
-    phases: tuple[Phase, ...]  # of each case
-    further: Phase | None  # while it may yet turn out to be faster; its pairs are of all cases
-    looks: int  # how often that many follow, at most
-    seats: int | None  # placements that one block rotates over; None: all
+    rounds: tuple[Round, ...]  # of each case
+    further: Round | None  # while it may yet turn out to be faster; its pairs are of all cases
+    interim_looks: int  # how often that many follow, at most
+    placements: int | None  # placements that one block rotates over; None: all
 
-    def more(self, cases: int) -> Phase | None:
+    def more(self, cases: int) -> Round | None:
         """What follows for each case of so many."""
         if self.further is None:
             return None
-        return Phase(math.ceil(self.further.pairs / cases), self.further.samples)
+        return Round(math.ceil(self.further.pairs / cases), self.further.samples)
 
     def pairs(self, cases: int) -> int:
         """Pairs of blocks of one case of so many, at most."""
         more = self.more(cases)
-        return sum(p.pairs for p in self.phases) + (self.looks * more.pairs if more else 0)
+        return sum(p.pairs for p in self.rounds) + (self.interim_looks * more.pairs if more else 0)
 
 
-PACES: Mapping[Kind, Pace] = {
+SCHEDULES: Mapping[Kind, Schedule] = {
     # Every sample costs fresh inputs and a verification, which cost more than the sample itself.
-    "gpu": Pace((Phase(1, 14), Phase(1, 14), Phase(2, 14)), None, 0, 1),
+    "gpu": Schedule((Round(1, 14), Round(1, 14), Round(2, 14)), None, 0, 1),
     # A pair of single samples is over within some 10 ms, in which little else happens: pairs differ
     # by hardly more than those of longer blocks would, and there can be more of them. Who is far
     # behind shows from four. 24 are the least that anybody is promoted by.
-    "cpu": Pace((Phase(4, 1), Phase(6, 1), Phase(14, 1)), Phase(36, 1), 9, None),
+    "cpu": Schedule((Round(4, 1), Round(6, 1), Round(14, 1)), Round(36, 1), 9, None),
 }
 _SAMPLES_FROM_US: Mapping[float, int] = {400.0: 2, 100.0: 4}
 """Samples of a block on a GPU that are enough from so many µs on: they vary by a tenth as much as
 short kernels', and each costs inputs that are a hundred times as large."""
 
 
-def placements(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
+def placement_count(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
     """How many buffer sets each contender rotates over.
 
     GPU: two, since addresses shift a 28 µs kernel by 0.7 %. CPU: three, and more for short kernels,
@@ -93,7 +93,7 @@ def _enough(us: float) -> float:
 
 
 @dataclass
-class Table:
+class TimedBlocks:
     """Contenders that take turns on one case.
 
     Every execution works on inputs that its process has never seen, over stale values, and a few
@@ -104,7 +104,7 @@ class Table:
     contender moves to its next places. It lasts as long as its session.
     """
 
-    session: Session
+    session: LauncherSession
     checker: Checker
     case: Case
     contenders: Mapping[str, Contender]
@@ -112,14 +112,14 @@ class Table:
     at_once: int | None  # placements that one block rotates over; None: all
     blocks: dict[str, list[tuple[float, ...]]] = field(init=False)
     side: str = field(init=False)  # whose turn it is, or was: who is to blame for a failure
-    _seats: dict[str, list[Seat]] = field(init=False, default_factory=dict)
-    _unseen: Unseen = field(init=False)
+    _placements: dict[str, list[PlanPlacement]] = field(init=False, default_factory=dict)
+    _unseen: UnseenInputs = field(init=False)
 
     def __post_init__(self) -> None:
         self.side = next(iter(self.contenders))
         self.blocks = {side: [] for side in self.contenders}
         # Of all of them together: what one has seen, another could find in the arena.
-        self._unseen = Unseen(self.checker.draws, self.case)
+        self._unseen = UnseenInputs(self.checker.sampler, self.case)
 
     def prepare(self) -> None:
         """Seat everyone.
@@ -131,7 +131,7 @@ class Table:
         pitch = pitch_of(plans.values())
         for side, plan in plans.items():
             self.side = side
-            self._seats[side] = seats_for(
+            self._placements[side] = place_plan(
                 self.checker.task,
                 self.case,
                 plan,
@@ -141,7 +141,7 @@ class Table:
                 prefix=f"t{side}",
                 owner=side,
             )
-            self.session.prepare(self._seats[side], self.case.name)
+            self.session.prepare(self._placements[side], self.case.name)
 
     def sample(self, side: str, samples: int, *, verify: bool = False) -> None:
         """Time one block: so many samples (on a GPU fewer where they are long), each on
@@ -153,28 +153,28 @@ class Table:
             Disqualified: The contender failed, or its results are wrong.
         """
         whole = random.SystemRandom().randrange(min(samples, 2)) if verify else None
-        seats = self._now(side)
+        placements = self._now(side)
         block: list[float] = []
-        readings: list[Reading] = []
+        readings: list[SpotReading] = []
         for i in range(samples):
             self.side = side
-            draws = self._write(seats)
+            input_sets = self._write(placements)
             with self.session.clock.part("compare"):
-                places = [self.checker.draws.places(d) for d in draws]
+                spot_checks = [self.checker.sampler.spot_checks(d) for d in input_sets]
                 results = self.checker.task.results
-                reading = Reading(self.session.arena, seats, places, results)
+                reading = SpotReading(self.session.arena, placements, spot_checks, results)
             if self.at_once is None:
                 with self.session.clock.part("settle"):
                     settle()
-            us = self.session.sample(seats, self.case.name, observe=reading.read)
+            us = self.session.sample(placements, self.case.name, observe=reading.read)
             block.append(us)
             readings.append(reading)
             if i == whole:
-                self._compare(seats, draws)
+                self._compare(placements, input_sets)
             if self.at_once is not None and len(block) >= _enough(us):
                 break
         with self.session.clock.part("compare"):
-            self.checker.compare_places(readings, self.case)
+            self.checker.compare_spot_checks(readings, self.case)
         self.blocks[side].append(tuple(block))
 
     def verify(self, side: str) -> None:
@@ -194,16 +194,18 @@ class Table:
             Disqualified: The contender failed, or its results are wrong.
         """
         self.side = side
-        seat = random.SystemRandom().choice(self._seats[side])
+        placement = random.SystemRandom().choice(self._placements[side])
         with self.session.clock.part("inputs"):
-            draw = self.checker.draws.fresh(case)
-            stale = self.checker.draws.stale(self.case)
-            with self.session.quiet():
-                seat.write(draw, stale)
-        self.session.run(seat, self.case.name)
-        with self.session.clock.part("compare"), self.session.quiet():
-            self.checker.refuse_tampering(seat, self.case, Stage.MEASURE)
-            self.checker.compare(seat.outputs(), draw, Stage.MEASURE, typical=True, slack=slack)
+            input_set = self.checker.sampler.fresh(case)
+            stale = self.checker.sampler.stale(self.case)
+            with self.session.paused():
+                placement.write(input_set, stale)
+        self.session.run(placement, self.case.name)
+        with self.session.clock.part("compare"), self.session.paused():
+            self.checker.reject_tampering(placement, self.case, Stage.MEASURE)
+            self.checker.compare(
+                placement.outputs(), input_set, Stage.MEASURE, typical=True, slack=slack
+            )
 
     def wall_us(self, side: str, count: int) -> float | None:
         """µs per execution by the judge's own clock, on the side's last inputs; None where samples
@@ -212,42 +214,44 @@ class Table:
         self.side = side
         return self.session.wall_us(self._now(side), count, self.case.name)
 
-    def _now(self, side: str) -> list[Seat]:
+    def _now(self, side: str) -> list[PlanPlacement]:
         """A side's places for its next block.
 
         On a GPU every block moves on by as many as it takes. On a CPU it takes all of them, unless
         a few are ample by the times of everyone's block before: a slow kernel or a busy host.
         """
-        seats, turn = self._seats[side], len(self.blocks[side])
+        placements, turn = self._placements[side], len(self.blocks[side])
         if self.at_once is not None:
             first = turn * self.at_once
-            return [seats[(first + i) % len(seats)] for i in range(self.at_once)]
+            return [placements[(first + i) % len(placements)] for i in range(self.at_once)]
         if turn:
             before = [
                 statistics.median(b[turn - 1]) for b in self.blocks.values() if len(b) >= turn
             ]
-            seats = seats[: _for_span(min(before), len(seats))]
-        first = random.randrange(len(seats))  # noqa: S311 - none is always the first
-        return [*seats[first:], *seats[:first]]
+            placements = placements[: _for_span(min(before), len(placements))]
+        first = random.randrange(len(placements))  # noqa: S311 - none is always the first
+        return [*placements[first:], *placements[:first]]
 
-    def _write(self, seats: Sequence[Seat]) -> list[Draw]:
+    def _write(self, placements: Sequence[PlanPlacement]) -> list[InputSet]:
         """Inputs that nobody at the table has seen for a side's seats, another draw in each;
         whatever the others left there is gone.
         """
         with self.session.clock.part("inputs"):
-            draws = self._unseen.take(len(seats))
-            stale = self.checker.draws.stale(self.case)
-            with self.session.quiet():
-                for seat, draw in zip(seats, draws, strict=True):
-                    seat.write(draw, stale)
-        return draws
+            input_sets = self._unseen.take(len(placements))
+            stale = self.checker.sampler.stale(self.case)
+            with self.session.paused():
+                for placement, input_set in zip(placements, input_sets, strict=True):
+                    placement.write(input_set, stale)
+        return input_sets
 
-    def _compare(self, seats: Sequence[Seat], draws: Sequence[Draw]) -> None:
+    def _compare(self, placements: Sequence[PlanPlacement], input_sets: Sequence[InputSet]) -> None:
         """All of one placement's results, and that nothing else was written in any of them."""
-        with self.session.clock.part("compare"), self.session.quiet():
-            for seat in seats:
-                self.checker.refuse_tampering(seat, self.case, Stage.MEASURE)
-            seat, draw = random.SystemRandom().choice(list(zip(seats, draws, strict=True)))
-            self.checker.compare(seat.outputs(), draw, Stage.MEASURE, typical=True)
+        with self.session.clock.part("compare"), self.session.paused():
+            for placement in placements:
+                self.checker.reject_tampering(placement, self.case, Stage.MEASURE)
+            placement, input_set = random.SystemRandom().choice(
+                list(zip(placements, input_sets, strict=True))
+            )
+            self.checker.compare(placement.outputs(), input_set, Stage.MEASURE, typical=True)
             # Its places are kept, and it will not be asked for again soon.
-            draw.known_results = None
+            input_set.known_results = None

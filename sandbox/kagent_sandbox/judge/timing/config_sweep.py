@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from kagent_sandbox.data.plan_json import plan_identity
 from kagent_sandbox.judge.arena.layout import pitch_of
-from kagent_sandbox.judge.arena.session import SAMPLE_LIMIT_S, Disqualified
-from kagent_sandbox.judge.check.checker import seats_for
+from kagent_sandbox.judge.arena.session import SAMPLE_LIMIT_S, CandidateRejected
+from kagent_sandbox.judge.check.checker import place_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.build import Built
     from kagent_sandbox.data.plan import Plan
     from kagent_sandbox.data.task import Case, Task
-    from kagent_sandbox.judge.arena.placement import Seat
-    from kagent_sandbox.judge.arena.session import Session
-    from kagent_sandbox.judge.check.inputs import Draw, Draws
+    from kagent_sandbox.judge.arena.placement import PlanPlacement
+    from kagent_sandbox.judge.arena.session import LauncherSession
+    from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
 
 FIRST_SAMPLES = 3
 MOST_SAMPLES = 12  # per round and configuration
@@ -39,12 +39,12 @@ class Sweeper:
     """Ranks configurations case by case."""
 
     task: Task
-    draws: Draws
+    sampler: InputSampler
     cap_s: float
 
     def rank(
         self,
-        session: Session,
+        session: LauncherSession,
         built: Built,
         case: Case,
         configs: Sequence[int],
@@ -61,11 +61,11 @@ class Sweeper:
         """
         began = time.monotonic()
         plans = {i: built.plans[i, case.name] for i in configs}
-        rivals = [] if incumbent is None else [incumbent]
-        pitch = pitch_of([*plans.values(), *rivals])
+        race_baselines = [] if incumbent is None else [incumbent]
+        pitch = pitch_of([*plans.values(), *race_baselines])
 
-        def seats_of(plan: Plan, prefix: str, owner: str = "") -> list[Seat]:
-            return seats_for(
+        def seats_of(plan: Plan, prefix: str, owner: str = "") -> list[PlanPlacement]:
+            return place_plan(
                 self.task,
                 case,
                 plan,
@@ -78,15 +78,15 @@ class Sweeper:
 
         number = FIRST_SAMPLES
         rival_us: list[float] = []
-        for plan in rivals:
-            seats = seats_of(plan, "rival", "b")
-            session.prepare(seats, case.name)
-            self._write(session, seats, self.draws.draw(case))
-            rival_us = [session.sample(seats, case.name) for _ in range(number)]
-            session.forget(seats)
+        for plan in race_baselines:
+            placements = seats_of(plan, "rival", "b")
+            session.prepare(placements, case.name)
+            self._write(session, placements, self.sampler.draw(case))
+            rival_us = [session.sample(placements, case.name) for _ in range(number)]
+            session.forget(placements)
 
         seated = {i: seats_of(plan, f"s{i}") for i, plan in plans.items()}
-        draw = self.draws.draw(case)
+        input_set = self.sampler.draw(case)
         places: list[tuple[int, ...]] | None = None  # where the inputs lie now
         samples: dict[int, list[float]] = {}
         alive = list(configs)
@@ -98,7 +98,7 @@ class Sweeper:
                     continue
                 wanted = [s.input_places for s in seated[i]]
                 if wanted != places:
-                    self._write(session, seated[i], draw)
+                    self._write(session, seated[i], input_set)
                     places = wanted
                 if not self._time(session, case, seated[i], number, samples, i):
                     alive.remove(i)
@@ -120,9 +120,9 @@ class Sweeper:
 
     def _time(
         self,
-        session: Session,
+        session: LauncherSession,
         case: Case,
-        seats: Sequence[Seat],
+        placements: Sequence[PlanPlacement],
         number: int,
         samples: dict[int, list[float]],
         config: int,
@@ -130,10 +130,10 @@ class Sweeper:
         """Add samples of one configuration. False if it failed: the session was restarted."""
         try:
             if config not in samples:
-                session.prepare(seats, case.name)
+                session.prepare(placements, case.name)
             limit_s = SAMPLE_LIMIT_S if config == 0 else RUN_LIMIT_S
-            more = [session.sample(seats, case.name, limit_s=limit_s) for _ in range(number)]
-        except Disqualified:
+            more = [session.sample(placements, case.name, limit_s=limit_s) for _ in range(number)]
+        except CandidateRejected:
             if config == 0:
                 raise
             samples.pop(config, None)
@@ -142,13 +142,15 @@ class Sweeper:
         samples.setdefault(config, []).extend(more)
         return True
 
-    def _write(self, session: Session, seats: Sequence[Seat], draw: Draw) -> None:
+    def _write(
+        self, session: LauncherSession, placements: Sequence[PlanPlacement], input_set: InputSet
+    ) -> None:
         """Inputs for all seats. Plans of one candidate have theirs in the same places, nearly
         always, so that this is rarely done twice.
         """
-        with session.clock.part("inputs"), session.quiet():
-            for seat in seats:
-                seat.write_inputs(draw)
+        with session.clock.part("inputs"), session.paused():
+            for placement in placements:
+                placement.write_inputs(input_set)
 
 
 def distinct(built: Built, case: Case) -> list[int]:

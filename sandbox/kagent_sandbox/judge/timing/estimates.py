@@ -37,7 +37,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Duel:
+class PairedSamples:
     """Blocks of samples of two kernels on one case: block i of `a` ran next to block i of `b`."""
 
     a: tuple[tuple[float, ...], ...]
@@ -86,7 +86,11 @@ def systematic(us: float, *, gpu: bool, factor: float = 1.0) -> float:
 
 
 def bootstrap_log_ratios(
-    duel: Duel, rng: np.random.Generator, *, noise: float = 0.0, resamples: int = RESAMPLES
+    paired: PairedSamples,
+    rng: np.random.Generator,
+    *,
+    noise: float = 0.0,
+    resamples: int = RESAMPLES,
 ) -> Floats:
     """Bootstrap distribution of log(time of b / time of a): positive where a is faster.
 
@@ -96,18 +100,20 @@ def bootstrap_log_ratios(
     deviations are stretched by as much. One pair alone tells nothing of how pairs vary: then
     `noise` has to. It is a standard deviation of the log ratio that is added to every resample.
     """
-    center, pairs = log_ratio(duel), len(duel.a)
+    center, pairs = log_ratio(paired), len(paired.a)
     picks = rng.integers(0, pairs, size=(resamples, pairs))
     if pairs < _ENOUGH_PAIRS:
-        logs = _middle(_logs(_medians(duel.b, picks, rng)) - _logs(_medians(duel.a, picks, rng)))
+        logs = _middle(
+            _logs(_medians(paired.b, picks, rng)) - _logs(_medians(paired.a, picks, rng))
+        )
     else:
-        logs = _middle(_pair_logs(duel)[picks])
+        logs = _middle(_pair_logs(paired)[picks])
     if pairs > 1:
         logs = center + (logs - center) * math.sqrt(pairs / (pairs - 1))
     return logs + rng.normal(0.0, noise, size=resamples) if noise else logs
 
 
-def log_ratio(duel: Duel) -> float:
+def log_ratio(paired: PairedSamples) -> float:
     """log(time of b / time of a): the interquartile mean over pairs of blocks of their medians'.
 
     Within a pair both had the machine as it was then; a pair that was disturbed is left out.
@@ -115,14 +121,14 @@ def log_ratio(duel: Duel) -> float:
     Raises:
         ValueError: There are no pairs, or a block is empty.
     """
-    if len(duel.a) != len(duel.b) or not duel.a or not all((*duel.a, *duel.b)):
+    if len(paired.a) != len(paired.b) or not paired.a or not all((*paired.a, *paired.b)):
         raise ValueError("a duel needs as many blocks of one kernel as of the other, none empty")
-    return float(_middle(_pair_logs(duel)[np.newaxis])[0])
+    return float(_middle(_pair_logs(paired)[np.newaxis])[0])
 
 
-def _pair_logs(duel: Duel) -> Floats:
+def _pair_logs(paired: PairedSamples) -> Floats:
     """log(time of b / time of a) of each pair, of its blocks' medians."""
-    a, b = (_logs(np.asarray([np.median(x) for x in side])) for side in (duel.a, duel.b))
+    a, b = (_logs(np.asarray([np.median(x) for x in side])) for side in (paired.a, paired.b))
     return np.asarray(b - a, dtype=np.float64)
 
 
@@ -149,8 +155,8 @@ def _medians(
     Statistics, 2.1 and 2.5).
     """
     widths = np.asarray([len(b) for b in blocks])
-    table = np.full((len(blocks), int(widths.max())), np.inf)
-    for row, block in zip(table, blocks, strict=True):
+    timed = np.full((len(blocks), int(widths.max())), np.inf)
+    for row, block in zip(timed, blocks, strict=True):
         row[: len(block)] = np.sort(block)
     count = widths[pairs]
     k = (count + 1) // 2
@@ -158,15 +164,15 @@ def _medians(
     more = np.maximum(count - k, 1)
     high = np.where(count % 2, low, 1 - (1 - low) * rng.random(pairs.shape) ** (1 / more))
     lower, upper = (
-        table[pairs, np.minimum((u * count).astype(np.int64), count - 1)] for u in (low, high)
+        timed[pairs, np.minimum((u * count).astype(np.int64), count - 1)] for u in (low, high)
     )
     return np.asarray((lower + upper) / 2, dtype=np.float64)
 
 
-def ratio(duel: Duel, rng: np.random.Generator, *, noise: float = 0.0) -> Interval:
+def ratio(paired: PairedSamples, rng: np.random.Generator, *, noise: float = 0.0) -> Interval:
     """Time of b / time of a (`log_ratio`), and its interval: above 1, a is faster."""
-    logs = bootstrap_log_ratios(duel, rng, noise=noise)
-    value = math.exp(log_ratio(duel))
+    logs = bootstrap_log_ratios(paired, rng, noise=noise)
+    value = math.exp(log_ratio(paired))
     low, high = np.exp(np.percentile(logs, [2.5, 97.5]))
     return Interval(value, min(float(low), value), max(float(high), value))
 
@@ -181,7 +187,7 @@ class Combined:
 
 
 def combine(
-    duels: Mapping[str, Duel],
+    paired: Mapping[str, PairedSamples],
     rng: np.random.Generator,
     noise: Mapping[str, float],
     *,
@@ -190,11 +196,11 @@ def combine(
     """Combine the duels of several cases into one comparison; every case weighs the same."""
     total = np.zeros(resamples)
     cases: dict[str, float] = {}
-    for case, duel in duels.items():
-        more = bootstrap_log_ratios(duel, rng, noise=noise.get(case, 0.0), resamples=resamples)
+    for case, paired in paired.items():
+        more = bootstrap_log_ratios(paired, rng, noise=noise.get(case, 0.0), resamples=resamples)
         total += more
-        cases[case] = math.exp(log_ratio(duel))
-    total /= len(duels)
+        cases[case] = math.exp(log_ratio(paired))
+    total /= len(paired)
     value = geometric_mean(list(cases.values()))
     low, high = (float(v) for v in np.exp(np.percentile(total, [2.5, 97.5])))
     p_faster = float(np.mean(total > 0) + 0.5 * np.mean(total == 0))

@@ -15,14 +15,14 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kagent_sandbox.judge.arena.session import Disqualified
+from kagent_sandbox.judge.arena.session import CandidateRejected
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterator, Mapping, Sequence
 
     from kagent_sandbox.data.task import Case
-    from kagent_sandbox.judge.timing.blocks import Table
+    from kagent_sandbox.judge.timing.blocks import TimedBlocks
 
 LEAST_CHECKS = 3
 """Of one candidate over all of its timed cases: each is one run, and one reference."""
@@ -45,8 +45,11 @@ def hard_cases(case: Case, check_cases: Sequence[Case]) -> list[Case]:
     ]
 
 
-def refuse_what_only_looks_right(
-    tables: Mapping[str, Table], side: str, check_cases: Sequence[Case], rng: random.Random
+def recheck_on_hard_inputs(
+    timed_cases: Mapping[str, TimedBlocks],
+    side: str,
+    check_cases: Sequence[Case],
+    rng: random.Random,
 ) -> None:
     """Run a contender's timed plans on hard inputs, at least once each where there are some.
 
@@ -54,21 +57,21 @@ def refuse_what_only_looks_right(
         Disqualified: A result is wrong. The verdict's case is the timed one.
     """
     checks = [
-        (table, hard)
-        for table in tables.values()
-        for hard in _chosen(table.case, check_cases, len(tables), rng)
+        (timed, hard)
+        for timed in timed_cases.values()
+        for hard in _chosen(timed.case, check_cases, len(timed_cases), rng)
     ]
-    for table, hard in checks:
+    for timed, hard in checks:
         try:
-            table.check(side, hard, SLACK)
-        except Disqualified as e:
+            timed.check(side, hard, SLACK)
+        except CandidateRejected as e:
             text = f"on {hard.inputs} inputs of scale {hard.scale:g}: {e.verdict.message}"
-            verdict = replace(e.verdict, message=text, case=table.case.name)
-            raise Disqualified(verdict) from e.__cause__
+            verdict = replace(e.verdict, message=text, case=timed.case.name)
+            raise CandidateRejected(verdict) from e.__cause__
 
 
 def _chosen(
-    case: Case, check_cases: Sequence[Case], tables: int, rng: random.Random
+    case: Case, check_cases: Sequence[Case], timed_cases: int, rng: random.Random
 ) -> Iterator[Case]:
     found = hard_cases(case, check_cases)
-    yield from rng.sample(found, min(len(found), math.ceil(LEAST_CHECKS / tables)))
+    yield from rng.sample(found, min(len(found), math.ceil(LEAST_CHECKS / timed_cases)))

@@ -12,13 +12,13 @@ from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage, Stat
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.errors import IncumbentWrong
 from kagent_sandbox.judge.arena.layout import pitch_of
-from kagent_sandbox.judge.arena.session import Disqualified, Session
+from kagent_sandbox.judge.arena.session import CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.checker import Checker
 from kagent_sandbox.judge.timing import estimates, metrics
-from kagent_sandbox.judge.timing.blocks import PACES, Table, placements
+from kagent_sandbox.judge.timing.blocks import SCHEDULES, TimedBlocks, placement_count
 from kagent_sandbox.judge.timing.config_sweep import Sweeper, distinct
-from kagent_sandbox.judge.timing.hard_inputs import refuse_what_only_looks_right
-from kagent_sandbox.judge.timing.versus_incumbent import Turns
+from kagent_sandbox.judge.timing.hard_inputs import recheck_on_hard_inputs
+from kagent_sandbox.judge.timing.versus_incumbent import IncumbentComparison
 
 if TYPE_CHECKING:
     import random
@@ -55,7 +55,7 @@ class Meter:
 
     def measure(
         self,
-        session: Session,
+        session: LauncherSession,
         built: Built,
         errors: Sequence[CaseError],
         check_cases: Sequence[Case],
@@ -73,21 +73,21 @@ class Meter:
         choice = self._sweep(session, built, cases, check_cases, incumbent, sweep_s)
         candidate = Contender("candidate", built, choice)
         sides = {"a": candidate} | ({"b": incumbent} if incumbent else {})
-        tables = {c.name: self._table(session, c, sides) for c in cases}
-        turns = Turns(tables, self.kind, self.rng, self.noise)
+        timed_cases = {c.name: self._table(session, c, sides) for c in cases}
+        comparison = IncumbentComparison(timed_cases, self.kind, self.rng, self.noise)
         self.watch.begin()
         try:
-            complete = turns.take(session, self._refuse_suspicion)
-        except Disqualified as e:
-            if incumbent is not None and turns.side == "b" and e.blame == "kernel":
+            complete = comparison.take(session, self._refuse_suspicion)
+        except CandidateRejected as e:
+            if incumbent is not None and comparison.side == "b" and e.blame == "kernel":
                 raise IncumbentWrong(incumbent.id, e.verdict) from e
             self._doubt(e)
             raise
-        versus = None if incumbent is None else turns.compare(incumbent.id)
+        versus = None if incumbent is None else comparison.compare(incumbent.id)
         if complete and (versus is None or versus.p_faster > LIKELY):
-            refuse_what_only_looks_right(tables, "a", check_cases, self.rng)
-        notes = (*self.watch.notes(), *turns.notes)
-        blocks = {name: table.blocks["a"] for name, table in tables.items()}
+            recheck_on_hard_inputs(timed_cases, "a", check_cases, self.rng)
+        notes = (*self.watch.notes(), *comparison.notes)
+        blocks = {name: timed.blocks["a"] for name, timed in timed_cases.items()}
         passed = self._passed(candidate, errors, cases, blocks)
         return replace(passed, versus=versus, screened=not complete, notes=notes)
 
@@ -108,19 +108,21 @@ class Meter:
         return most
 
     def _count(self, case: Case) -> int:
-        return placements(self.task, case, self.kind, self.ceilings)
+        return placement_count(self.task, case, self.kind, self.ceilings)
 
-    def _table(self, session: Session, case: Case, sides: Mapping[str, Contender]) -> Table:
-        at_once = PACES[self.kind].seats
-        table = Table(session, self.checker, case, sides, self._count(case), at_once)
-        table.prepare()
-        return table
+    def _table(
+        self, session: LauncherSession, case: Case, sides: Mapping[str, Contender]
+    ) -> TimedBlocks:
+        at_once = SCHEDULES[self.kind].placements
+        timed = TimedBlocks(session, self.checker, case, sides, self._count(case), at_once)
+        timed.prepare()
+        return timed
 
     # -- configurations --------------------------------------------------------------------------
 
     def _sweep(
         self,
-        session: Session,
+        session: LauncherSession,
         built: Built,
         cases: Sequence[Case],
         check_cases: Sequence[Case],
@@ -130,13 +132,13 @@ class Meter:
         """The fastest configuration of each case that has several; the winners are checked like
         the declared one was.
         """
-        sweeper = Sweeper(self.task, self.checker.draws, sweep_s)
+        sweeper = Sweeper(self.task, self.checker.sampler, sweep_s)
         choice: dict[str, int] = {}
         good, bad = {0}, set[int]()
         for case in cases:
             order: Sequence[int] = distinct(built, case)
             if len(order) > 1:
-                session.hush()
+                session.wait_until_idle()
                 plan = incumbent.plan(case.name) if incumbent else None
                 count = self._count(case)
                 order = sweeper.rank(session, built, case, order, plan, count)
@@ -150,7 +152,7 @@ class Meter:
         return choice
 
     def _right(
-        self, session: Session, built: Built, check_cases: Sequence[Case], config: int
+        self, session: LauncherSession, built: Built, check_cases: Sequence[Case], config: int
     ) -> bool:
         """Whether a further configuration is right on all check cases that it was built for."""
         try:
@@ -158,14 +160,14 @@ class Meter:
                 plan = built.plans.get((config, case.name))
                 if plan is not None and plan != built.plans[0, case.name]:
                     self.checker.check(session, built, case, config=config, thorough=False)
-        except Disqualified:
+        except CandidateRejected:
             session.restart()
             return False
         return True
 
     # -- what the times say ----------------------------------------------------------------------
 
-    def _doubt(self, found: Disqualified) -> None:
+    def _doubt(self, found: CandidateRejected) -> None:
         """Times that cannot be true may be the machine's doing where others use most of it.
 
         Raises:
@@ -175,42 +177,42 @@ class Meter:
             return
         text = f"{found}. Perhaps the machine's doing: {'; '.join(self.watch.notes())}"
         unclear = LaunchFailed(Status.SUSPECT, text, blame="unclear")
-        raise Disqualified(replace(found.verdict, message=text)) from unclear
+        raise CandidateRejected(replace(found.verdict, message=text)) from unclear
 
-    def _refuse_suspicion(self, table: Table) -> None:
+    def _refuse_suspicion(self, timed: TimedBlocks) -> None:
         """Look into a candidate's times on one case right after its last block.
 
         Raises:
             Disqualified: They cannot be true.
         """
-        case, blocks = table.case, table.blocks["a"]
+        case, blocks = timed.case, timed.blocks["a"]
         us = estimates.median_interval([x for b in blocks for x in b]).value
-        text = self._over_the_limit(table, us)
+        text = self._over_the_limit(timed, us)
         if text is None:
-            text = self._disagreement(table, us)
+            text = self._disagreement(timed, us)
         if text is not None:
-            raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, case.name))
+            raise CandidateRejected(Rejected(Stage.MEASURE, Status.SUSPECT, text, case.name))
 
-    def _disagreement(self, table: Table, us: float) -> str | None:
+    def _disagreement(self, timed: TimedBlocks, us: float) -> str | None:
         """Why a GPU's own times cannot be true, or None. A busy host disturbs the judge's clock, so
         that it is looked at a few times.
         """
         runs = max(3, min(50, int(WALL_BUDGET_US / us)))
         text = None
         for _ in range(ALARM_TRIES):
-            text = metrics.disagreement(us, table.wall_us("a", runs))
+            text = metrics.disagreement(us, timed.wall_us("a", runs))
             if text is None:
                 break
             time.sleep(ALARM_PAUSE_S)
         return text
 
-    def _over_the_limit(self, table: Table, us: float) -> str | None:
+    def _over_the_limit(self, timed: TimedBlocks, us: float) -> str | None:
         """Why a time is below what this device attains, or None.
 
         The ceilings may be of an hour in which the device was busier: they are measured once more
         before anybody is suspected.
         """
-        case, facts, count = table.case, self.backend.facts, table.count
+        case, facts, count = timed.case, self.backend.facts, timed.count
         if metrics.suspicion(self.task, case, us, facts, self.ceilings, count) is None:
             return None
         now = self.backend.ceilings(again=True)

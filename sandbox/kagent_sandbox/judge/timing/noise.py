@@ -105,8 +105,8 @@ def measure_noise(backend: Backend) -> Noise:
             for side in "ab":
                 with _turn(launchers, side) as launcher:
                     for key, layout in zip(keys[side], layouts, strict=True):
-                        launcher.prepare(key, plan, layout.placement)
-                    launcher.hush()
+                        launcher.prepare(key, plan, layout.offsets)
+                    launcher.wait_until_idle()
                     launcher.sample(keys[side], limit_s=_LIMIT_S)  # warm up
 
             def block(side: str, pair: int) -> Sequence[float]:
@@ -152,10 +152,10 @@ def lasting_noise(block: Callable[[str, int], Sequence[float]], *, gpu: bool) ->
 def judge_noise(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], *, gpu: bool) -> Noise:
     """What blocks of two equal kernels say about the machine."""
     pairs = [(tuple(x), tuple(y)) for x, y in zip(a, b, strict=True)]
-    singles = [estimates.log_ratio(estimates.Duel((x,), (y,))) for x, y in pairs]
-    duel = estimates.Duel(tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
+    singles = [estimates.log_ratio(estimates.PairedSamples((x,), (y,))) for x, y in pairs]
+    paired = estimates.PairedSamples(tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
     us = max(1e-3, statistics.median(u for block in (*a, *b) for u in block))
-    offset = estimates.log_ratio(duel)
+    offset = estimates.log_ratio(paired)
     spread = _MAD * statistics.median(abs(x - offset) for x in singles)
     chance = 1.25 * spread / math.sqrt(len(singles))  # of a median; of what counts, a bit less
     known = estimates.systematic(us, gpu=gpu)

@@ -15,11 +15,11 @@ from kagent_sandbox.data.race import BEST_OF_TORCH, TORCH, Race, RaceCase, Ratio
 from kagent_sandbox.data.verdict import CaseTiming, Comparison, Rejected, Stage
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.judge.arena.layout import pitch_of
-from kagent_sandbox.judge.arena.session import Arenas, Disqualified, Session
+from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.checker import Checker, check_results
 from kagent_sandbox.judge.timing import estimates, metrics
-from kagent_sandbox.judge.timing.blocks import PACES, Table, placements
-from kagent_sandbox.judge.timing.hard_inputs import refuse_what_only_looks_right
+from kagent_sandbox.judge.timing.blocks import SCHEDULES, TimedBlocks, placement_count
+from kagent_sandbox.judge.timing.hard_inputs import recheck_on_hard_inputs
 from kagent_sandbox.judge.timing.race_baselines import BaselineFailed
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.device import Ceilings
     from kagent_sandbox.data.task import Case, Kind, Task
     from kagent_sandbox.device.interface import Arena, Backend, Blame
-    from kagent_sandbox.judge.arena.phase_timer import LaneClock
+    from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
     from kagent_sandbox.judge.timing.noise import Noise
-    from kagent_sandbox.judge.timing.race_baselines import Opened, Rivals
+    from kagent_sandbox.judge.timing.race_baselines import OpenBaselines, RaceBaselines
 
 Blocks: TypeAlias = "dict[str, list[tuple[float, ...]]]"
 ROUNDS: Mapping[Kind, int] = {"gpu": 6, "cpu": 3}
@@ -49,11 +49,14 @@ class Racer:
     ceilings: Ceilings
     kind: Kind
     rng: random.Random
-    clock: LaneClock
+    clock: PhaseTimer
     noise: Noise
 
     def race(
-        self, contenders: Sequence[Contender], cases: Sequence[Case], rivals: Rivals | None
+        self,
+        contenders: Sequence[Contender],
+        cases: Sequence[Case],
+        race_baselines: RaceBaselines | None,
     ) -> Race:
         """Time everyone on every case; who fails or is wrong is out, for all cases."""
         failed: dict[str, Rejected] = {}
@@ -61,7 +64,7 @@ class Racer:
         for runner in list(runners):
             try:
                 check_results(self.task, runner.built, cases)
-            except Disqualified as e:
+            except CandidateRejected as e:
                 failed[runner.id] = e.verdict
                 runners.remove(runner)
         doubted = set[str]()
@@ -69,7 +72,7 @@ class Racer:
         missing: dict[str, Mapping[str, str]] = {}
         while runners:
             try:
-                samples = self._run(runners, cases, rivals, missing)
+                samples = self._run(runners, cases, race_baselines, missing)
                 break
             except _OutError as e:
                 if e.blame != "kernel" and e.id not in doubted:
@@ -100,22 +103,26 @@ class Racer:
         self,
         runners: Sequence[Contender],
         cases: Sequence[Case],
-        rivals: Rivals | None,
+        race_baselines: RaceBaselines | None,
         missing: dict[str, Mapping[str, str]],
     ) -> dict[str, Blocks]:
         """Blocks of samples of everyone, per case; notes in `missing` who did not run, and why."""
-        counts = {c.name: placements(self.task, c, self.kind, self.ceilings) for c in cases}
+        counts = {c.name: placement_count(self.task, c, self.kind, self.ceilings) for c in cases}
         nbytes = max(counts[c.name] * pitch_of(r.plan(c.name) for r in runners) for c in cases)
         try:
             arena = self.arenas.at_least(nbytes)
-        except Disqualified as e:
+        except CandidateRejected as e:
             raise _OutError(runners[-1].id, e.verdict) from e
         found: dict[str, Blocks] = {}
         for case in cases:
             while case.name not in found:  # again where a baseline failed, in the end without it
                 with contextlib.suppress(BaselineFailed), contextlib.ExitStack() as stack:
                     with self.clock.part("open"):
-                        opened = stack.enter_context(rivals.open(case, arena)) if rivals else None
+                        opened = (
+                            stack.enter_context(race_baselines.open(case, arena))
+                            if race_baselines
+                            else None
+                        )
                     if opened is not None:
                         missing[case.name] = opened.missing
                     blocks = self._run_case(runners, case, counts[case.name], arena, opened)
@@ -128,7 +135,7 @@ class Racer:
         case: Case,
         count: int,
         arena: Arena,
-        opened: Opened | None,
+        opened: OpenBaselines | None,
     ) -> Blocks:
         """A fresh launcher per case: baselines inside of it keep their memory until it ends."""
         block, rounds = SAMPLES[self.kind], ROUNDS[self.kind]
@@ -138,25 +145,29 @@ class Racer:
         secret = {i: self.rng.randrange(rounds) for i in sides}
         theirs: Blocks = {n: [] for n in (opened.names if opened else ())}
         launcher = opened.launcher if opened else None
-        session = Session(self.backend, arena, shared, Stage.MEASURE, launcher, self.clock, apart)
-        table = Table(session, self.checker, case, sides, count, PACES[self.kind].seats)
+        session = LauncherSession(
+            self.backend, arena, shared, Stage.MEASURE, launcher, self.clock, apart
+        )
+        timed = TimedBlocks(
+            session, self.checker, case, sides, count, SCHEDULES[self.kind].placements
+        )
         try:
             with session:
-                table.prepare()
+                timed.prepare()
                 for turn in range(rounds):
                     # Everyone is next to everyone, and first and last, equally often.
                     for name in _order([*sides, *theirs], turn):
                         if opened is not None and name in theirs:
-                            with session.quiet():  # whatever the candidates may be up to
+                            with session.paused():  # whatever the candidates may be up to
                                 theirs[name].append(tuple(opened.samples(name, block)))
                         else:
-                            table.sample(name, block, verify=secret[name] == turn)
+                            timed.sample(name, block, verify=secret[name] == turn)
                 for name in sides:
                     checks = self.task.cases(self.kind).check
-                    refuse_what_only_looks_right({case.name: table}, name, checks, self.rng)
-        except Disqualified as e:
-            raise _OutError(table.side, e.verdict) from e
-        return {**table.blocks, **theirs}
+                    recheck_on_hard_inputs({case.name: timed}, name, checks, self.rng)
+        except CandidateRejected as e:
+            raise _OutError(timed.side, e.verdict) from e
+        return {**timed.blocks, **theirs}
 
     def _case(
         self,
@@ -192,7 +203,7 @@ class Racer:
             for other in samples:
                 if other != mine:
                     interval = estimates.ratio(
-                        _duel(samples[mine], samples[other]), rng, noise=noise
+                        _paired_samples(samples[mine], samples[other]), rng, noise=noise
                     )
                     ratios.append(Ratio(mine, other, interval.value, interval.low, interval.high))
         return RaceCase(case.name, case.dtype, case.dims, candidates, baselines, tuple(ratios))
@@ -222,9 +233,9 @@ class Racer:
             opponents[BEST_OF_TORCH] = fastest
         comparisons = []
         for against, names in opponents.items():
-            duels = {c: _duel(samples[c][mine], samples[c][n]) for c, n in names.items()}
-            noise = {c: self._systematic(statistics.median(d.a[0])) for c, d in duels.items()}
-            combined = estimates.combine(duels, np.random.default_rng(0), noise)
+            paired = {c: _paired_samples(samples[c][mine], samples[c][n]) for c, n in names.items()}
+            noise = {c: self._systematic(statistics.median(d.a[0])) for c, d in paired.items()}
+            combined = estimates.combine(paired, np.random.default_rng(0), noise)
             r = combined.ratio
             comparisons.append(
                 Comparison(against, r.value, r.low, r.high, combined.p_faster, combined.cases)
@@ -247,11 +258,13 @@ class _OutError(Exception):
 
     @property
     def blame(self) -> Blame:
-        return self.__cause__.blame if isinstance(self.__cause__, Disqualified) else "kernel"
+        return self.__cause__.blame if isinstance(self.__cause__, CandidateRejected) else "kernel"
 
 
-def _duel(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> estimates.Duel:
-    return estimates.Duel(tuple(tuple(x) for x in a), tuple(tuple(x) for x in b))
+def _paired_samples(
+    a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
+) -> estimates.PairedSamples:
+    return estimates.PairedSamples(tuple(tuple(x) for x in a), tuple(tuple(x) for x in b))
 
 
 def _order(names: Sequence[str], turn: int) -> list[str]:

@@ -40,7 +40,7 @@ class BaselineFailed(Exception):  # noqa: N818
     """A baseline that was made ready failed while it was timed: the case is to be run again."""
 
 
-class Opened(Protocol):
+class OpenBaselines(Protocol):
     """The baselines of one case, ready to be timed. A context manager."""
 
     names: Sequence[str]
@@ -59,10 +59,10 @@ class Opened(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
 
-class Rivals(Protocol):
+class RaceBaselines(Protocol):
     """Where baselines come from."""
 
-    def expect(self) -> None:
+    def prefetch(self) -> None:
         """Begin, without waiting, what `open` will need: a race is going to come."""
 
     def compile_ahead(self, cases: Sequence[Case]) -> None:
@@ -70,12 +70,12 @@ class Rivals(Protocol):
         be done at once. Nothing is being timed meanwhile.
         """
 
-    def open(self, case: Case, arena: Arena) -> Opened:
+    def open(self, case: Case, arena: Arena) -> OpenBaselines:
         """Compile and warm up all baselines of a case; those that fail are left out."""
 
 
 @dataclass(frozen=True)
-class GpuRivals:
+class GpuRaceBaselines:
     """Baselines inside of the race's launcher."""
 
     task: Task
@@ -83,12 +83,12 @@ class GpuRivals:
     _compiled: dict[str, list[bytes]] = field(default_factory=dict)  # by case
     _lost: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # by case and baseline
 
-    def expect(self) -> None:
-        """See `Rivals`."""
-        self.backend.expect_race()
+    def prefetch(self) -> None:
+        """See `RaceBaselines`."""
+        self.backend.prefetch_race()
 
     def compile_ahead(self, cases: Sequence[Case]) -> None:
-        """See `Rivals`. What is kept is code; which of several kernels is the fastest is decided
+        """See `RaceBaselines`. What is kept is code; which of several kernels is the fastest is decided
         when the race's launcher is alone with the device.
 
         Left out are matrix products: there the compiler times variants while it compiles, and
@@ -105,8 +105,8 @@ class GpuRivals:
             if archive:
                 self._compiled.setdefault(case.name, []).append(archive)
 
-    def open(self, case: Case, arena: Arena) -> Opened:
-        """See `Rivals`. Left out is what has failed here beside candidates time and again."""
+    def open(self, case: Case, arena: Arena) -> OpenBaselines:
+        """See `RaceBaselines`. Left out is what has failed here beside candidates time and again."""
         lost = {n: why for (c, n), why in self._lost.items() if c == case.name}
         out = {
             n: f"failed twice beside candidates: {why[-1]}"
@@ -155,19 +155,19 @@ class _GpuOpened:
 
 
 @dataclass(frozen=True)
-class CpuRivals:
+class CpuRaceBaselines:
     """Baselines in the judge's own process."""
 
     task: Task
 
-    def expect(self) -> None:
-        """See `Rivals`: nothing is needed."""
+    def prefetch(self) -> None:
+        """See `RaceBaselines`: nothing is needed."""
 
     def compile_ahead(self, cases: Sequence[Case]) -> None:
-        """See `Rivals`: they are compiled where they run, which is in this process."""
+        """See `RaceBaselines`: they are compiled where they run, which is in this process."""
 
-    def open(self, case: Case, arena: Arena) -> Opened:
-        """See `Rivals`."""
+    def open(self, case: Case, arena: Arena) -> OpenBaselines:
+        """See `RaceBaselines`."""
         del arena
         ready: dict[str, CpuBaseline] = {}
         missing: dict[str, str] = {}

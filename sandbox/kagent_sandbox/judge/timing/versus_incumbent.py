@@ -18,17 +18,17 @@ import numpy as np
 
 from kagent_sandbox.data.verdict import Comparison, Rejected, Stage, Status
 from kagent_sandbox.errors import MachineError
-from kagent_sandbox.judge.arena.session import Disqualified
+from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.timing import estimates
-from kagent_sandbox.judge.timing.blocks import PACES, Phase
+from kagent_sandbox.judge.timing.blocks import SCHEDULES, Round
 from kagent_sandbox.judge.timing.noise import Noise
 
 if TYPE_CHECKING:
     import random
 
     from kagent_sandbox.data.task import Kind
-    from kagent_sandbox.judge.arena.session import Session
-    from kagent_sandbox.judge.timing.blocks import Table
+    from kagent_sandbox.judge.arena.session import LauncherSession
+    from kagent_sandbox.judge.timing.blocks import TimedBlocks
 
 _TYPICAL = 8  # samples of the incumbent that are looked at together
 LOSING_RATIO = 0.985
@@ -56,10 +56,10 @@ disturbed."""
 
 
 @dataclass
-class Turns:
+class IncumbentComparison:
     """The blocks of one candidate beside the incumbent, on every case."""
 
-    tables: Mapping[str, Table]
+    timed_cases: Mapping[str, TimedBlocks]
     kind: Kind
     rng: random.Random
     noise: Noise
@@ -67,7 +67,7 @@ class Turns:
     side: str = "a"  # whose turn it is, or was: who is to blame for a failure
     _secret: dict[str, int] = field(default_factory=dict)
 
-    def take(self, session: Session, suspect: Callable[[Table], None]) -> bool:
+    def take(self, session: LauncherSession, suspect: Callable[[TimedBlocks], None]) -> bool:
         """Blocks in ABBA order on every case; whether all were timed.
 
         A candidate that clearly loses is let go early. Of every case one block's results are
@@ -77,40 +77,40 @@ class Turns:
             Disqualified: The candidate failed, was wrong, or its times cannot be true.
             MachineError: Nothing can be timed here.
         """
-        pace = PACES[self.kind]
-        self._secret = {name: self.rng.randrange(self._pairs) for name in self.tables}
-        session.hush()
-        for phase in pace.phases:
-            last = phase is pace.phases[-1]
-            for table in self.tables.values():
-                self._phase(table, phase)
+        schedule = SCHEDULES[self.kind]
+        self._secret = {name: self.rng.randrange(self._pairs) for name in self.timed_cases}
+        session.wait_until_idle()
+        for timing_round in schedule.rounds:
+            last = timing_round is schedule.rounds[-1]
+            for timed in self.timed_cases.values():
+                self._round(timed, timing_round)
                 if last:
-                    self._repeat_disturbed(table)
+                    self._repeat_disturbed(timed)
                     self.side = "a"
-                    suspect(table)
-            limit = FAR_RATIO if phase is pace.phases[0] else LOSING_RATIO
+                    suspect(timed)
+            limit = FAR_RATIO if timing_round is schedule.rounds[0] else LOSING_RATIO
             if not last and not self._alone and self._look().high < limit:
                 self._verify_rest()
                 return False
-        more = None if self._alone else pace.more(len(self.tables))
+        more = None if self._alone else schedule.more(len(self.timed_cases))
         until = time.monotonic() + FURTHER_S
-        for look in range(pace.looks):
+        for look in range(schedule.interim_looks):
             if more is None or time.monotonic() > until or decided(self._look(), look):
                 break
-            for table in self.tables.values():
-                self._phase(table, more)
+            for timed in self.timed_cases.values():
+                self._round(timed, more)
         self._verify_rest()
-        self.notes += [n for t in self.tables.values() for n in self._drift_notes(t)]
+        self.notes += [n for t in self.timed_cases.values() for n in self._drift_notes(t)]
         return True
 
     def compare(self, against: str, *, resamples: int = estimates.RESAMPLES) -> Comparison:
         """The candidate's times beside the incumbent's, over all cases."""
-        duels = {
-            name: estimates.Duel(tuple(t.blocks["a"]), tuple(t.blocks["b"]))
-            for name, t in self.tables.items()
+        paired = {
+            name: estimates.PairedSamples(tuple(t.blocks["a"]), tuple(t.blocks["b"]))
+            for name, t in self.timed_cases.items()
         }
         gpu = self.kind == "gpu"
-        seen = sum(len(d.a) - 1 for d in duels.values())
+        seen = sum(len(d.a) - 1 for d in paired.values())
         noise = {
             name: self.noise.sd(
                 statistics.median(d.a[0]),
@@ -118,10 +118,10 @@ class Turns:
                 pairs=len(d.a),
                 beside=seen - (len(d.a) - 1),
             )
-            for name, d in duels.items()
+            for name, d in paired.items()
         }
-        rng = np.random.default_rng(len(duels))
-        combined = estimates.combine(duels, rng, noise, resamples=resamples)
+        rng = np.random.default_rng(len(paired))
+        combined = estimates.combine(paired, rng, noise, resamples=resamples)
         interval = combined.ratio
         return Comparison(
             against, interval.value, interval.low, interval.high, combined.p_faster, combined.cases
@@ -129,33 +129,33 @@ class Turns:
 
     @property
     def _alone(self) -> bool:
-        return all(len(t.contenders) == 1 for t in self.tables.values())
+        return all(len(t.contenders) == 1 for t in self.timed_cases.values())
 
     @property
     def _pairs(self) -> int:
-        return PACES[self.kind].pairs(len(self.tables))
+        return SCHEDULES[self.kind].pairs(len(self.timed_cases))
 
-    def _phase(self, table: Table, phase: Phase) -> None:
+    def _round(self, timed: TimedBlocks, timing_round: Round) -> None:
         """Some more pairs of blocks of one case."""
-        done = len(table.blocks["a"])
+        done = len(timed.blocks["a"])
         order = estimates.abba(self._pairs)
-        for side in order[2 * done : 2 * (done + phase.pairs)]:
-            if side in table.contenders:
+        for side in order[2 * done : 2 * (done + timing_round.pairs)]:
+            if side in timed.contenders:
                 self.side = side
-                checked = side == "a" and len(table.blocks["a"]) == self._secret[table.case.name]
-                table.sample(side, phase.samples, verify=checked)
+                checked = side == "a" and len(timed.blocks["a"]) == self._secret[timed.case.name]
+                timed.sample(side, timing_round.samples, verify=checked)
 
     def _verify_rest(self) -> None:
         """Check the cases whose secret block was not reached."""
-        for name, table in self.tables.items():
-            if self._secret[name] >= len(table.blocks["a"]):
+        for name, timed in self.timed_cases.items():
+            if self._secret[name] >= len(timed.blocks["a"]):
                 self.side = "a"
-                table.verify("a")
+                timed.verify("a")
 
     def _look(self) -> Comparison:
         return self.compare("", resamples=estimates.LOOK_RESAMPLES)
 
-    def _repeat_disturbed(self, table: Table) -> None:
+    def _repeat_disturbed(self, timed: TimedBlocks) -> None:
         """Take all turns of a case once more if the incumbent's times drift, and again while
         samples are no measurement.
 
@@ -165,58 +165,58 @@ class Turns:
         """
         tries = 0
         for pause_s in (*PAUSES_S, *LONG_PAUSES_S):
-            noisy = self._noisy(table)
-            if not noisy and (tries or not self._drifts(table)):
+            noisy = self._noisy(timed)
+            if not noisy and (tries or not self._drifts(timed)):
                 break
-            if tries == len(PAUSES_S) and self._its_own(noisy, table):
+            if tries == len(PAUSES_S) and self._its_own(noisy, timed):
                 break
             tries += 1
             time.sleep(pause_s)
-            for blocks in table.blocks.values():
+            for blocks in timed.blocks.values():
                 blocks.clear()
-            phases = PACES[self.kind].phases
-            self._secret[table.case.name] = self.rng.randrange(self._pairs)
-            for phase in phases:
-                self._phase(table, phase)
+            rounds = SCHEDULES[self.kind].rounds
+            self._secret[timed.case.name] = self.rng.randrange(self._pairs)
+            for timing_round in rounds:
+                self._round(timed, timing_round)
         if tries:
-            self.notes.append(f"{table.case.name}: taken {tries + 1} times, something disturbed")
-        noisy = self._noisy(table)
+            self.notes.append(f"{timed.case.name}: taken {tries + 1} times, something disturbed")
+        noisy = self._noisy(timed)
         if not noisy:
             return
-        us = sorted(x for b in table.blocks[noisy[0]] for x in b)
+        us = sorted(x for b in timed.blocks[noisy[0]] for x in b)
         spread = f"samples of one kernel lie between {us[0]:.1f} and {us[-1]:.1f} µs"
-        if self._its_own(noisy, table):
+        if self._its_own(noisy, timed):
             text = f"{spread}, while the incumbent's beside them agree"
-            raise Disqualified(Rejected(Stage.MEASURE, Status.SUSPECT, text, table.case.name))
+            raise CandidateRejected(Rejected(Stage.MEASURE, Status.SUSPECT, text, timed.case.name))
         raise MachineError(
-            f"{table.case.name} cannot be timed: {spread}. Something else keeps this machine busy: "
+            f"{timed.case.name} cannot be timed: {spread}. Something else keeps this machine busy: "
             "end it, then go on with the run"
         )
 
     @staticmethod
-    def _noisy(table: Table) -> list[str]:
+    def _noisy(timed: TimedBlocks) -> list[str]:
         """Sides whose samples are no measurement."""
         return [
             side
-            for side, blocks in table.blocks.items()
+            for side, blocks in timed.blocks.items()
             if estimates.is_noise([us for block in blocks for us in block])
         ]
 
     @staticmethod
-    def _its_own(noisy: Sequence[str], table: Table) -> bool:
+    def _its_own(noisy: Sequence[str], timed: TimedBlocks) -> bool:
         """Whether only the candidate's times are noise, while the incumbent's agree."""
-        return noisy == ["a"] and len(table.blocks) > 1
+        return noisy == ["a"] and len(timed.blocks) > 1
 
-    def _drifts(self, table: Table) -> bool:
-        blocks = _typical(table)
+    def _drifts(self, timed: TimedBlocks) -> bool:
+        blocks = _typical(timed)
         return len(blocks) > 1 and max(blocks) > DRIFT[self.kind] * min(blocks)
 
-    def _drift_notes(self, table: Table) -> list[str]:
-        if not self._drifts(table):
+    def _drift_notes(self, timed: TimedBlocks) -> list[str]:
+        if not self._drifts(timed):
             return []
-        blocks = _typical(table)
+        blocks = _typical(timed)
         return [
-            f"{table.case.name}: blocks of the incumbent, a known kernel, took {min(blocks):.1f} "
+            f"{timed.case.name}: blocks of the incumbent, a known kernel, took {min(blocks):.1f} "
             f"to {max(blocks):.1f} µs"
         ]
 
@@ -231,8 +231,8 @@ def decided(found: Comparison, look: int) -> bool:
     return lost or found.p_faster >= CLEAR
 
 
-def _typical(table: Table) -> list[float]:
+def _typical(timed: TimedBlocks) -> list[float]:
     """Medians of the incumbent's samples, so many at a time that they outvote a few slow ones."""
-    samples = [us for block in table.blocks.get("b", ()) for us in block]
+    samples = [us for block in timed.blocks.get("b", ()) for us in block]
     whole = len(samples) // _TYPICAL * _TYPICAL
     return [statistics.median(samples[i : i + _TYPICAL]) for i in range(0, whole, _TYPICAL)]

@@ -7,43 +7,43 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kagent.llm.chat import ModelError
-from kagent.runs.brief import Brief, Draft, Proposer
+from kagent.runs.ask import Ask, Draft, Proposer
 from kagent.runs.events import Asked, CallFailed, Observer
-from kagent.runs.known_sources import Known
+from kagent.runs.source_index import SourceIndex
 from kagent.runs.store import RunStore
 
 FAILURES_IN_A_ROW = 3  # calls without a reply, one after the other, after which asking ends
 
 
-async def first_new(proposer: Proposer, brief: Brief, known: Known) -> tuple[Brief, Draft] | None:
+async def first_new(proposer: Proposer, ask: Ask, known: SourceIndex) -> tuple[Ask, Draft] | None:
     """Ask until the draft is no duplicate of an accepted proposal, at most `resamples` times more.
 
     Returns the brief as it was answered, with its draft; None if there is nothing left to propose.
     """
-    draft = await proposer.propose(brief)
+    draft = await proposer.propose(ask)
     while draft is not None and known.same(draft) is not None:
-        if brief.attempt >= proposer.resamples:
+        if ask.attempt >= proposer.resamples:
             break
-        pending = known.since(len(brief.lineage))
-        brief = replace(brief, attempt=brief.attempt + 1, pending=pending)
-        draft = await proposer.propose(brief)
-    return None if draft is None else (brief, draft)
+        pending = known.since(len(ask.lineage))
+        ask = replace(ask, attempt=ask.attempt + 1, pending=pending)
+        draft = await proposer.propose(ask)
+    return None if draft is None else (ask, draft)
 
 
-class Asker:
+class AskQueue:
     """Puts briefs to the proposer, several at once, and counts its failures."""
 
     def __init__(
-        self, proposer: Proposer, known: Known, store: RunStore, observe: Observer
+        self, proposer: Proposer, known: SourceIndex, store: RunStore, observe: Observer
     ) -> None:
         self._proposer = proposer
         self._known = known
         self._store = store
         self._observe = observe
-        self._calls: dict[asyncio.Task[tuple[Brief, Draft] | None], Brief] = {}
+        self._calls: dict[asyncio.Task[tuple[Ask, Draft] | None], Ask] = {}
         self._failures = 0
 
-    def briefs(self) -> Iterator[Brief]:
+    def briefs(self) -> Iterator[Ask]:
         """Those that are open, in order."""
         return iter(sorted(self._calls.values(), key=lambda b: b.id))
 
@@ -63,19 +63,19 @@ class Asker:
         return self._proposer.at_once == 1
 
     @property
-    def tasks(self) -> set[asyncio.Task[tuple[Brief, Draft] | None]]:
+    def tasks(self) -> set[asyncio.Task[tuple[Ask, Draft] | None]]:
         """To wait for."""
         return set(self._calls)
 
-    def ask(self, brief: Brief, *, stored: bool = False) -> None:
+    def ask(self, ask: Ask, *, stored: bool = False) -> None:
         """Commit a decision, then put it to the proposer."""
         if not stored:
-            self._store.ask(brief.ask())
-        self._observe(Asked(brief.id, brief.operator))
-        work = first_new(self._proposer, brief, self._known)
-        self._calls[asyncio.create_task(work, name=f"ask {brief.id}")] = brief
+            self._store.ask(ask.ask())
+        self._observe(Asked(ask.id, ask.operator))
+        work = first_new(self._proposer, ask, self._known)
+        self._calls[asyncio.create_task(work, name=f"ask {ask.id}")] = ask
 
-    def answers(self) -> Iterator[tuple[Brief, Draft | None]]:
+    def answers(self) -> Iterator[tuple[Ask, Draft | None]]:
         """What has come back, in the order of asks. A call that failed is made once more.
 
         Raises:

@@ -22,7 +22,7 @@ AHEAD = 2
 _ENDING_AT_ONCE = 4
 
 
-class Spares:
+class LauncherPool:
     """Processes with a context that no candidate has used."""
 
     def __init__(self, connect: Callable[[], Connection], when_short: Callable[[], None]) -> None:

@@ -11,12 +11,12 @@ from kagent_sandbox.errors import UserError
 
 from kagent.asktell.open_run import ready
 from kagent.asktell.prompt_preview import own_device
-from kagent.asktell.state import Desk, Prompted, read_desk
+from kagent.asktell.state import AskTellState, Prompted, read_state
 from kagent.config.settings import Config
 from kagent.evolve.stored_run import identity, kind_of, setting_for, task_of_run
 from kagent.llm.drafts import text_of
-from kagent.prompting import Prompter, situation_of
-from kagent.runs.brief import Ask, Prompt
+from kagent.prompting import Prompter, run_facts_of
+from kagent.runs.ask import AskRecord, Prompt
 from kagent.runs.files import read_file
 from kagent.runs.lineage import Operator
 from kagent.runs.store import RunStore
@@ -29,7 +29,7 @@ _HEADER = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class OpenAsk:
     """One prompt that waits for an answer."""
 
     id: int  # number of the ask
@@ -46,7 +46,7 @@ class Question:
         return text_of(Prompt(self.system, self.user))
 
 
-def ask(folder: Path, count: int, config: Config) -> list[Question]:
+def ask(folder: Path, count: int, config: Config) -> list[OpenAsk]:
     """Decide on the next asks, write their prompts, and keep both.
 
     Raises:
@@ -58,53 +58,53 @@ def ask(folder: Path, count: int, config: Config) -> list[Question]:
         manifest = store.manifest
         task = task_of_run(folder, manifest)
         ready(store, task)
-        desk = read_desk(store.history())
-        history = desk.history
+        state = read_state(store.history())
+        history = state.history
         setting = setting_for(store, task, history, config.budget)
-        situation = situation_of(manifest, history)
-        if situation.device is None:  # as good a guess as there is
-            situation = replace(situation, device=own_device(manifest.target))
-        prompter = Prompter(task, kind_of(manifest), manifest.target, situation, config.prompts)
+        run_facts = run_facts_of(manifest, history)
+        if run_facts.device is None:  # as good a guess as there is
+            run_facts = replace(run_facts, device=own_device(manifest.target))
+        prompter = Prompter(task, kind_of(manifest), manifest.target, run_facts, config.prompts)
         store.append("opened", {"by": "ask"})
-        pending = [desk.brief(setting, a.number) for a in desk.under_way]
-        questions = []
+        pending = [state.ask(setting, a.number) for a in state.under_way]
+        asks = []
         for number in range(history.asked, history.asked + count):
             try:
-                brief = select(setting, history.lineage, number, pending, desk.seeds)
+                ask = select(setting, history.lineage, number, pending, state.seeds)
             except ValueError:
                 raise UserError(
                     f"{folder}: every seed was rejected (kagent show {folder.name}), so that there "
                     f"is nothing to improve: tell a kernel of your own with kagent tell "
                     f"{folder.name} FILE.py"
                 ) from None
-            pending.append(brief)
-            prompt = prompter.write(brief)
+            pending.append(ask)
+            prompt = prompter.write(ask)
             text = f"{header(number, identity(folder, manifest))}\n\n{text_of(prompt)}"
             path = store.write_text("prompts", number, 0, text)
             prompted = Prompted(number, prompt.card)
-            store.ask(brief.ask(), ("prompted", to_json(prompted)))
-            questions.append(_question(brief.ask(), prompt, path))
-        return questions
+            store.ask(ask.ask(), ("prompted", to_json(prompted)))
+            asks.append(_open_ask(ask.ask(), prompt, path))
+        return asks
 
 
-def open_questions(store: RunStore, desk: Desk) -> list[Question]:
+def open_asks(store: RunStore, state: AskTellState) -> list[OpenAsk]:
     """Prompts that nobody has answered, as they were written.
 
     Raises:
         RunError: A prompt's file is gone.
     """
     found = []
-    for asked in desk.open:
+    for asked in state.open:
         path = store.text_path("prompts", asked.number)
         text = read_file(path)
         system, _, user = text.partition("-->\n\n")[2].partition(_RULE)
-        prompt = Prompt(system, user, desk.cards.get(asked.number, ""))
-        found.append(_question(asked, prompt, path))
+        prompt = Prompt(system, user, state.cards.get(asked.number, ""))
+        found.append(_open_ask(asked, prompt, path))
     return found
 
 
-def _question(asked: Ask, prompt: Prompt, path: Path) -> Question:
-    return Question(
+def _open_ask(asked: AskRecord, prompt: Prompt, path: Path) -> OpenAsk:
+    return OpenAsk(
         id=asked.number,
         operator=asked.operator,
         parent=asked.parent,

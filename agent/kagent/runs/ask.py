@@ -27,7 +27,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskRecord:
     """A decision of `select` as it is stored: with the lineage it gives the same brief again."""
 
     number: int  # counts the decisions of a run; asks that nobody answers leave gaps in nothing
@@ -38,7 +38,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Brief:
+class Ask:
     """One decision of `select`, with all that a proposer may base its answer on.
 
     While nothing has passed, the lineage goes on with seeds that wait for their verdicts, as they
@@ -68,9 +68,9 @@ class Brief:
         """Records that it was taken on: those of the lineage that are not merely assumed."""
         return sum(not c.is_assumed for c in self.lineage)
 
-    def ask(self) -> Ask:
+    def ask(self) -> AskRecord:
         """The decision, to be stored."""
-        return Ask(self.id, self.seen, self.setting.budget, self.operator, self.parent.id)
+        return AskRecord(self.id, self.seen, self.setting.budget, self.operator, self.parent.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Draft:
     fault: str = ""
     configs: int | None = None
 
-    def proposal(self, brief: Brief, number: int) -> Proposal:
+    def proposal(self, ask: Ask, number: int) -> Proposal:
         """The draft as the answer to a brief, and candidate `number`."""
         return Proposal(
             id=number,
@@ -99,9 +99,9 @@ class Draft:
             source=self.source,
             hypothesis=self.hypothesis,
             predicted=self.predicted,
-            seen=brief.seen,
-            attempt=brief.attempt,
-            ask=brief.id,
+            seen=ask.seen,
+            attempt=ask.attempt,
+            ask=ask.id,
             origin=self.origin,
             fault=self.fault,
             configs=self.configs,
@@ -124,13 +124,13 @@ class Nobody:
     at_once = 0
     resamples = 0
 
-    async def propose(self, brief: Brief) -> Draft | None:
+    async def propose(self, ask: Ask) -> Draft | None:
         """Nothing: it is never asked."""
-        raise AssertionError(brief)
+        raise AssertionError(ask)
 
 
 class Proposer(Protocol):
-    """Invents kernels. Given equal briefs it gives equal drafts, from `brief.rng()` or stored
+    """Invents kernels. Given equal briefs it gives equal drafts, from `ask.rng()` or stored
     replies; a model need not, but what it answered is stored.
     """
 
@@ -141,7 +141,7 @@ class Proposer(Protocol):
     resamples: int
     """Drafts for one brief before a duplicate is taken for an answer."""
 
-    async def propose(self, brief: Brief) -> Draft | None:
+    async def propose(self, ask: Ask) -> Draft | None:
         """A draft, or None when there is nothing left that was not tried.
 
         Raises:

@@ -19,9 +19,9 @@ from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.judge.check import numerics
 
 if TYPE_CHECKING:
-    from kagent_sandbox.data.task import Result
+    from kagent_sandbox.data.task import ResultSpec
     from kagent_sandbox.device.interface import Arena
-    from kagent_sandbox.judge.arena.placement import Seat
+    from kagent_sandbox.judge.arena.placement import PlanPlacement
 
 ROWS, PER_ROW = 4, 16
 """Of each result of one draw."""
@@ -32,7 +32,7 @@ they are read on the clock."""
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class SpotChecks:
     """Secret elements of one result on one draw.
 
     Attributes:
@@ -45,12 +45,12 @@ class Places:
     expected: torch.Tensor
     magnitude: torch.Tensor
 
-    def some(self, per_row: int) -> Places:
+    def some(self, per_row: int) -> SpotChecks:
         """The same rows with fewer elements of each, drawn anew."""
         if per_row >= self.index.shape[1]:
             return self
         kept = torch.randperm(self.index.shape[1])[:per_row].to(self.index.device)
-        return Places(self.index[:, kept], self.expected[:, kept], self.magnitude[:, kept])
+        return SpotChecks(self.index[:, kept], self.expected[:, kept], self.magnitude[:, kept])
 
 
 def choose_rows(rows: int, device: torch.device) -> torch.Tensor:
@@ -60,9 +60,9 @@ def choose_rows(rows: int, device: torch.device) -> torch.Tensor:
     return torch.randint(rows, (ROWS,), device=device)
 
 
-def choose_places(
+def choose_spot_checks(
     rows: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, typical: float
-) -> Places:
+) -> SpotChecks:
     """Elements of chosen rows.
 
     Args:
@@ -79,31 +79,31 @@ def choose_places(
     finite = torch.nan_to_num(reference, nan=0.0, posinf=0.0, neginf=0.0).abs_()
     expected = reference.gather(1, at)
     magnitude = finite.gather(1, at).add_(finite.mean(1, keepdim=True).clamp_min_(least))
-    return Places(rows[:, None] * width + at, expected, magnitude)
+    return SpotChecks(rows[:, None] * width + at, expected, magnitude)
 
 
-class Reading:
+class SpotReading:
     """The places of the plans that one sample executes, one after the other."""
 
     def __init__(
         self,
         arena: Arena,
-        seats: Sequence[Seat],
-        places: Sequence[Sequence[Places]],
-        results: Sequence[Result],
+        placements: Sequence[PlanPlacement],
+        spot_checks: Sequence[Sequence[SpotChecks]],
+        results: Sequence[ResultSpec],
     ) -> None:
-        """`places` are those of each seat's draw, result by result."""
+        """`spot_checks` are those of each seat's draw, result by result."""
         self._arena = arena
-        self._dtypes = [dtype_of(t.dtype) for t in seats[0].plan.outputs]
-        sizes = [ITEMSIZE[t.dtype] for t in seats[0].plan.outputs]
-        per_row = max(LEAST_PER_ROW, MOST_READ // (ROWS * len(seats)))
-        self.places: list[Places] = []
+        self._dtypes = [dtype_of(t.dtype) for t in placements[0].plan.outputs]
+        sizes = [ITEMSIZE[t.dtype] for t in placements[0].plan.outputs]
+        per_row = max(LEAST_PER_ROW, MOST_READ // (ROWS * len(placements)))
+        self.spot_checks: list[SpotChecks] = []
         offsets: dict[int, list[torch.Tensor]] = {}
         for i in range(len(results)):
-            some = [p[i].some(per_row) for p in places]
-            found = [s.words(i, p.index.flatten()) for s, p in zip(seats, some, strict=True)]
+            some = [p[i].some(per_row) for p in spot_checks]
+            found = [s.words(i, p.index.flatten()) for s, p in zip(placements, some, strict=True)]
             offsets.setdefault(sizes[i], []).append(torch.cat(found))
-            self.places.append(_joined(some))
+            self.spot_checks.append(_joined(some))
         self._offsets = {size: torch.cat(parts) for size, parts in offsets.items()}
         self._sizes = sizes
         self._words: dict[int, torch.Tensor] = {}
@@ -117,23 +117,25 @@ class Reading:
         """What was read, of each result, in its own dtype, [places]."""
         taken = dict.fromkeys(self._words, 0)
         found = []
-        for places, size, dtype in zip(self.places, self._sizes, self._dtypes, strict=True):
+        for spot_checks, size, dtype in zip(
+            self.spot_checks, self._sizes, self._dtypes, strict=True
+        ):
             start = taken[size]
-            taken[size] = start + places.expected.numel()
+            taken[size] = start + spot_checks.expected.numel()
             found.append(self._words[size][start : taken[size]].view(dtype))
         return found
 
 
-def _joined(parts: Sequence[Places]) -> Places:
+def _joined(parts: Sequence[SpotChecks]) -> SpotChecks:
     """All places of several draws as one row."""
-    return Places(
+    return SpotChecks(
         torch.cat([p.index.flatten() for p in parts]),
         torch.cat([p.expected.flatten() for p in parts]),
         torch.cat([p.magnitude.flatten() for p in parts]),
     )
 
 
-def worst_errors(readings: Sequence[Reading]) -> list[float]:
+def worst_errors(readings: Sequence[SpotReading]) -> list[float]:
     """Of each result the largest error of an element, over its magnitude; infinite where a NaN or
     an infinity is not where it should be, and where integers differ.
     """
@@ -141,8 +143,8 @@ def worst_errors(readings: Sequence[Reading]) -> list[float]:
     worst = [
         numerics.element_errors(
             torch.cat(values),
-            torch.cat([r.places[i].expected for r in readings]),
-            torch.cat([r.places[i].magnitude for r in readings]),
+            torch.cat([r.spot_checks[i].expected for r in readings]),
+            torch.cat([r.spot_checks[i].magnitude for r in readings]),
         ).amax()
         for i, values in enumerate(columns)
     ]

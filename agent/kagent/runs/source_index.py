@@ -10,7 +10,7 @@ from kagent_sandbox.builder.identity import source_hash, tree_hash
 from kagent.runs.lineage import Proposal
 
 
-class Text(Protocol):
+class HasSource(Protocol):
     """What a proposal and a draft of one have in common."""
 
     @property
@@ -29,7 +29,7 @@ def text_identity(source: str) -> str:
         return source_hash(source)
 
 
-class Known:
+class SourceIndex:
     """All accepted proposals of a run by what their text means."""
 
     def __init__(self, proposals: Iterable[Proposal] = ()) -> None:
@@ -48,7 +48,7 @@ class Known:
         if not proposal.fault:
             self._ids.setdefault(_key(proposal), proposal.id)
 
-    def same(self, text: Text) -> int | None:
+    def same(self, text: HasSource) -> int | None:
         """Id of the first proposal with this text or syntax tree, built in as many configurations.
 
         A reply without a kernel is like no other.
@@ -60,5 +60,5 @@ class Known:
         return tuple(self._sources[seen:])
 
 
-def _key(text: Text) -> tuple[str, int | None]:
+def _key(text: HasSource) -> tuple[str, int | None]:
     return text_identity(text.source), text.configs
