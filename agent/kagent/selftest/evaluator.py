@@ -31,9 +31,10 @@ from kagent_sandbox.errors import ChildDied, KagentError, MachineError, UserErro
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.timing.noise import Noise
 
-from kagent.candidate_file import DEFAULT_TARGET, read_candidate
+from kagent.candidate_file import DEFAULT_TARGET
 from kagent.evolve.open_machine import request_maker
 from kagent.resources import corpus_folder
+from kagent.selftest.assemble import candidate_text
 from kagent.selftest.bait import KEY, Bait
 from kagent.selftest.expectations import EntryOutcome, escaped, escapes, of_error, of_verdict
 from kagent.selftest.jobs import Attempt, Job
@@ -150,7 +151,7 @@ class SelftestEvaluator:
             if self._patience is None:
                 task = self.task(corpus_folder() / "tasks" / "rows")
                 request = request_maker(task, "cpu", list(task.cases("cpu").check), 1)
-                asked = request(read_candidate(corpus_folder() / "honest" / "rows_cpp.py"))
+                asked = request(candidate_text(corpus_folder() / "honest" / "rows_cpp.py"))
                 builds = [self._builder.build(asked) for _ in range(PATIENCE_BUILDS)]
                 took_s = min(b.build_s if isinstance(b, Built) else math.inf for b in builds)
                 self._patience = min(1.0, LEAST_PATIENCE * max(1.0, took_s / BUILD_S))

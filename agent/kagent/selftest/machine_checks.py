@@ -17,8 +17,8 @@ from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.process.isolation_probe import Probe, probe
 
-from kagent.candidate_file import read_candidate
 from kagent.resources import corpus_folder
+from kagent.selftest.assemble import candidate_text
 from kagent.selftest.catalogue import PASSED, Runs
 from kagent.selftest.evaluator import SelftestEvaluator
 from kagent.selftest.expectations import EntryOutcome
@@ -102,7 +102,7 @@ def honest_job(language: str) -> Job:
     without_gpu: Mapping[str, Runs] = {"cpp": "cpu", "triton": "interpret", "cuda": "build"}
     runs = without_gpu[language] if language == "cpp" or not has_gpu() else "gpu"
     task = corpus_folder() / "tasks" / TASK
-    return Job(read_candidate(path), task, runs, measured=runs in ("cpu", "gpu"))
+    return Job(candidate_text(path), task, runs, measured=runs in ("cpu", "gpu"))
 
 
 def _against_itself(evaluator: SelftestEvaluator, language: str) -> tuple[Check, float]:
