@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from kagent_sandbox.data.language import Language, language_of
+from kagent_sandbox.data.language import LANGUAGES, Language, language_of
 from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.errors import TaskError, UserError
 
@@ -71,6 +71,6 @@ def seeds_of(task: Task, language: Language | None = None) -> list[Seed]:
     seeds = [
         Seed(path.stem, language_of(path.name), path)
         for path in sorted(task.folder.glob("*.py"))
-        if path.name.startswith(("triton_", "cuda_", "cpp_"))
+        if path.name.startswith(tuple(each.seed_prefix for each in LANGUAGES.values()))
     ]
     return [s for s in seeds if language in (None, s.language)]
