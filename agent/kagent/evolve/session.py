@@ -176,11 +176,12 @@ def seeds_for(task: Task, kind: Kind, lang: str) -> list[SeedText]:
         TaskError: There is none.
     """
     wanted = languages_of(kind) if lang == ANY else (language(lang),)
-    seeds = [SeedText(s.name, s.source()) for s in seeds_of(task) if s.language in wanted]
+    names = [each.name for each in wanted]
+    seeds = [SeedText(s.name, s.source()) for s in seeds_of(task) if s.language in names]
     if not seeds:
-        names = " or ".join(each.name for each in wanted)
         raise TaskError(
-            f"{task.folder}: no {names} seed there (such as {wanted[0].seed_prefix}NAME.py)"
+            f"{task.folder}: no {' or '.join(names)} seed there "
+            f"(such as {wanted[0].seed_prefix}NAME.py)"
         )
     return seeds
 

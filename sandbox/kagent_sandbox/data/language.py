@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,8 +95,11 @@ def reports_resources(name: object) -> bool:
 
 def how_to_write(kind: str = ANY) -> str:
     """How host code makes kernels of a kind of device, or of any, in words."""
-    *others, last = [each.written for each in LANGUAGES.values() if kind in (ANY, each.kind)]
-    return f"{', '.join(others)} or {last}" if others else last
+    return _either([each.written for each in LANGUAGES.values() if kind in (ANY, each.kind)])
+
+
+def _either(texts: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
 
 
 def language_of(name: str) -> Language:
@@ -107,8 +111,8 @@ def language_of(name: str) -> Language:
     for each in LANGUAGES.values():
         if name.startswith(each.seed_prefix):
             return each
-    prefixes = ", ".join(each.seed_prefix for each in LANGUAGES.values())
-    raise UnknownLanguage(f"{name}: a seed's name begins with one of {prefixes}")
+    prefixes = _either([each.seed_prefix for each in LANGUAGES.values()])
+    raise UnknownLanguage(f"{name}: a seed's name begins with {prefixes}")
 
 
 def languages_in(source: str) -> tuple[Language, ...]:
