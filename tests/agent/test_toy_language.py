@@ -173,7 +173,9 @@ def test_a_reply_is_read_from_its_fence(folder):
 
 def test_a_model_is_told_how_to_write_it(folder):
     done = run(folder, "-m", "kagent", "prompt", "double", "--lang", "toy")
-    assert "- `toy_kernel(name, formula)`: one formula for every element" in done.stdout, done.stderr
+    assert "- `toy_kernel(name, formula)`: one formula for every element" in done.stdout, (
+        done.stderr
+    )
     assert "# The parent: #0 toy_twice" in done.stdout
 
 

@@ -24,6 +24,7 @@ from kagent.export.templating import digest, listed, render
 from kagent.runs.files import write_file
 
 _TORCH = "torch>=2.11"
+_BACKENDS = {"cpu": "cpu", "gpu": "cuda"}  # kinds of devices, as Hugging Face calls them
 _CUDA = (
     "cuda-bindings>=13",
     "nvidia-cuda-nvrtc>=13",
@@ -56,7 +57,7 @@ def packaging_files(library: LibraryRecord) -> dict[str, str]:
     layers = sorted(layer for n in offered for layer in n.layers)
     exported = sorted([*(name for n in offered for name in n.public), "__version__", "layers"])
     kinds = {each.kind for each in library.languages}
-    backends = [name for kind, name in (("cpu", "cpu"), ("gpu", "cuda")) if kind in kinds]
+    backends = [name for kind, name in _BACKENDS.items() if kind in kinds]
     needed = [package for each in library.languages for package in each.requires]
     return {
         "pyproject.toml": render(
