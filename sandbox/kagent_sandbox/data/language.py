@@ -166,4 +166,7 @@ CPP = register(
 PLUGINS = tuple(name for name in os.environ.get(VARIABLE, "").replace(" ", "").split(",") if name)
 """Modules that register further languages. Child processes import them first (`ForkServer`)."""
 for _name in PLUGINS:
-    importlib.import_module(_name)
+    try:
+        importlib.import_module(_name)
+    except ImportError as e:
+        raise UserError(f"{VARIABLE} names {_name}, which cannot be imported: {e}") from e
