@@ -55,7 +55,7 @@ class Run:
         Args:
             task: A task's name, or its folder.
             target: "sm_90a", ..., "cpu"; by default this machine's GPU, else its CPU.
-            lang: Of the seeds: "triton", "cuda", "cpp" or "any" (the default).
+            lang: Of the seeds: a language's name, such as "triton", or "any" (the default).
             seed: Of all random decisions.
             runs: Folder that the run's folder is made in.
             prompts: Folder of prompt templates and cards of your own.

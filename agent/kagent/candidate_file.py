@@ -83,26 +83,27 @@ def build_file(
         UserError: There is no such file or target, or the target is not for its language.
     """
     source = read_candidate(path)
-    cpp = language_of_source(source) == "cpp"
+    language = language_of_source(source)
+    cpu = language.kind == "cpu"
     if target is None:
-        target = "cpu" if cpp else DEFAULT_TARGET
-    if (target == "cpu") != cpp:
+        target = "cpu" if cpu else DEFAULT_TARGET
+    if (target == "cpu") != cpu:
         raise UserError(
-            f"{path}: a {'C++' if cpp else 'GPU'} candidate cannot be built for {target}: "
-            + ("leave --target away" if cpp else "name an architecture such as sm_90a")
+            f"{path}: a {language.title if cpu else 'GPU'} candidate cannot be built for {target}: "
+            + ("leave --target away" if cpu else "name an architecture such as sm_90a")
         )
     parse_target(target)
-    cases = visible_cases(task, "cpu" if cpp else "gpu")
+    cases = visible_cases(task, language.kind)
     request = request_maker(task, target, cases, configs)
     with Builder(jobs) as builder:
         return builder.build(request(source))
 
 
 def _kind_of(sources: Sequence[tuple[Path, str]]) -> Kind:
-    kinds: set[Kind] = {"cpu" if language_of_source(s) == "cpp" else "gpu" for _, s in sources}
+    kinds = {language_of_source(s).kind for _, s in sources}
     if len(kinds) > 1:
         names = ", ".join(str(p) for p, _ in sources)
-        raise UserError(f"{names}: C++ and GPU candidates cannot be timed side by side")
+        raise UserError(f"{names}: CPU and GPU candidates cannot be timed side by side")
     return kinds.pop()
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.language import ANY
 from kagent_sandbox.data.task import Kind
 from kagent_sandbox.data.verdict import Passed
 from kagent_sandbox.device.detect import has_gpu
@@ -17,7 +18,7 @@ from kagent_sandbox.errors import UserError
 
 from kagent.config.settings import Config
 from kagent.evolve.loop import SeedText
-from kagent.evolve.session import seeds_for
+from kagent.evolve.session import kind_for, seeds_for
 from kagent.evolve.stored_run import setting_of
 from kagent.prompting.measured import docstring
 from kagent.prompting.prompter import TEMPLATES, Prompter
@@ -90,11 +91,12 @@ def of_task(config: Config, name: str, target: str | None, seed: str | None = No
         UserError: There is no such task, seed or target.
     """
     task = find_task(name)
-    if target is None and config.lang != "cpp" and has_gpu():
+    wanted = kind_for(config.lang, gpu=has_gpu())
+    if target is None and wanted == "gpu" and has_gpu():
         target = _own_gpu().target
-    target = target or ("sm_90a" if config.lang in ("triton", "cuda") else "cpu")
+    target = target or ("sm_90a" if wanted == "gpu" else "cpu")
     kind: Kind = "cpu" if target == "cpu" else "gpu"
-    if (kind == "cpu") != (config.lang == "cpp") and config.lang != "any":
+    if kind != wanted and config.lang != ANY:
         raise UserError(f"--lang {config.lang} is not for --target {target}")
     device = own_device(target)
     setting = Setting(

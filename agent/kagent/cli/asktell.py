@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from kagent_sandbox.errors import RunError, UserError
@@ -18,6 +18,7 @@ from kagent.cli.app import (
     IsolationOption,
     JobsOption,
     JsonOption,
+    LangName,
     RunsOption,
     app,
     isolate,
@@ -48,7 +49,7 @@ def ask(
         typer.Option(help="Of a new run: sm_90a, ..., cpu (this machine's GPU, else its CPU)."),
     ] = None,
     lang: Annotated[
-        Literal["triton", "cuda", "cpp", "any"] | None,
+        LangName | None,
         typer.Option(help="Of a new run: language of the seeds (any)."),
     ] = None,
     seed: Annotated[

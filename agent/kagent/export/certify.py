@@ -80,7 +80,7 @@ class Certificate:
 
 def kinds_of(operator: OperatorRecord) -> set[Kind]:
     """Kinds of device that an operator has kernels for."""
-    return {"cpu" if k.language == "cpp" else "gpu" for k in operator.kernels}
+    return {k.written_in.kind for k in operator.kernels}
 
 
 def certify(
@@ -100,7 +100,7 @@ def certify(
     sessions: list[tuple[OperatorRecord, LibraryTimes]] = []
     for operator in disk.library.operators:
         for kind in sorted(kinds_of(operator)):
-            kernels = [k for k in operator.kernels if (k.language == "cpp") == (kind == "cpu")]
+            kernels = [k for k in operator.kernels if k.written_in.kind == kind]
             if kind == "gpu" and not has_gpu():
                 skipped |= {k.id: "needs an NVIDIA GPU, and this machine has none" for k in kernels}
                 continue

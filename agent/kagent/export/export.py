@@ -225,7 +225,7 @@ def _beside(
             "not compare; export into a new library"
         )
     new = {w.id for w in group}
-    same = (k for k in old.kernels if (k.language == "cpp") == (kind == "cpu"))
+    same = (k for k in old.kernels if k.written_in.kind == kind)
     return [k for k in same if k.id not in new]
 
 
@@ -298,7 +298,7 @@ def _kernel(winner: Winner, measured: LibraryTimes) -> KernelRecord:
     return KernelRecord(
         id=winner.id,
         task=winner.task.name,
-        language=winner.language,
+        language=winner.language.name,
         source=winner.source,
         sha256=hashlib.sha256(winner.source.encode()).hexdigest(),
         targets=(measured.target,),

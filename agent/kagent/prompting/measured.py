@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kagent_sandbox.data.language import Language
+from kagent_sandbox.data.language import languages_in
 from kagent_sandbox.data.verdict import CaseTiming, Passed
 from kagent_sandbox.syntax import parse
 
@@ -34,7 +34,7 @@ class MeasuredText:
     name: str
     source: str
     about: str  # first paragraph of its docstring
-    languages: tuple[Language, ...]
+    languages: tuple[str, ...]
     incumbent: bool
     measured: bool
     coarse: bool  # timed on a few samples only
@@ -46,18 +46,6 @@ class MeasuredText:
     numerics: str
     launches: int | None
     facts: frozenset[str]  # what cards ask for: known to hold, or possible as nobody knows
-
-
-def languages_of(source: str) -> tuple[Language, ...]:
-    """What a file's kernels are written in."""
-    found: list[Language] = []
-    if re.search(r"@(triton\.|gluon\.)?jit\b", source):
-        found.append("triton")
-    if re.search(r"\bcuda_kernel\s*\(", source):
-        found.append("cuda")
-    if re.search(r"\bcpp_kernel\s*\(", source):
-        found.append("cpp")
-    return tuple(found)
 
 
 def docstring(source: str) -> str:
@@ -88,7 +76,7 @@ def measured(
         name=one_line(p.name, NAME_CHARS),
         source=p.source,
         about=quoted(docstring(p.source).partition("\n\n")[0], ABOUT_CHARS),
-        languages=languages_of(p.source),
+        languages=tuple(each.name for each in languages_in(p.source)),
         incumbent=bool(timings) and incumbent is not None and incumbent.id == candidate.id,
         measured=bool(timings),
         coarse=passed is not None and passed.screened,

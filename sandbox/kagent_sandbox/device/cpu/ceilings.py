@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from kagent_sandbox import cache
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
+from kagent_sandbox.data.language import CPP
 from kagent_sandbox.data.plan import (
     Alloc,
     Buffer,
@@ -177,7 +178,7 @@ def _best_us(launcher: CpuLauncher, names: Sequence[str], placements: int) -> di
 
 
 def _stream_plan(name: str, nbytes: int) -> Plan:
-    kernel = KernelInfo(_HASH, "cpp", name, (8, 8, 8))
+    kernel = KernelInfo(_HASH, CPP.name, name, (8, 8, 8))
     args = (Pointer(0, 0), Pointer(1, 0), Scalar("i64", nbytes // 4))
     launch = Launch(_HASH, (1, 1, 1), (1, 1, 1), args)
     buffers = (Buffer(0, "scratch", nbytes), Buffer(1, "scratch", nbytes))
