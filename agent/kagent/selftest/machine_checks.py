@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kagent_sandbox.confine.policy import Tier
 from kagent_sandbox.data.verdict import Rejected
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available
 from kagent_sandbox.process.isolation_probe import Probe, probe
 
 from kagent.candidate_file import read_candidate
@@ -53,7 +53,7 @@ def machine_checks(evaluator: SelftestEvaluator, say: Callable[[str], None]) -> 
         say(f"canaries in tier {tier}")
         yield _canaries(probe(tier))
     noise: dict[str, float] = {}
-    for language in LANGUAGES[: 3 if has_gpu() else 1]:
+    for language in LANGUAGES[: 3 if available("gpu") else 1]:
         say(f"a kernel against itself: {language}")
         check, noise[language] = _against_itself(evaluator, language)
         yield check
@@ -100,7 +100,7 @@ def honest_job(language: str) -> Job:
     """The corpus's plain kernel of a language, as far as this machine can judge it."""
     path = corpus_folder() / "honest" / f"{TASK}_{language}.py"
     without_gpu: Mapping[str, Runs] = {"cpp": "cpu", "triton": "interpret", "cuda": "build"}
-    runs = without_gpu[language] if language == "cpp" or not has_gpu() else "gpu"
+    runs = without_gpu[language] if language == "cpp" or not available("gpu") else "gpu"
     task = corpus_folder() / "tasks" / TASK
     return Job(read_candidate(path), task, runs, measured=runs in ("cpu", "gpu"))
 
