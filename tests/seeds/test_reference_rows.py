@@ -17,7 +17,7 @@ def test_rows_are_what_the_whole_reference_has_there(name):
     for case in task.cases("cpu").check:
         draw = draws.fresh(case)
         whole = draws.expected(draw)
-        for result, full, places in zip(task.results, whole, draws.places(draw), strict=True):
+        for result, full, places in zip(task.results, whole, draws.spot_checks(draw), strict=True):
             mine = full.double().flatten()[places.index]
             assert torch.allclose(places.expected, mine, rtol=1e-9, atol=1e-12, equal_nan=True), (
                 case.name,
@@ -30,6 +30,6 @@ def test_the_places_of_a_draw_are_kept_with_it(name):
     task = find_task(name)
     draws = InputSampler(task, CPU, TRAITS.inputs)
     draw = draws.fresh(task.cases("cpu").bench[0])
-    first = draws.places(draw)
-    assert draws.places(draw) is first
+    first = draws.spot_checks(draw)
+    assert draws.spot_checks(draw) is first
     assert draw.known_results is None  # rows were enough
