@@ -15,7 +15,7 @@ from kagent_sandbox.data.race import BEST_OF_TORCH, Race
 from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.data.task import Kind, Task
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available, device_for
 from kagent_sandbox.errors import KagentError, UserError
 from kagent_sandbox.judge.client import JudgeClient
 
@@ -116,10 +116,10 @@ def check_file(task: Task, path: Path, *, jobs: int) -> CheckedFile:
     """
     source = read_candidate(path)
     kind = _kind_of([(path, source)])
-    if kind == "gpu" and not has_gpu():
+    if not available(kind):
         return _interpret(task, path, source, jobs)
     secret = secrets.randbits(62)
-    with Builder(jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
+    with Builder(jobs) as builder, JudgeClient(task.folder, device_for(kind), secret) as judge:
         request = request_maker(task, judge.facts, search_cases(task, kind, secret), 1)
         built = builder.build(request(source))
         verdict = built if isinstance(built, Rejected) else judge.check(built)
@@ -153,10 +153,10 @@ def bench_files(
     contender_names(paths)
     sources = [(p, read_candidate(p)) for p in paths]
     kind = _kind_of(sources)
-    if kind == "gpu" and not has_gpu():
+    if not available(kind):
         return _not_timed(task, sources, jobs=jobs, configs=configs, say=say)
     secret = secrets.randbits(62)
-    with Builder(jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
+    with Builder(jobs) as builder, JudgeClient(task.folder, device_for(kind), secret) as judge:
         request = request_maker(task, judge.facts, search_cases(task, kind, secret), configs)
         baselines = judge.baselines(say)
         judge.ceilings()

@@ -96,7 +96,7 @@ def _without_device(builder, monkeypatch):
     for module in (workbench, looker):
         monkeypatch.setattr(module, "Builder", lambda _: contextlib.nullcontext(builder))
     monkeypatch.setattr(workbench, "JudgeClient", Judge)
-    monkeypatch.setattr(workbench, "has_gpu", lambda: False)
+    monkeypatch.setattr(workbench, "available", lambda kind: kind == "cpu")
     monkeypatch.setattr("kagent_sandbox.judge.interpreter.Interpreter", Uninterpreted)
 
 

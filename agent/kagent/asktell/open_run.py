@@ -7,13 +7,13 @@ from pathlib import Path
 from kagent_sandbox.data.language import ANY, language, languages_of
 from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.data.task import Kind, Task
-from kagent_sandbox.device.detect import _of, gpu_target, has_gpu
+from kagent_sandbox.device.detect import _of, gpu_target
+from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import UserError
 
 from kagent.config.settings import Config
 from kagent.evolve.loop import SeedText
 from kagent.evolve.session import kind_for, new_manifest, seeds_for
-from kagent.evolve.stored_run import kind_of
 from kagent.runs.ask import Nobody
 from kagent.runs.lineage import Operator, Proposal
 from kagent.runs.store import RunStore
@@ -53,7 +53,7 @@ def ready(store: RunStore, task: Task) -> None:
         )
     history = store.history()
     if not history.lineage and not history.pending:  # the process that made it was killed
-        _accept(store, seeds_for(task, kind_of(manifest), manifest.lang))
+        _accept(store, seeds_for(task, manifest.kind, manifest.lang))
 
 
 def _accept(store: RunStore, seeds: list[SeedText]) -> None:
@@ -80,7 +80,7 @@ def device_for(lang: str, target: str | None) -> tuple[Kind, str]:
         UserError: The target is unknown, or has no kernels in that language.
     """
     if target is None:
-        if kind_for(lang, gpu=has_gpu()) == "cpu":
+        if kind_for(lang, gpu=available("gpu")) == "cpu":
             return "cpu", "cpu"
         return "gpu", gpu_target() or DEFAULT_TARGET
     known = parse_target(target)

@@ -18,7 +18,7 @@ from kagent_sandbox.confine.policy import asked_for
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.language import ANY, language, languages_of
 from kagent_sandbox.data.task import Kind, Task
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import RunError, TaskError, UserError
 
 from kagent.config.settings import Config
@@ -80,7 +80,7 @@ def evolve(
             budget = config.budget
             if manifest is not None and "budget" not in config.model_fields_set:
                 budget = store.history().budget  # the run's own, unless another one is given
-            setting = _setting(task, kind, store.manifest, budget)
+            setting = _setting(task, store.manifest, budget)
             limits = Limits(seconds=config.max_time, stop_at=config.stop_at)
 
             async def search() -> Stop:
@@ -121,7 +121,7 @@ def resolve_config(
     found = recording(config, task.name)
     if found is not None:
         given = config.model_fields_set
-        if found.kind == "gpu" and not has_gpu():
+        if not available(found.kind):
             raise UserError(
                 f"{found.name} holds kernels for an NVIDIA GPU, and this machine has none: replay "
                 "it where there is one"
@@ -151,8 +151,8 @@ def choose_seeds(task: Task, config: Config) -> tuple[Kind, list[SeedText]]:
     Raises:
         UserError: There is no such seed, or no device to time it on.
     """
-    kind = kind_for(config.lang, gpu=has_gpu())
-    if kind == "gpu" and not has_gpu():
+    kind = kind_for(config.lang, gpu=available("gpu"))
+    if kind == "gpu" and not available("gpu"):
         raise UserError(
             f"timing {config.lang} kernels needs an NVIDIA GPU, and this machine has none. "
             f"Possible here: --lang cpp evolves {task.name} on the CPU; "

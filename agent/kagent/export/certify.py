@@ -19,7 +19,7 @@ from typing import Literal
 
 from kagent_sandbox.data.race import EAGER
 from kagent_sandbox.data.task import Kind, Task, load_task
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import UserError
 
 from kagent.config.settings import Config
@@ -101,7 +101,7 @@ def certify(
     for operator in disk.library.operators:
         for kind in sorted(kinds_of(operator)):
             kernels = [k for k in operator.kernels if k.written_in.kind == kind]
-            if kind == "gpu" and not has_gpu():
+            if not available(kind):
                 skipped |= {k.id: "needs an NVIDIA GPU, and this machine has none" for k in kernels}
                 continue
             say(f"{operator.task}: {len(kernels)} kernel{'s'[: len(kernels) > 1]}")

@@ -198,8 +198,7 @@ def _refuse_used(folder: Path) -> None:
 def _groups(winners: Sequence[Winner]) -> dict[tuple[str, Kind], list[Winner]]:
     found: dict[tuple[str, Kind], list[Winner]] = {}
     for winner in winners:
-        kind: Kind = "gpu" if winner.manifest.kind == "gpu" else "cpu"
-        group = found.setdefault((winner.task.name, kind), [])
+        group = found.setdefault((winner.task.name, winner.manifest.kind), [])
         if any(w.task.digest != winner.task.digest for w in group):
             raise UserError(
                 f"{winner.folder}: another version of task {winner.task.name} than that of "

@@ -26,7 +26,7 @@ from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.task import Kind, Task, draw_hidden
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Status
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available, device_for
 from kagent_sandbox.errors import ChildDied, KagentError, MachineError, UserError
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.timing.noise import Noise
@@ -159,7 +159,7 @@ class SelftestEvaluator:
 
     def skips(self, runs: str) -> str:
         """Why a candidate that runs there cannot be evaluated on this machine, or ""."""
-        return "no GPU here" if runs == "gpu" and not has_gpu() else ""
+        return "no GPU here" if runs == "gpu" and not available("gpu") else ""
 
     def evaluate(self, job: Job) -> EntryOutcome:
         """Build, check and measure, as far as the job goes; what the baits saw outranks it all."""
@@ -268,8 +268,10 @@ class SelftestEvaluator:
         return self._interpreters.get(task)
 
     def _new_judge(self, key: tuple[Path, Kind]) -> JudgeClient:
-        patience, tier = self.patience, self._asked_for
-        return JudgeClient(*key, self._secret, patience=patience, eager_only=True, tier=tier)
+        (task, kind), patience, tier = key, self.patience, self._asked_for
+        return JudgeClient(
+            task, device_for(kind), self._secret, patience=patience, eager_only=True, tier=tier
+        )
 
     def _new_interpreter(self, task: Path) -> Interpreter:
         from kagent_sandbox.judge.interpreter import Interpreter

@@ -16,7 +16,7 @@ from pathlib import Path
 from kagent_sandbox.confine.policy import Tier
 from kagent_sandbox.data.language import LANGUAGES, Language
 from kagent_sandbox.data.verdict import Rejected
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available
 from kagent_sandbox.process.isolation_probe import Probe, probe
 
 from kagent.resources import corpus_folder
@@ -56,7 +56,7 @@ def machine_checks(evaluator: SelftestEvaluator, say: Callable[[str], None]) -> 
     noise: dict[str, float] = {}
     languages = [each for each in LANGUAGES.values() if _honest_kernel(each).is_file()]
     for language in languages:
-        if language.kind == "gpu" and not has_gpu():
+        if not available(language.kind):
             continue
         say(f"a kernel against itself: {language.name}")
         check, noise[language.name] = _against_itself(evaluator, language)
@@ -103,7 +103,7 @@ def _canaries(seen: Probe) -> Check:
 def honest_job(language: Language) -> Job:
     """The corpus's plain kernel of a language, as far as this machine can judge it."""
     task = corpus_folder() / "tasks" / TASK
-    measured = language.kind == "cpu" or has_gpu()
+    measured = available(language.kind)
     without_gpu: Runs = "interpret" if language.interpreted else "build"
     runs = language.kind if measured else without_gpu
     return Job(candidate_text(_honest_kernel(language)), task, runs, measured=measured)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kagent_sandbox.data.task import Kind
+from kagent_sandbox.data.kind import kind_of_target
 from kagent_sandbox.data.verdict import Passed, Rejected
 
 from kagent.candidate_file import DEFAULT_TARGET
@@ -49,8 +49,8 @@ def _prompt(
 ) -> str:
     """What a model would be sent after that verdict, without the candidate's own source."""
     task = scenario_run.evaluator.task(variant.task)
-    kind: Kind = "cpu" if variant.runs == "cpu" else "gpu"
-    target = "cpu" if kind == "cpu" else DEFAULT_TARGET
+    target = "cpu" if variant.runs == "cpu" else DEFAULT_TARGET
+    kind = kind_of_target(target)
     honest = candidate_text(corpus_folder() / "honest" / "rows_cpp.py")
     seed = Candidate(Proposal(0, (), Operator.SEED, "honest", honest, ""), Passed((), (), 1.0, 0.0))
     wrong = Candidate(

@@ -27,9 +27,10 @@ from kagent_sandbox.data.plan import (
     TorchOp,
 )
 from kagent_sandbox.device.cpu.arena import CpuArena
-from kagent_sandbox.device.cpu.baselines import SPAN_US, runs_for
+from kagent_sandbox.device.cpu.entry import TRAITS
 from kagent_sandbox.device.cpu.launcher import CpuLauncher
 from kagent_sandbox.device.interface import larger
+from kagent_sandbox.device.traits import executions_for
 from kagent_sandbox.errors import MachineError, ToolchainError
 
 Open: TypeAlias = Callable[[int], tuple[CpuArena, CpuLauncher]]
@@ -168,7 +169,8 @@ def _best_us(launcher: CpuLauncher, names: Sequence[str], placements: int) -> di
         for name in names:
             keys = [f"{name}{i}" for i in range(placements)]
             first_us = launcher.sample(keys, limit_s=_LIMIT_S)  # warm up
-            keys *= runs_for(SPAN_US, first_us * placements, least=1, most=_MOST_TURNS)
+            span_us = TRAITS.placements.span_us
+            keys *= executions_for(span_us, first_us * placements, 1, _MOST_TURNS)
             us = statistics.median(launcher.sample(keys, limit_s=_LIMIT_S) for _ in range(_SAMPLES))
             if us > 0:
                 best[name] = min(best[name], us)

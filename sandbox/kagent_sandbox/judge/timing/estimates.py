@@ -74,17 +74,6 @@ def is_noise(samples: Sequence[float]) -> bool:
     return interval.low <= 0 or interval.high > NOISE_SPAN * interval.low
 
 
-def systematic(us: float, *, gpu: bool, factor: float = 1.0) -> float:
-    """Standard deviation of log(time) that repeating cannot remove, from A/A runs of one kernel.
-
-    H100: 0.2 % at ≥ 100 µs, 1 % at 28 µs (addresses of buffers decide). A shared CPU: what pairs of
-    blocks show is all that there is, in fresh processes too (docs/measuring.md); half a percent is
-    for what they cannot. `factor` is how much more this machine showed when it was asked
-    (`kagent_sandbox.judge.timing.noise`).
-    """
-    return factor * (0.002 + 0.2 / us if gpu else 0.005)
-
-
 def bootstrap_log_ratios(
     paired: PairedSamples,
     rng: np.random.Generator,

@@ -82,8 +82,8 @@ def suspicion(
     """Why a time cannot be true, or None: it is more than `ALARM_SHARE` of the roofline.
 
     Bytes that the last-level cache holds need not cross the memory's pins while they are timed.
-    Caches are flushed before each sample, so that those are written ones, as many as fit: of one
-    execution on a GPU, of all executions of a sample together on a CPU.
+    Caches are flushed before each sample, so that those are written ones, as many as fit, of all
+    executions of a sample together.
 
     Args:
         task: Says how many bytes and operations a call needs at least.
@@ -91,11 +91,10 @@ def suspicion(
         us: Per execution.
         facts: Of the device.
         ceilings: What the plainest kernels attain, timed likewise.
-        executions: Of one sample on a CPU.
+        executions: Of one sample.
     """
     read, written = task.min_bytes(case) - task.min_written(case), task.min_written(case)
-    together = 1 if facts.kind == "gpu" else executions
-    hidden = min(written, facts.l2_bytes / together)
+    hidden = min(written, facts.l2_bytes / executions)
     bound_us = _memory_us(read, written - hidden, ceilings)
     what = f"{(read + written) / 2**20:.1f} MiB must move"
     peak = ceilings.tflop_per_s.get(case.dtype)
