@@ -89,7 +89,7 @@ def build_file(
     if (target == "cpu") != cpp:
         raise UserError(
             f"{path}: a {'C++' if cpp else 'GPU'} candidate cannot be built for {target}: "
-            + ("leave --target away" if cpp else "name an architecture such as sm_90a")
+            + ("omit --target" if cpp else "name an architecture such as sm_90a")
         )
     parse_target(target)
     cases = visible_cases(task, "cpu" if cpp else "gpu")

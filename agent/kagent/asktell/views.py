@@ -123,8 +123,8 @@ def judged_view(
     if history.race is not None and _raced_now(judged):
         yield from race_view(history.race, history.lineage, matrix=manifest.matrix)
     if judged.left:
-        why = " (the time was over)" if judged.stop is Stop.TIME else ""
-        yield Text(f"go on{why}: ").append_text(command("judge", name, flags=flags))
+        why = " (the deadline was reached)" if judged.stop is Stop.TIME else ""
+        yield Text(f"continue{why}: ").append_text(command("judge", name, flags=flags))
     else:
         yield Text("next: ").append_text(command("ask", name, flags=flags))
 
@@ -151,7 +151,7 @@ def best_text(history: History, folder: Path) -> Text:
 def merged_text(merged: Merged, history: History) -> Text:
     """What came home."""
     if not merged.events:
-        return Text("nothing new: all of it is here already")
+        return Text("nothing new: everything is here already")
     parts = [f"{len(merged.verdicts)} verdicts"]
     parts += [f"{len(merged.accepted)} candidates that were told there"] if merged.accepted else []
     parts += [f"{len(merged.asks)} asks"] if merged.asks else []

@@ -59,7 +59,7 @@ def task_of_run(folder: Path, manifest: Manifest) -> Task:
             changed = changed or place
     if changed is not None:
         raise RunError(
-            f"{folder}: {changed} was changed since, and its figures would no longer compare: "
+            f"{folder}: {changed} was changed since, so figures would no longer compare: "
             f"put the task as it was into {runs / manifest.task}, or start a new run"
         )
     raise RunError(

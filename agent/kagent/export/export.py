@@ -173,7 +173,7 @@ def _certified(kernel: KernelRecord, measured: LibraryTimes) -> KernelRecord:
 def _name(disk: OnDisk | None, folder: Path, name: str | None) -> str:
     there = disk.library.name if disk is not None else None
     if there is not None and name not in (None, there):
-        raise UserError(f"{folder}: the library there is called {there}: leave --name {name} away")
+        raise UserError(f"{folder}: the library there is called {there}: omit --name {name} away")
     chosen = there or name or folder.resolve().name.lower().replace("-", "_")
     if not valid_name(chosen):
         raise UserError(
@@ -246,7 +246,7 @@ def _refuse(
             found = f"{versus.ratio:.3f}x ({versus.low:.3f}-{versus.high:.3f})"
             reasons.append(
                 f"{who} loses to torch, {found} on hidden cases drawn now: --allow-slower exports "
-                "it all the same"
+                "it anyway"
             )
     if reasons:
         raise UserError("nothing was exported: " + "; ".join(reasons))

@@ -95,7 +95,7 @@ def packaging_files(library: LibraryRecord) -> dict[str, str]:
             "init.py.j2", library=library, offered=offered, exported=exported
         ),
         f"{package}/layers.py": render("layers.py.j2", offered=offered, exported=layers),
-        f"{package}/operators/__init__.py": '"""What users call."""\n',
+        f"{package}/operators/__init__.py": '"""Functions and modules for users."""\n',
         f"{package}/kernels/__init__.py": '"""Kernels, as they were judged."""\n',
         f"{package}/py.typed": "",
         f"{package}/metadata.json": _metadata(library, backends),
@@ -249,4 +249,4 @@ def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> str:
         write_file(log, tested.log)
     except OSError as e:
         raise UserError(f"{log}: cannot be written ({e.strerror})") from None
-    return f"the library's own tests do not pass: {tested.why} (what they printed: {log})"
+    return f"the library's own tests do not pass: {tested.why} (their output: {log})"

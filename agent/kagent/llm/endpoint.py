@@ -158,7 +158,7 @@ class Endpoint:
         return Failure("sent an empty reply", again)
 
     def _broken(self, buffer: ResponseBuffer) -> Failure:
-        what = f"broke the reply off after {buffer.characters} characters"
+        what = f"ended the reply early, after {buffer.characters} characters"
         return Failure(what, "try again, or check the network and the server")
 
     def _too_late(self, call: HttpCall) -> Failure:

@@ -34,7 +34,7 @@ class Trial:
         said = f"replied in {reply.seconds:.1f} s"
         parts = [f"{said}, cut at the token limit" if reply.truncated else said]
         if reply.input_tokens is None:
-            parts.append("says no token counts, so that limits count the most a call can take")
+            parts.append("reports no token counts, so limits assume the most that a call can take")
         else:
             parts.append(f"{reply.input_tokens} + {reply.output_tokens} tokens")
         if reply.dollars is not None:

@@ -149,7 +149,7 @@ def _reason(output: str) -> str:
     errors = re.findall(r"==(?:ERROR|PROF|WARNING)== (.*)", output)
     marked = re.findall(r"==ERROR== (.*)", output)
     last = [line for line in output.strip().splitlines() if line.strip()][-1:]
-    return str((marked or errors or last or ["it ended without a word"])[0])
+    return str((marked or errors or last or ["it ended without output"])[0])
 
 
 def with_counters(

@@ -92,7 +92,7 @@ def _canaries(seen: Probe) -> Check:
         got += f"; these got out: {', '.join(seen.escaped)}"
     if seen.uncovered:
         got += f"; left to a higher tier: {', '.join(seen.uncovered)}"
-    name, expected = f"canaries, {seen.isolation.tier}", "all stopped that it covers"
+    name, expected = f"canaries, {seen.isolation.tier}", "all covered attacks stopped"
     return Check(name, expected, got, not seen.escaped)
 
 

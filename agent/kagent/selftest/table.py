@@ -81,7 +81,7 @@ def _outcome(result: EntryResult) -> str:
     assert result.seen is not None, "it was run"
     if result.misses and result.seen.outcome in result.entry.expect:
         wrong_twin = result.twin is not None and result.misses[-1].startswith("its honest twin")
-        return f"{result.seen.outcome}, {'its twin failed' if wrong_twin else 'but it says else'}"
+        return f"{result.seen.outcome}, {'its twin failed' if wrong_twin else 'another message'}"
     return result.seen.outcome
 
 
@@ -153,7 +153,7 @@ def report_view(report: Report) -> Iterator[RenderableType]:
     """All of it, in order."""
     if report.results:
         yield results_table(report.results)
-        yield Text("passed: the attempt came to nothing, and the kernel is right\n", "dim")
+        yield Text("passed: the attempt failed, and the kernel is correct\n", "dim")
     yield checks_table(report.checks)
     yield from misses_view(report.results, report.checks)
     yield from noise_view(report)

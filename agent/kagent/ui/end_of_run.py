@@ -49,7 +49,7 @@ def end_of_run(
         yield Text(selftest)
     best, final = lineage.incumbent, outcome.history.race
     if best is None:
-        yield Text("no candidate passed; why, says the next command")
+        yield Text("no candidate passed; run the next command to see why")
     else:
         won = lineage[final.winner] if final is not None and final.winner is not None else best
         yield path_view(lineage, won)
@@ -59,7 +59,7 @@ def end_of_run(
             str(folder / "kernels" / f"{won.proposal.kernel}.py"), "bold green"
         )
     if outcome.stop in RESUMABLE:
-        yield Text("go on:  ").append_text(resume_command(task, folder.name, flags))
+        yield Text("resume: ").append_text(resume_command(task, folder.name, flags))
     more = [str(won.id)] if best is not None else []
     runs = {k: v for k, v in flags.items() if k == "--runs"}
     yield Text("next:   ").append_text(

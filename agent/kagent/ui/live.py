@@ -188,7 +188,7 @@ class State:
 def withdrawn_text(event: Withdrawn) -> str:
     """Who went, why, and who is held up instead."""
     gone, verdict = event.withdrawal.id, event.withdrawal.verdict
-    left = "nobody" if event.left is None else f"#{event.left}"
+    left = "none" if event.left is None else f"#{event.left}"
     told = " ".join(verdict.message.split())
     return (
         f"#{gone} is withdrawn: beside a candidate it was {verdict.status}: {told}; "

@@ -206,9 +206,9 @@ def perhaps_losses(race: Race, candidate: str) -> list[str]:
 def where_it_loses(race: Race, candidate: str) -> str:
     """One line: the cases that a candidate loses, and those where it may."""
     lost, perhaps = losses(race, candidate), perhaps_losses(race, candidate)
-    line = "it loses on: " + ", ".join(lost) if lost else "it loses on no case"
+    line = "it loses: " + ", ".join(lost) if lost else "it loses no case"
     if perhaps:
-        line += ("; " if lost else ", but ") + "it may on: " + ", ".join(perhaps)
+        line += "; it may lose: " + ", ".join(perhaps)
     return line
 
 

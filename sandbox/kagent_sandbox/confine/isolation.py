@@ -63,7 +63,7 @@ class Isolation:
             )
         raise ConfinementError(
             f"isolation {confinement.least} was asked for and this host gives {self.tier} "
-            f"({lacks}): leave the option out for the highest that works, or ask for less"
+            f"({lacks}): leave the option out for the highest that works, or name a lower tier"
         )
 
 

@@ -144,7 +144,7 @@ class Portfolio:
     def _unknown_device(self, device: DeviceEntry) -> str:
         known = _listed({f"{d.name} ({d.capability})" for d in self.devices.values()})
         return (
-            f"nothing was measured on {device.name} ({device.capability}), nor on a device alike; "
+            f"nothing was measured on {device.name} ({device.capability}) or a similar device; "
             f"the library knows {known or 'no device'}. Run the task {self.task} on this machine "
             "and export the run into the library"
         )

@@ -186,8 +186,8 @@ class _Visit:
                 return
         calls = _LOOKS * count
         text = (
-            f"calls keep memory: {calls} of them {kept / 1024:,.0f} KiB, and there was more at "
-            "look after look. Free what a call allocates, or keep one buffer and use it again"
+            f"calls keep memory: {calls} of them {kept / 1024:,.0f} KiB, and it grew from "
+            "one look to the next. Free what a call allocates, or keep one buffer and use it again"
         )
         raise self._out(Status.POLICY, text)
 

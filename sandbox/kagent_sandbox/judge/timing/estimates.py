@@ -122,7 +122,9 @@ def log_ratio(paired: PairedSamples) -> float:
         ValueError: There are no pairs, or a block is empty.
     """
     if len(paired.a) != len(paired.b) or not paired.a or not all((*paired.a, *paired.b)):
-        raise ValueError("a duel needs as many blocks of one kernel as of the other, none empty")
+        raise ValueError(
+            "paired samples need as many blocks of one kernel as of the other, none empty"
+        )
     return float(_middle(_pair_logs(paired)[np.newaxis])[0])
 
 

@@ -106,7 +106,7 @@ def suspicion(
     if us >= bound_us / ALARM_SHARE:
         return None
     return (
-        f"{us:.1f} µs, but {what}: {bound_us:.1f} µs at what the plainest kernels attain on this "
+        f"{us:.1f} µs, but {what}: {bound_us:.1f} µs at the rates of the plainest kernels on this "
         f"device, {bound_us / us:.0%} of the roofline (alarm above {ALARM_SHARE:.0%})"
     )
 

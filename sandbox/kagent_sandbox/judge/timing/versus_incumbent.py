@@ -190,7 +190,7 @@ class IncumbentComparison:
             raise CandidateRejected(Rejected(Stage.MEASURE, Status.SUSPECT, text, timed.case.name))
         raise MachineError(
             f"{timed.case.name} cannot be timed: {spread}. Something else keeps this machine busy: "
-            "end it, then go on with the run"
+            "end it, then resume the run"
         )
 
     @staticmethod
