@@ -229,7 +229,7 @@ class Run:
 
     @property
     def manifest(self) -> Manifest:
-        """What the run is: task, target, device, seed."""
+        """The run's task, target, device and seed."""
         return read_history(self.folder)[0].manifest
 
     @property

@@ -30,7 +30,7 @@ MOST_FILE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """What checking a file found. `interpreted`: by Triton's interpreter, not by a device.
+    """Findings from checking a file. `interpreted`: by Triton's interpreter, not by a device.
 
     A verdict that is no rejection has the errors of one case at least.
     """

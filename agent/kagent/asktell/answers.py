@@ -46,7 +46,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What became of an answer: candidate `id`, or with `again`, that it had been told as `id`."""
+    """An accepted answer: candidate `id`. `again`: it had been told before, as `id`."""
 
     id: int
     ask: int | None

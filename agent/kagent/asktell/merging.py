@@ -26,7 +26,7 @@ Key: TypeAlias = tuple[float, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What came home: ids of candidates with a verdict now, and of those that are new."""
+    """Result of a merge: ids of candidates with a verdict now, and of those that are new."""
 
     verdicts: tuple[int, ...]
     accepted: tuple[int, ...]

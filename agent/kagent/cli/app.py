@@ -1,4 +1,4 @@
-"""What all commands share: the application, where they print, and how errors end."""
+"""Shared parts of all commands: the application, its consoles, and the handling of errors."""
 
 from __future__ import annotations
 

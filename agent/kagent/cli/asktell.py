@@ -278,7 +278,7 @@ def _beside_spinner(quiet: bool) -> Callable[[Text], None]:
 
 
 def _flags(folder: Path) -> list[str]:
-    """What a next command needs to find the run by its name."""
+    """Options that a next command needs to find the run by its name."""
     return ["--runs", str(folder.parent)] if folder.parent != load_config().runs else []
 
 

@@ -1,5 +1,5 @@
-"""What a user can set, and from where: flags, then KAGENT_* variables, then OPENAI_* variables,
-then kagent.toml, then [tool.kagent] of pyproject.toml, then the defaults here.
+"""User settings and their sources: flags, then KAGENT_* variables, then OPENAI_* variables, then
+kagent.toml, then [tool.kagent] of pyproject.toml, then the defaults here.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class ModelTable(BaseModel):
 
     @property
     def prices(self) -> Prices | None:
-        """What the user says that it costs."""
+        """Prices that the user states."""
         if self.input_price is None or self.output_price is None:
             return None
         return Prices(self.input_price, self.output_price)

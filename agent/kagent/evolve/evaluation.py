@@ -86,7 +86,7 @@ class Evaluator:
         return Candidate(proposal, found, facts, tuple(withdrawals))
 
     def _read(self, proposal: Proposal) -> Rejected | None:
-        """What the text alone decides."""
+        """Decide what the text alone decides."""
         if proposal.fault:
             return Rejected(Stage.PARSE, Status.NO_KERNEL, proposal.fault)
         same = self._known.same(proposal)

@@ -43,7 +43,7 @@ from kagent.tasks import find_task, seeds_of
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a session of a run ended."""
+    """The end of a session of a run."""
 
     folder: Path
     stop: Stop
@@ -182,7 +182,7 @@ def seeds_for(task: Task, kind: Kind, lang: str) -> list[SeedText]:
 def new_manifest(
     task: Task, kind: Kind, target: str, config: Config, environment: Mapping[str, object]
 ) -> Manifest:
-    """What a new run is. `environment` is empty until a device was opened for it."""
+    """Make the manifest of a new run. `environment` is empty until a device is opened for it."""
     return Manifest(
         task=task.name,
         task_folder=str(task.folder),

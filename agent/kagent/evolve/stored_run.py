@@ -1,4 +1,4 @@
-"""What a stored run needs to go on: its task, its setting."""
+"""Task and setting of a stored run that continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def setting_for(store: RunStore, task: Task, history: History, budget: int) -> S
 
 
 def identity(folder: Path, manifest: Manifest) -> str:
-    """What all copies of a run share, and no two runs."""
+    """Identity of a run: all its copies share it, and no two runs do."""
     if manifest.id:
         return manifest.id
     return hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()[:16]

@@ -56,7 +56,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was found."""
+    """The outcome of a certification."""
 
     device: str
     checked: tuple[str, ...]  # ids of the kernels that are correct here

@@ -39,7 +39,7 @@ Merged: TypeAlias = dict[str, tuple[OperatorRecord, list[str]]]
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export did."""
+    """The outcome of an export."""
 
     folder: Path
     library: LibraryRecord

@@ -51,7 +51,7 @@ class LibraryEntrant:
 
 @dataclass(frozen=True)
 class TimedResult:
-    """What became of one entrant: refused with the reason, or its facts."""
+    """The result of one entrant: refused with the reason, or its facts."""
 
     id: str
     refused: str = ""

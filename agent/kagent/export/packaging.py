@@ -1,4 +1,4 @@
-"""What makes a library a package: for pip, and for Hugging Face `kernels`.
+"""Packaging of a library: for pip, and for Hugging Face `kernels`.
 
 pip builds torch-ext/NAME and compiles the C++ kernels while it does (setup.py). `kernels` loads
 build/torch-universal/, a copy of the package, under a name of its own; it reads metadata.json, and
@@ -35,7 +35,7 @@ _CUDA = (
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the module of an operator offers: a function, modules, and layers for `kernels`."""
+    """Public names of an operator's module: a function, modules, and layers for `kernels`."""
 
     task: str
     function: str
@@ -135,7 +135,7 @@ def _hub_version(library: LibraryRecord) -> int:
 
 
 def names_of(operator: OperatorRecord) -> Names:
-    """What a module offers, read from its text: `__all__`, and the keys of `LAYERS`.
+    """Read a module's public names from its text: `__all__`, and the keys of `LAYERS`.
 
     Raises:
         UserError: One of them is missing, or no plain list.
@@ -229,7 +229,7 @@ def trying_files(library: LibraryRecord) -> dict[str, str]:
 
 
 def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> str:
-    """What is wrong with a library by its own tests, with where they say more; "" if nothing is.
+    """Run a library's own tests; return the failure and the file with more, "" if all pass.
 
     Args:
         name: Of its package.

@@ -19,7 +19,7 @@ _PROMPT = Prompt("You answer in one word.", "Are you ready?")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a call went."""
+    """The result of a trial call."""
 
     model: ModelConfig
     result: Reply | ModelError

@@ -1,4 +1,4 @@
-"""What arrives on the wire: responses of any kind, read within limits of size and of patience."""
+"""Responses from the wire, of any kind, read within limits of size and time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def on_response(response: httpx2.Response) -> None:
 
 
 def _wait_s(response: httpx2.Response) -> float:
-    """What Retry-After asks for; 0 where it says nothing, or a date."""
+    """Return the wait that Retry-After asks for; 0 where it says nothing, or a date."""
     try:
         return float(response.headers.get("retry-after", "0"))
     except ValueError:

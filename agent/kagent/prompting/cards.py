@@ -39,7 +39,7 @@ _EXCEPT = re.compile(r"any except ([\w, ]+)")
 
 
 class FrontMatter(BaseModel):
-    """What a card says about itself."""
+    """The front matter of a card."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -72,7 +72,7 @@ class Card:
 
     @property
     def title(self) -> str:
-        """What the technique is called."""
+        """Name of the technique."""
         return self.front.title
 
     def is_for_task(self, name: str) -> bool:
@@ -84,7 +84,7 @@ class Card:
         return found is None or name not in re.split(r"\W+", found[1])
 
     def text(self, languages: Collection[Language], capability: int) -> str:
-        """When it pays, how it is written in these languages, and what goes wrong; without
+        """Text of the card: its use, its form in these languages, and its pitfalls, without
         paragraphs for later architectures.
         """
         kept = [WHEN, *(h for h, lang in HEADINGS.items() if lang in languages), WRONG]
@@ -102,7 +102,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is the same for all prompts of a run: the task, the target, the languages."""
+    """Facts that all prompts of a run share: the task, the target, the languages."""
 
     task: str
     target: str

@@ -1,4 +1,4 @@
-"""Which other candidates a prompt shows beside the parent, and how much of them."""
+"""Choice of the other candidates that a prompt shows beside the parent, and of their excerpts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _ancestors(candidate: Candidate, lineage: Lineage) -> set[int]:
 
 
 def _family(candidate: Candidate) -> str:
-    """What candidates share that differ in the values of tunables alone."""
+    """Key that candidates share if they differ in the values of tunables alone."""
     file = read_tunables(candidate.proposal.source)
     return file.family if file is not None else candidate.proposal.source
 

@@ -41,7 +41,7 @@ TEMPLATES: Mapping[Operator, str] = {
     Operator.REPAIR: "repair",
     Operator.TUNE: "tune",
 }
-"""What a model can be asked for, and the template of each."""
+"""The operators that a model can be asked for, and the template of each."""
 
 
 class Prompter:
@@ -117,7 +117,7 @@ class Prompter:
         )
 
     def profile(self, candidate: Candidate) -> str:
-        """What profiles of a candidate found, as a Markdown list; empty where there is none."""
+        """Profiles of candidates as a Markdown list; empty where there is none."""
         lines = [
             f"- {p.case}, `{kernel.kernel}`: " + "; ".join(in_words(kernel, self._device))
             for p in self._profiles
@@ -191,14 +191,14 @@ class Prompter:
 
 
 def _base(ask: Ask) -> Candidate:
-    """What a prediction is measured against: the parent, or of a rejected one its own parent."""
+    """Return the base of a prediction: the parent, or a rejected parent's own parent."""
     if not isinstance(ask.parent.verdict, Rejected):
         return ask.parent
     return ask.lineage.base(ask.parent.id) or ask.parent
 
 
 def _languages(kind: Kind, lang: str) -> tuple[Language, ...]:
-    """What candidates may be written in."""
+    """Languages that candidates may be written in."""
     known: tuple[Language, ...] = ("cpp",) if kind == "cpu" else ("triton", "cuda")
     return tuple(n for n in known if lang in ("any", n)) or known
 

@@ -34,7 +34,7 @@ class TaskText:
 
 
 def about_task(task: Task, kind: Kind) -> TaskText:
-    """What a kernel's author must know of a task."""
+    """Describe a task to a kernel's author."""
     functions = _functions(task)
     eager = functions.get("eager")
     inputs = functions.get("inputs")

@@ -38,8 +38,8 @@ def cut_at_a_pause(text: str, limit: int) -> str:
 
 
 def quoted(text: str, limit: int) -> str:
-    """What somebody else wrote, as data: one line between marks that it cannot close itself, cut at
-    a pause. Nothing where there is no text.
+    """Quote somebody else's text as data: one line between marks that it cannot close itself, cut
+    at a pause. Empty where there is no text.
     """
     flat = cut_at_a_pause(text.translate(_MARKS), limit)
     return f"“{flat}”" if flat else ""

@@ -1,4 +1,4 @@
-"""What `kagent ablate` prints."""
+"""Output of `kagent ablate`."""
 
 from __future__ import annotations
 

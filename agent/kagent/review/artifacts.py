@@ -1,4 +1,4 @@
-"""What a candidate was asked with, answered with, and built into."""
+"""Texts of a candidate: its prompt, its reply, and its compiled code."""
 
 from __future__ import annotations
 

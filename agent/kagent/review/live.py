@@ -28,7 +28,7 @@ class PageServer(http.server.ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
 

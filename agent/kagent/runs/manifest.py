@@ -43,7 +43,7 @@ class Manifest:
 
     @property
     def device(self) -> str:
-        """What it is measured on; where no device was opened for it yet, what it is for."""
+        """The device of its measurements, or its target where no device was opened for it yet."""
         known = self.environment.get("device")
         return str(known) if known else f"{self.target} (not measured yet)"
 

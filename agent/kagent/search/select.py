@@ -1,4 +1,5 @@
-"""What to try next: a pure function of the lineage, the run's seed and the proposal's id.
+"""Selection of the next attempt: a pure function of the lineage, the run's seed and the proposal's
+id.
 
 At the budgets that matter here (20 to 200 evaluations) strong pressure on the best and one
 immediate repair of what failed explain nearly all of a search's gain over random sampling.
@@ -39,7 +40,7 @@ REPAIR_RATE = 0.15
 
 
 UNTIMED = (Operator.STRUCTURE, Operator.REWRITE, Operator.CROSSOVER)
-"""What can be asked for before anything was timed: constants are not to be guessed."""
+"""Operators that can be asked for before anything was timed: constants are not to be guessed."""
 
 
 def select(
@@ -138,7 +139,7 @@ def parent_shares(
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What an operator has achieved so far."""
+    """Achievements of an operator so far."""
 
     tried: int
     successes: int

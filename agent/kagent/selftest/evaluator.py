@@ -121,7 +121,7 @@ class SelftestEvaluator:
 
     @property
     def devices(self) -> list[DeviceFacts]:
-        """What candidates were judged on so far."""
+        """Devices that candidates were judged on so far."""
         return list({j.facts.key: j.facts for j in self._judges.all()}.values())
 
     def noise(self) -> dict[str, Noise]:
@@ -131,12 +131,12 @@ class SelftestEvaluator:
 
     @property
     def builder(self) -> Builder:
-        """What builds candidates."""
+        """The builder of candidates."""
         return self._builder
 
     @property
     def tier(self) -> str:
-        """How candidates are confined."""
+        """The tier that confines candidates."""
         return self._builder.isolation.tier.value
 
     @property
@@ -157,7 +157,7 @@ class SelftestEvaluator:
             return self._patience
 
     def skips(self, runs: str) -> str:
-        """Why a candidate that runs there cannot be evaluated on this machine, or ""."""
+        """Return why a candidate that runs there cannot be evaluated on this machine, or ""."""
         return "no GPU here" if runs == "gpu" and not has_gpu() else ""
 
     def evaluate(self, job: Job) -> EntryOutcome:
@@ -263,7 +263,7 @@ class SelftestEvaluator:
         return self._judges.get((task, kind))
 
     def interpreter(self, task: Path) -> Interpreter:
-        """What runs a task's Triton candidates where there is no GPU."""
+        """Interpreter for a task's Triton candidates where there is no GPU."""
         return self._interpreters.get(task)
 
     def _new_judge(self, key: tuple[Path, Kind]) -> JudgeClient:

@@ -1,4 +1,4 @@
-"""What `kagent selftest` prints: the table of items, the checks of the machine, every miss."""
+"""Output of `kagent selftest`: the table of items, the checks of the machine, every miss."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def misses_view(results: Sequence[EntryResult], checks: Sequence[Check]) -> Iter
 
 
 def noise_view(report: Report) -> Iterator[Text]:
-    """What each device's times are worth, in a line."""
+    """Describe the noise of each device in a line."""
     for facts in report.devices:
         if facts.key in report.noise:
             yield Text(f"\nnoise of {facts.name}: {report.noise[facts.key].text}", end="")

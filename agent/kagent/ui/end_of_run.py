@@ -33,7 +33,7 @@ RESUMABLE = (Stop.INTERRUPTED, Stop.TIME, Stop.FAILED, Stop.COST, Stop.TOKENS)
 def end_of_run(
     outcome: Outcome, task: str, *, matrix: bool, flags: Mapping[str, str]
 ) -> Iterator[RenderableType]:
-    """What is printed when a run ends. `flags`: what a next command has to repeat."""
+    """Describe the end of a run. `flags` are the options that a next command has to repeat."""
     lineage, folder = outcome.history.lineage, outcome.folder
     head = Text(f"\n{folder}", "bold")
     head.append(
@@ -68,7 +68,7 @@ def end_of_run(
 
 
 def cost_text(history: History) -> Text:
-    """What the models' calls cost, in all and per accepted improvement."""
+    """Describe the cost of the models' calls, in all and per accepted improvement."""
     spent, lineage = history.spent, history.lineage
     gains = [c for c in lineage.promotions if c.proposal.origin is not None]
     text = Text(f"cost: {spent_text(spent)}")
@@ -92,7 +92,7 @@ def _command(*words: str) -> Text:
 
 
 def resume_command(task: str, run: str, flags: Mapping[str, str]) -> Text:
-    """How to go on with a run."""
+    """Return the command that resumes a run."""
     return _command("kagent", "evolve", task, *_words({**flags, "--resume": run}))
 
 

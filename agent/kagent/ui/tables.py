@@ -15,7 +15,7 @@ from kagent.tasks import seeds_of
 from kagent.ui.table import Column, TextTable
 
 Labels = Mapping[str, str]
-"""What to call a contender of a race, by its id; one that is not in it is called by its id."""
+"""Names of a race's contenders, by id. A contender without a name is called by its id."""
 
 
 def tasks_table(tasks: Iterable[Task]) -> TextTable:
