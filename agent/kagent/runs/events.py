@@ -20,7 +20,7 @@ class Step(StrEnum):
     """The step in progress for a proposal."""
 
     PROPOSE = "propose"
-    WAIT = "wait"  # for a core or for the timed lane
+    WAIT = "wait"  # for a core or for the device
     BUILD = "build"
     CHECK = "check"
     MEASURE = "measure"

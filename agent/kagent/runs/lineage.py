@@ -127,7 +127,7 @@ class Candidate:
 
     @property
     def cost_s(self) -> float:
-        """Seconds of the model, of building and of the timed lane that it took."""
+        """Seconds of the model, of building and of the device that it took."""
         lane = self.verdict.lane_s if isinstance(self.verdict, Passed) else 0.0
         origin = self.proposal.origin
         call = origin.seconds if origin is not None else 0.0

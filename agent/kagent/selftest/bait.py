@@ -133,7 +133,7 @@ class Bait:
 
 
 def name_for(token: str) -> str:
-    """Return the name that attacks give to what they leave behind. `Outside` looks for it."""
+    """Return the name that attacks give to what they leave behind. `Leftovers` looks for it."""
     return f"escaped-{token[:12]}"
 
 

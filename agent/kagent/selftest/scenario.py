@@ -19,7 +19,7 @@ ScenarioFunction = Callable[["ScenarioRun"], EntryOutcome]
 
 @dataclass(frozen=True, slots=True)
 class ScenarioRun:
-    """The tools of a scenario: the rig, the item's folder, and a folder of its own."""
+    """The tools of a scenario: the evaluator, the item's folder, and a folder of its own."""
 
     evaluator: SelftestEvaluator
     item: Path

@@ -87,7 +87,7 @@ class Builder:
 
     @property
     def isolation(self) -> Isolation:
-        """What its children are confined by, as observed. Waits until the server has started.
+        """Isolation of its children, as observed. Waits until the server has started.
 
         Raises:
             ConfinementError: The host lacks what was asked for.
@@ -319,7 +319,7 @@ def _parse(source: str) -> str:
 
 
 def syntax_error(error: SyntaxError, source: str) -> Rejected:
-    """What becomes of a file that is no Python."""
+    """Reject a file that is no Python."""
     line = error.lineno or 0
     lines = printable(source).splitlines()
     text = lines[line - 1].strip()[:200] if 0 < line <= len(lines) else ""

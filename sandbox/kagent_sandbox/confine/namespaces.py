@@ -24,8 +24,7 @@ _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 1 << 27, 1 << 28, 1 << 29
 _NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 2, 4, 8, 1 << 12, 1 << 14, 1 << 18
 _SHM_BYTES = 16 << 20
 DISK_SLACK_BYTES = 64 << 20
-"""What the private folder holds over its limit, so that the limit is met before the disk is full.
-"""
+"""Space of the private folder over its limit, so that the limit is met before the disk is full."""
 _HIDDEN = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - names of mount points
 
 

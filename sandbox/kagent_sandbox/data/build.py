@@ -1,4 +1,4 @@
-"""What a builder is asked and what it answers, as plain data."""
+"""Requests to a builder and its answers, as plain data."""
 
 from __future__ import annotations
 

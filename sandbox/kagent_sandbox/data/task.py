@@ -258,7 +258,7 @@ class Task(_Model):
 
 
 class Reference(Protocol):
-    """What a task's reference.py defines.
+    """Functions that a task's reference.py defines.
 
     Tensors of `inputs` are named like the task's tensor arguments; all functions take the arguments
     of the entry function by keyword (tensors and scalars) and return a tensor or a tuple of them.

@@ -154,7 +154,7 @@ class Backend(Protocol):
         """
 
     def printed(self) -> str:
-        """What launchers that have ended since the last call printed, the end of each."""
+        """Return the output of launchers that have ended since the last call, the end of each."""
 
     def ceilings(self, *, again: bool = False) -> Ceilings:
         """Measured once per `facts.key` and cached; with `again`, measured now as well, and the

@@ -138,7 +138,7 @@ class JudgeClient:
         self.close()
 
     def isolation(self) -> Isolation:
-        """What launchers are confined by, as observed; waits until their fork-server is ready."""
+        """Isolation of launchers, as observed. Waits until their fork-server is ready."""
         return from_json(Isolation, self._ask("isolation"))
 
     @property
@@ -147,11 +147,11 @@ class JudgeClient:
         return self._process.pid
 
     def ceilings(self) -> Ceilings:
-        """What the device attains on the plainest kernels; measured once, then cached."""
+        """Ceilings of the device: the rates of the plainest kernels. Measured once, then cached."""
         return from_json(Ceilings, self._ask("ceilings"))
 
     def noise(self) -> Noise:
-        """How far apart one kernel and itself are measured here; every judge asks itself before it
+        """A/A test: apparent ratio of a kernel timed against itself. Every judge runs it before it
         times anything.
         """
         return from_json(Noise, self._ask("noise"))
@@ -246,7 +246,9 @@ class JudgeClient:
         self._ask("health")
 
     def printed(self) -> str:
-        """What launchers that have ended since the last call printed: a candidate's own words."""
+        """Return the output of launchers that have ended since the last call: a candidate's own
+        words.
+        """
         return str(cast("dict[str, object]", self._ask("printed"))["text"])
 
     def close(self) -> None:

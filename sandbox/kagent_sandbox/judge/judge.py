@@ -51,7 +51,7 @@ kept for every so many bytes of memory."""
 
 @dataclass
 class _Checked:
-    """What is left of a candidate's check: its cost, and on a GPU the launcher."""
+    """State that is left of a candidate's check: its cost, and on a GPU the launcher."""
 
     seconds: float
     session: LauncherSession | None = None
@@ -105,22 +105,22 @@ class Judge:
         self._noise: Noise | None = None
         self._watch = backend.watch()
         self._rng = random.SystemRandom()
-        # Starting a launcher costs a GPU's lane half a second: those that checked a candidate wait
-        # for its measurement, which is not always the next one: checks come in any order. On a CPU
-        # native code that waits could not be trusted to.
+        # Starting a launcher costs half a second of a GPU's time. The launcher that checked a
+        # candidate waits for its measurement, which is not always the next one: checks come in any
+        # order. On a CPU native code could not be trusted to wait.
         self._checked: OrderedDict[str, _Checked] = OrderedDict()
         gpu, memory = self.kind == "gpu", backend.facts.memory_bytes
         self._most_kept = max(1, min(MOST_KEPT, memory // KEPT_SHARE_BYTES)) if gpu else 0
 
     @property
     def ceilings(self) -> Ceilings:
-        """What the device attains; measured at first use, then cached."""
+        """Ceilings of the device; measured at first use, then cached."""
         if self._ceilings is None:
             self._ceilings = self.backend.ceilings()
         return self._ceilings
 
     def find_noise(self) -> Noise:
-        """How far apart one kernel and itself are measured here; found out once. Intervals are
+        """Run the A/A test once: apparent ratio of a kernel timed against itself. Intervals are
         widened by it from then on.
         """
         if self._noise is None:
@@ -169,7 +169,7 @@ class Judge:
         """An arena of that size; launchers that are kept do not outlive the one they have mapped.
 
         Raises:
-            Disqualified: More than the device can spare.
+            CandidateRejected: More than the device can spare.
         """
         if not self._arenas.fits(nbytes):
             self._let_go()

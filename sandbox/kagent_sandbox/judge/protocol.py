@@ -1,4 +1,4 @@
-"""How candidates travel between the agent and the judge's process: plans and binaries as blobs."""
+"""Messages between the agent and the judge's process: plans and binaries travel as blobs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Entrant:
 
 @dataclass(frozen=True)
 class MeasureRequest:
-    """What to measure, beside whom."""
+    """A candidate to measure, and the incumbent beside it."""
 
     key: str
     errors: tuple[CaseError, ...]
@@ -68,7 +68,7 @@ class MeasureRequest:
 
 @dataclass(frozen=True)
 class RaceRequest:
-    """Who races, and on which cases."""
+    """The entrants of a race, and its cases."""
 
     entrants: tuple[Entrant, ...]
     hidden: bool

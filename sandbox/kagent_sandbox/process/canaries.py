@@ -41,7 +41,7 @@ _SET_MODE_FILTER, _PR_SET_SECCOMP = 1, 22
 
 @dataclass(frozen=True)
 class Attack:
-    """What is tried, and the lowest tier that claims to stop it. Returning is succeeding."""
+    """An attack, and the lowest tier that claims to stop it. It succeeds if it returns."""
 
     act: Callable[[Facts], None]
     stopped_from: Tier = Tier.T1

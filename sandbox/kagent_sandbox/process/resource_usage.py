@@ -1,4 +1,4 @@
-"""What a subtree of processes uses where the kernel does not limit it: memory, and disk.
+"""Resources of a subtree of processes where the kernel does not limit them: memory, and disk.
 
 Whoever is weighed is hostile: memory may be shared so that it counts as nobody's, files may have no
 name, folders may be nested deeper than a path can say. What is counted here is what is really used.

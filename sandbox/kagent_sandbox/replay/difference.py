@@ -42,7 +42,7 @@ Event = dict[str, object]
 
 
 def _text(event: Event, other: Event) -> str:
-    """What an event is, and in what it differs from another."""
+    """Describe an event, and its difference from another."""
     if event["what"] != other["what"]:
         return str(event["what"])
     shown = {k: v for k, v in event.items() if other.get(k) != v}
@@ -50,8 +50,9 @@ def _text(event: Event, other: Event) -> str:
 
 
 def _events(plan: Plan) -> Iterator[Event]:
-    """What a plan does and returns, in order. Buffers are called by their arguments' names, and the
-    rest by the order in which they are first used: when memory is taken and freed does not count.
+    """List the steps and results of a plan, in order. Buffers are called by their arguments' names,
+    and the rest by the order in which they are first used: when memory is taken and freed does not
+    count.
     """
     names = _Names(plan)
     for op in plan.ops:
@@ -112,7 +113,7 @@ class _Names:
         return name
 
     def view(self, ref: TensorRef) -> tuple[object, ...]:
-        """Which elements of which buffer."""
+        """Describe which elements of which buffer a view has."""
         return self.place(ref.buffer), ref.offset, ref.shape, ref.strides, ref.dtype
 
     def argument(self, arg: object) -> tuple[object, ...]:

@@ -54,7 +54,7 @@ _PRELOAD_GPU = ("torch", "triton", "cuda.bindings.driver", *_PRELOAD[1:])
 
 @dataclasses.dataclass
 class ReplayedKernel:
-    """What kernels were compiled from, and to, in all replays so far that found no difference."""
+    """Sources and binaries of kernels, in all replays so far that found no difference."""
 
     sources: dict[str, list[dict[str, object]]] = dataclasses.field(default_factory=dict)
     """Records (`Source.record`) with `key` and `target`, by what the caller calls the kernel."""
@@ -165,7 +165,7 @@ class Replayer:
             self._child = None
 
     def _take_built(self, child: ChildHandle) -> None:
-        """What Triton built before the candidate was loaded.
+        """Return the code that Triton built before the candidate was loaded.
 
         Raises:
             DeviceError: The process ended: no GPU can be used.

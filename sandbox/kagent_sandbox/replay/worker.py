@@ -188,7 +188,7 @@ class _Candidate:
 
 
 def _plan(recorder: RealRecorder, case: BuildCase, result: object) -> Plan:
-    """What was recorded, with the results of the call."""
+    """Return the recorded plan, with the results of the call."""
     if isinstance(result, Mapping):
         result = tuple(result[r.name] for r in case.results)
     values = tuple(result) if isinstance(result, tuple | list) else (result,)

@@ -1,4 +1,4 @@
-"""How a kernel is launched, and who wants to know of it."""
+"""Launches of kernels, and their watchers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Size: TypeAlias = int | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Launching:
-    """How a kernel is launched. `shared` is dynamic, in bytes; `grid` counts blocks."""
+    """Parameters of a launch. `shared` is dynamic, in bytes; `grid` counts blocks."""
 
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (1, 1, 1)
@@ -79,7 +79,7 @@ Instead = Callable[["Source", Sequence[object], Launching], bool]
 
 
 class LaunchWatcher:
-    """Who sees launches before the device does. `any` is what every launch looks at."""
+    """Watchers that see launches before the device does. Every launch looks at `any`."""
 
     any = False
     observer: Observer | None = None

@@ -1,5 +1,4 @@
-"""What a compiled kernel is and uses, read from its binary without a GPU and without another
-process.
+"""Facts about a compiled kernel, read from its binary without a GPU and without another process.
 
 Registers, local memory, parameter sizes and shared memory come from a cubin's `.nv.info` and
 section sizes (as `cuobjdump --dump-resource-usage` prints them); widths of global loads from its

@@ -30,7 +30,7 @@ def keep(binary: bytes, symbol: str, language: Language, text: str) -> None:
 
 
 def taken() -> dict[str, bytes]:
-    """What was kept since the last call."""
+    """Return the texts that were kept since the last call."""
     global _kept
     found = _kept or {}
     if found:

@@ -207,7 +207,7 @@ def _install_refusals() -> None:
 
 
 class _PlainOperator:
-    """What `torch.library.custom_op` returns here: the function itself."""
+    """Result of `torch.library.custom_op` here: the function itself."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

@@ -64,7 +64,7 @@ def load_candidate(source: str, tmp: Path, target: Target) -> ModuleType:
 
 
 def device_of(target: Target) -> torch.device:
-    """What symbolic tensors claim to be on."""
+    """Return the device that symbolic tensors claim to be on."""
     return torch.device("cpu") if target.is_cpu else torch.device("cuda", 0)
 
 

@@ -41,7 +41,7 @@ from kagent_sandbox.runtime.launches import Launching
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """What stands for a CUfunction: the binary and what it says about itself."""
+    """A stand-in for a CUfunction: the binary and its own description."""
 
     info: KernelInfo
     binary: bytes
@@ -124,7 +124,7 @@ def _size(value: object) -> int:
 
 
 class Utils:
-    """What Triton's compiled `cuda_utils` offers and host code may ask."""
+    """The part of Triton's compiled `cuda_utils` that host code may ask."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -197,7 +197,7 @@ class Driver:
         return torch.cuda
 
     def get_active_torch_device(self) -> torch.device:
-        """What tensors claim to be on."""
+        """Return the device that tensors claim to be on."""
         return torch.device("cuda", 0)
 
     def get_benchmarker(self) -> Any:

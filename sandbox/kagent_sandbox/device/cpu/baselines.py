@@ -61,7 +61,9 @@ class CpuBaseline:
 
 
 def runs_for(span_us: float, us: float, *, least: int, most: int) -> int:
-    """How many executions of `us` microseconds each last for a span, within bounds."""
+    """Return the number of executions, of `us` microseconds each, that last for a span, within
+    bounds.
+    """
     return max(least, min(most, math.ceil(span_us / max(us, 1.0))))
 
 

@@ -48,7 +48,7 @@ _OBSERVED_WORDS = 256  # that an empty sample reads, as a sample's observer does
 
 @dataclass
 class RequestCost:
-    """What a sample without any execution has cost in the last few launchers of a backend.
+    """Cost of a sample without any execution, over the last few launchers of a backend.
 
     All take the median off: two contenders' own costs would differ by what being woken varies by.
     """
@@ -186,7 +186,7 @@ class CpuLauncher:
             self._child.thaw()
 
     def wait_until_idle(self) -> None:
-        """Nothing to wait for: launchers are started and ended in the lane."""
+        """Nothing to wait for: launchers start and end while no other candidate is timed."""
 
     def run(self, key: str, *, limit_s: float) -> None:
         """Execute once and return when it is done."""

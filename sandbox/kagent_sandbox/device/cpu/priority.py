@@ -1,4 +1,4 @@
-"""Who is timed goes first, on cores of its own: on a busy host, where this user may say so.
+"""Raise priority and pin threads while timing, where this user's rights allow it.
 
 Two cores that eight programs want give a kernel of half a millisecond 5 ms, give or take 3. With
 priority over them it takes 0.6; and a slice of the scheduler's (0.7 ms) more wherever one of its

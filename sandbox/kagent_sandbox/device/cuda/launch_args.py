@@ -100,7 +100,7 @@ def launch_config(op: Launch, kernel: KernelInfo, stream: int) -> driver.CUlaunc
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """What one launch may ask of a device."""
+    """Limits of a device for one launch."""
 
     threads_per_block: int
     block: tuple[int, int, int]
@@ -112,7 +112,7 @@ class DeviceLimits:
 
 @dataclass(frozen=True, slots=True)
 class KernelLimits:
-    """What a loaded kernel needs, as the driver says."""
+    """Needs of a loaded kernel, as the driver reports them."""
 
     threads_per_block: int  # what its registers allow
     static_shared_bytes: int
@@ -141,7 +141,7 @@ def device_limits(index: int) -> DeviceLimits:
 
 
 def over_limit(op: Launch, name: str, kernel: KernelLimits, device: DeviceLimits) -> str | None:
-    """What a launch asks for and cannot have, or None. Occupancy is the driver's to judge."""
+    """Describe what a launch asks for and cannot have, or None. The driver judges occupancy."""
     threads = math.prod(op.block)
     blocks = f"{name} is launched with blocks of {'x'.join(map(str, op.block))} threads"
     if threads > device.threads_per_block:

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library tells of a GPU: clocks, throttling, and who else uses it.
+"""Readings from NVIDIA's management library: clocks, throttling, and other users of a GPU.
 
 Through ctypes, since it comes with the driver and its Python bindings may not be installed. What a
 GPU or a container does not tell is left out.

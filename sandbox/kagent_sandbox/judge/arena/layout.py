@@ -1,4 +1,4 @@
-"""Where a plan's buffers lie in an arena, and the guard bands around them.
+"""Layout of a plan's buffers in an arena, with the guard bands around them.
 
 A freed buffer's slot is reused only by a buffer of exactly its size, as chunked host code makes
 them: then no guard band is ever inside of another buffer, and every one of them must be intact

@@ -59,7 +59,7 @@ class Arenas:
         one had written down about them must not reach these.
 
         Raises:
-            Disqualified: More than the device can spare.
+            CandidateRejected: More than the device can spare.
         """
         if nbytes > self.limit_bytes:
             raise CandidateRejected(

@@ -1,4 +1,4 @@
-"""Is a candidate correct? Three runs of every check case on two draws, against the reference."""
+"""Check of a candidate: three runs of every check case on two draws, against the reference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_results(task: Task, built: Built, cases: Sequence[Case]) -> None:
     """Compare the shapes and dtypes that plans return with the task's, before anything runs.
 
     Raises:
-        Disqualified: A plan returns something else.
+        CandidateRejected: A plan returns something else.
         KeyError: The declared configuration was not built for a case.
     """
     by_name = {c.name: c for c in cases}
@@ -72,7 +72,7 @@ def place_plan(
     `prefix` makes the launcher's keys unique; `owner` is who may have a launcher of its own.
 
     Raises:
-        Disqualified: The plan's inputs are not the case's.
+        CandidateRejected: The plan's inputs are not the case's.
     """
     layouts = lay_out_many(plan, count, pitch)
     inputs = [a for a in build_case(task, case).arguments if isinstance(a, TensorSpec)]
@@ -108,7 +108,7 @@ class Checker:
         With `thorough` false, once in all: for further configurations of a checked candidate.
 
         Raises:
-            Disqualified: A wrong result, two different ones, or tampering.
+            CandidateRejected: A wrong result, two different ones, or tampering.
         """
         plan = built.plans[config, case.name]
         placements = place_plan(
@@ -170,7 +170,7 @@ class Checker:
         """Errors of all results of one run; each may be `slack` times what the task allows.
 
         Raises:
-            Disqualified: One is not within its tolerance.
+            CandidateRejected: One is not within its tolerance.
         """
         errors: list[CaseError] = []
         expected = self.sampler.expected(input_set)
@@ -191,8 +191,8 @@ class Checker:
         """Hold what was read of timed executions against the reference.
 
         Raises:
-            Disqualified: An element errs by more than its result may. Which one is not told: its
-                draw will be used again.
+            CandidateRejected: An element errs by more than its result may. The message does not
+                name the element, since its draw will be used again.
         """
         yardsticks = self.sampler.typical_errors(case)
         for result, spec, worst, yardstick in zip(
@@ -218,7 +218,7 @@ class Checker:
         Not found: a kernel that does little beside torch, and one that does nothing beside others.
 
         Raises:
-            Disqualified: No kernel has a part in any result.
+            CandidateRejected: No kernel has a part in any result.
         """
         for case in cases:
             plan = built.plans[0, case.name]
@@ -250,7 +250,7 @@ class Checker:
         """Make sure that a placement's guard bands and inputs are as they were written.
 
         Raises:
-            Disqualified: They are not.
+            CandidateRejected: They are not.
         """
         tampering = placement.tampering()
         if tampering is not None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.judge.check.inputs import InputSampler
 
 REPEAT_S = 0.005
-"""How long runs of a case are repeated from one look at its memory to the next."""
+"""Seconds for which runs of a case are repeated from one look at its memory to the next."""
 _FEW_RUNS, _FEW_S = 64, 0.05
 """On a busy host few runs may take that long, and show little: so many of them may take longer."""
 _MOST_RUNS = 1024  # between two looks
@@ -60,7 +60,7 @@ def refuse_bad_guests(
     Only a CPU has native code; for other devices there is nothing to do.
 
     Raises:
-        Disqualified: It changes its host or an input, or keeps memory.
+        CandidateRejected: It changes its host or an input, or keeps memory.
     """
     plans = {c.name: built.plans[0, c.name] for c in cases}
     if not isinstance(backend, CpuBackend) or not any(map(_is_native, plans.values())):
@@ -148,7 +148,7 @@ class _Visit:
         """Make sure that the host is as it was.
 
         Raises:
-            Disqualified: It is not.
+            CandidateRejected: It is not.
         """
         assert self._before is not None, "begin first"
         found = differences(self._before, self._look())
@@ -165,7 +165,7 @@ class _Visit:
         """Make sure that the process's memory stops growing while a plan is repeated.
 
         Raises:
-            Disqualified: It goes on growing.
+            CandidateRejected: It goes on growing.
         """
         limit_s = bounded(RUN_LIMIT_S)
         count, took_s = 1, 0.0

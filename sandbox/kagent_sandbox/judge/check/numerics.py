@@ -135,7 +135,7 @@ def _has_kernels(device: torch.device) -> bool:
 
 
 def _gpu_sums(out: torch.Tensor, ref: torch.Tensor, eps: float) -> Sequence[float]:
-    """What `_sums` gives, in two passes."""
+    """Compute the sums of `_sums` in two passes."""
     from kagent_sandbox.judge.check import error_kernels  # compiles for a GPU
 
     if out.dtype.itemsize == 1:
@@ -180,12 +180,12 @@ def _scale(ref: torch.Tensor) -> tuple[float, bool]:
 
 
 def _least_norm(eps: float, typical: float) -> float:
-    """A row of zeros (a masked token's gradient) is held against a typical row's rounding, ..."""
+    """A row of zeros (a masked token's gradient) is compared with a typical row's rounding."""
     return max(eps * typical, _TINY)
 
 
 def least_magnitude(eps: float, typical: float, ref: torch.Tensor) -> float:
-    """... and its elements against their part of it. `ref` has rows [n, width]."""
+    """The elements of such a row are compared with their part of it. `ref` has rows [n, width]."""
     return max(eps * typical / math.sqrt(ref.shape[1]), torch.finfo(ref.dtype).tiny)
 
 
@@ -256,11 +256,13 @@ def _bias_share(eps: float) -> float:
 
 
 MOST_TORCH_ERROR = 0.25
-"""Where torch errs by more, by an overflow of its own say, it is no measure for others."""
+"""Torch's largest error that counts. A larger one, by an overflow for example, is no measure for
+others.
+"""
 
 
 def allowed(torch_errors: Errors, result: ResultSpec, dtype: torch.dtype) -> Errors:
-    """What a candidate may err, given what torch errs on the same inputs."""
+    """Return the error that a candidate may have, given torch's errors on the same inputs."""
     eps = epsilon(dtype)
     floor = result.floor * eps
     # Rounding errs uniformly within eps/2: 0.2 eps on average over binades, so this is 3.5 sigma.

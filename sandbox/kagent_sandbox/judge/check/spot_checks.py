@@ -1,4 +1,4 @@
-"""What of every timed execution is held against the reference: a few secret places of each result.
+"""Spot checks of every timed execution: a few secret places of each result against the reference.
 
 A place is one element. Nobody but the judge knows which ones a draw has. On a CPU they are read
 before a sample's clock stops, so that what is timed is what is verified: a kernel that leaves out
@@ -114,7 +114,7 @@ class SpotReading:
             self._words[size] = torch.take(self._arena.words(size), offsets)
 
     def values(self) -> list[torch.Tensor]:
-        """What was read, of each result, in its own dtype, [places]."""
+        """Return the values that were read, of each result, in its own dtype, [places]."""
         taken = dict.fromkeys(self._words, 0)
         found = []
         for spot_checks, size, dtype in zip(

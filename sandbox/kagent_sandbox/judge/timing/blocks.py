@@ -39,7 +39,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How a candidate and the incumbent take turns on one kind of device."""
+    """Numbers of pairs and samples of a comparison on one kind of device."""
 
     rounds: tuple[Round, ...]  # of each case
     further: Round | None  # while it may yet turn out to be faster; its pairs are of all cases
@@ -47,7 +47,7 @@ class Schedule:
     placements: int | None  # placements that one block rotates over; None: all
 
     def more(self, cases: int) -> Round | None:
-        """What follows for each case of so many."""
+        """Return the further round of each case, of so many cases."""
         if self.further is None:
             return None
         return Round(math.ceil(self.further.pairs / cases), self.further.samples)
@@ -72,7 +72,7 @@ short kernels', and each costs inputs that are a hundred times as large."""
 
 
 def placement_count(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
-    """How many buffer sets each contender rotates over.
+    """Return how many buffer sets each contender rotates over.
 
     GPU: two, since addresses shift a 28 µs kernel by 0.7 %. CPU: three, and more for short kernels,
     since a sample runs all of them: it outlasts what waking up varies by.
@@ -125,7 +125,7 @@ class TimedBlocks:
         """Place everyone.
 
         Raises:
-            Disqualified: The plan of `side` cannot be had in the launcher.
+            CandidateRejected: The plan of `side` cannot be had in the launcher.
         """
         plans = {side: c.plan(self.case.name) for side, c in self.contenders.items()}
         pitch = pitch_of(plans.values())
@@ -150,7 +150,7 @@ class TimedBlocks:
         With `verify` all of one execution's results is compared, too; which one is secret.
 
         Raises:
-            Disqualified: The contender failed, or its results are wrong.
+            CandidateRejected: The contender failed, or its results are wrong.
         """
         whole = random.SystemRandom().randrange(min(samples, 2)) if verify else None
         placements = self._now(side)
@@ -181,7 +181,7 @@ class TimedBlocks:
         """Compare all of one execution's results, timed like a block but not kept among `blocks`.
 
         Raises:
-            Disqualified: The contender failed, or its results are wrong.
+            CandidateRejected: The contender failed, or its results are wrong.
         """
         self.sample(side, 1, verify=True)
         self.blocks[side].pop()
@@ -191,7 +191,7 @@ class TimedBlocks:
         Results may err by `slack` times what the task allows.
 
         Raises:
-            Disqualified: The contender failed, or its results are wrong.
+            CandidateRejected: The contender failed, or its results are wrong.
         """
         self.side = side
         placement = random.SystemRandom().choice(self._placements[side])

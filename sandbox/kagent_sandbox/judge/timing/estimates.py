@@ -21,9 +21,10 @@ LOOK_RESAMPLES = 1000  # of a look that decides no more than whether to go on
 _LEAST_US = 1e-3
 _NORMAL_95 = 1.959964
 _ENOUGH_PAIRS = 8
-"""What samples vary by is part of what pairs vary by, and is counted twice where both are resampled
-(Davison and Hinkley, Bootstrap Methods and their Application, 3.8): from so many pairs on, pairs
-speak for themselves. Fewer have too few resamples."""
+"""Pairs from which on only pairs are resampled. The variation of samples is part of that of pairs,
+and is counted twice where both are resampled (Davison and Hinkley, Bootstrap Methods and their
+Application, 3.8). Fewer pairs have too few resamples.
+"""
 NOISE_SPAN = 4.0  # upper over lower end of a median's interval, above which it says nothing
 
 

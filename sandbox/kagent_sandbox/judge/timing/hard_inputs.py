@@ -54,7 +54,7 @@ def recheck_on_hard_inputs(
     """Run a contender's timed plans on hard inputs, at least once each where there are some.
 
     Raises:
-        Disqualified: A result is wrong. The verdict's case is the timed one.
+        CandidateRejected: A result is wrong. The verdict's case is the timed one.
     """
     checks = [
         (timed, hard)

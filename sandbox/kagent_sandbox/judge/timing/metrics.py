@@ -1,4 +1,4 @@
-"""What samples mean: times, shares of the roofline, suspicion, scores, resources."""
+"""Metrics from samples: times, shares of the roofline, suspicion, scores, resources."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def choice_for(
 
 
 def _distance(known: Case, case: Case) -> float:
-    """How unlike two cases are: another dtype outweighs everything, then sizes by their ratio."""
+    """Return the distance of two cases: another dtype outweighs everything, then sizes by their
+    ratio.
+    """
     total = 100.0 if known.dtype != case.dtype else 0.0
     for name, value in case.dims.items():
         other = known.dims.get(name, value)
@@ -79,7 +81,7 @@ def suspicion(
     ceilings: Ceilings,
     executions: int,
 ) -> str | None:
-    """Why a time cannot be true, or None: it is more than `ALARM_SHARE` of the roofline.
+    """Return why a time cannot be true, or None: it is more than `ALARM_SHARE` of the roofline.
 
     Bytes that the last-level cache holds need not cross the memory's pins while they are timed.
     Caches are flushed before each sample, so that those are written ones, as many as fit: of one
@@ -112,7 +114,7 @@ def suspicion(
 
 
 def disagreement(us: float, wall_us: float | None) -> str | None:
-    """Why a GPU's own times cannot be true, or None: the judge's clock says something else."""
+    """Return why a GPU's own times cannot be true, or None: the judge's clock disagrees."""
     if wall_us is None or us + LAUNCH_OVERHEAD_US >= WALL_TOLERANCE * wall_us:
         return None
     return f"{us:.1f} µs a sample, but {wall_us:.1f} µs each by the judge's clock over many"

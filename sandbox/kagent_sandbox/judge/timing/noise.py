@@ -41,7 +41,7 @@ _IDLE_PAIRS = 2.5  # times what is systematic: idle H100s showed 0.5 to 1.6 % fo
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What an A/A comparison found. `factor` widens all intervals of this machine's comparisons."""
+    """Result of an A/A test. `factor` widens all intervals of this machine's comparisons."""
 
     kernel_us: float = 0.0  # of the copy; 0: nothing was measured
     ratio: float = 1.0  # as of two kernels: 1 but for noise
@@ -150,7 +150,7 @@ def lasting_noise(block: Callable[[str, int], Sequence[float]], *, gpu: bool) ->
 
 
 def judge_noise(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], *, gpu: bool) -> Noise:
-    """What blocks of two equal kernels say about the machine."""
+    """Estimate the machine's noise from blocks of two equal kernels."""
     pairs = [(tuple(x), tuple(y)) for x, y in zip(a, b, strict=True)]
     singles = [estimates.log_ratio(estimates.PairedSamples((x,), (y,))) for x, y in pairs]
     paired = estimates.PairedSamples(tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
@@ -172,7 +172,7 @@ def _copy(target: str, nbytes: int) -> Plan:
 
 @contextlib.contextmanager
 def _launchers(backend: Backend, arena: Arena) -> Iterator[Mapping[str, Launcher]]:
-    """Who runs side a and who side b: on a GPU the same process, on a CPU one each."""
+    """Return the launchers of side a and side b: on a GPU the same process, on a CPU one each."""
     with contextlib.ExitStack() as stack:
         found: dict[str, Launcher] = {}
         for side in "ab" if backend.device.type == "cpu" else "a":

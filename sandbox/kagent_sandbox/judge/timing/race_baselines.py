@@ -60,7 +60,7 @@ class OpenBaselines(Protocol):
 
 
 class RaceBaselines(Protocol):
-    """Where baselines come from."""
+    """Source of baselines in a race."""
 
     def prefetch(self) -> None:
         """Begin, without waiting, what `open` will need: a race is going to come."""
