@@ -30,8 +30,8 @@ MOST_SAMPLES = 12  # per round and configuration
 HOPELESS = 3.0
 """The sweep ends after its first round when nothing is within this factor of the incumbent."""
 RUN_LIMIT_S = 2.0
-"""Seconds after which a configuration counts as hung. The declared one has passed the checks and may
-take as long as that of a candidate that declares no others.
+"""Seconds after which a configuration counts as hung. The declared one has passed the checks and
+may take as long as that of a candidate that declares no others.
 """
 
 

@@ -1,9 +1,9 @@
 """Statistics of interleaved timings. Pure functions over samples in µs.
 
-Two kernels are compared in blocks ordered ABBA: drift that is linear in time hits both alike, and
-each pair of neighbouring blocks has a ratio of its own. Their mean's interval is a bootstrap over
-pairs (few of them: and over samples within them), widened by what no number of samples removes:
-where buffers lie shifts short kernels by up to a percent.
+Two kernels are compared in blocks ordered ABBA. Drift that is linear in time hits both alike, and
+each pair of neighbouring blocks has a ratio of its own. The interval of the mean ratio is a
+bootstrap over pairs; with few pairs also over samples within blocks. It is widened by the noise
+that no number of samples removes: the place of buffers shifts short kernels by up to a percent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 RESAMPLES = 2000
-LOOK_RESAMPLES = 1000  # of a look that decides no more than whether to go on
+LOOK_RESAMPLES = 1000  # of an interim analysis, which only decides whether to go on
 _LEAST_US = 1e-3
 _NORMAL_95 = 1.959964
 _ENOUGH_PAIRS = 8
@@ -25,7 +25,7 @@ _ENOUGH_PAIRS = 8
 and is counted twice where both are resampled (Davison and Hinkley, Bootstrap Methods and their
 Application, 3.8). Fewer pairs have too few resamples.
 """
-NOISE_SPAN = 4.0  # upper over lower end of a median's interval, above which it says nothing
+NOISE_SPAN = 4.0  # largest upper over lower end of a median's interval that still means something
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,10 @@ def bootstrap_log_ratios(
 
 
 def log_ratio(paired: PairedSamples) -> float:
-    """log(time of b / time of a): the interquartile mean over pairs of blocks of their medians'.
+    """Return log(time of b / time of a), the interquartile mean over pairs of blocks.
 
-    Within a pair both had the machine as it was then; a pair that was disturbed is left out.
+    A pair's ratio is that of its blocks' medians. Both blocks met the machine in the same state.
+    Pairs that were disturbed are left out.
 
     Raises:
         ValueError: There are no pairs, or a block is empty.
@@ -130,7 +131,7 @@ def log_ratio(paired: PairedSamples) -> float:
 
 
 def _pair_logs(paired: PairedSamples) -> Floats:
-    """log(time of b / time of a) of each pair, of its blocks' medians."""
+    """Return log(time of b / time of a) of each pair, from its blocks' medians, [pairs]."""
     a, b = (_logs(np.asarray([np.median(x) for x in side])) for side in (paired.a, paired.b))
     return np.asarray(b - a, dtype=np.float64)
 
@@ -173,7 +174,14 @@ def _medians(
 
 
 def ratio(paired: PairedSamples, rng: np.random.Generator, *, noise: float = 0.0) -> Interval:
-    """Time of b / time of a (`log_ratio`), and its interval: above 1, a is faster."""
+    """Return time of b / time of a (`log_ratio`) with its interval. Above 1, a is faster.
+
+    Example:
+        Two kernels in two pairs of blocks, in µs; a is 5 % faster::
+
+            paired = PairedSamples(a=((20.0, 20.2), (20.1, 19.9)), b=((21.0, 21.2), (21.1, 20.9)))
+            print(ratio(paired, np.random.default_rng(0), noise=0.002).value)  # 1.05
+    """
     logs = bootstrap_log_ratios(paired, rng, noise=noise)
     value = math.exp(log_ratio(paired))
     low, high = np.exp(np.percentile(logs, [2.5, 97.5]))
@@ -196,7 +204,14 @@ def combine(
     *,
     resamples: int = RESAMPLES,
 ) -> Combined:
-    """Combine the paired samples of several cases. Every case weighs the same."""
+    """Combine the paired samples of several cases. Every case weighs the same.
+
+    Args:
+        paired: Samples in µs by case.
+        rng: Source of the bootstrap.
+        noise: Standard deviation of the log ratio that is added to every resample, by case.
+        resamples: Number of bootstrap resamples.
+    """
     total = np.zeros(resamples)
     cases: dict[str, float] = {}
     for case, samples in paired.items():
