@@ -44,7 +44,7 @@ class Preview:
         return self.prompter.write(self.ask, card)
 
     def instead(self, operator: Operator | None, parent: int | None) -> Preview:
-        """With another operator or parent.
+        """Return the ask with another operator or parent.
 
         Raises:
             UserError: There is no such parent, or it does not fit the operator.

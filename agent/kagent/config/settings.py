@@ -128,7 +128,7 @@ class Config(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - no .env files
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - nor secrets
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """In order of precedence."""
+        """Return the sources of settings in order of precedence."""
         return (
             init_settings,
             env_settings,

@@ -64,7 +64,7 @@ class AskQueue:
 
     @property
     def tasks(self) -> set[asyncio.Task[tuple[Ask, Draft] | None]]:
-        """To wait for."""
+        """Tasks to wait for."""
         return set(self._calls)
 
     def ask(self, ask: Ask, *, stored: bool = False) -> None:

@@ -122,7 +122,7 @@ def _metadata(library: LibraryRecord, backends: list[str]) -> str:
 
 
 def _hub_name(library: LibraryRecord) -> str:
-    """As `kernels` wants it: dashes, and the package is called the same with underscores."""
+    """Name of the package as `kernels` wants it: with dashes, where the package has underscores."""
     return library.name.replace("_", "-")
 
 

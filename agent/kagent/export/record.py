@@ -151,7 +151,7 @@ class OperatorRecord:
     operator_py: str = field(repr=False)
 
     def kernel(self, kernel_id: str) -> KernelRecord:
-        """By its id.
+        """Return the kernel with an id.
 
         Raises:
             KeyError: There is none.

@@ -1,4 +1,4 @@
-"""From an answer in words to a draft: the same for a model's reply and for one from outside."""
+"""Drafts from answers: the same for a model's reply and for an answer from outside."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 MOST_CHARACTERS = 400_000
-"""Of a reply's text: a file of 10,000 lines. Anything longer is no kernel."""
+"""Most characters of a reply: a file of 10,000 lines. Anything longer is no kernel."""
 MOST_REASONING = 4_000_000
 """Characters of reasoning, which are thrown away, before a reply is given up."""
 _CUT = ("length", "max_tokens", "max_output_tokens")

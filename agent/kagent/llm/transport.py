@@ -17,9 +17,9 @@ from kagent.llm.response import ResponseBuffer, member
 STALL_S = 120.0
 """Silence in the middle of a reply. Before its first words a model may think for longer."""
 GRACE_S = 5.0
-"""After the end of a reply, for its token counts."""
+"""Seconds after the end of a reply in which its token counts may come."""
 MOST_BYTES = 64 << 20
-"""Of a response: 100,000 tokens, each in a chunk of its own, are 30 MB."""
+"""Most bytes of a response: 100,000 tokens, each in a chunk of its own, are 30 MB."""
 
 
 @dataclass(slots=True)

@@ -96,7 +96,7 @@ class Card:
         return bool(self.front.unless and re.search(self.front.unless, source))
 
     def written_in(self, languages: Collection[Language]) -> tuple[Language, ...]:
-        """Of these languages, those that it has a section for."""
+        """Return those of these languages that the card has a section for."""
         return tuple(n for n in self.front.languages if n in languages)
 
 

@@ -70,7 +70,7 @@ def _adds(
 
 
 def _ancestors(candidate: Candidate, lineage: Lineage) -> set[int]:
-    """Whatever the candidate was made of, whose ideas it holds."""
+    """Return all candidates that the candidate was made of, whose ideas it holds."""
     found: set[int] = set()
     pending = list(candidate.proposal.parents)
     while pending:

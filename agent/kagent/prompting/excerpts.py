@@ -47,8 +47,8 @@ def host_function(source: str, entry: str) -> str:
 
 
 def essentials(source: str, known: str, entry: str, lines: int) -> str:
-    """At most about `lines` lines of a long file, in its order: the pieces that `known` lacks,
-    the host function and kernels before the others. What is left out is said.
+    """Return at most about `lines` lines of a long file, in its order. The pieces that `known`
+    lacks, the host function and kernels come before the others. A note tells of omissions.
     """
     pieces = list(_pieces(source))
     seen = {_plain(p.text) for p in _pieces(known)}

@@ -76,9 +76,9 @@ _CLUSTERS = {
         "second round, which doubles the time: a counter for the next item makes them harmless"
     )
 }
-"""By capability and multiprocessors: what follows from how those are grouped: from the possible
-groups, and one H100 that was mapped (accel-sim/gpu-app-collection#87), where clusters of 8 blocks
-used 120 of them.
+"""Most clusters by capability and multiprocessors. They follow from the possible groups of
+multiprocessors, and from one H100 that was mapped (accel-sim/gpu-app-collection#87), where clusters
+of 8 blocks used 120 of them.
 """
 
 

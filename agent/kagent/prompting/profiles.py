@@ -120,7 +120,7 @@ def _measured_words(kernel: KernelProfile, hardware: Hardware) -> Iterator[str]:
 
 
 def to_event(profile: Profile) -> Mapping[str, object]:
-    """As it is stored."""
+    """Return the profile as it is stored."""
     stored = to_json(profile)
     assert isinstance(stored, dict)
     return stored

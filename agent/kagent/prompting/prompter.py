@@ -1,4 +1,4 @@
-"""From an ask to the two messages that a model is sent: pure, so that a run can be replayed.
+"""Prompts from asks: the two messages to a model. Pure, so that a run can be replayed.
 
 The system message holds what is the same for a whole run (task, device, rules), so that endpoints
 can cache it; the user message holds the decision: parent, elites, ledger, card, what to do.

@@ -13,7 +13,7 @@ from kagent.prompting.hidden_cases import generator_line, strides_text
 
 MEANING_LINES = 30
 EPSILON = {"bfloat16": 2**-7, "float16": 2**-10, "float32": 2**-23, "float64": 2**-52}
-"""Of the dtypes that results have; torch itself takes a second to import."""
+"""Machine epsilons of the dtypes that results have. torch itself takes a second to import."""
 
 
 @dataclass(frozen=True, slots=True)

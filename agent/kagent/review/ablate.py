@@ -178,7 +178,7 @@ class Ablator:
 
 
 def _worth(empty: Contribution, verdict: Passed) -> Contribution:
-    """From a comparison of the version without the edit with the one that has it."""
+    """Return the worth from a comparison of the versions without and with the edit."""
     versus = verdict.versus
     assert isinstance(versus, Comparison)
     return replace(
@@ -192,7 +192,7 @@ def _worth(empty: Contribution, verdict: Passed) -> Contribution:
 
 
 def to_event(ablation: Ablation) -> Mapping[str, object]:
-    """As it is stored."""
+    """Return the ablation as it is stored."""
     stored = to_json(ablation)
     assert isinstance(stored, dict)
     return stored

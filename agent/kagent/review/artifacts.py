@@ -93,5 +93,5 @@ def ptx_texts(built: Built) -> Iterator[tuple[str, str]]:
 
 
 def _kernels(built: Built) -> dict[str, KernelInfo]:
-    """By hash."""
+    """Return the kernels by hash."""
     return {k.hash: k for plan in built.plans.values() for k in plan.kernels}

@@ -34,7 +34,7 @@ class Spent:
     seconds: float = 0.0
 
     def and_call(self, call: ModelCall) -> Spent:
-        """With one more call."""
+        """Return the sum with one more call."""
         unpriced = call.dollars is None and not call.error
         return Spent(
             calls=self.calls + 1,

@@ -172,7 +172,7 @@ class Speed:
 
     @property
     def cautious(self) -> float:
-        """To rank by: `log` less its standard error, so that luck in a noisy moment counts
+        """Value to rank by: `log` less its standard error, so that luck in a noisy moment counts
         little.
         """
         return self.log - self.stderr
@@ -220,7 +220,7 @@ class Lineage:
         return promoted
 
     def _withdraw(self, withdrawal: Withdrawal) -> None:
-        """From now on the incumbent counts as rejected; what was decided before stays decided."""
+        """Count the incumbent as rejected from now on. Earlier decisions stay as they were."""
         gone = withdrawal.id
         if not self._incumbents or gone != self._incumbents[-1]:
             raise ValueError(f"candidate {gone} is withdrawn, and is not the incumbent")
@@ -372,7 +372,7 @@ class Lineage:
         return self._children[candidate_id]
 
     def path(self, candidate_id: int) -> list[Candidate]:
-        """From a seed to this candidate, following first parents."""
+        """Return the path from a seed to this candidate, following first parents."""
         path = [self[candidate_id]]
         while path[-1].proposal.parents:
             path.append(self[path[-1].proposal.parents[0]])

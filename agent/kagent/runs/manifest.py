@@ -49,7 +49,7 @@ class Manifest:
 
     @property
     def facts(self) -> DeviceFacts | None:
-        """Of the device; None where none was opened for it yet.
+        """Facts of the device; None where none was opened for it yet.
 
         Raises:
             RunError: The record is damaged.

@@ -79,7 +79,9 @@ def select(
 
 
 def _untimed(setting: Setting, lineage: Lineage, number: int) -> Ask:
-    """With nothing known, neighbours take different seeds, and every seed all operators in turn."""
+    """Select while nothing was timed: neighbours take different seeds, and every seed all operators
+    in turn.
+    """
     elites = [c for c in lineage if c.is_assumed]
     if not elites:
         raise ValueError("nothing to select from: no candidate passed")

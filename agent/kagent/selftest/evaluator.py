@@ -125,7 +125,7 @@ class SelftestEvaluator:
         return list({j.facts.key: j.facts for j in self._judges.all()}.values())
 
     def noise(self) -> dict[str, Noise]:
-        """By a device's key, how far apart its judge has measured one kernel and itself."""
+        """Results of the A/A tests, by a device's key."""
         judges = {j.facts.key: j for j in self._judges.all()}
         return {key: judge.noise() for key, judge in judges.items()}
 

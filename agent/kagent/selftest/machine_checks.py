@@ -27,7 +27,9 @@ from kagent.selftest.jobs import Attempt, Job
 TASK = "rows"
 LANGUAGES = ("cpp", "triton", "cuda")
 SLOWER = 0.1
-"""By so much a tier's time may exceed the unconfined one, or by the noise of the A/A race."""
+"""Share by which a tier's time may exceed the unconfined one. The noise of the A/A race may be
+larger.
+"""
 ROUNDS = 15  # at most: times agree after a few unless the machine is busy
 
 

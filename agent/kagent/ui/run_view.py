@@ -144,7 +144,7 @@ def _waiting(history: History) -> Text:
 
 
 def path_view(lineage: Lineage, best: Candidate) -> TextTable:
-    """From the seed to a candidate, edit by edit.
+    """Show the path from the seed to a candidate, edit by edit.
 
     Speed-ups are those of the search: over the fastest of eager and torch.compile, through the
     chain of interleaved comparisons, on the visible cases.

@@ -57,11 +57,11 @@ class CrashPipe:
         self.close()
 
     def in_child(self) -> None:
-        """In the fork: deadly signals leave a dump in the pipe."""
+        """Make deadly signals leave a dump in the pipe. Called in the fork."""
         faulthandler.enable(file=self._write, all_threads=False)
 
     def in_parent(self) -> None:
-        """In the parent, after the fork."""
+        """Prepare for reading the dump. Called in the parent, after the fork."""
         os.close(self._write)
         self._write = -1
 

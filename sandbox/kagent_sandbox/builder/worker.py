@@ -147,7 +147,7 @@ class _Build:
     def _trace(
         self, channel: Channel, module: ModuleType, config: Mapping[str, object], case: BuildCase
     ) -> None:
-        """In the fork: trace, send the plan or why there is none, and end."""
+        """Trace, send the plan or why there is none, and end. Called in the fork."""
         request = self._request
         limits.on_compile = lambda name: channel.send({"compiling": name})
         try:

@@ -40,7 +40,8 @@ def unshare(flags: int) -> None:
 
 
 def leave_network(*, user: bool) -> None:
-    """For the fork-server: an empty network; through a user namespace where it is not root.
+    """Enter an empty network; through a user namespace where the caller is not root. For the
+    fork-server.
 
     Raises:
         OSError: The kernel refuses.
@@ -54,7 +55,8 @@ def leave_network(*, user: bool) -> None:
 
 
 def leave_processes() -> tuple[int, int]:
-    """For the supervisor: its children from now on see one another only.
+    """Hide other processes from the children that follow: they see one another only. For the
+    supervisor.
 
     The first of them is process 1, with whose end the kernel kills all others. It is `cat` on a
     pipe that nobody writes to: when this process dies in whatever way, it reads the end. Its id,
@@ -83,7 +85,7 @@ def leave_processes() -> tuple[int, int]:
 def leave_mounts(
     private: Path, keep: Iterable[str], *, uid: int | None, disk_bytes: int, disk_files: int
 ) -> None:
-    """For the child: its own /proc, /tmp and /dev/shm, and a private folder in memory.
+    """Enter its own /proc, /tmp and /dev/shm, and a private folder in memory. For the child.
 
     Args:
         private: The private folder. Made anew, with a size of `disk_bytes` and a little more.

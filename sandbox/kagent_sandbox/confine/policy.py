@@ -52,7 +52,7 @@ ISOLATION = "KAGENT_ISOLATION"
 
 
 def ask_for(isolation: str) -> None:
-    """From now on, in this process and those that it starts: "auto", or exactly one tier.
+    """Ask for a tier in this process and those that it starts: "auto", or exactly one.
 
     Raises:
         UserError: It is neither.

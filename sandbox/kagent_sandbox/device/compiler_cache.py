@@ -18,7 +18,7 @@ from kagent_sandbox import cache
 
 MOST_FILES = 8000
 MOST_BYTES = 512 << 20
-"""Of a folder that is taken over: a private folder's size is limited."""
+"""Most bytes of a folder that is taken over: a private folder's size is limited."""
 _MOST_PACKED_BYTES = 64 << 20  # of one archive: several travel in a message
 _CHOICES = ".best_config"
 _GROUP = "__grp__"

@@ -23,7 +23,7 @@ def gpu_target() -> str | None:
 
 
 def _of(major: int, minor: int) -> str:
-    """As devices say it: from Hopper on with the architecture's own instructions."""
+    """Name the target as devices do: from Hopper on with the architecture's own instructions."""
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 

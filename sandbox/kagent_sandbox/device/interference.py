@@ -167,7 +167,7 @@ class _Readings(Generic[R]):
 
 
 class HostWatch(_Readings[HostReading]):
-    """For times of a CPU."""
+    """Watch of a host while CPU times are taken."""
 
     def __init__(
         self, read: Callable[[], HostReading] = read_host, cores: int | None = None
@@ -189,7 +189,7 @@ class HostWatch(_Readings[HostReading]):
 
 
 class GpuWatch(_Readings[GpuReading]):
-    """For times of a GPU. Each reading tells of who used it since the one before."""
+    """Watch of a GPU while times are taken. Each reading covers the users since the one before."""
 
     def begin(self) -> None:
         """See `Watch`."""

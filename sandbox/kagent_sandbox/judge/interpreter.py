@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.process.forkserver import ChildHandle
 
 MOST_ELEMENTS = 1 << 17
-"""Of all arguments of a case together: larger cases are skipped."""
+"""Most elements of all arguments of a case together: larger cases are skipped."""
 CASE_LIMIT_S = 60.0
 _SLOWER = 10.0
 """A case that takes so many times as long as others let expect is not slow: it hangs."""

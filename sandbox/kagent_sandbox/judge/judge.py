@@ -130,6 +130,12 @@ class Judge:
     def check(self, built: Built) -> tuple[CaseError, ...] | Rejected:
         """Run a candidate on all check cases and compare with the reference.
 
+        Args:
+            built: The candidate's plans and binaries.
+
+        Returns:
+            An error per case and result, or the rejection.
+
         Raises:
             TaskError: The task's reference.py fails.
             MachineError: The device or the host does.
@@ -213,7 +219,13 @@ class Judge:
         *,
         sweep_s: float = SWEEP_S,
     ) -> Passed | Rejected:
-        """Time a candidate that `check` gave `errors` for, beside the incumbent where there is one.
+        """Time a candidate on all benchmark cases, beside the incumbent where there is one.
+
+        Args:
+            built: The candidate.
+            errors: The result of `check` for it.
+            incumbent: The best candidate so far.
+            sweep_s: Seconds on the device per case to find the best configuration.
 
         Raises:
             TaskError: The task's reference.py fails.
@@ -271,6 +283,11 @@ class Judge:
         race_baselines: RaceBaselines | None = None,
     ) -> Race:
         """Time contenders and baselines side by side in a fresh launcher.
+
+        Args:
+            contenders: The candidates.
+            hidden: Whether the cases are the hidden ones of the final race.
+            race_baselines: Source of baselines; None for a race without them.
 
         Raises:
             TaskError: The task's reference.py fails.

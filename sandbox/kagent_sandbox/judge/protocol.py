@@ -16,7 +16,7 @@ ERRORS: Mapping[str, type[KagentError]] = {
     for name, value in vars(errors).items()
     if isinstance(value, type) and issubclass(value, KagentError)
 }
-"""By name: the errors that the judge's process may report and the client raises again."""
+"""Errors by name that the judge's process may report and the client raises again."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MeasureAnswer:
 
 @dataclass(frozen=True)
 class IncumbentRejected:
-    """Nothing is known of the candidate: this became of the incumbent beside it."""
+    """The incumbent failed beside the candidate. Nothing is known of the candidate."""
 
     incumbent: Rejected
 

@@ -125,7 +125,7 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Of the fork-server's process."""
+        """Process id of the fork-server."""
         assert self._process is not None, "start it first"
         return self._process.pid
 

@@ -18,7 +18,9 @@ from pathlib import Path
 from kagent_sandbox.process import process_tree
 
 MOST_MAPPINGS = 200_000
-"""Of a subtree: a compiler has a thousand, and its forks as many each. Reading takes 0.1 s."""
+"""Most mappings of a subtree: a compiler has a thousand, and its forks as many each. Reading takes
+0.1 s.
+"""
 MOST_LEVELS = 64
 """Folders in folders: compilers and caches need five. Deeper ones count as too many files."""
 _KIB = 1024

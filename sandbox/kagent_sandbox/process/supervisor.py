@@ -210,7 +210,7 @@ class _Supervisor:
                 time.sleep(0.0005)
 
     def give_up(self) -> None:
-        """After an error of ours: leave nothing behind."""
+        """Leave nothing behind after an error of our own."""
         self.reason = "failure of its supervisor"
         self.reap_all()
         if self.group is not None:

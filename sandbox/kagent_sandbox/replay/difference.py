@@ -1,4 +1,4 @@
-"""In what two plans of one call differ: what was traced, and what was done on real tensors."""
+"""Differences of two plans of one call: the traced one, and the recorded one on real tensors."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _event(op: Op, names: _Names) -> Event:
 
 
 def _expanded(ref: TensorRef, shape: tuple[int, ...]) -> TensorRef:
-    """As a copy reads it: torch may expand it before or in the copy."""
+    """Expand as a copy does: torch may expand before or in the copy."""
     missing = len(shape) - len(ref.shape)
     sizes, strides = (1,) * missing + ref.shape, (0,) * missing + ref.strides
     kept = (s if n != 1 else 0 for n, s in zip(sizes, strides, strict=True))

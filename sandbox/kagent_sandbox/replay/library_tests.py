@@ -19,7 +19,9 @@ from kagent_sandbox.process.forkserver import ForkServer
 from kagent_sandbox.runtime.text import printable
 
 LIMIT_S = 1800.0
-"""For all tests: two operators take half a minute on two cores, most of it in torch.compile."""
+"""Seconds for all tests. Two operators take half a minute on two cores, most of it in
+torch.compile.
+"""
 _MAX_ANSWER_BYTES = 1 << 20
 _MOST_NAMED = 20
 _PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")

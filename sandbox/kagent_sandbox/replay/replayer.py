@@ -1,4 +1,4 @@
-"""Does a candidate's source do what its plan says? Its host code, once, on real tensors.
+"""Replay of a candidate's source: its host code, once, on real tensors, compared with its plan.
 
 A plan shows what host code did on symbolic tensors; what is exported is the source. So the source
 is run as a user would run it, with the launchers that a kernel library has, in a confined process;
@@ -59,7 +59,7 @@ class ReplayedKernel:
     sources: dict[str, list[dict[str, object]]] = dataclasses.field(default_factory=dict)
     """Records (`Source.record`) with `key` and `target`, by what the caller calls the kernel."""
     cubins: dict[str, bytes] = dataclasses.field(default_factory=dict)
-    """By `Source.key(target)`, each with its symbol: what a library ships."""
+    """Cubins by `Source.key(target)`, each with its symbol, for a library."""
 
 
 class Replayer:
@@ -216,7 +216,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _compared(plan: Plan, message: Message) -> str | None:
-    """In what an answer differs from the plan, in words.
+    """Describe the difference of an answer from the plan in words.
 
     Raises:
         PlanError, LookupError, TypeError, AttributeError: It is no answer.

@@ -10,7 +10,7 @@ from kagent_sandbox.builder.binary.inspect import kernel_info
 from kagent_sandbox.builder.trace.triton import LoadedKernel, TritonLauncher
 
 _loaded: dict[int, LoadedKernel] = {}
-"""By the driver's handle of the function."""
+"""Loaded binaries by the driver's handle of the function."""
 
 
 def warm_up() -> None:
@@ -20,7 +20,7 @@ def warm_up() -> None:
 
 
 def install() -> None:
-    """From now on, record each launch that Triton makes with the current recorder, then make it."""
+    """Record each launch that Triton makes with the current recorder from now on, then make it."""
     active: Any = triton.runtime.driver.active
     load, launcher = active.utils.load_binary, active.launcher_cls
 

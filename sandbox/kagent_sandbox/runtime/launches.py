@@ -36,7 +36,7 @@ class Launching:
         cooperative: bool,
         pdl: bool,
     ) -> Launching:
-        """From what a user gives.
+        """Make a launch of a user's values.
 
         Raises:
             ValueError: A size is not positive.
@@ -90,7 +90,7 @@ watch = LaunchWatcher()
 
 
 def launch_instead(instead: Instead) -> None:
-    """From now on, in this process, show every launch to `instead` first."""
+    """Show every launch in this process to `instead` first, from now on."""
     watch.instead = instead
     watch.any = True
 

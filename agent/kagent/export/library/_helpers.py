@@ -39,7 +39,7 @@ def plain(*tensors: torch.Tensor) -> bool:
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
-    """As a matrix whose columns are the last dimension; a single row of what has none."""
+    """Reshape to a matrix whose columns are the last dimension. A scalar becomes a single row."""
     if x.dim() == 2:
         return x
     return x.flatten(0, -2) if x.dim() > 2 else x.reshape(1, x.numel())

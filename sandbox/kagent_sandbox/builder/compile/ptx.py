@@ -11,7 +11,7 @@ from kagent_sandbox.builder.binary.inspect import kernel_info
 from kagent_sandbox.data.language import Language
 
 MAX_TEXT_BYTES = 8 << 20
-"""Of one kernel; what is longer is cut. Unrolled kernels have about one."""
+"""Most bytes of one kernel's text; a longer text is cut. Unrolled kernels have about one MiB."""
 
 _kept: dict[str, bytes] | None = None  # by the kernel's hash, as in a plan
 

@@ -79,7 +79,7 @@ class _Stream:
         return torch.device("cuda", 0)
 
     def synchronize(self) -> None:
-        """Nothing runs while a call is traced."""
+        """Do nothing: nothing runs while a call is traced."""
 
     def wait_stream(self, stream: object) -> None:
         """There is one stream."""

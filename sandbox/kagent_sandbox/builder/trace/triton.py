@@ -130,7 +130,7 @@ class Utils:
         self._target = target
 
     def get_device_properties(self, device: object = 0) -> dict[str, object]:
-        """As the tutorials read them."""
+        """Return the device's properties as the tutorials read them."""
         t = self._target
         return {
             "max_shared_mem": t.shared_per_block,
@@ -157,7 +157,7 @@ class Utils:
         return self._target.multiprocessors // max(1, ctas)
 
     def set_printf_fifo_size(self, size: int) -> None:
-        """Nothing runs here."""
+        """Do nothing: nothing runs here."""
 
 
 class Driver:
@@ -209,7 +209,7 @@ class Driver:
         refuse("a kernel is timed", "declare configurations; the harness measures them")
 
     def clear_cache(self, cache: object) -> None:
-        """Nothing to clear."""
+        """Do nothing: there is nothing to clear."""
 
     def map_python_to_cpp_type(self, ty: str) -> str:
         """Only the real launcher's generator needs this."""

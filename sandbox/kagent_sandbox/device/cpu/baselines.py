@@ -18,7 +18,9 @@ from kagent_sandbox.device.plan_ops import void
 
 _WARM_UP = 2  # calls before anything is timed: compiling
 SPAN_US = 1800.0
-"""Of one sample, of candidates' and baselines': what waking up varies by is then 3 % of it."""
+"""Microseconds of one sample, of candidates and baselines. Variation of waking up is then 3 % of
+it.
+"""
 MOST_SETS = 64
 _SETS_BYTES = 1 << 30  # of all input sets together
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
@@ -68,8 +70,8 @@ def runs_for(span_us: float, us: float, *, least: int, most: int) -> int:
 
 
 def _elapsed_us(functions: Sequence[Callable[[], object]]) -> float:
-    """Until all have been called. None reuses the memory of another's results, which would still
-    be in a cache.
+    """Time until all have been called. None reuses the memory of another's results, which would
+    still be in a cache.
     """
     results = []
     start = time.perf_counter()

@@ -57,7 +57,7 @@ class RequestCost:
 
     @property
     def cost_s(self) -> float:
-        """Of one sample; 0 before anything was asked."""
+        """Cost of one sample in seconds; 0 before the first request."""
         return statistics.median(self.costs_s) if self.costs_s else 0.0
 
 
@@ -186,7 +186,7 @@ class CpuLauncher:
             self._child.thaw()
 
     def wait_until_idle(self) -> None:
-        """Nothing to wait for: launchers start and end while no other candidate is timed."""
+        """Return at once: launchers start and end while no other candidate is timed."""
 
     def run(self, key: str, *, limit_s: float) -> None:
         """Execute once and return when it is done."""

@@ -45,12 +45,12 @@ class CpuPriority:
 
 
 def of_process(pid: int) -> CpuPriority:
-    """For a process all of whose threads compute, and were started in that order."""
+    """Manage a process all of whose threads compute, and were started in that order."""
     return CpuPriority(pid, sorted(_seconds(pid)))
 
 
 def of_workers(work: Callable[[], object]) -> CpuPriority:
-    """For those threads of this process that do some work, found by having them do it."""
+    """Manage the threads of this process that do some work, found by having them do it."""
     before = _seconds(os.getpid())
     work()
     spent = {task: s - before.get(task, 0.0) for task, s in _seconds(os.getpid()).items()}

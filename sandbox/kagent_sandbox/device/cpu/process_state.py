@@ -194,7 +194,7 @@ def _locale() -> str:
 
 
 def _environment() -> tuple[bytes, ...]:
-    """As C sees it: Python's own view of it is a copy."""
+    """Environment as C sees it: Python's own view is a copy."""
     pointers = ctypes.POINTER(ctypes.c_char_p).in_dll(libc, "environ")
     found: list[bytes] = []
     while pointers and pointers[len(found)] is not None:

@@ -1,4 +1,6 @@
-"""From a plan's launch to what the driver takes: parameters, attributes, the device's limits."""
+"""Conversion of a plan's launch to the driver's arguments: parameters, attributes, the device's
+limits.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ class ParameterBlock:
 
     @property
     def address(self) -> int:
-        """Of the array of pointers (void **)."""
+        """Address of the array of pointers (void **)."""
         return ctypes.addressof(self._pointers)
 
 

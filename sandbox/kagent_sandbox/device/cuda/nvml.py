@@ -20,8 +20,9 @@ REASONS: Mapping[int, str] = {
     0x40: "too hot (hardware)",
     0x80: "power brake",
 }
-"""Of `nvmlClocksEventReasons`. Left out are those of normal work: idle, a clock that was asked for,
-and the power limit, which matrix products run at (then the clock's change says it)."""
+"""Names of the bits of `nvmlClocksEventReasons`. Those of normal work are left out: idle, a clock
+that was asked for, and the power limit, which matrix products run at (the clock's change shows it).
+"""
 BUSY_SHARE = 0.02  # of the GPU's time: what another process may use without a word
 _SM_CLOCK = 1
 
@@ -57,7 +58,9 @@ def read_gpu(nvml: Nvml, own: Mapping[int, object] | set[int]) -> GpuReading:
 
 
 def watch_gpu(bus_id: str) -> Watch:
-    """For times of the GPU at a PCI address. Without the library nothing is watched."""
+    """Watch a GPU, at its PCI address, while times are taken. Without the library nothing is
+    watched.
+    """
     try:
         nvml = NvmlLibrary(bus_id)
     except (OSError, AttributeError):

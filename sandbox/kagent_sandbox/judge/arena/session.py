@@ -27,7 +27,9 @@ SAMPLE_LIMIT_S = 30.0
 MEMORY_SHARE = 0.6
 """Most of the device's memory that arenas may take; references and inputs need the rest."""
 LEAST_US = 1e-3
-"""On a CPU what asking costs is taken off, which may leave less than nothing of no work at all."""
+"""Least time that counts. On a CPU the cost of a request is subtracted, which may leave less than
+nothing of no work at all.
+"""
 _SHARED = ""  # the owner of the launcher of all who have none of their own
 
 
@@ -140,7 +142,7 @@ class LauncherSession:
                 self._launchers.popitem()[1].close()
 
     def resume(self, binaries: Mapping[str, bytes], stage: Stage, clock: PhaseTimer) -> Self:
-        """For another stage with more binaries: enter it again."""
+        """Enter the session again for another stage with more binaries."""
         self._binaries[_SHARED] = {**self._binaries[_SHARED], **binaries}
         self.stage = stage
         self.clock = clock
@@ -196,8 +198,16 @@ class LauncherSession:
         limit_s: float = SAMPLE_LIMIT_S,
         observe: Callable[[], None] = nothing,
     ) -> float:
-        """µs per execution of the placements' plans, once each, on what was written in
-        `paused`; see `Launcher`. Positive.
+        """Execute the placements' plans once each, on the data written in `paused`; see `Launcher`.
+
+        Args:
+            placements: The placements.
+            case: Case of a rejection.
+            limit_s: Seconds after which the candidate counts as hung.
+            observe: Reads results; on a CPU the clock runs until it returns.
+
+        Returns:
+            µs per execution, positive.
         """
         keys = [s.key for s in placements]
         with self.clock.part("samples"), self._turn(placements[0], case) as launcher:

@@ -1,4 +1,4 @@
-"""Does native code leave the process that calls it as it found it?
+"""Check that native code leaves the process that calls it as it found it.
 
 A winner is a library in somebody's process. Beside its results, nothing of that may change: not
 how floating point rounds there, nor what subnormal numbers are, nor signals, threads, open files
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 REPEAT_S = 0.005
 """Seconds for which runs of a case are repeated from one look at its memory to the next."""
 _FEW_RUNS, _FEW_S = 64, 0.05
-"""On a busy host few runs may take that long, and show little: so many of them may take longer."""
+"""Least runs, and the time that they may take. On a busy host few runs may take `REPEAT_S`, and
+show little.
+"""
 _MOST_RUNS = 1024  # between two looks
 _LOOKS = 12
 """Calls keep memory if it grew between all of these but one, which the process's own work may have

@@ -41,7 +41,9 @@ YARDSTICKS = 3
 """Draws of a check case on which torch's errors are known before a candidate's are held against
 them."""
 MANY_ELEMENTS = 1 << 22
-"""Of results that large one draw says what torch errs: its worst element hardly differs."""
+"""Elements of a result from which on one draw shows torch's error: its worst element hardly
+differs.
+"""
 
 
 @dataclass
@@ -63,7 +65,7 @@ class InputSet:
 
     @property
     def nbytes(self) -> int:
-        """Of its inputs."""
+        """Bytes of its inputs."""
         return sum(t.nbytes for t in self.tensors.values())
 
 
@@ -104,7 +106,7 @@ class UnseenInputs:
         self._queue: list[InputSet] = []
 
     def take(self, count: int) -> list[InputSet]:
-        """So many.
+        """Take `count` input sets.
 
         Raises:
             TaskError: `inputs` of the task fails or does not give what task.toml declares.
@@ -357,5 +359,5 @@ def _wrong(result: torch.Tensor) -> torch.Tensor:
 
 
 def _most(errors: Sequence[tuple[numerics.Errors, ...]]) -> tuple[numerics.Errors, ...]:
-    """Of each result the largest errors."""
+    """Return the largest errors of each result."""
     return tuple(functools.reduce(operator.or_, each) for each in zip(*errors, strict=True))

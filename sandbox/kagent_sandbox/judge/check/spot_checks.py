@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.judge.arena.placement import PlanPlacement
 
 ROWS, PER_ROW = 4, 16
-"""Of each result of one draw."""
+"""Number of rows, and of elements per row, of each result of one draw."""
 LEAST_PER_ROW = 2
 MOST_READ = 256
 """Elements of each result that one sample reads, as far as it executes that few plans: on a CPU
@@ -136,8 +136,8 @@ def _joined(parts: Sequence[SpotChecks]) -> SpotChecks:
 
 
 def worst_errors(readings: Sequence[SpotReading]) -> list[float]:
-    """Of each result the largest error of an element, over its magnitude; infinite where a NaN or
-    an infinity is not where it should be, and where integers differ.
+    """Return the largest error of an element of each result, over its magnitude. It is infinite
+    where a NaN or an infinity is not where it should be, and where integers differ.
     """
     columns = zip(*(r.values() for r in readings), strict=True)
     worst = [

@@ -72,10 +72,10 @@ short kernels', and each costs inputs that are a hundred times as large."""
 
 
 def placement_count(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
-    """Return how many buffer sets each contender rotates over.
+    """Return the number of placements that each contender rotates over.
 
     GPU: two, since addresses shift a 28 µs kernel by 0.7 %. CPU: three, and more for short kernels,
-    since a sample runs all of them: it outlasts what waking up varies by.
+    since a sample runs all of them: it must outlast the variation of waking up.
     """
     if kind == "gpu":
         return 2
@@ -144,10 +144,13 @@ class TimedBlocks:
             self.session.prepare(self._placements[side], self.case.name)
 
     def sample(self, side: str, samples: int, *, verify: bool = False) -> None:
-        """Time one block: so many samples (on a GPU fewer where they are long), each on
-        inputs of its own, and verify their places.
+        """Time one block. Every execution has inputs of its own, and its secret places are
+        verified.
 
-        With `verify` all of one execution's results is compared, too; which one is secret.
+        Args:
+            side: The contender.
+            samples: Number of samples; on a GPU fewer are taken where they are long.
+            verify: Whether all of one execution's results is compared. The choice of it is secret.
 
         Raises:
             CandidateRejected: The contender failed, or its results are wrong.
@@ -187,8 +190,12 @@ class TimedBlocks:
         self.blocks[side].pop()
 
     def check(self, side: str, case: Case, slack: float) -> None:
-        """One run of the timed plan on inputs of another distribution; `case` has the same shapes.
-        Results may err by `slack` times what the task allows.
+        """Run the timed plan once on inputs of another distribution.
+
+        Args:
+            side: The contender.
+            case: A case of the same shapes, with the other distribution.
+            slack: Factor on the task's tolerance.
 
         Raises:
             CandidateRejected: The contender failed, or its results are wrong.

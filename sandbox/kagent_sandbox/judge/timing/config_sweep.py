@@ -52,10 +52,18 @@ class Sweeper:
         incumbent: Plan | None,
         count: int,
     ) -> tuple[int, ...]:
-        """`configs` (the declared one, 0, among them) in the order of their speed on one case.
+        """Order configurations by their speed on one case.
 
         They are timed until one is left or time is up. One that fails is dropped; the declared one
-        may not.
+        may not fail.
+
+        Args:
+            session: The candidate's stay on the device.
+            built: The candidate.
+            case: The benchmark case.
+            configs: Indices of configurations, the declared one, 0, among them.
+            incumbent: The incumbent's plan, for comparison.
+            count: Number of placements.
 
         Raises:
             CandidateRejected: The declared configuration failed.

@@ -76,12 +76,16 @@ def is_noise(samples: Sequence[float]) -> bool:
 
 
 def systematic(us: float, *, gpu: bool, factor: float = 1.0) -> float:
-    """Standard deviation of log(time) that repeating cannot remove, from A/A runs of one kernel.
+    """Return the standard deviation of log(time) that repeating cannot remove, from A/A tests.
 
-    H100: 0.2 % at ≥ 100 µs, 1 % at 28 µs (addresses of buffers decide). A shared CPU: what pairs of
-    blocks show is all that there is, in fresh processes too (docs/measuring.md); half a percent is
-    for what they cannot. `factor` is how much more this machine showed when it was asked
-    (`kagent_sandbox.judge.timing.noise`).
+    H100: 0.2 % at ≥ 100 µs, 1 % at 28 µs (addresses of buffers decide). On a shared CPU nothing was
+    found beyond what pairs of blocks show, in fresh processes too (docs/measuring.md); half a
+    percent stands for what they cannot show.
+
+    Args:
+        us: µs of the kernel.
+        gpu: Whether it runs on a GPU.
+        factor: This machine's noise over the known one (`kagent_sandbox.judge.timing.noise`).
     """
     return factor * (0.002 + 0.2 / us if gpu else 0.005)
 
@@ -93,13 +97,21 @@ def bootstrap_log_ratios(
     noise: float = 0.0,
     resamples: int = RESAMPLES,
 ) -> Floats:
-    """Bootstrap distribution of log(time of b / time of a): positive where a is faster.
+    """Return the bootstrap distribution of log(time of b / time of a): positive where a is faster.
 
-    Resamples pairs of blocks, of fewer than `_ENOUGH_PAIRS` also samples within each block, and
-    takes what `log_ratio` takes.
-    What is resampled varies less than the truth does, by the square root of (pairs - 1) / pairs:
-    deviations are stretched by as much. One pair alone tells nothing of how pairs vary: then
-    `noise` has to. It is a standard deviation of the log ratio that is added to every resample.
+    Pairs of blocks are resampled; where there are fewer than `_ENOUGH_PAIRS`, samples within each
+    block are, too. Each resample gives the statistic of `log_ratio`. Resamples vary less than the
+    truth, by the square root of (pairs - 1) / pairs, so deviations are stretched by as much. One
+    pair alone tells nothing of how pairs vary: `noise` has to.
+
+    Args:
+        paired: Samples of both kernels in µs.
+        rng: Source of the resamples.
+        noise: Standard deviation of the log ratio that is added to every resample.
+        resamples: Number of resamples.
+
+    Returns:
+        Log ratios, float64 [resamples].
     """
     center, pairs = log_ratio(paired), len(paired.a)
     picks = rng.integers(0, pairs, size=(resamples, pairs))
@@ -137,7 +149,9 @@ def _pair_logs(paired: PairedSamples) -> Floats:
 
 
 def _logs(us: Floats) -> Floats:
-    """Of what may be 0 or less where the cost of asking was taken off: see `is_noise`."""
+    """Return logarithms of times. They may be 0 or less where the cost of a request was subtracted:
+    see `is_noise`.
+    """
     return np.asarray(np.log(np.maximum(us, _LEAST_US)), dtype=np.float64)
 
 

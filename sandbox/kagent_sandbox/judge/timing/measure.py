@@ -62,8 +62,16 @@ class Meter:
         incumbent: Contender | None,
         sweep_s: float,
     ) -> Passed:
-        """Time a checked candidate on every benchmark case, in a session that has its binaries
-        and the incumbent's, over an arena of at least `arena_bytes`.
+        """Time a checked candidate on every benchmark case.
+
+        Args:
+            session: Has the candidate's binaries and the incumbent's, over an arena of at least
+                `arena_bytes`.
+            built: The candidate.
+            errors: Its errors on the check cases.
+            check_cases: Check cases, for the configurations of the sweep and for hard inputs.
+            incumbent: The best candidate so far; None if there is none.
+            sweep_s: Seconds on the device per case to find the best configuration.
 
         Raises:
             CandidateRejected: It failed, was wrong in a timed block, or its times cannot be true.
@@ -94,8 +102,9 @@ class Meter:
     def arena_bytes(
         self, built: Built, check_cases: Sequence[Case], incumbent: Contender | None
     ) -> int:
-        """Memory for checking a candidate and timing it and the incumbent in turns; of what it was
-        built for, which may be the check cases alone.
+        """Return the bytes of memory for checking a candidate and timing it beside the incumbent.
+
+        Only the cases that it was built for count, which may be the check cases alone.
         """
         bench = self.task.cases(self.kind).bench
         most = 0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.device.interface import Arena, Backend, Launcher
 
 _BYTES: Mapping[str, int] = {"gpu": 64 << 20, "cpu": 8 << 20}
-"""Of the tensor that is copied: 45 µs on an H100, some hundreds on a CPU."""
+"""Size of the tensor that is copied: 45 µs on an H100, some hundreds on a CPU."""
 _PLACES: Mapping[str, int] = {"gpu": 2, "cpu": 3}
 _PAIRS: Mapping[str, int] = {"gpu": 8, "cpu": 30}  # of blocks
 _MORE = 3  # times as many, where those show what chance does not explain
@@ -50,14 +50,20 @@ class Noise:
     seconds: float = 0.0
 
     def sd(self, us: float, *, gpu: bool, pairs: int, beside: int = 0) -> float:
-        """Standard deviation of log(ratio) of kernels of `us`, beside what samples show themselves.
+        """Return the standard deviation of log(ratio) that is added to what samples show
+        themselves.
 
-        Few pairs of blocks say little of how pairs vary, one says nothing: what they varied by in
-        the A/A counts as well, as much as if `_KNOWN_BY` pairs had said it. `beside`: pairs after
-        the first of the other cases of a comparison, whose mean shows what they vary by, too.
-        On a GPU that is idle, pairs of longer kernels than the copy vary by less, as they do from
-        place to place. What they vary by beyond that is a neighbour's or a clock's doing, which
-        lasts as long as any kernel.
+        Few pairs of blocks say little about how pairs vary, and one says nothing. So the spread of
+        pairs in the A/A test counts as well, as much as if `_KNOWN_BY` pairs had shown it. On an
+        idle GPU, pairs of longer kernels than the copy vary by less, as placements do. Any further
+        spread comes from a neighbour or a clock, which lasts as long as any kernel.
+
+        Args:
+            us: µs of the kernel.
+            gpu: Whether it runs on a GPU.
+            pairs: Number of its pairs.
+            beside: Number of pairs after the first of the other cases of a comparison. Their mean
+                shows the spread, too.
         """
         known = estimates.systematic(us, gpu=gpu, factor=self.factor)
         if not self.kernel_us:
@@ -150,7 +156,13 @@ def lasting_noise(block: Callable[[str, int], Sequence[float]], *, gpu: bool) ->
 
 
 def judge_noise(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], *, gpu: bool) -> Noise:
-    """Estimate the machine's noise from blocks of two equal kernels."""
+    """Estimate the machine's noise from blocks of two equal kernels.
+
+    Args:
+        a: Blocks of samples of one side, in µs.
+        b: Blocks of the other side, next to those of `a`.
+        gpu: Whether they ran on a GPU.
+    """
     pairs = [(tuple(x), tuple(y)) for x, y in zip(a, b, strict=True)]
     singles = [estimates.log_ratio(estimates.PairedSamples((x,), (y,))) for x, y in pairs]
     paired = estimates.PairedSamples(tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
