@@ -114,7 +114,7 @@ def judge(
         bench: The machine.
         observe: Is told what happens.
         budget: Of the run before its first session.
-        deadline_s: On `time.monotonic`: what is in progress then is let go.
+        deadline_s: Time on `time.monotonic` at which work in progress is abandoned.
         race: Whether the finalists race on hidden cases once all is judged.
 
     Raises:

@@ -69,7 +69,7 @@ class SeedText:
 class Limits:
     """Limits that end a session before its budget does. They also say whether a race ends it."""
 
-    seconds: float | None = None  # then all that is on its way is let go of; the race comes after
+    seconds: float | None = None  # then work in flight is abandoned; the race follows
     stop_at: float | None = None  # share of the roofline that is enough, 0 to 1
     race: bool = True
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Pairs of blocks after which a candidate that clearly loses is let go."""
+    """Pairs of blocks after which a candidate that clearly loses is dropped."""
 
     pairs: int
     samples: int  # per block
