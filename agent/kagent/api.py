@@ -1,6 +1,6 @@
-"""kagent from Python: what `kagent ask`, `tell`, `judge` and `merge` do, as methods of a run.
+"""Python interface of kagent: `kagent ask`, `tell`, `judge` and `merge` as methods of a run.
 
-docs/agents.md has examples. Everything here is what the command line does, too.
+Every method does the same as the command of its name. docs/agents.md has more examples.
 """
 
 from __future__ import annotations
@@ -32,10 +32,27 @@ __all__ = ["Best", "OpenAsk", "Result", "Run"]
 
 
 class Run:
-    """A run that is answered from outside. Its state is its folder: programs may end and go on.
+    """A run that is answered from outside.
 
-    Evaluating opens a builder and a judge at the first answer and keeps them until `close`, or
-    the end of the `with` block. Settings that are not given come from KAGENT_* and kagent.toml.
+    The run's folder holds all of its state, so a program may end and another one continue. The
+    first answer that is evaluated starts a builder and a judge. They stay open until `close` or the
+    end of the `with` block. Settings that are not given come from KAGENT_* and kagent.toml.
+
+    Example:
+        Ask for two prompts, answer them with a model, and print the best kernel::
+
+            import kagent
+
+            with kagent.Run("softmax", target="cpu") as run:
+                for ask in run.ask(2):
+                    result = run.tell(ask, my_model(ask.prompt))
+                    print(result)
+                print(run.best)
+
+        Tell a kernel that nobody asked for, without timing it::
+
+            with kagent.Run.open("latest") as run:
+                print(run.tell(None, open("mine.py").read(), queue=True))
     """
 
     def __init__(
@@ -59,8 +76,8 @@ class Run:
             seed: Of all random decisions.
             runs: Folder that the run's folder is made in.
             prompts: Folder of prompt templates and cards of your own.
-            jobs: Builds at once.
-            observe: Is told what happens (`kagent.runs.events`).
+            jobs: Number of builds at once.
+            observe: Function that receives every event (`kagent.runs.events`).
 
         Raises:
             UserError: There is no such task or target, or an option does not fit.
@@ -79,10 +96,20 @@ class Run:
         jobs: int | None = None,
         observe: Observer | None = None,
     ) -> Self:
-        """Go on with a run: its name, path, or "latest".
+        """Open a run that exists.
+
+        Args:
+            run: Its name, its path, or "latest".
+            runs: Folder of run folders.
+            prompts: Folder of prompt templates and cards of your own.
+            jobs: Number of builds at once.
+            observe: Function that receives every event (`kagent.runs.events`).
+
+        Returns:
+            The run. No process is started.
 
         Raises:
-            RunError: There is none, or its folder is damaged.
+            RunError: There is no such run, or its folder is damaged.
         """
         folder = find_run(load_config(runs=runs).runs, str(run))
         read_manifest(folder)
@@ -107,7 +134,13 @@ class Run:
     # -- asking and telling ----------------------------------------------------------------------
 
     def ask(self, count: int = 1) -> list[OpenAsk]:
-        """The next prompts. They are files in the run's folder too, and stay open until answered.
+        """Ask for the next prompts. They are files in the run's folder too.
+
+        Args:
+            count: Number of prompts.
+
+        Returns:
+            One `OpenAsk` per prompt. It stays open until it is answered.
 
         Raises:
             UserError: Nothing is left to improve, or the run has a proposer of its own.
@@ -116,7 +149,14 @@ class Run:
         return open_asks.ask(self.folder, count, self._config)
 
     def open_asks(self) -> list[OpenAsk]:
-        """Prompts that nobody has answered yet, also those of an earlier program."""
+        """List the asks without an answer, also those of an earlier program.
+
+        Returns:
+            The open asks, in the order of their numbers.
+
+        Raises:
+            RunError: The run cannot be read.
+        """
         with RunStore.open(self.folder, write=False) as store:
             return open_asks.open_asks(store, read_state(store.history()))
 
@@ -131,11 +171,16 @@ class Run:
         """Take an answer: a model's whole reply, or the text of a kernel file.
 
         Args:
-            ask: What it answers, or its number; None for a kernel that nobody asked for.
+            ask: The ask that the text answers, or its number. None for a kernel that nobody asked
+                for.
             text: The answer.
-            queue: Accept, build and where possible interpret it, but leave judging to `judge`,
-                perhaps on another machine.
-            parent: What an unasked kernel descends from; by default the best.
+            queue: Accept the answer, build it, and interpret it where possible. `judge` judges it
+                later, perhaps on another machine.
+            parent: Id of the candidate that an unasked kernel descends from. The default is the
+                best.
+
+        Returns:
+            The result. A bad kernel is a result, not an error: see `Result.verdict`.
 
         Raises:
             UserError: There is no such ask, or no device to evaluate on.
@@ -168,11 +213,14 @@ class Run:
     # -- judging ---------------------------------------------------------------------------------
 
     def judge(self, *, deadline_s: float | None = None, race: bool = False) -> Judged:
-        """Judge what waits: seeds, and answers that were queued.
+        """Judge waiting candidates: seeds, and answers that were queued.
 
         Args:
-            deadline_s: Be over after so many seconds; what is left waits for the next time.
-            race: Let the finalists race on hidden cases at the end.
+            deadline_s: Seconds after which the call returns. The rest waits for the next call.
+            race: Whether the finalists race on hidden cases at the end.
+
+        Returns:
+            The candidates that were judged now, and the race.
 
         Raises:
             UserError: This machine lacks the device.
@@ -219,8 +267,14 @@ class Run:
     def merge(self, copy: str | Path) -> Merged:
         """Bring verdicts home from a copy of the run's folder that was judged elsewhere.
 
+        Args:
+            copy: Folder of the copy.
+
+        Returns:
+            The ids of candidates with a verdict now, and of those that are new.
+
         Raises:
-            UserError: It is no copy of this run.
+            UserError: The folder is no copy of this run.
             RunError: The two contradict each other; nothing was changed.
         """
         return merging.merge(self.folder, Path(copy))
@@ -229,12 +283,12 @@ class Run:
 
     @property
     def manifest(self) -> Manifest:
-        """What the run is: task, target, device, seed."""
+        """The run's task, target, device and seed."""
         return read_history(self.folder)[0].manifest
 
     @property
     def history(self) -> History:
-        """Everything that happened."""
+        """All events of the run, and the lineage."""
         return read_history(self.folder)[1]
 
     @property
@@ -243,7 +297,7 @@ class Run:
         return best_of(*read_history(self.folder))
 
     def close(self) -> None:
-        """End builder and judge, if they were started. The run can still be used."""
+        """End the builder and the judge, if they were started. The run can still be used."""
         self._bench = None
         self._open.close()
 
@@ -263,8 +317,8 @@ class Run:
 
 
 def _nobody(_: Event) -> None:
-    """Watches, and says nothing."""
+    """Ignore an event."""
 
 
 def _silent(_: str) -> None:
-    """Is told what is done, and says nothing."""
+    """Ignore a line of progress."""

@@ -25,12 +25,14 @@ from kagent.runs.files import read_regular
 
 DEFAULT_TARGET = "sm_90a"
 MOST_FILE_BYTES = 16 << 20
-"""Of a file that is read: a reply may hold more than its kernel, of which a builder takes 1 MiB."""
+"""Largest size of a file that is read. A reply may hold more than its kernel, of which a builder
+takes 1 MiB.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """What checking a file found. `interpreted`: by Triton's interpreter, not by a device.
+    """Findings from checking a file. `interpreted`: by Triton's interpreter, not by a device.
 
     A verdict that is no rejection has the errors of one case at least.
     """

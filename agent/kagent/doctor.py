@@ -1,4 +1,4 @@
-"""What this machine offers: compilers, GPU, driver, versions, isolation as observed, models."""
+"""Diagnosis of this machine: compilers, GPU, driver, versions, observed isolation, models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kagent.runs.selftest_record import newest
 
 
 class Level(StrEnum):
-    """How a finding should be read."""
+    """Severity of a finding."""
 
     OK = "ok"
     MISSING = "missing"
@@ -198,7 +198,7 @@ def _gpu() -> Finding:
 
 
 def _selftest() -> Finding:
-    """What `kagent selftest` has found on this machine with the versions that are installed."""
+    """Report the stored outcome of `kagent selftest` on this machine with these versions."""
     from kagent_sandbox.device.cpu.facts import cpu_facts
 
     record = newest(cpu_facts().key, versions())

@@ -1,6 +1,4 @@
-"""Where the files that ship with kagent are: inside the installed package, or at a checkout's
-root.
-"""
+"""Folders of the files that ship with kagent: in the installed package, or at a checkout's root."""
 
 from __future__ import annotations
 
@@ -24,5 +22,5 @@ def resource(name: str) -> Path:
 
 
 def corpus_folder() -> Path:
-    """Where the corpus is: in the installed package, or at a checkout's root."""
+    """Return the folder of the corpus: in the installed package, or at a checkout's root."""
     return resource("corpus")

@@ -1,1 +1,1 @@
-"""What runs, checks and times untrusted kernels. Never imports `kagent`."""
+"""Build, run, check and time untrusted kernels. Never imports `kagent`."""

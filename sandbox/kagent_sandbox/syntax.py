@@ -31,7 +31,7 @@ def refuse_unseen(source: str) -> None:
                 name = unicodedata.name(character, "a control character")
                 raise SyntaxError(
                     f"the source holds U+{ord(character):04X} ({name}), which nobody sees: write "
-                    f"it as an escape ({printable(character)}) in a string, or leave it away",
+                    f"it as an escape ({printable(character)}) in a string, or remove it",
                     ("candidate.py", number, None, line),
                 )
 

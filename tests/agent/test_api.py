@@ -137,7 +137,7 @@ def test_a_kernel_that_nobody_asked_for(run):
     parents = [c.proposal.parents for c in run.history.lineage]
     assert parents == [(), (), (0,), (1,)]
     assert (first.ask, second.ask) == (None, None)
-    with pytest.raises(UserError, match="a reply to which ask"):
+    with pytest.raises(UserError, match="it names no ask"):
         run.tell(None, "prose")
     with pytest.raises(UserError, match="no ask 5"):
         run.tell(5, kernel())

@@ -220,7 +220,7 @@ def test_a_file_says_which_ask_it_answers(reading):
 @pytest.mark.parametrize(
     ("files", "options", "words"),
     [
-        ({"answer.md": "text"}, {}, r"a reply to which ask\?"),
+        ({"answer.md": "text"}, {}, r"it names no ask"),
         ({"0007.md": "text"}, {}, "no ask 7 in toy-.*: it has 0 to 2"),
         ({"a.md": "text"}, {"ask": 3}, "no ask 3"),
         ({"a.md": "", "b.md": ""}, {"ask": 1}, "for one file, and 2 were given"),
@@ -233,7 +233,7 @@ def test_a_file_that_fits_nothing_is_refused(reading, files, options, words):
 
 
 def test_a_file_that_contradicts_itself_is_refused(reading):
-    with pytest.raises(UserError, match="its name says ask 1, its text ask 2: say --ask"):
+    with pytest.raises(UserError, match="its name says ask 1, its text ask 2: give --ask"):
         reading({"0001.md": reading.header + reply()})
 
 

@@ -142,7 +142,7 @@ def test_runs_are_shown_in_every_state(kagent, tmp_path, toy_machine):  # noqa: 
         (("ask", "OTHER"), 2, "its proposals come from random, and kagent evolve toy --resume"),
         (("tell", "RUN", "nope.md"), 2, "nope.md: no such file"),
         (("tell", "RUN", "toy"), 2, "toy: a folder, where a file was expected"),
-        (("tell", "RUN", "a.md"), 2, "a.md: a reply to which ask?"),
+        (("tell", "RUN", "a.md"), 2, "a.md: it names no ask"),
         (("tell", "RUN", "a.md", "--ask", "9"), 2, "a.md: no ask 9 in toy-"),
         (("tell", "RUN", "k.py", "--parent", "9"), 2, "no candidate 9: the run has 0 to 1"),
         (("tell", "RUN", "k.py", "--queue", "--race"), 2, "leave --queue away"),

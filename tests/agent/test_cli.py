@@ -320,7 +320,7 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_no_process(task, proce
     (folder,) = list_runs(tmp_path / "my runs")
     assert "ended: interrupted" in text
     again = f"kagent evolve {task} --runs '{tmp_path}/my runs' --resume {folder.name}"
-    assert f"go on:  {again}" in text
+    assert f"resume: {again}" in text
     with RunStore.open(folder, write=False) as store:
         assert store.history().stop is Stop.INTERRUPTED
         recorded = len(store.history().lineage)

@@ -169,7 +169,7 @@ def test_a_killed_server_leaves_nothing_behind(run, role):
     run.process.send_signal(signal.SIGINT)
     said = "".join(run.process.communicate(timeout=100.0))
     assert run.process.returncode in {1, 130}
-    assert re.search("go on( with)?: +kagent evolve", said, re.IGNORECASE)
+    assert re.search("resume( with)?: +kagent evolve", said, re.IGNORECASE)
     run.assert_nothing_left()
 
 

@@ -137,7 +137,7 @@ def test_two_kernels_for_one_number_are_refused(home):
     judge(copy)
     tell(home, (None, kernel(4)))
     before = history_of(home).events
-    with pytest.raises(RunError, match="both accepted a candidate 4, and they are two kernels"):
+    with pytest.raises(RunError, match="candidate 4 is another kernel in each"):
         merge(home, copy)
     assert history_of(home).events == before
     assert not (home / "logs").exists() or not list((home / "logs").iterdir())
@@ -159,7 +159,7 @@ def test_two_decisions_for_one_number_are_refused(home):
     judge(copy)
     ask(copy)
     ask(home)
-    with pytest.raises(RunError, match="both put an ask 3, and they are two decisions"):
+    with pytest.raises(RunError, match="ask 3 is another decision in each"):
         merge(home, copy)
 
 

@@ -39,7 +39,7 @@ def test_a_run_shows_its_path_cases_rejections_and_race(folder, monkeypatch, cap
     for words in ("path", "one of the task's own kernels", "rejected", "INCORRECT_NUMERICAL"):
         assert words in shown.out
     assert "#1 cpp_wide: 1.265× the best of torch that ran (95 %: 1.200–1.300)" in (shown.out)
-    assert "it loses on: float32 M=8 N=1024 (0.800×)" in shown.out
+    assert "it loses: float32 M=8 N=1024 (0.800×)" in shown.out
 
 
 def test_a_run_as_json_is_complete_and_alone_on_stdout(folder, monkeypatch, capsys):
@@ -124,7 +124,7 @@ def test_the_end_of_a_run_fits_80_columns_and_says_what_next(folder):
     for words in ("path", "final race, on hidden cases", "#1 cpp_wide", "it loses on", "eager"):
         assert words in text
     assert f"next:   kagent show {folder.name} 1 --runs 'my runs'" in text.replace("\n", " ")
-    assert "go on" not in text
+    assert "resume:" not in text
 
 
 def test_a_baseline_that_did_not_run_is_no_baseline_that_was_beaten(folder):
@@ -138,7 +138,7 @@ def test_an_interrupted_run_says_how_to_go_on(folder):
     flags = next_flags(folder.parent, folder.parent)
     stop = type(outcome(folder).stop)("interrupted")
     text = rendered(end_of_run(outcome(folder, stop), "toy", matrix=False, flags=flags), 120)
-    assert f"go on:  kagent evolve toy --resume {folder.name}" in text
+    assert f"resume: kagent evolve toy --resume {folder.name}" in text
 
 
 def test_a_race_that_everyone_lost_has_no_winner(folder):

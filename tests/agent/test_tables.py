@@ -120,12 +120,12 @@ def doubt(case, candidate):
 def test_a_case_that_may_be_lost_is_not_called_won():
     race = made_race()
     won, lost = race.cases
-    assert tables.where_it_loses(race, "1") == "it loses on: float32 M=8 N=1024 (0.800×)"
-    assert tables.where_it_loses(replace(race, cases=(won,)), "1") == "it loses on no case"
+    assert tables.where_it_loses(race, "1") == "it loses: float32 M=8 N=1024 (0.800×)"
+    assert tables.where_it_loses(replace(race, cases=(won,)), "1") == "it loses no case"
     doubtful = replace(race, cases=(won, doubt(lost, "1")))
-    line = "it loses on no case, but it may on: float32 M=8 N=1024 (0.800×)"
+    line = "it loses no case; it may lose: float32 M=8 N=1024 (0.800×)"
     assert tables.where_it_loses(doubtful, "1") == line
     both = replace(race, cases=(lost, doubt(lost, "1")))
     assert tables.where_it_loses(both, "1") == (
-        "it loses on: float32 M=8 N=1024 (0.800×); it may on: float32 M=8 N=1024 (0.800×)"
+        "it loses: float32 M=8 N=1024 (0.800×); it may lose: float32 M=8 N=1024 (0.800×)"
     )

@@ -97,7 +97,7 @@ def test_names_are_short_where_they_are_unmistakable():
 @pytest.mark.parametrize(
     ("source", "target", "words"),
     [
-        (CPP, "sm_90a", "a C.. candidate cannot be built for sm_90a: leave --target away"),
+        (CPP, "sm_90a", "a C.. candidate cannot be built for sm_90a: omit --target"),
         (TRITON, "cpu", "a GPU candidate cannot be built for cpu: name an architecture"),
         (TRITON, "sm_99", "unknown target 'sm_99': expected cpu or one of sm_80"),
     ],

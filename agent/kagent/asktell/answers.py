@@ -46,7 +46,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What became of an answer: candidate `id`, or with `again`, that it had been told as `id`."""
+    """An accepted answer: candidate `id`. `again`: it had been told before, as `id`."""
 
     id: int
     ask: int | None
@@ -97,8 +97,8 @@ def given(
         ask = _named(text, label, store, file=file)
     if ask is None and not is_kernel:
         raise UserError(
-            f"{label}: a reply to which ask? Name the file after it (0007.md), begin it with the "
-            "first line of the prompt's file, or say --ask 7"
+            f"{label}: it names no ask: name the file after its ask (0007.md), begin it with the "
+            "first line of the prompt's file, or give --ask 7"
         )
     if ask is not None and ask not in state.asks:
         have = f"0 to {max(state.asks)}" if state.asks else "none yet"
@@ -117,7 +117,7 @@ def _named(text: str, label: str, store: RunStore, *, file: bool) -> int | None:
     if run != identity(store.folder, store.manifest):
         raise UserError(f"{label}: answers an ask of another run ({run}), not of {store.folder}")
     if by_name not in (None, number):
-        raise UserError(f"{label}: its name says ask {by_name}, its text ask {number}: say --ask")
+        raise UserError(f"{label}: its name says ask {by_name}, its text ask {number}: give --ask")
     return number
 
 

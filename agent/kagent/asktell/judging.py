@@ -45,7 +45,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Judged:
-    """How judging ended. `recorded` are the candidates that got their verdicts now."""
+    """The end of judging. `recorded` are the candidates that got their verdicts now."""
 
     folder: Path
     stop: Stop | None  # None: there was nothing to judge
@@ -114,7 +114,7 @@ def judge(
         bench: The machine.
         observe: Is told what happens.
         budget: Of the run before its first session.
-        deadline_s: On `time.monotonic`: what is in progress then is let go.
+        deadline_s: Time on `time.monotonic` at which work in progress is abandoned.
         race: Whether the finalists race on hidden cases once all is judged.
 
     Raises:
@@ -177,8 +177,8 @@ async def _until(evolution: Evolution, deadline_s: float | None) -> Stop:
 
 
 def deadline_of(begun_s: float, seconds: float) -> float:
-    """When to let go, on `time.monotonic`, for a command that began at `begun_s` to be over in
-    time.
+    """Return the time on `time.monotonic` to stop at, so that a command that began at `begun_s`
+    ends in time.
     """
     return begun_s + seconds - min(CLOSING_S, seconds / 2)
 

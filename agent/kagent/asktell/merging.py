@@ -26,7 +26,7 @@ Key: TypeAlias = tuple[float, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What came home: ids of candidates with a verdict now, and of those that are new."""
+    """Result of a merge: ids of candidates with a verdict now, and of those that are new."""
 
     verdicts: tuple[int, ...]
     accepted: tuple[int, ...]
@@ -121,7 +121,7 @@ class _News:
     def _verdict(self, number: int) -> bool:
         if number != self._judged:
             raise self._clash(
-                f"candidate {number} was judged in both, by two measurements that cannot both count"
+                f"candidate {number} was judged in both, and only one measurement can count"
             )
         self._judged += 1
         self.verdicts.append(number)
@@ -134,7 +134,7 @@ class _News:
             self.accepted.append(number)
             return True
         if ours is None or any(ours[n] != event.data[n] for n in ("kernel", "ask", "fault")):
-            raise self._clash(f"both accepted a candidate {number}, and they are two kernels")
+            raise self._clash(f"candidate {number} is another kernel in each")
         return False
 
     def _ask(self, number: int, event: StoredEvent) -> bool:
@@ -144,7 +144,7 @@ class _News:
             self.asks.append(number)
             return True
         if ours != event.data:
-            raise self._clash(f"both put an ask {number}, and they are two decisions")
+            raise self._clash(f"ask {number} is another decision in each")
         return False
 
     def _device(self, event: StoredEvent) -> bool:
@@ -159,7 +159,9 @@ class _News:
         return False
 
     def _clash(self, what: str) -> RunError:
-        return RunError(f"{self.copy} and {self.home} went on apart: {what}. Nothing was changed")
+        return RunError(
+            f"{self.copy} and {self.home} contradict each other: {what}. Nothing was changed"
+        )
 
 
 def _key(event: StoredEvent) -> Key:

@@ -74,7 +74,7 @@ def _accept(store: RunStore, seeds: list[SeedText]) -> None:
 
 
 def device_for(lang: str, target: str | None) -> tuple[Kind, str]:
-    """What to ask kernels for: a named target, else this machine's GPU, else its CPU.
+    """Choose the device to ask kernels for: a named target, else this machine's GPU, else its CPU.
 
     Raises:
         UserError: The target is unknown, or has no kernels in that language.

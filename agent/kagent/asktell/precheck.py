@@ -1,4 +1,4 @@
-"""What a machine without the device can say about answers: see `kagent.evolve.offline_check`.
+"""Check answers on a machine without the device: see `kagent.evolve.offline_check`.
 
 Nothing is timed, and nothing that is found here decides: the judge builds and checks it again.
 """
@@ -53,7 +53,7 @@ def precheck(
 
 
 def _looked(number: int, target: str, look: OfflineCheck) -> Precheck:
-    """What is kept with the run."""
+    """Turn an offline check into the record that the run keeps."""
     return Precheck(
         number,
         target,

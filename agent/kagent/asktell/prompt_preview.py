@@ -1,4 +1,4 @@
-"""What `kagent prompt` shows: the first prompt of a task, or the next one of a run."""
+"""Output of `kagent prompt`: the first prompt of a task, or the next one of a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Preview:
         return self.prompter.write(self.ask, card)
 
     def instead(self, operator: Operator | None, parent: int | None) -> Preview:
-        """With another operator or parent.
+        """Return the ask with another operator or parent.
 
         Raises:
             UserError: There is no such parent, or it does not fit the operator.
@@ -158,7 +158,7 @@ def explanation(source: str) -> float:
 
 
 def of_run(config: Config, folder: Path, name: str | None = None) -> Preview:
-    """What a model would be asked next in a stored run; `name` says where its task is now.
+    """Return the next prompt of a stored run; `name` says where its task is now.
 
     Raises:
         RunError: The run cannot be read.

@@ -1,4 +1,4 @@
-"""What became of an answer, and the best of a run, as programs see them."""
+"""Results of answers, and the best of a run, as programs see them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kagent.runs.store import History, RunStore
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of an answer. Its text form says it in a line."""
+    """The result of an answer. `str(result)` describes it in a line."""
 
     id: int  # the candidate that it is
     ask: int | None
@@ -66,7 +66,7 @@ class Best:
 
 
 def result_of(accepted: Accepted, history: History) -> Result:
-    """What became of an answer."""
+    """Return the result of an accepted answer."""
     lineage = history.lineage
     verdict = lineage[accepted.id].verdict if accepted.id < len(lineage) else None
     passed, best = isinstance(verdict, Passed), lineage.incumbent

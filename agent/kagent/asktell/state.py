@@ -1,4 +1,4 @@
-"""What asking and telling adds to a run's log, and reading it back.
+"""The events that asking and telling add to a run's log, and reading them back.
 
 opened    {by}          a command works on the run, outside of any session
 asked     `AskRecord`         a decision (as in every run)
@@ -44,7 +44,9 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Precheck:
-    """What building candidate `id`, and interpreting it, showed. No verdict: nothing was timed."""
+    """Findings from building candidate `id` and interpreting it. This is no verdict: nothing was
+    timed.
+    """
 
     id: int
     target: str

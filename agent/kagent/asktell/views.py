@@ -1,4 +1,4 @@
-"""What asking, telling, judging and merging print."""
+"""Output of `kagent ask`, `tell`, `judge` and `merge`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def command(*words: object, flags: Sequence[str]) -> Text:
 
 
 def questions_view(questions: Sequence[OpenAsk], state: AskTellState) -> TextTable:
-    """Which prompt asks for what, and where it is."""
+    """List open prompts: their task and their file."""
     table = TextTable(
         (
             Column("ask", right=True),
@@ -61,7 +61,7 @@ def question_json(question: OpenAsk) -> Mapping[str, object]:
 
 
 def how_to_answer(name: str, manifest: Manifest, flags: Sequence[str]) -> Iterator[Text]:
-    """What to do with open prompts."""
+    """Explain how to answer open prompts."""
     yield Text("answer each in a file that begins with its number (0000.md), then:")
     if available(manifest.kind):
         here = "evaluates them on this machine"
@@ -102,7 +102,7 @@ def looked_text(looked: Precheck, name: str) -> Text:
 
 
 def queued_text(history: History, folder: Path, flags: Sequence[str]) -> Iterator[Text]:
-    """How those that wait get their verdicts."""
+    """Explain how queued candidates get their verdicts."""
     name = folder.name
     yield Text(
         f"{len(history.pending)} wait for a judge, seeds included. On a machine with the device, "
@@ -116,15 +116,15 @@ def queued_text(history: History, folder: Path, flags: Sequence[str]) -> Iterato
 def judged_view(
     judged: Judged, manifest: Manifest, flags: Sequence[str]
 ) -> Iterator[RenderableType]:
-    """How many verdicts there are, the best, the race, and what is left to do."""
+    """Show the number of verdicts, the best candidate, the race, and the work that is left."""
     history, name = judged.history, judged.folder.name
     yield Text(f"{len(judged.recorded)} judged, {judged.left} left", "bold")
     yield best_text(history, judged.folder)
     if history.race is not None and _raced_now(judged):
         yield from race_view(history.race, history.lineage, matrix=manifest.matrix)
     if judged.left:
-        why = " (the time was over)" if judged.stop is Stop.TIME else ""
-        yield Text(f"go on{why}: ").append_text(command("judge", name, flags=flags))
+        why = " (the deadline was reached)" if judged.stop is Stop.TIME else ""
+        yield Text(f"continue{why}: ").append_text(command("judge", name, flags=flags))
     else:
         yield Text("next: ").append_text(command("ask", name, flags=flags))
 
@@ -149,9 +149,9 @@ def best_text(history: History, folder: Path) -> Text:
 
 
 def merged_text(merged: Merged, history: History) -> Text:
-    """What came home."""
+    """Describe the result of a merge."""
     if not merged.events:
-        return Text("nothing new: all of it is here already")
+        return Text("nothing new: everything is here already")
     parts = [f"{len(merged.verdicts)} verdicts"]
     parts += [f"{len(merged.accepted)} candidates that were told there"] if merged.accepted else []
     parts += [f"{len(merged.asks)} asks"] if merged.asks else []
@@ -182,7 +182,7 @@ def told_json(
 
 
 def judged_json(judged: Judged) -> Mapping[str, object]:
-    """How judging ended."""
+    """The end of judging as JSON."""
     best = judged.history.lineage.incumbent
     return {
         "run": judged.folder.name,

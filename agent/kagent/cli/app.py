@@ -1,4 +1,4 @@
-"""What all commands share: the application, where they print, and how errors end."""
+"""Shared parts of all commands: the application, its consoles, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kagent.ui.terminal import Terminal
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
 app = typer.Typer(
-    help="Evolve GPU kernels, and keep only the speed-ups that can be proved.",
+    help="Evolve GPU kernels and keep only the speed-ups that can be proved.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

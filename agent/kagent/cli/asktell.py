@@ -38,22 +38,24 @@ RunArgument = Annotated[str, typer.Argument(help="A run's name, path, or 'latest
 def ask(
     run: Annotated[
         str,
-        typer.Argument(metavar="RUN|TASK", help="A run to go on with, or a task for a new one."),
+        typer.Argument(metavar="RUN|TASK", help="A run to continue, or a task for a new run."),
     ],
     count: Annotated[int, typer.Option("-n", help="Prompts to write.", min=1)] = 1,
     list_: Annotated[
-        bool, typer.Option("--list", help="List prompts without an answer, write none.")
+        bool, typer.Option("--list", help="List prompts without an answer; write none.")
     ] = False,
     target: Annotated[
         str | None,
-        typer.Option(help="Of a new run: sm_90a, ..., cpu (this machine's GPU, else its CPU)."),
+        typer.Option(
+            help="Target of a new run: sm_90a, ..., cpu (this machine's GPU, else its CPU)."
+        ),
     ] = None,
     lang: Annotated[
         LangName | None,
         typer.Option(help="Of a new run: language of the seeds (any)."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of a new run: of all random decisions (0).")
+        int | None, typer.Option(help="Seed of a new run's random decisions (0).")
     ] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="Folder with prompt templates and cards of your own.")
@@ -115,7 +117,7 @@ def tell(
     ] = None,
     parent: Annotated[
         int | None,
-        typer.Option(help="What an unasked kernel descends from (the incumbent).", min=0),
+        typer.Option(help="Parent of an unasked kernel (the incumbent).", min=0),
     ] = None,
     race: Annotated[
         bool, typer.Option("--race", help="Race the finalists on hidden cases at the end.")
@@ -135,7 +137,7 @@ def tell(
     from kagent.runs.store import RunStore
 
     if queue and race:
-        raise UserError("--race is for what is evaluated here: leave --queue away")
+        raise UserError("--race needs answers that are evaluated here: omit --queue")
     config = load_config(jobs=jobs, runs=runs, isolation=isolation)
     isolate(isolation)
     folder = find_run(config.runs, run)
@@ -178,7 +180,7 @@ def tell(
 def judge(
     run: RunArgument,
     deadline: Annotated[
-        str | None, typer.Option(help="Be over after 90s, 8m, 1h30m; what is left can wait.")
+        str | None, typer.Option(help="End after 90s, 8m, 1h30m; the rest waits.")
     ] = None,
     race: Annotated[
         bool, typer.Option("--race", help="Race the finalists on hidden cases at the end.")
@@ -277,7 +279,7 @@ def _beside_spinner(quiet: bool) -> Callable[[Text], None]:
 
 
 def _flags(folder: Path) -> list[str]:
-    """What a next command needs to find the run by its name."""
+    """Options that a next command needs to find the run by its name."""
     return ["--runs", str(folder.parent)] if folder.parent != load_config().runs else []
 
 

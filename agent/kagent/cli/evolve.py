@@ -41,7 +41,7 @@ def evolve(
         str | None, typer.Option(help="Address of an OpenAI-compatible endpoint.")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Of the model's sampling (the endpoint's own).")
+        float | None, typer.Option(help="Temperature of the sampling (the endpoint's).")
     ] = None,
     bandit: Annotated[
         bool | None,
@@ -56,7 +56,7 @@ def evolve(
     prompts: Annotated[
         Path | None, typer.Option(help="Folder with prompt templates and cards of your own.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of all random decisions (0).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random decisions (0).")] = None,
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
     in_flight: Annotated[
@@ -80,7 +80,7 @@ def evolve(
     ] = None,
     runs: RunsOption = None,
     resume: Annotated[
-        str | None, typer.Option(help="Go on with a run: its name, path, or 'latest'.")
+        str | None, typer.Option(help="Continue a run: its name, path, or 'latest'.")
     ] = None,
 ) -> None:
     """Evolve a task's kernel: propose, build, check, measure, keep the fastest lineage."""
@@ -128,7 +128,7 @@ def evolve(
     except (KagentError, KeyboardInterrupt) as e:
         if begun:
             again = end_of_run.resume_command(task, begun[0], flags)
-            err.print(Text("what was recorded is kept. Go on with: ").append_text(again))
+            err.print(Text("all recorded work is kept. Resume with: ").append_text(again))
         elif isinstance(e, KeyboardInterrupt):
             err.print("kagent: interrupted before the run began; nothing was stored")
         raise

@@ -30,10 +30,10 @@ def export(
     ],
     to: Annotated[Path, typer.Option("--to", help="The library's folder, new or existing.")],
     name: Annotated[
-        str | None, typer.Option(help="Of the Python package (the folder's name).")
+        str | None, typer.Option(help="Name of the Python package (the folder's).")
     ] = None,
     allow_slower: Annotated[
-        bool, typer.Option("--allow-slower", help="Also winners that lose to torch.")
+        bool, typer.Option("--allow-slower", help="Export winners that lose to torch, too.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite files of the library that were edited.")

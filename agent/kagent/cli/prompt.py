@@ -24,7 +24,7 @@ def prompt(
     ] = None,
     operator: Annotated[
         Literal["structure", "rewrite", "crossover", "repair", "tune"] | None,
-        typer.Option(help="What is asked for, instead of what the run would choose."),
+        typer.Option(help="Operator of the prompt, instead of the run's own choice."),
     ] = None,
     parent: Annotated[
         str | None, typer.Option(help="The parent: a candidate's id; without a run, a seed's name.")
@@ -49,7 +49,7 @@ def prompt(
             "name a task (kagent prompt softmax), or a run (kagent prompt --run latest)"
         )
     if run is not None and (target is not None or lang is not None):
-        raise UserError("a run has its own target and language: leave --target and --lang away")
+        raise UserError("a run has its own target and language: omit --target and --lang")
     from kagent.asktell.prompt_preview import of_run, of_task
     from kagent.llm.drafts import text_of
     from kagent.runs.lineage import Operator

@@ -34,7 +34,9 @@ def report(
     live: Annotated[
         bool, typer.Option("--live", help="Serve it on loopback; it follows the run.")
     ] = False,
-    port: Annotated[int, typer.Option(help="Of --live; 0 takes a free one.", min=0, max=65535)] = 0,
+    port: Annotated[
+        int, typer.Option(help="Port of --live; 0 takes a free one.", min=0, max=65535)
+    ] = 0,
     folder: RunsOption = None,
 ) -> None:
     """Write a run as one HTML page that needs nothing else, or serve it while the run goes on."""
@@ -47,7 +49,7 @@ def report(
     found = find_run(load_config(runs=folder).runs, run)
     if live:
         if output is not None:
-            raise UserError("--live serves a page and writes none: leave --output away")
+            raise UserError("--live serves a page and writes none: omit --output")
         read_history(found)  # what is wrong with the run is said here, not in a browser
         try:
             server = PageServer(found, port)

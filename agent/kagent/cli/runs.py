@@ -46,15 +46,17 @@ def runs(folder: RunsOption = None, json_: JsonOption = False) -> None:
 def show(
     run: Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")],
     candidate: Annotated[int | None, typer.Argument(help="A candidate's id.", min=0)] = None,
-    source: Annotated[bool, typer.Option("--source", help="Its file, as it is.")] = False,
-    prompt: Annotated[bool, typer.Option("--prompt", help="What was asked.")] = False,
-    reply: Annotated[bool, typer.Option("--reply", help="What was answered.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Its plans, built once more.")] = False,
+    source: Annotated[bool, typer.Option("--source", help="Print its file.")] = False,
+    prompt: Annotated[bool, typer.Option("--prompt", help="Print its prompt.")] = False,
+    reply: Annotated[bool, typer.Option("--reply", help="Print its reply.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Build it again and print its plans.")
+    ] = False,
     sass: Annotated[
-        bool, typer.Option("--sass", help="Its machine code (C++: the host's assembly).")
+        bool, typer.Option("--sass", help="Print its machine code (C++: the host's assembly).")
     ] = False,
     ptx: Annotated[
-        bool, typer.Option("--ptx", help="PTX of its kernels (Triton and CUDA).")
+        bool, typer.Option("--ptx", help="Print the PTX of its kernels (Triton and CUDA).")
     ] = False,
     jobs: JobsOption = None,
     folder: RunsOption = None,

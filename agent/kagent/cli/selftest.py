@@ -79,7 +79,7 @@ def selftest(
         with _watching(len(entries), quiet=json_) as observe:
             report = run(entries, jobs, observe, checks=whole or MACHINE in chapters)
     except KeyboardInterrupt:
-        err.print("kagent: interrupted; what was started is ended, and nothing was stored")
+        err.print("kagent: interrupted; all processes have ended, and nothing was stored")
         raise typer.Exit(INTERRUPTED) from None
     if whole:
         keep(report)

@@ -1,5 +1,5 @@
-"""What a user can set, and from where: flags, then KAGENT_* variables, then OPENAI_* variables,
-then kagent.toml, then [tool.kagent] of pyproject.toml, then the defaults here.
+"""User settings and their sources: flags, then KAGENT_* variables, then OPENAI_* variables, then
+kagent.toml, then [tool.kagent] of pyproject.toml, then the defaults here.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Config(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    runs: Path = Field(Path("runs"), description="folder that run folders are made in")
+    runs: Path = Field(Path("runs"), description="folder for run folders")
     budget: int = Field(50, ge=0, description="proposals to evaluate; seeds are free")
     lang: Lang = Field(ANY, description="language of the seeds to start from")
     model: Names = Field(
@@ -86,7 +86,7 @@ class Config(BaseSettings):
     base_url: Address = Field(OPENAI_URL, description="address of an OpenAI-compatible endpoint")
     api_key: Key | None = Field(None, description="its key; none is needed at a local address")
     temperature: float | None = Field(
-        None, ge=0, le=2, description="of the sampling; left to the endpoint if not set"
+        None, ge=0, le=2, description="temperature of the sampling; the endpoint's own if not set"
     )
     reply_tokens: int = Field(16_000, ge=1, description="most output tokens of a reply")
     reply_s: Seconds = Field(600.0, description="wall clock of a reply, retries included")
@@ -96,10 +96,10 @@ class Config(BaseSettings):
     )
     proposer: Proposer = Field(
         default_factory=_default_proposer,
-        description="what invents kernels: tune, model (if one is set) or replay:RUN",
+        description="source of kernels: tune, model (if one is set) or replay:RUN",
     )
     prompts: Path | None = Field(None, description="folder of prompt templates and cards to use")
-    seed: int = Field(0, description="of all random decisions")
+    seed: int = Field(0, description="seed of all random decisions")
     jobs: int = Field(default_factory=cores, ge=1, description="builds at once")
     isolation: Literal["auto", "T0", "T1", "T2", "T3"] = Field(
         "auto", description="tier of docs/isolation.md: the highest that works, or exactly one"
@@ -128,7 +128,7 @@ class Config(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - no .env files
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - nor secrets
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """In order of precedence."""
+        """Return the sources of settings in order of precedence."""
         return (
             init_settings,
             env_settings,

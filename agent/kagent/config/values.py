@@ -119,7 +119,7 @@ class ModelTable(BaseModel):
     name: str = Field(min_length=1, description="as the endpoint knows it")
     base_url: Address | None = Field(None, description="its address")
     api_key_env: str | None = Field(None, description="variable that holds its key")
-    temperature: float | None = Field(None, ge=0, le=2, description="of its sampling")
+    temperature: float | None = Field(None, ge=0, le=2, description="temperature of its sampling")
     reply_tokens: int | None = Field(None, ge=1, description="most output tokens of a reply")
     weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="share of the calls")
     input_price: float | None = Field(
@@ -131,7 +131,7 @@ class ModelTable(BaseModel):
 
     @property
     def prices(self) -> Prices | None:
-        """What the user says that it costs."""
+        """Prices that the user states."""
         if self.input_price is None or self.output_price is None:
             return None
         return Prices(self.input_price, self.output_price)

@@ -64,7 +64,7 @@ class AskQueue:
 
     @property
     def tasks(self) -> set[asyncio.Task[tuple[Ask, Draft] | None]]:
-        """To wait for."""
+        """Tasks to wait for."""
         return set(self._calls)
 
     def ask(self, ask: Ask, *, stored: bool = False) -> None:
@@ -76,7 +76,7 @@ class AskQueue:
         self._calls[asyncio.create_task(work, name=f"ask {ask.id}")] = ask
 
     def answers(self) -> Iterator[tuple[Ask, Draft | None]]:
-        """What has come back, in the order of asks. A call that failed is made once more.
+        """Answers that have come back, in the order of asks. A call that failed is made once more.
 
         Raises:
             CapReached: A limit on money or tokens leaves no room for another call.

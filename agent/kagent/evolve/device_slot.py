@@ -1,4 +1,4 @@
-"""Who may use the machine when: builds share the cores, checks and timings take turns.
+"""Access to the machine: builds share the cores, checks and timings take turns.
 
 On a GPU a build costs the host's cores only, so that timing one candidate and building the next
 overlap. On the CPU they would disturb each other: there a timing waits until the running builds are

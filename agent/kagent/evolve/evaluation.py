@@ -72,7 +72,7 @@ class Evaluator:
         self._work = {c.facts.work_hash: c.id for c in reversed(list(lineage)) if c.facts}
 
     async def evaluate(self, evaluation: Evaluation) -> Candidate:
-        """From acceptance to verdict."""
+        """Take a proposal from acceptance to its verdict."""
         proposal = evaluation.proposal
         verdict = self._read(proposal)
         if verdict is not None:
@@ -86,7 +86,7 @@ class Evaluator:
         return Candidate(proposal, found, facts, tuple(withdrawals))
 
     def _read(self, proposal: Proposal) -> Rejected | None:
-        """What the text alone decides."""
+        """Decide what the text alone decides."""
         if proposal.fault:
             return Rejected(Stage.PARSE, Status.NO_KERNEL, proposal.fault)
         same = self._known.same(proposal)
@@ -191,7 +191,7 @@ class Evaluator:
         return withdrawal
 
     async def use_incumbent(self, incumbent: Candidate | None) -> None:
-        """From now on candidates are timed against this one, which is built again.
+        """Time candidates against this incumbent from now on. It is built again.
 
         Raises:
             RunError: It no longer builds.

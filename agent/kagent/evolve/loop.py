@@ -67,9 +67,9 @@ class SeedText:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What ends a session before its budget does, and whether a race ends it."""
+    """Limits that end a session before its budget does. They also say whether a race ends it."""
 
-    seconds: float | None = None  # then all that is on its way is let go of; the race comes after
+    seconds: float | None = None  # then work in flight is abandoned; the race follows
     stop_at: float | None = None  # share of the roofline that is enough, 0 to 1
     race: bool = True
 
@@ -283,7 +283,7 @@ class Evolution:
         self._observe(Raced(result))
 
     def _reason_to_stop(self) -> Stop | None:
-        """Why no further ask may be selected now; None if one may."""
+        """Return the reason why no further ask may be selected now; None if one may."""
         operators = [b.operator for b in self._queue.open()]
         operators += [f.proposal.operator for f in self._evaluations]
         charged = sum(o not in FREE for o in operators)

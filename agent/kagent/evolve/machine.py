@@ -1,4 +1,4 @@
-"""What the loop needs of the rest: something that builds, and something that judges.
+"""Interfaces that the loop needs: something that builds, and something that judges.
 
 `kagent_sandbox.builder.client.Builder` and `kagent_sandbox.judge.client.JudgeClient` are these; a
 test's are a few lines of arithmetic.
@@ -52,7 +52,7 @@ class CandidateJudge(Protocol):
 
 @dataclass(frozen=True)
 class Machine:
-    """What candidates are built and judged with."""
+    """Builder and judge of a session."""
 
     builder: CandidateBuilder
     judge: CandidateJudge

@@ -1,5 +1,5 @@
-"""What can be said of a candidate without its device: whether it builds for a target, and where
-Triton's interpreter can run it, whether its values are right.
+"""Check a candidate without its device: it must build for a target, and its values must be right
+where Triton's interpreter can run it.
 
 `kagent build`, `check` and `bench` where there is no GPU, and `tell --queue`, all come through
 here, and build what a judge builds: what is refused here is refused everywhere, for that reason.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OfflineCheck:
-    """What was found out about a candidate. Nothing was run on a device, and nothing timed."""
+    """Findings about a candidate. Nothing was run on a device, and nothing was timed."""
 
     built: Built | Rejected
     values: Interpreted | Rejected | None = None  # in Triton's interpreter; None: not run there
@@ -34,7 +34,7 @@ class OfflineCheck:
 
     @property
     def rejected(self) -> Rejected | None:
-        """Why it is out, if it is."""
+        """The reason for a rejection, if there is one."""
         return next((v for v in (self.built, self.values) if isinstance(v, Rejected)), None)
 
     @property

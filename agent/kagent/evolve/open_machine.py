@@ -74,12 +74,12 @@ def open_machine(
 
 
 def visible_cases(task: Task, kind: Kind) -> list[Case]:
-    """What a candidate is built for wherever it is looked at."""
+    """Cases that every command builds a candidate for."""
     return [*task.cases(kind).check, *task.cases(kind).bench]
 
 
 def search_cases(task: Task, kind: Kind, secret: int) -> list[Case]:
-    """What a candidate is built for before it is checked, however it came.
+    """Cases that a candidate is built for before it is checked, from whatever source it came.
 
     The visible cases come first: what refuses a candidate there is the same everywhere, whatever
     is drawn.
@@ -90,7 +90,7 @@ def search_cases(task: Task, kind: Kind, secret: int) -> list[Case]:
 def request_maker(
     task: Task, device: DeviceFacts | str, cases: list[Case], configs: int
 ) -> Callable[[str], BuildRequest]:
-    """What to ask a builder for, of any source, on some of the task's cases.
+    """Return a function that makes build requests for any source on some of the task's cases.
 
     Args:
         task: The task.

@@ -1,4 +1,4 @@
-"""Which proposer a configuration asks for, and what it needs to begin."""
+"""Choose the proposer that a configuration asks for, and start it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def recording(config: Config, task: str) -> StoringProposer | None:
 
 
 def operators_of(proposer: str) -> tuple[Operator, ...]:
-    """What a proposer, by its name, can carry out.
+    """Operators that a proposer, given by its name, can carry out.
 
     Raises:
         RunError: There is no proposer of that name.

@@ -43,7 +43,7 @@ from kagent.tasks import find_task, seeds_of
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a session of a run ended."""
+    """The end of a session of a run."""
 
     folder: Path
     stop: Stop
@@ -110,8 +110,8 @@ def resolve_config(
         same_task(manifest, task, resume)
         if manifest.proposer == Nobody.name:
             raise UserError(
-                f"{resume}: a run that is answered from outside: kagent ask and kagent tell go on "
-                "with it, kagent judge judges what was told"
+                f"{resume}: a run that is answered from outside: continue it with kagent ask "
+                "and kagent tell, and judge its answers with kagent judge"
             )
         # What decides the run's course stays as it was; budget, time and cores may change.
         kept: dict[str, object] = {
@@ -189,7 +189,7 @@ def seeds_for(task: Task, kind: Kind, lang: str) -> list[SeedText]:
 def new_manifest(
     task: Task, kind: Kind, target: str, config: Config, environment: Mapping[str, object]
 ) -> Manifest:
-    """What a new run is. `environment` is empty until a device was opened for it."""
+    """Make the manifest of a new run. `environment` is empty until a device is opened for it."""
     return Manifest(
         task=task.name,
         task_folder=str(task.folder),
@@ -220,7 +220,7 @@ def same_task(manifest: Manifest, task: Task, folder: Path | None) -> None:
         raise RunError(f"{folder}: a run of {manifest.task}, not of {task.name}")
     if manifest.task_digest != task.digest:
         raise RunError(
-            f"{folder}: {task.folder} was changed since, and its figures would no longer compare: "
+            f"{folder}: {task.folder} was changed since, so figures would no longer compare: "
             "start a new run"
         )
 
@@ -247,7 +247,7 @@ def same_machine(
     before, now = manifest.environment.get("key"), environment["key"]
     if (manifest.kind, manifest.target) != (facts.kind, facts.target):
         raise RunError(
-            f"{folder}: a run for {manifest.target}, and this is {now} ({facts.target}): go on "
+            f"{folder}: a run for {manifest.target}, and this is {now} ({facts.target}): continue "
             "where there is such a device, or start a new run"
         )
     if before not in (None, now):
@@ -259,5 +259,5 @@ def same_machine(
     if began is not None and tier is not None and asked_for() is None and str(tier) < str(began):
         raise RunError(
             f"{folder}: began under isolation {began}, and this machine gives {tier} today "
-            f"(kagent doctor says why): accept it with --isolation {tier}"
+            f"(kagent doctor gives the reason): accept it with --isolation {tier}"
         )

@@ -1,4 +1,4 @@
-"""What a stored run needs to go on: its task, its setting."""
+"""Task and setting of a stored run that continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def setting_for(store: RunStore, task: Task, history: History, budget: int) -> S
 
 
 def identity(folder: Path, manifest: Manifest) -> str:
-    """What all copies of a run share, and no two runs."""
+    """Identity of a run: all its copies share it, and no two runs do."""
     if manifest.id:
         return manifest.id
     return hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()[:16]
@@ -54,7 +54,7 @@ def task_of_run(folder: Path, manifest: Manifest) -> Task:
             changed = changed or place
     if changed is not None:
         raise RunError(
-            f"{folder}: {changed} was changed since, and its figures would no longer compare: "
+            f"{folder}: {changed} was changed since, so figures would no longer compare: "
             f"put the task as it was into {runs / manifest.task}, or start a new run"
         )
     raise RunError(

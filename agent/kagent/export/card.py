@@ -118,7 +118,7 @@ def shape_text(dtype: str, dims: Mapping[str, int | float | bool]) -> str:
 
 
 def ratio_text(torch: Timing, kernel: Timing) -> str:
-    """How many times as fast as torch, and between the ends of both intervals."""
+    """Format the speed-up over torch, and the range between the ends of both intervals."""
     middle, low, high = ratio(torch, kernel)
     return f"{middle:.3f} ({low:.3f}–{high:.3f})"
 
@@ -137,7 +137,7 @@ def _timing(timing: Timing) -> str:
 
 
 def _named(point: PointRecord, torch: Timing) -> str:
-    """Which of eager and the modes of torch.compile is the fastest."""
+    """Name the fastest of eager and the modes of torch.compile."""
     same = [
         n for n, t in point.times.items() if n.startswith(_BASELINES_OF_TORCH) and t.us == torch.us
     ]
@@ -159,7 +159,7 @@ def _either(values: tuple[int | bool, ...]) -> str:
 
 
 def _environment(device: DeviceRecord) -> Iterator[tuple[str, str]]:
-    """What a device's figures were measured with, as a run stores it."""
+    """Environment that a device's figures were measured in, as a run stores it."""
     known = device.environment
     versions = known.get("versions")
     if key := known.get("key"):

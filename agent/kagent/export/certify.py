@@ -56,7 +56,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was found."""
+    """The outcome of a certification."""
 
     device: str
     checked: tuple[str, ...]  # ids of the kernels that are correct here
@@ -115,7 +115,7 @@ def certify(
                     checked.append(kernel.id)
             found = list(compared(operator, measured.device))
             if any(line.worse for line in found):
-                say(f"{operator.task}: slower than then? measuring once more")
+                say(f"{operator.task}: slower than before? measuring once more")
                 right = [k for k in kernels if not measured.results[k.id].refused]
                 again = measure_again(operator, right, kind, config, say)
                 found = confirmed(found, list(compared(operator, again.device)))

@@ -75,7 +75,7 @@ def _point(point: PointRecord) -> dict[str, object]:
 
 
 def best_of(times: Mapping[str, Timing], kernels: Collection[str], *, kernels_only: bool) -> str:
-    """Who is to be used at a point.
+    """Return the kernel to use at a point.
 
     An operator that uses no kernel calls torch's eager implementation, so that is what a kernel has
     to beat here, however fast torch.compile may be. With `kernels_only` it has to beat nothing.

@@ -1,4 +1,4 @@
-"""From winners to a library: verify and measure, merge with what is there, write."""
+"""Export of winners into a library: verify and measure, merge with an existing library, write."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Merged: TypeAlias = dict[str, tuple[OperatorRecord, list[str]]]
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export did."""
+    """The outcome of an export."""
 
     folder: Path
     library: LibraryRecord
@@ -163,7 +163,7 @@ def _write(
 
 
 def _certified(kernel: KernelRecord, measured: LibraryTimes) -> KernelRecord:
-    """With what was compiled and checked here as well."""
+    """Return the record with the kernels that were compiled and checked here as well."""
     known = {c.key: c for c in (*kernel.compiled, *measured.compiled.get(kernel.id, ()))}
     targets = dict.fromkeys([*kernel.targets, measured.target])
     regions = measured.results[kernel.id].regions
@@ -173,7 +173,7 @@ def _certified(kernel: KernelRecord, measured: LibraryTimes) -> KernelRecord:
 def _name(disk: OnDisk | None, folder: Path, name: str | None) -> str:
     there = disk.library.name if disk is not None else None
     if there is not None and name not in (None, there):
-        raise UserError(f"{folder}: the library there is called {there}: leave --name {name} away")
+        raise UserError(f"{folder}: the library there is called {there}: omit --name {name}")
     chosen = there or name or folder.resolve().name.lower().replace("-", "_")
     if not valid_name(chosen):
         raise UserError(
@@ -245,7 +245,7 @@ def _refuse(
             found = f"{versus.ratio:.3f}x ({versus.low:.3f}-{versus.high:.3f})"
             reasons.append(
                 f"{who} loses to torch, {found} on hidden cases drawn now: --allow-slower exports "
-                "it all the same"
+                "it anyway"
             )
     if reasons:
         raise UserError("nothing was exported: " + "; ".join(reasons))
@@ -256,7 +256,7 @@ def _loses(result: TimedResult) -> bool:
 
 
 def _asked_for(device: DeviceRecord, losers: set[str]) -> DeviceRecord:
-    """With kernels used where torch is faster, too: they lose to it, and were asked for."""
+    """Use kernels where torch is faster, too: they lose to it, and were asked for."""
     points = []
     for point in device.points:
         best = best_of(point.times, point.config, kernels_only=True)

@@ -191,14 +191,14 @@ def _traces(
             "environment": {"hardware": device.name, "libs": _versions(device)},
             "timestamp": device.date,
             "log": "latency: median device time of one call; reference: the fastest of eager and "
-            "the modes of torch.compile, timed in turns with it",
+            "the modes of torch.compile, interleaved with it",
             "correctness": {
                 "max_relative_error": "NaN",
                 "max_absolute_error": "NaN",
                 "extra": {
                     "cases": cases,
                     "judge": f"kagent {operator.kernel(name).origin.kagent}",
-                    "tolerance": "k times what torch errs and a floor, per row, element and bias",
+                    "tolerance": "k times torch's error plus a floor, per row, element and bias",
                 },
             },
             "performance": {

@@ -51,7 +51,7 @@ class LibraryEntrant:
 
 @dataclass(frozen=True)
 class TimedResult:
-    """What became of one entrant: refused with the reason, or its facts."""
+    """The result of one entrant: refused with the reason, or its facts."""
 
     id: str
     refused: str = ""
@@ -191,7 +191,9 @@ class _Verified:
         return None
 
     def race(self, entrants: Sequence[LibraryEntrant]) -> list[Race]:
-        """On the visible cases, and on hidden ones where the task has any; the last one counts."""
+        """Race on the visible cases, and on hidden ones where the task has any. The last race
+        counts.
+        """
         if not entrants:
             return [Race((), {})]
         self._say("racing on the visible cases")

@@ -1,4 +1,4 @@
-"""What makes a library a package: for pip, and for Hugging Face `kernels`.
+"""Packaging of a library: for pip, and for Hugging Face `kernels`.
 
 pip builds torch-ext/NAME and compiles the C++ kernels while it does (setup.py). `kernels` loads
 build/torch-universal/, a copy of the package, under a name of its own; it reads metadata.json, and
@@ -36,7 +36,7 @@ _CUDA = (
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the module of an operator offers: a function, modules, and layers for `kernels`."""
+    """Public names of an operator's module: a function, modules, and layers for `kernels`."""
 
     task: str
     function: str
@@ -94,7 +94,7 @@ def packaging_files(library: LibraryRecord) -> dict[str, str]:
             "init.py.j2", library=library, offered=offered, exported=exported
         ),
         f"{package}/layers.py": render("layers.py.j2", offered=offered, exported=layers),
-        f"{package}/operators/__init__.py": '"""What users call."""\n',
+        f"{package}/operators/__init__.py": '"""Functions and modules for users."""\n',
         f"{package}/kernels/__init__.py": '"""Kernels, as they were judged."""\n',
         f"{package}/py.typed": "",
         f"{package}/metadata.json": _metadata(library, backends),
@@ -121,7 +121,7 @@ def _metadata(library: LibraryRecord, backends: list[str]) -> str:
 
 
 def _hub_name(library: LibraryRecord) -> str:
-    """As `kernels` wants it: dashes, and the package is called the same with underscores."""
+    """Name of the package as `kernels` wants it: with dashes, where the package has underscores."""
     return library.name.replace("_", "-")
 
 
@@ -134,7 +134,7 @@ def _hub_version(library: LibraryRecord) -> int:
 
 
 def names_of(operator: OperatorRecord) -> Names:
-    """What a module offers, read from its text: `__all__`, and the keys of `LAYERS`.
+    """Read a module's public names from its text: `__all__`, and the keys of `LAYERS`.
 
     Raises:
         UserError: One of them is missing, or no plain list.
@@ -228,7 +228,7 @@ def trying_files(library: LibraryRecord) -> dict[str, str]:
 
 
 def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> str:
-    """What is wrong with a library by its own tests, with where they say more; "" if nothing is.
+    """Run a library's own tests; return the failure and the file with more, "" if all pass.
 
     Args:
         name: Of its package.
@@ -248,4 +248,4 @@ def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> str:
         write_file(log, tested.log)
     except OSError as e:
         raise UserError(f"{log}: cannot be written ({e.strerror})") from None
-    return f"the library's own tests do not pass: {tested.why} (what they printed: {log})"
+    return f"the library's own tests do not pass: {tested.why} (their output: {log})"

@@ -1,4 +1,4 @@
-"""What a kernel library holds, as data: operators, their kernels, and what each device measured.
+"""Contents of a kernel library, as data: operators, their kernels, and each device's measurements.
 
 A library on disk is one of these records (PROVENANCE.json) with its texts in files beside it, so
 that a later export, or `kagent certify`, reads back exactly what was written.
@@ -22,7 +22,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class OriginRecord:
-    """Where a kernel comes from, and what its run found.
+    """The origin of a kernel, and the findings of its run.
 
     `ratio`, `low` and `high` are the final race's, on hidden cases: time of the fastest of eager
     and the torch.compile modes / its own time, with the 95 % interval.
@@ -132,7 +132,7 @@ class PointRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """What was measured on one model of device.
+    """Measurements on one model of device.
 
     `capability` is what must agree for its figures to stand in for those of another model: "sm_90"
     of a GPU; of a CPU its architecture and vector level, "x86_64-v4".
@@ -162,7 +162,7 @@ class OperatorRecord:
     operator_py: str = field(repr=False)
 
     def kernel(self, kernel_id: str) -> KernelRecord:
-        """By its id.
+        """Return the kernel with an id.
 
         Raises:
             KeyError: There is none.

@@ -1,4 +1,4 @@
-"""Where a kernel was found correct: the checked cases of each dtype, as bounds.
+"""Regions where a kernel was found correct: the checked cases of each dtype, as bounds.
 
 A case shows that one shape works. Between two checked sizes of a dimension lie sizes that were not
 checked; the check cases are chosen odd, prime and extreme so that what holds for them holds between

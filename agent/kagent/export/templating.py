@@ -52,7 +52,9 @@ def words(text: object) -> str:
 
 
 def _defused(found: re.Match[str]) -> str:
-    """What begins a heading, a list or a rule, as it is read and not as it works."""
+    """Escape characters that begin a heading, a list or a rule, so that they are shown and not
+    used.
+    """
     return "".join(f"&#{ord(c)};" for c in found[0])
 
 

@@ -1,4 +1,4 @@
-"""What export and certify say at their end, for people and as JSON."""
+"""Final output of export and certify, for people and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which candidates are to be exported, from runs on disk; refused where their figures do not hold.
+"""Choice of candidates to export, from runs on disk. Those whose figures do not hold are refused.
 
 What can be known without a machine is decided here: whether a run is finished, by which judge, on
 which task, and whether its winner beat torch at all.
@@ -44,7 +44,7 @@ class Winner:
 
     @property
     def language(self) -> Language:
-        """What its kernels are written in."""
+        """Language of its kernels."""
         return language_of_source(self.source)
 
     @property
@@ -61,7 +61,7 @@ class Winner:
 
     @property
     def origin(self) -> OriginRecord:
-        """What a library says of it."""
+        """Origin of a winner, as a library records it."""
         lineage, found = self.history.lineage, self.versus_torch
         path = lineage.path(self.candidate.id)
         authors = [c.proposal.origin.model for c in path if c.proposal.origin is not None]

@@ -39,8 +39,8 @@ def refuse_edited(disk: OnDisk) -> None:
     if changed := [p for p in disk.changed() if (disk.folder / p).exists()]:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise UserError(
-            f"{disk.folder}: {', '.join(changed[:3])}{more} was edited since the last export: take "
-            "the changes out of the way, or let them be overwritten with --force"
+            f"{disk.folder}: {', '.join(changed[:3])}{more} was edited since the last export: move "
+            "the changes away, or overwrite them with --force"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a model is sent, what comes back, and how a call fails."""
+"""Requests to a model, its replies, and its failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a failed call cost all the same, as far as the endpoint said."""
+    """Cost of a failed call, as far as the endpoint reported it."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""What a reply says beside its file: the hypothesis, and the speed-up that is expected of it."""
+"""Claims that a reply makes beside its file: the hypothesis, and the expected speed-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an answer in words to a draft: the same for a model's reply and for one from outside."""
+"""Drafts from answers: the same for a model's reply and for an answer from outside."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ N = TypeVar("N", int, float)
 
 
 def draft_of(ask: Ask, answer: Answer | Rejected, origin: Origin) -> Draft:
-    """What an answer proposes. Where it holds no kernel, the draft says why and counts all the
-    same.
+    """Make a draft of an answer. If the answer holds no kernel, the draft gives the reason and
+    still counts.
     """
     other = mate(ask) if ask.operator is Operator.CROSSOVER else None
     parents = (ask.parent.id,) if other is None else (ask.parent.id, other.id)
@@ -45,7 +45,7 @@ def draft_of(ask: Ask, answer: Answer | Rejected, origin: Origin) -> Draft:
 
 
 def origin_of(calls: Sequence[ModelCall], card: str) -> Origin:
-    """Who answered last, and what all calls for the answer took together."""
+    """Return the model that answered last, and the cost of all calls for the answer."""
     return Origin(
         model=calls[-1].model,
         card=card,
@@ -63,7 +63,7 @@ def text_of(prompt: Prompt) -> str:
 
 
 def _name(ask: Ask, source: str, card: str) -> str:
-    """What to call the structure: by its technique, or as the parent, but in its own language."""
+    """Name the structure: by its technique, or as the parent, but in its own language."""
     if ask.operator in (Operator.TUNE, Operator.REPAIR) or not card:
         name = ask.parent.proposal.name
         language, _, rest = name.partition("_")

@@ -85,7 +85,9 @@ class Endpoint:
         await self._client.close()
 
     async def _attempt(self, prompt: Prompt, call: HttpCall) -> Failure | None:
-        """Why there is no usable reply in `call.buffer`; None if there is."""
+        """Make one call; return why there is no usable reply in `call.buffer`, or None if there is
+        one.
+        """
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._model.reply_s):
                 await self._converse(prompt, call)
@@ -136,7 +138,7 @@ class Endpoint:
                 await read_stream(await response.parse(), buffer)
 
     def _judge(self, buffer: ResponseBuffer) -> Failure | None:
-        """What is wrong with a reply that has ended."""
+        """Return the fault of a reply that has ended, or None."""
         again = failures.AGAIN
         if buffer.error is not None:
             return failures.of_stated(buffer.error, self._scrub)
@@ -158,7 +160,7 @@ class Endpoint:
         return Failure("sent an empty reply", again)
 
     def _broken(self, buffer: ResponseBuffer) -> Failure:
-        what = f"broke the reply off after {buffer.characters} characters"
+        what = f"ended the reply early, after {buffer.characters} characters"
         return Failure(what, "try again, or check the network and the server")
 
     def _too_late(self, call: HttpCall) -> Failure:

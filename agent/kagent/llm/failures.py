@@ -29,7 +29,7 @@ _SECRET_FROM = 8  # characters: shorter keys are placeholders such as EMPTY
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What happened, what to do, and whether asking again cannot help."""
+    """A failure: its description, the remedy, and whether a retry can help."""
 
     what: str
     remedy: str
@@ -40,7 +40,7 @@ KEY_UNSENDABLE = Failure("the key cannot be sent in a header", KEY_REMEDY, perma
 
 
 class Unusable(Exception):  # noqa: N818 - a way out of a call, never seen outside of `Endpoint`
-    """What was received is no reply."""
+    """The received data is no reply."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.what)
@@ -133,7 +133,7 @@ def _knows_no_model(error: openai.APIStatusError, text: str) -> bool:
 
 
 def _asked_to_wait(response: httpx2.Response, say: Scrub) -> str:
-    """What Retry-After says: seconds, or a date."""
+    """Describe the wait that Retry-After asks for: seconds, or a date."""
     wait = shown(say(response.headers.get("retry-after", "")))
     if not wait:
         return ""

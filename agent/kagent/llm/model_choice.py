@@ -1,4 +1,4 @@
-"""Which model is asked next: by weights, or by what each has gained for its cost.
+"""Choice of the next model: by weights, or by each model's gain for its cost.
 
 A model's rate is the logarithm of the speed-up that its promotions brought, per dollar, or per
 second of its calls where a price is not known. Calls are shared in proportion to weight and to the

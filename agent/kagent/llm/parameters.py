@@ -1,4 +1,4 @@
-"""Which parameters an endpoint takes. Servers differ, and the first refusal teaches.
+"""Parameters that an endpoint takes. Servers differ, and the first refusal teaches.
 
 Reasoning models refuse `temperature` and want `max_completion_tokens` instead of `max_tokens`; some
 servers refuse `stream_options`, streaming, or a system message. A refusal that names one of these
@@ -22,7 +22,7 @@ _TOO_MUCH = ("too large", "at most", "context length", "context window", "exceed
 
 @dataclass(frozen=True, slots=True)
 class EndpointParameters:
-    """What requests hold, as far as was learned."""
+    """Parameters of requests to one endpoint, as far as they were learned."""
 
     limit: Limit | None = "max_tokens"  # None: neither name is taken
     temperature: bool = True
@@ -77,7 +77,7 @@ class EndpointParameters:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What the endpoint was found not to take."""
+        """Parameters that the endpoint was found not to take."""
         known = {
             "max_tokens": self.limit == "max_tokens",
             "a limit of tokens": self.limit is not None,

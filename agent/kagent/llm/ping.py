@@ -19,7 +19,7 @@ _PROMPT = Prompt("You answer in one word.", "Are you ready?")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a call went."""
+    """The result of a trial call."""
 
     model: ModelConfig
     result: Reply | ModelError
@@ -34,7 +34,7 @@ class Trial:
         said = f"replied in {reply.seconds:.1f} s"
         parts = [f"{said}, cut at the token limit" if reply.truncated else said]
         if reply.input_tokens is None:
-            parts.append("says no token counts, so that limits count the most a call can take")
+            parts.append("reports no token counts, so limits assume the most that a call can take")
         else:
             parts.append(f"{reply.input_tokens} + {reply.output_tokens} tokens")
         if reply.dollars is not None:

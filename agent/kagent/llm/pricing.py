@@ -1,4 +1,4 @@
-"""What calls cost, by the prices that the user states or those of the genai-prices table."""
+"""Cost of calls, by the user's prices or those of the genai-prices table."""
 
 from __future__ import annotations
 

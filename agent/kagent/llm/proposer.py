@@ -80,7 +80,7 @@ class ModelProposer:
         self._paid: dict[int, list[ModelCall]] = {}  # by ask: failures and duplicates included
 
     async def propose(self, ask: Ask) -> Draft | None:
-        """What the harness finds by itself, else the model's answer."""
+        """Return the harness's own proposal, else the model's answer."""
         if ask.operator is Operator.SWEEP:
             return _sweep(ask)
         if ask.operator is Operator.RECOMBINE:

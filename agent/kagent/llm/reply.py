@@ -40,7 +40,7 @@ _STARTS = re.compile(r"""^(?:import |from |def |class |@|\"""|''')""", re.MULTIL
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a reply proposes."""
+    """The proposal in a reply."""
 
     hypothesis: str  # one line
     predicted: float | None  # speed-up over the parent: 1.2 = 20 % faster
@@ -146,7 +146,7 @@ def _unfenced(text: str, entry: str) -> tuple[str | None, Sequence[str]]:
 
 
 def _why_none(blocks: Sequence[Block], text: str, entry: str, *, truncated: bool) -> str:
-    """What the next attempt should do otherwise."""
+    """Explain why there is no kernel, as advice for the next attempt."""
     if not text.strip():
         return f"the reply is empty: {FORM}"
     if truncated or any(not b.closed for b in blocks):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 MOST_CHARACTERS = 400_000
-"""Of a reply's text: a file of 10,000 lines. Anything longer is no kernel."""
+"""Most characters of a reply: a file of 10,000 lines. Anything longer is no kernel."""
 MOST_REASONING = 4_000_000
 """Characters of reasoning, which are thrown away, before a reply is given up."""
 _CUT = ("length", "max_tokens", "max_output_tokens")
@@ -18,7 +18,7 @@ _CUT = ("length", "max_tokens", "max_output_tokens")
 
 @dataclass(slots=True)
 class ResponseBuffer:
-    """What has been received so far of one reply."""
+    """The part of one reply that has been received so far."""
 
     finish: str = ""  # why the model ended; "" while it goes on
     cut: bool = False  # stopped here, at one of the limits above
@@ -102,7 +102,7 @@ class ResponseBuffer:
 
     @property
     def refusal(self) -> str:
-        """What the model said in place of an answer."""
+        """Text that the model sent in place of an answer."""
         return "".join(self._refusal)
 
     @property

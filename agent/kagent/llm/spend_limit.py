@@ -1,4 +1,4 @@
-"""What may still be spent: limits on money and tokens that count what is in flight."""
+"""Limits on money and tokens that include calls in flight."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SpendLimit:
         self._dollars += (call.dollars if call.dollars is not None else most.dollars) or 0.0
 
     def _full(self, most: CallBound) -> Stop | None:
-        """What there is not enough of for one more call."""
+        """Name the resource that does not suffice for one more call."""
         dollars = self._dollars + sum(h.dollars or 0.0 for h in self._held)
         if self._max_dollars is not None and dollars + (most.dollars or 0.0) > self._max_dollars:
             return Stop.COST

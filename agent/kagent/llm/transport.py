@@ -1,4 +1,4 @@
-"""What arrives on the wire: responses of any kind, read within limits of size and of patience."""
+"""Responses from the wire, of any kind, read within limits of size and time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kagent.llm.response import ResponseBuffer, member
 STALL_S = 120.0
 """Silence in the middle of a reply. Before its first words a model may think for longer."""
 GRACE_S = 5.0
-"""After the end of a reply, for its token counts."""
+"""Seconds after the end of a reply in which its token counts may come."""
 MOST_BYTES = 64 << 20
-"""Of a response: 100,000 tokens, each in a chunk of its own, are 30 MB."""
+"""Most bytes of a response: 100,000 tokens, each in a chunk of its own, are 30 MB."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ async def on_response(response: httpx2.Response) -> None:
 
 
 def _wait_s(response: httpx2.Response) -> float:
-    """What Retry-After asks for; 0 where it says nothing, or a date."""
+    """Return the wait that Retry-After asks for; 0 where it says nothing, or a date."""
     try:
         return float(response.headers.get("retry-after", "0"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a model is told: templates and technique cards of prompts/, filled in from a run."""
+"""Prompts: templates and technique cards of prompts/, filled in from a run."""
 
 from kagent.prompting.prompter import TEMPLATES, Prompter
 from kagent.prompting.run_facts import RunFacts, run_facts_of

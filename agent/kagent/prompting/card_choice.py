@@ -1,4 +1,4 @@
-"""Which technique card an ask gets: pure, different for proposals that are in flight together.
+"""Choice of an ask's technique card: pure, and different for proposals in flight together.
 
 The cards lie in an order that the run's seed shuffles once. An ask takes one of those whose place
 in that order equals its own number, modulo the proposals in flight: neighbours never share a card

@@ -41,7 +41,7 @@ LanguageName = Annotated[str, pydantic.AfterValidator(lambda name: language(name
 
 
 class FrontMatter(BaseModel):
-    """What a card says about itself."""
+    """The front matter of a card."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -74,7 +74,7 @@ class Card:
 
     @property
     def title(self) -> str:
-        """What the technique is called."""
+        """Name of the technique."""
         return self.front.title
 
     def is_for_task(self, name: str) -> bool:
@@ -104,7 +104,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is the same for all prompts of a run: the task, the target, the languages."""
+    """Facts that all prompts of a run share: the task, the target, the languages."""
 
     task: str
     target: str

@@ -84,7 +84,7 @@ def _bound(task: Task, case: Case, ceilings: Ceilings | None) -> str:
 
 
 def bounds_of(task: Task, cases: list[BenchCase], launches: int | None) -> frozenset[str]:
-    """What limits the task: "latency" where floors are short or a call has several launches.
+    """Name the limits of the task: "latency" where floors are short or a call has several launches.
 
     Where torch may do the products, kernels do the rest, and that is bound by memory.
     """

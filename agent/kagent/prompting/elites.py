@@ -1,4 +1,4 @@
-"""Which other candidates a prompt shows beside the parent, and how much of them."""
+"""Choice of the other candidates that a prompt shows beside the parent, and of their excerpts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _adds(
 
 
 def _ancestors(candidate: Candidate, lineage: Lineage) -> set[int]:
-    """Whatever the candidate was made of, whose ideas it holds."""
+    """Return all candidates that the candidate was made of, whose ideas it holds."""
     found: set[int] = set()
     pending = list(candidate.proposal.parents)
     while pending:
@@ -82,7 +82,7 @@ def _ancestors(candidate: Candidate, lineage: Lineage) -> set[int]:
 
 
 def _family(candidate: Candidate) -> str:
-    """What candidates share that differ in the values of tunables alone."""
+    """Key that candidates share if they differ in the values of tunables alone."""
     file = read_tunables(candidate.proposal.source)
     return file.family if file is not None else candidate.proposal.source
 

@@ -20,7 +20,7 @@ _OPEN = re.compile(r"^[^\s/#}].*")  # a line at the margin that is no comment an
 
 
 def outline(source: str, entry: str) -> str:
-    """What the file says about itself; its host function where it says nothing."""
+    """Return the file's own description, or its host function where it has none."""
     about = docstring(source)
     if about:
         return fenced(clipped(about.partition("\n\n")[0], ABOUT_LINES))
@@ -29,8 +29,8 @@ def outline(source: str, entry: str) -> str:
 
 
 def sketch(source: str, entry: str) -> str:
-    """What to show of a file that nobody has measured, where it is not to be changed: the source if
-    it is short, else what it says about itself and its host function.
+    """Return an excerpt of an unmeasured file that is not to be changed: the source if it is short,
+    else its own description and its host function.
     """
     if source.count("\n") < SHORT_LINES:
         return fenced(source, "python")
@@ -48,8 +48,8 @@ def host_function(source: str, entry: str) -> str:
 
 
 def essentials(source: str, known: str, entry: str, lines: int) -> str:
-    """At most about `lines` lines of a long file, in its order: the pieces that `known` lacks,
-    the host function and kernels before the others. What is left out is said.
+    """Return at most about `lines` lines of a long file, in its order. The pieces that `known`
+    lacks, the host function and kernels come before the others. A note tells of omissions.
     """
     pieces = list(_pieces(source))
     seen = {_plain(p.text) for p in _pieces(known)}
@@ -79,7 +79,7 @@ class _Piece:
     text: str
 
     def rank(self, entry: str) -> int:
-        """What to keep first: the host function, kernels, the rest."""
+        """Return the order in which to keep parts: the host function, kernels, the rest."""
         if self.text.startswith(f"def {entry}("):
             return 0
         return 1 if re.search(r"\b__global__\b|^@.*\bjit\b", self.text, re.MULTILINE) else 2

@@ -63,7 +63,7 @@ class Fault:
 
 
 def distil(rejected: Rejected, source: str, task: Task, kind: Kind) -> Fault:
-    """What the next attempt should read of a rejection."""
+    """Distil a rejection for the next attempt."""
     return Fault(
         status=rejected.status,
         stage=rejected.stage,

@@ -1,4 +1,4 @@
-"""What a device is, as far as a kernel's author needs it: limits, rates, instructions.
+"""Facts about a device for a kernel's author: limits, rates, instructions.
 
 Device facts say what was found on the run's machine; the rest follows from the architecture and
 stands here (sources: "Technical Specifications per Compute Capability" and "Arithmetic
@@ -21,7 +21,7 @@ RESERVED_SHARED_BYTES = 1024  # of each block, since sm_80
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What a compute capability has beyond `kagent_sandbox.data.target`."""
+    """Facts about a compute capability beyond `kagent_sandbox.data.target`."""
 
     generation: str
     blocks: int  # resident on a multiprocessor
@@ -76,9 +76,9 @@ _CLUSTERS = {
         "second round, which doubles the time: a counter for the next item makes them harmless"
     )
 }
-"""By capability and multiprocessors: what follows from how those are grouped: from the possible
-groups, and one H100 that was mapped (accel-sim/gpu-app-collection#87), where clusters of 8 blocks
-used 120 of them.
+"""Most clusters by capability and multiprocessors. They follow from the possible groups of
+multiprocessors, and from one H100 that was mapped (accel-sim/gpu-app-collection#87), where clusters
+of 8 blocks used 120 of them.
 """
 
 
@@ -103,7 +103,7 @@ class Hardware:
 
     @property
     def clusters(self) -> str:
-        """How many clusters run at once, where that is known."""
+        """Return how many clusters run at once, where that is known."""
         return _CLUSTERS.get((self.target.capability, self.units), "")
 
     @property
@@ -115,7 +115,7 @@ class Hardware:
         return self.units * per_clock * self.target.clock_khz / 1e9
 
     def residency(self, threads: int, registers: int, shared_bytes: int) -> Residency:
-        """How many blocks of a kernel a multiprocessor holds at once, and what limits them."""
+        """Return how many blocks of a kernel a multiprocessor holds at once, and their limit."""
         assert self.architecture is not None
         warps = max(1, -(-threads // 32))
         per_warp = -(-max(registers, 1) * 32 // REGISTER_UNIT) * REGISTER_UNIT

@@ -1,4 +1,4 @@
-"""What hidden cases are drawn from, as task.toml has it. The draws themselves appear nowhere."""
+"""Distributions of hidden cases, as task.toml has them. The draws themselves appear nowhere."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _choice(values: Sequence[str]) -> str:
 
 
 def strides_text(cases: Cases) -> str:
-    """Which strides and offsets inputs can have."""
+    """Describe the strides and offsets that inputs can have."""
     own = (*cases.check, *cases.bench)
     drawn = (*cases.hidden_check, *cases.hidden_bench)
     padded = [c.name for c in own if c.noncontiguous]

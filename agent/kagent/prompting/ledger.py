@@ -68,7 +68,7 @@ def entry(candidate: Candidate, lineage: Lineage) -> str:
 
 
 def outcome(candidate: Candidate, lineage: Lineage) -> str:
-    """What became of it, against what it was made from (see `Lineage.base`)."""
+    """Describe a candidate's outcome against its base (see `Lineage.base`)."""
     verdict = candidate.verdict
     if isinstance(verdict, Rejected):
         return f"{verdict.status}{where(verdict)}: {quoted(verdict.message, REASON_CHARS)}"

@@ -28,7 +28,9 @@ AT_ROOFLINE = 0.97  # a case with more of the roofline has little left to gain
 
 @dataclass(frozen=True, slots=True)
 class MeasuredText:
-    """What is known about a candidate. Tables are Markdown, empty where nothing was measured."""
+    """Texts about a candidate's measurements. Tables are Markdown, empty where nothing was
+    measured.
+    """
 
     id: int
     name: str
@@ -128,7 +130,7 @@ def _times(
 
 
 def _setting(verdict: Passed) -> str:
-    """Which values of the tunables the times are of, and what they are the times of."""
+    """Describe the measured configuration: the values of the tunables and their cases."""
     count = len(verdict.configs)
     text = (
         f"Each time is that of the fastest of {count} combinations of its tunables"
@@ -140,7 +142,7 @@ def _setting(verdict: Passed) -> str:
 
 
 def _headroom(timings: Sequence[CaseTiming], cases: Sequence[BenchCase]) -> str:
-    """Where the score can still grow: how much in all, and the cases furthest below."""
+    """Describe the headroom: the total, and the cases furthest below the roofline."""
     known = {c.name for c in cases}
     shares = {t.case: t.roofline_share for t in timings if t.case in known and t.roofline_share > 0}
     if not shares:

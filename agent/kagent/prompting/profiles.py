@@ -1,4 +1,4 @@
-"""What a profile of a candidate found, as data and in words. `kagent.review.profile` makes them."""
+"""Profiles of candidates, as data and in words. `kagent.review.profile` makes them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Profile:
 
 
 def in_words(kernel: KernelProfile, hardware: Hardware) -> list[str]:
-    """What a kernel engineer would say of it, the most important first."""
+    """Describe a profile as a kernel engineer would, the most important finding first."""
     lines = [*_measured_words(kernel, hardware)] if kernel.counters else []
     limits = " and ".join(kernel.limited_by)
     lines.append(
@@ -120,7 +120,7 @@ def _measured_words(kernel: KernelProfile, hardware: Hardware) -> Iterator[str]:
 
 
 def to_event(profile: Profile) -> Mapping[str, object]:
-    """As it is stored."""
+    """Return the profile as it is stored."""
     stored = to_json(profile)
     assert isinstance(stored, dict)
     return stored

@@ -1,4 +1,4 @@
-"""From an ask to the two messages that a model is sent: pure, so that a run can be replayed.
+"""Prompts from asks: the two messages to a model. Pure, so that a run can be replayed.
 
 The system message holds what is the same for a whole run (task, device, rules), so that endpoints
 can cache it; the user message holds the decision: parent, elites, ledger, card, what to do.
@@ -41,7 +41,7 @@ TEMPLATES: Mapping[Operator, str] = {
     Operator.REPAIR: "repair",
     Operator.TUNE: "tune",
 }
-"""What a model can be asked for, and the template of each."""
+"""The operators that a model can be asked for, and the template of each."""
 
 
 class Prompter:
@@ -119,7 +119,7 @@ class Prompter:
         )
 
     def profile(self, candidate: Candidate) -> str:
-        """What profiles of a candidate found, as a Markdown list; empty where there is none."""
+        """Profiles of candidates as a Markdown list; empty where there is none."""
         lines = [
             f"- {p.case}, `{kernel.kernel}`: " + "; ".join(in_words(kernel, self._device))
             for p in self._profiles
@@ -194,7 +194,7 @@ class Prompter:
 
 
 def _base(ask: Ask) -> Candidate:
-    """What a prediction is measured against: the parent, or of a rejected one its own parent."""
+    """Return the base of a prediction: the parent, or a rejected parent's own parent."""
     if not isinstance(ask.parent.verdict, Rejected):
         return ask.parent
     return ask.lineage.base(ask.parent.id) or ask.parent

@@ -1,4 +1,4 @@
-"""What a prompt says beyond its ask: the device, its ceilings, and what torch takes."""
+"""Facts that a prompt gives beyond its ask: the device, its ceilings, and torch's times."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from kagent.prompting.hidden_cases import generator_line, strides_text
 
 MEANING_LINES = 30
 EPSILON = {"bfloat16": 2**-7, "float16": 2**-10, "float32": 2**-23, "float64": 2**-52}
-"""Of the dtypes that results have; torch itself takes a second to import."""
+"""Machine epsilons of the dtypes that results have. torch itself takes a second to import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class TaskText:
 
 
 def about_task(task: Task, kind: Kind) -> TaskText:
-    """What a kernel's author must know of a task."""
+    """Describe a task to a kernel's author."""
     functions = _functions(task)
     eager = functions.get("eager")
     inputs = functions.get("inputs")

@@ -20,7 +20,7 @@ SUFFIX = ".md.j2"
 _RENDERING = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError,
 )  # fmt: skip
-"""What a template's expressions can raise."""
+"""Exceptions that a template's expressions can raise."""
 
 
 def folders(own: Path | None) -> list[Path]:

@@ -14,7 +14,7 @@ _PAUSE = re.compile(r"[.;:,](?=\s)")
 
 
 def one_line(text: str, limit: int) -> str:
-    """On one line, every character visible, at most `limit` characters."""
+    """Put a text on one line, with every character visible, in at most `limit` characters."""
     flat = _flat(text)
     return flat if len(flat) <= limit else flat[: limit - 1].rstrip() + ELLIPSIS
 
@@ -24,8 +24,8 @@ def _flat(text: str) -> str:
 
 
 def cut_at_a_pause(text: str, limit: int) -> str:
-    """As `one_line`, but what is too long ends at the last sentence or clause that fits, if that
-    leaves half of it.
+    """Shorten as `one_line` does, but end at the last sentence or clause that fits, if that leaves
+    half of the limit.
     """
     flat = _flat(text)
     if len(flat) <= limit:
@@ -38,8 +38,8 @@ def cut_at_a_pause(text: str, limit: int) -> str:
 
 
 def quoted(text: str, limit: int) -> str:
-    """What somebody else wrote, as data: one line between marks that it cannot close itself, cut at
-    a pause. Nothing where there is no text.
+    """Quote somebody else's text as data: one line between marks that it cannot close itself, cut
+    at a pause. Empty where there is no text.
     """
     flat = cut_at_a_pause(text.translate(_MARKS), limit)
     return f"“{flat}”" if flat else ""
@@ -75,7 +75,7 @@ def ratio(value: float) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """With a decimal prefix: 67.1 MB, 4.40 TFLOP."""
+    """Format with a decimal prefix: 67.1 MB, 4.40 TFLOP."""
     if value <= 0:
         return f"0 {unit}"
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):

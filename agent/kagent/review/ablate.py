@@ -1,4 +1,4 @@
-"""What bought what: the winner's edits taken back one at a time, and timed beside the winner.
+"""Ablation: take the winner's edits back one at a time, and time each version beside the winner.
 
 An edit is a step of the winner's path. Taking it back is a three-way merge: the winner, less what
 changed from the step's parent to the step. Later steps may have built on it; then the merge
@@ -35,7 +35,7 @@ class Revert:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What an edit is worth: time without it / time with it, so above 1 it helps.
+    """The worth of an edit: time without it / time with it, so above 1 it helps.
 
     `in_place`: measured by taking it back from the winner; otherwise where it was made, against its
     own parent. `failed` says why it could not be measured at all.
@@ -65,7 +65,7 @@ CONTROL = "nothing (control)"
 
 
 def reverts(lineage: Lineage, winner: Candidate) -> list[Revert]:
-    """What there is to take back, along the path from the seed."""
+    """List the edits to take back, along the path from the seed."""
     path = lineage.path(winner.id)
     found = [Revert(CONTROL, winner.proposal.source)]
     for before, after in itertools.pairwise(path):
@@ -178,7 +178,7 @@ class Ablator:
 
 
 def _worth(empty: Contribution, verdict: Passed) -> Contribution:
-    """From a comparison of the version without the edit with the one that has it."""
+    """Return the worth from a comparison of the versions without and with the edit."""
     versus = verdict.versus
     assert isinstance(versus, Comparison)
     return replace(
@@ -192,7 +192,7 @@ def _worth(empty: Contribution, verdict: Passed) -> Contribution:
 
 
 def to_event(ablation: Ablation) -> Mapping[str, object]:
-    """As it is stored."""
+    """Return the ablation as it is stored."""
     stored = to_json(ablation)
     assert isinstance(stored, dict)
     return stored

@@ -1,4 +1,4 @@
-"""What `kagent ablate` prints."""
+"""Output of `kagent ablate`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ranked(ablation: Ablation) -> list[Contribution]:
 
 
 def how(c: Contribution) -> str:
-    """In which way it was measured."""
+    """Describe how the worth was measured."""
     if c.failed:
         return "not measured"
     if c.label == CONTROL:

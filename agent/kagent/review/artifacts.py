@@ -1,4 +1,4 @@
-"""What a candidate was asked with, answered with, and built into."""
+"""Texts of a candidate: its prompt, its reply, and its compiled code."""
 
 from __future__ import annotations
 
@@ -93,5 +93,5 @@ def ptx_texts(built: Built) -> Iterator[tuple[str, str]]:
 
 
 def _kernels(built: Built) -> dict[str, KernelInfo]:
-    """By hash."""
+    """Return the kernels by hash."""
     return {k.hash: k for plan in built.plans.values() for k in plan.kernels}

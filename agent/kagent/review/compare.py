@@ -46,7 +46,7 @@ def diff_json(lineage: Lineage, before: Candidate, after: Candidate) -> Row:
 def diff_view(
     lineage: Lineage, before: Candidate, after: Candidate, *, matrix: bool
 ) -> RenderableType:
-    """What changed in the source, the times and the compiled kernels."""
+    """Show the differences of two candidates in the source, the times and the compiled kernels."""
     names = f"#{before.id} {before.proposal.name}", f"#{after.id} {after.proposal.name}"
     parts: list[RenderableType] = [
         Text(f"{names[0]} → {names[1]}", "bold"),

@@ -28,7 +28,7 @@ class PageServer(http.server.ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
 
@@ -43,7 +43,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
         page = self._pages.get(self.path)
         if host not in _HOSTS:
-            self._send(403, "text/plain", f"this page is for {self.server.url} alone\n")
+            self._send(403, "text/plain", f"this page is served at {self.server.url} only\n")
         elif page is None:
             self._send(404, "text/plain", f"there is only {self.server.url}\n")
         else:

@@ -1,4 +1,4 @@
-"""What a candidate's kernels do on the device: static facts always, counters where ncu is."""
+"""Profiles of a candidate's kernels: static facts always, counters where ncu is."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SCALE = {"nsecond": 1e-3, "usecond": 1.0, "msecond": 1e3, "second": 1e6,
 
 
 def static_profile(plan: Plan, hardware: Hardware) -> tuple[KernelProfile, ...]:
-    """What the plan and the compiled code tell, launch by launch. GPUs only."""
+    """Return the static facts of the plan and the compiled code, launch by launch. GPUs only."""
     kernels = {k.hash: k for k in plan.kernels}
     found = []
     for op in plan.ops:
@@ -149,7 +149,7 @@ def _reason(output: str) -> str:
     errors = re.findall(r"==(?:ERROR|PROF|WARNING)== (.*)", output)
     marked = re.findall(r"==ERROR== (.*)", output)
     last = [line for line in output.strip().splitlines() if line.strip()][-1:]
-    return str((marked or errors or last or ["it ended without a word"])[0])
+    return str((marked or errors or last or ["it ended without output"])[0])
 
 
 def with_counters(

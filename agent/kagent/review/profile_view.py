@@ -1,4 +1,4 @@
-"""What `kagent profile` prints."""
+"""Output of `kagent profile`."""
 
 from __future__ import annotations
 

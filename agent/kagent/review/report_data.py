@@ -1,4 +1,4 @@
-"""What a report's page shows of a run, as JSON: computed here, drawn by page/report.js."""
+"""Data of a report's page, as JSON: computed here, drawn by page/report.js."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def _roofline(history: History, manifest: Manifest) -> Json | None:
 
 
 def environment_rows(manifest: Manifest) -> list[tuple[str, str]]:
-    """What the figures were measured on and with."""
+    """Rows about the device and environment of the figures."""
     env = manifest.environment
     rows = [("device", manifest.device)]
     key = str(env.get("key", ""))
@@ -250,7 +250,7 @@ def environment_rows(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _noise(environment: Mapping[str, object]) -> str | None:
-    """What the A/A comparison at the start of a run found; None where there was none."""
+    """Findings of the A/A test at the start of a run; None where there was none."""
     try:
         return from_json(Noise, environment.get("noise")).text
     except RecordError:
@@ -258,7 +258,7 @@ def _noise(environment: Mapping[str, object]) -> str | None:
 
 
 def cost_line(history: History) -> str:
-    """What the models' calls cost; empty where there were none."""
+    """Describe the cost of the models' calls; empty where there were none."""
     return spent_text(history.spent) if history.spent.calls else ""
 
 
@@ -320,7 +320,7 @@ def rejection_rows(lineage: Lineage) -> list[Json]:
 
 
 def ablation_rows(history: History) -> list[Json]:
-    """What each edit of the winner was found to be worth; empty where nothing was ablated."""
+    """Rows with the measured worth of each edit of the winner; empty where nothing was ablated."""
     ablation = stored_ablation(history)
     return [
         {

@@ -56,8 +56,8 @@ def _class(kind: _TokenType) -> str:
 
 
 def changes(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int, int, int]]:
-    """What differs between two lists of line numbers: (start, end) in one, (start, end) in the
-    other.
+    """List the differences between two lists of line numbers: (start, end) in one, (start, end) in
+    the other.
     """
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     return [(i1, i2, j1, j2) for tag, i1, i2, j1, j2 in matcher.get_opcodes() if tag != "equal"]

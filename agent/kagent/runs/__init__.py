@@ -1,1 +1,1 @@
-"""What a run is: lineage, asks, events, costs; and its folder on disk."""
+"""Runs: lineage, asks, events, costs; and the run's folder on disk."""

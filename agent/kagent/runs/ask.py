@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What stays the same for all decisions of a run."""
+    """Facts that stay the same for all decisions of a run."""
 
     task: Task
     kind: Kind

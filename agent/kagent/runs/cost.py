@@ -1,4 +1,4 @@
-"""What calls of a model cost: one call, and the sum over a run."""
+"""Cost of calls of a model: one call, and the sum over a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ModelCall:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What all calls of a run have cost so far."""
+    """Cost of all calls of a run so far."""
 
     calls: int = 0
     failed: int = 0
@@ -34,7 +34,7 @@ class Spent:
     seconds: float = 0.0
 
     def and_call(self, call: ModelCall) -> Spent:
-        """With one more call."""
+        """Return the sum with one more call."""
         unpriced = call.dollars is None and not call.error
         return Spent(
             calls=self.calls + 1,

@@ -1,4 +1,4 @@
-"""What a run tells whoever watches: one frozen dataclass per thing that happened.
+"""Events of a run: one frozen dataclass per kind.
 
 The core prints nothing. `evolve` calls an `Observer` with each event, from its own thread and in
 order; an observer must return quickly and must not raise.
@@ -17,17 +17,17 @@ from kagent.runs.final_race import FinalRace
 
 
 class Step(StrEnum):
-    """What is being done with a proposal."""
+    """The step in progress for a proposal."""
 
     PROPOSE = "propose"
-    WAIT = "wait"  # for a core or for the timed lane
+    WAIT = "wait"  # for a core or for the device
     BUILD = "build"
     CHECK = "check"
     MEASURE = "measure"
 
 
 class Stop(StrEnum):
-    """Why a run ended."""
+    """The reason why a run ended."""
 
     BUDGET = "budget"
     """The budget is used up."""

@@ -99,7 +99,7 @@ def _refuse_programs(path: Path, db: sqlite3.Connection) -> None:
 
 
 def _only_a_file(path: Path) -> None:
-    """Nothing in a run's folder is a link, a pipe or a device.
+    """Make sure that a file of a run's folder is no link, pipe or device.
 
     Raises:
         RunError: This is.

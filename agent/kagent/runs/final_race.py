@@ -21,7 +21,7 @@ CLOSE = 0.02  # log speed-up below the incumbent's at which a race can still tur
 
 @dataclass(frozen=True, slots=True)
 class FinalRace:
-    """Who raced, the incumbent first, and the result. `winner` is None if all of them failed."""
+    """The entrants, the incumbent first, and the result. `winner` is None if all of them failed."""
 
     finalists: tuple[int, ...]
     winner: int | None

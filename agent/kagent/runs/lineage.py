@@ -1,4 +1,4 @@
-"""What was proposed, what became of it, and questions about that: append-only, and pure to read.
+"""The lineage of a run: its proposals and their verdicts. It is append-only, and pure to read.
 
 Ids are the positions of records: candidate 7 is `lineage[7]`. A decision is taken on the lineage as
 it stood when it was taken (`as_of(proposal.seen)`), so that stored verdicts replay to the same
@@ -24,7 +24,7 @@ PROMOTION = 0.95
 
 
 class Operator(StrEnum):
-    """How a proposal came to be."""
+    """The way in which a proposal was made."""
 
     SEED = "seed"
     """A file of the task's folder."""
@@ -45,12 +45,12 @@ class Operator(StrEnum):
 
 
 FREE = (Operator.SEED, Operator.SWEEP)
-"""What is not charged to the budget; neither are duplicates."""
+"""Operators that are not charged to the budget. Duplicates are free, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who wrote a proposal, and what that cost: all calls for it together, duplicates included."""
+    """The model that wrote a proposal, and the cost of all calls for it, duplicates included."""
 
     model: str  # as the user named it; "ask/tell" for an answer from outside
     card: str = ""  # the technique that the prompt named
@@ -87,7 +87,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What building a proposal told. Hashes identify its syntax tree and all of its plans."""
+    """Facts from building a proposal. Hashes identify its syntax tree and all of its plans."""
 
     tree_hash: str
     work_hash: str
@@ -127,7 +127,7 @@ class Candidate:
 
     @property
     def cost_s(self) -> float:
-        """Seconds of the model, of building and of the timed lane that it took."""
+        """Seconds of the model, of building and of the device that it took."""
         lane = self.verdict.lane_s if isinstance(self.verdict, Passed) else 0.0
         origin = self.proposal.origin
         call = origin.seconds if origin is not None else 0.0
@@ -172,7 +172,7 @@ class Speed:
 
     @property
     def cautious(self) -> float:
-        """To rank by: `log` less its standard error, so that luck in a noisy moment counts
+        """Value to rank by: `log` less its standard error, so that luck in a noisy moment counts
         little.
         """
         return self.log - self.stderr
@@ -220,7 +220,7 @@ class Lineage:
         return promoted
 
     def _withdraw(self, withdrawal: Withdrawal) -> None:
-        """From now on the incumbent counts as rejected; what was decided before stays decided."""
+        """Count the incumbent as rejected from now on. Earlier decisions stay as they were."""
         gone = withdrawal.id
         if not self._incumbents or gone != self._incumbents[-1]:
             raise ValueError(f"candidate {gone} is withdrawn, and is not the incumbent")
@@ -231,8 +231,8 @@ class Lineage:
             self._incumbents.append(left.id)
 
     def incumbent_without(self, gone: Collection[int]) -> Candidate | None:
-        """Who is the incumbent once some are withdrawn: the one before them; if there is none, the
-        best that was timed in full.
+        """Return the incumbent that follows once some are withdrawn: the one before them; if there
+        is none, the best that was timed in full.
         """
         before = [i for i in self._incumbents if i not in gone]
         if before:
@@ -319,7 +319,7 @@ class Lineage:
         return tuple(c for c in self if c.proposal.operator is Operator.SEED)
 
     def speed(self, candidate_id: int) -> Speed | None:
-        """What to rank a candidate by; None if it was rejected."""
+        """Return the speed that a candidate is ranked by; None if it was rejected."""
         return self._speeds.get(candidate_id)
 
     def log_speed(self, candidate_id: int) -> float:
@@ -328,7 +328,7 @@ class Lineage:
         return speed.log if speed else -math.inf
 
     def base(self, candidate_id: int) -> Candidate | None:
-        """What a candidate's prediction is compared with: its first parent, or if that one was
+        """Return the base of a candidate's prediction: its first parent, or if that one was
         rejected the nearest of its own first parents that passed. None where there is none.
         """
         for candidate in reversed(self.path(candidate_id)[:-1]):
@@ -372,14 +372,14 @@ class Lineage:
         return self._children[candidate_id]
 
     def path(self, candidate_id: int) -> list[Candidate]:
-        """From a seed to this candidate, following first parents."""
+        """Return the path from a seed to this candidate, following first parents."""
         path = [self[candidate_id]]
         while path[-1].proposal.parents:
             path.append(self[path[-1].proposal.parents[0]])
         return path[::-1]
 
     def rejections(self) -> Counter[tuple[Stage, Status]]:
-        """How many were rejected, by stage and status. Duplicates are among them."""
+        """Count rejections by stage and status. Duplicates are among them."""
         return Counter(
             (c.verdict.stage, c.verdict.status) for c in self if isinstance(c.verdict, Rejected)
         )

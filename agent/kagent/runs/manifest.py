@@ -44,13 +44,13 @@ class Manifest:
 
     @property
     def device(self) -> str:
-        """What it is measured on; where no device was opened for it yet, what it is for."""
+        """The device of its measurements, or its target where no device was opened for it yet."""
         known = self.environment.get("device")
         return str(known) if known else f"{self.target} (not measured yet)"
 
     @property
     def facts(self) -> DeviceFacts | None:
-        """Of the device; None where none was opened for it yet.
+        """Facts of the device; None where none was opened for it yet.
 
         Raises:
             RunError: The record is damaged.

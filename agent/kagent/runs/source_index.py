@@ -1,4 +1,5 @@
-"""Which texts a run has seen: identical ones, and those that differ only in layout or comments."""
+"""Index of the texts of a run: finds equal ones, and those that differ only in layout or comments.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from kagent.runs.lineage import Proposal
 
 
 class HasSource(Protocol):
-    """What a proposal and a draft of one have in common."""
+    """The common part of a proposal and a draft of one."""
 
     @property
     def source(self) -> str: ...  # noqa: D102

@@ -78,7 +78,7 @@ class StoredProposal:
 
 @dataclass(frozen=True, slots=True)
 class StoredVerdict:
-    """What became of a proposal."""
+    """The verdict on a proposal, as an event stores it."""
 
     id: int
     verdict: Verdict
@@ -220,7 +220,7 @@ class RunStore:
         return path
 
     def text_path(self, kind: str, ask: int, attempt: int = 0) -> Path:
-        """Where a prompt or a reply is."""
+        """Return the path of a prompt or a reply."""
         again = f"-{attempt + 1}" if attempt else ""
         return self.folder / kind / f"{ask:04}{again}.md"
 
@@ -258,7 +258,7 @@ class RunStore:
             write_file(self.folder / "logs" / f"{proposal_id}.txt", text)
 
     def kernel_path(self, kernel: str) -> Path:
-        """Where the text of a kernel id is."""
+        """Return the path of a kernel's text."""
         return self.folder / "kernels" / f"{kernel}.py"
 
     def events(self) -> Iterator[StoredEvent]:
@@ -367,7 +367,9 @@ class RunStore:
 
 
 DAMAGE = (RecordError, KeyError, ValueError, TypeError, IndexError, AssertionError, OverflowError)
-"""What reading an event raises that no kagent wrote: a run's folder may come from anybody."""
+"""Exceptions that reading an event raises if no kagent wrote it: a run's folder may come from
+anybody.
+"""
 
 
 def _event(seq: object, at: object, kind: object, data: object) -> StoredEvent:

@@ -1,1 +1,1 @@
-"""What to try next, and the tuner."""
+"""Selection of the next attempt, and the tuner."""

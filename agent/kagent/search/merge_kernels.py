@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """When the first part is taken. `{NAME}` in `condition` stands for the argument at that
+    """The condition for the first part. `{NAME}` in `condition` stands for the argument at that
     position.
 
     With `constant`, that global is made, with `values` as its tunables and `value` as its default.
@@ -149,7 +149,7 @@ class _Module:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What the new entry consists of."""
+    """The parts of the new entry."""
 
     entry: str
     first: str

@@ -1,4 +1,5 @@
-"""Where two kernels cross: which of a task's dimensions separates the calls that each is faster on.
+"""Recombination of two kernels: find the dimension of the task that separates the calls that each
+is faster on.
 
 The measurements per benchmark case say what a file that chooses between both would reach; its
 prediction is exact but for the noise, since the choice costs nothing on the device.
@@ -162,8 +163,8 @@ def _stderr(candidate: Candidate) -> float:
 
 
 def _expressions(task: Task) -> dict[str, str]:
-    """How host code reads a dimension: `{0}.shape[-1]`, or `{3}` for a flag; `{N}` is argument
-    N.
+    """Return host code's expressions for a dimension: `{0}.shape[-1]`, or `{3}` for a flag; `{N}`
+    is argument N.
     """
     found: dict[str, str] = {}
     for position, argument in enumerate(task.arguments):

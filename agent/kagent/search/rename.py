@@ -1,4 +1,4 @@
-"""Where a module's own names are used, by Python's scoping rules: what a rename must touch."""
+"""Uses of a module's own names, by Python's scoping rules: the places that a rename must touch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What to try next: a pure function of the lineage, the run's seed and the proposal's id.
+"""Selection of the next attempt: a pure function of the lineage, the run's seed and the proposal's
+id.
 
 At the budgets that matter here (20 to 200 evaluations) strong pressure on the best and one
 immediate repair of what failed explain nearly all of a search's gain over random sampling.
@@ -39,7 +40,7 @@ REPAIR_RATE = 0.15
 
 
 UNTIMED = (Operator.STRUCTURE, Operator.REWRITE, Operator.CROSSOVER)
-"""What can be asked for before anything was timed: constants are not to be guessed."""
+"""Operators that can be asked for before anything was timed: constants are not to be guessed."""
 
 
 def select(
@@ -78,7 +79,9 @@ def select(
 
 
 def _untimed(setting: Setting, lineage: Lineage, number: int) -> Ask:
-    """With nothing known, neighbours take different seeds, and every seed all operators in turn."""
+    """Select while nothing was timed: neighbours take different seeds, and every seed all operators
+    in turn.
+    """
     elites = [c for c in lineage if c.is_assumed]
     if not elites:
         raise ValueError("nothing to select from: no candidate passed")
@@ -138,7 +141,7 @@ def parent_shares(
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What an operator has achieved so far."""
+    """Achievements of an operator so far."""
 
     tried: int
     successes: int

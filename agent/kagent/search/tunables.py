@@ -42,7 +42,7 @@ class Tunable:
         return _index(self.values, self.current)
 
     def steps_to(self, value: Value) -> int:
-        """How many places a value is from the current one."""
+        """Return a value's distance from the current one, in places."""
         return abs(_index(self.values, value) - self.index)
 
 
@@ -149,7 +149,7 @@ def _listed(tree: ast.Module) -> Iterator[tuple[str, tuple[Value, ...]]]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a global's plain value is written: in an assignment, or in a call in one."""
+    """The place of a global's plain value: in an assignment, or in a call in one."""
 
     name: str
     value: Value

@@ -43,7 +43,7 @@ class Tuner:
 
 
 def propose(ask: Ask) -> Draft | None:
-    """What `Tuner` proposes; pure."""
+    """Propose as `Tuner` does; pure."""
     ways: Mapping[Operator, Callable[[Ask, random.Random, set[Key]], Draft | None]] = {
         Operator.TUNE: _tune,
         Operator.CROSSOVER: _cross,

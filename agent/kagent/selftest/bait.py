@@ -1,4 +1,4 @@
-"""What attacks are aimed at: a secret, files, sockets and a process, all made for one candidate.
+"""Bait for attacks: a secret, files, sockets and a process, all made for one candidate.
 
 A candidate names them by placeholders (`@bait_folder@`, `@bait_pid@`, `@bait_port@`,
 `@bait_abstract@`, `@bait_name@`), which `Bait.fill` replaces in its text. Afterwards
@@ -55,7 +55,7 @@ class Bait:
         return text
 
     def touched(self) -> list[str]:
-        """What an attack reached; empty if nothing."""
+        """List the bait that an attack reached; empty if none."""
         return [found for check in self._checks if (found := check()) is not None]
 
     def _folder(self) -> str:
@@ -133,7 +133,7 @@ class Bait:
 
 
 def name_for(token: str) -> str:
-    """What attacks call what they leave behind: `Outside` looks for it."""
+    """Return the name that attacks give to what they leave behind. `Leftovers` looks for it."""
     return f"escaped-{token[:12]}"
 
 
@@ -144,7 +144,9 @@ def _heard(listener: socket.socket, name: str) -> str | None:
 
 
 def _state(pid: int) -> tuple[object, ...]:
-    """What another process could change of a process: nice value, policy, cores, limits, tracer."""
+    """State of a process that another process could change: nice value, policy, cores, limits,
+    tracer.
+    """
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     kept = [line for line in status.splitlines() if line.startswith(("TracerPid", "Cpus_allowed:"))]
     limits = Path(f"/proc/{pid}/limits").read_text(encoding="utf-8")

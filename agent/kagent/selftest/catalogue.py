@@ -125,7 +125,7 @@ class Variant:
 
     @property
     def id(self) -> str:
-        """As tests and reports name it: `66_caching-by_pointer_cpp`."""
+        """Name in tests and reports: `66_caching-by_pointer_cpp`."""
         return f"{self.item.folder.name}-{self.path.stem}"
 
 
@@ -143,7 +143,7 @@ class Scenario:
 
     @property
     def id(self) -> str:
-        """As tests and reports name it: `27_judge_killed-judge_killed`."""
+        """Name in tests and reports: `27_judge_killed-judge_killed`."""
         return f"{self.item.folder.name}-{self.name}"
 
 

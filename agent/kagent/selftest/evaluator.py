@@ -122,22 +122,22 @@ class SelftestEvaluator:
 
     @property
     def devices(self) -> list[DeviceFacts]:
-        """What candidates were judged on so far."""
+        """Devices that candidates were judged on so far."""
         return list({j.facts.key: j.facts for j in self._judges.all()}.values())
 
     def noise(self) -> dict[str, Noise]:
-        """By a device's key, how far apart its judge has measured one kernel and itself."""
+        """Results of the A/A tests, by a device's key."""
         judges = {j.facts.key: j for j in self._judges.all()}
         return {key: judge.noise() for key, judge in judges.items()}
 
     @property
     def builder(self) -> Builder:
-        """What builds candidates."""
+        """The builder of candidates."""
         return self._builder
 
     @property
     def tier(self) -> str:
-        """How candidates are confined."""
+        """The tier that confines candidates."""
         return self._builder.isolation.tier.value
 
     @property
@@ -264,7 +264,7 @@ class SelftestEvaluator:
         return self._judges.get((task, kind))
 
     def interpreter(self, task: Path) -> Interpreter:
-        """What runs a task's Triton candidates where there is no GPU."""
+        """Interpreter for a task's Triton candidates where there is no GPU."""
         return self._interpreters.get(task)
 
     def _new_judge(self, key: tuple[Path, Kind]) -> JudgeClient:

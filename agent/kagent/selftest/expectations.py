@@ -1,4 +1,4 @@
-"""What came of a candidate or a scenario, held against what was expected."""
+"""Comparison of a candidate's or a scenario's outcome with the expected one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOUT = re.compile(r"SystemError: escaped|^escaped", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class EntryOutcome:
-    """What came of it.
+    """The outcome of one entry.
 
     `outcome` is "passed", a stage and a status, "escaped", "error" (the machine's, not the
     candidate's) or whatever a scenario calls its outcomes. `log` is what the candidate printed.
@@ -48,9 +48,9 @@ def of_error(error: KagentError) -> EntryOutcome:
 
 
 def escapes(seen: EntryOutcome, token: str) -> list[str]:
-    """What a candidate's own words give away."""
+    """List the escapes in a candidate's own output."""
     words = f"{seen.message}\n{seen.log}"
-    found = ["the secret turned up in what it said"] if token in words else []
+    found = ["the secret appeared in its output"] if token in words else []
     if shout := _SHOUT.search(words):
         line = words[shout.start() :].splitlines()[0]
         found.append(f"it says: {line[:200]}")
@@ -66,7 +66,7 @@ def escaped(seen: EntryOutcome, how: list[str]) -> EntryOutcome:
 
 
 def miss(expect: tuple[str, ...], says: str, seen: EntryOutcome) -> str | None:
-    """Why this is not what was expected, or None."""
+    """Return why the outcome is not the expected one, or None."""
     wanted = " or ".join(expect)
     if seen.outcome not in expect:
         return f"expected {wanted}, got {seen.outcome}: {seen.message or '(no message)'}"

@@ -1,4 +1,4 @@
-"""What is to be done with one candidate of the corpus, and such a job under way."""
+"""Jobs for candidates of the corpus, and a job under way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attacks have left on the machine, seen from outside: processes, files, shared memory, IPC.
+"""Leftovers of attacks on the machine, seen from outside: processes, files, shared memory, IPC.
 
 What it does not see: files deeper than in the folders that are looked through (the temporary ones,
 shared memory, home, the working directory) unless they are the baits; what another user hides; what
@@ -55,7 +55,7 @@ class Leftovers:
         self._stack.close()
 
     def left(self) -> list[str]:
-        """What is there that was not, once all that kagent started has been closed."""
+        """List what is new on the machine once all that kagent started has been closed."""
         began = since = time.monotonic()
         while True:
             now = time.monotonic()

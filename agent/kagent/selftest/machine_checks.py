@@ -28,7 +28,9 @@ from kagent.selftest.jobs import Attempt, Job
 
 TASK = "rows"
 SLOWER = 0.1
-"""By so much a tier's time may exceed the unconfined one, or by the noise of the A/A race."""
+"""Share by which a tier's time may exceed the unconfined one. The noise of the A/A race may be
+larger.
+"""
 ROUNDS = 15  # at most: times agree after a few unless the machine is busy
 
 
@@ -96,7 +98,7 @@ def _canaries(seen: Probe) -> Check:
         got += f"; these got out: {', '.join(seen.escaped)}"
     if seen.uncovered:
         got += f"; left to a higher tier: {', '.join(seen.uncovered)}"
-    name, expected = f"canaries, {seen.isolation.tier}", "all stopped that it covers"
+    name, expected = f"canaries, {seen.isolation.tier}", "all covered attacks stopped"
     return Check(name, expected, got, not seen.escaped)
 
 

@@ -27,7 +27,7 @@ Observer = Callable[[str | EntryResult | Check], None]
 
 @dataclass
 class Report:
-    """What a selftest found. `results` are in the order of the catalogue."""
+    """The result of a self-test. `results` are in the order of the catalogue."""
 
     results: Sequence[EntryResult] = ()
     checks: list[Check] = field(default_factory=list)
@@ -85,7 +85,7 @@ def selftest(
 
 
 def _outcomes(report: Report) -> list[tuple[str, str]]:
-    """What the digest is over: the outcome of every entry and twin, and whether a check held."""
+    """The outcomes that the digest covers: of every entry and twin, and of every check."""
     found = [(f"{c.name}?", "ok" if c.ok else c.got) for c in report.checks]
     for r in report.results:
         found.append((r.entry.id, r.seen.outcome if r.seen else "skipped"))

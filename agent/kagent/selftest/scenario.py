@@ -1,4 +1,4 @@
-"""What a scenario has to work with, and where scenarios are found."""
+"""Tools of a scenario, and the lookup of scenarios."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ScenarioFunction = Callable[["ScenarioRun"], EntryOutcome]
 
 @dataclass(frozen=True, slots=True)
 class ScenarioRun:
-    """What a scenario may use: the rig, the item's folder, and a folder of its own."""
+    """The tools of a scenario: the evaluator, the item's folder, and a folder of its own."""
 
     evaluator: SelftestEvaluator
     item: Path

@@ -1,4 +1,4 @@
-"""What `kagent selftest` prints: the table of items, the checks of the machine, every miss."""
+"""Output of `kagent selftest`: the table of items, the checks of the machine, every miss."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _outcome(result: EntryResult) -> str:
     assert result.seen is not None, "it was run"
     if result.misses and result.seen.outcome in result.entry.expect:
         wrong_twin = result.twin is not None and result.misses[-1].startswith("its honest twin")
-        return f"{result.seen.outcome}, {'its twin failed' if wrong_twin else 'but it says else'}"
+        return f"{result.seen.outcome}, {'its twin failed' if wrong_twin else 'another message'}"
     return result.seen.outcome
 
 
@@ -137,7 +137,7 @@ def misses_view(results: Sequence[EntryResult], checks: Sequence[Check]) -> Iter
 
 
 def noise_view(report: Report) -> Iterator[Text]:
-    """What each device's times are worth, in a line."""
+    """Describe the noise of each device in a line."""
     for facts in report.devices:
         if facts.key in report.noise:
             yield Text(f"\nnoise of {facts.name}: {report.noise[facts.key].text}", end="")
@@ -176,7 +176,7 @@ def report_view(report: Report) -> Iterator[RenderableType]:
     """All of it, in order."""
     if report.results:
         yield results_table(report.results)
-        yield Text("passed: the attempt came to nothing, and the kernel is right\n", "dim")
+        yield Text("passed: the attempt failed, and the kernel is correct\n", "dim")
     yield checks_table(report.checks)
     yield from misses_view(report.results, report.checks)
     yield from noise_view(report)

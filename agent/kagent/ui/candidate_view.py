@@ -1,4 +1,4 @@
-"""What `kagent show RUN ID` prints: one candidate of a run."""
+"""Output of `kagent show RUN ID`: one candidate of a run."""
 
 from __future__ import annotations
 

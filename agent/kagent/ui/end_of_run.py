@@ -33,7 +33,7 @@ RESUMABLE = (Stop.INTERRUPTED, Stop.TIME, Stop.FAILED, Stop.COST, Stop.TOKENS)
 def end_of_run(
     outcome: Outcome, task: str, *, matrix: bool, flags: Mapping[str, str]
 ) -> Iterator[RenderableType]:
-    """What is printed when a run ends. `flags`: what a next command has to repeat."""
+    """Describe the end of a run. `flags` are the options that a next command has to repeat."""
     lineage, folder = outcome.history.lineage, outcome.folder
     head = Text(f"\n{folder}", "bold")
     head.append(
@@ -49,7 +49,7 @@ def end_of_run(
         yield Text(selftest)
     best, final = lineage.incumbent, outcome.history.race
     if best is None:
-        yield Text("no candidate passed; why, says the next command")
+        yield Text("no candidate passed; run the next command to see why")
     else:
         won = lineage[final.winner] if final is not None and final.winner is not None else best
         yield path_view(lineage, won)
@@ -59,7 +59,7 @@ def end_of_run(
             str(folder / "kernels" / f"{won.proposal.kernel}.py"), "bold green"
         )
     if outcome.stop in RESUMABLE:
-        yield Text("go on:  ").append_text(resume_command(task, folder.name, flags))
+        yield Text("resume: ").append_text(resume_command(task, folder.name, flags))
     more = [str(won.id)] if best is not None else []
     runs = {k: v for k, v in flags.items() if k == "--runs"}
     yield Text("next:   ").append_text(
@@ -68,7 +68,7 @@ def end_of_run(
 
 
 def cost_text(history: History) -> Text:
-    """What the models' calls cost, in all and per accepted improvement."""
+    """Describe the cost of the models' calls, in all and per accepted improvement."""
     spent, lineage = history.spent, history.lineage
     gains = [c for c in lineage.promotions if c.proposal.origin is not None]
     text = Text(f"cost: {spent_text(spent)}")
@@ -92,7 +92,7 @@ def _command(*words: str) -> Text:
 
 
 def resume_command(task: str, run: str, flags: Mapping[str, str]) -> Text:
-    """How to go on with a run."""
+    """Return the command that resumes a run."""
     return _command("kagent", "evolve", task, *_words({**flags, "--resume": run}))
 
 

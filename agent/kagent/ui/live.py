@@ -72,7 +72,7 @@ def first_line(verdict: Rejected) -> str:
 
 
 def outcome(candidate: Candidate, speed_up: float, *, promoted: bool = False) -> tuple[str, str]:
-    """What became of a candidate in a few words, and the colour to say it in."""
+    """Describe a candidate's outcome in a few words, with a colour."""
     verdict = candidate.verdict
     if isinstance(verdict, Rejected):
         where = f" ({verdict.case})" if verdict.case else ""
@@ -91,7 +91,7 @@ def outcome(candidate: Candidate, speed_up: float, *, promoted: bool = False) ->
 
 
 class State:
-    """What the events add up to. Shared by both displays."""
+    """The sum of the events so far. Both displays share it."""
 
     def __init__(self) -> None:
         self.started: Started | None = None
@@ -186,9 +186,9 @@ class State:
 
 
 def withdrawn_text(event: Withdrawn) -> str:
-    """Who went, why, and who is held up instead."""
+    """Describe a withdrawal: the candidate, the reason, and the new incumbent."""
     gone, verdict = event.withdrawal.id, event.withdrawal.verdict
-    left = "nobody" if event.left is None else f"#{event.left}"
+    left = "none" if event.left is None else f"#{event.left}"
     told = " ".join(verdict.message.split())
     return (
         f"#{gone} is withdrawn: beside a candidate it was {verdict.status}: {told}; "

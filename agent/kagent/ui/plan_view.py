@@ -1,4 +1,4 @@
-"""What `kagent build` shows: a plan as readable lines, and the resources of its kernels."""
+"""Output of `kagent build`: a plan as readable lines, and the resources of its kernels."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def built_view(built: Built, *, full: bool) -> RenderableType:
 
 
 def built_json(built: Built) -> Mapping[str, object]:
-    """What `kagent build --json` prints: plans by case and configuration, and kernels."""
+    """Output of `kagent build --json`: plans by case and configuration, and kernels."""
     kernels = {k.hash: k for plan in built.plans.values() for k in plan.kernels}
     return {
         "outcome": "built",

@@ -1,4 +1,4 @@
-"""What `kagent runs` and `kagent show RUN` print."""
+"""Output of `kagent runs` and `kagent show RUN`."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def run_view(store: RunStore, history: History) -> RenderableType:
 
 
 def _waiting(history: History) -> Text:
-    """What has no verdict and what has no answer yet, where there is any."""
+    """List candidates without a verdict and asks without an answer, where there are any."""
     text = Text()
     if history.pending:
         names = ", ".join(f"#{p.id} {p.name}" for p in history.pending[:MOST_WAITING])
@@ -144,7 +144,7 @@ def _waiting(history: History) -> Text:
 
 
 def path_view(lineage: Lineage, best: Candidate) -> TextTable:
-    """From the seed to a candidate, edit by edit.
+    """Show the path from the seed to a candidate, edit by edit.
 
     Speed-ups are those of the search: over the fastest of eager and torch.compile, through the
     chain of interleaved comparisons, on the visible cases.
@@ -165,8 +165,9 @@ def path_view(lineage: Lineage, best: Candidate) -> TextTable:
 
 
 def lineage_tree(lineage: Lineage) -> Tree:
-    """Who came of whom, with gains. Of a parent's children those that matter are named: on the way
-    to the incumbent, once the best, or among the three fastest; the rest is counted.
+    """Draw the lineage with gains. Of a parent's children the important ones are named: those on
+    the way to the incumbent, those that once were the best, and the three fastest. The rest is
+    counted.
     """
     best = lineage.incumbent
     path = {c.id for c in lineage.path(best.id)} if best is not None else set()

@@ -15,7 +15,7 @@ from kagent.tasks import seeds_of
 from kagent.ui.table import Column, TextTable
 
 Labels = Mapping[str, str]
-"""What to call a contender of a race, by its id; one that is not in it is called by its id."""
+"""Names of a race's contenders, by id. A contender without a name is called by its id."""
 
 
 def tasks_table(tasks: Iterable[Task]) -> TextTable:
@@ -206,9 +206,9 @@ def perhaps_losses(race: Race, candidate: str) -> list[str]:
 def where_it_loses(race: Race, candidate: str) -> str:
     """One line: the cases that a candidate loses, and those where it may."""
     lost, perhaps = losses(race, candidate), perhaps_losses(race, candidate)
-    line = "it loses on: " + ", ".join(lost) if lost else "it loses on no case"
+    line = "it loses: " + ", ".join(lost) if lost else "it loses no case"
     if perhaps:
-        line += ("; " if lost else ", but ") + "it may on: " + ", ".join(perhaps)
+        line += "; it may lose: " + ", ".join(perhaps)
     return line
 
 

@@ -20,7 +20,7 @@ class Terminal(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """As `Console.render`, with every character of texts visible."""
+        """Render as `Console.render` does, with every character of texts visible."""
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment

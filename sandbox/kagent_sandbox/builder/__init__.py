@@ -1,3 +1,3 @@
-"""From a candidate's source to plans and binaries, without a GPU and without trusting the
-candidate.
+"""The builder: from a candidate's source to plans and binaries, without a GPU and without trusting
+the candidate.
 """

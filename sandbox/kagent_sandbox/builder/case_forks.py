@@ -32,7 +32,7 @@ worker and to the compile fork.
 
 @dataclass
 class _ForkSlot:
-    """Where one case after the other is traced; `compiler` stays from case to case."""
+    """A slot that traces one case after the other; `compiler` stays from case to case."""
 
     compiler: CompileFork | None = None
 
@@ -50,7 +50,7 @@ class _Running:
     compiling: str | None = None
 
     def limit_at(self, compile_limit_s: float) -> float:
-        """When its time is up, on the monotonic clock."""
+        """The time when its limit is reached, on the monotonic clock."""
         left = compile_limit_s + COMPILE_GRACE_S if self.compiling else self.host_left_s
         return self.since + left
 
@@ -92,7 +92,7 @@ class CaseForks:
         self._deadline = deadline
 
     def results(self, cases: Sequence[BuildCase]) -> Iterator[tuple[BuildCase, Message | Rejected]]:
-        """What each case's fork sent last, or why it sent nothing; in the order of the cases.
+        """The last message of each case's fork, or why it sent none; in the order of the cases.
 
         Leaving the loop early ends what still runs.
         """

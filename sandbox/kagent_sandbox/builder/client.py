@@ -1,7 +1,7 @@
-"""The builder as the agent sees it: a request in, plans and binaries or a rejection out.
+"""The agent's handle on the builder: a request in, plans and binaries or a rejection out.
 
-The child that answers has run untrusted code: nothing that it says is believed. Plans are parsed
-and checked, binaries are read and hashed again, and what does not fit is TAMPER.
+The child that answers has run untrusted code, so its answers are not believed. Plans are parsed and
+checked, and binaries are read and hashed again. A mismatch is TAMPER.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ _DUMP_S = 1.0  # for the child to say which line it hangs at
 
 
 class Builder:
-    """A warm, confined builder. Use as a context manager; `build` may be called from several
-    threads.
+    """A warm, confined builder.
+
+    Use it as a context manager. Several threads may call `build`. `JudgeClient` has an example.
 
     Args:
-        jobs: Candidates that are built at once. Cores that no candidate of its own keeps busy trace
-            and compile several cases of one at once.
-        confinement: What the child may use; `builder_confinement()` if None.
+        jobs: Number of candidates that are built at once. Spare cores trace and compile several
+            cases of one candidate at once.
+        confinement: Rights of the child; `builder_confinement()` if None.
     """
 
     def __init__(self, jobs: int = 1, *, confinement: Confinement | None = None) -> None:
@@ -87,7 +88,7 @@ class Builder:
 
     @property
     def isolation(self) -> Isolation:
-        """What its children are confined by, as observed. Waits until the server has started.
+        """Isolation of its children, as observed. Waits until the server has started.
 
         Raises:
             ConfinementError: The host lacks what was asked for.
@@ -95,8 +96,15 @@ class Builder:
         return self._server.isolation
 
     def build(self, request: BuildRequest) -> Built | Rejected:
-        """Trace and compile a candidate for all its cases; blocks while `jobs` others are being
-        built.
+        """Trace and compile a candidate for all its cases.
+
+        The call blocks while `jobs` other candidates are being built.
+
+        Args:
+            request: The source, the target, the cases and the limits in seconds.
+
+        Returns:
+            Plans and binaries by configuration and case, or the rejection.
 
         Raises:
             MachineError: This machine lacks a compiler or its headers, or cannot confine.
@@ -127,7 +135,7 @@ class Builder:
 
 
 class _Answers:
-    """Collects what the child sends, and believes none of it."""
+    """Collects the child's messages and checks all of them."""
 
     def __init__(
         self, request: BuildRequest, child: ChildHandle, tree: str, forks: int = 1
@@ -319,7 +327,7 @@ def _parse(source: str) -> str:
 
 
 def syntax_error(error: SyntaxError, source: str) -> Rejected:
-    """What becomes of a file that is no Python."""
+    """Reject a file that is no Python."""
     line = error.lineno or 0
     lines = printable(source).splitlines()
     text = lines[line - 1].strip()[:200] if 0 < line <= len(lines) else ""

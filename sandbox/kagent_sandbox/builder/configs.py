@@ -32,7 +32,8 @@ _chosen: dict[
 
 
 def enumerate_configs(module: ModuleType, limit: int) -> tuple[Mapping[str, object], ...]:
-    """At most `limit` configurations, the declared one first; the order follows from the source.
+    """List at most `limit` configurations, the declared one first. The order follows from the
+    source.
 
     Raises:
         BuildRejected: `TUNE` is malformed.

@@ -1,4 +1,4 @@
-"""Where in its file a candidate was when it died or was ended, from what faulthandler wrote."""
+"""Find the line of a candidate's file where it died or was ended, from faulthandler's dump."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def crash_line(dump: str, source: str | None = None) -> str:
 
 
 def printed_before(log: str) -> str:
-    """What a process had printed itself before Python wrote a dump behind it."""
+    """Return the output that a process printed itself before Python's dump."""
     found = _DUMP.search(log)
     return (log[: found.start()] if found else log).strip()
 
@@ -57,11 +57,11 @@ class CrashPipe:
         self.close()
 
     def in_child(self) -> None:
-        """In the fork: deadly signals leave a dump in the pipe."""
+        """Make deadly signals leave a dump in the pipe. Called in the fork."""
         faulthandler.enable(file=self._write, all_threads=False)
 
     def in_parent(self) -> None:
-        """In the parent, after the fork."""
+        """Prepare for reading the dump. Called in the parent, after the fork."""
         os.close(self._write)
         self._write = -1
 
@@ -74,7 +74,7 @@ class CrashPipe:
         poller.poll(_DUMP_S * 1e3)
 
     def line(self) -> str:
-        """What `crash_line` makes of the dump."""
+        """Return the result of `crash_line` for the dump."""
         with contextlib.suppress(BlockingIOError):
             return crash_line(os.read(self._read, _MOST_BYTES).decode("utf-8", "replace"))
         return ""

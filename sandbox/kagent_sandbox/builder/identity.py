@@ -1,5 +1,4 @@
-"""When are two candidates the same? By text, and by syntax tree; machine code is compared through
-plans.
+"""Identity of candidates: by text, and by syntax tree. Machine code is compared through plans.
 
 The syntax tree leaves out comments, layout, docstrings and the names of local variables; within
 kernel sources in strings, comments and layout. Two candidates with one tree hash do the same; the

@@ -1,4 +1,4 @@
-"""What host code may do while it is traced, and what to write instead of what it may not.
+"""Rules for host code while it is traced, and a rewrite for each refusal.
 
 Two exceptions, for two audiences. `PolicyError` is raised inside the candidate's own frames, where
 the line is known; `BuildRejected` leaves the builder with that line in its message. The policy

@@ -106,7 +106,7 @@ class _Build:
         return {"done": True}
 
     def _forks(self, module: ModuleType, config: Mapping[str, object]) -> CaseForks:
-        """What traces the cases of one configuration."""
+        """Return the forks that trace the cases of one configuration."""
         known = {} if self._target.is_cpu else compile_fork.module_kernels(module)
         prepare = functools.partial(apply_config, module, config)
 
@@ -147,7 +147,7 @@ class _Build:
     def _trace(
         self, channel: Channel, module: ModuleType, config: Mapping[str, object], case: BuildCase
     ) -> None:
-        """In the fork: trace, send the plan or why there is none, and end."""
+        """Trace, send the plan or why there is none, and end. Called in the fork."""
         request = self._request
         limits.on_compile = lambda name: channel.send({"compiling": name})
         try:

@@ -90,7 +90,7 @@ class Group:
         os.write(self.entrance, b"0")
 
     def exceeded(self) -> str | None:
-        """Which limit was met: "memory", "processes", or None."""
+        """Name the limit that was met: "memory", "processes", or None."""
         if _events(self.folder / "memory.events").get("oom_kill", 0):
             return "memory"
         return "processes" if _events(self.folder / "pids.events").get("max", 0) else None
@@ -110,7 +110,7 @@ class Group:
 
 
 def folder_of(parent: Path, name: str) -> Path:
-    """Where the group of a name is."""
+    """Return the folder of a group."""
     return parent / f"{_PREFIX}{name}"
 
 
@@ -144,7 +144,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _mount_point() -> tuple[str, str] | None:
-    """Where version 2 is mounted, and which of its folders that shows."""
+    """Return the mount point of version 2, and which of its folders it shows."""
     for line in _lines("/proc/self/mountinfo"):
         fields, _, kind = line.partition(" - ")
         if kind.startswith("cgroup2 "):

@@ -1,6 +1,4 @@
-"""How strongly a host can confine, found out by doing it in forked processes, never by reading
-settings.
-"""
+"""Isolation that a host can give, found by trying it in forked processes, not from settings."""
 
 from __future__ import annotations
 
@@ -24,14 +22,14 @@ _MAX_REASON = 400
 
 @dataclass(frozen=True)
 class Isolation:
-    """What a fork-server's children are confined by: printed by `doctor` and in every report."""
+    """Isolation of a fork-server's children, printed by `doctor` and in every report."""
 
     tier: Tier
     landlock_abi: int  # 0: none; signals are scoped from 6, device ioctls from 5, TCP from 4
     seccomp: bool
     drops_uid: bool  # children run as a user that owns nothing
     need_search: bool = False
-    """... who keeps the right to read files whatever their mode (Landlock decides)."""
+    """Whether that user may read files whatever their mode (Landlock decides)."""
     user_namespace: bool = False  # namespaces are had through one: the caller is not root
     groups: str = ""  # folder that children's control groups are made in
     lacking: tuple[str, ...] = ()  # what each higher tier met here, as "T3: reason"
@@ -63,7 +61,7 @@ class Isolation:
             )
         raise ConfinementError(
             f"isolation {confinement.least} was asked for and this host gives {self.tier} "
-            f"({lacks}): leave the option out for the highest that works, or ask for less"
+            f"({lacks}): leave the option out for the highest that works, or name a lower tier"
         )
 
 

@@ -24,8 +24,7 @@ _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 1 << 27, 1 << 28, 1 << 29
 _NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 2, 4, 8, 1 << 12, 1 << 14, 1 << 18
 _SHM_BYTES = 16 << 20
 DISK_SLACK_BYTES = 64 << 20
-"""What the private folder holds over its limit, so that the limit is met before the disk is full.
-"""
+"""Space of the private folder over its limit, so that the limit is met before the disk is full."""
 _HIDDEN = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - names of mount points
 
 
@@ -41,7 +40,8 @@ def unshare(flags: int) -> None:
 
 
 def leave_network(*, user: bool) -> None:
-    """For the fork-server: an empty network; through a user namespace where it is not root.
+    """Enter an empty network; through a user namespace where the caller is not root. For the
+    fork-server.
 
     Raises:
         OSError: The kernel refuses.
@@ -55,7 +55,8 @@ def leave_network(*, user: bool) -> None:
 
 
 def leave_processes() -> tuple[int, int]:
-    """For the supervisor: its children from now on see one another only.
+    """Hide other processes from the children that follow: they see one another only. For the
+    supervisor.
 
     The first of them is process 1, with whose end the kernel kills all others. It is `cat` on a
     pipe that nobody writes to: when this process dies in whatever way, it reads the end. Its id,
@@ -84,7 +85,7 @@ def leave_processes() -> tuple[int, int]:
 def leave_mounts(
     private: Path, keep: Iterable[str], *, uid: int | None, disk_bytes: int, disk_files: int
 ) -> None:
-    """For the child: its own /proc, /tmp and /dev/shm, and a private folder in memory.
+    """Enter its own /proc, /tmp and /dev/shm, and a private folder in memory. For the child.
 
     Args:
         private: The private folder. Made anew, with a size of `disk_bytes` and a little more.

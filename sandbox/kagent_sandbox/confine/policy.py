@@ -1,4 +1,4 @@
-"""What a confined process may do, and the steps that confine it.
+"""Rights of a confined process, and the steps that confine it.
 
 The steps run in the process itself, in this order: `namespaces` and `cgroup` right after the fork
 (from tier T2, T3), `enter` (limits, another user), `lock` before the first untrusted byte is looked
@@ -33,8 +33,8 @@ _PLAIN_READ = ("/dev/urandom", "/dev/random")
 
 
 class Tier(StrEnum):
-    """How strongly a process is confined. Chosen by trying, and printed in every report. Ordered:
-    each tier has all that those below it have.
+    """Strength of confinement. It is chosen by trying, and printed in every report. Tiers are
+    ordered: each has all that those below it have.
     """
 
     T0 = "T0"
@@ -52,7 +52,7 @@ ISOLATION = "KAGENT_ISOLATION"
 
 
 def ask_for(isolation: str) -> None:
-    """From now on, in this process and those that it starts: "auto", or exactly one tier.
+    """Ask for a tier in this process and those that it starts: "auto", or exactly one.
 
     Raises:
         UserError: It is neither.
@@ -79,7 +79,7 @@ def asked_for() -> Tier | None:
 
 @dataclass(frozen=True)
 class Confinement:
-    """What a child may use. Paths are absolute; those that do not exist are skipped.
+    """Rights of a child. Paths are absolute; those that do not exist are skipped.
 
     Not covered: bandwidth of memory and caches, time on other cores, hyper-threads; what `read`
     names may be read in full. Memory and processes of the whole subtree are polled below tier T3,

@@ -18,7 +18,7 @@ _PACKAGES = ("kagent_sandbox", "torch", "triton", "numpy", "cuda", "nvidia")
 
 
 def package_folders(*packages: str) -> list[str]:
-    """Where packages are, also outside of the interpreter's own folders (PYTHONPATH)."""
+    """Return the folders of packages, also those outside of the interpreter's own (PYTHONPATH)."""
     paths: list[str] = []
     for package in packages:
         spec = importlib.util.find_spec(package)
@@ -31,7 +31,7 @@ def package_folders(*packages: str) -> list[str]:
 
 @functools.cache
 def toolchain() -> tuple[str, ...]:
-    """What Python, its packages and compilers consist of: the paths that every child may read.
+    """Return the paths that every child may read: Python, its packages and compilers.
 
     Homes, /etc, /run, /var and the working directory are not among them.
     """

@@ -195,8 +195,8 @@ def prepare(*, execute: bool, memfd: bool, tightens: bool) -> bytes:
 
 
 def forbid_new_threads() -> None:
-    """On top of the allow-list, in all threads: no new threads, processes, programs or timers, and
-    no further filters.
+    """Forbid new threads, processes, programs, timers and further filters, in all threads, on top
+    of the allow-list.
 
     Nor may a signal be set to come later: SIGCONT would wake a process that the judge stopped.
 

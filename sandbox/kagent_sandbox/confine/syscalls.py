@@ -50,7 +50,7 @@ PROCESSES = _table("""
     capget:125:90 landlock_create_ruleset:444:444 landlock_add_rule:445:445
     landlock_restrict_self:446:446
 """)
-"""Of oneself."""
+"""Calls on the process itself."""
 
 SIGNALS = _table("""
     rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigpending:127:136 rt_sigtimedwait:128:137

@@ -1,1 +1,1 @@
-"""What crosses process boundaries: plans, tasks, verdicts, requests."""
+"""Records that cross process boundaries: plans, tasks, verdicts, requests."""

@@ -1,4 +1,4 @@
-"""What a builder is asked and what it answers, as plain data."""
+"""Requests to a builder and its answers, as plain data."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class BuildRequest:
     max_configs: int = 1  # configurations of the tunables to build, the declared one first
     compile_limit_s: float = 20.0  # per kernel
     host_limit_s: float = 10.0
-    """For importing the file, and for host code of one case without its compiles: either takes
-    milliseconds.
+    """Seconds for importing the file, and for host code of one case without its compiles. Either
+    takes milliseconds.
     """
     wall_limit_s: float = 60.0  # for the whole candidate
     device: Device | None = None  # what host code is told; the target's usual one, if None
@@ -86,7 +86,9 @@ class Built:
     dropped: tuple[str, ...] = ()
     log: str = ""
     ptx: Mapping[str, str] = field(default_factory=dict)
-    """By hash of the kernel, where the request asked for it: as the candidate's process tells."""
+    """PTX by hash of the kernel, where the request asked for it. It is the candidate's process's
+    own word.
+    """
 
     @property
     def work_hash(self) -> str:

@@ -1,4 +1,4 @@
-"""What a device is, and what it attains, as data."""
+"""Facts about a device and its ceilings, as data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kagent_sandbox.data.target import Device
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What a device is. `key` names device, driver and versions: figures with one key are
+    """Facts about a device. `key` names device, driver and versions: figures with one key are
     comparable.
     """
 
@@ -26,7 +26,7 @@ class DeviceFacts:
 
     @property
     def device(self) -> Device | None:
-        """What host code that is built for a GPU is told of it."""
+        """Device that host code is told of when it is built for a GPU."""
         if self.kind == "cpu":
             return None
         return Device(self.name, self.units, self.l2_bytes, self.memory_bytes)
@@ -34,7 +34,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this device attains on the plainest kernels, timed like candidates are."""
+    """Ceilings of this device: the rates of the plainest kernels, timed like candidates."""
 
     copy_gb_per_s: float  # read + written bytes counted
     read_gb_per_s: float

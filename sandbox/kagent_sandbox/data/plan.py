@@ -220,7 +220,7 @@ class KernelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one candidate does on one case with one configuration of its tunables."""
+    """The work of one candidate on one case with one configuration of its tunables."""
 
     target: str  # "cpu", "sm_80", "sm_90a", "sm_100", ...
     buffers: tuple[Buffer, ...]

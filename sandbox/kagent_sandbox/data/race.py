@@ -1,4 +1,4 @@
-"""What a race found, as data."""
+"""Results of a race, as data."""
 
 from __future__ import annotations
 

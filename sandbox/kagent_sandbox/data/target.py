@@ -1,5 +1,4 @@
-"""What candidates are compiled for: facts of each architecture's usual device, known without having
-one.
+"""Targets of compilation: facts of each architecture's usual device, known without having one.
 
 Host code may ask for device properties while it is traced; it gets these, or those of the device
 that it is judged on. A plan never depends on the machine that built it.

@@ -258,7 +258,7 @@ class Task(_Model):
 
 
 class Reference(Protocol):
-    """What a task's reference.py defines.
+    """Functions that a task's reference.py defines.
 
     Tensors of `inputs` are named like the task's tensor arguments; all functions take the arguments
     of the entry function by keyword (tensors and scalars) and return a tensor or a tuple of them.
@@ -281,6 +281,9 @@ class Reference(Protocol):
 
 def load_task(folder: Path) -> Task:
     """Read a task folder.
+
+    Args:
+        folder: Folder with task.toml and reference.py.
 
     Raises:
         TaskError: A file is missing, not TOML, or does not fit the schema; the text names key and
@@ -326,12 +329,18 @@ def load_reference(path: Path) -> Reference:
 
 
 def draw_hidden(task: Task, kind: Kind, which: Literal["check", "bench"], seed: int) -> list[Case]:
-    """Hidden cases of a run, drawn from the task's generators with the run's secret seed.
+    """Draw the hidden cases of a run from the task's generators.
 
     The cases of a generator divide each of its ranges: they lie on a grid that is even in the
     logarithm, has as many points as there are cases, and starts anywhere. So each size has the
     probability that a case of its own would give it, and no gap between two is wider than a step.
     Dimensions are paired at random.
+
+    Args:
+        task: The task.
+        kind: "gpu" or "cpu".
+        which: The generators: of check cases, or of benchmark cases for the final race.
+        seed: The run's secret seed.
     """
     rng = random.Random(f"{seed}/{task.name}/{kind}/{which}")  # noqa: S311 - secrecy is the seed's
     cases = task.cases(kind)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 
 class Stage(StrEnum):
-    """Where a candidate stopped."""
+    """The step at which a candidate stopped."""
 
     PARSE = "parse"
     BUILD = "build"
@@ -22,7 +22,7 @@ class Stage(StrEnum):
 
 
 class Status(StrEnum):
-    """Why a candidate was rejected."""
+    """The reason why a candidate was rejected."""
 
     NO_KERNEL = "NO_KERNEL"
     """The reply holds no kernel file: prose, several files, another language, or cut short."""
@@ -68,7 +68,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class CaseError:
-    """How far a result is from the float64 reference, against how far torch's own is (same dtype).
+    """A result's error against the float64 reference, beside torch's own error (same dtype).
 
     Errors are relative (see `kagent_sandbox.judge.check.numerics`): `row` the worst row's L2
     error over its norm, `element` the worst element's, `bias` the scale error of the whole result.

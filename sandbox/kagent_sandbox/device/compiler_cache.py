@@ -1,4 +1,4 @@
-"""What torch's compiler has made, carried from one launcher process to another.
+"""Compiled code of torch's compiler, carried from one launcher process to another.
 
 Inductor and Triton find it by hash below `TORCHINDUCTOR_CACHE_DIR` and `TRITON_CACHE_DIR`. Only
 processes that no candidate has been in are packed or copied from: Triton loads binaries from there
@@ -18,7 +18,7 @@ from kagent_sandbox import cache
 
 MOST_FILES = 8000
 MOST_BYTES = 512 << 20
-"""Of a folder that is taken over: a private folder's size is limited."""
+"""Most bytes of a folder that is taken over: a private folder's size is limited."""
 _MOST_PACKED_BYTES = 64 << 20  # of one archive: several travel in a message
 _CHOICES = ".best_config"
 _GROUP = "__grp__"
@@ -40,7 +40,7 @@ def use(folder: Path) -> None:
 
 
 def shared_folder() -> Path:
-    """Where the trusted worker that measures baselines on a GPU keeps what it compiles."""
+    """Folder of compiled code of the trusted worker that measures baselines on a GPU."""
     return cache.cache_folder() / "compiled"
 
 
@@ -53,8 +53,8 @@ def copy(source: Path, folder: Path) -> None:
 
 
 def pack(folder: Path) -> bytes:
-    """What a folder holds, but for which of several configurations of a kernel was the fastest:
-    those that compile side by side would not choose as they do alone.
+    """Pack a folder's files, except the choice of the fastest of several configurations of a
+    kernel: processes that compile side by side would not choose as they do alone.
 
     Empty when it is more than may be carried: whoever lacks it compiles by itself.
     """

@@ -1,4 +1,4 @@
-"""Which devices this machine has. Makes no context."""
+"""Detection of this machine's devices. Makes no context."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
 def gpu_target() -> str | None:
-    """What to compile for this machine's first GPU; None where there is none."""
+    """Return the target of this machine's first GPU; None where there is none."""
     if not has_gpu():
         return None
     driver = ctypes.CDLL("libcuda.so.1")  # initialised by has_gpu
@@ -23,7 +23,7 @@ def gpu_target() -> str | None:
 
 
 def _of(major: int, minor: int) -> str:
-    """As devices say it: from Hopper on with the architecture's own instructions."""
+    """Name the target as devices do: from Hopper on with the architecture's own instructions."""
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 

@@ -1,4 +1,4 @@
-"""Does a device still compute? Asked by a launcher after every fault, hang or kill.
+"""Health of a device, tested by a launcher after every fault, hang or kill.
 
 A kernel that did harm ends with its own process. If two fresh processes in a row then do not
 compute what is known, no verdict on anything else could be trusted: the device is wedged.
@@ -19,7 +19,7 @@ def computes(fresh: Callable[[], bool]) -> bool:
 
 
 def require(healthy: Callable[[], bool], device: str, remedy: str) -> None:
-    """After a loss: make sure that what comes next can be judged.
+    """Make sure after a loss that the device can judge the next candidate.
 
     Raises:
         DeviceWedged: It cannot; the text says what to do.

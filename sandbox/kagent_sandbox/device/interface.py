@@ -6,8 +6,8 @@ A `Backend` is one device, opened; `device/entry.py` is what is known of it befo
 called: docs/add-a-device.md.
 
 The judge owns the memory (an `Arena`: sealed shared memory on the CPU, a CUDA IPC allocation on a
-GPU) and writes inputs, decoys and guard bands into it, and reads results from it, itself. A
-`Launcher` is a confined, disposable process that maps the arena, loads binaries and executes plans
+GPU). It writes inputs, stale values and guard bands into it and reads results from it. A `Launcher`
+ is a confined, disposable process that maps the arena, loads binaries and executes plans
 where the judge placed them. It is never given a reference, a tolerance or a seed. Tests on the CPU
 therefore exercise the judge that GPUs use.
 """
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 Blame: TypeAlias = Literal["kernel", "unclear", "machine"]
-"""Whose a failure is. "unclear": a driver or a host may do that once in a while, so that it is
-tried once more in a fresh process before it counts. "machine": no kernel can cause it.
+"""Cause of a failure. "unclear": a driver or a host may cause it now and then, so it is tried once
+more in a fresh process before it counts. "machine": no kernel can cause it.
 """
 
 
@@ -79,21 +79,21 @@ class Arena(Protocol):
     nbytes: int
 
     def view(self, tensor: TensorRef, base: int) -> torch.Tensor:
-        """The judge's own view of a plan's tensor whose buffer starts at byte `base`."""
+        """Return the judge's own view of a plan's tensor whose buffer starts at byte `base`."""
 
     def bytes(self, start: int, stop: int) -> torch.Tensor:
-        """uint8 view of a range of bytes."""
+        """Return a uint8 view of a range of bytes."""
 
     def words(self, nbytes: int) -> torch.Tensor:
-        """All of it as integers of 1, 2, 4 or 8 bytes."""
+        """Return all of it as integers of `nbytes` bytes: 1, 2, 4 or 8."""
 
     def close(self) -> None:
         """Give the memory back."""
 
 
 class Launcher(Protocol):
-    """A confined process that executes plans. Everything it answers is untrusted but for the
-    judge's clock.
+    """A confined process that executes plans. Its answers are untrusted; times are on the judge's
+    clock or compared with it.
 
     All methods raise `LaunchFailed` when the candidate's code is to blame (fault, hang past its
     limit, a binary that does not load) and `kagent_sandbox.errors.MachineError` when the machine
@@ -104,18 +104,20 @@ class Launcher(Protocol):
         """Lock the process down (first call) and take binaries by hash; loads lazily."""
 
     def prepare(self, key: str, plan: Plan, offsets: Mapping[int, int]) -> None:
-        """Resolve a plan whose buffer `id` starts at byte `placement[id]` of the arena, under a
-        name.
+        """Prepare a plan at a placement, under a name.
 
-        A second placement of the same plan is another key: timing rotates over several.
+        Args:
+            key: Name for later calls. A second placement of the same plan has another key: timing
+                rotates over several.
+            plan: The plan.
+            offsets: First byte in the arena of each buffer, by the buffer's id.
         """
 
     def forget(self, key: str) -> None:
         """Drop a prepared plan."""
 
     def stop(self) -> None:
-        """Nothing of the process runs from now on until it is asked for something: the judge writes
-        inputs and reads results.
+        """Stop the process until the next request, so that the judge can write and read memory.
 
         CPU: the process is stopped (SIGSTOP). GPU: nothing to do, the device is idle between calls.
         """
@@ -132,24 +134,35 @@ class Launcher(Protocol):
     def sample(
         self, keys: Sequence[str], *, limit_s: float, observe: Callable[[], None] = nothing
     ) -> float:
-        """µs per execution of `keys`, in order, once each, on inputs that were written while the
-        process was stopped.
+        """Execute `keys` in order, once each, and return the time.
 
-        Whenever the work is done, it is done within that time. CPU: on the judge's clock, from
-        before the process goes on, and so can see the inputs, until `observe` has read what it
-        wants of the results. What all of that takes without any execution is taken off, as it was
-        before any candidate's code was loaded. GPU: one key; device time of a CUDA-graph replay
+        The inputs were written while the process was stopped.
+
+        CPU: the time is on the judge's clock. It begins before the process goes on, and so before
+        it can see the inputs. It ends when `observe` has read its elements of the results. The cost
+        of all that without any execution is subtracted; it was measured before any candidate's code
+        was loaded. GPU: there is one key. The time is the device time of a CUDA-graph replay
         between two events, after L2 was flushed by reading. `observe` is called when the device is
         idle.
+
+        Args:
+            keys: Names of prepared plans.
+            limit_s: Seconds after which the candidate counts as hung.
+            observe: Reads results.
+
+        Returns:
+            µs per execution.
         """
 
     def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> float | None:
-        """µs per execution by the judge's own clock, of `count` and twice as many back to back: the
-        slope. None where `sample` is on the judge's clock, too.
+        """Return the µs per execution by the judge's own clock.
+
+        It is the slope between `count` executions back to back and twice as many. None where
+        `sample` is on the judge's clock, too.
         """
 
     def close(self) -> None:
-        """End the process and all that it started."""
+        """End the process and its descendants."""
 
 
 class GuestHost(Launcher, Protocol):
@@ -236,7 +249,7 @@ class Backend(Protocol):
         """
 
     def arena(self, nbytes: int) -> Arena:
-        """Memory for one or more plans."""
+        """Allocate memory for one or more plans."""
 
     def launcher(self, arena: Arena) -> Launcher:
         """A fresh process over the arena; a `GuestHost` where `traits.native`."""
@@ -253,20 +266,21 @@ class Backend(Protocol):
     def healthy(self) -> bool:
         """Whether a fresh process computes a known result correctly; tried twice.
 
-        A launcher asks that by itself after a fault, a hang or a kill, and raises `DeviceWedged`
-        where it fails: what comes next is then not judged at all, rather than wrongly.
+        A launcher calls this after a fault, a hang or a kill, and raises `DeviceWedged` if it
+        fails. The next candidate is then not judged at all, rather than wrongly.
         """
 
     def printed(self) -> str:
-        """What launchers that have ended since the last call printed, the end of each."""
+        """Return the output of launchers that have ended since the last call, the end of each."""
 
     def ceilings(self, *, again: bool = False) -> Ceilings:
-        """Measured once per `facts.key` and cached; with `again`, measured now as well, and the
-        larger of each kept.
+        """Return the ceilings. They are measured once per `facts.key` and cached.
+
+        `again`: they are measured now as well, and the larger figure of each is kept.
         """
 
     def watch(self) -> Watch:
-        """Tells of neighbours and clocks while the device is timed."""
+        """Watch neighbours and clocks while the device is timed."""
 
     def close(self) -> None:
         """End all helper processes."""

@@ -1,4 +1,4 @@
-"""What else happened on the machine while times were taken: neighbours, clocks, throttling.
+"""Other activity on the machine while times were taken: neighbours, clocks, throttling.
 
 Two readings, one before and one after, and what differs between them becomes notes for people.
 Interleaving already protects a comparison from what hits both sides alike; the notes say when the
@@ -40,7 +40,7 @@ class HostReading:
 
 
 def read_host(root: Path = Path("/"), pid: int | None = None) -> HostReading:
-    """What the kernel tells about the processors. `root` has proc/ and sys/ in it."""
+    """Read the kernel's counters of the processors. `root` has proc/ and sys/ in it."""
     proc = root / "proc"
     pid = os.getpid() if pid is None else pid
     busy = stolen = 0.0
@@ -80,18 +80,18 @@ def _clocks(root: Path) -> tuple[float, ...]:
 
 
 def others_cores(before: HostReading, after: HostReading) -> float:
-    """How many cores other programs used."""
+    """Return the number of cores that other programs used."""
     busy = after.busy_s - before.busy_s - (after.own_s - before.own_s)
     return busy / max(LEAST_S, after.at_s - before.at_s)
 
 
 def stolen_cores(before: HostReading, after: HostReading) -> float:
-    """How many cores the hypervisor took."""
+    """Return the number of cores that the hypervisor took."""
     return (after.stolen_s - before.stolen_s) / max(LEAST_S, after.at_s - before.at_s)
 
 
 def host_notes(before: HostReading, after: HostReading) -> list[str]:
-    """What disturbed between two readings; nothing is said about less than `LEAST_S`."""
+    """Describe disturbances between two readings; nothing is said about less than `LEAST_S`."""
     seconds = after.at_s - before.at_s
     if seconds < LEAST_S:
         return []
@@ -114,7 +114,7 @@ def host_notes(before: HostReading, after: HostReading) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What NVML tells of a GPU at one moment."""
+    """NVML's values for a GPU at one moment."""
 
     sm_mhz: float  # 0: not told
     reasons: tuple[str, ...] = ()  # why the clocks are lower than they could be
@@ -122,7 +122,7 @@ class GpuReading:
 
 
 def gpu_notes(before: GpuReading, after: GpuReading) -> list[str]:
-    """What disturbed between two readings."""
+    """Describe disturbances between two readings."""
     notes = []
     if before.sm_mhz and after.sm_mhz and abs(after.sm_mhz / before.sm_mhz - 1) > CLOCK_CHANGE:
         notes.append(f"the GPU's clock went from {before.sm_mhz:.0f} to {after.sm_mhz:.0f} MHz")
@@ -143,7 +143,7 @@ class Watch(Protocol):
         """Times are taken from now on."""
 
     def notes(self) -> Sequence[str]:
-        """What disturbed since `begin`."""
+        """Describe disturbances since `begin`."""
 
     def crowded(self) -> bool:
         """Whether others have used so much of the device since `begin` that times which cannot be
@@ -167,7 +167,7 @@ class _Readings(Generic[R]):
 
 
 class HostWatch(_Readings[HostReading]):
-    """For times of a CPU."""
+    """Watch of a host while CPU times are taken."""
 
     def __init__(
         self, read: Callable[[], HostReading] = read_host, cores: int | None = None
@@ -189,7 +189,7 @@ class HostWatch(_Readings[HostReading]):
 
 
 class GpuWatch(_Readings[GpuReading]):
-    """For times of a GPU. Each reading tells of who used it since the one before."""
+    """Watch of a GPU while times are taken. Each reading covers the users since the one before."""
 
     def begin(self) -> None:
         """See `Watch`."""
@@ -216,7 +216,7 @@ class GpuWatch(_Readings[GpuReading]):
 
 
 class Unwatched:
-    """Where nothing tells, nothing is said."""
+    """A watcher without a source of readings. It reports nothing."""
 
     def begin(self) -> None:
         """See `Watch`."""

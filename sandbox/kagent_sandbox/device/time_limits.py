@@ -1,5 +1,6 @@
-"""How long a judge waits before it takes a candidate for hung: as usual, or a share of it where
-many are expected to hang (`kagent selftest`). One for the whole process: a judge has one device.
+"""Time limits of a judge, after which a candidate counts as hung: the usual ones, or a share of
+them where many are expected to hang (`kagent selftest`). One for the whole process: a judge has one
+device.
 """
 
 from __future__ import annotations

@@ -51,15 +51,41 @@ _SERVER: tuple[str, ...] = (
 
 
 class JudgeClient:
-    """A judge in a process of its own. Blocking; to be called from one thread at a time.
+    """A judge in a process of its own.
 
-    Every method raises what the judge raises (`TaskError`, `MachineError`, `DeviceWedged`), and
-    `ChildDied` with the end of its log when the process is gone. A context manager.
+    Use it as a context manager. Calls block; make them from one thread at a time. Every method
+    raises the errors of the judge (`TaskError`, `MachineError`, `DeviceWedged`), and `ChildDied`
+    with the end of its log when the process is gone.
 
-    A judge that dies while it has a candidate is started again, and asked again. One that dies
-    again sets the candidate aside with a verdict that says so: else that candidate would end every
-    session of a run at the same place. What this does not cover: a candidate that takes the whole
-    machine down.
+    A judge that dies while it has a candidate is started and asked once more. If it dies again, the
+    candidate is set aside with a verdict that says so. Otherwise that candidate would end every
+    session of a run at the same place. A candidate that takes the whole machine down is not
+    covered.
+
+    Example:
+        Build a seed for the CPU, then check and time it::
+
+            from pathlib import Path
+
+            from kagent_sandbox.builder.client import Builder
+            from kagent_sandbox.data.build import BuildRequest
+            from kagent_sandbox.data.task import build_case, load_task
+            from kagent_sandbox.judge.check.cases import bench_cases, check_cases
+            from kagent_sandbox.judge.client import JudgeClient
+
+            folder, run_seed = Path("seeds/softmax"), 7
+            task = load_task(folder)
+            cases = check_cases(task, "cpu", run_seed) + bench_cases(task, "cpu")
+            request = BuildRequest(
+                source=(folder / "cpp_rows.py").read_text(),
+                entry=task.entry,
+                target="cpu",
+                cases=tuple(build_case(task, case) for case in cases),
+            )
+            with Builder() as builder, JudgeClient(folder, "cpu", run_seed) as judge:
+                built = builder.build(request)
+                errors = judge.check(built)
+                print(judge.measure(built, errors))
     """
 
     def __init__(
@@ -132,20 +158,20 @@ class JudgeClient:
         self.close()
 
     def isolation(self) -> Isolation:
-        """What launchers are confined by, as observed; waits until their fork-server is ready."""
+        """Isolation of launchers, as observed. Waits until their fork-server is ready."""
         return from_json(Isolation, self._ask("isolation"))
 
     @property
     def pid(self) -> int:
-        """Of the process, or of its successor."""
+        """Process id of the judge, or of its successor."""
         return self._process.pid
 
     def ceilings(self) -> Ceilings:
-        """What the device attains on the plainest kernels; measured once, then cached."""
+        """Ceilings of the device: the rates of the plainest kernels. Measured once, then cached."""
         return from_json(Ceilings, self._ask("ceilings"))
 
     def noise(self) -> Noise:
-        """How far apart one kernel and itself are measured here; every judge asks itself before it
+        """A/A test: apparent ratio of a kernel timed against itself. Every judge runs it before it
         times anything.
         """
         return from_json(Noise, self._ask("noise"))
@@ -153,10 +179,14 @@ class JudgeClient:
     def baselines(
         self, on_progress: Callable[[str], None] | None = None, *, cached: bool = True
     ) -> Any:
-        """Times of all baselines on the benchmark cases
-        (`kagent_sandbox.judge.timing.baselines.Baselines`).
+        """Measure all baselines on the benchmark cases.
 
-        `on_progress` is told one line per baseline that is measured.
+        Args:
+            on_progress: Function that receives a line per baseline that is measured.
+            cached: Whether stored times may be returned.
+
+        Returns:
+            `kagent_sandbox.judge.timing.baselines.Baselines`: times in µs by case and name.
         """
         from kagent_sandbox.judge.timing.baselines import Baselines
 
@@ -164,7 +194,14 @@ class JudgeClient:
         return from_json(Baselines, answer)
 
     def check(self, built: Built) -> tuple[CaseError, ...] | Rejected:
-        """Whether a candidate is right on all visible and hidden check cases."""
+        """Check a candidate on all visible and hidden check cases.
+
+        Args:
+            built: The candidate's plans and binaries.
+
+        Returns:
+            An error per case and result if all are within tolerance, else the rejection.
+        """
 
         def ask() -> tuple[CaseError, ...] | Rejected:
             result = from_json(CheckAnswer, self._ask("check", {"key": self._keep(built)})).result
@@ -182,15 +219,19 @@ class JudgeClient:
         choice: Mapping[str, int] | None = None,
         sweep_s: float | None = None,
     ) -> Passed | Rejected:
-        """Time a candidate on all benchmark cases, beside the incumbent, whose id is `against`.
+        """Time a candidate on all benchmark cases, beside the incumbent.
 
         Args:
             built: The candidate.
-            errors: What `check` gave for it.
-            incumbent: The best so far.
+            errors: The result of `check` for it.
+            incumbent: The best candidate so far; None if there is none.
             against: The incumbent's id.
-            choice: The incumbent's configuration per case; by default what this client measured.
-            sweep_s: Lane seconds per case for finding the candidate's best configuration.
+            choice: The incumbent's configuration per case. The default is the one that this client
+                measured.
+            sweep_s: Seconds on the device per case to find the candidate's best configuration.
+
+        Returns:
+            Times in µs with 95 % intervals and the comparison with the incumbent, or a rejection.
 
         Raises:
             IncumbentWrong: The incumbent failed, or was wrong where it was timed.
@@ -217,8 +258,14 @@ class JudgeClient:
     ) -> Race:
         """Time contenders and all baselines side by side in fresh launchers.
 
-        `hidden` cases are the final race's: contenders must have been built for them. Otherwise
-        the visible benchmark cases (`kagent bench`).
+        Args:
+            contenders: The candidates, built for the cases of the race.
+            hidden: Whether the race is on the hidden cases of the final race. Otherwise it is on
+                the visible benchmark cases (`kagent bench`).
+            baselines: Whether torch's baselines take part.
+
+        Returns:
+            Times in µs and ratios per case, and ratios over all cases.
         """
         try:
             return self._race(contenders, hidden=hidden, baselines=baselines)
@@ -240,7 +287,9 @@ class JudgeClient:
         self._ask("health")
 
     def printed(self) -> str:
-        """What launchers that have ended since the last call printed: a candidate's own words."""
+        """Return the output of launchers that have ended since the last call: a candidate's own
+        words.
+        """
         return str(cast("dict[str, object]", self._ask("printed"))["text"])
 
     def close(self) -> None:

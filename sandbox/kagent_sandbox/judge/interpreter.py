@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.process.forkserver import ChildHandle
 
 MOST_ELEMENTS = 1 << 17
-"""Of all arguments of a case together: larger cases are skipped."""
+"""Most elements of all arguments of a case together: larger cases are skipped."""
 CASE_LIMIT_S = 60.0
 _SLOWER = 10.0
 """A case that takes so many times as long as others let expect is not slow: it hangs."""
@@ -104,7 +104,9 @@ class Interpreter:
             self._cpu.close()
 
     def printed(self) -> str:
-        """What processes that have ended since the last call printed: a candidate's own words."""
+        """Return the output of processes that have ended since the last call: a candidate's own
+        words.
+        """
         return self._server.printed()
 
     def check(self, source: str, built: Built) -> Interpreted | Rejected:
@@ -170,7 +172,7 @@ class Interpreter:
         shows how fast this candidate is.
 
         Raises:
-            Disqualified: It hangs.
+            CandidateRejected: It hangs.
         """
         elements = self._elements(case)
         expected_s = max((s * (elements / max(1, n)) ** 2 for n, s in took), default=0.0)
@@ -186,7 +188,7 @@ class Interpreter:
         """The judge's ghost test, on the CPU, in the cases of these names.
 
         Raises:
-            Disqualified: No kernel has a part in any result.
+            CandidateRejected: No kernel has a part in any result.
         """
         cases = [c for c in self._cases if c.name in names and (0, c.name) in built.plans]
         plans = {(0, c.name): _without_launches(built.plans[0, c.name]) for c in cases}
@@ -288,7 +290,7 @@ class Interpreter:
 
 
 def _without_launches(plan: Plan) -> Plan:
-    """What a plan has torch do, for the CPU."""
+    """Return a plan's torch operations, for the CPU."""
     rest = tuple(op for op in plan.ops if not isinstance(op, Launch))
     return replace(plan, target="cpu", ops=rest, kernels=())
 

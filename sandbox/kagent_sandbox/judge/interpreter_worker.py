@@ -263,7 +263,7 @@ def _reduce(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reduce_in_a_tree(self: Any, tensors: Any) -> list[Any]:
-    """In place of `ReduceOps.generic_reduce`: neighbours are combined, all pairs at once."""
+    """Replace `ReduceOps.generic_reduce`: neighbours are combined, all pairs at once."""
     combine, types = _combine(self, tensors)
     arrays = [t.handle.data for t in tensors]
     whole, rank = self.axis is None, arrays[0].ndim
@@ -280,7 +280,7 @@ def _reduce_in_a_tree(self: Any, tensors: Any) -> list[Any]:
 
 
 def _sum_in_a_tree(self: Any, tensor: Any) -> Any:
-    """In place of `ReduceOps.sum`: numpy adds in pairs only along what is contiguous."""
+    """Replace `ReduceOps.sum`: numpy adds in pairs only along contiguous elements."""
     data = tensor.handle.data
     if self.axis is None:
         return self.to_tensor(data.sum(keepdims=self.keep_dims), tensor.dtype)
@@ -291,14 +291,14 @@ def _sum_in_a_tree(self: Any, tensor: Any) -> Any:
 
 
 def _scan_in_a_tree(self: Any, tensors: Any) -> list[Any]:
-    """In place of `ScanOps.generic_scan`."""
+    """Replace `ScanOps.generic_scan`."""
     combine, types = _combine(self, tensors)
     arrays = _scan([t.handle.data for t in tensors], self.axis, combine)
     return [self.to_tensor(a, t) for a, t in zip(arrays, types, strict=True)]
 
 
 def _scan_with(operation: Any) -> Callable[..., list[Any]]:
-    """In place of `ScanOps.cumsum` and `cumprod`."""
+    """Replace `ScanOps.cumsum` and `cumprod`."""
 
     def scan(self: Any, tensor: Any) -> list[Any]:
         if tensor.dtype.scalar == tl.bfloat16:
@@ -364,7 +364,7 @@ def _combine(self: Any, tensors: Any) -> tuple[Combine, list[Any]]:
 
 
 def _run_first(self: Any, *args: object, **kwargs: object) -> object:
-    """In place of `Autotuner.run`: its first configuration."""
+    """Replace `Autotuner.run`: run its first configuration."""
     config = self.configs[0]
     named = dict(zip(self.arg_names, args, strict=False))
     if config.pre_hook is not None:

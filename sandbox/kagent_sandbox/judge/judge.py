@@ -108,13 +108,13 @@ class Judge:
 
     @property
     def ceilings(self) -> Ceilings:
-        """What the device attains; measured at first use, then cached."""
+        """Ceilings of the device; measured at first use, then cached."""
         if self._ceilings is None:
             self._ceilings = self.backend.ceilings()
         return self._ceilings
 
     def find_noise(self) -> Noise:
-        """How far apart one kernel and itself are measured here; found out once. Intervals are
+        """Run the A/A test once: apparent ratio of a kernel timed against itself. Intervals are
         widened by it from then on.
         """
         if self._noise is None:
@@ -123,6 +123,12 @@ class Judge:
 
     def check(self, built: Built) -> tuple[CaseError, ...] | Rejected:
         """Run a candidate on all check cases and compare with the reference.
+
+        Args:
+            built: The candidate's plans and binaries.
+
+        Returns:
+            An error per case and result, or the rejection.
 
         Raises:
             TaskError: The task's reference.py fails.
@@ -163,7 +169,7 @@ class Judge:
         """An arena of that size; launchers that are kept do not outlive the one they have mapped.
 
         Raises:
-            Disqualified: More than the device can spare.
+            CandidateRejected: More than the device can spare.
         """
         if not self._arenas.fits(nbytes):
             self._let_go()
@@ -207,7 +213,13 @@ class Judge:
         *,
         sweep_s: float = SWEEP_S,
     ) -> Passed | Rejected:
-        """Time a candidate that `check` gave `errors` for, beside the incumbent where there is one.
+        """Time a candidate on all benchmark cases, beside the incumbent where there is one.
+
+        Args:
+            built: The candidate.
+            errors: The result of `check` for it.
+            incumbent: The best candidate so far.
+            sweep_s: Seconds on the device per case to find the best configuration.
 
         Raises:
             TaskError: The task's reference.py fails.
@@ -265,6 +277,11 @@ class Judge:
         race_baselines: RaceBaselines | None = None,
     ) -> Race:
         """Time contenders and baselines side by side in a fresh launcher.
+
+        Args:
+            contenders: The candidates.
+            hidden: Whether the cases are the hidden ones of the final race.
+            race_baselines: Source of baselines; None for a race without them.
 
         Raises:
             TaskError: The task's reference.py fails.

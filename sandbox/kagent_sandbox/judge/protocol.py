@@ -1,4 +1,4 @@
-"""How candidates travel between the agent and the judge's process: plans and binaries as blobs."""
+"""Messages between the agent and the judge's process: plans and binaries travel as blobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ERRORS: Mapping[str, type[KagentError]] = {
     for name, value in vars(errors).items()
     if isinstance(value, type) and issubclass(value, KagentError)
 }
-"""By name: the errors that the judge's process may report and the client raises again."""
+"""Errors by name that the judge's process may report and the client raises again."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MeasureAnswer:
 
 @dataclass(frozen=True)
 class IncumbentRejected:
-    """Nothing is known of the candidate: this became of the incumbent beside it."""
+    """The incumbent failed beside the candidate. Nothing is known of the candidate."""
 
     incumbent: Rejected
 
@@ -58,7 +58,7 @@ class Entrant:
 
 @dataclass(frozen=True)
 class MeasureRequest:
-    """What to measure, beside whom."""
+    """A candidate to measure, and the incumbent beside it."""
 
     key: str
     errors: tuple[CaseError, ...]
@@ -68,7 +68,7 @@ class MeasureRequest:
 
 @dataclass(frozen=True)
 class RaceRequest:
-    """Who races, and on which cases."""
+    """The entrants of a race, and its cases."""
 
     entrants: tuple[Entrant, ...]
     hidden: bool

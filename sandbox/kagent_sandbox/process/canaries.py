@@ -41,7 +41,7 @@ _SET_MODE_FILTER, _PR_SET_SECCOMP = 1, 22
 
 @dataclass(frozen=True)
 class Attack:
-    """What is tried, and the lowest tier that claims to stop it. Returning is succeeding."""
+    """An attack, and the lowest tier that claims to stop it. It succeeds if it returns."""
 
     act: Callable[[Facts], None]
     stopped_from: Tier = Tier.T1
@@ -223,7 +223,7 @@ def _new_namespace(_: Facts) -> None:
 
 
 def _filter_own_calls(_: Facts) -> None:
-    """By a filter that allows everything: another one could answer calls that do nothing."""
+    """Install a filter that allows everything: another one could answer calls that do nothing."""
     allow = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000), 8)
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 1, ctypes.addressof(allow)), 16)
     try:
@@ -267,4 +267,4 @@ ATTACKS: Mapping[str, Attack] = {
     "become root": Attack(_become_root),
     "filter its own calls": Attack(_filter_own_calls),
 }
-"""By what a report calls them."""
+"""Attacks by their names in reports."""

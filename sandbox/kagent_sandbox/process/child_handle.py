@@ -21,7 +21,7 @@ _LOG_CHARS = 64 << 10
 
 @dataclass(frozen=True)
 class Exit:
-    """How a child ended, as its supervisor observed it."""
+    """The end of a child, as its supervisor observed it."""
 
     code: int | None  # exit status, None when a signal ended it
     signal: int | None
@@ -131,7 +131,7 @@ class ChildHandle:
                 return None
 
     def wait(self, timeout_s: float | None) -> Exit | None:
-        """How the child ended, or None when it still runs after `timeout_s`."""
+        """Return the end of the child, or None when it still runs after `timeout_s`."""
         if self._exit is None:
             poller = select.poll()
             try:

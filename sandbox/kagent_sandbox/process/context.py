@@ -1,4 +1,4 @@
-"""What a handler that runs in a confined child is given."""
+"""Context of a handler that runs in a confined child."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ GRACE_S = 2.0
 
 
 def exit_when_peer_closes(fd: int, grace_s: float = GRACE_S) -> None:
-    """Once the other end of a socket or pipe is closed, kill this process some time later, and its
-    group where it leads one.
+    """Kill this process, and its group where it leads one, some time after the other end of a
+    socket or pipe is closed.
 
     A process that is not busy notices by itself, and cleans up within `grace_s`. The thread that
     waits costs nothing while it does.

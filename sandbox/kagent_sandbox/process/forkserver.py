@@ -115,7 +115,7 @@ class ForkServer:
 
     @property
     def isolation(self) -> Isolation:
-        """What was observed at the start; waits for it.
+        """Isolation observed at the start. Waits for it.
 
         Raises:
             ConfinementError: The host does not give the tier that the confinement asks for.
@@ -126,13 +126,13 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Of the fork-server's process."""
+        """Process id of the fork-server."""
         assert self._process is not None, "start it first"
         return self._process.pid
 
     @property
     def alive(self) -> int:
-        """How many children were started and have not been seen to end."""
+        """Return how many children were started and have not been seen to end."""
         return len(self._children)
 
     def _wait_ready(self) -> Isolation:
@@ -182,7 +182,7 @@ class ForkServer:
         return ChildDied(f"the fork-server for {self._handler} failed: {why.strip()}")
 
     def printed(self) -> str:
-        """What children that have ended since the last call printed, the end of each."""
+        """Return the output of children that have ended since the last call, the end of each."""
         texts: list[str] = []
         with contextlib.suppress(IndexError):
             while True:

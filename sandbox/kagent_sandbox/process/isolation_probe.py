@@ -1,4 +1,4 @@
-"""What isolation this host gives, observed by attacking it: for `doctor` and for reports."""
+"""Isolation of this host, observed by attacking it: for `doctor` and for reports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Canary:
 
 @dataclass(frozen=True)
 class Probe:
-    """How children are confined here, and what attacks from inside met."""
+    """Isolation of children here, and the outcome of attacks from inside."""
 
     isolation: Isolation
     canaries: tuple[Canary, ...]
@@ -59,7 +59,7 @@ class Probe:
         return tuple(c.name for c in self.canaries if c.escaped and c.stopped_from > tier)
 
     def describe(self) -> str:
-        """What was seen, in a line."""
+        """Describe the findings in a line."""
         stopped = sum(not c.escaped for c in self.canaries)
         text = self.isolation.describe()
         text += f"; {stopped} of {len(self.canaries)} attacks from inside stopped"
@@ -86,8 +86,8 @@ class Probe:
 
 
 def _place() -> str | None:
-    """Where bait is laid: /tmp where the folder for temporary files has too long a name for the
-    address of a socket in it.
+    """Return the folder for bait: /tmp where the folder for temporary files has too long a name for
+    the address of a socket in it.
     """
     return "/tmp" if len(os.fsencode(tempfile.gettempdir())) > _LONGEST else None  # noqa: S108
 

@@ -107,7 +107,7 @@ def ended(pid: int) -> bool:
 
 
 def _tasks(pid: int) -> Iterator[tuple[str, list[str]]]:
-    """Of each thread its number, and what its `stat` says after its name, from its state on."""
+    """Return each thread's number, and the text of its `stat` after its name, from its state on."""
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with (

@@ -40,7 +40,7 @@ class SubtreeLimits:
 
     @property
     def memory_reason(self) -> str:
-        """What to say when memory is exceeded."""
+        """Return the message for exceeded memory."""
         return f"memory limit of {self._limits.memory_bytes >> 20} MiB"
 
     def exceeded(self, child: int, pids: list[int], printed_bytes: int) -> str | None:

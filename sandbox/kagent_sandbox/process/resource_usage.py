@@ -1,4 +1,4 @@
-"""What a subtree of processes uses where the kernel does not limit it: memory, and disk.
+"""Resources of a subtree of processes where the kernel does not limit them: memory, and disk.
 
 Whoever is weighed is hostile: memory may be shared so that it counts as nobody's, files may have no
 name, folders may be nested deeper than a path can say. What is counted here is what is really used.
@@ -18,7 +18,9 @@ from pathlib import Path
 from kagent_sandbox.process import process_tree
 
 MOST_MAPPINGS = 200_000
-"""Of a subtree: a compiler has a thousand, and its forks as many each. Reading takes 0.1 s."""
+"""Most mappings of a subtree: a compiler has a thousand, and its forks as many each. Reading takes
+0.1 s.
+"""
 MOST_LEVELS = 64
 """Folders in folders: compilers and caches need five. Deeper ones count as too many files."""
 _KIB = 1024

@@ -1,4 +1,4 @@
-"""One child's keeper: forks it, enforces its limits, and ends its whole subtree, daemons included.
+"""Supervisor of one child: forks it, enforces its limits, ends its subtree, daemons included.
 
 A supervisor is a subreaper: a double-forked daemon becomes its child again when its parent dies, so
 that nothing escapes. It lives until its child and all descendants are dead and the private folder
@@ -210,7 +210,7 @@ class _Supervisor:
                 time.sleep(0.0005)
 
     def give_up(self) -> None:
-        """After an error of ours: leave nothing behind."""
+        """Leave nothing behind after an error of our own."""
         self.reason = "failure of its supervisor"
         self.reap_all()
         if self.group is not None:

@@ -107,7 +107,7 @@ def _imported(settings: dict[str, object]) -> Callable[[Context], None]:
 
 
 def _confinement(settings: dict[str, object], root: Path) -> tuple[Confinement, Isolation]:
-    """How children are to be confined, and how they are; after all imports."""
+    """Determine the confinement of children; after all imports."""
     fields = cast("dict[str, object]", settings["confinement"])
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     confinement = Confinement(**values)  # type: ignore[arg-type]

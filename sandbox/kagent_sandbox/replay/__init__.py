@@ -1,1 +1,1 @@
-"""Does a candidate's source do what its plan says? On real tensors."""
+"""Replay of a candidate's source on real tensors, compared with its plan."""

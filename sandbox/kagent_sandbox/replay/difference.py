@@ -1,4 +1,4 @@
-"""In what two plans of one call differ: what was traced, and what was done on real tensors."""
+"""Differences of two plans of one call: the traced one, and the recorded one on real tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Event = dict[str, object]
 
 
 def _text(event: Event, other: Event) -> str:
-    """What an event is, and in what it differs from another."""
+    """Describe an event, and its difference from another."""
     if event["what"] != other["what"]:
         return str(event["what"])
     shown = {k: v for k, v in event.items() if other.get(k) != v}
@@ -50,8 +50,9 @@ def _text(event: Event, other: Event) -> str:
 
 
 def _events(plan: Plan) -> Iterator[Event]:
-    """What a plan does and returns, in order. Buffers are called by their arguments' names, and the
-    rest by the order in which they are first used: when memory is taken and freed does not count.
+    """List the steps and results of a plan, in order. Buffers are called by their arguments' names,
+    and the rest by the order in which they are first used: when memory is taken and freed does not
+    count.
     """
     names = _Names(plan)
     for op in plan.ops:
@@ -89,7 +90,7 @@ def _event(op: Op, names: _Names) -> Event:
 
 
 def _expanded(ref: TensorRef, shape: tuple[int, ...]) -> TensorRef:
-    """As a copy reads it: torch may expand it before or in the copy."""
+    """Expand as a copy does: torch may expand before or in the copy."""
     missing = len(shape) - len(ref.shape)
     sizes, strides = (1,) * missing + ref.shape, (0,) * missing + ref.strides
     kept = (s if n != 1 else 0 for n, s in zip(sizes, strides, strict=True))
@@ -112,7 +113,7 @@ class _Names:
         return name
 
     def view(self, ref: TensorRef) -> tuple[object, ...]:
-        """Which elements of which buffer."""
+        """Describe which elements of which buffer a view has."""
         return self.place(ref.buffer), ref.offset, ref.shape, ref.strides, ref.dtype
 
     def argument(self, arg: object) -> tuple[object, ...]:

@@ -19,16 +19,18 @@ from kagent_sandbox.process.forkserver import ForkServer
 from kagent_sandbox.runtime.text import printable
 
 LIMIT_S = 1800.0
-"""For all tests: two operators take half a minute on two cores, most of it in torch.compile."""
+"""Seconds for all tests. Two operators take half a minute on two cores, most of it in
+torch.compile.
+"""
 _MAX_ANSWER_BYTES = 1 << 20
 _MOST_NAMED = 20
 _PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
-"""What it imports, some of it only when tests run: perhaps not where torch is."""
+"""Packages that pytest imports, some of them only when tests run: perhaps not where torch is."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a library's tests."""
+    """The outcome of a library's tests."""
 
     passed: int
     failed: tuple[str, ...]  # tests, and files that could not be imported
@@ -37,7 +39,7 @@ class Ran:
 
     @property
     def why(self) -> str:
-        """What went wrong in words, or nothing."""
+        """Describe the failure in words; "" if there is none."""
         if self.ended:
             return f"their process {self.ended}"
         if self.failed:

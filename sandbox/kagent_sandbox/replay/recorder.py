@@ -78,7 +78,7 @@ class RealRecorder(Recorder):
         super().add(op)
 
     def tensor(self, tensor: torch.Tensor) -> TensorRef:
-        """Where a real tensor lies, or a symbolic one."""
+        """Return the place of a real tensor, or of a symbolic one."""
         return super().tensor(self._symbolic(tensor))
 
     def saw_launch(self, launch: Observed) -> None:
@@ -122,7 +122,7 @@ class RealRecorder(Recorder):
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
-        """What recording itself does with tensors is not recorded."""
+        """Do not record what the recorder itself does with tensors."""
         before, self.quiet = self.quiet, True
         try:
             yield

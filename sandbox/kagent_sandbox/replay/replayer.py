@@ -1,4 +1,4 @@
-"""Does a candidate's source do what its plan says? Its host code, once, on real tensors.
+"""Replay of a candidate's source: its host code, once, on real tensors, compared with its plan.
 
 A plan shows what host code did on symbolic tensors; what is exported is the source. So the source
 is run as a user would run it, with the launchers that a kernel library has, in a confined process;
@@ -54,12 +54,12 @@ _PRELOAD_GPU = ("torch", "triton", "cuda.bindings.driver", *_PRELOAD[1:])
 
 @dataclasses.dataclass
 class ReplayedKernel:
-    """What kernels were compiled from, and to, in all replays so far that found no difference."""
+    """Sources and binaries of kernels, in all replays so far that found no difference."""
 
     sources: dict[str, list[dict[str, object]]] = dataclasses.field(default_factory=dict)
     """Records (`Source.record`) with `key` and `target`, by what the caller calls the kernel."""
     cubins: dict[str, bytes] = dataclasses.field(default_factory=dict)
-    """By `Source.key(target)`, each with its symbol: what a library ships."""
+    """Cubins by `Source.key(target)`, each with its symbol, for a library."""
 
 
 class Replayer:
@@ -165,7 +165,7 @@ class Replayer:
             self._child = None
 
     def _take_built(self, child: ChildHandle) -> None:
-        """What Triton built before the candidate was loaded.
+        """Return the code that Triton built before the candidate was loaded.
 
         Raises:
             DeviceError: The process ended: no GPU can be used.
@@ -217,7 +217,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _compared(plan: Plan, message: Message) -> str | None:
-    """In what an answer differs from the plan, in words.
+    """Describe the difference of an answer from the plan in words.
 
     Raises:
         PlanError, LookupError, TypeError, AttributeError: It is no answer.

@@ -11,7 +11,7 @@ from kagent_sandbox.builder.trace.triton import LoadedKernel, TritonLauncher
 from kagent_sandbox.data.language import TRITON
 
 _loaded: dict[int, LoadedKernel] = {}
-"""By the driver's handle of the function."""
+"""Loaded binaries by the driver's handle of the function."""
 
 
 def warm_up() -> None:
@@ -21,7 +21,7 @@ def warm_up() -> None:
 
 
 def install() -> None:
-    """From now on, record each launch that Triton makes with the current recorder, then make it."""
+    """Record each launch that Triton makes with the current recorder from now on, then make it."""
     active: Any = triton.runtime.driver.active
     load, launcher = active.utils.load_binary, active.launcher_cls
 

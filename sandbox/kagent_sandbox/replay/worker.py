@@ -83,7 +83,7 @@ def _prepare_gpu(context: Context, asked: Mapping[str, Any], message: Message) -
 
 
 def _look_like_a_user(folder: Path, *, keep_folders: bool) -> None:
-    """Nothing that is easily looked at tells this process from a user's; see `replay_real`.
+    """Hide what tells this process from a user's, as far as it is easily seen; see `replay_real`.
 
     `keep_folders`: compilers that Triton starts find the private folder in the environment.
     """
@@ -188,7 +188,7 @@ class _Candidate:
 
 
 def _plan(recorder: RealRecorder, case: BuildCase, result: object) -> Plan:
-    """What was recorded, with the results of the call."""
+    """Return the recorded plan, with the results of the call."""
     if isinstance(result, Mapping):
         result = tuple(result[r.name] for r in case.results)
     values = tuple(result) if isinstance(result, tuple | list) else (result,)

@@ -71,7 +71,7 @@ class ScalarArgument:
 
 
 Value: TypeAlias = torch.Tensor | ScalarArgument | TensorMapArgument | None
-"""What a kernel is given: None is a null pointer."""
+"""Argument of a kernel: None is a null pointer."""
 Check = Callable[[torch.Tensor | TensorMapArgument], None]
 
 
@@ -152,8 +152,8 @@ def integer_range(parameter: Parameter) -> tuple[int, int]:
 
 
 def plain_converter(parameter: Parameter) -> Callable[[object], float | bool]:
-    """What lets plain numbers within a parameter's known type pass, and raises TypeError for all
-    others: those go through `scalar`, which is slower and says what is wrong.
+    """Return a function that lets plain numbers within a parameter's known type pass and raises
+    TypeError for all others. Those go through `scalar`, which is slower and describes the fault.
     """
     if parameter.type is not None and parameter.type[0] in "fb":
         return _plain_float

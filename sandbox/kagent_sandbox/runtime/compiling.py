@@ -1,4 +1,4 @@
-"""What both compilers need: which options a kernel may ask for, and the line of an error."""
+"""Common parts of both compilers: a kernel's options, and the line of an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refuse_clock(kernel: str, source: str, macros: Sequence[str]) -> None:
 
 
 def clock_error(kernel: str, source: str) -> CompileError:
-    """What to say to a kernel that asks for the time of its build, with the line where it does."""
+    """Return the error for a kernel that asks for the time of its build, with the line."""
     found = _CLOCK.search(source)
     if found is None:
         return CompileError(kernel, _NO_CLOCK)

@@ -98,7 +98,7 @@ class _Library:
         self._converters = [_address if p.pointer else plain_converter(p) for p in self.parameters]
 
     def call(self, *args: object) -> None:
-        """With Python's values, as they are given."""
+        """Call with Python's values, as they are given."""
         if len(args) == len(self._converters):
             try:
                 values = [c(a) for c, a in zip(self._converters, args, strict=True)]

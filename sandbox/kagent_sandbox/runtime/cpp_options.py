@@ -19,7 +19,7 @@ FAST = (
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"),
     *("-freciprocal-math", "-ffinite-math-only"),
 )
-"""What `-ffast-math` is for the kernel's own code."""
+"""The part of `-ffast-math` that concerns the kernel's own code."""
 _EXAMPLES = "-O2, -fno-math-errno, -mprefer-vector-width=512, -DNAME=VALUE"
 _FOR_THE_PROCESS = r"-ffast-math|-Ofast|-funsafe-math-optimizations|-mdaz-ftz|-mpc(32|64|80)"
 

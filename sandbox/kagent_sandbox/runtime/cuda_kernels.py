@@ -120,13 +120,13 @@ def _stream(index: int) -> int:
 
 
 def target_of(index: int) -> str:
-    """What kernels for a device are compiled for: sm_80, sm_90a."""
+    """Name the target of kernels for a device: sm_80, sm_90a."""
     major, minor = torch.cuda.get_device_capability(index)
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
 class _Lane(threading.local):
-    """What one thread launches a kernel with: memory for parameters, and configurations."""
+    """Launch state of one thread: memory for parameters, and configurations."""
 
     def __init__(self, layout: StructLayout, index: int) -> None:
         make_current(index)

@@ -29,7 +29,7 @@ Convert = Callable[[object], object]
 
 
 class StructLayout:
-    """Where each parameter of a kernel lies in one block of memory, for one device.
+    """Layout of a kernel's parameters in one block of memory, for one device.
 
     `converters` take plain values, as host code nearly always passes them, to what `pack` takes,
     and raise TypeError for all others: those go through `arguments.converted`, which is slower and
@@ -90,7 +90,7 @@ def _bytes(value: Value) -> bytes:
 
 
 def _code(parameter: Parameter) -> str:
-    """How `struct` writes a parameter."""
+    """Return a parameter's code for `struct`."""
     if parameter.type is not None:
         return FORMAT[parameter.type]
     return _UNSIGNED.get(parameter.nbytes, f"{parameter.nbytes}s")
@@ -208,7 +208,7 @@ def _width(nbytes: int, prefix: str = "") -> str:
 
 
 def launch_attributes(launching: Launching) -> list[Any]:
-    """What a launch asks for beside its sizes."""
+    """Return the attributes that a launch asks for beside its sizes."""
     d = driver()
     ids = d.CUlaunchAttributeID
     attributes = []

@@ -52,7 +52,7 @@ def failure(status: Any, doing: str) -> LaunchError:
 
 
 def description(status: Any) -> str:
-    """What the driver says of a status."""
+    """Return the driver's text for a status."""
     failed, text = driver().cuGetErrorString(status)
     known = not failed and isinstance(text, bytes)
     return text.decode(errors="replace") if known else "no description"

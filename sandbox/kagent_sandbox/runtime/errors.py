@@ -1,4 +1,4 @@
-"""What can go wrong with a kernel.
+"""Errors of kernels.
 
 KernelError
 ├── KernelUnavailable   this machine cannot compile or run it: the text says what to install

@@ -1,4 +1,4 @@
-"""Where the CUDA toolkit's headers are: in NVIDIA's wheels or in a toolkit on the host.
+"""Search for the CUDA toolkit's headers: in NVIDIA's wheels or in a toolkit on the host.
 
 NVRTC needs a few parts of the C library besides; those are in `nvrtc_include`, next to this file,
 and come first.
@@ -37,7 +37,7 @@ def include_dirs() -> tuple[str, ...]:
 
 
 def wheel_folders() -> list[Path]:
-    """Where NVIDIA's wheels put their files, wherever Python finds them."""
+    """Return the folders of NVIDIA's wheels, wherever Python finds them."""
     nvidia = importlib.util.find_spec("nvidia")
     return [Path(p) for p in (nvidia.submodule_search_locations or ())] if nvidia else []
 

@@ -1,4 +1,4 @@
-"""How a kernel is launched, and who wants to know of it."""
+"""Launches of kernels, and their watchers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Size: TypeAlias = int | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Launching:
-    """How a kernel is launched. `shared` is dynamic, in bytes; `grid` counts blocks."""
+    """Parameters of a launch. `shared` is dynamic, in bytes; `grid` counts blocks."""
 
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (1, 1, 1)
@@ -36,7 +36,7 @@ class Launching:
         cooperative: bool,
         pdl: bool,
     ) -> Launching:
-        """From what a user gives.
+        """Make a launch of a user's values.
 
         Raises:
             ValueError: A size is not positive.
@@ -79,7 +79,7 @@ Instead = Callable[["Source", Sequence[object], Launching], bool]
 
 
 class LaunchWatcher:
-    """Who sees launches before the device does. `any` is what every launch looks at."""
+    """Watchers that see launches before the device does. Every launch looks at `any`."""
 
     any = False
     observer: Observer | None = None
@@ -90,7 +90,7 @@ watch = LaunchWatcher()
 
 
 def launch_instead(instead: Instead) -> None:
-    """From now on, in this process, show every launch to `instead` first."""
+    """Show every launch in this process to `instead` first, from now on."""
     watch.instead = instead
     watch.any = True
 

@@ -66,10 +66,15 @@ def compile_cuda(
     options: Sequence[str] = (),
     defines: Mapping[str, object] | None = None,
 ) -> CudaBinary:
-    """Compile a CUDA source for `target` ("sm_90a").
+    """Compile a CUDA source.
 
-    `name` is a kernel of the source: plain, qualified (`ns::k`) or an instance of a template
-    (`k<128, float>`).
+    Args:
+        name: A kernel of the source: plain, qualified (`ns::k`) or an instance of a template
+            (`k<128, float>`).
+        source: The CUDA C++ source.
+        target: Architecture, such as "sm_90a".
+        options: Further compiler options.
+        defines: Macros.
 
     Raises:
         CompileError: The source or an option was refused; the text is the first error with its
@@ -94,7 +99,7 @@ def compile_cuda(
 
 
 def nvrtc_version() -> str:
-    """Of the library that compiles: 13.4.
+    """Version of the library that compiles: 13.4.
 
     Raises:
         KernelUnavailable: There is none.

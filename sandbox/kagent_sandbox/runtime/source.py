@@ -25,7 +25,7 @@ class Source:
         return hashlib.sha256(json.dumps(parts, default=repr).encode()).hexdigest()
 
     def record(self) -> dict[str, object]:
-        """As JSON."""
+        """Return the source as JSON."""
         return {
             "language": self.language,
             "name": self.name,
@@ -36,7 +36,7 @@ class Source:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Source:
-        """From what `record` gave."""
+        """Make a source from the result of `record`."""
         return cls(
             record["language"],
             record["name"],

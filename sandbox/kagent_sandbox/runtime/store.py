@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept: beside the package, and in a folder of the user's.
+"""Storage of compiled kernels: beside the package, and in a folder of the user's.
 
 Beside the package are `cubins/` (CUDA, shipped for the devices that were measured) and `binaries/`
 (C++, compiled when the package was installed). What is compiled later goes into the user's cache
@@ -51,12 +51,12 @@ def compile_ahead(sources: Iterable[Source], folder: Path = LIBRARIES) -> list[P
 
 
 def shipped_library(source: Source) -> Path:
-    """Where `compile_ahead` leaves a library that this processor can run."""
+    """Return the path where `compile_ahead` leaves a library that this processor can run."""
     return LIBRARIES / f"{source.key('cpu')}-{processor()}.so"
 
 
 def kept_library(source: Source) -> Path | None:
-    """Where this user's library of a source is or goes; None where nothing can be kept.
+    """Return the path of this user's library of a source; None where nothing can be kept.
 
     Raises:
         KernelUnavailable: There is no g++, which is part of the name.
@@ -68,12 +68,12 @@ def kept_library(source: Source) -> Path | None:
 
 
 def shipped_cubin(source: Source, target: str) -> Path:
-    """Where a cubin that came with the package is, if there is one for this target."""
+    """Return the path of a cubin that came with the package, if there is one for this target."""
     return CUBINS / f"{source.key(target)}.cubin"
 
 
 def kept_cubin(source: Source, target: str, compiler_version: str) -> Path | None:
-    """Where this user's cubin of a source is or goes; None where nothing can be kept."""
+    """Return the path of this user's cubin of a source; None where nothing can be kept."""
     folder = cache_folder()
     return folder and folder / f"{source.key(target)}-{compiler_version}.cubin"
 
@@ -136,7 +136,7 @@ def cache_folder() -> Path | None:
 
 @functools.cache
 def processor() -> str:
-    """What `-march=native` depends on: a hash of the processor's features."""
+    """Hash the processor's features, which `-march=native` depends on."""
     features = ""
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")

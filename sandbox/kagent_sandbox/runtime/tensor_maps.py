@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class TensorMapArgument:
-    """What `tensor_map` returns: a tensor and how blocks of it are copied."""
+    """Result of `tensor_map`: a tensor and the way in which blocks of it are copied."""
 
     tensor: torch.Tensor
     box: tuple[int, ...]
@@ -40,7 +40,7 @@ class Described:
 
 
 def described(value: TensorMapArgument) -> Described:
-    """What is said of a tensor, without its address."""
+    """Describe a tensor without its address."""
     tensor, width = value.tensor, value.tensor.element_size()
     return Described(
         dtype=str(tensor.dtype).removeprefix("torch."),

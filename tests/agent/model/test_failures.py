@@ -149,8 +149,8 @@ PASSING = [
         "spent all 7 tokens of its limit on reasoning and wrote nothing; raise reply_tokens",
     ),
     (streams(sse()), "answered without choices"),
-    (streams(sse(chunk("half"), done=False), ends=False), "broke the reply off after 4 characters"),
-    (streams(sse(chunk("half"), done=False)), "broke the reply off after 4 characters"),
+    (streams(sse(chunk("half"), done=False), ends=False), "ended the reply early, after 4"),
+    (streams(sse(chunk("half"), done=False)), "ended the reply early, after 4"),
     (streams(sse(chunk("half"), chunk(finish="content_filter"))), "its content filter stopped"),
     (
         streams(sse(chunk("half"), error_body("Provider disconnected", code=502))),

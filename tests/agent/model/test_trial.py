@@ -54,7 +54,7 @@ def test_a_price_is_told(answering, tmp_path):
 
 def test_what_is_not_reported_is_told(answering):
     found = one(model=["tiny"], base_url=answering(data=sse(chunk("yes"), chunk(finish="length"))))
-    assert "cut at the token limit; says no token counts" in found.text
+    assert "cut at the token limit; reports no token counts" in found.text
 
 
 def test_what_is_not_taken_is_told(httpserver):

@@ -239,7 +239,7 @@ def test_the_command_writes_the_page(tmp_path):
     [
         (("report", "nowhere"), "no run 'nowhere'"),
         (("report", str(SOFTMAX), "-o", "/nowhere/x.html"), "cannot be written"),
-        (("report", str(SOFTMAX), "--live", "-o", "x.html"), "leave --output away"),
+        (("report", str(SOFTMAX), "--live", "-o", "x.html"), "omit --output"),
         (("diff", str(SOFTMAX), "0", "99"), "no candidate 99"),
     ],
 )

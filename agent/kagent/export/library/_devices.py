@@ -1,4 +1,5 @@
-"""What a device is called, and what must agree for another's measurements to stand in for its own.
+"""Names of devices, and the properties that must agree for another device's measurements to stand
+in.
 
 The exporter names devices with the same functions when it writes a library's tables.
 """
@@ -32,7 +33,7 @@ def device_name(device: torch.device) -> str:
 
 @functools.cache
 def capability(device: torch.device) -> str:
-    """What code a device runs: "sm_90", "gfx942", "x86_64-v4", "aarch64"; else its type."""
+    """Name the code of a device: "sm_90", "gfx942", "x86_64-v4", "aarch64"; else its type."""
     if device.type == "cuda":
         if torch.version.hip is not None:
             return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
@@ -58,7 +59,9 @@ def cpu_capability(machine: str, flags: str) -> str:
 
 
 def kind(device: torch.device) -> str:
-    """What tables call it: "cpu", "gpu" (of CUDA); of others their type, which no table has."""
+    """Name the kind of a device in tables: "cpu", "gpu" (of CUDA); of others their type, which no
+    table has.
+    """
     return {"cpu": "cpu", "cuda": "gpu"}.get(device.type, device.type)
 
 

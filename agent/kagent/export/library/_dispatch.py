@@ -1,4 +1,4 @@
-"""Who runs a call of an operator: a kernel, loaded and configured, or the reference."""
+"""Dispatch of an operator's call: to a kernel, loaded and configured, or to the reference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FallbackWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How calls of one kind are run."""
+    """The way to run calls of one kind."""
 
     function: Callable[..., Any]
     kernel: str
@@ -53,7 +53,7 @@ class Dispatch:
         dims: Callable[..., Mapping[str, Size] | None],
         args: Sequence[Any],
     ) -> Call | None:
-        """Who runs calls that agree in `key`; it is remembered."""
+        """Choose how to run calls that agree in `key`, and remember the choice."""
         with self._lock:
             call = self._choice(tensors, dims, args)
             if len(self.calls) >= _MOST_CALLS:

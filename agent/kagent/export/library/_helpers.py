@@ -1,4 +1,4 @@
-"""What operators' own functions need: who a call is for, casts, shapes, gradients of references."""
+"""Helpers for operators' own functions: dispatch, casts, shapes, gradients of references."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plain(*tensors: torch.Tensor) -> bool:
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
-    """As a matrix whose columns are the last dimension; a single row of what has none."""
+    """Reshape to a matrix whose columns are the last dimension. A scalar becomes a single row."""
     if x.dim() == 2:
         return x
     return x.flatten(0, -2) if x.dim() > 2 else x.reshape(1, x.numel())
@@ -78,8 +78,8 @@ def wants_gradient(*tensors: torch.Tensor) -> bool:
 
 
 def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
-    """What autocast casts a tensor to on its device; None where it is off or the tensor is not for
-    it (float64 and whole numbers are not).
+    """Return the dtype that autocast casts a tensor to on its device. None where it is off or the
+    tensor is not for it (float64 and whole numbers are not).
     """
     if not torch._C._is_any_autocast_enabled():  # noqa: SLF001 - soon said, and mostly the answer
         return None

@@ -71,8 +71,8 @@ _AUTOCAST = functools.reduce(
         if name.startswith("Autocast")
     ),
 )
-"""What casts arguments below autocast. An operator's function has cast them as torch would, and
-nothing is cast within it.
+"""Dispatch keys that cast arguments below autocast. An operator's function has cast them as torch
+would, and nothing is cast within it.
 """
 
 # Who would see a call: these answer in nanoseconds, while sets of dispatch keys, which have it all,
@@ -295,11 +295,11 @@ class Operator:
 
 
 _kind = operator.attrgetter("shape", "dtype", "device")
-"""What tensors of calls must have in common for these to be run alike."""
+"""Properties that tensors of calls must have in common for the calls to be run alike."""
 
 
 def _picks(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What takes these out of a tuple."""
+    """Return a function that takes these out of a tuple."""
     first, count = (positions[0] if positions else 0), len(positions)
     if list(positions) == list(range(first, first + count)):
         return operator.itemgetter(slice(first, first + count))
@@ -328,7 +328,7 @@ class _Differentiable(torch.autograd.Function):
 
 
 _apply = super(torch.autograd.Function, _Differentiable).apply
-"""What its `apply` comes down to outside of torch.func, without 2 µs of looking whether it is."""
+"""The core of its `apply` outside of torch.func, without 2 µs of checking for torch.func."""
 
 
 def _free_namespace(namespace: str, name: str) -> str:

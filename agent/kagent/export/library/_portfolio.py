@@ -1,4 +1,4 @@
-"""Which kernel is used for a call: the fastest of those measured at the nearest shape.
+"""Choice of a kernel for a call: the fastest of those measured at the nearest shape.
 
 A table names for each device the shapes that were measured and who was the fastest there, and for
 each kernel the shapes at which it was found correct. A call takes the answer of the nearest shape
@@ -66,7 +66,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class DeviceEntry:
-    """What was measured on one model of device."""
+    """Measurements on one model of device."""
 
     name: str
     kind: str
@@ -106,7 +106,7 @@ class Portfolio:
         dims: Mapping[str, Size],
         failed: Collection[str] = (),
     ) -> Chosen | ReferenceCall:
-        """Who is used for a call.
+        """Choose the kernel for a call.
 
         Args:
             device: The one it runs on; its points are not looked at.
@@ -144,7 +144,7 @@ class Portfolio:
     def _unknown_device(self, device: DeviceEntry) -> str:
         known = _listed({f"{d.name} ({d.capability})" for d in self.devices.values()})
         return (
-            f"nothing was measured on {device.name} ({device.capability}), nor on a device alike; "
+            f"nothing was measured on {device.name} ({device.capability}) or a similar device; "
             f"the library knows {known or 'no device'}. Run the task {self.task} on this machine "
             "and export the run into the library"
         )

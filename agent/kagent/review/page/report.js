@@ -340,7 +340,7 @@
     if (c.stage) {
       parts.push(element("p", { class: "bad" }, `${c.status} (${c.stage})${c.case ? ` in case ${c.case}` : ""}`), element("pre", { class: "message" }, c.message));
     } else {
-      parts.push(element("p", {}, `${times(c.speed)} torch, ${percent(c.share)} of the roofline; largest error ${percent(c.tolerance)} of its tolerance; held the device ${c.lane_s.toFixed(2)} s${c.screened ? "; let go early: times are coarse" : ""}.`));
+      parts.push(element("p", {}, `${times(c.speed)} torch, ${percent(c.share)} of the roofline; largest error ${percent(c.tolerance)} of its tolerance; held the device ${c.lane_s.toFixed(2)} s${c.screened ? "; stopped early: times are coarse" : ""}.`));
       const head = ["case", "time", "95 % interval", data.matrix ? "TFLOP/s" : "GB/s", "roofline", "torch", "× torch"];
       parts.push(table(head, c.timings.map((t) => [
         t.config ? `${t.case} (${t.config})` : t.case, micro(t.us), `${micro(t.low)} – ${micro(t.high)}`,

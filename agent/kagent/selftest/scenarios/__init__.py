@@ -1,1 +1,1 @@
-"""What no candidate file could do: a module per chapter, a function per scenario."""
+"""Attacks that no candidate file could make: a module per chapter, a function per scenario."""

@@ -1,4 +1,4 @@
-"""What one candidate may do to another, to a race, or to whoever reads a run."""
+"""Attacks of one candidate on another, on a race, or on the reader of a run."""
 
 from __future__ import annotations
 

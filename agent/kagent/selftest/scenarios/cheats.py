@@ -1,4 +1,4 @@
-"""What no verdict shows: whether a source does on real tensors what its plan says."""
+"""Cheats that no verdict shows: a source that does not do on real tensors what its plan says."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def replayed_on_real_tensors(scenario_run: ScenarioRun) -> EntryOutcome:
 def _replayed(
     replayer: Replayer, scenario_run: ScenarioRun, variant: Variant, path: Path
 ) -> Rejected | str | None:
-    """What replaying its first case gives, or why there is no plan to hold it against."""
+    """Replay its first case; return the outcome, or why there is no plan to compare with."""
     attempt = scenario_run.evaluator.build(job_of(variant, twin=path == variant.twin))
     scenario_run.evaluator.drop(attempt)
     if not isinstance(attempt.built, Built):

@@ -30,7 +30,7 @@ _APPEARS_S = 60.0  # for a launcher to come up on a busy machine
 
 
 def launcher_killed(scenario_run: ScenarioRun) -> EntryOutcome:
-    """Somebody kills the first launcher that has a candidate: the kernel is judged once more."""
+    """Kill the first launcher that has a candidate. The kernel must be judged once more."""
     honest = _built(scenario_run, "honest/rows_cpp.py")
     with _judge(scenario_run) as judge, ThreadPoolExecutor(1) as threads:
         checked = threads.submit(judge.check, honest)

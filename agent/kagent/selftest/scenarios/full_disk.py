@@ -66,7 +66,7 @@ def fill(store: RunStore) -> tuple[int, str]:
 
 
 def numbers(store: RunStore) -> list[int]:
-    """What is recorded."""
+    """The recorded numbers."""
     return [e.data["number"] for e in store.history().events if e.kind == "note"]
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a candidate's text after the verdict, where no candidate file can look."""
+"""Uses of a candidate's text after the verdict, where no candidate file can look."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def instructions_are_quoted(scenario_run: ScenarioRun) -> EntryOutcome:
 def _prompt(
     scenario_run: ScenarioRun, variant: Variant, verdict: Rejected, operator: Operator
 ) -> str:
-    """What a model would be sent after that verdict, without the candidate's own source."""
+    """The next prompt to a model after that verdict, without the candidate's own source."""
     task = scenario_run.evaluator.task(variant.task)
     target = "cpu" if variant.runs == "cpu" else DEFAULT_TARGET
     kind = kind_of_target(target)
@@ -63,7 +63,7 @@ def _prompt(
 
 
 def _broken_out(text: str) -> str:
-    """What of the message stands where instructions do, or ""."""
+    """Return the part of the message that stands among instructions, or ""."""
     if odd := next((c for c in text if c != "\n" and not c.isprintable()), None):
         return f"the control character {odd!r}"
     if any(_ORDER in m[0] and len(m[0]) > _LONGEST for m in _FENCED.finditer(text)):

@@ -1,1 +1,1 @@
-"""What a binary is and uses."""
+"""Inspection of binaries: their kernels and resources."""

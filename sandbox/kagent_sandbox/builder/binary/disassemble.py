@@ -71,7 +71,7 @@ def _tool(name: str) -> str:
 
 
 def handle(ctx: Context) -> None:
-    """In the confined child: one binary in, one text out."""
+    """Disassemble in the confined child: one binary in, one text out."""
     asked = ctx.channel.recv(10.0)
     command = cast("Sequence[str]", cast("dict[str, object]", asked.obj)["command"])
     (ctx.tmp / "binary").write_bytes(asked.blobs[0])

@@ -1,5 +1,4 @@
-"""What a compiled kernel is and uses, read from its binary without a GPU and without another
-process.
+"""Facts about a compiled kernel, read from its binary without a GPU and without another process.
 
 Registers, local memory, parameter sizes and shared memory come from a cubin's `.nv.info` and
 section sizes (as `cuobjdump --dump-resource-usage` prints them); widths of global loads from its
@@ -52,7 +51,7 @@ MAX_BINARY_BYTES = 32 << 20  # a cubin full of library templates has 5 MiB
 _MAX_ATTRIBUTE_BYTES = 1 << 20  # of .nv.info, which is read byte by byte
 _MOST_KNOWN = 512
 _known: dict[tuple[str, str], KernelInfo] = {}
-"""By hash of binary and symbol, and language. Binaries themselves are not held on to."""
+"""Known kernels by hash of binary and symbol, and language. Binaries themselves are not kept."""
 
 
 class InspectError(ValueError):

@@ -1,4 +1,4 @@
-"""What a C++ kernel's library may import: C, C++ and OpenMP, and neither torch nor Python.
+"""Imports that a C++ kernel's library may have: C, C++ and OpenMP, and neither torch nor Python.
 
 A launcher has torch and a Python in its process, and native code that finds them by name could have
 torch do the work: a call to torch is not a kernel, whatever language it is written in.

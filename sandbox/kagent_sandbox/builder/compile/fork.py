@@ -33,7 +33,7 @@ _kernels: Mapping[str, Any] = {}
 
 
 def use(channel: Channel | None, kernels: Mapping[str, Any]) -> None:
-    """In a tracing fork: ask at the other end of `channel`."""
+    """Use the compile fork at the other end of `channel`. Called in a tracing fork."""
     global _channel, _kernels
     _channel, _kernels = channel, kernels
 

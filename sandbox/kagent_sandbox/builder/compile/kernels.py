@@ -22,9 +22,7 @@ from kagent_sandbox.runtime.launches import Launching
 from kagent_sandbox.runtime.source import Source
 
 cache_folder: Path | None = None
-"""Where binaries are kept for the forks of one candidate: a private folder, never shared between
-candidates.
-"""
+"""Folder of binaries for the forks of one candidate: private, never shared between candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +112,8 @@ def _describe(source: Source, binary: bytes, symbol: str) -> Compiled:
 def over_limits(
     info: KernelInfo, launch: Launching, target: str, name: str | None = None
 ) -> tuple[str, str] | None:
-    """What a launch asks for that the target never grants, and the remedy; None if there is
-    nothing. `name` is what the candidate calls the kernel, where its symbol is mangled.
+    """Return what a launch asks for that the target never grants, and the remedy; None if there is
+    nothing. `name` is the candidate's name of the kernel, where its symbol is mangled.
 
     Not checked: whether a cooperative grid fits the device at once, which is for the launcher.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kagent_sandbox.builder.binary.inspect import kernel_info
 
 MAX_TEXT_BYTES = 8 << 20
-"""Of one kernel; what is longer is cut. Unrolled kernels have about one."""
+"""Most bytes of one kernel's text; a longer text is cut. Unrolled kernels have about one MiB."""
 
 _kept: dict[str, bytes] | None = None  # by the kernel's hash, as in a plan
 
@@ -29,7 +29,7 @@ def keep(binary: bytes, symbol: str, written_in: str, text: str) -> None:
 
 
 def taken() -> dict[str, bytes]:
-    """What was kept since the last call."""
+    """Return the texts that were kept since the last call."""
     global _kept
     found = _kept or {}
     if found:

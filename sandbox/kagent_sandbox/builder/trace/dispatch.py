@@ -1,4 +1,4 @@
-"""What each torch operation on symbolic tensors becomes in the plan.
+"""Dispatch of torch operations on symbolic tensors to steps of the plan.
 
 Every operation that reaches torch's dispatcher while host code runs comes here: allocations, views,
 copies, fills and small constants always pass; others only where the task allows them, in their

@@ -1,4 +1,4 @@
-"""What gives tensors their contents without a kernel: fills, small constants and copies."""
+"""Operations that fill tensors without a kernel: fills, small constants and copies."""
 
 from __future__ import annotations
 

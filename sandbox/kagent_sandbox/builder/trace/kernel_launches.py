@@ -22,7 +22,7 @@ from kagent_sandbox.runtime.tensor_maps import TensorMapArgument, described
 
 
 def install() -> None:
-    """From now on, launches during a trace become part of its plan."""
+    """Make launches during a trace part of its plan from now on."""
     launch_instead(_record)
 
 

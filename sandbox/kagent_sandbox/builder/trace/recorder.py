@@ -237,7 +237,7 @@ class Recorder:
         self.add(Launch(kernel=kernel.hash, args=tuple(args), **asdict(how)))
 
     def plan(self, outputs: Sequence[TensorRef]) -> Plan:
-        """What was recorded."""
+        """The recorded plan."""
         return Plan(
             target=self.target,
             buffers=tuple(self.buffers),

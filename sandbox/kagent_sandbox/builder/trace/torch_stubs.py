@@ -79,7 +79,7 @@ class _Stream:
         return torch.device("cuda", 0)
 
     def synchronize(self) -> None:
-        """Nothing runs while a call is traced."""
+        """Do nothing: nothing runs while a call is traced."""
 
     def wait_stream(self, stream: object) -> None:
         """There is one stream."""
@@ -207,7 +207,7 @@ def _install_refusals() -> None:
 
 
 class _PlainOperator:
-    """What `torch.library.custom_op` returns here: the function itself."""
+    """Result of `torch.library.custom_op` here: the function itself."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

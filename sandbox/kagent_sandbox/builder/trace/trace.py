@@ -64,7 +64,7 @@ def load_candidate(source: str, tmp: Path, target: Target) -> ModuleType:
 
 
 def device_of(target: Target) -> torch.device:
-    """What symbolic tensors claim to be on."""
+    """Return the device that symbolic tensors claim to be on."""
     return torch.device("cpu") if target.is_cpu else torch.device("cuda", 0)
 
 
@@ -77,9 +77,21 @@ def trace_case(
     mutates: Sequence[str] = (),
     compile_limit_s: float = 20.0,
 ) -> tuple[Plan, dict[str, bytes]]:
-    """Call the entry with symbolic arguments; returns the plan and its binaries by hash.
+    """Call the entry with symbolic arguments.
 
-    Python's state is the caller's affair: a fresh fork per case keeps one case from seeing another.
+    The caller resets Python's state: a fresh fork per case keeps one case from seeing another.
+
+    Args:
+        module: The candidate, imported.
+        entry: Name of its function.
+        case: The arguments' shapes, strides and dtypes.
+        target: "cpu" or an architecture.
+        allow: Torch operations beyond the ones always allowed.
+        mutates: Arguments that host code and kernels may write.
+        compile_limit_s: Seconds per kernel.
+
+    Returns:
+        The plan, and its binaries by hash.
 
     Raises:
         BuildRejected: Host code fails, breaks the policy, or does not compile; with its line.

@@ -42,7 +42,7 @@ from kagent_sandbox.runtime.launches import Launching
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """What stands for a CUfunction: the binary and what it says about itself."""
+    """A stand-in for a CUfunction: the binary and its own description."""
 
     info: KernelInfo
     binary: bytes
@@ -125,13 +125,13 @@ def _size(value: object) -> int:
 
 
 class Utils:
-    """What Triton's compiled `cuda_utils` offers and host code may ask."""
+    """The part of Triton's compiled `cuda_utils` that host code may ask."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
 
     def get_device_properties(self, device: object = 0) -> dict[str, object]:
-        """As the tutorials read them."""
+        """Return the device's properties as the tutorials read them."""
         t = self._target
         return {
             "max_shared_mem": t.shared_per_block,
@@ -158,7 +158,7 @@ class Utils:
         return self._target.multiprocessors // max(1, ctas)
 
     def set_printf_fifo_size(self, size: int) -> None:
-        """Nothing runs here."""
+        """Do nothing: nothing runs here."""
 
 
 class Driver:
@@ -196,7 +196,7 @@ class Driver:
         return torch.cuda
 
     def get_active_torch_device(self) -> torch.device:
-        """What tensors claim to be on."""
+        """Return the device that tensors claim to be on."""
         return torch.device("cuda", 0)
 
     def get_benchmarker(self) -> Any:
@@ -208,7 +208,7 @@ class Driver:
         refuse("a kernel is timed", "declare configurations; the harness measures them")
 
     def clear_cache(self, cache: object) -> None:
-        """Nothing to clear."""
+        """Do nothing: there is nothing to clear."""
 
     def map_python_to_cpp_type(self, ty: str) -> str:
         """Only the real launcher's generator needs this."""

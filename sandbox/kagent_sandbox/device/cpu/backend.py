@@ -72,7 +72,7 @@ class CpuBackend:
 
     @property
     def isolation(self) -> Isolation:
-        """How launchers are confined, as observed.
+        """Isolation of launchers, as observed.
 
         Raises:
             ConfinementError: This host cannot, and weaker isolation was not accepted.
@@ -132,7 +132,7 @@ class CpuBackend:
             arena.close()
 
     def printed(self) -> str:
-        """What launchers that have ended since the last call printed."""
+        """Return the output of launchers that have ended since the last call."""
         return self._server.printed()
 
     def ceilings(self, *, again: bool = False) -> Ceilings:
@@ -164,7 +164,7 @@ class CpuBackend:
 
 
 def shares(machine_bytes: int) -> tuple[int, int, int]:
-    """How many launchers may live at once, and the memory and the disk of each.
+    """Return the number of launchers that may live at once, and the memory and the disk of each.
 
     All of them, and one more that looks whether the machine is healthy, have half of the machine's
     memory together. Equal shares, fixed from the start: who is compared has the same.

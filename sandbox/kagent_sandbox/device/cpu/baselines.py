@@ -78,8 +78,8 @@ def measure(call: BaselineCall) -> MeasuredBaseline:
 
 
 def _elapsed_us(functions: Sequence[Callable[[], object]]) -> float:
-    """Until all have been called. None reuses the memory of another's results, which would still
-    be in a cache.
+    """Time until all have been called. None reuses the memory of another's results, which would
+    still be in a cache.
     """
     results = []
     start = time.perf_counter()

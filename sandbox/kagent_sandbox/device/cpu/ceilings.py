@@ -1,4 +1,4 @@
-"""What the CPU attains on the plainest kernels, timed exactly like candidates are."""
+"""Ceilings of the CPU: the rates of the plainest kernels, timed exactly like candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the CPU is, as far as figures depend on it."""
+"""Facts about the CPU, as far as figures depend on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Before every sample on a CPU, of candidates and of baselines: caches that hold none of its data.
+"""Flush caches before every sample on a CPU, of candidates and of baselines, so that they hold none
+of its data.
 
 Inputs have just been written, by the judge for a candidate and by a baseline's own process for
 that. Part of them would still be in a cache: of which, depends on who wrote what last and where,

@@ -1,4 +1,4 @@
-"""What the kernel shows of a CPU launcher's process, and what the process says of itself.
+"""State of a CPU launcher's process, as the kernel shows it and as the process reports it.
 
 The first is read from outside, where native code cannot falsify it: threads, signals, files, cores
 and memory. The second is what only the process can see: control words of floating point, addresses
@@ -36,7 +36,7 @@ class ProcessSnapshot:
 
 
 def differences(before: ProcessSnapshot, after: ProcessSnapshot) -> list[str]:
-    """What is not as it was, in words."""
+    """Describe the differences between two states in words."""
     found: list[str] = []
     if before.threads.keys() != after.threads.keys():
         found.append(f"there are {len(after.threads)} threads, and were {len(before.threads)}")
@@ -61,7 +61,7 @@ class CpuHost(CpuLauncher):
     """A CPU launcher that can be asked whether its guest has left it as it was."""
 
     def seen(self) -> ProcessSnapshot:
-        """How the kernel shows it; the process should be stopped."""
+        """Read the state that the kernel shows. The process should be stopped."""
         pid = self._child.pid()
         if pid is None:
             raise self._fail(0.0)
@@ -81,7 +81,7 @@ class CpuHost(CpuLauncher):
         return int(_status(f"/proc/{pid}/status").get("VmData", "0").split()[0]) << 10
 
     def more_bytes(self) -> int:
-        """How much more is allocated than when this was asked last, as the process says."""
+        """Return how much more is allocated than at the last call, as the process reports it."""
         try:
             return int(self._told("count") or "0")
         except ValueError:
@@ -92,7 +92,7 @@ class CpuHost(CpuLauncher):
         self._told("remember")
 
     def changes(self) -> str:
-        """What is not as it was when it was told to remember, as it says; empty if nothing."""
+        """Describe the changes since the process was told to remember; empty if there are none."""
         return self._told("compare")
 
     def lend(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -105,7 +105,7 @@ class CpuHost(CpuLauncher):
         self._ask({"do": "go", "keys": [key] * count}, (), limit_s)
 
     def _told(self, what: str) -> str:
-        """What the process answers to a question about itself."""
+        """Return the process's answer to a question about itself."""
         try:
             self._ask({"do": "house", "what": what}, (), _ASK_S)
         except LaunchFailed as e:

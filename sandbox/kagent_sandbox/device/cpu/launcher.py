@@ -48,7 +48,7 @@ _OBSERVED_WORDS = 256  # that an empty sample reads, as a sample's observer does
 
 @dataclass
 class RequestCost:
-    """What a sample without any execution has cost in the last few launchers of a backend.
+    """Cost of a sample without any execution, over the last few launchers of a backend.
 
     All take the median off: two contenders' own costs would differ by what being woken varies by.
     """
@@ -57,7 +57,7 @@ class RequestCost:
 
     @property
     def cost_s(self) -> float:
-        """Of one sample; 0 before anything was asked."""
+        """Cost of one sample in seconds; 0 before the first request."""
         return statistics.median(self.costs_s) if self.costs_s else 0.0
 
 
@@ -186,7 +186,7 @@ class CpuLauncher:
             self._child.thaw()
 
     def wait_until_idle(self) -> None:
-        """Nothing to wait for: launchers are started and ended in the lane."""
+        """Return at once: launchers start and end while no other candidate is timed."""
 
     def run(self, key: str, *, limit_s: float) -> None:
         """Execute once and return when it is done."""

@@ -1,4 +1,4 @@
-"""How long OpenMP's threads spin before they sleep: the same for candidates and for baselines."""
+"""Spin time of OpenMP's threads before they sleep: the same for candidates and for baselines."""
 
 from __future__ import annotations
 

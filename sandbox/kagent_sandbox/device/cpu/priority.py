@@ -1,4 +1,4 @@
-"""Who is timed goes first, on cores of its own: on a busy host, where this user may say so.
+"""Raise priority and pin threads while timing, where this user's rights allow it.
 
 Two cores that eight programs want give a kernel of half a millisecond 5 ms, give or take 3. With
 priority over them it takes 0.6; and a slice of the scheduler's (0.7 ms) more wherever one of its
@@ -45,12 +45,12 @@ class CpuPriority:
 
 
 def of_process(pid: int) -> CpuPriority:
-    """For a process all of whose threads compute, and were started in that order."""
+    """Manage a process all of whose threads compute, and were started in that order."""
     return CpuPriority(pid, sorted(_seconds(pid)))
 
 
 def of_workers(work: Callable[[], object]) -> CpuPriority:
-    """For those threads of this process that do some work, found by having them do it."""
+    """Manage the threads of this process that do some work, found by having them do it."""
     before = _seconds(os.getpid())
     work()
     spent = {task: s - before.get(task, 0.0) for task, s in _seconds(os.getpid()).items()}

@@ -40,7 +40,7 @@ class ProcessStateChanged(Exception):  # noqa: N818
 
 @dataclass
 class ProcessState:
-    """What a process is like to whoever calls it, before and after native code."""
+    """State of a process as its caller sees it, before and after native code."""
 
     _before: State = field(default_factory=dict)
     _used: int = 0
@@ -80,7 +80,7 @@ class ProcessState:
 
 
 def differences(before: State, after: State) -> list[str]:
-    """What is not as it was, in words."""
+    """Describe the differences between two states in words."""
     found: list[str] = []
     for key, one in before.items():
         other = after[key]
@@ -145,7 +145,7 @@ def _control() -> tuple[int, int]:
 
 
 def _floating_point(before: _Controls, after: _Controls) -> list[str]:
-    """How control words differ, over all threads."""
+    """Describe the differences of control words over all threads."""
     if len(before) != len(after):
         return [f"OpenMP has {len(after) - 1} threads, and had {len(before) - 1}"]
     pairs = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
@@ -194,7 +194,7 @@ def _locale() -> str:
 
 
 def _environment() -> tuple[bytes, ...]:
-    """As C sees it: Python's own view of it is a copy."""
+    """Environment as C sees it: Python's own view is a copy."""
     pointers = ctypes.POINTER(ctypes.c_char_p).in_dll(libc, "environ")
     found: list[bytes] = []
     while pointers and pointers[len(found)] is not None:
@@ -203,7 +203,7 @@ def _environment() -> tuple[bytes, ...]:
 
 
 class _Mallinfo2(ctypes.Structure):
-    """What the C library counts; bytes and numbers of blocks."""
+    """Counters of the C library: bytes and numbers of blocks."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)

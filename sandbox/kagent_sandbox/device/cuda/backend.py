@@ -110,7 +110,7 @@ class GpuBackend:
 
     @property
     def isolation(self) -> Isolation:
-        """How launchers are confined, as observed.
+        """Isolation of launchers, as observed.
 
         Raises:
             ConfinementError: This host cannot confine them.
@@ -205,7 +205,7 @@ class GpuBackend:
         return health.computes(self._check_fresh)
 
     def ceilings(self, *, again: bool = False) -> Ceilings:
-        """What the device attains on plain work; see `Backend`.
+        """Measure the device's rates on plain work; see `Backend`.
 
         Raises:
             DeviceError: The device fails.
@@ -227,7 +227,7 @@ class GpuBackend:
         return measured
 
     def printed(self) -> str:
-        """What launchers that have ended since the last call printed."""
+        """Return the output of launchers that have ended since the last call."""
         return self._server.printed()
 
     def prefetch_race(self) -> None:

@@ -1,4 +1,4 @@
-"""What a GPU attains on the plainest work, timed like candidates are."""
+"""Ceilings of a GPU: its rates on the plainest work, timed like candidates."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class GpuError(Exception):
 
     @property
     def status(self) -> Status:
-        """What it means for the candidate whose work was being done."""
+        """Status that the error gives to the candidate at work."""
         if self.name in _RESOURCE:
             return Status.RESOURCE_LIMIT
         fault = self.name in _FAULT or self.name in _MACHINE

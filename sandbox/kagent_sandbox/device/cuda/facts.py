@@ -1,4 +1,4 @@
-"""What a GPU is: name, driver, memory, bandwidth, and the key under which its figures are kept."""
+"""Facts about a GPU: name, driver, memory, bandwidth, and the key of its figures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def gpu_facts(index: int) -> DeviceFacts:
 
 
 def target(major: int, minor: int) -> str:
-    """What to compile for: from Hopper on with the architecture's own instructions (wgmma)."""
+    """Name the target to compile for: from Hopper on with the architecture's own instructions
+    (wgmma).
+    """
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
@@ -56,7 +58,7 @@ def theoretical_gb_per_s(index: int) -> float:
 
 
 def bus_id(index: int) -> str | None:
-    """Where the device is on the bus, for example "00000000:1B:00.0"; None where nothing tells."""
+    """Return the device's bus address, for example "00000000:1B:00.0"; None if it is unknown."""
     try:
         device = call(driver.cuDeviceGet, index, doing="opening the device")
         text = call(driver.cuDeviceGetPCIBusId, 32, device, doing="asking where the device is")

@@ -1,4 +1,6 @@
-"""From a plan's launch to what the driver takes: parameters, attributes, the device's limits."""
+"""Conversion of a plan's launch to the driver's arguments: parameters, attributes, the device's
+limits.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ class ParameterBlock:
 
     @property
     def address(self) -> int:
-        """Of the array of pointers (void **)."""
+        """Address of the array of pointers (void **)."""
         return ctypes.addressof(self._pointers)
 
 
@@ -101,7 +103,7 @@ def launch_config(op: Launch, kernel: KernelInfo, stream: int) -> driver.CUlaunc
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """What one launch may ask of a device."""
+    """Limits of a device for one launch."""
 
     threads_per_block: int
     block: tuple[int, int, int]
@@ -113,7 +115,7 @@ class DeviceLimits:
 
 @dataclass(frozen=True, slots=True)
 class KernelLimits:
-    """What a loaded kernel needs, as the driver says."""
+    """Needs of a loaded kernel, as the driver reports them."""
 
     threads_per_block: int  # what its registers allow
     static_shared_bytes: int
@@ -142,7 +144,7 @@ def device_limits(index: int) -> DeviceLimits:
 
 
 def over_limit(op: Launch, name: str, kernel: KernelLimits, device: DeviceLimits) -> str | None:
-    """What a launch asks for and cannot have, or None. Occupancy is the driver's to judge."""
+    """Describe what a launch asks for and cannot have, or None. The driver judges occupancy."""
     threads = math.prod(op.block)
     blocks = f"{name} is launched with blocks of {'x'.join(map(str, op.block))} threads"
     if threads > device.threads_per_block:

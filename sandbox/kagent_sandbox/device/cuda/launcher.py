@@ -140,7 +140,7 @@ class GpuLauncher:
         end: Callable[[Connection], None],
         baselines: Mapping[str, bool | str],
     ) -> None:
-        """Over a process that has its context and the arena open.
+        """Wrap a process that has its context and the arena open.
 
         Args:
             connection: To the process.
@@ -182,7 +182,7 @@ class GpuLauncher:
         self._ask("forget", PREPARE_LIMIT_S, key=key)
 
     def stop(self) -> None:
-        """Nothing to do: the device is idle between calls."""
+        """Return at once: the device is idle between calls."""
 
     def wait_until_idle(self) -> None:
         """Wait until no other process is being started or ended on the device."""

@@ -23,7 +23,7 @@ _HANDLE_BYTES = 64
 
 
 def best_transport(index: int) -> Transport:
-    """How memory of a device reaches another process here."""
+    """Choose how memory of a device reaches another process here."""
     with contextlib.suppress(GpuError):
         if device_attribute(index, "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"):
             return "fd"

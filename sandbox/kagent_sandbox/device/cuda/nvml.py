@@ -1,4 +1,4 @@
-"""What NVIDIA's management library tells of a GPU: clocks, throttling, and who else uses it.
+"""Readings from NVIDIA's management library: clocks, throttling, and other users of a GPU.
 
 Through ctypes, since it comes with the driver and its Python bindings may not be installed. What a
 GPU or a container does not tell is left out.
@@ -20,8 +20,9 @@ REASONS: Mapping[int, str] = {
     0x40: "too hot (hardware)",
     0x80: "power brake",
 }
-"""Of `nvmlClocksEventReasons`. Left out are those of normal work: idle, a clock that was asked for,
-and the power limit, which matrix products run at (then the clock's change says it)."""
+"""Names of the bits of `nvmlClocksEventReasons`. Those of normal work are left out: idle, a clock
+that was asked for, and the power limit, which matrix products run at (the clock's change shows it).
+"""
 BUSY_SHARE = 0.02  # of the GPU's time: what another process may use without a word
 _SM_CLOCK = 1
 
@@ -57,7 +58,9 @@ def read_gpu(nvml: Nvml, own: Mapping[int, object] | set[int]) -> GpuReading:
 
 
 def watch_gpu(bus_id: str) -> Watch:
-    """For times of the GPU at a PCI address. Without the library nothing is watched."""
+    """Watch a GPU, at its PCI address, while times are taken. Without the library nothing is
+    watched.
+    """
     try:
         nvml = NvmlLibrary(bus_id)
     except (OSError, AttributeError):

@@ -66,7 +66,7 @@ class RaceProcesses:
         return connection
 
     def compile_ahead(self, calls: Sequence[BaselineCall], need_bytes: int) -> list[bytes]:
-        """What torch's compiler makes for each call, to be given to the launchers of a race.
+        """Compile each call with torch's compiler; return the code for the launchers of a race.
 
         The calls are made side by side, each in a process of its own that never sees a candidate:
         compiling is work of the host, of one core each. `need_bytes` is what one takes of the

@@ -1,1 +1,1 @@
-"""Where plans lie in memory, and the launchers over it."""
+"""Placement of plans in memory, and launchers over it."""

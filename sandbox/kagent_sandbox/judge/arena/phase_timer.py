@@ -1,4 +1,4 @@
-"""Where the seconds went that a candidate held the device."""
+"""Timer of the phases during which a candidate holds the device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PhaseTimer:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What is done inside counts as `name`, but for parts inside of it."""
+        """Count the time inside as `name`, except for nested parts."""
         self._mark()
         self._open.append(name)
         try:

@@ -73,7 +73,7 @@ class PlanPlacement:
 
     @property
     def input_places(self) -> tuple[int, ...]:
-        """Where in the arena the inputs start."""
+        """Return the start of each input in the arena."""
         return tuple(self.layout.offsets[b.id] for b, _, _ in self._inputs)
 
     def write(self, input_set: InputSet, stale: StaleValues) -> None:
@@ -97,7 +97,7 @@ class PlanPlacement:
                 self._images[buffer.id] = self._bytes(buffer).clone()
 
     def words(self, result: int, index: torch.Tensor) -> torch.Tensor:
-        """Where elements of a result are in the arena, in units of its dtype's size.
+        """Return the places of a result's elements in the arena, in units of its dtype's size.
 
         Args:
             result: Its number.
@@ -118,7 +118,9 @@ class PlanPlacement:
         return [self._arena.view(t, self.layout.offsets[t.buffer]) for t in self.plan.outputs]
 
     def tampering(self) -> str | None:
-        """What was changed since `write` that may not be: a guard band or an input. Or None."""
+        """Describe a forbidden change since `write`: of a guard band or an input. None if there is
+        none.
+        """
         assert self._draw is not None, "write first"
         outside = (
             "memory outside of the plan's buffers was written (past the end of one, or before)"
@@ -177,7 +179,7 @@ def _patterns(device: torch.device, nbytes: int) -> torch.Tensor:
 
 
 def _pattern(guard: torch.Tensor) -> torch.Tensor:
-    """What a guard band is to hold: neighbours get different parts."""
+    """Return the bytes of a guard band: neighbours get different parts."""
     size = guard.numel()
     start = secrets.randbelow(_PATTERN_BYTES)
     # Bands have sizes of all kinds: few lengths of patterns are kept.

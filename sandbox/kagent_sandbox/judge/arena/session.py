@@ -54,7 +54,7 @@ class Arenas:
         had written down about them must not reach these.
 
         Raises:
-            Disqualified: More than the device can spare.
+            CandidateRejected: More than the device can spare.
         """
         if nbytes > self.limit_bytes:
             raise CandidateRejected(
@@ -135,7 +135,7 @@ class LauncherSession:
                 self._launchers.popitem()[1].close()
 
     def resume(self, binaries: Mapping[str, bytes], stage: Stage, clock: PhaseTimer) -> Self:
-        """For another stage with more binaries: enter it again."""
+        """Enter the session again for another stage with more binaries."""
         self._binaries[_SHARED] = {**self._binaries[_SHARED], **binaries}
         self.stage = stage
         self.clock = clock
@@ -195,8 +195,16 @@ class LauncherSession:
         limit_s: float = SAMPLE_LIMIT_S,
         observe: Callable[[], None] = nothing,
     ) -> float:
-        """µs per execution of the placements' plans, once each, on what was written in
-        `paused`; see `Launcher`. Positive.
+        """Execute the placements' plans once each, on the data written in `paused`; see `Launcher`.
+
+        Args:
+            placements: The placements.
+            case: Case of a rejection.
+            limit_s: Seconds after which the candidate counts as hung.
+            observe: Reads results; on a CPU the clock runs until it returns.
+
+        Returns:
+            µs per execution, positive.
         """
         keys = [s.key for s in placements]
         with self.clock.part("samples"), self._turn(placements[0], case) as launcher:

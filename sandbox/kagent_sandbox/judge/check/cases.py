@@ -1,4 +1,4 @@
-"""Which cases a run is built for, checked and raced on."""
+"""Cases that a run is built for, checked and raced on."""
 
 from __future__ import annotations
 

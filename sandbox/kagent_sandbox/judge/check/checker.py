@@ -1,4 +1,4 @@
-"""Is a candidate correct? Three runs of every check case on two draws, against the reference."""
+"""Check of a candidate: three runs of every check case on two draws, against the reference."""
 
 from __future__ import annotations
 
@@ -33,8 +33,13 @@ if TYPE_CHECKING:
 def check_results(task: Task, built: Built, cases: Sequence[Case]) -> None:
     """Compare the shapes and dtypes that plans return with the task's, before anything runs.
 
+    Args:
+        task: The task.
+        built: The candidate's plans.
+        cases: The cases to compare.
+
     Raises:
-        Disqualified: A plan returns something else.
+        CandidateRejected: A plan returns something else.
         KeyError: The declared configuration was not built for a case.
     """
     by_name = {c.name: c for c in cases}
@@ -67,12 +72,20 @@ def place_plan(
     prefix: str = "",
     owner: str = "",
 ) -> list[PlanPlacement]:
-    """`count` placements of a case's plan, from the arena's start on, every `pitch` bytes.
+    """Place a case's plan several times, from the start of the arena on.
 
-    `prefix` makes the launcher's keys unique; `owner` is who may have a launcher of its own.
+    Args:
+        task: The task.
+        case: The case.
+        plan: The candidate's plan for it.
+        arena: Memory for the placements.
+        count: Number of placements.
+        pitch: Bytes from one placement to the next; by default they touch.
+        prefix: Makes the launcher's keys unique.
+        owner: Name of the contender that may have a launcher of its own.
 
     Raises:
-        Disqualified: The plan's inputs are not the case's.
+        CandidateRejected: The plan's inputs are not the case's.
     """
     layouts = lay_out_many(plan, count, pitch)
     inputs = [a for a in build_case(task, case).arguments if isinstance(a, TensorSpec)]
@@ -102,13 +115,22 @@ class Checker:
         config: int = 0,
         thorough: bool = True,
     ) -> list[CaseError]:
-        """Run one case: on one draw in two places, then on another draw where it ran last: the same
-        addresses twice in a row, with new data.
+        """Run one case: on one draw in two places, then on another draw where it ran last.
 
-        With `thorough` false, once in all: for further configurations of a checked candidate.
+        The last run has new data at the same addresses, right after the run before it.
+
+        Args:
+            session: The candidate's stay on the device.
+            built: The candidate's plans.
+            case: The case.
+            config: Index of the configuration.
+            thorough: False: one run in all, for further configurations of a checked candidate.
+
+        Returns:
+            The error of each result.
 
         Raises:
-            Disqualified: A wrong result, two different ones, or tampering.
+            CandidateRejected: A wrong result, two different ones, or tampering.
         """
         plan = built.plans[config, case.name]
         placements = place_plan(
@@ -167,10 +189,20 @@ class Checker:
         typical: bool = False,
         slack: float = 1.0,
     ) -> list[CaseError]:
-        """Errors of all results of one run; each may be `slack` times what the task allows.
+        """Compare all results of one run with the reference.
+
+        Args:
+            outputs: The results, in their own dtypes.
+            input_set: The inputs of the run.
+            stage: Stage of a rejection.
+            typical: Whether the yardstick is torch's typical errors, not those on this draw.
+            slack: Factor on the task's tolerance.
+
+        Returns:
+            The error of each result.
 
         Raises:
-            Disqualified: One is not within its tolerance.
+            CandidateRejected: One is not within its tolerance.
         """
         errors: list[CaseError] = []
         expected = self.sampler.expected(input_set)
@@ -191,8 +223,8 @@ class Checker:
         """Hold what was read of timed executions against the reference.
 
         Raises:
-            Disqualified: An element errs by more than its result may. Which one is not told: its
-                draw will be used again.
+            CandidateRejected: An element errs by more than its result may. The message does not
+                name the element, since its draw will be used again.
         """
         yardsticks = self.sampler.typical_errors(case)
         for result, spec, worst, yardstick in zip(
@@ -212,13 +244,14 @@ class Checker:
                 raise _out(Status.INCORRECT_NUMERICAL, text, case, Stage.MEASURE)
 
     def reject_decoys(self, session: LauncherSession, built: Built, cases: Sequence[Case]) -> None:
-        """The ghost test, where plans have operations of torch: without its launches, a plan must
-        no longer give the right result, on one case at least.
+        """Run the ghost test, where plans have operations of torch.
 
-        Not found: a kernel that does little beside torch, and one that does nothing beside others.
+        Without its launches a plan must no longer give the right result, on at least one case. The
+        test does not find a kernel that does little beside torch, or one that does nothing beside
+        other kernels.
 
         Raises:
-            Disqualified: No kernel has a part in any result.
+            CandidateRejected: No kernel has a part in any result.
         """
         for case in cases:
             plan = built.plans[0, case.name]
@@ -249,8 +282,13 @@ class Checker:
     def reject_tampering(self, placement: PlanPlacement, case: Case, stage: Stage) -> None:
         """Make sure that a placement's guard bands and inputs are as they were written.
 
+        Args:
+            placement: The placement, after a run.
+            case: The case of a rejection.
+            stage: The stage of a rejection.
+
         Raises:
-            Disqualified: They are not.
+            CandidateRejected: They are not.
         """
         tampering = placement.tampering()
         if tampering is not None:

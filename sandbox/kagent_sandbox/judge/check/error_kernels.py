@@ -33,7 +33,9 @@ _SIZES = ["width", "spans", "row_stride", "out_row_stride"]
 
 @triton.jit(do_not_specialize=_SIZES)
 def _reference_kernel(ref, sums, width, spans, row_stride, stride):
-    """Of a span of a row, of what is finite: sum of squares, of magnitudes, largest magnitude."""
+    """Sums over a span of a row, of finite elements: sum of squares, of magnitudes, largest
+    magnitude.
+    """
     program = tl.program_id(0).to(tl.int64)
     row, start = program // spans, program % spans * _SPAN
     stop = tl.minimum(width, start + _SPAN)
@@ -66,7 +68,7 @@ def _difference_kernel(
     row_stride,
     stride,
 ):
-    """Of a span of a row: sum of difference times reference, of the difference's squares, and its
+    """Sums over a span of a row: difference times reference, squares of the difference, and its
     largest share of the reference's magnitude plus the row's mean.
     """
     program = tl.program_id(0).to(tl.int64)
@@ -97,8 +99,8 @@ def _difference_kernel(
 
 
 def reference_sums(ref: torch.Tensor) -> torch.Tensor:
-    """Of each row of `ref` [rows, width], of what is finite: sum of squares, mean magnitude and
-    largest magnitude. float64 [3, rows].
+    """Return sums over each row of `ref` [rows, width], of finite elements: sum of squares, mean
+    magnitude and largest magnitude. float64 [3, rows].
     """
     found = _by_row(_reference_kernel, (ref,), ref.shape, ref.stride())
     found[1] /= ref.shape[1]
@@ -106,9 +108,9 @@ def reference_sums(ref: torch.Tensor) -> torch.Tensor:
 
 
 def difference_sums(out: torch.Tensor, ref: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
-    """Of each row of `out` and `ref` [rows, width]: <out - ref, ref>, |out - ref|², and the largest
-    |out - ref| / (|ref| + the row's entry of `means`). float64 [3, rows]; infinite or NaN where a
-    NaN or infinity is in the wrong place.
+    """Return for each row of `out` and `ref` [rows, width]: <out - ref, ref>, |out - ref|², and the
+    largest |out - ref| / (|ref| + the row's entry of `means`). float64 [3, rows]; infinite or NaN
+    where a NaN or infinity is in the wrong place.
     """
     strides = (*out.stride(), *ref.stride())
     return _by_row(_difference_kernel, (out, ref, means), ref.shape, strides)
@@ -140,7 +142,9 @@ def _kept(device: torch.device) -> Iterator[None]:
 
 @functools.cache
 def _folder() -> str:
-    """For compiled kernels; where it cannot be written, one that lasts as long as the process."""
+    """Folder of compiled kernels; where it cannot be written, one that lasts as long as the
+    process.
+    """
     folder = cache_folder() / "triton"
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Does native code leave the process that calls it as it found it?
+"""Check that native code leaves the process that calls it as it found it.
 
 A winner is a library in somebody's process. Beside its results, nothing of that may change: not
 how floating point rounds there, nor what subnormal numbers are, nor signals, threads, open files
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from kagent_sandbox.judge.check.inputs import InputSampler
 
 REPEAT_S = 0.005
-"""How long runs of a case are repeated from one look at its memory to the next."""
+"""Seconds for which runs of a case are repeated from one look at its memory to the next."""
 _FEW_RUNS, _FEW_S = 64, 0.05
-"""On a busy host few runs may take that long, and show little: so many of them may take longer."""
+"""Least runs, and the time that they may take. On a busy host few runs may take `REPEAT_S`, and
+show little.
+"""
 _MOST_RUNS = 1024  # between two looks
 _LOOKS = 12
 """Calls keep memory if it grew between all of these but one, which the process's own work may have
@@ -58,7 +60,7 @@ def refuse_bad_guests(
     There is nothing to do on devices that have none.
 
     Raises:
-        Disqualified: It changes its host or an input, or keeps memory.
+        CandidateRejected: It changes its host or an input, or keeps memory.
     """
     plans = {c.name: built.plans[0, c.name] for c in cases}
     if not backend.traits.native or not any(map(_is_native, plans.values())):
@@ -146,7 +148,7 @@ class _Visit:
         """Make sure that the host is as it was.
 
         Raises:
-            Disqualified: It is not.
+            CandidateRejected: It is not.
         """
         assert self._before is not None, "begin first"
         found = differences(self._before, self._look())
@@ -163,7 +165,7 @@ class _Visit:
         """Make sure that the process's memory stops growing while a plan is repeated.
 
         Raises:
-            Disqualified: It goes on growing.
+            CandidateRejected: It goes on growing.
         """
         limit_s = bounded(RUN_LIMIT_S)
         count, took_s = 1, 0.0
@@ -184,8 +186,8 @@ class _Visit:
                 return
         calls = _LOOKS * count
         text = (
-            f"calls keep memory: {calls} of them {kept / 1024:,.0f} KiB, and there was more at "
-            "look after look. Free what a call allocates, or keep one buffer and use it again"
+            f"calls keep memory: {calls} of them {kept / 1024:,.0f} KiB, and it grew from "
+            "one look to the next. Free what a call allocates, or keep one buffer and use it again"
         )
         raise self._out(Status.POLICY, text)
 

@@ -37,7 +37,9 @@ YARDSTICKS = 3
 """Draws of a check case on which torch's errors are known before a candidate's are held against
 them."""
 MANY_ELEMENTS = 1 << 22
-"""Of results that large one draw says what torch errs: its worst element hardly differs."""
+"""Elements of a result from which on one draw shows torch's error: its worst element hardly
+differs.
+"""
 
 
 @dataclass
@@ -59,13 +61,13 @@ class InputSet:
 
     @property
     def nbytes(self) -> int:
-        """Of its inputs."""
+        """Bytes of its inputs."""
         return sum(t.nbytes for t in self.tensors.values())
 
 
 @dataclass(frozen=True)
 class StaleValues:
-    """What memory holds before an execution: plausible values, and wrong ones.
+    """Values that memory holds before an execution: plausible, and wrong.
 
     They are torch's results on another draw, off by a quarter, so that they are wrong also where
     results do not depend on inputs (a row of one column). Nothing tells a kernel when somebody is
@@ -100,7 +102,7 @@ class UnseenInputs:
         self._queue: list[InputSet] = []
 
     def take(self, count: int) -> list[InputSet]:
-        """So many.
+        """Take `count` input sets.
 
         Raises:
             TaskError: `inputs` of the task fails or does not give what task.toml declares.
@@ -158,13 +160,13 @@ class InputSampler:
         return new
 
     def typical_errors(self, case: Case) -> tuple[numerics.Errors, ...]:
-        """What torch errs on a draw of the case, per result."""
+        """Return torch's typical errors on a draw of the case, per result."""
         if case.name not in self._yardsticks:
             self.torch_errors(self.fresh(case), typical=True)
         return self._yardsticks[case.name]
 
     def stale(self, case: Case) -> StaleValues:
-        """What memory is to hold before a case is executed; made once."""
+        """Return the stale values of a case; made once."""
         if case.name not in self._stale:
             input_set = self.fresh(case)
             outputs = self._call("eager", input_set)
@@ -204,8 +206,8 @@ class InputSampler:
     def _reference_rows(
         self, input_set: InputSet, rows: Sequence[torch.Tensor], widths: Sequence[int]
     ) -> list[torch.Tensor]:
-        """What the reference has in some rows of each result, [rows, width]: by the task's own
-        `reference_rows` where it has one, else from all of its results.
+        """Return the reference's values in some rows of each result, [rows, width]: by the task's
+        own `reference_rows` where it has one, else from all of its results.
         """
         by_rows = getattr(self._reference, "reference_rows", None)
         if by_rows is None:
@@ -251,8 +253,8 @@ class InputSampler:
     def torch_errors(
         self, input_set: InputSet, *, typical: bool = False
     ) -> tuple[numerics.Errors, ...]:
-        """What torch's own implementation errs on such inputs, per result: the most on this draw
-        and on the case's first few.
+        """Return torch's own errors on such inputs, per result: the largest on this draw and on the
+        case's first few.
 
         On one draw alone its error is chance where few elements decide, as in a row whose terms
         cancel: an honest kernel that rounds otherwise can err several times as much.
@@ -270,7 +272,7 @@ class InputSampler:
         return _most([self._yardsticks[name], own])
 
     def _errors(self, input_set: InputSet) -> tuple[numerics.Errors, ...]:
-        """What torch errs on one draw, computed once."""
+        """Return torch's errors on one draw, computed once."""
         if input_set.known_errors is None:
             outputs = self._call("eager", input_set)
             input_set.known_errors = tuple(
@@ -354,5 +356,5 @@ def _wrong(result: torch.Tensor) -> torch.Tensor:
 
 
 def _most(errors: Sequence[tuple[numerics.Errors, ...]]) -> tuple[numerics.Errors, ...]:
-    """Of each result the largest errors."""
+    """Return the largest errors of each result."""
     return tuple(functools.reduce(operator.or_, each) for each in zip(*errors, strict=True))

@@ -78,10 +78,18 @@ def epsilon(dtype: torch.dtype) -> float:
 
 
 def measure_errors(out: torch.Tensor, ref: torch.Tensor, row_dims: int) -> Errors:
-    """Errors of `out` (the result's own dtype) against `ref` (float64 or float32), of equal shapes.
+    """Measure the errors of a result against the reference.
 
-    `row_dims` trailing dimensions make one row; 0 makes the whole tensor one. A NaN or infinity in
-    the wrong place gives infinite errors. No temporary is as large as a result of wide rows.
+    A NaN or infinity in the wrong place gives infinite errors. No temporary is as large as a result
+    of wide rows.
+
+    Args:
+        out: The result, in its own dtype.
+        ref: The reference, float64 or float32, of the same shape.
+        row_dims: Number of trailing dimensions that make one row; 0 makes the whole tensor one.
+
+    Returns:
+        The relative errors of docs/measuring.md: row, element and bias.
     """
     if out.numel() == 0:
         return Errors(0.0, 0.0, 0.0)
@@ -102,7 +110,7 @@ def measure_errors(out: torch.Tensor, ref: torch.Tensor, row_dims: int) -> Error
 
 
 def _rows(t: torch.Tensor, row_dims: int) -> torch.Tensor:
-    """As a matrix, one row per row; a view where strides allow it."""
+    """Reshape to a matrix with the result's rows; a view where strides allow it."""
     width = math.prod(t.shape[t.dim() - row_dims :]) if row_dims and t.dim() else t.numel()
     return t.reshape(-1, max(1, width))
 
@@ -136,7 +144,7 @@ def _has_kernels(device: torch.device) -> bool:
 
 
 def _gpu_sums(out: torch.Tensor, ref: torch.Tensor, eps: float) -> Sequence[float]:
-    """What `_sums` gives, in two passes."""
+    """Compute the sums of `_sums` in two passes."""
     from kagent_sandbox.judge.check import error_kernels  # compiles for a GPU
 
     if out.dtype.itemsize == 1:
@@ -151,8 +159,9 @@ def _gpu_sums(out: torch.Tensor, ref: torch.Tensor, eps: float) -> Sequence[floa
 
 
 def _sums(out: torch.Tensor, ref: torch.Tensor, eps: float) -> Sequence[float]:
-    """Of matrices, with d = out - ref and r what is finite of ref: <d, r>, <r, r>, the worst row's
-    |d| / |r|, the worst element's share, and the largest |r|. Works in chunks of rows.
+    """Return sums over matrices, with d = out - ref and r the finite part of ref: <d, r>, <r, r>,
+    the worst row's |d| / |r|, the worst element's share, and the largest |r|. Works in chunks of
+    rows.
     """
     typical, masked = _scale(ref)
     # float32 is exact enough for a coarse dtype, but its squares must neither overflow nor vanish.
@@ -181,12 +190,12 @@ def _scale(ref: torch.Tensor) -> tuple[float, bool]:
 
 
 def _least_norm(eps: float, typical: float) -> float:
-    """A row of zeros (a masked token's gradient) is held against a typical row's rounding, ..."""
+    """A row of zeros (a masked token's gradient) is compared with a typical row's rounding."""
     return max(eps * typical, _TINY)
 
 
 def least_magnitude(eps: float, typical: float, ref: torch.Tensor) -> float:
-    """... and its elements against their part of it. `ref` has rows [n, width]."""
+    """The elements of such a row are compared with their part of it. `ref` has rows [n, width]."""
     return max(eps * typical / math.sqrt(ref.shape[1]), torch.finfo(ref.dtype).tiny)
 
 
@@ -257,11 +266,19 @@ def _bias_share(eps: float) -> float:
 
 
 MOST_TORCH_ERROR = 0.25
-"""Where torch errs by more, by an overflow of its own say, it is no measure for others."""
+"""Torch's largest error that counts. A larger one, by an overflow for example, is no measure for
+others.
+"""
 
 
 def allowed(torch_errors: Errors, result: ResultSpec, dtype: torch.dtype) -> Errors:
-    """What a candidate may err, given what torch errs on the same inputs."""
+    """Return the errors that a candidate may have: `k` times torch's own plus `floor` epsilons.
+
+    Args:
+        torch_errors: Torch's errors on the same inputs.
+        result: The task's tolerance.
+        dtype: Dtype of the result.
+    """
     eps = epsilon(dtype)
     floor = result.floor * eps
     # Rounding errs uniformly within eps/2: 0.2 eps on average over binades, so this is 3.5 sigma.
@@ -295,7 +312,15 @@ def _over(error: float, limit: float) -> float:
 def case_error(
     case: str, result: ResultSpec, errors: Errors, torch_errors: Errors, dtype: torch.dtype
 ) -> CaseError:
-    """The record of one result in one case."""
+    """Make the record of one result in one case.
+
+    Args:
+        case: Name of the case.
+        result: The task's tolerance.
+        errors: The candidate's errors.
+        torch_errors: Torch's errors on the same inputs.
+        dtype: Dtype of the result.
+    """
     return CaseError(
         case=case,
         output=result.name,
@@ -330,7 +355,13 @@ def find_worst(out: torch.Tensor, ref: torch.Tensor) -> Worst:
 
 
 def describe(error: CaseError, limit: Errors, worst: Worst) -> str:
-    """One paragraph for the next attempt: which error, by how much, and the worst element."""
+    """Describe an error in one paragraph for the next attempt.
+
+    Args:
+        error: The candidate's errors and torch's.
+        limit: The allowed errors.
+        worst: The worst element.
+    """
     names = {"row": (error.row, error.torch_row, limit.row)}
     names["element"] = (error.element, error.torch_element, limit.element)
     names["bias"] = (error.bias, error.torch_bias, limit.bias)

@@ -1,4 +1,4 @@
-"""What of every timed execution is held against the reference: a few secret places of each result.
+"""Spot checks of every timed execution: a few secret places of each result against the reference.
 
 A place is one element. Nobody but the judge knows which ones a draw has. On a CPU they are read
 before a sample's clock stops, so that what is timed is what is verified: a kernel that leaves out
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.judge.arena.placement import PlanPlacement
 
 ROWS, PER_ROW = 4, 16
-"""Of each result of one draw."""
+"""Number of rows, and of elements per row, of each result of one draw."""
 LEAST_PER_ROW = 2
 MOST_READ = 256
 """Elements of each result that one sample reads, as far as it executes that few plans: on a CPU
@@ -114,7 +114,7 @@ class SpotReading:
             self._words[size] = torch.take(self._arena.words(size), offsets)
 
     def values(self) -> list[torch.Tensor]:
-        """What was read, of each result, in its own dtype, [places]."""
+        """Return the values that were read, of each result, in its own dtype, [places]."""
         taken = dict.fromkeys(self._words, 0)
         found = []
         for spot_checks, size, dtype in zip(
@@ -136,8 +136,8 @@ def _joined(parts: Sequence[SpotChecks]) -> SpotChecks:
 
 
 def worst_errors(readings: Sequence[SpotReading]) -> list[float]:
-    """Of each result the largest error of an element, over its magnitude; infinite where a NaN or
-    an infinity is not where it should be, and where integers differ.
+    """Return the largest error of an element of each result, over its magnitude. It is infinite
+    where a NaN or an infinity is not where it should be, and where integers differ.
     """
     columns = zip(*(r.values() for r in readings), strict=True)
     worst = [

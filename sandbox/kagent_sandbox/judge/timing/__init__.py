@@ -1,1 +1,1 @@
-"""How fast: timed blocks, comparisons, races, baselines."""
+"""Timing: timed blocks, comparisons, races, baselines."""

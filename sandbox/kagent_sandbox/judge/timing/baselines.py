@@ -1,5 +1,5 @@
-"""What a user would call instead: torch eager, torch.compile, expert libraries, timed like
-candidates are, once per device, versions and task.
+"""Baselines: torch eager, torch.compile and expert libraries, timed like candidates, once per
+device, versions and task.
 
 They run in a trusted process of their own, which is restarted when a baseline takes it down. A
 baseline that fails is recorded with its reason.
@@ -139,7 +139,7 @@ def baseline_call(task: Task, case: Case, name: str, seed: int) -> BaselineCall:
 
 
 class _Collected:
-    """What workers have answered so far."""
+    """Answers of the workers so far."""
 
     def __init__(self, say: Progress, names: Collection[str] | None) -> None:
         self.complete = False
@@ -150,7 +150,7 @@ class _Collected:
 
     @property
     def skip(self) -> list[object]:
-        """What need not be measured again."""
+        """Names that need not be measured again."""
         return [a.get("done") or a.get("failed") for a in self._done]
 
     def take(self, line: str) -> None:

@@ -73,7 +73,7 @@ class TimedBlocks:
         """Place everyone.
 
         Raises:
-            Disqualified: The plan of `side` cannot be had in the launcher.
+            CandidateRejected: The plan of `side` cannot be had in the launcher.
         """
         plans = {side: c.plan(self.case.name) for side, c in self.contenders.items()}
         pitch = pitch_of(plans.values())
@@ -95,10 +95,13 @@ class TimedBlocks:
         """Time one block: so many samples (fewer where they are ample), each on
         inputs of its own, and verify their places.
 
-        With `verify` all of one execution's results is compared, too; which one is secret.
+        Args:
+            side: The contender.
+            samples: Number of samples; on a GPU fewer are taken where they are long.
+            verify: Whether all of one execution's results is compared. The choice of it is secret.
 
         Raises:
-            Disqualified: The contender failed, or its results are wrong.
+            CandidateRejected: The contender failed, or its results are wrong.
         """
         whole = random.SystemRandom().randrange(min(samples, 2)) if verify else None
         placements = self._now(side)
@@ -128,17 +131,21 @@ class TimedBlocks:
         """Compare all of one execution's results, timed like a block but not kept among `blocks`.
 
         Raises:
-            Disqualified: The contender failed, or its results are wrong.
+            CandidateRejected: The contender failed, or its results are wrong.
         """
         self.sample(side, 1, verify=True)
         self.blocks[side].pop()
 
     def check(self, side: str, case: Case, slack: float) -> None:
-        """One run of the timed plan on inputs of another distribution; `case` has the same shapes.
-        Results may err by `slack` times what the task allows.
+        """Run the timed plan once on inputs of another distribution.
+
+        Args:
+            side: The contender.
+            case: A case of the same shapes, with the other distribution.
+            slack: Factor on the task's tolerance.
 
         Raises:
-            Disqualified: The contender failed, or its results are wrong.
+            CandidateRejected: The contender failed, or its results are wrong.
         """
         self.side = side
         placement = random.SystemRandom().choice(self._placements[side])

@@ -1,5 +1,5 @@
-"""Which configuration of a candidate's tunables suits a case: successive halving, a few samples
-each, all on the same inputs. They choose, and count for nothing else.
+"""Choice of the configuration of a candidate's tunables for a case: successive halving with a few
+samples each, all on the same inputs. The samples choose, and count for nothing else.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ MOST_SAMPLES = 12  # per round and configuration
 HOPELESS = 3.0
 """The sweep ends after its first round when nothing is within this factor of the incumbent."""
 RUN_LIMIT_S = 2.0
-"""A configuration that hangs costs the lane no more. The declared one has passed the checks: it may
-take as long as that of a candidate that declares no others."""
+"""Seconds after which a configuration counts as hung. The declared one has passed the checks and
+may take as long as that of a candidate that declares no others.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,21 @@ class Sweeper:
         incumbent: Plan | None,
         count: int,
     ) -> tuple[int, ...]:
-        """`configs` (the declared one, 0, among them) in the order of their speed on one case.
+        """Order configurations by their speed on one case.
 
         They are timed until one is left or time is up. One that fails is dropped; the declared one
-        may not.
+        may not fail.
+
+        Args:
+            session: The candidate's stay on the device.
+            built: The candidate.
+            case: The benchmark case.
+            configs: Indices of configurations, the declared one, 0, among them.
+            incumbent: The incumbent's plan, for comparison.
+            count: Number of placements.
 
         Raises:
-            Disqualified: The declared configuration failed.
+            CandidateRejected: The declared configuration failed.
         """
         began = time.monotonic()
         plans = {i: built.plans[i, case.name] for i in configs}

@@ -1,9 +1,9 @@
 """Statistics of interleaved timings. Pure functions over samples in µs.
 
-Two kernels are compared in blocks ordered ABBA: drift that is linear in time hits both alike, and
-each pair of neighbouring blocks has a ratio of its own. Their mean's interval is a bootstrap over
-pairs (few of them: and over samples within them), widened by what no number of samples removes:
-where buffers lie shifts short kernels by up to a percent.
+Two kernels are compared in blocks ordered ABBA. Drift that is linear in time hits both alike, and
+each pair of neighbouring blocks has a ratio of its own. The interval of the mean ratio is a
+bootstrap over pairs; with few pairs also over samples within blocks. It is widened by the noise
+that no number of samples removes: the place of buffers shifts short kernels by up to a percent.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 RESAMPLES = 2000
-LOOK_RESAMPLES = 1000  # of a look that decides no more than whether to go on
+LOOK_RESAMPLES = 1000  # of an interim analysis, which only decides whether to go on
 _LEAST_US = 1e-3
 _NORMAL_95 = 1.959964
 _ENOUGH_PAIRS = 8
-"""What samples vary by is part of what pairs vary by, and is counted twice where both are resampled
-(Davison and Hinkley, Bootstrap Methods and their Application, 3.8): from so many pairs on, pairs
-speak for themselves. Fewer have too few resamples."""
-NOISE_SPAN = 4.0  # upper over lower end of a median's interval, above which it says nothing
+"""Pairs from which on only pairs are resampled. The variation of samples is part of that of pairs,
+and is counted twice where both are resampled (Davison and Hinkley, Bootstrap Methods and their
+Application, 3.8). Fewer pairs have too few resamples.
+"""
+NOISE_SPAN = 4.0  # largest upper over lower end of a median's interval that still means something
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,21 @@ def bootstrap_log_ratios(
     noise: float = 0.0,
     resamples: int = RESAMPLES,
 ) -> Floats:
-    """Bootstrap distribution of log(time of b / time of a): positive where a is faster.
+    """Return the bootstrap distribution of log(time of b / time of a): positive where a is faster.
 
-    Resamples pairs of blocks, of fewer than `_ENOUGH_PAIRS` also samples within each block, and
-    takes what `log_ratio` takes.
-    What is resampled varies less than the truth does, by the square root of (pairs - 1) / pairs:
-    deviations are stretched by as much. One pair alone tells nothing of how pairs vary: then
-    `noise` has to. It is a standard deviation of the log ratio that is added to every resample.
+    Pairs of blocks are resampled; where there are fewer than `_ENOUGH_PAIRS`, samples within each
+    block are, too. Each resample gives the statistic of `log_ratio`. Resamples vary less than the
+    truth, by the square root of (pairs - 1) / pairs, so deviations are stretched by as much. One
+    pair alone tells nothing of how pairs vary: `noise` has to.
+
+    Args:
+        paired: Samples of both kernels in µs.
+        rng: Source of the resamples.
+        noise: Standard deviation of the log ratio that is added to every resample.
+        resamples: Number of resamples.
+
+    Returns:
+        Log ratios, float64 [resamples].
     """
     center, pairs = log_ratio(paired), len(paired.a)
     picks = rng.integers(0, pairs, size=(resamples, pairs))
@@ -103,26 +112,31 @@ def bootstrap_log_ratios(
 
 
 def log_ratio(paired: PairedSamples) -> float:
-    """log(time of b / time of a): the interquartile mean over pairs of blocks of their medians'.
+    """Return log(time of b / time of a), the interquartile mean over pairs of blocks.
 
-    Within a pair both had the machine as it was then; a pair that was disturbed is left out.
+    A pair's ratio is that of its blocks' medians. Both blocks met the machine in the same state.
+    Pairs that were disturbed are left out.
 
     Raises:
         ValueError: There are no pairs, or a block is empty.
     """
     if len(paired.a) != len(paired.b) or not paired.a or not all((*paired.a, *paired.b)):
-        raise ValueError("a duel needs as many blocks of one kernel as of the other, none empty")
+        raise ValueError(
+            "paired samples need as many blocks of one kernel as of the other, none empty"
+        )
     return float(_middle(_pair_logs(paired)[np.newaxis])[0])
 
 
 def _pair_logs(paired: PairedSamples) -> Floats:
-    """log(time of b / time of a) of each pair, of its blocks' medians."""
+    """Return log(time of b / time of a) of each pair, from its blocks' medians, [pairs]."""
     a, b = (_logs(np.asarray([np.median(x) for x in side])) for side in (paired.a, paired.b))
     return np.asarray(b - a, dtype=np.float64)
 
 
 def _logs(us: Floats) -> Floats:
-    """Of what may be 0 or less where the cost of asking was taken off: see `is_noise`."""
+    """Return logarithms of times. They may be 0 or less where the cost of a request was subtracted:
+    see `is_noise`.
+    """
     return np.asarray(np.log(np.maximum(us, _LEAST_US)), dtype=np.float64)
 
 
@@ -159,7 +173,14 @@ def _medians(
 
 
 def ratio(paired: PairedSamples, rng: np.random.Generator, *, noise: float = 0.0) -> Interval:
-    """Time of b / time of a (`log_ratio`), and its interval: above 1, a is faster."""
+    """Return time of b / time of a (`log_ratio`) with its interval. Above 1, a is faster.
+
+    Example:
+        Two kernels in two pairs of blocks, in µs; a is 5 % faster::
+
+            paired = PairedSamples(a=((20.0, 20.2), (20.1, 19.9)), b=((21.0, 21.2), (21.1, 20.9)))
+            print(ratio(paired, np.random.default_rng(0), noise=0.002).value)  # 1.05
+    """
     logs = bootstrap_log_ratios(paired, rng, noise=noise)
     value = math.exp(log_ratio(paired))
     low, high = np.exp(np.percentile(logs, [2.5, 97.5]))
@@ -182,7 +203,14 @@ def combine(
     *,
     resamples: int = RESAMPLES,
 ) -> Combined:
-    """Combine the paired samples of several cases. Every case weighs the same."""
+    """Combine the paired samples of several cases. Every case weighs the same.
+
+    Args:
+        paired: Samples in µs by case.
+        rng: Source of the bootstrap.
+        noise: Standard deviation of the log ratio that is added to every resample, by case.
+        resamples: Number of bootstrap resamples.
+    """
     total = np.zeros(resamples)
     cases: dict[str, float] = {}
     for case, samples in paired.items():

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from kagent_sandbox.judge.timing.blocks import TimedBlocks
 
 LEAST_CHECKS = 3
-"""Of one candidate over all of its timed cases: each is one run, and one reference."""
+"""Least checks of one candidate over all of its timed cases. Each is one run, and one reference."""
 SLACK = 8.0
-"""Over what the task allows, which was calibrated on the check cases: a chunked kernel that passes
-all of those errs twice as much as allowed on 8192 classes with shifted inputs. What is left out is
-off by orders of magnitude; lower precision shows on ordinary inputs, where nothing is granted."""
+"""Factor on the task's tolerance, which was calibrated on the check cases. A chunked kernel that
+passes all of those errs twice as much as allowed on 8192 classes with shifted inputs. Omissions are
+off by orders of magnitude; lower precision shows on ordinary inputs, where nothing is granted.
+"""
 
 
 def hard_cases(case: Case, check_cases: Sequence[Case]) -> list[Case]:
@@ -53,8 +54,14 @@ def recheck_on_hard_inputs(
 ) -> None:
     """Run a contender's timed plans on hard inputs, at least once each where there are some.
 
+    Args:
+        timed_cases: The timed blocks of each case.
+        side: The contender.
+        check_cases: Cases whose distributions are used.
+        rng: Source of the secret choice.
+
     Raises:
-        Disqualified: A result is wrong. The verdict's case is the timed one.
+        CandidateRejected: A result is wrong. The verdict's case is the timed one.
     """
     checks = [
         (timed, hard)

@@ -1,4 +1,4 @@
-"""How fast is a candidate? Configurations first, then ABBA blocks beside the incumbent."""
+"""Measurement of a candidate: configurations first, then ABBA blocks beside the incumbent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LIKELY = 0.5
 """P(faster) from which on timed plans are also checked on hard inputs: who is slower gains nothing
 by being wrong."""
 ALARM_TRIES = 8
-"""How often a suspicion is looked into before it is believed: a busy host raises some."""
+"""Times that a suspicion is repeated before it is believed: a busy host raises some."""
 ALARM_PAUSE_S = 0.02
 
 
@@ -62,11 +62,19 @@ class Meter:
         incumbent: Contender | None,
         sweep_s: float,
     ) -> Passed:
-        """Time a checked candidate on every benchmark case, in a session that has its binaries
-        and the incumbent's, over an arena of at least `arena_bytes`.
+        """Time a checked candidate on every benchmark case.
+
+        Args:
+            session: Has the candidate's binaries and the incumbent's, over an arena of at least
+                `arena_bytes`.
+            built: The candidate.
+            errors: Its errors on the check cases.
+            check_cases: Check cases, for the configurations of the sweep and for hard inputs.
+            incumbent: The best candidate so far; None if there is none.
+            sweep_s: Seconds on the device per case to find the best configuration.
 
         Raises:
-            Disqualified: It failed, was wrong in a timed block, or its times cannot be true.
+            CandidateRejected: It failed, was wrong in a timed block, or its times cannot be true.
             IncumbentWrong: The incumbent failed, or was wrong where it was timed.
         """
         cases = self.task.cases(self.kind).bench
@@ -94,8 +102,9 @@ class Meter:
     def arena_bytes(
         self, built: Built, check_cases: Sequence[Case], incumbent: Contender | None
     ) -> int:
-        """Memory for checking a candidate and timing it and the incumbent in turns; of what it was
-        built for, which may be the check cases alone.
+        """Return the bytes of memory for checking a candidate and timing it beside the incumbent.
+
+        Only the cases that it was built for count, which may be the check cases alone.
         """
         bench = self.task.cases(self.kind).bench
         most = 0
@@ -171,7 +180,7 @@ class Meter:
         """Times that cannot be true may be the machine's doing where others use most of it.
 
         Raises:
-            Disqualified: The same, told as unclear: it is tried once more.
+            CandidateRejected: The same, told as unclear: it is tried once more.
         """
         if found.verdict.status is not Status.SUSPECT or not self.watch.crowded():
             return
@@ -183,7 +192,7 @@ class Meter:
         """Look into a candidate's times on one case right after its last block.
 
         Raises:
-            Disqualified: They cannot be true.
+            CandidateRejected: They cannot be true.
         """
         case, blocks = timed.case, timed.blocks["a"]
         us = estimates.median_interval([x for b in blocks for x in b]).value
@@ -194,8 +203,8 @@ class Meter:
             raise CandidateRejected(Rejected(Stage.MEASURE, Status.SUSPECT, text, case.name))
 
     def _disagreement(self, timed: TimedBlocks, us: float) -> str | None:
-        """Why a GPU's own times cannot be true, or None. A busy host disturbs the judge's clock, so
-        that it is looked at a few times.
+        """Return why a GPU's own times cannot be true, or None. A busy host disturbs the judge's
+        clock, so that it is asked a few times.
         """
         runs = max(3, min(50, int(WALL_BUDGET_US / us)))
         text = None
@@ -207,7 +216,7 @@ class Meter:
         return text
 
     def _over_the_limit(self, timed: TimedBlocks, us: float) -> str | None:
-        """Why a time is below what this device attains, or None.
+        """Return why a time is below the device's limit, or None.
 
         The ceilings may be of an hour in which the device was busier: they are measured once more
         before anybody is suspected.

@@ -1,4 +1,4 @@
-"""What samples mean: times, shares of the roofline, suspicion, scores, resources."""
+"""Metrics from samples: times, shares of the roofline, suspicion, scores, resources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.task import Case, Task
 
 ALARM_SHARE = 1.1
-"""Nobody is faster than this share of what the plainest kernels attain here: it is looked into."""
+"""Share of the roofline above which a time is suspicious and is measured again."""
 WALL_TOLERANCE = 0.8
 """A GPU's sample may fall short of wall time by a launch's overhead, but not by more than this."""
 LAUNCH_OVERHEAD_US = 10.0
@@ -24,10 +24,10 @@ LAUNCH_OVERHEAD_US = 10.0
 def choice_for(
     cases: Sequence[Case], bench: Sequence[Case], choice: Mapping[str, int]
 ) -> dict[str, int]:
-    """Also for `cases` that `choice` lacks: the configuration of the most similar benchmark case.
+    """Extend a choice of configurations to all cases: by that of the most similar benchmark case.
 
     Args:
-        cases: For which a configuration is wanted.
+        cases: Cases that need a configuration.
         bench: The visible benchmark cases.
         choice: Indices of configurations, by the names of cases.
     """
@@ -41,7 +41,9 @@ def choice_for(
 
 
 def _distance(known: Case, case: Case) -> float:
-    """How unlike two cases are: another dtype outweighs everything, then sizes by their ratio."""
+    """Return the distance of two cases: another dtype outweighs everything, then sizes by their
+    ratio.
+    """
     total = 100.0 if known.dtype != case.dtype else 0.0
     for name, value in case.dims.items():
         other = known.dims.get(name, value)
@@ -53,7 +55,16 @@ def _distance(known: Case, case: Case) -> float:
 
 
 def attainable_us(task: Task, case: Case, ceilings: Ceilings) -> float:
-    """Least µs at this device's measured ceilings: bytes at their mix, or matrix products."""
+    """Return the least time of a case at this device's measured ceilings.
+
+    Args:
+        task: The fewest bytes and operations of a call.
+        case: The call's sizes.
+        ceilings: Rates of the plainest kernels.
+
+    Returns:
+        µs for the bytes at their mix of reads and writes, or for matrix products.
+    """
     written = task.min_written(case)
     read = task.min_bytes(case) - written
     us = _memory_us(read, written, ceilings)
@@ -79,14 +90,14 @@ def suspicion(
     ceilings: Ceilings,
     executions: int,
 ) -> str | None:
-    """Why a time cannot be true, or None: it is more than `ALARM_SHARE` of the roofline.
+    """Return why a time cannot be true, or None: it is more than `ALARM_SHARE` of the roofline.
 
     Bytes that the last-level cache holds need not cross the memory's pins while they are timed.
     Caches are flushed before each sample, so that those are written ones, as many as fit, of all
     executions of a sample together.
 
     Args:
-        task: Says how many bytes and operations a call needs at least.
+        task: The fewest bytes and operations of a call.
         case: The call's sizes.
         us: Per execution.
         facts: Of the device.
@@ -105,13 +116,13 @@ def suspicion(
     if us >= bound_us / ALARM_SHARE:
         return None
     return (
-        f"{us:.1f} µs, but {what}: {bound_us:.1f} µs at what the plainest kernels attain on this "
+        f"{us:.1f} µs, but {what}: {bound_us:.1f} µs at the rates of the plainest kernels on this "
         f"device, {bound_us / us:.0%} of the roofline (alarm above {ALARM_SHARE:.0%})"
     )
 
 
 def disagreement(us: float, wall_us: float | None) -> str | None:
-    """Why a GPU's own times cannot be true, or None: the judge's clock says something else."""
+    """Return why a GPU's own times cannot be true, or None: the judge's clock disagrees."""
     if wall_us is None or us + LAUNCH_OVERHEAD_US >= WALL_TOLERANCE * wall_us:
         return None
     return f"{us:.1f} µs a sample, but {wall_us:.1f} µs each by the judge's clock over many"
@@ -127,7 +138,17 @@ def case_timing(
     config: int,
     baseline_us: float | None,
 ) -> CaseTiming:
-    """The record of one case's samples."""
+    """Make the record of one case's samples.
+
+    Args:
+        task: The task.
+        case: The benchmark case.
+        plan: The candidate's plan for it.
+        samples: µs per execution.
+        ceilings: Ceilings of the device.
+        config: Index of the configuration.
+        baseline_us: µs of the fastest baseline; None if there is none.
+    """
     interval = estimates.median_interval(samples)
     return CaseTiming(
         case=case.name,

@@ -36,7 +36,7 @@ _KNOWN_BY = 4
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What an A/A comparison found. `factor` widens all intervals of this machine's comparisons."""
+    """Result of an A/A test. `factor` widens all intervals of this machine's comparisons."""
 
     kernel_us: float = 0.0  # of the copy; 0: nothing was measured
     ratio: float = 1.0  # as of two kernels: 1 but for noise

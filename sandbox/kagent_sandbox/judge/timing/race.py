@@ -57,7 +57,14 @@ class Racer:
         cases: Sequence[Case],
         race_baselines: RaceBaselines | None,
     ) -> Race:
-        """Time everyone on every case; who fails or is wrong is out, for all cases."""
+        """Time all contenders on every case. A contender that fails or is wrong is out, for all
+        cases.
+
+        Args:
+            contenders: The candidates.
+            cases: The cases of the race.
+            race_baselines: Source of baselines; None for a race without them.
+        """
         failed: dict[str, Rejected] = {}
         runners = [self._settled(c, cases) for c in contenders]
         for runner in list(runners):
@@ -91,7 +98,7 @@ class Racer:
         return Race(tuple(results), overall, failed)
 
     def _settled(self, contender: Contender, cases: Sequence[Case]) -> Contender:
-        """With a configuration for every case: the one of the most similar benchmark case.
+        """Add a configuration for every case: that of the most similar benchmark case.
 
         The table was frozen before: nothing is tuned on the cases of a race.
         """

@@ -1,9 +1,9 @@
-"""A candidate and the incumbent take turns: how long, and what their times then say.
+"""Comparison of a candidate with the incumbent, in blocks that alternate.
 
-Looks into the data after each phase cost false promotions only where they can promote. So a
-candidate may be let go at any look, which can only lose it, but be called faster only at the last
-one: after all phases, and on a CPU after as many further pairs as it takes to be clear or hopeless.
-docs/measuring.md has the arithmetic.
+The times are analysed after each round. An interim analysis may drop the candidate, since that can
+only lose it. It may call the candidate faster only if P(faster) is at least `CLEAR`; the last
+analysis promotes at the usual threshold. On a CPU further pairs follow until the candidate is
+clearly faster or hopeless. docs/measuring.md has the arithmetic.
 """
 
 from __future__ import annotations
@@ -29,23 +29,26 @@ if TYPE_CHECKING:
     from kagent_sandbox.judge.arena.session import LauncherSession
     from kagent_sandbox.judge.timing.blocks import TimedBlocks
 
-_TYPICAL = 8  # samples of the incumbent that are looked at together
+_TYPICAL = 8  # samples of the incumbent that count together
 LOSING_RATIO = 0.985
-"""A candidate whose interval ends below this is not timed further, ..."""
+"""A candidate is timed no further if the interval of its ratio ends below this."""
 FAR_RATIO = 0.9
-"""... and below this after the first phase."""
+"""The same after the first round, when little is known."""
 CLEAR = 0.999
-"""P(faster) from which on a candidate needs no further pairs, ..."""
+"""A candidate needs no further pairs from this P(faster) on."""
 HOPELESS = (0.1, 0.4, 0.7)
-"""... and below which, at the first look, the second and later ones, they are not worth it, ..."""
+"""Further pairs are not worth it up to this P(faster), at the first, second and later analyses,
+if the interval also ends below `WORTHWHILE`.
+"""
 WORTHWHILE = 1.04
-"""... unless its interval reaches this: on a busy host a kernel that is faster by 5 % looks
-hopeless now and then, while little is known of it. benchmarks/looks.py: what these find and cost.
+"""A candidate is not hopeless while its interval reaches this ratio. On a busy host a kernel that
+is faster by 5 % looks hopeless now and then, while little is known of it. benchmarks/looks.py shows
+what these limits find and cost.
 """
 FURTHER_S = 5.0
-"""For further pairs: other candidates wait. Nothing is begun after that."""
+"""Seconds for further pairs, since other candidates wait. None is begun after that."""
 PAUSES_S = (0.02, 0.02, 0.02)
-"""Before turns whose times are no measurement are taken again, ..."""
+"""Pauses in seconds before blocks whose times are no measurement are timed again."""
 LONG_PAUSES_S = (0.5, 2.0, 5.0)
 """... and then, where the incumbent's say as little: a neighbour takes longer to leave than a
 glitch, and giving up ends the run."""
@@ -59,18 +62,18 @@ class IncumbentComparison:
     traits: Traits
     rng: random.Random
     noise: Noise
-    notes: list[str] = field(default_factory=list)  # what disturbed, as far as times show it
-    side: str = "a"  # whose turn it is, or was: who is to blame for a failure
+    notes: list[str] = field(default_factory=list)  # disturbances that the times show
+    side: str = "a"  # the side that is or was timed: it is to blame for a failure
     _secret: dict[str, int] = field(default_factory=dict)
 
     def take(self, session: LauncherSession, suspect: Callable[[TimedBlocks], None]) -> bool:
-        """Blocks in ABBA order on every case; whether all were timed.
+        """Time blocks in ABBA order on every case. Return whether all were timed.
 
-        A candidate that clearly loses is let go early. Of every case one block's results are
-        checked; which one is secret. `suspect` looks into a case's times, right after its blocks.
+        A candidate that clearly loses is dropped early. One block of every case has its results
+        checked; the choice is secret. `suspect` tests a case's times, right after its blocks.
 
         Raises:
-            Disqualified: The candidate failed, was wrong, or its times cannot be true.
+            CandidateRejected: The candidate failed, was wrong, or its times cannot be true.
             MachineError: Nothing can be timed here.
         """
         schedule = self.traits.schedule
@@ -100,7 +103,7 @@ class IncumbentComparison:
         return True
 
     def compare(self, against: str, *, resamples: int = estimates.RESAMPLES) -> Comparison:
-        """The candidate's times beside the incumbent's, over all cases."""
+        """Compare the candidate's times with the incumbent's, over all cases."""
         paired = {
             name: estimates.PairedSamples(tuple(t.blocks["a"]), tuple(t.blocks["b"]))
             for name, t in self.timed_cases.items()
@@ -131,7 +134,7 @@ class IncumbentComparison:
         return self.traits.schedule.pairs(len(self.timed_cases))
 
     def _round(self, timed: TimedBlocks, timing_round: Round) -> None:
-        """Some more pairs of blocks of one case."""
+        """Time some more pairs of blocks of one case."""
         done = len(timed.blocks["a"])
         order = estimates.abba(self._pairs)
         for side in order[2 * done : 2 * (done + timing_round.pairs)]:
@@ -151,11 +154,11 @@ class IncumbentComparison:
         return self.compare("", resamples=estimates.LOOK_RESAMPLES)
 
     def _repeat_disturbed(self, timed: TimedBlocks) -> None:
-        """Take all turns of a case once more if the incumbent's times drift, and again while
+        """Time all blocks of a case once more if the incumbent's times drift, and again while
         samples are no measurement.
 
         Raises:
-            Disqualified: The candidate's stay so, and the incumbent's beside them do not.
+            CandidateRejected: The candidate's stay so, and the incumbent's beside them do not.
             MachineError: Everybody's stay so.
         """
         tries = 0
@@ -185,7 +188,7 @@ class IncumbentComparison:
             raise CandidateRejected(Rejected(Stage.MEASURE, Status.SUSPECT, text, timed.case.name))
         raise MachineError(
             f"{timed.case.name} cannot be timed: {spread}. Something else keeps this machine busy: "
-            "end it, then go on with the run"
+            "end it, then resume the run"
         )
 
     @staticmethod

@@ -1,0 +1,78 @@
+"""Documentation names files that exist, and its links resolve."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = (ROOT / "agent/kagent", ROOT / "sandbox/kagent_sandbox")
+BASES = (ROOT, *PACKAGES)
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / f"{name}.md" for name in ("README", "AGENTS", "CONTRIBUTING", "CHANGELOG")),
+    *(ROOT / name / "README.md" for name in ("prompts", "corpus", "runs")),
+]
+FOLDERS = {p.name for base in BASES for p in base.iterdir() if p.is_dir()} - {".git", ".venv"}
+SUFFIXES = (".py", ".md", ".toml", ".svg")
+ELSEWHERE = re.compile(  # files of a task, a run or an exported library, and placeholders
+    r"prompts/[\dN]|replies/|operators/|kernels/$|torch-ext/|build/torch-|\d.*\.md|.*\bNAME\b"
+    r"|benchmarks/bench\.py|tests/$|tests/fuzz$|(task|item|family|kagent)\.toml|.*/\."
+)
+"""Names that a page may use although the repository has no such file at its top."""
+OF_TASKS = {"reference.py", "operator.py", "bench.py", "try_namespaces.py"}
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+def prose(page: Path) -> str:
+    """The text of a page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def named_paths(text: str) -> list[str]:
+    """Inline code that looks like a path of this repository: `judge/timing/`, `docs/x.md`."""
+    words = (code.split(" ")[0] for code in re.findall(r"`([^`\n]+)`", text))
+    paths = [w for w in words if re.fullmatch(r"[\w.*/-]+", w) and not ELSEWHERE.match(w)]
+    return [p for p in paths if "/" in p and (p.split("/")[0] in FOLDERS or p.endswith(SUFFIXES))]
+
+
+def exists(path: str, page: Path) -> bool:
+    """Whether a path exists in the repository, in a package, or beside the page."""
+    return any(any(base.glob(path.rstrip("/"))) for base in (*BASES, page.parent))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@each_page
+def test_paths_in_backticks_exist(page: Path) -> None:
+    assert not [path for path in named_paths(prose(page)) if not exists(path, page)]
+
+
+@each_page
+def test_pages_and_scripts_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"(?<![\w/<])((?:docs|benchmarks|corpus)/[\w/.-]+\.\w+)", prose(page))
+    assert not [p for p in named if not ELSEWHERE.match(p) and not (ROOT / p).exists()]
+
+
+@each_page
+def test_links_and_anchors_resolve(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        path, _, anchor = target.partition("#")
+        to = (page.parent / path).resolve() if path else page
+        if ":" not in path and (not to.exists() or (anchor and anchor not in anchors(to))):
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "glossary.md", "trust.md"])
+def test_modules_that_are_named_exist(name: str) -> None:
+    """`loop.py` alone is a module of one of the packages."""
+    named = re.findall(r"`(\w+\.py)`", prose(ROOT / "docs" / name))
+    found = {p.name for package in PACKAGES for p in package.rglob("*.py")}
+    assert not [module for module in named if module not in found | OF_TASKS]
