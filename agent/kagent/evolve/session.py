@@ -55,10 +55,16 @@ def evolve(
 ) -> Outcome:
     """Run the search, new or resumed, until its budget is used up or it is interrupted.
 
+    Args:
+        task_name: Name of a task, or its folder.
+        config: Settings of the run.
+        observe: Receives every event.
+        resume: Folder of the run to resume; None for a new run.
+
     Raises:
         UserError: The task, or the languages asked for, cannot be evolved on this machine.
         RunError: The run's folder cannot be used.
-        MachineError: The machine failed. What was recorded until then is kept.
+        MachineError: The machine failed. Events recorded until then are kept.
     """
     task = find_task(task_name)
     manifest = read_manifest(resume) if resume is not None else None

@@ -88,8 +88,16 @@ def certify(
 ) -> tuple[Certificate, list[tuple[OperatorRecord, LibraryTimes]]]:
     """Judge every kernel that this machine has the device for, and run the library's own tests.
 
+    Args:
+        disk: The library.
+        config: Jobs and isolation.
+        say: Function that receives lines of progress.
+
+    Returns:
+        The outcome, and the new times of each operator.
+
     Raises:
-        UserError: It has none for any of them.
+        UserError: The machine has no device for any of them.
         TaskError: A task of the library does not make sense.
         MachineError: The machine failed.
     """
