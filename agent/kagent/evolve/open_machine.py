@@ -31,7 +31,7 @@ def open_machine(
         task: The task.
         kind: "gpu" or "cpu".
         config: Jobs and isolation.
-        secret: Seed of the hidden cases. It reaches the judge; the store gets it with the final race.
+        secret: Seed of the hidden cases. The judge gets it now, the store with the final race.
 
     Returns:
         The machine, the device's facts, and the environment as a run stores it.
