@@ -119,7 +119,7 @@ def resolve_config(
                 f"{resume}: a run that is answered from outside: continue it with kagent ask "
                 "and kagent tell, and judge its answers with kagent judge"
             )
-        # What decides the run's course stays as it was; budget, time and cores may change.
+        # Settings that decide the run's course stay; budget, time and cores may change.
         kept: dict[str, object] = {
             n: getattr(manifest, n) for n in ("lang", "proposer", "seed", "configs")
         }

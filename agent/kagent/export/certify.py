@@ -64,7 +64,7 @@ class Certificate:
     lines: tuple[Line, ...]
     changed: tuple[str, ...]  # files that are not as they were written
     skipped: dict[str, str]  # kernel -> why it cannot be judged on this machine
-    tests: str = ""  # what is wrong by the library's own tests
+    tests: str = ""  # failure of the library's own tests
 
     @property
     def regressions(self) -> list[Line]:

@@ -16,7 +16,7 @@ class DeviceFacts:
 
     kind: str  # "gpu" or "cpu"
     name: str
-    target: str  # what to compile for: "sm_90a", "cpu"
+    target: str  # target of compilation: "sm_90a", "cpu"
     key: str
     memory_bytes: int
     l2_bytes: int

@@ -43,7 +43,7 @@ class Schedule:
 
     rounds: tuple[Round, ...]  # of each case
     further: Round | None  # while it may yet turn out to be faster; its pairs are of all cases
-    interim_looks: int  # how often that many follow, at most
+    interim_looks: int  # most further rounds
     placements: int | None  # placements that one block rotates over; None: all
 
     def more(self, cases: int) -> Round | None:
@@ -111,7 +111,7 @@ class TimedBlocks:
     count: int  # placements of each
     at_once: int | None  # placements that one block rotates over; None: all
     blocks: dict[str, list[tuple[float, ...]]] = field(init=False)
-    side: str = field(init=False)  # whose turn it is, or was: who is to blame for a failure
+    side: str = field(init=False)  # the side that is or was timed: it is to blame for a failure
     _placements: dict[str, list[PlanPlacement]] = field(init=False, default_factory=dict)
     _unseen: UnseenInputs = field(init=False)
 

@@ -30,7 +30,7 @@ _BYTES: Mapping[str, int] = {"gpu": 64 << 20, "cpu": 8 << 20}
 _PLACES: Mapping[str, int] = {"gpu": 2, "cpu": 3}
 _PAIRS: Mapping[str, int] = {"gpu": 8, "cpu": 30}  # of blocks
 _MORE = 3  # times as many, where those show what chance does not explain
-_TRIES = 3  # what passes was a moment's: on shared cores some find 5 % that are gone a second later
+_TRIES = 3  # an offset may pass: on shared cores some find 5 % that are gone a second later
 _SAMPLES: Mapping[str, int] = {"gpu": 8, "cpu": 1}  # per block
 _LIMIT_S = 30.0
 _MAD = 1.4826  # standard deviation of normal numbers over their median absolute deviation
@@ -103,7 +103,7 @@ def measure_noise(backend: Backend) -> Noise:
         arena.bytes(0, arena.nbytes).fill_(0x3F)
         anew = arena.bytes(0, arena.nbytes).clone()
         if backend.device.type == "cuda":
-            import torch  # who reads what was found needs none
+            import torch  # readers of the result need no torch
 
             torch.cuda.synchronize(backend.device)
         with _launchers(backend, arena) as launchers:
