@@ -79,7 +79,14 @@ def read_candidate(path: Path) -> str:
 def build_file(
     task: Task, path: Path, target: str | None, *, configs: int, jobs: int
 ) -> Built | Rejected:
-    """Build for every visible case, on a machine with or without a GPU.
+    """Build a candidate's file for every visible case, on a machine with or without a GPU.
+
+    Args:
+        task: The task.
+        path: The file.
+        target: "cpu" or an architecture; None: the target of the file's language here.
+        configs: Most configurations to build.
+        jobs: Number of builds at once.
 
     Raises:
         UserError: There is no such file or target, or the target is not for its language.
@@ -110,8 +117,14 @@ def _kind_of(sources: Sequence[tuple[Path, str]]) -> Kind:
 
 
 def check_file(task: Task, path: Path, *, jobs: int) -> CheckedFile:
-    """Build, then check on all cases: on the device, or a Triton candidate in the interpreter
-    without one.
+    """Build a candidate's file, then check it on all cases.
+
+    It is checked on the device. Without a GPU a Triton candidate is checked in the interpreter.
+
+    Args:
+        task: The task.
+        path: The file.
+        jobs: Number of builds at once.
 
     Raises:
         UserError: There is no GPU, and nothing of what was built can be checked without one.
@@ -147,6 +160,13 @@ def bench_files(
     task: Task, paths: Sequence[Path], *, jobs: int, configs: int, say: Callable[[str], None]
 ) -> Benched:
     """Check candidates, find each one's best configuration, then race them with all baselines.
+
+    Args:
+        task: The task.
+        paths: The files.
+        jobs: Number of builds at once.
+        configs: Most configurations of each candidate.
+        say: Function that receives lines of progress.
 
     Raises:
         UserError: GPU candidates that nothing is wrong with so far, where there is no GPU.

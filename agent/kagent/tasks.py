@@ -41,7 +41,7 @@ def task_names() -> list[str]:
 
 
 def find_task(name_or_path: str | Path) -> Task:
-    """A task by name, or by the path of its folder (or of the task.toml in it).
+    """Find a task by name, or by the path of its folder (or of the task.toml in it).
 
     Raises:
         TaskError: There is none, or its files do not make sense; the text says which and why.
@@ -69,7 +69,7 @@ def is_task(name_or_path: str) -> bool:
 
 
 def seeds_of(task: Task, language: str | None = None) -> list[Seed]:
-    """The task's seeds in the order of their names, all or those of one language."""
+    """Return the task's seeds in the order of their names, all or those of one language."""
     seeds = [
         Seed(path.stem, language_of(path.name).name, path)
         for path in sorted(task.folder.glob("*.py"))

@@ -58,7 +58,14 @@ class Accepted:
 def read_answers(
     paths: Sequence[Path], store: RunStore, state: AskTellState, entry: str, ask: int | None = None
 ) -> list[Given]:
-    """Read files and find out what each one answers; `ask` is the user's word on a single file.
+    """Read files and find the ask that each one answers.
+
+    Args:
+        paths: The files.
+        store: The run.
+        state: Its asks and answers.
+        entry: Name of the task's function.
+        ask: The user's choice of the ask for a single file.
 
     Raises:
         UserError: A file cannot be read, is for another run, or for an ask that there is not.
@@ -81,7 +88,16 @@ def given(
     ask: int | None = None,
     file: bool = False,
 ) -> Given:
-    """An answer with the ask that it is for. `file`: the label is a file's name, which may say.
+    """Return an answer with its ask.
+
+    Args:
+        text: The answer.
+        label: Name in messages.
+        store: The run.
+        state: Its asks and answers.
+        entry: Name of the task's function.
+        ask: The user's choice of the ask.
+        file: Whether the label is a file's name, which may name the ask.
 
     Raises:
         UserError: It is for another run, for an ask that there is not, or too large.

@@ -148,7 +148,15 @@ def judge_all(
     deadline_s: float | None = None,
     race: bool = False,
 ) -> Judged:
-    """Judge what waits on a machine that is opened for it, if anything does.
+    """Judge waiting candidates, on a machine that is opened only if there are any.
+
+    Args:
+        store: The run, open for writing.
+        task: Its task.
+        config: Jobs, isolation and budget.
+        observe: Receives every event.
+        deadline_s: Time on `time.monotonic` at which work in progress is abandoned.
+        race: Whether the finalists race on hidden cases at the end.
 
     Raises:
         UserError: This machine lacks the device.

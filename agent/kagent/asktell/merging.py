@@ -36,7 +36,11 @@ class Merged:
 
 
 def merge(home: Path, copy: Path) -> Merged:
-    """Add to `home` what its copy has beyond it.
+    """Add to a run the events that its copy has beyond it.
+
+    Args:
+        home: Folder of the run.
+        copy: Folder of the copy.
 
     Raises:
         UserError: The two are one folder, or not of one run.

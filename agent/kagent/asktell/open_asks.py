@@ -49,6 +49,11 @@ class OpenAsk:
 def ask(folder: Path, count: int, config: Config) -> list[OpenAsk]:
     """Decide on the next asks, write their prompts, and keep both.
 
+    Args:
+        folder: Folder of the run.
+        count: Number of asks.
+        config: Budget and templates.
+
     Raises:
         UserError: Nothing is left to improve, the run has a proposer of its own, or the prompts'
             templates are wrong.

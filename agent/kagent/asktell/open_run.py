@@ -23,7 +23,15 @@ DEFAULT_TARGET = "sm_90a"
 
 
 def new_run(task_name: str, config: Config, target: str | None) -> Path:
-    """Make a run and accept the task's seeds into it. Needs no device.
+    """Make a run and accept the task's seeds into it. No device is needed.
+
+    Args:
+        task_name: Name of a task, or its folder.
+        config: Settings of the run.
+        target: Target of compilation; None: this machine's GPU, else its CPU.
+
+    Returns:
+        The run's folder.
 
     Raises:
         UserError: There is no such task or target, no seed for it, or the language is not its own.

@@ -173,7 +173,7 @@ def of_run(config: Config, folder: Path, name: str | None = None) -> Preview:
         setting = setting_of(store, task)
     lineage = history.lineage
     seeds = [p for p in history.pending if p.operator is Operator.SEED]
-    # What needs no model (sweeps, two kernels in one file) is not asked for.
+    # Sweeps and recombinations need no model, so they are not asked for.
     wanted = tuple(o for o in setting.operators if o in TEMPLATES)
     usual = wanted if Operator.STRUCTURE in wanted else tuple(TEMPLATES)
     try:

@@ -113,7 +113,7 @@ def evolve(
     folder = find_run(config.runs, resume) if resume is not None else None
     found = find_task(task)
     manifest = read_manifest(folder) if folder is not None else None
-    # What cannot work is said before anything starts.
+    # Report impossible settings before anything starts.
     will_be = session.resolve_config(config, found, manifest, folder)
     session.choose_seeds(found, will_be)
     out.print(_opening(will_be))

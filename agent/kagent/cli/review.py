@@ -50,7 +50,7 @@ def report(
     if live:
         if output is not None:
             raise UserError("--live serves a page and writes none: omit --output")
-        read_history(found)  # what is wrong with the run is said here, not in a browser
+        read_history(found)  # report a faulty run here, not in a browser
         try:
             server = PageServer(found, port)
         except OSError as e:

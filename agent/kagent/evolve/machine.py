@@ -28,7 +28,7 @@ class CandidateJudge(Protocol):
     """Decides on what was built. Called from one thread at a time."""
 
     def check(self, built: Built) -> tuple[CaseError, ...] | Rejected:
-        """Whether it is correct on every case, hidden ones included."""
+        """Check that it is correct on every case, hidden ones included."""
 
     def measure(
         self,
@@ -39,9 +39,14 @@ class CandidateJudge(Protocol):
         *,
         choice: Mapping[str, int] | None = None,
     ) -> Passed | Rejected:
-        """Its time on every benchmark case, interleaved with the incumbent.
+        """Time it on every benchmark case, interleaved with the incumbent.
 
-        `against` is the incumbent's id, `choice` its configuration per case.
+        Args:
+            built: The candidate.
+            errors: The result of `check` for it.
+            incumbent: The best candidate so far; None if there is none.
+            against: The incumbent's id.
+            choice: The incumbent's configuration per case.
         """
 
     def race(self, contenders: Sequence[Contender], *, hidden: bool) -> Race:

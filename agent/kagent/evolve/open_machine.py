@@ -26,9 +26,16 @@ from kagent.runs.selftest_record import in_environment
 def open_machine(
     task: Task, kind: Kind, config: Config, secret: int
 ) -> Iterator[tuple[Machine, DeviceFacts, Mapping[str, object]]]:
-    """Builder and judge for a task, started; closed at the end, with all that they started.
+    """Start a builder and a judge for a task; at the end close them with all that they started.
 
-    `secret` draws the hidden cases: it reaches the judge, and the store only with the final race.
+    Args:
+        task: The task.
+        kind: "gpu" or "cpu".
+        config: Jobs and isolation.
+        secret: Seed of the hidden cases. The judge gets it now, the store with the final race.
+
+    Returns:
+        The machine, the device's facts, and the environment as a run stores it.
     """
     ask_for(config.isolation)
     device = device_for(kind)

@@ -14,9 +14,9 @@ from kagent.runs.store import History
 class RecordedProposer:
     """A `Proposer`. The ask counts for nothing but its place in the order."""
 
-    operators: tuple[Operator, ...] = (Operator.TUNE,)  # what asks ask for is not looked at
+    operators: tuple[Operator, ...] = (Operator.TUNE,)  # the operator of an ask does not matter
     at_once = 1
-    resamples = 0  # what was a duplicate then is one again
+    resamples = 0  # an earlier duplicate is one again
 
     def __init__(self, name: str, history: History) -> None:
         """Read the proposals of a run; `name` is how the user named it."""

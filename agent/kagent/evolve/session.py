@@ -55,10 +55,16 @@ def evolve(
 ) -> Outcome:
     """Run the search, new or resumed, until its budget is used up or it is interrupted.
 
+    Args:
+        task_name: Name of a task, or its folder.
+        config: Settings of the run.
+        observe: Receives every event.
+        resume: Folder of the run to resume; None for a new run.
+
     Raises:
         UserError: The task, or the languages asked for, cannot be evolved on this machine.
         RunError: The run's folder cannot be used.
-        MachineError: The machine failed. What was recorded until then is kept.
+        MachineError: The machine failed. Events recorded until then are kept.
     """
     task = find_task(task_name)
     manifest = read_manifest(resume) if resume is not None else None
@@ -113,7 +119,7 @@ def resolve_config(
                 f"{resume}: a run that is answered from outside: continue it with kagent ask "
                 "and kagent tell, and judge its answers with kagent judge"
             )
-        # What decides the run's course stays as it was; budget, time and cores may change.
+        # Settings that decide the run's course stay; budget, time and cores may change.
         kept: dict[str, object] = {
             n: getattr(manifest, n) for n in ("lang", "proposer", "seed", "configs")
         }

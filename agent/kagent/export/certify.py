@@ -64,7 +64,7 @@ class Certificate:
     lines: tuple[Line, ...]
     changed: tuple[str, ...]  # files that are not as they were written
     skipped: dict[str, str]  # kernel -> why it cannot be judged on this machine
-    tests: str = ""  # what is wrong by the library's own tests
+    tests: str = ""  # failure of the library's own tests
 
     @property
     def regressions(self) -> list[Line]:
@@ -88,8 +88,16 @@ def certify(
 ) -> tuple[Certificate, list[tuple[OperatorRecord, LibraryTimes]]]:
     """Judge every kernel that this machine has the device for, and run the library's own tests.
 
+    Args:
+        disk: The library.
+        config: Jobs and isolation.
+        say: Function that receives lines of progress.
+
+    Returns:
+        The outcome, and the new times of each operator.
+
     Raises:
-        UserError: It has none for any of them.
+        UserError: The machine has no device for any of them.
         TaskError: A task of the library does not make sense.
         MachineError: The machine failed.
     """

@@ -85,7 +85,7 @@ def export(
     cubins: dict[str, bytes] = {}
     groups = _groups(winners)
     blanks = {task: _blank(group[0].task) for (task, _), group in groups.items()}
-    # What cannot go into a library is refused before anything is measured.
+    # Refuse kernels that cannot go into a library before anything is measured.
     there = {o.task: o for o in disk.library.operators} if disk is not None else {}
     refuse_collisions({**there, **blanks}.values())
     for winner in winners:

@@ -76,6 +76,13 @@ def measure(
 ) -> LibraryTimes:
     """Verify and time all entrants of a task on this machine.
 
+    Args:
+        task: The task.
+        kind: "gpu" or "cpu".
+        entrants: The kernels.
+        config: Jobs and isolation.
+        say: Function that receives lines of progress.
+
     Raises:
         MachineError: The machine failed, or cannot be isolated as asked.
         DeviceWedged, ChildDied: As the judge.

@@ -58,7 +58,7 @@ class RegionRecord:
     high: Mapping[str, int]
     flags: Mapping[str, tuple[int | bool, ...]] = field(default_factory=dict)
     volume: int = 0
-    cases: int = 0  # how many were checked
+    cases: int = 0  # number of checked cases
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class ChangeRecord:
 
     version: str
     date: str
-    lines: tuple[str, ...]  # what was added, replaced, removed, in words
+    lines: tuple[str, ...]  # additions, replacements and removals, in words
 
 
 @dataclass(frozen=True, slots=True)

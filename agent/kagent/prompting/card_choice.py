@@ -16,7 +16,7 @@ from kagent.runs.ask import Ask
 from kagent.runs.lineage import Candidate, Lineage
 
 GAIN = 1.005  # speed-up over what it was made from that counts as a card's success
-PRIOR_TRIES, PRIOR_SUCCESSES = 4.0, 1.0  # what a card is worth before it was tried: one in four
+PRIOR_TRIES, PRIOR_SUCCESSES = 4.0, 1.0  # prior of an untried card: one in four
 
 
 def choose_card(ask: Ask, deck: Sequence[Card], helpful: Collection[Card]) -> Card | None:

@@ -14,7 +14,7 @@ MOST = 12
 MOST_TUNED = 3  # changes of constants: each tells little
 IDEA_CHARS = 200
 REASON_CHARS = 140
-HIDDEN = "hidden_"  # how the names of hidden cases begin
+HIDDEN = "hidden_"  # prefix of the names of hidden cases
 
 
 def ledger(ask: Ask) -> list[str]:

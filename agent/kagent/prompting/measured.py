@@ -42,12 +42,12 @@ class MeasuredText:
     coarse: bool  # timed on a few samples only
     speed: str  # "1.418×" the best of torch
     times: str
-    setting: str  # which values of its tunables the times are of
+    setting: str  # values of its tunables when it was timed
     kernels: str
     headroom: str
     numerics: str
     launches: int | None
-    facts: frozenset[str]  # what cards ask for: known to hold, or possible as nobody knows
+    facts: frozenset[str]  # needs of cards that hold, or are unknown
 
 
 def docstring(source: str) -> str:

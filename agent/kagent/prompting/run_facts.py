@@ -24,7 +24,7 @@ class RunFacts:
     baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """µs by visible benchmark case and baseline; empty where none was measured."""
     lang: str = "any"  # the run's --lang: what kernels may be written in
-    profiles: tuple[Profile, ...] = ()  # what `kagent profile` found, the last of each case
+    profiles: tuple[Profile, ...] = ()  # results of `kagent profile`, the last of each case
 
 
 def run_facts_of(manifest: Manifest, history: History) -> RunFacts:

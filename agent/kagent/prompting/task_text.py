@@ -24,11 +24,11 @@ class TaskText:
     results: tuple[str, ...]
     tolerances: tuple[str, ...]
     meaning: str  # source of torch's own implementation
-    inputs: str  # what reference.py says about the distributions
+    inputs: str  # reference.py's text about the distributions
     checks: tuple[str, ...]
-    hidden_checks: tuple[str, ...]  # what they are drawn from
+    hidden_checks: tuple[str, ...]  # ranges that they are drawn from
     hidden_bench: tuple[str, ...]
-    strides: str  # which of them occur
+    strides: str  # those that occur
     bench_inputs: str  # distributions of the visible benchmark
     allowed: tuple[str, ...]  # torch operations beyond allocation, views, copies and fills
 

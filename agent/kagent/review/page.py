@@ -27,7 +27,14 @@ _STYLES = ("vendor/diff2html.css", "page/report.css")
 
 
 def render(folder: str, manifest: Manifest, history: History, *, live: bool = False) -> str:
-    """The page of a run. `live`: it asks the server that sent it for news, every two seconds."""
+    """Render the page of a run.
+
+    Args:
+        folder: Name of the run's folder.
+        manifest: The run.
+        history: Its events.
+        live: Whether the page polls its server, every two seconds.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE / "page"),
         autoescape=True,

@@ -162,7 +162,15 @@ def with_counters(
 def profile(
     candidate: Candidate, task: Task, case: str, built: Built, hardware: Hardware
 ) -> Profile:
-    """Static facts of a candidate's launches on a case, and counters where ncu works."""
+    """Profile a candidate's launches on a case: static facts, and counters where ncu works.
+
+    Args:
+        candidate: The candidate.
+        task: The task.
+        case: Name of a benchmark case.
+        built: The candidate's plans and binaries.
+        hardware: The run's device.
+    """
     verdict = candidate.verdict
     timings = verdict.timings if isinstance(verdict, Passed) else ()
     config = next((t.config for t in timings if t.case == case), 0)

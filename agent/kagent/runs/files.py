@@ -136,7 +136,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     with open(fd, "rb") as file:
         _require_regular(path, os.fstat(fd), most_bytes)
-        data = file.read(most_bytes + 1)  # what grows, or has no size, is not read further
+        data = file.read(most_bytes + 1)  # a file that grows, or has no size, is read no further
     if len(data) > most_bytes:
         raise UserError(_too_large(path, most_bytes))
     return data

@@ -70,10 +70,10 @@ class Proposal:
     operator: Operator
     name: str  # of its structure: the seed's file, or those that it was made of
     source: str
-    hypothesis: str  # what was changed, and why it should help
+    hypothesis: str  # the change, and why it should help
     predicted: float | None = None  # speed-up over `Lineage.base`, where one was named
     seen: int = 0  # records in the lineage when it was selected
-    attempt: int = 0  # how many drafts before this one were duplicates
+    attempt: int = 0  # number of duplicate drafts before this one
     ask: int | None = None  # number of the decision that it answers; None: a seed, or not asked for
     origin: Origin | None = None  # None: a seed, or the work of the tuner
     fault: str = ""  # why a reply holds no kernel; `source` is empty then

@@ -50,13 +50,13 @@ def select(
     pending: Sequence[Ask] = (),
     seeds: Sequence[Proposal] = (),
 ) -> Ask:
-    """The ask of ask `number`.
+    """Decide on ask `number`.
 
     Args:
-        setting: Of the run.
-        lineage: As it stands.
-        number: Of the ask.
-        pending: Asks of earlier asks without a verdict.
+        setting: Facts of the run.
+        lineage: The lineage as it stands.
+        number: Number of the ask.
+        pending: Earlier asks without a verdict.
         seeds: The run's seeds, for asks while nothing has passed.
 
     Raises:
@@ -121,11 +121,16 @@ def progress_of(lineage: Lineage, budget: int) -> float:
 def parent_shares(
     lineage: Lineage, elites: Sequence[Candidate], progress: float
 ) -> Mapping[int, float]:
-    """Probability of each elite, by id, to be the parent. The first elite is the incumbent.
+    """Return each elite's probability, by id, to be the parent. The first elite is the incumbent.
 
-    The incumbent with `INCUMBENT_SHARE`; the rest by Boltzmann weights on log speed-up among all
-    elites (the incumbent too), divided by √(1 + children): what was tried often has less left to
-    give.
+    The incumbent has `INCUMBENT_SHARE`. The rest is shared by Boltzmann weights on log speed-up
+    among all elites (the incumbent too), divided by √(1 + children): a parent that was tried often
+    has less left to give.
+
+    Args:
+        lineage: The lineage as it stands.
+        elites: The incumbent and the best others.
+        progress: Share of the budget that is used.
     """
     temperature = HOT + (COLD - HOT) * progress
     best = max(lineage.rank(c.id) for c in elites)

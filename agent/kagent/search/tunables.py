@@ -95,7 +95,7 @@ def read_tunables(source: str) -> Tunables | None:
         current = place.value
         known = values if any(same(v, current) for v in values) else _insert(values, current)
         items.append(Tunable(name, known, current, *text.span(place.node)))
-    for item in items:  # what is tuned does not count for the family
+    for item in items:  # tuned values do not count for the family
         places[item.name].blank()
     family = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
     return Tunables(source, family, tuple(items))

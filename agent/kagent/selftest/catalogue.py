@@ -156,7 +156,12 @@ def load_catalogue(
     only: Collection[int] = (),
     chapters: Collection[str] = (),
 ) -> list[Entry]:
-    """All variants and scenarios, or those of some items and chapters, by number.
+    """List the variants and scenarios of the corpus, by number.
+
+    Args:
+        corpus: Folder of the corpus; None: kagent's own.
+        only: Numbers of items; empty: all.
+        chapters: Names of chapters; empty: all.
 
     Raises:
         UserError: There is no such item or chapter, or a file of the corpus does not make sense;

@@ -316,7 +316,7 @@ class _Started(Generic[K, P]):
             try:
                 future.set_result(self._start(key))
             except BaseException as e:  # noqa: BLE001 - whatever it is, others wait for it
-                with self._lock:  # who asks next tries again
+                with self._lock:  # the next caller tries again
                     self._found.pop(key, None)
                 future.set_exception(e)
         return future.result()

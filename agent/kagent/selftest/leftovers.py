@@ -60,7 +60,7 @@ class Leftovers:
         while True:
             now = time.monotonic()
             if _all_are_ending() and now - began < _EXIT_S:
-                since = now  # whoever waits for their end has as long after it
+                since = now  # a caller that waits for their end has as long after it
             processes = self._processes()
             if not processes or now - since >= _GRACE_S:
                 break

@@ -210,7 +210,7 @@ def _kernel_source(text: str) -> str:
         if operator or (kind == "directive" and last == "\n"):
             return text  # a macro that makes strings or names of tokens, and knows their layout
         spelled = kind in {"word", "text", "directive"}
-        # What would read as one token stays apart: `int a`, `b - -c`, `> >`, `L "x"`. In a
+        # Tokens that would read as one stay apart: `int a`, `b - -c`, `> >`, `L "x"`. In a
         # directive a space may also say that a macro takes no parameters: `#define A (x)`.
         merges = (last == "w" and spelled) or (last in _OPERATORS and token[0] in _OPERATORS)
         spliced = kind == "splice" or last == "\n"

@@ -32,7 +32,7 @@ class Isolation:
     """Whether that user may read files whatever their mode (Landlock decides)."""
     user_namespace: bool = False  # namespaces are had through one: the caller is not root
     groups: str = ""  # folder that children's control groups are made in
-    lacking: tuple[str, ...] = ()  # what each higher tier met here, as "T3: reason"
+    lacking: tuple[str, ...] = ()  # why each higher tier fails here, as "T3: reason"
 
     def describe(self) -> str:
         """One line: the tier, and what it consists of here."""

@@ -175,7 +175,7 @@ def prepare(*, execute: bool, memfd: bool, tightens: bool) -> bytes:
     program.when("socketpair", _argument_in(1, (1, 5), mask=0xF))
     # Landlock does not decide about modes and times: answer "done" and do nothing, so that linkers
     # go on.
-    times = {"utime": 0, "utimes": 0, "futimesat": 1, "utimensat": 1}  # which argument the path is
+    times = {"utime": 0, "utimes": 0, "futimesat": 1, "utimensat": 1}  # position of the path
     for name, path in times.items():
         program.when(name, _sets_no_time(path))
     modes = ("chmod", "fchmod", "fchmodat")
@@ -214,7 +214,7 @@ def forbid_new_threads() -> None:
     # SIGCONT also says that there are new inputs, before anything is asked: nobody handles it.
     program.when("rt_sigaction", _argument_not_in(0, (18,)))
     tells = ("rt_sigtimedwait", "rt_sigsuspend", "pause", "signalfd4")
-    for name in (*tells, "epoll_wait", "epoll_pwait", "epoll_pwait2"):  # which it interrupts
+    for name in (*tells, "epoll_wait", "epoll_pwait", "epoll_pwait2"):  # calls that it interrupts
         program.when(name, _returns(_ERRNO | errno.EPERM))
     # The arena is shared with whoever is timed next: its pages stay there, and where they are.
     program.when("madvise", _argument_not_in(2, _TAKES_PAGES))

@@ -64,7 +64,7 @@ class BuildRequest:
     takes milliseconds.
     """
     wall_limit_s: float = 60.0  # for the whole candidate
-    device: Device | None = None  # what host code is told; the target's usual one, if None
+    device: Device | None = None  # device that host code sees; None: the target's usual one
     ptx: bool = False  # whether somebody wants to read the kernels' PTX
 
 

@@ -17,7 +17,7 @@ class DeviceFacts:
 
     kind: Kind  # whose cases of a task it is judged on
     name: str
-    target: str  # what to compile for: "sm_90a", "cpu"
+    target: str  # target of compilation: "sm_90a", "cpu"
     key: str
     memory_bytes: int
     l2_bytes: int

@@ -129,9 +129,9 @@ class Passed:
     resources: tuple[Mapping[str, object], ...] = ()  # one per kernel: name, registers, spills, ...
     versus: Comparison | None = None
     screened: bool = False  # hopeless after a few samples: times are coarse
-    lane_s: float = 0.0  # how long the candidate held the device, its check included
+    lane_s: float = 0.0  # seconds on the device, the check included
     lane: Mapping[str, float] = field(default_factory=dict)  # the same by part (`PhaseTimer`)
-    notes: tuple[str, ...] = ()  # what disturbed while it was timed
+    notes: tuple[str, ...] = ()  # disturbances while it was timed
 
 
 Verdict: TypeAlias = Passed | Rejected

@@ -26,7 +26,7 @@ class Exit:
     code: int | None  # exit status, None when a signal ended it
     signal: int | None
     timed_out: bool  # the wall limit ended it
-    reason: str | None  # which limit ended it, or "killed" by the client
+    reason: str | None  # the limit that ended it, or "killed" by the client
     max_rss_mib: float
     cpu_s: float
     log_tail: str  # end of stdout and stderr, every character visible

@@ -35,7 +35,7 @@ class Ran:
     passed: int
     failed: tuple[str, ...]  # tests, and files that could not be imported
     log: str  # the end of what was printed
-    ended: str = ""  # how the process ended, where that was before its tests were over
+    ended: str = ""  # end of the process, if it came before the tests were over
 
     @property
     def why(self) -> str:
@@ -77,7 +77,7 @@ def run_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> Ran:
             child.channel.send({"name": name, "paths": [*files], "gpu": gpu}, [*files.values()])
             answer = child.channel.recv(LIMIT_S + 10.0, max_bytes=_MAX_ANSWER_BYTES).obj
         except ChannelError:
-            pass  # how it ended says more
+            pass  # the end of the process says more
         end = (child.wait(10.0) if answer is not None else child.wait(2.0)) or child.kill()
     match answer:
         case {"passed": int(passed), "failed": list(failed)}:

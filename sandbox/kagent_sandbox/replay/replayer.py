@@ -73,7 +73,7 @@ class Replayer:
         self._device = device
         self._servers: dict[bool, ForkServer] = {}  # for GPUs or not
         self._child: ChildHandle | None = None
-        self._of: object = None  # what the child has loaded
+        self._of: object = None  # the source that the child has loaded
         self._built = b""  # by Triton for itself, in a process that had seen no candidate
 
     def __enter__(self) -> Self:

@@ -89,7 +89,7 @@ class CompileFork:
 
 
 def _serve(channel: Channel, kernels: Mapping[str, Any], prepare: Callable[[], None]) -> NoReturn:
-    with contextlib.suppress(BaseException):  # who asked sees the channel close, and compiles
+    with contextlib.suppress(BaseException):  # the caller sees the channel close, and compiles
         prepare()
         asked = set[str]()
         while True:

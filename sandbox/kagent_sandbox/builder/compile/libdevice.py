@@ -27,7 +27,7 @@ _UNARY = (
 _BINARY = "fmaxf fminf fast_fdividef"
 _native: Any = libtriton  # its modules are made at run time: no type checker knows them
 _ir, _llvm = _native.ir, _native.llvm
-_TARGET = GPUTarget("cuda", 90, 32)  # what libdevice holds is the same for all
+_TARGET = GPUTarget("cuda", 90, 32)  # libdevice is the same for all
 
 
 def install() -> None:

@@ -104,7 +104,7 @@ def trace_case(
             arguments = [_argument(recorder, a) for a in case.arguments]
             with dispatch.TraceDispatch(device), dispatch.Factories(device):
                 result = function(*arguments)
-            gc.collect()  # what only cycles hold is dead, too
+            gc.collect()  # objects in cycles are dead, too
             outputs = _outputs(recorder, result, case)
     except (Exception, SystemExit) as e:  # noqa: BLE001 - whatever host code raises is its verdict
         raise _rejection(recorder.violation or e, module) from None

@@ -22,7 +22,7 @@ def blame(exit_: Exit, limit_s: float, *, hung: str) -> LaunchFailed:
     """The verdict on native code; `hung` is what did not return."""
     if hung:
         return LaunchFailed(Status.TIMEOUT, f"{hung} did not return within {limit_s:.1f} s")
-    printed = exit_.log_tail.partition("Fatal Python error: ")[0]  # what follows shows our frames
+    printed = exit_.log_tail.partition("Fatal Python error: ")[0]  # the rest shows our frames
     tail = "\n".join(printed.strip().splitlines()[:4])
     message = f"native code {exit_.describe()}"
     if exit_.signal is not None and exit_.reason is None:

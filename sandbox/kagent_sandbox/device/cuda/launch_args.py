@@ -117,7 +117,7 @@ class DeviceLimits:
 class KernelLimits:
     """Needs of a loaded kernel, as the driver reports them."""
 
-    threads_per_block: int  # what its registers allow
+    threads_per_block: int  # limit by its registers
     static_shared_bytes: int
     registers: int
 

@@ -124,7 +124,7 @@ class _Server:
         compiler_cache.use(folder)
         for archive in message.blobs:
             compiler_cache.unpack(archive, folder)
-        if not message.blobs:  # what measuring the baselines compiled
+        if not message.blobs:  # code compiled while the baselines were measured
             compiler_cache.copy(Path(request["cache"]), folder)
         outcome: dict[str, object] = {}
         for key, call in self._calls(request):

@@ -33,7 +33,7 @@ from kagent_sandbox.process.exit import exit_fast, exit_when_peer_closes
 def main() -> None:
     """Serve one request, and end the process."""
     request = json.load(sys.stdin)
-    # what libraries print must not be taken for answers
+    # output of libraries must not be taken for answers
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     exit_when_peer_closes(answers.fileno(), 0.0)  # nobody reads them any more
