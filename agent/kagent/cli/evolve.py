@@ -138,10 +138,10 @@ def evolve(
         raise
     for part in end_of_run.end_of_run(outcome, task, matrix=found.matrix, flags=flags):
         out.print(part, soft_wrap=isinstance(part, Text))  # commands and paths can be copied
-    raise typer.Exit(_exit_code(outcome))
+    raise typer.Exit(exit_code(outcome))
 
 
-def _exit_code(outcome: Outcome) -> int:
+def exit_code(outcome: Outcome) -> int:
     """0: FASTER, or a run that goes on another time. 3: TIE or SLOWER. 1: nothing passed."""
     final = outcome.history.race
     if outcome.stop is Stop.INTERRUPTED:
