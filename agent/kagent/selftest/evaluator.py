@@ -1,6 +1,6 @@
-"""Evaluates candidates of the corpus as a run would: builder, judge, interpreter, and baits.
+"""Evaluation of the corpus's candidates as in a run: builder, judge, interpreter, and baits.
 
-Everything is the real thing, with shorter limits, so that what hangs is over soon.
+All parts are those of a run, with shorter limits, so that hangs end soon.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A/A: how far apart this machine measures one kernel and itself, before it is asked about others.
+"""A/A test: this machine's apparent ratio of one kernel timed against itself.
 
-The kernel is a plain copy, the judge's own. Two contenders take turns with it as a candidate and
-the incumbent do: in ABBA blocks, from place to place, on a CPU in a process each and on inputs that
-were written before every sample. What they differ
-by beyond what their samples explain is the machine's doing, and no number of samples removes it.
+The kernel is a plain copy of the judge's own. Two contenders take turns with it as a candidate and
+the incumbent do: in ABBA blocks, over several placements, on a CPU in a process each and on inputs
+that were written before every sample. A difference that samples do not explain comes from the
+machine. No number of samples removes it.
 """
 
 from __future__ import annotations
