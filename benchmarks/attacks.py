@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--task", default="softmax")
     options = parser.parse_args()
     task = find_task(options.task)
-    kind = "cpu" if language_of_source(options.files[0].read_text()) == "cpp" else "gpu"
+    kind = language_of_source(options.files[0].read_text()).kind
     cases = task.cases(kind)
     wanted = [*cases.check, *draw_hidden(task, kind, "check", SECRET), *cases.bench]
     with Builder(load_config().jobs) as builder, JudgeClient(task.folder, kind, SECRET) as judge:

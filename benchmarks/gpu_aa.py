@@ -23,6 +23,7 @@ from kagent_sandbox.data.plan import (
     TensorRef,
 )
 from kagent_sandbox.device.cuda.backend import GpuBackend
+from kagent_sandbox.device.cuda.entry import TRAITS
 from kagent_sandbox.judge.timing import estimates
 from kagent_sandbox.judge.timing.noise import judge_noise
 
@@ -84,7 +85,7 @@ def measure(backend: GpuBackend, code: bytes, nbytes: int) -> str:
             for i, side in enumerate(estimates.abba(PAIRS)):
                 place = keys[side][i // 2 % len(keys[side])]
                 blocks[side].append(launcher.samples([place], SAMPLES, limit_s=60.0))
-            tries.append(judge_noise(blocks["a"], blocks["b"], gpu=True))
+            tries.append(judge_noise(blocks["a"], blocks["b"], TRAITS.noise))
         took_s = (time.perf_counter() - start_s) / TRIES
         wall_us = launcher.wall_us(keys["a"], 100, limit_s=60.0)
     finally:

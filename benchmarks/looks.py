@@ -12,7 +12,7 @@ import math
 from statistics import NormalDist
 
 import numpy as np
-from kagent_sandbox.judge.timing.blocks import SCHEDULES
+from kagent_sandbox.device.cpu.entry import TRAITS
 from kagent_sandbox.judge.timing.estimates import LOOK_RESAMPLES
 from kagent_sandbox.judge.timing.versus_incumbent import CLEAR, HOPELESS, WORTHWHILE
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ def simulate(
 
     `pair_sd` is the standard deviation of log(ratio) from pair to pair of blocks, of one case.
     """
-    pace = SCHEDULES["cpu"]
+    pace = TRAITS.schedule
     more = pace.more(cases)
     assert more is not None
     first = sum(p.pairs for p in pace.rounds)

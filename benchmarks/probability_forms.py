@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 from kagent.tasks import find_task
 from kagent_sandbox.data.verdict import Stage
+from kagent_sandbox.device.cpu.entry import TRAITS
 from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.check.cases import check_cases
 from kagent_sandbox.judge.check.checker import Checker
@@ -57,8 +58,8 @@ def main() -> None:
     task = find_task("softmax")
     shares: dict[str, dict[str, float]] = {f.__name__: defaultdict(float) for f in FORMS}
     rejected: dict[str, Counter[str]] = {f.__name__: Counter() for f in FORMS}
-    for number in range(options.sampler):
-        checker = Checker(task, InputSampler(task, torch.device("cpu")))
+    for number in range(options.draws):
+        checker = Checker(task, InputSampler(task, torch.device("cpu"), TRAITS.inputs))
         for case in (c for kind in ("cpu", "gpu") for c in check_cases(task, kind, number)):
             if case.dtype != "float32" or case.dims["M"] * case.dims["N"] > MOST_ELEMENTS:
                 continue
@@ -75,7 +76,7 @@ def main() -> None:
     for form in FORMS:
         name = form.__name__
         print(f"{form.__doc__}")
-        print(f"    rejected, of {options.sampler} draws: {dict(rejected[name].most_common())}")
+        print(f"    rejected, of {options.draws} draws: {dict(rejected[name].most_common())}")
         largest = sorted(shares[name].items(), key=lambda s: -s[1])[:MOST_LINES]
         print(f"    largest shares: {', '.join(f'{v:.2f} {k}' for k, v in largest)}", flush=True)
 

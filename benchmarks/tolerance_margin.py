@@ -18,6 +18,7 @@ os.environ.update(WAITING)  # as in a judge's own process, before OpenMP is load
 
 from kagent.evolve.open_machine import request_maker
 from kagent.resources import corpus_folder
+from kagent.selftest.assemble import candidate_text
 from kagent.tasks import find_task, seeds_of, task_names
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import Built
@@ -35,7 +36,7 @@ def kernels_of(task: Task) -> dict[str, str]:
     found = {s.name: s.source() for s in seeds_of(task) if s.language == "cpp"}
     honest = corpus_folder() / "numerics" / task.name / "honest_cpp.py"
     if honest.exists():
-        found["honest"] = honest.read_text(encoding="utf-8")
+        found["honest"] = candidate_text(honest)
     return found
 
 

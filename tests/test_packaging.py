@@ -34,6 +34,7 @@ def test_seeds_prompts_licence_and_types_are_inside(wheel):
     assert "kagent/corpus/tasks/rows/task.toml" in names
     assert "kagent/corpus/honest/rows_cpp.py" in names
     assert "kagent/corpus/cheats/66_caching/item.toml" in names
+    assert "kagent/corpus/cheats/66_caching/by_pointer_cpp.edits" in names
     assert {"kagent/export/templates/card.md.j2", "kagent/export/templates/LICENSE"} <= names
     assert {"kagent/py.typed", "kagent_sandbox/py.typed"} <= names
     licence = next(data for name, data in wheel.items() if name.endswith("licenses/LICENSE"))

@@ -70,12 +70,11 @@ class Run:
         """Make a new run.
 
         Args:
-            task: Name of a task, or its folder.
-            target: Target of compilation: "sm_90a", ..., "cpu". The default is this machine's GPU,
-                else its CPU.
-            lang: Language of the seeds: "triton", "cuda", "cpp" or "any" (the default).
-            seed: Seed of all random decisions.
-            runs: Folder for the run's folder.
+            task: A task's name, or its folder.
+            target: "sm_90a", ..., "cpu"; by default this machine's GPU, else its CPU.
+            lang: Of the seeds: a language's name, such as "triton", or "any" (the default).
+            seed: Of all random decisions.
+            runs: Folder that the run's folder is made in.
             prompts: Folder of prompt templates and cards of your own.
             jobs: Number of builds at once.
             observe: Function that receives every event (`kagent.runs.events`).

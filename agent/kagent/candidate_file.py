@@ -15,7 +15,7 @@ from kagent_sandbox.data.race import BEST_OF_TORCH, Race
 from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.data.task import Kind, Task
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available, device_for
 from kagent_sandbox.errors import KagentError, UserError
 from kagent_sandbox.judge.client import JudgeClient
 
@@ -92,26 +92,27 @@ def build_file(
         UserError: There is no such file or target, or the target is not for its language.
     """
     source = read_candidate(path)
-    cpp = language_of_source(source) == "cpp"
+    language = language_of_source(source)
+    cpu = language.kind == "cpu"
     if target is None:
-        target = "cpu" if cpp else DEFAULT_TARGET
-    if (target == "cpu") != cpp:
+        target = "cpu" if cpu else DEFAULT_TARGET
+    if (target == "cpu") != cpu:
         raise UserError(
-            f"{path}: a {'C++' if cpp else 'GPU'} candidate cannot be built for {target}: "
-            + ("omit --target" if cpp else "name an architecture such as sm_90a")
+            f"{path}: a {language.title if cpu else 'GPU'} candidate cannot be built for {target}: "
+            + ("leave --target away" if cpu else "name an architecture such as sm_90a")
         )
     parse_target(target)
-    cases = visible_cases(task, "cpu" if cpp else "gpu")
+    cases = visible_cases(task, language.kind)
     request = request_maker(task, target, cases, configs)
     with Builder(jobs) as builder:
         return builder.build(request(source))
 
 
 def _kind_of(sources: Sequence[tuple[Path, str]]) -> Kind:
-    kinds: set[Kind] = {"cpu" if language_of_source(s) == "cpp" else "gpu" for _, s in sources}
+    kinds = {language_of_source(s).kind for _, s in sources}
     if len(kinds) > 1:
         names = ", ".join(str(p) for p, _ in sources)
-        raise UserError(f"{names}: C++ and GPU candidates cannot be timed side by side")
+        raise UserError(f"{names}: CPU and GPU candidates cannot be timed side by side")
     return kinds.pop()
 
 
@@ -130,10 +131,10 @@ def check_file(task: Task, path: Path, *, jobs: int) -> CheckedFile:
     """
     source = read_candidate(path)
     kind = _kind_of([(path, source)])
-    if kind == "gpu" and not has_gpu():
+    if not available(kind):
         return _interpret(task, path, source, jobs)
     secret = secrets.randbits(62)
-    with Builder(jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
+    with Builder(jobs) as builder, JudgeClient(task.folder, device_for(kind), secret) as judge:
         request = request_maker(task, judge.facts, search_cases(task, kind, secret), 1)
         built = builder.build(request(source))
         verdict = built if isinstance(built, Rejected) else judge.check(built)
@@ -174,10 +175,10 @@ def bench_files(
     contender_names(paths)
     sources = [(p, read_candidate(p)) for p in paths]
     kind = _kind_of(sources)
-    if kind == "gpu" and not has_gpu():
+    if not available(kind):
         return _not_timed(task, sources, jobs=jobs, configs=configs, say=say)
     secret = secrets.randbits(62)
-    with Builder(jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
+    with Builder(jobs) as builder, JudgeClient(task.folder, device_for(kind), secret) as judge:
         request = request_maker(task, judge.facts, search_cases(task, kind, secret), configs)
         baselines = judge.baselines(say)
         judge.ceilings()

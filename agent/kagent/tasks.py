@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from kagent_sandbox.data.language import Language, language_of
+from kagent_sandbox.data.language import LANGUAGES, language_of
 from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.errors import TaskError, UserError
 
@@ -15,10 +15,12 @@ from kagent.resources import resource
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A kernel that a run starts from. `name` is its file's, without the suffix."""
+    """A kernel that a run starts from. `name` is its file's, without the suffix; `language` is the
+    name of one.
+    """
 
     name: str
-    language: Language
+    language: str
     path: Path
 
     def source(self) -> str:
@@ -66,11 +68,11 @@ def is_task(name_or_path: str) -> bool:
     )
 
 
-def seeds_of(task: Task, language: Language | None = None) -> list[Seed]:
+def seeds_of(task: Task, language: str | None = None) -> list[Seed]:
     """Return the task's seeds in the order of their names, all or those of one language."""
     seeds = [
-        Seed(path.stem, language_of(path.name), path)
+        Seed(path.stem, language_of(path.name).name, path)
         for path in sorted(task.folder.glob("*.py"))
-        if path.name.startswith(("triton_", "cuda_", "cpp_"))
+        if path.name.startswith(tuple(each.seed_prefix for each in LANGUAGES.values()))
     ]
     return [s for s in seeds if language in (None, s.language)]

@@ -15,6 +15,7 @@ from kagent.candidate_file import bench_files, build_file, check_file
 from kagent.evolve import offline_check as looker
 from kagent.evolve.offline_check import OfflineChecker
 from kagent.evolve.open_machine import request_maker, search_cases
+from kagent.selftest.assemble import candidate_text
 from kagent.selftest.catalogue import Variant, load_catalogue
 from kagent.tasks import find_task, seeds_of
 from kagent_sandbox.builder.client import Builder
@@ -69,7 +70,7 @@ def sampled():
         and len(e.expect) == 1
         and "TIMEOUT" not in e.expect[0]
         and not e.endless
-        and "@bait" not in e.path.read_text()
+        and "@bait" not in candidate_text(e.path)
     ]
     task = find_task(SEED)
     seeds = seeds_of(task)
@@ -95,7 +96,7 @@ def _without_device(builder, monkeypatch):
     for module in (workbench, looker):
         monkeypatch.setattr(module, "Builder", lambda _: contextlib.nullcontext(builder))
     monkeypatch.setattr(workbench, "JudgeClient", Judge)
-    monkeypatch.setattr(workbench, "has_gpu", lambda: False)
+    monkeypatch.setattr(workbench, "available", lambda kind: kind == "cpu")
     monkeypatch.setattr("kagent_sandbox.judge.interpreter.Interpreter", Uninterpreted)
 
 
@@ -153,8 +154,10 @@ def first_refusals(builder, task, path):
 
 
 @pytest.mark.parametrize(("path", "task"), list(sampled()))
-def test_first_refusal_is_the_same_at_every_door(builder, path, task):
-    found = first_refusals(builder, find_task(task), path)
+def test_first_refusal_is_the_same_at_every_door(builder, tmp_path, path, task):
+    whole = tmp_path / path.name
+    whole.write_text(candidate_text(path))
+    found = first_refusals(builder, find_task(task), whole)
     assert len(set(found.values())) == 1, found
 
 

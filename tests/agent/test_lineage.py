@@ -120,7 +120,7 @@ def test_the_past_does_not_change(lineage):
 
 
 def test_languages():
-    assert language_of("cuda_cluster") == "cuda"
+    assert language_of("cuda_cluster").name == "cuda"
     with pytest.raises(ValueError, match="begins with triton_, cuda_ or cpp_"):
         language_of("softmax")
 

@@ -15,6 +15,7 @@ from commands import run
 from kagent.resources import corpus_folder
 from kagent.selftest import catalogue
 from kagent.selftest import machine_checks as checks
+from kagent.selftest.assemble import candidate_text
 from kagent_sandbox.confine.policy import ISOLATION
 
 SYNTAX = """
@@ -62,7 +63,7 @@ def corpus(tmp_path, monkeypatch):
     folder = tmp_path / "corpus"
     for name in ("tasks", "honest"):
         shutil.copytree(real / name, folder / name)
-    honest = (real / "honest" / "rows_cpp.py").read_text()
+    honest = candidate_text(real / "honest" / "rows_cpp.py")
     looking = honest.replace("import torch\n", LOOK + "import torch\n", 1)
     for item, table, file, text in (
         ("faults/01_syntax", SYNTAX, "bad.py", honest + "\n)"),
@@ -92,6 +93,23 @@ def test_list_shows_items_by_chapter_and_runs_nothing(selftest):
     assert lines[3].startswith("1 Syntax error")
     assert "clean environment" in lines[5]
     assert [e["number"] for e in json.loads(selftest("--list", "--json").out)] == [1, 29]
+
+
+def test_an_item_is_shown_whole(selftest, corpus):
+    file = corpus / "host" / "29_keys" / "environ_cpp"
+    file.with_suffix(".py").unlink()
+    looks = "".join(f"+{line}\n" for line in LOOK.splitlines())
+    file.with_suffix(".edits").write_text(
+        f'"""It looks."""\nover ../../honest/rows_cpp.py\n@@\n{looks} import torch\n'
+    )
+    done = selftest("--show", "29")
+    assert done.code == 0, done.err
+    assert re.search(r"environ_cpp\.py \(cpu: passed.*its twin is rows_cpp\.py", done.out)
+    assert str(file.with_suffix(".edits")) in done.out
+    assert '"""It looks."""' in done.out
+    assert f"{LOOK}import torch" in done.out
+    assert "rows_cpp.py (honest)" in done.out
+    assert "no item 7" in selftest("--show", "7").err
 
 
 def test_all_as_expected_is_a_table_a_line_and_a_clean_exit(selftest):

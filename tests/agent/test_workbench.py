@@ -35,13 +35,13 @@ def write(folder, **files):
 
 
 def test_the_language_is_read_from_the_source():
-    assert language_of_source(CPP) == "cpp"
-    assert language_of_source(CUDA) == "cuda"
-    assert language_of_source(TRITON) == "triton"
-    assert language_of_source(TRITON + CUDA) == "triton"
+    assert language_of_source(CPP).name == "cpp"
+    assert language_of_source(CUDA).name == "cuda"
+    assert language_of_source(TRITON).name == "triton"
+    assert language_of_source(TRITON + CUDA).name == "triton"
     for name in task_names():
         for seed in seeds_of(find_task(name)):
-            assert language_of_source(seed.source()) == seed.language, seed.path
+            assert language_of_source(seed.source()).name == seed.language, seed.path
 
 
 def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path):

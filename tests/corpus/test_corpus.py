@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from kagent.resources import corpus_folder
+from kagent.selftest.assemble import candidate_text
 from kagent.selftest.bait import name_for
 from kagent.selftest.catalogue import PASSED, Variant, item_folders, load_catalogue, load_item
 from kagent.selftest.evaluator import SelftestEvaluator
@@ -78,7 +79,7 @@ def test_item(entry, twin, results):
 def test_what_need_not_hang_gets_the_limits_of_a_run(evaluator, monkeypatch, hangs, outcome):
     """Before a shorter limit is held against it: a machine may stand still for seconds."""
     monkeypatch.setattr(evaluator, "_patience", 0.1)  # 1 s for host code, of 10
-    honest = (corpus_folder() / "honest" / "rows_cpp.py").read_text()
+    honest = candidate_text(corpus_folder() / "honest" / "rows_cpp.py")
     text = honest.replace("y = torch.empty_like(x)", "time.sleep(2); y = torch.empty_like(x)")
     job = Job(f"import time\n{text}", corpus_folder() / "tasks" / "rows", "cpu", False, hangs)
     assert evaluator.evaluate(job).outcome == outcome

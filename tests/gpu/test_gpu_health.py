@@ -191,12 +191,12 @@ def test_a_device_that_answers_wrongly_stops_it_all(judge, builder, good, monkey
 
 
 def test_a_baseline_that_faults_in_a_race_is_nobody_s_fault(tmp_path, builder):
-    from kagent_sandbox.judge.timing.race_baselines import GpuRaceBaselines
+    from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 
     reference = REFERENCE.partition("def experts")[0] + FAULTY_EXPERT
     with contextlib.closing(made(tmp_path, reference)) as judge:
         built = build(judge, builder, source())
-        race_baselines = GpuRaceBaselines(judge.task, judge.backend)
+        race_baselines = RaceBaselines.on(judge.backend, judge.task)
         race = judge.race([Contender("one", built, {})], hidden=True, race_baselines=race_baselines)
     assert not race.failed
     assert "eager" in race.cases[0].baselines

@@ -185,10 +185,10 @@ def test_an_illegal_address_is_a_fault_and_the_next_candidate_is_fine(judge, bui
 def test_a_race_with_baselines(judge, builder):
     from kagent_sandbox.data.build import Contender
     from kagent_sandbox.data.race import BEST_OF_TORCH
-    from kagent_sandbox.judge.timing.race_baselines import GpuRaceBaselines
+    from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 
     built = build(judge, builder, source())
-    race_baselines = GpuRaceBaselines(judge.task, judge.backend)
+    race_baselines = RaceBaselines.on(judge.backend, judge.task)
     race = judge.race([Contender("one", built, {})], hidden=True, race_baselines=race_baselines)
     print({part: f"{s:.1f} s" for part, s in race.seconds.items()})
     assert "eager" in race.cases[0].baselines

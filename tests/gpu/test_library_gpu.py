@@ -28,7 +28,7 @@ KERNELS = {
 @pytest.fixture(scope="module", params=list(KERNELS))
 def library(request, tmp_path_factory):
     """A task's kernels, each the fastest by made-up figures at every other measured shape."""
-    from made_library import Library, device_of, kernel_of, operator_of
+    from made_library import LibraryRecord, device_of, kernel_of, operator_of
 
     task, where = request.param, torch.device("cuda")
     kernels = [kernel_of(task, file, "gpu") for file in KERNELS[task]]
@@ -42,7 +42,7 @@ def library(request, tmp_path_factory):
     name = f"tried_{task}"
     folder = tmp_path_factory.mktemp("library") / name
     operator = operator_of(task, "Unused", kernels, [device])
-    library = Library(name, "0.1.0", "0.1.0", (operator,), ())
+    library = LibraryRecord(name, "0.1.0", "0.1.0", (operator,), ())
     write_library(library, files_of(library, cubins={}), folder)
     return folder
 

@@ -5,6 +5,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from kagent.selftest.assemble import candidate_text
 from kagent_sandbox.data.build import BuildRequest
 from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import Rejected
@@ -24,6 +25,10 @@ class Member:
     expect: tuple[str, ...]  # "stage STATUS", or "passed"
     says: str
     why: str
+
+    @property
+    def text(self):
+        return candidate_text(self.file)
 
     @property
     def right(self):

@@ -16,9 +16,11 @@ from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.device import compiler_cache
 from kagent_sandbox.device.baseline_calls import BaselineCall
 from kagent_sandbox.device.cuda import race_processes as gpu_race
+from kagent_sandbox.device.cuda.entry import TRAITS
+from kagent_sandbox.device.cuda.race_baselines import GpuRaceBaselines
 from kagent_sandbox.device.cuda.race_processes import RaceProcesses
 from kagent_sandbox.errors import DeviceError
-from kagent_sandbox.judge.timing.race_baselines import GpuRaceBaselines
+from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 
 
 def carried(source, target):
@@ -253,7 +255,7 @@ def softmax():
 def test_all_hidden_cases_are_compiled_before_the_first_is_opened(softmax):
     cases = draw_hidden(softmax, "gpu", "bench", 1)
     device = Device(failing=["compile"])
-    race_baselines = GpuRaceBaselines(softmax, device)
+    race_baselines = RaceBaselines(softmax, GpuRaceBaselines(device), TRAITS.compile_modes)
     race_baselines.compile_ahead(cases)
     assert device.asked == [(c.name, mode) for c in cases for mode in COMPILE_MODES]
     assert device.need_bytes > max(softmax.min_bytes(c) for c in cases)
@@ -269,5 +271,6 @@ def test_products_are_compiled_where_the_compiler_is_alone():
 
     task = find_task("attention")
     device = Device()
-    GpuRaceBaselines(task, device).compile_ahead(draw_hidden(task, "gpu", "bench", 1))
+    race_baselines = RaceBaselines(task, GpuRaceBaselines(device), TRAITS.compile_modes)
+    race_baselines.compile_ahead(draw_hidden(task, "gpu", "bench", 1))
     assert device.asked == []

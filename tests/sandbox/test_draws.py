@@ -5,6 +5,7 @@ import torch
 from judging import REFERENCE, write_task
 from kagent.tasks import find_task
 from kagent_sandbox.data.task import load_task
+from kagent_sandbox.device.cpu.entry import TRAITS
 from kagent_sandbox.judge.check import inputs as draws
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
@@ -26,19 +27,19 @@ def own_row_error(input_set):
 
 
 def test_the_yardstick_is_the_most_of_some_draws(task):
-    source, case = InputSampler(task, CPU), task.cases("cpu").check[0]
+    source, case = InputSampler(task, CPU, TRAITS.inputs), task.cases("cpu").check[0]
     first = source.draw(case)
     (errors,) = source.torch_errors(first)
     drawn = {id(d): d for d in (source.draw(case) for _ in range(60))}
     assert id(first) in drawn
-    assert len(drawn) == draws.POOL >= draws.YARDSTICKS
+    assert len(drawn) == TRAITS.inputs.pool >= draws.YARDSTICKS
     assert errors.row == pytest.approx(max(map(own_row_error, drawn.values())), rel=1e-2)
     for input_set in drawn.values():
         assert source.torch_errors(input_set) == (errors,)
 
 
 def test_a_draw_with_larger_errors_counts_for_itself(task):
-    source, case = InputSampler(task, CPU), task.cases("cpu").check[0]
+    source, case = InputSampler(task, CPU, TRAITS.inputs), task.cases("cpu").check[0]
     (usual,) = source.torch_errors(source.draw(case))
     odd = source.fresh(case)
     odd.tensors["x"][0, 0] = 50.0
@@ -49,14 +50,14 @@ def test_a_draw_with_larger_errors_counts_for_itself(task):
 
 def test_of_many_elements_one_draw_is_enough(task, monkeypatch):
     monkeypatch.setattr(draws, "MANY_ELEMENTS", 1)
-    source, case = InputSampler(task, CPU), task.cases("cpu").check[0]
+    source, case = InputSampler(task, CPU, TRAITS.inputs), task.cases("cpu").check[0]
     first = source.draw(case)
     (errors,) = source.torch_errors(first)
     assert errors.row == pytest.approx(own_row_error(first), rel=1e-2)
 
 
 def test_what_was_found_is_enough_for_timed_results(task, monkeypatch):
-    source, case = InputSampler(task, CPU), task.cases("cpu").check[0]
+    source, case = InputSampler(task, CPU, TRAITS.inputs), task.cases("cpu").check[0]
     found = source.torch_errors(source.draw(case), typical=True)
     monkeypatch.setattr(source, "_call", None)
     assert source.torch_errors(source.fresh(case), typical=True) == found
@@ -83,7 +84,7 @@ def test_shifted_logits_can_be_met_by_an_honest_kernel_that_rounds_otherwise():
     task = find_task("linear_cross_entropy")
     reference = task.reference()
     case = next(c for c in task.cases("cpu").check if c.inputs == "shifted")
-    source = InputSampler(task, CPU)
+    source = InputSampler(task, CPU, TRAITS.inputs)
 
     def drawn(seed):
         tensors = reference.inputs(case, torch.Generator().manual_seed(seed), CPU)
@@ -121,7 +122,7 @@ def test_shifted_logits_cannot_be_exponentiated_unshifted(kind):
 
 
 def test_no_process_gets_a_draw_twice_and_others_share_the_stock(task):
-    source, case = InputSampler(task, CPU), task.cases("cpu").check[0]
+    source, case = InputSampler(task, CPU, TRAITS.inputs), task.cases("cpu").check[0]
     one, other = draws.UnseenInputs(source, case), draws.UnseenInputs(source, case)
     first = [d.number for _ in range(4) for d in one.take(3)]
     assert len(set(first)) == 12
@@ -132,7 +133,7 @@ def test_no_process_gets_a_draw_twice_and_others_share_the_stock(task):
 
 
 def test_the_stock_keeps_to_its_memory_and_nobody_sees_a_draw_again_for_that(task):
-    source = InputSampler(task, CPU)
+    source = InputSampler(task, CPU, TRAITS.inputs)
     small, large = task.cases("cpu").check[0], task.cases("cpu").bench[0]
     source._stock_bytes = 3 * source.fresh(large).nbytes
     source.add(small, 2)
@@ -144,7 +145,7 @@ def test_the_stock_keeps_to_its_memory_and_nobody_sees_a_draw_again_for_that(tas
 
 
 def test_stale_values_are_plausible_and_wrong(task):
-    source, case = InputSampler(task, CPU), task.cases("cpu").check[0]
+    source, case = InputSampler(task, CPU, TRAITS.inputs), task.cases("cpu").check[0]
     (stale,) = source.stale(case).results
     values = stale.view(torch.float32)
     assert bool(torch.isfinite(values).all())

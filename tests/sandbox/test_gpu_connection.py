@@ -89,7 +89,7 @@ def test_requests_carry_binaries_and_plans():
     launcher.run("k", limit_s=5.0)
     load, prepare, run = judge.peer.requests
     assert (load.obj, load.blobs) == ({"do": "load", "hashes": ["ab"]}, (b"binary",))
-    assert prepare.obj == {"do": "prepare", "key": "k", "placement": {"0": 512}}
+    assert prepare.obj == {"do": "prepare", "key": "k", "offsets": {"0": 512}}
     assert run.obj == {"do": "run", "key": "k"}
     assert judge.settled == 1
 

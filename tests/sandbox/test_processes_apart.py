@@ -54,7 +54,7 @@ def test_contenders_apart_share_no_process_and_only_one_of_them_runs(task, backe
                 session.run(placement, case.name)
                 assert state_of(running) != "T"
                 assert state_of(stopped) == "T"
-                with session.quiet():
+                with session.paused():
                     assert state_of(running) == state_of(stopped) == "T"
                     assert placement.outputs()[0].unique().tolist() == [turn]
     arenas.close()

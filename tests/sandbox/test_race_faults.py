@@ -10,10 +10,12 @@ from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
-from kagent_sandbox.device.interface import LaunchFailed
+from kagent_sandbox.device.cuda.entry import TRAITS
+from kagent_sandbox.device.cuda.race_baselines import MOST_LOSSES, GpuRaceBaselines
+from kagent_sandbox.device.interface import BaselineFailed, LaunchFailed
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.judge.judge import Judge
-from kagent_sandbox.judge.timing.race_baselines import MOST_LOSSES, BaselineFailed, GpuRaceBaselines
+from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 
 SEED = 5
 
@@ -133,7 +135,7 @@ class Device:
 
 def test_a_baseline_of_a_gpu_is_tried_once_more_and_then_left_out(task):
     device = Device()
-    race_baselines = GpuRaceBaselines(task, device)
+    race_baselines = RaceBaselines(task, GpuRaceBaselines(device), TRAITS.compile_modes)
     first, second = task.gpu.bench[0], task.gpu.check[0]
     for _ in range(MOST_LOSSES):
         with race_baselines.open(first, None) as opened:

@@ -12,12 +12,13 @@ from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Comparison, Passed, Rejected, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.device.cpu.entry import TRAITS as CPU
+from kagent_sandbox.device.cuda.entry import TRAITS as GPU
 from kagent_sandbox.device.interface import nothing
 from kagent_sandbox.errors import IncumbentWrong, MachineError
 from kagent_sandbox.judge.arena.placement import PlanPlacement
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.timing import versus_incumbent
-from kagent_sandbox.judge.timing.blocks import SCHEDULES
 from kagent_sandbox.judge.timing.noise import Noise
 from neighbours import busy
 
@@ -75,6 +76,8 @@ class WithEvents(Told):
 class GpuLike(CpuBackend):
     """Is treated like a GPU of 32 GiB."""
 
+    traits = dataclasses.replace(GPU, inputs=CPU.inputs)
+
     def __init__(self):
         super().__init__()
         self.facts = dataclasses.replace(self.facts, kind="gpu", memory_bytes=32 * GIB)
@@ -115,9 +118,7 @@ def backend():
 
 
 @pytest.fixture
-def judge(task, backend, monkeypatch):
-    # A GPU has no native code, and so no guests.
-    monkeypatch.setattr("kagent_sandbox.judge.judge.refuse_bad_guests", lambda *_: None)
+def judge(task, backend):
     made = Judge(task, backend, SEED, {"gpu_bench": 600.0})
     backend.log.clear()
     backend.started = 0
@@ -362,10 +363,10 @@ def test_nobody_is_let_go_for_one_disturbed_pair(cpu, noise):
 
 @pytest.mark.parametrize(("cases", "each", "most"), [(1, 36, 348), (2, 18, 186), (6, 6, 78)])
 def test_further_pairs_are_shared_by_the_cases(cases, each, most):
-    assert SCHEDULES["cpu"].more(cases).pairs == each
-    assert SCHEDULES["cpu"].pairs(cases) == most
-    assert SCHEDULES["gpu"].more(cases) is None
-    assert SCHEDULES["gpu"].pairs(cases) == 4
+    assert CPU.schedule.more(cases).pairs == each
+    assert CPU.schedule.pairs(cases) == most
+    assert GPU.schedule.more(cases) is None
+    assert GPU.schedule.pairs(cases) == 4
 
 
 CALLS = "static std::atomic<int> calls{0}; if (i + j == 0) ++calls; "

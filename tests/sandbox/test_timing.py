@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kagent_sandbox.device.cuda.entry import TRAITS
 from kagent_sandbox.judge.timing import estimates
 
 positive = st.floats(1.0, 1e6)
@@ -68,7 +69,7 @@ def test_ratio_covers_the_truth(true_ratio):
 
 def test_a_faster_kernel_is_recognised_and_an_equal_one_is_not():
     rng = np.random.default_rng(2)
-    noise = {"x": estimates.systematic(300, gpu=True), "y": estimates.systematic(300, gpu=True)}
+    noise = {"x": TRAITS.noise.systematic(300), "y": TRAITS.noise.systematic(300)}
     faster = {c: duel(rng, 95.0, 100.0) for c in noise}
     assert estimates.combine(faster, rng, noise).p_faster > 0.99
     false_alarms = 0

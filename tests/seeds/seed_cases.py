@@ -47,6 +47,11 @@ def as_tuple(results):
 
 def worst_share(task, reference, given, results):
     """Largest error over what is allowed, over all results; the contract holds up to 1."""
+    # As the judge calls them: torch's own attention on a GPU faults where rows are not aligned.
+    given = {
+        n: v.clone(memory_format=torch.contiguous_format) if torch.is_tensor(v) else v
+        for n, v in given.items()
+    }
     expected = as_tuple(reference.reference(**given))
     eager = as_tuple(reference.eager(**given))
     shares = []

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from kagent.tasks import find_task
+from kagent_sandbox.device.cpu.entry import TRAITS
 from kagent_sandbox.judge.check.inputs import InputSampler
 
 TASKS = ["softmax", "gelu", "attention", "cross_entropy", "linear_cross_entropy"]
@@ -12,11 +13,11 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("name", TASKS)
 def test_rows_are_what_the_whole_reference_has_there(name):
     task = find_task(name)
-    draws = InputSampler(task, CPU)
+    draws = InputSampler(task, CPU, TRAITS.inputs)
     for case in task.cases("cpu").check:
         draw = draws.fresh(case)
         whole = draws.expected(draw)
-        for result, full, places in zip(task.results, whole, draws.places(draw), strict=True):
+        for result, full, places in zip(task.results, whole, draws.spot_checks(draw), strict=True):
             mine = full.double().flatten()[places.index]
             assert torch.allclose(places.expected, mine, rtol=1e-9, atol=1e-12, equal_nan=True), (
                 case.name,
@@ -27,8 +28,8 @@ def test_rows_are_what_the_whole_reference_has_there(name):
 @pytest.mark.parametrize("name", TASKS)
 def test_the_places_of_a_draw_are_kept_with_it(name):
     task = find_task(name)
-    draws = InputSampler(task, CPU)
+    draws = InputSampler(task, CPU, TRAITS.inputs)
     draw = draws.fresh(task.cases("cpu").bench[0])
-    first = draws.places(draw)
-    assert draws.places(draw) is first
+    first = draws.spot_checks(draw)
+    assert draws.spot_checks(draw) is first
     assert draw.known_results is None  # rows were enough

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kagent_sandbox.data.language import languages_in
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Rejected
@@ -25,7 +26,6 @@ from kagent.candidate_file import read_candidate
 from kagent.evolve.stored_run import identity, setting_for
 from kagent.llm.drafts import draft_of
 from kagent.llm.reply import Answer, read_reply
-from kagent.prompting.measured import languages_of
 from kagent.runs.ask import Ask, Draft, Nobody
 from kagent.runs.lineage import Operator, Origin, Proposal, kernel_id
 from kagent.runs.store import RunStore
@@ -226,7 +226,7 @@ def _unasked(answer: Given, state: AskTellState, parent: int | None) -> Draft:
     if parent is None:
         parent = incumbent.id if incumbent is not None else 0
     stem = re.sub(r"\W+", "_", Path(answer.label).stem).strip("_").lower() or "told"
-    languages = languages_of(answer.text)
+    languages = tuple(each.name for each in languages_in(answer.text))
     return Draft(
         parents=(parent,),
         operator=Operator.REWRITE,

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.task import Task
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import UserError
 
 from kagent.config.settings import Config
@@ -22,7 +22,7 @@ from kagent.evolve.loop import Evolution, Limits
 from kagent.evolve.machine import Machine
 from kagent.evolve.open_machine import open_machine
 from kagent.evolve.session import note_isolation_change, same_machine
-from kagent.evolve.stored_run import kind_of, setting_for
+from kagent.evolve.stored_run import setting_for
 from kagent.runs.ask import Nobody
 from kagent.runs.events import Observer, Progress, Stop
 from kagent.runs.final_race import choose_finalists
@@ -64,7 +64,7 @@ def can_judge(manifest: Manifest, folder: Path) -> None:
     Raises:
         UserError: It has not.
     """
-    if manifest.kind == "gpu" and not has_gpu():
+    if not available(manifest.kind):
         raise UserError(
             f"{folder}: judging it needs an NVIDIA GPU ({manifest.target}), and this machine has "
             "none: queue answers here (kagent tell --queue), judge a copy of the folder where "
@@ -84,7 +84,7 @@ def has_work(history: History, *, race: bool) -> bool:
 def open_bench(task: Task, manifest: Manifest, config: Config) -> Iterator[Bench]:
     """Builder and judge for a run. Baselines are measured once, however many sessions follow."""
     config = config.model_copy(update={"configs": manifest.configs})
-    opened = open_machine(task, kind_of(manifest), config, secrets.randbits(62))
+    opened = open_machine(task, manifest.kind, config, secrets.randbits(62))
     with opened as (machine, facts, environment):
         found: list[Mapping[str, object]] = []
 

@@ -13,7 +13,7 @@ from kagent.asktell.open_run import ready
 from kagent.asktell.prompt_preview import own_device
 from kagent.asktell.state import AskTellState, Prompted, read_state
 from kagent.config.settings import Config
-from kagent.evolve.stored_run import identity, kind_of, setting_for, task_of_run
+from kagent.evolve.stored_run import identity, setting_for, task_of_run
 from kagent.llm.drafts import text_of
 from kagent.prompting import Prompter, run_facts_of
 from kagent.runs.ask import AskRecord, Prompt
@@ -69,7 +69,7 @@ def ask(folder: Path, count: int, config: Config) -> list[OpenAsk]:
         run_facts = run_facts_of(manifest, history)
         if run_facts.device is None:  # as good a guess as there is
             run_facts = replace(run_facts, device=own_device(manifest.target))
-        prompter = Prompter(task, kind_of(manifest), manifest.target, run_facts, config.prompts)
+        prompter = Prompter(task, manifest.kind, manifest.target, run_facts, config.prompts)
         store.append("opened", {"by": "ask"})
         pending = [state.ask(setting, a.number) for a in state.under_way]
         asks = []

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kagent_sandbox.data.language import ANY, language, languages_of
 from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.data.task import Kind, Task
-from kagent_sandbox.device.detect import _of, gpu_target, has_gpu
+from kagent_sandbox.device.detect import _of, gpu_target
+from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import UserError
 
 from kagent.config.settings import Config
 from kagent.evolve.loop import SeedText
-from kagent.evolve.session import new_manifest, seeds_for
-from kagent.evolve.stored_run import kind_of
+from kagent.evolve.session import kind_for, new_manifest, seeds_for
 from kagent.runs.ask import Nobody
 from kagent.runs.lineage import Operator, Proposal
 from kagent.runs.store import RunStore
@@ -60,7 +61,7 @@ def ready(store: RunStore, task: Task) -> None:
         )
     history = store.history()
     if not history.lineage and not history.pending:  # the process that made it was killed
-        _accept(store, seeds_for(task, kind_of(manifest), manifest.lang))
+        _accept(store, seeds_for(task, manifest.kind, manifest.lang))
 
 
 def _accept(store: RunStore, seeds: list[SeedText]) -> None:
@@ -87,11 +88,12 @@ def device_for(lang: str, target: str | None) -> tuple[Kind, str]:
         UserError: The target is unknown, or has no kernels in that language.
     """
     if target is None:
-        if lang == "cpp" or (lang == "any" and not has_gpu()):
+        if kind_for(lang, gpu=available("gpu")) == "cpu":
             return "cpu", "cpu"
         return "gpu", gpu_target() or DEFAULT_TARGET
     known = parse_target(target)
-    if lang != "any" and known.is_cpu != (lang == "cpp"):
-        fitting = "triton, cuda or any" if not known.is_cpu else "cpp or any"
-        raise UserError(f"--lang {lang} has no kernels for {target}: expected {fitting}")
+    kind: Kind = "cpu" if known.is_cpu else "gpu"
+    if lang != ANY and language(lang).kind != kind:
+        fitting = ", ".join(each.name for each in languages_of(kind))
+        raise UserError(f"--lang {lang} has no kernels for {target}: expected {fitting} or {ANY}")
     return ("cpu", "cpu") if known.is_cpu else ("gpu", _of(known.major, known.minor))

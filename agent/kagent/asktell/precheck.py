@@ -14,7 +14,6 @@ from kagent_sandbox.data.verdict import Rejected, Stage, Status
 
 from kagent.asktell.state import AskTellState, Precheck
 from kagent.evolve.offline_check import OfflineCheck, OfflineChecker
-from kagent.evolve.stored_run import kind_of
 from kagent.runs.source_index import SourceIndex
 from kagent.runs.store import RunStore
 
@@ -36,7 +35,7 @@ def precheck(
         RunError: The run cannot be written.
     """
     manifest, known = store.manifest, SourceIndex(state.proposals)
-    kind, target = kind_of(manifest), manifest.target
+    kind, target = manifest.kind, manifest.target
     with OfflineChecker(task, kind, target, configs=manifest.configs, jobs=jobs) as checker:
         for proposal in (state.proposals[n] for n in numbers):
             if proposal.fault:

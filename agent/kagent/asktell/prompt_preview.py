@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kagent_sandbox.data.device import DeviceFacts
-from kagent_sandbox.data.task import Kind
+from kagent_sandbox.data.kind import Kind, kind_of_target
+from kagent_sandbox.data.language import ANY
 from kagent_sandbox.data.verdict import Passed
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available, device_for, find_device
 from kagent_sandbox.errors import UserError
 
 from kagent.config.settings import Config
 from kagent.evolve.loop import SeedText
-from kagent.evolve.session import seeds_for
+from kagent.evolve.session import kind_for, seeds_for
 from kagent.evolve.stored_run import setting_of
 from kagent.prompting.measured import docstring
 from kagent.prompting.prompter import TEMPLATES, Prompter
@@ -90,11 +91,12 @@ def of_task(config: Config, name: str, target: str | None, seed: str | None = No
         UserError: There is no such task, seed or target.
     """
     task = find_task(name)
-    if target is None and config.lang != "cpp" and has_gpu():
-        target = _own_gpu().target
-    target = target or ("sm_90a" if config.lang in ("triton", "cuda") else "cpu")
-    kind: Kind = "cpu" if target == "cpu" else "gpu"
-    if (kind == "cpu") != (config.lang == "cpp") and config.lang != "any":
+    wanted = kind_for(config.lang, gpu=available("gpu"))
+    if target is None and wanted == "gpu" and available("gpu"):
+        target = _facts("gpu").target
+    target = target or ("sm_90a" if wanted == "gpu" else "cpu")
+    kind = kind_of_target(target)
+    if kind != wanted and config.lang != ANY:
         raise UserError(f"--lang {config.lang} is not for --target {target}")
     device = own_device(target)
     setting = Setting(
@@ -113,18 +115,13 @@ def of_task(config: Config, name: str, target: str | None, seed: str | None = No
 
 def own_device(target: str) -> DeviceFacts | None:
     """This machine's device, if that is what the target means."""
-    if target == "cpu":
-        from kagent_sandbox.device.cpu.facts import cpu_facts
-
-        return cpu_facts()
-    own = _own_gpu() if has_gpu() else None
+    kind = kind_of_target(target)
+    own = _facts(kind) if available(kind) else None
     return own if own is not None and own.target == target else None
 
 
-def _own_gpu() -> DeviceFacts:
-    from kagent_sandbox.device.cuda.facts import gpu_facts
-
-    return gpu_facts(0)
+def _facts(kind: Kind) -> DeviceFacts:
+    return find_device(device_for(kind)).facts(0)
 
 
 def first_brief(setting: Setting, seeds: Sequence[SeedText], name: str | None = None) -> Ask:

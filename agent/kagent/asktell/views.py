@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kagent_sandbox.data.records import to_json
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -63,7 +63,7 @@ def question_json(question: OpenAsk) -> Mapping[str, object]:
 def how_to_answer(name: str, manifest: Manifest, flags: Sequence[str]) -> Iterator[Text]:
     """Explain how to answer open prompts."""
     yield Text("answer each in a file that begins with its number (0000.md), then:")
-    if manifest.kind == "cpu" or has_gpu():
+    if available(manifest.kind):
         here = "evaluates them on this machine"
         yield command("tell", name, "FILE...", flags=flags).append(f"   {here}", "default")
     there = f"accepts them without a device ({manifest.target}); kagent judge and merge follow"

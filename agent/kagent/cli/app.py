@@ -8,10 +8,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 from kagent_sandbox.confine.policy import ask_for
+from kagent_sandbox.data.language import ANY, LANGUAGES
 from kagent_sandbox.errors import KagentError
 from rich.text import Text
 
@@ -30,6 +31,11 @@ app = typer.Typer(
 # Tables need room, and a pipe has no width of its own.
 out = Terminal(highlight=False, markup=False, width=None if sys.stdout.isatty() else 150)
 err = Terminal(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+if TYPE_CHECKING:
+    LangName: TypeAlias = str
+else:
+    LangName = Literal[(*LANGUAGES, ANY)]  # what --lang takes
 
 TaskOption = Annotated[str, typer.Option("--task", help="A task's name, or its folder's path.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

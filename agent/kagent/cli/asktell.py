@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from kagent_sandbox.errors import RunError, UserError
@@ -18,6 +18,7 @@ from kagent.cli.app import (
     IsolationOption,
     JobsOption,
     JsonOption,
+    LangName,
     RunsOption,
     app,
     isolate,
@@ -50,8 +51,8 @@ def ask(
         ),
     ] = None,
     lang: Annotated[
-        Literal["triton", "cuda", "cpp", "any"] | None,
-        typer.Option(help="Language of a new run's seeds (any)."),
+        LangName | None,
+        typer.Option(help="Of a new run: language of the seeds (any)."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of a new run's random decisions (0).")

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from kagent_sandbox.errors import KagentError
 from rich.text import Text
 
-from kagent.cli.app import INTERRUPTED, IsolationOption, JobsOption, RunsOption, app, err, out
+from kagent.cli.app import (
+    INTERRUPTED,
+    IsolationOption,
+    JobsOption,
+    LangName,
+    RunsOption,
+    app,
+    err,
+    out,
+)
 from kagent.config.settings import Config, load_config
 from kagent.runs.events import Event, Observer, Started, Stop
 
@@ -21,8 +30,8 @@ def evolve(
         int | None, typer.Option(help="Proposals to evaluate (50); seeds are free.", min=0)
     ] = None,
     lang: Annotated[
-        Literal["triton", "cuda", "cpp", "any"] | None,
-        typer.Option(help="Language of the seeds: any = Triton and CUDA on a GPU, else C++."),
+        LangName | None,
+        typer.Option(help="Language of the seeds: any = those for this machine's GPU, else CPU."),
     ] = None,
     model: Annotated[
         list[str] | None,

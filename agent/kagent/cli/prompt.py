@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from kagent_sandbox.errors import UserError
 
-from kagent.cli.app import JsonOption, RunsOption, app, print_json
+from kagent.cli.app import JsonOption, LangName, RunsOption, app, print_json
 from kagent.config.settings import load_config
 
 
@@ -34,7 +34,7 @@ def prompt(
         str | None, typer.Option(help="sm_90a, ..., cpu (the machine's own). Not with --run.")
     ] = None,
     lang: Annotated[
-        Literal["triton", "cuda", "cpp", "any"] | None,
+        LangName | None,
         typer.Option(help="Language of the kernels (any). Not with --run."),
     ] = None,
     prompts: Annotated[

@@ -46,6 +46,9 @@ def selftest(
         ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show the items and run nothing.")] = False,
+    show: Annotated[
+        int | None, typer.Option(help="Show an item whole, its files as they are run, by number.")
+    ] = None,
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
     json_: JsonOption = False,
@@ -56,6 +59,10 @@ def selftest(
     from kagent.selftest.run_all import keep
     from kagent.selftest.run_all import selftest as run
 
+    if show is not None:
+        for text in table.item_view(load_catalogue(only=[show])):
+            out.print(text, soft_wrap=True)
+        return
     isolate(isolation)
     numbers, chapters = _numbers(only), set(chapter or ())
     whole = not (numbers or chapters)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
+from kagent_sandbox.data.language import ANY
 from kagent_sandbox.errors import UserError
 from pydantic import Field, SecretStr
 from pydantic.fields import FieldInfo
@@ -25,6 +26,7 @@ from pydantic_settings import (
 from kagent.config.values import (
     Address,
     Key,
+    Lang,
     ModelTable,
     Names,
     Proposer,
@@ -77,9 +79,7 @@ class Config(BaseSettings):
 
     runs: Path = Field(Path("runs"), description="folder for run folders")
     budget: int = Field(50, ge=0, description="proposals to evaluate; seeds are free")
-    lang: Literal["triton", "cuda", "cpp", "any"] = Field(
-        "any", description="language of the seeds to start from"
-    )
+    lang: Lang = Field(ANY, description="language of the seeds to start from")
     model: Names = Field(
         (), description="models to ask, as NAME or NAME=WEIGHT; of `models`, or at `base_url`"
     )

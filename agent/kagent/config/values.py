@@ -8,6 +8,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 import pydantic
+from kagent_sandbox.data.language import ANY, language
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_settings import NoDecode
 
@@ -97,6 +98,12 @@ def _proposer(value: str) -> str:
     return value
 
 
+def _lang(name: str) -> str:
+    return name if name == ANY else language(name).name
+
+
+Lang = Annotated[str, AfterValidator(_lang)]
+"""A language's name, or "any"."""
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Address = Annotated[str, AfterValidator(_address)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.language import Language, language
 from kagent_sandbox.data.task import Kind, Task
 from kagent_sandbox.data.verdict import Rejected
 
@@ -79,9 +79,10 @@ class OfflineChecker:
         built = self._builder.build(self._request(source))
         if isinstance(built, Rejected):
             return OfflineCheck(built)
-        languages = {k.language for plan in built.plans.values() for k in plan.kernels}
-        if languages != {"triton"}:
-            return OfflineCheck(built, unchecked=_why(languages))
+        names = {k.language for plan in built.plans.values() for k in plan.kernels}
+        unchecked = [language(name) for name in sorted(names) if not language(name).interpreted]
+        if unchecked:
+            return OfflineCheck(built, unchecked=_why(unchecked[0]))
         if self._interpreter is None:
             from kagent_sandbox.judge.interpreter import Interpreter
 
@@ -95,5 +96,6 @@ class OfflineChecker:
         )
 
 
-def _why(languages: Collection[str]) -> str:
-    return "C++ kernels run in the judge" if "cpp" in languages else "CUDA kernels need a GPU"
+def _why(written_in: Language) -> str:
+    where = "run in the judge" if written_in.kind == "cpu" else "need a GPU"
+    return f"{written_in.title} kernels {where}"

@@ -12,6 +12,7 @@ from kagent_sandbox.data.build import BuildRequest
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.task import Case, Kind, Task, build_case, draw_hidden
+from kagent_sandbox.device.table import device_for, find_device
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.process.isolation_probe import probe
 
@@ -37,7 +38,8 @@ def open_machine(
         The machine, the device's facts, and the environment as a run stores it.
     """
     ask_for(config.isolation)
-    with Builder(config.jobs) as builder, JudgeClient(task.folder, kind, secret) as judge:
+    device = device_for(kind)
+    with Builder(config.jobs) as builder, JudgeClient(task.folder, device, secret) as judge:
         facts = judge.facts
         seen = probe()  # while the fork-servers import
         seen.require()
@@ -70,7 +72,7 @@ def open_machine(
             builder=builder,
             judge=judge,
             jobs=config.jobs,
-            quiet=kind == "cpu",
+            quiet=find_device(device).traits.disturbed_by_builds,
             request=request_maker(task, facts, search, config.configs),
             race_request=request_maker(task, facts, race, config.configs) if race else None,
             prepare=prepare,

@@ -54,7 +54,7 @@ def recording(config: Config, task: str) -> StoringProposer | None:
         manifest, history = store.manifest, store.history()
     if manifest.task != task:
         raise UserError(f"{folder}: a run of {manifest.task}, which cannot be replayed for {task}")
-    return StoringProposer(name, history, "gpu" if manifest.kind == "gpu" else "cpu", manifest.lang)
+    return StoringProposer(name, history, manifest.kind, manifest.lang)
 
 
 def operators_of(proposer: str) -> tuple[Operator, ...]:

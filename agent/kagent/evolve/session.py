@@ -16,9 +16,9 @@ from pathlib import Path
 
 from kagent_sandbox.confine.policy import asked_for
 from kagent_sandbox.data.device import DeviceFacts
-from kagent_sandbox.data.language import Language
+from kagent_sandbox.data.language import ANY, language, languages_of
 from kagent_sandbox.data.task import Kind, Task
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import RunError, TaskError, UserError
 
 from kagent.config.settings import Config
@@ -86,7 +86,7 @@ def evolve(
             budget = config.budget
             if manifest is not None and "budget" not in config.model_fields_set:
                 budget = store.history().budget  # the run's own, unless another one is given
-            setting = _setting(task, kind, store.manifest, budget)
+            setting = _setting(task, store.manifest, budget)
             limits = Limits(seconds=config.max_time, stop_at=config.stop_at)
 
             async def search() -> Stop:
@@ -127,7 +127,7 @@ def resolve_config(
     found = recording(config, task.name)
     if found is not None:
         given = config.model_fields_set
-        if found.kind == "gpu" and not has_gpu():
+        if not available(found.kind):
             raise UserError(
                 f"{found.name} holds kernels for an NVIDIA GPU, and this machine has none: replay "
                 "it where there is one"
@@ -157,16 +157,22 @@ def choose_seeds(task: Task, config: Config) -> tuple[Kind, list[SeedText]]:
     Raises:
         UserError: There is no such seed, or no device to time it on.
     """
-    gpu = config.lang in ("triton", "cuda") or (config.lang == "any" and has_gpu())
-    if gpu and not has_gpu():
+    kind = kind_for(config.lang, gpu=available("gpu"))
+    if kind == "gpu" and not available("gpu"):
         raise UserError(
             f"timing {config.lang} kernels needs an NVIDIA GPU, and this machine has none. "
             f"Possible here: --lang cpp evolves {task.name} on the CPU; "
             "kagent build compiles for a GPU; kagent check runs a Triton kernel in Triton's "
             "interpreter"
         )
-    kind: Kind = "gpu" if gpu else "cpu"
     return kind, seeds_for(task, kind, config.lang)
+
+
+def kind_for(lang: str, *, gpu: bool) -> Kind:
+    """The kind of device that a language is for; of "any", a GPU if there is one."""
+    if lang == ANY:
+        return "gpu" if gpu else "cpu"
+    return language(lang).kind
 
 
 def seeds_for(task: Task, kind: Kind, lang: str) -> list[SeedText]:
@@ -175,12 +181,13 @@ def seeds_for(task: Task, kind: Kind, lang: str) -> list[SeedText]:
     Raises:
         TaskError: There is none.
     """
-    usual: tuple[Language, ...] = ("triton", "cuda") if kind == "gpu" else ("cpp",)
-    wanted: tuple[str, ...] = usual if lang == "any" else (lang,)
-    seeds = [SeedText(s.name, s.source()) for s in seeds_of(task) if s.language in wanted]
+    wanted = languages_of(kind) if lang == ANY else (language(lang),)
+    names = [each.name for each in wanted]
+    seeds = [SeedText(s.name, s.source()) for s in seeds_of(task) if s.language in names]
     if not seeds:
         raise TaskError(
-            f"{task.folder}: no {' or '.join(wanted)} seed there (such as {wanted[0]}_NAME.py)"
+            f"{task.folder}: no {' or '.join(names)} seed there "
+            f"(such as {wanted[0].seed_prefix}NAME.py)"
         )
     return seeds
 

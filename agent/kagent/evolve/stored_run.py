@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from kagent_sandbox.data.task import Kind, Task, load_task
+from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.errors import MachineError, RunError
 
 from kagent.resources import resource
@@ -15,11 +15,6 @@ from kagent.runs.ask import Setting
 from kagent.runs.lineage import Operator
 from kagent.runs.manifest import Manifest
 from kagent.runs.store import History, RunStore
-
-
-def kind_of(manifest: Manifest) -> Kind:
-    """The kind of device that a run is for."""
-    return "gpu" if manifest.kind == "gpu" else "cpu"
 
 
 def setting_for(store: RunStore, task: Task, history: History, budget: int) -> Setting:
@@ -70,15 +65,13 @@ def task_of_run(folder: Path, manifest: Manifest) -> Task:
 
 def setting_of(store: RunStore, task: Task) -> Setting:
     """The setting that a stored run's decisions were taken in."""
-    manifest = store.manifest
-    kind: Kind = "gpu" if manifest.kind == "gpu" else "cpu"
-    return _setting(task, kind, manifest, store.history().budget)
+    return _setting(task, store.manifest, store.history().budget)
 
 
-def _setting(task: Task, kind: Kind, manifest: Manifest, budget: int) -> Setting:
+def _setting(task: Task, manifest: Manifest, budget: int) -> Setting:
     return Setting(
         task=task,
-        kind=kind,
+        kind=manifest.kind,
         target=manifest.target,
         budget=budget,
         seed=manifest.seed,

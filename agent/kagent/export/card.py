@@ -52,7 +52,7 @@ def card(library: LibraryRecord) -> str:
     return render(
         "card.md.j2",
         library=library,
-        languages=_languages(library),
+        languages=listed([each.title for each in library.languages]),
         devices=_devices(library),
         operators=[
             {
@@ -67,12 +67,6 @@ def card(library: LibraryRecord) -> str:
         figure=figure,
         race=_race,
     )
-
-
-def _languages(library: LibraryRecord) -> str:
-    known = {"triton": "Triton", "cuda": "CUDA", "cpp": "C++"}
-    found = {k.language for o in library.operators for k in o.kernels}
-    return listed([text for key, text in known.items() if key in found])
 
 
 def _devices(library: LibraryRecord) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Literal
 
 from kagent_sandbox.data.race import EAGER
 from kagent_sandbox.data.task import Kind, Task, load_task
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import UserError
 
 from kagent.config.settings import Config
@@ -79,7 +79,7 @@ class Certificate:
 
 def kinds_of(operator: OperatorRecord) -> set[Kind]:
     """Kinds of device that an operator has kernels for."""
-    return {"cpu" if k.language == "cpp" else "gpu" for k in operator.kernels}
+    return {k.written_in.kind for k in operator.kernels}
 
 
 def certify(
@@ -107,8 +107,8 @@ def certify(
     sessions: list[tuple[OperatorRecord, LibraryTimes]] = []
     for operator in disk.library.operators:
         for kind in sorted(kinds_of(operator)):
-            kernels = [k for k in operator.kernels if (k.language == "cpp") == (kind == "cpu")]
-            if kind == "gpu" and not has_gpu():
+            kernels = [k for k in operator.kernels if k.written_in.kind == kind]
+            if not available(kind):
                 skipped |= {k.id: "needs an NVIDIA GPU, and this machine has none" for k in kernels}
                 continue
             say(f"{operator.task}: {len(kernels)} kernel{'s'[: len(kernels) > 1]}")

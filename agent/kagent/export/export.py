@@ -198,8 +198,7 @@ def _refuse_used(folder: Path) -> None:
 def _groups(winners: Sequence[Winner]) -> dict[tuple[str, Kind], list[Winner]]:
     found: dict[tuple[str, Kind], list[Winner]] = {}
     for winner in winners:
-        kind: Kind = "gpu" if winner.manifest.kind == "gpu" else "cpu"
-        group = found.setdefault((winner.task.name, kind), [])
+        group = found.setdefault((winner.task.name, winner.manifest.kind), [])
         if any(w.task.digest != winner.task.digest for w in group):
             raise UserError(
                 f"{winner.folder}: another version of task {winner.task.name} than that of "
@@ -225,7 +224,7 @@ def _beside(
             "not compare; export into a new library"
         )
     new = {w.id for w in group}
-    same = (k for k in old.kernels if (k.language == "cpp") == (kind == "cpu"))
+    same = (k for k in old.kernels if k.written_in.kind == kind)
     return [k for k in same if k.id not in new]
 
 
@@ -298,7 +297,7 @@ def _kernel(winner: Winner, measured: LibraryTimes) -> KernelRecord:
     return KernelRecord(
         id=winner.id,
         task=winner.task.name,
-        language=winner.language,
+        language=winner.language.name,
         source=winner.source,
         sha256=hashlib.sha256(winner.source.encode()).hexdigest(),
         targets=(measured.target,),

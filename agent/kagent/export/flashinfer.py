@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from kagent_sandbox.data.language import TRITON
 from kagent_sandbox.data.task import Case, Task
 
 from kagent.export.import_rewrite import as_shipped
@@ -236,7 +237,7 @@ def _solution(
     dtype: str,
 ) -> Json:
     source = as_shipped(kernel.source)
-    own = kernel.language == "triton"
+    own = kernel.written_in is TRITON
     if source != kernel.source:  # it takes what the library brings
         source = source.replace("from .._runtime import", f"from {library.name}._runtime import")
         source = source.replace("from .. import _runtime", f"from {library.name} import _runtime")
@@ -249,8 +250,8 @@ def _solution(
         "author": f"kagent {origin.kagent}: {', '.join(authors)}",
         "description": f"run {origin.run}, candidate {origin.candidate}",
         "spec": {
-            "language": "triton" if kernel.language == "triton" else "python",
-            "target_hardware": ["cpu" if kernel.language == "cpp" else "cuda"],
+            "language": TRITON.name if kernel.written_in is TRITON else "python",
+            "target_hardware": ["cpu" if kernel.written_in.kind == "cpu" else "cuda"],
             "entry_point": "main.py::run",
             "dependencies": [] if own else [library.name],
             "destination_passing_style": False,

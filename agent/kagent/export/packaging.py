@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from kagent_sandbox.cache import cache_folder
+from kagent_sandbox.data.language import CUDA
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.replay.library_tests import run_tests
 from kagent_sandbox.syntax import parse
@@ -23,7 +24,7 @@ from kagent.export.templating import digest, listed, render
 from kagent.runs.files import write_file
 
 _TORCH = "torch>=2.11"
-_TRITON = "triton>=3.6"
+_BACKENDS = {"cpu": "cpu", "gpu": "cuda"}  # kinds of devices, as Hugging Face calls them
 _CUDA = (
     "cuda-bindings>=13",
     "nvidia-cuda-nvrtc>=13",
@@ -55,19 +56,17 @@ def packaging_files(library: LibraryRecord) -> dict[str, str]:
     offered = [names_of(o) for o in library.operators]
     layers = sorted(layer for n in offered for layer in n.layers)
     exported = sorted([*(name for n in offered for name in n.public), "__version__", "layers"])
-    languages = {k.language for o in library.operators for k in o.kernels}
-    backends = [
-        *(["cpu"] if "cpp" in languages else []),
-        *(["cuda"] if languages - {"cpp"} else []),
-    ]
+    kinds = {each.kind for each in library.languages}
+    backends = [name for kind, name in _BACKENDS.items() if kind in kinds]
+    needed = [package for each in library.languages for package in each.requires]
     return {
         "pyproject.toml": render(
             "pyproject.toml.j2",
             name=library.name,
             version=library.version,
             description=f"Verified kernels: {listed([n.function for n in offered])}",
-            dependencies=[_TORCH, *([_TRITON] if library.triton else [])],
-            cuda=_CUDA if "cuda" in languages else (),
+            dependencies=[_TORCH, *needed],
+            cuda=_CUDA if CUDA in library.languages else (),
         ),
         "setup.py": render("setup.py.j2", name=library.name),
         "build.toml": render(
@@ -82,7 +81,7 @@ def packaging_files(library: LibraryRecord) -> dict[str, str]:
             "readme.md.j2",
             library=library,
             offered=offered,
-            cuda="cuda" in languages,
+            cuda=CUDA in library.languages,
         ),
         "CHANGELOG.md": render("changelog.md.j2", history=library.history),
         f"{package}/_about.py": render(

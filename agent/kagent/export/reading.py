@@ -111,7 +111,7 @@ def _with_texts(folder: Path, name: str, operator: OperatorRecord) -> OperatorRe
 
 def _with_source(package: Path, kernel: KernelRecord) -> KernelRecord:
     text = (package / "kernels" / f"{kernel.id}.py").read_text(encoding="utf-8")
-    if kernel.language != "cpp":
+    if kernel.written_in.kind != "cpu":
         return replace(kernel, source=as_judged(text))
     sources = (package / "kernels" / f"{kernel.id}.sources.json").read_text(encoding="utf-8")
     compiled = tuple(from_json(CompiledRecord, c) for c in json.loads(sources)["sources"])

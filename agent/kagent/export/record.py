@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Language = Literal["triton", "cuda", "cpp"]
+from kagent_sandbox.data.language import LANGUAGES, Language, language
 
 TORCH = "torch"
 """Stands among the times of a point for the fastest of eager and the torch.compile modes, and as
@@ -70,11 +70,14 @@ class CompiledRecord:
 
     key: str
     target: str
-    language: Language
+    language: str
     name: str  # of the kernel, an instance of a template included
     text: str = field(repr=False)
     options: tuple[str, ...]
     defines: tuple[tuple[str, int | float | str], ...]
+
+    def __post_init__(self) -> None:
+        language(self.language)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ class KernelRecord:
 
     id: str  # task and the beginning of its source's hash: softmax_1a2b3c4d
     task: str
-    language: Language
+    language: str
     source: str = field(repr=False)
     sha256: str
     targets: tuple[str, ...]  # it was compiled and checked for: "sm_90a", "cpu"
@@ -92,6 +95,14 @@ class KernelRecord:
     pitched: bool  # rows may be further apart than they are long: checked with such inputs
     origin: OriginRecord
     compiled: tuple[CompiledRecord, ...] = ()
+
+    def __post_init__(self) -> None:
+        language(self.language)
+
+    @property
+    def written_in(self) -> Language:
+        """Its language."""
+        return language(self.language)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +194,10 @@ class LibraryRecord:
     format: int = FORMAT
 
     @property
-    def triton(self) -> bool:
-        """Whether it needs Triton."""
-        return any(k.language == "triton" for o in self.operators for k in o.kernels)
+    def languages(self) -> list[Language]:
+        """What its kernels are written in, in the order of the languages."""
+        found = {k.language for o in self.operators for k in o.kernels}
+        return [each for each in LANGUAGES.values() if each.name in found]
 
 
 def valid_name(name: str) -> bool:

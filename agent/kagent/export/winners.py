@@ -10,14 +10,14 @@ import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 
-from kagent_sandbox.data.language import language_of_source
+from kagent_sandbox.data.language import Language, language_of_source
 from kagent_sandbox.data.race import BEST_OF_TORCH
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Comparison, Passed, Rejected
 from kagent_sandbox.errors import UserError
 
 from kagent.evolve.stored_run import task_of_run
-from kagent.export.record import Language, OriginRecord
+from kagent.export.record import OriginRecord
 from kagent.runs.lineage import Candidate, find_candidate, kernel_id
 from kagent.runs.manifest import Manifest, find_run
 from kagent.runs.store import History, read_history

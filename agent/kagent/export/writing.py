@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kagent_sandbox import runtime
+from kagent_sandbox.data.language import CUDA
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import UserError
 
@@ -129,11 +130,11 @@ def _kernels(
             yield f"kernels/{kernel.id}.py", as_shipped(kernel.source).encode()
         except UserError as e:
             raise UserError(f"{kernel.id}: {e}") from None
-        if kernel.language == "cpp":
+        if kernel.written_in.kind == "cpu":
             sources = [to_json(c) for c in kernel.compiled]
             text = json.dumps({"sources": sources}, indent=1) + "\n"
             yield f"kernels/{kernel.id}.sources.json", text.encode()
-        for compiled in kernel.compiled if kernel.language == "cuda" else ():
+        for compiled in kernel.compiled if kernel.written_in is CUDA else ():
             path = f"cubins/{compiled.key}.cubin"
             if compiled.key in cubins:
                 yield path, cubins[compiled.key]

@@ -10,7 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_PYTHON = ("", "python", "py", "python3", "ipython", "triton", "gluon")
+from kagent_sandbox.data.language import LANGUAGES
+
+_PYTHON = ("", "python", "py", "python3", "ipython")
 _OPENING = re.compile(r"""\#|'''|\"""|"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?""")
 _CLOSING = {
     quote: re.compile(rf"\\.|{quote}") for quote in ('"""', "'''", '"', "'")
@@ -30,7 +32,7 @@ class Block:
     @property
     def is_python(self) -> bool:
         """Whether it is said to be Python, or not said to be anything else."""
-        return self.tag in _PYTHON or self.tag.endswith(".py")
+        return _is_python(self.tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def split(text: str) -> Parts:
             continue
         tag = _tag(info)
         end = None
-        if follow and (tag in _PYTHON or tag.endswith(".py")):
+        if follow and _is_python(tag):
             end = _end_of_python(lines, at + 1, fence)
             follow = end is not None
         if end is None:
@@ -69,6 +71,11 @@ def split(text: str) -> Parts:
         prose.append("")
         at = len(lines) if end is None else end + 1
     return Parts(tuple(prose), tuple(blocks))
+
+
+def _is_python(tag: str) -> bool:
+    known = tag in _PYTHON or tag.endswith(".py")
+    return known or any(tag in each.fences for each in LANGUAGES.values())
 
 
 def _fence(line: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from kagent_sandbox.data.language import language_of_source
+from kagent_sandbox.data.language import LANGUAGES, language_of_source
 from kagent_sandbox.data.verdict import Rejected
 
 from kagent.llm.reply import Answer
@@ -67,10 +67,10 @@ def _name(ask: Ask, source: str, card: str) -> str:
     if ask.operator in (Operator.TUNE, Operator.REPAIR) or not card:
         name = ask.parent.proposal.name
         language, _, rest = name.partition("_")
-        known = language in ("triton", "cuda", "cpp") and "+" not in name
-        return f"{language_of_source(source)}_{rest}" if known else name
+        known = language in LANGUAGES and "+" not in name
+        return f"{language_of_source(source).seed_prefix}{rest}" if known else name
     technique = card.removeprefix("cpu_").replace("-", "_")
-    return f"{language_of_source(source)}_{technique}"
+    return f"{language_of_source(source).seed_prefix}{technique}"
 
 
 def _total(values: Sequence[N | None]) -> N | None:

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kagent_sandbox.data.language import LANGUAGES
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.syntax import parse
 
@@ -30,7 +31,6 @@ FORM = "answer with a line 'Hypothesis: …', a line 'Predicted speed-up: …' a
 
 _THINK = re.compile(r"\s*<(think|thinking)>", re.IGNORECASE)
 _THOUGHT = re.compile(r"</(think|thinking)>", re.IGNORECASE)
-_CPP = ("c", "cc", "c++", "cpp", "cu", "cuh", "cuda", "hip", "h", "hpp", "ptx")
 _CPP_TEXT = re.compile(
     r"__global__|__device__|^[ \t]*#[ \t]*include\b|\bextern \"C\"", re.MULTILINE
 )
@@ -158,12 +158,15 @@ def _why_none(blocks: Sequence[Block], text: str, entry: str, *, truncated: bool
     changes = [b for b in blocks if b.tag in ("diff", "patch") or _DIFF_TEXT.search(b.body)]
     if changes:
         return f"the reply holds a diff ({_places(changes)}): answer with the whole file instead"
-    native = [b for b in blocks if b.tag in _CPP or _is_native(b)]
+    alone = [each for each in LANGUAGES.values() if each.kernel_fences]
+    tags = {tag for each in alone for tag in each.kernel_fences}
+    native = [b for b in blocks if b.tag in tags or _is_native(b)]
     if native:
+        titles = " or ".join(each.title for each in alone)
         return (
-            f"the reply holds C++ or CUDA alone ({_places(native)}): answer with a Python file "
+            f"the reply holds {titles} alone ({_places(native)}): answer with a Python file "
             f"that defines {entry}, has this source in a string, and wraps it with "
-            "cuda_kernel(name, SOURCE) or cpp_kernel(name, SOURCE) of kagent_sandbox.lang"
+            + " or ".join(each.written for each in alone)
         )
     python = [b for b in blocks if b.is_python]
     if python:

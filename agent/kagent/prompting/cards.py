@@ -21,10 +21,10 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pydantic
-from kagent_sandbox.data.language import Language
+from kagent_sandbox.data.language import LANGUAGES, language
 from kagent_sandbox.errors import UserError
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -32,10 +32,12 @@ Bound = Literal["memory", "compute", "latency"]
 Need = Literal["several_launches", "narrow_loads", "spills", "short_rows", "long_rows"]
 
 WHEN, WRONG = "When it pays", "What goes wrong"
-HEADINGS: Mapping[str, Language] = {"Triton": "triton", "CUDA": "cuda", "C++": "cpp"}
 _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 _LATER = re.compile(r"^From sm_(\d+) on: .*\n\n", re.MULTILINE)  # a paragraph for some only
 _EXCEPT = re.compile(r"any except ([\w, ]+)")
+
+
+LanguageName = Annotated[str, pydantic.AfterValidator(lambda name: language(name).name)]
 
 
 class FrontMatter(BaseModel):
@@ -45,7 +47,7 @@ class FrontMatter(BaseModel):
 
     title: str
     bound: tuple[Bound, ...] = Field(min_length=1)
-    languages: tuple[Language, ...] = Field(min_length=1)
+    languages: tuple[LanguageName, ...] = Field(min_length=1)
     tasks: str | tuple[str, ...] = "any"  # "any", "any except A, B", or a list of names
     capability: int = 0  # least compute capability: 90; 0: any
     targets: tuple[str, ...] = ()  # only these: "sm_90a"; empty: all
@@ -83,11 +85,11 @@ class Card:
         found = _EXCEPT.fullmatch(tasks)
         return found is None or name not in re.split(r"\W+", found[1])
 
-    def text(self, languages: Collection[Language], capability: int) -> str:
-        """Text of the card: its use, its form in these languages, and its pitfalls, without
+    def text(self, languages: Collection[str], capability: int) -> str:
+        """When it pays, how it is written in these languages, and what goes wrong; without
         paragraphs for later architectures.
         """
-        kept = [WHEN, *(h for h, lang in HEADINGS.items() if lang in languages), WRONG]
+        kept = [WHEN, *_headings(languages), WRONG]
         whole = "\n\n".join(f"**{h}**\n\n{self.sections[h]}" for h in kept if h in self.sections)
         return _LATER.sub(lambda m: m[0] if int(m[1]) <= capability else "", whole)
 
@@ -95,8 +97,8 @@ class Card:
         """Whether a file shows that it uses the technique already."""
         return bool(self.front.unless and re.search(self.front.unless, source))
 
-    def written_in(self, languages: Collection[Language]) -> tuple[Language, ...]:
-        """Return those of these languages that the card has a section for."""
+    def written_in(self, languages: Collection[str]) -> tuple[str, ...]:
+        """Of these languages, those that it has a section for."""
         return tuple(n for n in self.front.languages if n in languages)
 
 
@@ -107,7 +109,7 @@ class Place:
     task: str
     target: str
     capability: int  # 0: a CPU
-    languages: tuple[Language, ...]  # that a candidate may be written in
+    languages: tuple[str, ...]  # that a candidate may be written in
 
 
 def suits(card: Card, place: Place) -> bool:
@@ -166,10 +168,15 @@ def read_card(path: Path) -> Card:
     return Card(path.stem, front, _sections(path, parts[2], front))
 
 
+def _headings(languages: Collection[str]) -> list[str]:
+    """Of the sections that say how a technique is written."""
+    return [each.title for each in LANGUAGES.values() if each.name in languages]
+
+
 def _sections(path: Path, text: str, front: FrontMatter) -> dict[str, str]:
     pieces = _SECTION.split(text)
     sections = {h.strip(): body.strip() for h, body in zip(pieces[1::2], pieces[2::2], strict=True)}
-    wanted = [WHEN, *(h for h, lang in HEADINGS.items() if lang in front.languages), WRONG]
+    wanted = [WHEN, *_headings(front.languages), WRONG]
     if missing := [h for h in wanted if not sections.get(h)]:
         raise UserError(f"{path}: lacks a section {', '.join('## ' + h for h in missing)}")
     if odd := sections.keys() - set(wanted):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kagent_sandbox.data.language import CUDA
 from kagent_sandbox.syntax import parse
 
 from kagent.prompting.measured import docstring
@@ -66,7 +67,7 @@ def essentials(source: str, known: str, entry: str, lines: int) -> str:
     shared, long = len(pieces) - len(new), len(new) - len(chosen)
     why = [f"{shared} pieces that the parent has too"] if shared else []
     why += [f"{long} for length"] if long else []
-    text = fenced(clipped("\n\n".join(p.text for p in chosen), 2 * lines), "cuda")
+    text = fenced(clipped("\n\n".join(p.text for p in chosen), 2 * lines), CUDA.name)
     return text + (f"\n\nLeft out: {' and '.join(why)}." if why else "")
 
 

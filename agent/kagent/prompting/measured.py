@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kagent_sandbox.data.language import Language
+from kagent_sandbox.data.language import languages_in
 from kagent_sandbox.data.verdict import CaseTiming, Passed
 from kagent_sandbox.syntax import parse
 
@@ -36,7 +36,7 @@ class MeasuredText:
     name: str
     source: str
     about: str  # first paragraph of its docstring
-    languages: tuple[Language, ...]
+    languages: tuple[str, ...]
     incumbent: bool
     measured: bool
     coarse: bool  # timed on a few samples only
@@ -48,18 +48,6 @@ class MeasuredText:
     numerics: str
     launches: int | None
     facts: frozenset[str]  # needs of cards that hold, or are unknown
-
-
-def languages_of(source: str) -> tuple[Language, ...]:
-    """Return the languages of a file's kernels."""
-    found: list[Language] = []
-    if re.search(r"@(triton\.|gluon\.)?jit\b", source):
-        found.append("triton")
-    if re.search(r"\bcuda_kernel\s*\(", source):
-        found.append("cuda")
-    if re.search(r"\bcpp_kernel\s*\(", source):
-        found.append("cpp")
-    return tuple(found)
 
 
 def docstring(source: str) -> str:
@@ -90,7 +78,7 @@ def measured(
         name=one_line(p.name, NAME_CHARS),
         source=p.source,
         about=quoted(docstring(p.source).partition("\n\n")[0], ABOUT_CHARS),
-        languages=languages_of(p.source),
+        languages=tuple(each.name for each in languages_in(p.source)),
         incumbent=bool(timings) and incumbent is not None and incumbent.id == candidate.id,
         measured=bool(timings),
         coarse=passed is not None and passed.screened,

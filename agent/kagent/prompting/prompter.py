@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kagent_sandbox.data.language import Language
+from kagent_sandbox.data.language import ANY, Language, languages_of
 from kagent_sandbox.data.task import Kind, Task
 from kagent_sandbox.data.verdict import Passed, Rejected
 from kagent_sandbox.errors import UserError
@@ -68,7 +68,9 @@ class Prompter:
         self._cases = bench_cases(task, kind, self._device, run_facts)
         checks = task.cases(kind)
         self._visible = frozenset(c.name for c in (*checks.check, *checks.bench))
-        self._languages = _languages(kind, run_facts.lang)
+        languages = _languages(kind, run_facts.lang)
+        self._languages = tuple(each.name for each in languages)
+        self._rules = [each.rules.strip() for each in languages if each.rules]
         place = Place(task.name, target, self._device.target.capability, self._languages)
         self._cards = load_cards([p / "cards" for p in places])
         self._deck = [c for c in self._cards.values() if suits(c, place)]
@@ -133,6 +135,7 @@ class Prompter:
             "kind": self._kind,
             "device": self._device,
             "languages": self._languages,
+            "language_rules": self._rules,
             "cases": self._cases,
             "cases_table": cases_table(self._cases, matrix=self._task.matrix),
         }
@@ -198,9 +201,9 @@ def _base(ask: Ask) -> Candidate:
 
 
 def _languages(kind: Kind, lang: str) -> tuple[Language, ...]:
-    """Languages that candidates may be written in."""
-    known: tuple[Language, ...] = ("cpp",) if kind == "cpu" else ("triton", "cuda")
-    return tuple(n for n in known if lang in ("any", n)) or known
+    """What candidates may be written in."""
+    known = languages_of(kind)
+    return tuple(each for each in known if lang in (ANY, each.name)) or known
 
 
 def _tunables(source: str) -> list[str]:

@@ -63,7 +63,7 @@ def rebuilt(store: RunStore, candidate: Candidate, jobs: int, *, ptx: bool = Fal
             "host's assembly"
         )
     task = task_to_look_with(store)
-    cases = visible_cases(task, "gpu" if manifest.kind == "gpu" else "cpu")
+    cases = visible_cases(task, manifest.kind)
     configs = candidate.proposal.configs or manifest.configs
     device = manifest.facts or manifest.target
     request = request_maker(task, device, cases, configs)

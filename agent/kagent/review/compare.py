@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from kagent_sandbox.data.language import reports_resources
 from kagent_sandbox.data.race import BEST_OF_TORCH
 from kagent_sandbox.data.verdict import Passed, Rejected
 from kagent_sandbox.errors import RunError
@@ -133,7 +134,7 @@ def _by_name(candidate: Candidate) -> dict[str, Row]:
     verdict = candidate.verdict
     found: dict[str, Row] = {}
     for resource in verdict.resources if isinstance(verdict, Passed) else ():
-        if resource.get("language") != "cpp":
+        if reports_resources(resource.get("language")):
             name = kernel_label(str(resource.get("name", "?")))
             number = sum(n == name or n.startswith(f"{name} (") for n in found)
             found[f"{name} ({number + 1})" if number else name] = resource

@@ -89,7 +89,7 @@ def _candidate(
     data: Json = {
         "id": c.id,
         "name": p.name,
-        "language": language_of_source(p.source) if p.source else "",
+        "language": language_of_source(p.source).name if p.source else "",
         "operator": p.operator.value,
         "parents": list(p.parents),
         "hypothesis": p.hypothesis,

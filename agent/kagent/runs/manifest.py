@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kagent_sandbox.errors import RunError
 from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.records import RecordError, from_json
 
 from kagent.runs.lineage import Operator
@@ -27,7 +28,7 @@ class Manifest:
     task_folder: str
     task_digest: str
     matrix: bool  # its work is matrix products: rates are shown in TFLOP/s
-    kind: str  # "gpu" or "cpu"
+    kind: Kind
     target: str
     seed: int
     lang: str

@@ -19,7 +19,7 @@ from kagent_sandbox.data.records import RecordError, from_json, to_json
 from kagent.resources import corpus_folder
 
 NOT_RUN = "not run"
-_TEXTS = (".py", ".toml")
+_TEXTS = (".py", ".edits", ".toml")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The corpus as data: chapters, items, their variants and scenarios. Read strictly.
 
     corpus/<chapter>/<NN>_<slug>/item.toml      what each file must get, and what stops it
-    corpus/<chapter>/<NN>_<slug>/*.py           candidates, and honest twins
+    corpus/<chapter>/<NN>_<slug>/*.py, *.edits  candidates, and honest twins
 
 corpus/README.md describes the format.
 """
@@ -21,6 +21,7 @@ from kagent_sandbox.errors import UserError
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from kagent.resources import corpus_folder, resource
+from kagent.selftest.assemble import stored
 from kagent.tasks import task_names
 
 CHAPTERS = ("faults", "host", "result", "cheats", "beyond")
@@ -113,7 +114,7 @@ class Variant:
     """A candidate file with the outcome that it must have. `expect`: any of these will do."""
 
     item: Item
-    path: Path
+    path: Path  # as when it is whole: `assemble` reads it
     twin: Path
     task: Path  # the task's folder
     runs: Runs
@@ -259,7 +260,7 @@ def _variant(item: Item, table: VariantTable) -> Variant:
 
 def _file(folder: Path, name: str) -> Path:
     path = (folder / name).resolve()
-    if not path.is_file():
+    if not stored(path).is_file():
         raise UserError(f"{folder}/item.toml: no file {path}")
     return path
 

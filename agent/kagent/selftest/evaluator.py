@@ -26,14 +26,15 @@ from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.task import Kind, Task, draw_hidden
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Status
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available, device_for
 from kagent_sandbox.errors import ChildDied, KagentError, MachineError, UserError
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.timing.noise import Noise
 
-from kagent.candidate_file import DEFAULT_TARGET, read_candidate
+from kagent.candidate_file import DEFAULT_TARGET
 from kagent.evolve.open_machine import request_maker
 from kagent.resources import corpus_folder
+from kagent.selftest.assemble import candidate_text
 from kagent.selftest.bait import KEY, Bait
 from kagent.selftest.expectations import EntryOutcome, escaped, escapes, of_error, of_verdict
 from kagent.selftest.jobs import Attempt, Job
@@ -150,15 +151,15 @@ class SelftestEvaluator:
             if self._patience is None:
                 task = self.task(corpus_folder() / "tasks" / "rows")
                 request = request_maker(task, "cpu", list(task.cases("cpu").check), 1)
-                asked = request(read_candidate(corpus_folder() / "honest" / "rows_cpp.py"))
+                asked = request(candidate_text(corpus_folder() / "honest" / "rows_cpp.py"))
                 builds = [self._builder.build(asked) for _ in range(PATIENCE_BUILDS)]
                 took_s = min(b.build_s if isinstance(b, Built) else math.inf for b in builds)
                 self._patience = min(1.0, LEAST_PATIENCE * max(1.0, took_s / BUILD_S))
             return self._patience
 
     def skips(self, runs: str) -> str:
-        """Return why a candidate that runs there cannot be evaluated on this machine, or ""."""
-        return "no GPU here" if runs == "gpu" and not has_gpu() else ""
+        """Why a candidate that runs there cannot be evaluated on this machine, or ""."""
+        return "no GPU here" if runs == "gpu" and not available("gpu") else ""
 
     def evaluate(self, job: Job) -> EntryOutcome:
         """Build, check and measure, as far as the job goes; what the baits saw outranks it all."""
@@ -267,8 +268,10 @@ class SelftestEvaluator:
         return self._interpreters.get(task)
 
     def _new_judge(self, key: tuple[Path, Kind]) -> JudgeClient:
-        patience, tier = self.patience, self._asked_for
-        return JudgeClient(*key, self._secret, patience=patience, eager_only=True, tier=tier)
+        (task, kind), patience, tier = key, self.patience, self._asked_for
+        return JudgeClient(
+            task, device_for(kind), self._secret, patience=patience, eager_only=True, tier=tier
+        )
 
     def _new_interpreter(self, task: Path) -> Interpreter:
         from kagent_sandbox.judge.interpreter import Interpreter

@@ -10,7 +10,7 @@ from kagent_sandbox.data.task import Kind
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import KagentError
 
-from kagent.candidate_file import read_candidate
+from kagent.selftest.assemble import candidate_text
 from kagent.selftest.bait import Bait
 from kagent.selftest.catalogue import Runs, Variant
 
@@ -38,7 +38,7 @@ def job_of(variant: Variant, *, twin: bool = False) -> Job:
     Raises:
         UserError: The file cannot be read.
     """
-    text = read_candidate(variant.twin if twin else variant.path)
+    text = candidate_text(variant.twin if twin else variant.path)
     hangs = not twin and f"{Stage.BUILD} {Status.TIMEOUT}" in variant.expect
     endless = not twin and variant.endless
     return Job(text, variant.task, variant.runs, variant.measured, hangs, endless)

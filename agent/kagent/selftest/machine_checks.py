@@ -11,21 +11,22 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from kagent_sandbox.confine.policy import Tier
+from kagent_sandbox.data.language import LANGUAGES, Language
 from kagent_sandbox.data.verdict import Rejected
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available
 from kagent_sandbox.process.isolation_probe import Probe, probe
 
-from kagent.candidate_file import read_candidate
 from kagent.resources import corpus_folder
+from kagent.selftest.assemble import candidate_text
 from kagent.selftest.catalogue import PASSED, Runs
 from kagent.selftest.evaluator import SelftestEvaluator
 from kagent.selftest.expectations import EntryOutcome
 from kagent.selftest.jobs import Attempt, Job
 
 TASK = "rows"
-LANGUAGES = ("cpp", "triton", "cuda")
 SLOWER = 0.1
 """Share by which a tier's time may exceed the unconfined one. The noise of the A/A race may be
 larger.
@@ -55,9 +56,12 @@ def machine_checks(evaluator: SelftestEvaluator, say: Callable[[str], None]) -> 
         say(f"canaries in tier {tier}")
         yield _canaries(probe(tier))
     noise: dict[str, float] = {}
-    for language in LANGUAGES[: 3 if has_gpu() else 1]:
-        say(f"a kernel against itself: {language}")
-        check, noise[language] = _against_itself(evaluator, language)
+    languages = [each for each in LANGUAGES.values() if _honest_kernel(each).is_file()]
+    for language in languages:
+        if not available(language.kind):
+            continue
+        say(f"a kernel against itself: {language.name}")
+        check, noise[language.name] = _against_itself(evaluator, language)
         yield check
     with contextlib.ExitStack() as stack:
         rigs: dict[str, SelftestEvaluator] = {}
@@ -67,13 +71,13 @@ def machine_checks(evaluator: SelftestEvaluator, say: Callable[[str], None]) -> 
                 if tier == highest
                 else stack.enter_context(SelftestEvaluator(1, evaluator.token, tier))
             )
-        jobs = {language: honest_job(language) for language in LANGUAGES}
+        jobs = {language.name: honest_job(language) for language in languages}
         say(f"honest kernels are built in {', '.join(rigs)}")
         built = _built(rigs, list(jobs.values()))
-        for language, job in jobs.items():
-            say(f"honest kernels in {', '.join(rigs)}: {language}")
+        for name, job in jobs.items():
+            say(f"honest kernels in {', '.join(rigs)}: {name}")
             attempts = {tier: found[job] for tier, found in built.items()}
-            yield _honest(language, rigs, attempts, max(SLOWER, noise.get(language, 0.0)))
+            yield _honest(name, rigs, attempts, max(SLOWER, noise.get(name, 0.0)))
 
 
 def _built(
@@ -98,21 +102,25 @@ def _canaries(seen: Probe) -> Check:
     return Check(name, expected, got, not seen.escaped)
 
 
-def honest_job(language: str) -> Job:
+def honest_job(language: Language) -> Job:
     """The corpus's plain kernel of a language, as far as this machine can judge it."""
-    path = corpus_folder() / "honest" / f"{TASK}_{language}.py"
-    without_gpu: Mapping[str, Runs] = {"cpp": "cpu", "triton": "interpret", "cuda": "build"}
-    runs = without_gpu[language] if language == "cpp" or not has_gpu() else "gpu"
     task = corpus_folder() / "tasks" / TASK
-    return Job(read_candidate(path), task, runs, measured=runs in ("cpu", "gpu"))
+    measured = available(language.kind)
+    without_gpu: Runs = "interpret" if language.interpreted else "build"
+    runs = language.kind if measured else without_gpu
+    return Job(candidate_text(_honest_kernel(language)), task, runs, measured=measured)
 
 
-def _against_itself(evaluator: SelftestEvaluator, language: str) -> tuple[Check, float]:
+def _honest_kernel(language: Language) -> Path:
+    return corpus_folder() / "honest" / f"{TASK}_{language.name}.py"
+
+
+def _against_itself(evaluator: SelftestEvaluator, language: Language) -> tuple[Check, float]:
     """An A/A race, and the share of a time that is noise.
 
     Once more where it seems faster than itself: an interval of 95 % is wrong in one of 20.
     """
-    name, expected = f"A/A, {language}", "as fast as itself"
+    name, expected = f"A/A, {language.name}", "as fast as itself"
     got = ""
     for _ in range(2):
         race = evaluator.against_itself(honest_job(language))

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
 from kagent_sandbox.data.records import to_json
+from kagent_sandbox.runtime.text import printable
 from rich.console import RenderableType
 from rich.text import Text
 
 from kagent.runs.manifest import versions
+from kagent.selftest.assemble import candidate_text, stored
 from kagent.selftest.catalogue import Entry, Variant
 from kagent.selftest.machine_checks import Check
 from kagent.selftest.run_all import Report
@@ -39,6 +42,26 @@ def list_table(entries: Sequence[Entry]) -> TextTable:
             runs = ", ".join(dict.fromkeys(e.runs for e in group))
             grid.add_row(f"{item.number} {item.title}", runs, str(len(group)), item.mechanism)
     return grid
+
+
+def item_view(entries: Sequence[Entry]) -> Iterator[Text]:
+    """One item whole: what it is, then every file as it is run, twins after their variants."""
+    item = entries[0].item
+    yield Text(f"{item.number} {item.title}", "bold")
+    yield Text(f"{item.mechanism}: {item.why}")
+    for e in entries:
+        wanted = f"{e.runs}: {' or '.join(e.expect)}{f', says {e.says}' if e.says else ''}"
+        if isinstance(e, Variant):
+            yield from _file_view(e.path, f"{wanted}; its twin is {e.twin.name}")
+        else:
+            yield Text(f"\n{e.name} ({wanted})", "bold")
+    for twin in dict.fromkeys(e.twin for e in entries if isinstance(e, Variant)):
+        yield from _file_view(twin, "honest")
+
+
+def _file_view(path: Path, about: str) -> Iterator[Text]:
+    yield Text(f"\n{path.name} ({about})", "bold").append(f"\n{stored(path)}\n", "not bold dim")
+    yield Text(printable(candidate_text(path)))
 
 
 def results_table(results: Sequence[EntryResult]) -> TextTable:
@@ -104,7 +127,7 @@ def misses_view(results: Sequence[EntryResult], checks: Sequence[Check]) -> Iter
     """Each miss explained: what was expected, what came, where the file is."""
     for r in results:
         for why in r.misses:
-            where = r.entry.path if isinstance(r.entry, Variant) else r.entry.item.folder
+            where = stored(r.entry.path) if isinstance(r.entry, Variant) else r.entry.item.folder
             yield Text(f"\n{r.entry.id}: ", "bold red").append(f"{_cut(why)}\n  {where}", "default")
     for c in checks:
         if not c.ok:

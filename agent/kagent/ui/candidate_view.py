@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Mapping
 
+from kagent_sandbox.data.language import reports_resources
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.verdict import Passed, Rejected
 from kagent_sandbox.runtime.text import printable
@@ -111,7 +112,7 @@ def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> R
         if verdict.errors:
             title = "relative errors against float64"
             parts += [Text(), errors_table(verdict.errors, title)]
-        if any(r.get("language") != "cpp" for r in verdict.resources):
+        if any(reports_resources(r.get("language")) for r in verdict.resources):
             parts += [Text(), resource_table(verdict)]
     path = store.kernel_path(p.kernel)
     if p.parents:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.language import reports_resources
 from kagent_sandbox.data.plan import (
     Alloc,
     Arg,
@@ -133,7 +134,7 @@ def kernel_table(built: Built) -> TextTable:
         title=f"kernels for {built.target}",
     )
     for key, k in kernels.items():
-        gpu = k.language != "cpp"  # g++ reports none of these
+        gpu = reports_resources(k.language)
         table.add_row(
             kernel_label(k.name),
             k.language,

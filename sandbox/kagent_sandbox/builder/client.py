@@ -22,6 +22,7 @@ from kagent_sandbox.confine import builder_confinement
 from kagent_sandbox.confine.policy import Confinement
 from kagent_sandbox.data import records
 from kagent_sandbox.data.build import BuildRequest, Built
+from kagent_sandbox.data.language import how_to_write
 from kagent_sandbox.data.plan import MAX_PLAN_BYTES, Plan
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.process.channel import ChannelClosed, ChannelError, ChannelTimeout, Message
@@ -41,8 +42,7 @@ _MAX_FORKS = 8  # of one candidate: a fork each for tracing and compiling
 _GRACE_S = 0.8  # over the wall limit, which the child itself keeps to, unless a fork stops it
 _NO_LAUNCH = (
     "host code launches no kernel in any case: a candidate is a kernel and the host code that "
-    "launches it. Write the kernel with @triton.jit, cuda_kernel(name, source) or "
-    "cpp_kernel(name, source), and launch it from the entry function"
+    f"launches it. Write the kernel with {how_to_write()}, and launch it from the entry function"
 )
 _DUMP_S = 1.0  # for the child to say which line it hangs at
 

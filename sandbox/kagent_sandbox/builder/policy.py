@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import FrameType
 
+from kagent_sandbox.data.language import how_to_write
 from kagent_sandbox.data.verdict import Stage, Status
 
 CANDIDATE_FILE = "candidate.py"
@@ -104,8 +105,7 @@ def _hint(error: BaseException, text: str) -> str:
     if isinstance(error, ModuleNotFoundError):
         return (
             "Only the standard library, torch, triton, numpy and kagent_sandbox.lang can be "
-            "imported; write the kernel with @triton.jit, cuda_kernel(name, source) or "
-            "cpp_kernel(name, source)."
+            f"imported; write the kernel with {how_to_write()}."
         )
     if "no allocator was set" in text:
         return (

@@ -14,6 +14,7 @@ from kagent_sandbox.builder.binary.linked_libraries import forbidden_import
 from kagent_sandbox.builder.declared_results import wrong_results
 from kagent_sandbox.data import records
 from kagent_sandbox.data.build import BuildCase, BuildRequest, TensorSpec
+from kagent_sandbox.data.language import language
 from kagent_sandbox.data.plan import ITEMSIZE, KernelInfo, Plan, PlanError, TorchOp
 from kagent_sandbox.data.plan_json import parse_plan
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
@@ -131,7 +132,7 @@ def _kernel(claimed: KernelInfo, binaries: Mapping[str, bytes], target: str) -> 
         raise Forged(f"kernel {claimed.name:.80} has no binary")
     try:
         found = kernel_info(binary, claimed.name, claimed.language)
-        if (claimed.language == "cpp") != (target == "cpu"):
+        if (language(claimed.language).kind == "cpu") != (target == "cpu"):
             raise Forged(f"a {claimed.language} kernel for {target}")
         if target != "cpu" and architecture(binary) != int(target[3:].rstrip("af")):
             raise Forged(f"kernel {claimed.name:.80} is for another architecture than {target}")

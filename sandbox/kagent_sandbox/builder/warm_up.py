@@ -26,6 +26,7 @@ from kagent_sandbox.builder.configs import apply_config, enumerate_configs
 from kagent_sandbox.builder.declared_results import wrong_results
 from kagent_sandbox.builder.trace.trace import load_candidate, trace_case
 from kagent_sandbox.data.build import BuildCase, TensorSpec
+from kagent_sandbox.data.language import LANGUAGES
 from kagent_sandbox.data.plan_json import dump_plan
 from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.errors import ToolchainError
@@ -74,6 +75,8 @@ def sample(x):
 
 def build_once() -> None:
     """Build the samples, into a folder that is removed again."""
+    for compiler in {each.compiler for each in LANGUAGES.values()} - {""}:
+        importlib.import_module(compiler)
     before = {name: os.environ.get(name) for name in ("TRITON_CACHE_DIR", "TMPDIR")}
     cuda_version = torch.version.cuda
     with tempfile.TemporaryDirectory(prefix="kagent_warm_") as folder:

@@ -11,6 +11,7 @@ import sysconfig
 from pathlib import Path
 
 from kagent_sandbox.confine.policy import Confinement, Tier
+from kagent_sandbox.data.language import PLUGINS
 
 _PREFIX_FOLDERS = ("bin", "lib", "lib64", "libexec", "include", "share", "targets", "nvvm")
 _PACKAGES = ("kagent_sandbox", "torch", "triton", "numpy", "cuda", "nvidia")
@@ -39,7 +40,7 @@ def toolchain() -> tuple[str, ...]:
         paths += [os.path.join(prefix, name) for name in _PREFIX_FOLDERS]
         paths.append(os.path.join(prefix, "pyvenv.cfg"))
     paths += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    paths += package_folders(*_PACKAGES)
+    paths += package_folders(*_PACKAGES, *PLUGINS)
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             paths.append(os.environ[variable])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.target import Device
 
 
@@ -14,7 +15,7 @@ class DeviceFacts:
     comparable.
     """
 
-    kind: str  # "gpu" or "cpu"
+    kind: Kind  # whose cases of a task it is judged on
     name: str
     target: str  # target of compilation: "sm_90a", "cpu"
     key: str

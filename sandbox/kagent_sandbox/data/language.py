@@ -1,31 +1,172 @@
-"""Languages that kernels are written in."""
+"""Languages that kernels are written in: one record each. docs/add-a-language.md adds one."""
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kagent_sandbox.errors import UserError
+
+ANY = "any"
+"""Stands in an option for all languages of a device."""
+VARIABLE = "KAGENT_LANGUAGES"
+"""Names modules, with commas between them, that register further languages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """One language. `kind` says what its binaries are, too: a CPU's kernels are shared objects,
+    which report no resources, and a GPU's are cubins.
+    """
+
+    name: str  # in plans, records and --lang: "cpp"; its seeds are NAME_*.py
+    title: str  # for people, and as a heading of cards: "C++"
+    kind: Literal["cpu", "gpu"]
+    pattern: str  # a regular expression that a candidate's file has where it makes such a kernel
+    written: str  # how host code makes a kernel, for messages: "cpp_kernel(name, source)"
+    compiler: str = ""
+    """Module of a `builder.compile.kernels.Compiler`. Triton's is its own, and has none."""
+    fences: tuple[str, ...] = ()  # of a reply's block that holds a whole file, beside python
+    kernel_fences: tuple[str, ...] = ()  # of a block that holds a kernel without its host code
+    interpreted: bool = False  # whether values can be checked without the device
+    requires: tuple[str, ...] = ()  # packages without which a library of its kernels cannot run
+    rules: str = ""  # Markdown for the model, of a language that prompts/ does not explain
+
+    @property
+    def seed_prefix(self) -> str:
+        """How the names of its seeds begin."""
+        return f"{self.name}_"
+
+    def is_in(self, source: str) -> bool:
+        """Whether a candidate's file makes a kernel in it."""
+        return re.search(self.pattern, source) is not None
+
+
+class UnknownLanguage(UserError, ValueError):  # noqa: N818
+    """No language of that name: misspelt, or the module that registers it is not named here."""
+
+
+LANGUAGES: dict[str, Language] = {}
+"""By name, in the order in which they are shown."""
+
+
+def register(added: Language) -> Language:
+    """Make a language known.
+
+    Raises:
+        ValueError: Its name is another's, or is none.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9]*", added.name) or added.name == ANY:
+        raise ValueError(f"a language's name is of small letters and digits, not {added.name!r}")
+    if LANGUAGES.setdefault(added.name, added) != added:
+        raise ValueError(f"there is a language {added.name} already")
+    return added
+
+
+def language(name: str) -> Language:
+    """A language by its name.
+
+    Raises:
+        UnknownLanguage: There is none of that name.
+    """
+    found = LANGUAGES.get(name)
+    if found is None:
+        known = ", ".join(LANGUAGES)
+        raise UnknownLanguage(f"no language {name!r:.80}: there are {known} ({VARIABLE} adds some)")
+    return found
+
+
+def languages_of(kind: str) -> tuple[Language, ...]:
+    """Those of a kind of device."""
+    return tuple(each for each in LANGUAGES.values() if each.kind == kind)
+
+
+def reports_resources(name: object) -> bool:
+    """Whether compilers say what kernels of a language use: those for GPUs do. The name may be of
+    an earlier run, and not known today.
+    """
+    found = LANGUAGES.get(str(name))
+    return found is None or found.kind == "gpu"
+
+
+def how_to_write(kind: str = ANY) -> str:
+    """How host code makes kernels of a kind of device, or of any, in words."""
+    return _either([each.written for each in LANGUAGES.values() if kind in (ANY, each.kind)])
+
+
+def _either(texts: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
 
 
 def language_of(name: str) -> Language:
-    """Language of a seed by its file's name: triton_*, cuda_* or cpp_*.
+    """Language of a seed by its file's name: triton_*, cuda_*, cpp_*.
 
     Raises:
-        ValueError: It begins with none of them.
+        UnknownLanguage: It begins as no seed does.
     """
-    for language in ("triton", "cuda", "cpp"):
-        if name.startswith(f"{language}_"):
-            return language
-    raise ValueError(f"{name}: a seed's name begins with triton_, cuda_ or cpp_")
+    for each in LANGUAGES.values():
+        if name.startswith(each.seed_prefix):
+            return each
+    prefixes = _either([each.seed_prefix for each in LANGUAGES.values()])
+    raise UnknownLanguage(f"{name}: a seed's name begins with {prefixes}")
+
+
+def languages_in(source: str) -> tuple[Language, ...]:
+    """What a candidate's kernels are written in."""
+    return tuple(each for each in LANGUAGES.values() if each.is_in(source))
 
 
 def language_of_source(source: str) -> Language:
-    """C++ if it makes a C++ kernel, CUDA if it makes a CUDA kernel and no Triton one."""
-    if re.search(r"\bcpp_kernel\s*\(", source):
-        return "cpp"
-    uses_triton = re.search(r"@(triton\.)?jit\b|@gluon\.jit\b", source)
-    if re.search(r"\bcuda_kernel\s*\(", source) and not uses_triton:
-        return "cuda"
-    return "triton"
+    """What a candidate counts as: a CPU's language before a GPU's, and the first of several; Triton
+    where it shows none.
+    """
+    found = sorted(languages_in(source), key=lambda each: each.kind != "cpu")
+    return found[0] if found else TRITON
 
 
-Language: TypeAlias = Literal["triton", "cuda", "cpp"]
+TRITON = register(
+    Language(
+        name="triton",
+        title="Triton",
+        kind="gpu",
+        pattern=r"@(triton\.|gluon\.)?jit\b",
+        written="@triton.jit",
+        fences=("triton", "gluon"),
+        interpreted=True,
+        requires=("triton>=3.6",),
+    )
+)
+CUDA = register(
+    Language(
+        name="cuda",
+        title="CUDA",
+        kind="gpu",
+        pattern=r"\bcuda_kernel\s*\(",
+        written="cuda_kernel(name, source)",
+        compiler="kagent_sandbox.builder.compile.cuda",
+        kernel_fences=("cu", "cuh", "cuda", "hip", "ptx"),
+    )
+)
+CPP = register(
+    Language(
+        name="cpp",
+        title="C++",
+        kind="cpu",
+        pattern=r"\bcpp_kernel\s*\(",
+        written="cpp_kernel(name, source)",
+        compiler="kagent_sandbox.builder.compile.cpp",
+        kernel_fences=("c", "cc", "c++", "cpp", "h", "hpp"),
+    )
+)
+
+PLUGINS = tuple(name for name in os.environ.get(VARIABLE, "").replace(" ", "").split(",") if name)
+"""Modules that register further languages. Child processes import them first (`ForkServer`)."""
+for _name in PLUGINS:
+    try:
+        importlib.import_module(_name)
+    except ImportError as e:
+        raise UserError(f"{VARIABLE} names {_name}, which cannot be imported: {e}") from e

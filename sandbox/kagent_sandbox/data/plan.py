@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from kagent_sandbox.data.language import Language
 from kagent_sandbox.runtime.scalars import SCALAR_BYTES as SCALAR_BYTES
 from kagent_sandbox.runtime.scalars import ScalarType as ScalarType
 
@@ -207,7 +206,7 @@ class KernelInfo:
     """A compiled kernel: how to load it, and its resources as the compiler reports them."""
 
     hash: str  # sha256 of code and symbol: what to load
-    language: Language
+    language: str  # by its name
     name: str  # symbol in the binary
     param_bytes: tuple[int, ...]  # size of each kernel parameter, in order
     registers: int = 0  # per thread

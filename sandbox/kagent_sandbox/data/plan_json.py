@@ -15,9 +15,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar
 
-from kagent_sandbox.data.language import Language
+from kagent_sandbox.data.language import LANGUAGES
 from kagent_sandbox.data.plan import (
     ITEMSIZE,
     MAX_BUFFERS,
@@ -245,7 +245,7 @@ def _kernel(value: object) -> KernelInfo:
         raise PlanError("load_bytes: expected widths and counts")
     return KernelInfo(
         hash=_hash(v["hash"]),
-        language=_one_of(v["language"], get_args(Language), "language"),
+        language=_one_of(v["language"], tuple(LANGUAGES), "language"),
         name=_string(v["name"], "name of a kernel"),
         param_bytes=_ints(v["param_bytes"], 512),
         registers=_int(v["registers"]),

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kagent_sandbox.data.build import BuildCase, ScalarSpec, TensorSpec
 from kagent_sandbox.data.formula import evaluate
+from kagent_sandbox.data.kind import Kind as Kind
 from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.errors import TaskError
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 Size = int | str  # a number, or a formula over the case's dimensions
-Kind = Literal["gpu", "cpu"]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import importlib.util
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -23,6 +23,8 @@ from kagent_sandbox.data.race import COMPILE_MODES, EAGER
 if TYPE_CHECKING:
     import torch
 
+SAMPLES = 30
+"""Of one baseline on one case, where they do not take too long."""
 _modules = itertools.count()
 
 
@@ -41,6 +43,15 @@ class BaselineCall:
     scalars: Mapping[str, int | float | bool]  # arguments of the entry that are no tensors
     seed: int
     strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # where not contiguous
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredBaseline:
+    """What one baseline on one case takes."""
+
+    us: float
+    captured: bool = False  # replayed as a graph rather than called
+    peak_bytes: int = 0  # of device memory, where that is the device's own
 
 
 def make_inputs(call: BaselineCall, device: torch.device, module: ModuleType) -> dict[str, object]:
@@ -93,9 +104,10 @@ def _function(name: str, module: ModuleType) -> Callable[..., object]:
     return experts[name]
 
 
-def all_names(reference: str, kind: str) -> list[str]:
-    """All baselines that can be tried here: eager, compile modes, experts that can be imported."""
-    modes = list(COMPILE_MODES) if kind == "gpu" else ["compile"]
+def all_names(reference: str, modes: Sequence[str]) -> list[str]:
+    """All baselines that can be tried here: eager, torch.compile in these modes, experts that can
+    be imported.
+    """
     return [EAGER, *modes, *sorted(_import(reference).experts())]
 
 

@@ -1,4 +1,9 @@
-"""Interface between the judge and a device: shared memory, and a process that runs plans.
+"""All that the judge knows of a device: memory that both see, a process that runs plans, and how
+candidates are timed there.
+
+A `Backend` is one device, opened; `device/entry.py` is what is known of it before that, and
+`device/traits.py` what differs between devices as data. The judge never asks what a device is
+called: docs/add-a-device.md.
 
 The judge owns the memory (an `Arena`: sealed shared memory on the CPU, a CUDA IPC allocation on a
 GPU). It writes inputs, stale values and guard bands into it and reads results from it. A `Launcher`
@@ -10,7 +15,7 @@ therefore exercise the judge that GPUs use.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias
 
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
 from kagent_sandbox.data.verdict import Status
@@ -18,8 +23,12 @@ from kagent_sandbox.data.verdict import Status
 if TYPE_CHECKING:
     import torch
 
+    from kagent_sandbox.confine.isolation import Isolation
     from kagent_sandbox.data.plan import Plan, TensorRef
+    from kagent_sandbox.device.baseline_calls import BaselineCall
+    from kagent_sandbox.device.cpu.host import ProcessSnapshot
     from kagent_sandbox.device.interference import Watch
+    from kagent_sandbox.device.traits import Traits
 
 
 Blame: TypeAlias = Literal["kernel", "unclear", "machine"]
@@ -28,8 +37,18 @@ more in a fresh process before it counts. "machine": no kernel can cause it.
 """
 
 
+LEAST_US = 1e-3
+"""On a CPU what asking costs is taken off, which may leave less than nothing of no work at all."""
+SAMPLE_LIMIT_S = 30.0
+"""Of one sample of a candidate or baseline."""
+
+
 def nothing() -> None:
     """Observe nothing."""
+
+
+class BaselineFailed(Exception):  # noqa: N818
+    """A baseline that was made ready failed while it was timed: the case is to be run again."""
 
 
 class LaunchFailed(Exception):  # noqa: N818
@@ -146,17 +165,103 @@ class Launcher(Protocol):
         """End the process and its descendants."""
 
 
+class GuestHost(Launcher, Protocol):
+    """A launcher of native code: a process that can be asked whether its guest has left it as it
+    was. See `kagent_sandbox.judge.check.guests`.
+    """
+
+    def seen(self) -> ProcessSnapshot:
+        """How the kernel shows the process, which should be stopped."""
+
+    def asked_bytes(self) -> int:
+        """Memory of its own that it has asked the kernel for; it should be stopped."""
+
+    def more_bytes(self) -> int:
+        """How much more is allocated than when this was asked last, as the process says."""
+
+    def remember(self) -> None:
+        """Have the process look at itself, for `changes`."""
+
+    def changes(self) -> str:
+        """What is not as it was when it was told to remember, as it says; empty if nothing."""
+
+    def lend(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Make whole pages of the arena, given by their first and last byte plus one, read-only to
+        it, and all others writable.
+        """
+
+    def repeat(self, key: str, count: int, *, limit_s: float) -> None:
+        """Execute a prepared plan some times in a row."""
+
+
+class OpenBaselines(Protocol):
+    """The baselines of one case, ready to be timed. A context manager."""
+
+    names: Sequence[str]
+    missing: Mapping[str, str]  # baselines that do not run here, and why
+    launcher: Launcher | None  # to be used for the candidates too, where baselines live in it
+
+    def samples(self, name: str, count: int) -> list[float]:
+        """`count` times in µs of one execution.
+
+        Raises:
+            BaselineFailed: It faulted or hung. No candidate is blamed for that.
+        """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class BaselineSource(Protocol):
+    """Where a race's baselines come from: trusted code, interleaved with candidates."""
+
+    def prefetch(self) -> None:
+        """Begin, without waiting, what `open` will need: a race is going to come."""
+
+    def compile_ahead(self, calls: Sequence[BaselineCall], call_bytes: int) -> None:
+        """Begin and end what `open` would do for one case after the other, where all of them can
+        be done at once. Nothing is being timed meanwhile. What an earlier race had is dropped.
+
+        Args:
+            calls: torch.compile baselines of all cases; none where they may not be compiled
+                beside each other.
+            call_bytes: Device memory that one of them takes.
+        """
+
+    def open(self, calls: Sequence[BaselineCall], arena: Arena) -> OpenBaselines:
+        """Compile and warm up the baselines of one case; those that fail are left out."""
+
+
 class Backend(Protocol):
-    """A device: its facts, its arenas and its launchers."""
+    """One device: makes arenas and launchers, knows what it is. Closed at the end."""
 
     facts: DeviceFacts
     device: torch.device  # where the judge computes references and inputs
+    traits: Traits
+
+    @property
+    def isolation(self) -> Isolation:
+        """How launchers are confined, as observed.
+
+        Raises:
+            ConfinementError: This host cannot, and weaker isolation was not accepted.
+        """
 
     def arena(self, nbytes: int) -> Arena:
         """Allocate memory for one or more plans."""
 
     def launcher(self, arena: Arena) -> Launcher:
-        """Start a fresh process over the arena."""
+        """A fresh process over the arena; a `GuestHost` where `traits.native`."""
+
+    def synchronize(self) -> None:
+        """Wait until what the judge has asked torch for on `device` is done: launchers see it."""
+
+    def settle(self) -> None:
+        """Empty caches and let threads rest before a sample; asked where `traits.judges_clock`."""
+
+    def race_baselines(self) -> BaselineSource:
+        """Where the baselines of races on this device come from."""
 
     def healthy(self) -> bool:
         """Whether a fresh process computes a known result correctly; tried twice.

@@ -19,7 +19,7 @@ from kagent_sandbox.data.device import Ceilings, DeviceFacts
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage, Status
-from kagent_sandbox.device.cpu.openmp import WAITING
+from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import ChildDied, IncumbentWrong
 from kagent_sandbox.judge.protocol import (
     ERRORS,
@@ -39,7 +39,6 @@ T = TypeVar("T")
 
 KEPT = 16
 """Candidates whose plans and binaries the judge keeps at a time."""
-SWEEP_S: Mapping[str, float] = {"gpu": 0.5, "cpu": 0.25}
 MOST_SET_ASIDE = 2
 """Candidates in a row that judges may die of before it is the machine that is not to be trusted."""
 _LOG_TAIL = 4000
@@ -92,7 +91,7 @@ class JudgeClient:
     def __init__(
         self,
         task_folder: Path,
-        kind: str,
+        device: str,
         run_seed: int,
         *,
         index: int = 0,
@@ -104,24 +103,19 @@ class JudgeClient:
 
         Args:
             task_folder: Folder of the task.
-            kind: "gpu" or "cpu".
-            run_seed: Seed of the run's hidden cases.
-            index: Number of the GPU.
-            patience: Share of the usual time limits after which a candidate counts as hung.
-            eager_only: Whether speed-ups are over eager torch alone until `baselines` is called.
-                Compiling torch's other baselines may take a minute.
-            tier: Isolation of launchers. None: KAGENT_ISOLATION decides.
-
-        Raises:
-            TaskError: The task's reference.py fails.
-            MachineError: The device cannot be used.
-            ChildDied: The process ended.
+            device: Its name (`kagent_sandbox.device.table`): "gpu", "cpu".
+            run_seed: Draws the run's hidden cases.
+            index: Which of several.
+            patience: Share of the usual limits after which a candidate is taken for hung.
+            eager_only: Whether candidates' times are divided by eager torch's alone where nobody
+                has asked for `baselines`: what torch compiles may take a minute.
+            tier: How launchers are confined: None is as KAGENT_ISOLATION says.
         """
-        self.kind = kind
+        self._entry = find_device(device)
         self._tier = tier
         self._opened: Mapping[str, object] = {
             "task": str(task_folder),
-            "kind": kind,
+            "device": device,
             "run_seed": run_seed,
             "index": index,
             "patience": patience,
@@ -132,7 +126,6 @@ class JudgeClient:
         self._start()
 
     def _start(self) -> None:
-        kind = self.kind
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
         self._channel, theirs = Channel.pair()
         compiled = str(cache_folder() / "inductor")
@@ -140,11 +133,7 @@ class JudgeClient:
         environment.pop("TRITON_INTERPRET", None)  # a user's: the judge's own kernels are compiled
         if self._tier is not None:
             environment[ISOLATION] = self._tier
-        if kind == "cpu":
-            # The final race's baselines run here: they wait like candidates do, and must not pay
-            # for page faults that candidates' arena does not have.
-            environment |= WAITING
-            environment |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+        environment |= self._entry.environment
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, *_SERVER, str(theirs.fileno())],
@@ -253,7 +242,7 @@ class JudgeClient:
             if incumbent is not None:
                 entrant = self._entrant(Contender(against, incumbent, choice or {}), built)
             key = self._keep(built)
-            limit_s = SWEEP_S[self.kind] if sweep_s is None else sweep_s
+            limit_s = self._entry.traits.sweep_s if sweep_s is None else sweep_s
             request = to_json(MeasureRequest(key, tuple(errors), entrant, limit_s))
             return from_json(MeasureAnswer, self._ask("measure", {"request": request})).result
 

@@ -26,6 +26,7 @@ from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.device.cpu.entry import TRAITS
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.judge.arena.layout import pitch_of
 from kagent_sandbox.judge.arena.session import CandidateRejected, LauncherSession
@@ -79,7 +80,7 @@ class Interpreter:
         self._target = parse_target(target)
         self._most_elements = most_elements
         self._cases = check_cases(task, "gpu", run_seed)
-        self._checker = Checker(task, InputSampler(task, torch.device("cpu")))
+        self._checker = Checker(task, InputSampler(task, torch.device("cpu"), TRAITS.inputs))
         self._tier = tier
         self._cpu: CpuBackend | None = None  # for ghost tests; most candidates need none
         self._server = ForkServer(

@@ -11,7 +11,7 @@ import random
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from kagent_sandbox.data.build import key_of
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.build import Built, Contender
     from kagent_sandbox.data.device import Ceilings
     from kagent_sandbox.data.race import Race
-    from kagent_sandbox.data.task import Kind, Task
+    from kagent_sandbox.data.task import Task
     from kagent_sandbox.device.interface import Arena, Backend
     from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 
@@ -43,15 +43,11 @@ SWEEP_S = 0.5
 """Lane seconds per case that finding the best configuration may take."""
 REMEMBERED = 64
 """Checked candidates of which the judge knows what their check took."""
-MOST_KEPT = 4
-KEPT_SHARE_BYTES = 8 << 30
-"""A launcher that waits for its candidate's turn holds a context, nearly 1 GiB of a GPU: one is
-kept for every so many bytes of memory."""
 
 
 @dataclass
 class _Checked:
-    """State that is left of a candidate's check: its cost, and on a GPU the launcher."""
+    """What is left of a candidate's check: its cost, and the launcher where those are kept."""
 
     seconds: float
     session: LauncherSession | None = None
@@ -95,22 +91,20 @@ class Judge:
     ) -> None:
         self.task = task
         self.backend = backend
-        self.kind = cast("Kind", backend.facts.kind)
+        self.kind = backend.facts.kind  # whose cases of the task
         self.check_cases = check_cases(task, self.kind, run_seed)
         self.race_cases = race_cases(task, self.kind, run_seed)
         self.baselines_us = dict(baselines_us or {})
-        self._checker = Checker(task, InputSampler(task, backend.device))
+        self._checker = Checker(task, InputSampler(task, backend.device, backend.traits.inputs))
         self._arenas = Arenas(backend)
         self._ceilings: Ceilings | None = None
         self._noise: Noise | None = None
         self._watch = backend.watch()
         self._rng = random.SystemRandom()
-        # Starting a launcher costs half a second of a GPU's time. The launcher that checked a
-        # candidate waits for its measurement, which is not always the next one: checks come in any
-        # order. On a CPU native code could not be trusted to wait.
+        # Where launchers are kept, those that checked a candidate wait for its measurement, which
+        # is not always the next one: checks come in any order.
         self._checked: OrderedDict[str, _Checked] = OrderedDict()
-        gpu, memory = self.kind == "gpu", backend.facts.memory_bytes
-        self._most_kept = max(1, min(MOST_KEPT, memory // KEPT_SHARE_BYTES)) if gpu else 0
+        self._most_kept = backend.traits.kept_launchers.of(backend.facts.memory_bytes)
 
     @property
     def ceilings(self) -> Ceilings:
@@ -264,7 +258,7 @@ class Judge:
             checked.let_go()  # it has mapped an arena that is too small
         arena = self._arena(nbytes)
         theirs = incumbent.built.binaries if incumbent else {}
-        apart = {"b": theirs} if incumbent and self.kind == "cpu" else {}
+        apart = {"b": theirs} if incumbent and self.backend.traits.native else {}
         binaries = built.binaries if apart else {**theirs, **built.binaries}
         if checked.session is not None:
             session = checked.session.resume(binaries, Stage.MEASURE, clock)

@@ -17,6 +17,7 @@ import torch
 from kagent_sandbox.data.plan import TensorRef
 from kagent_sandbox.data.plan_json import parse_plan
 from kagent_sandbox.data.task import load_task
+from kagent_sandbox.device.cuda.entry import TRAITS
 from kagent_sandbox.device.cuda.executor import Executor
 from kagent_sandbox.device.plan_ops import as_words, strided_view
 from kagent_sandbox.judge.arena.layout import lay_out
@@ -60,7 +61,7 @@ def main(folder: Path) -> None:
     executor.kernels.add(binaries)
     (placement,) = place_plan(task, case, plan, memory, count=1)
     executor.prepare(placement.key, plan, placement.layout.offsets)
-    draws = InputSampler(task, device)
+    draws = InputSampler(task, device, TRAITS.inputs)
     input_set, stale = draws.fresh(case), draws.stale(case)
     placement.write(input_set, stale)
     executor.run(placement.key)

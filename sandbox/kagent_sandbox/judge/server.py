@@ -20,7 +20,8 @@ from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.device import time_limits
-from kagent_sandbox.errors import IncumbentWrong, KagentError, MachineError
+from kagent_sandbox.device.table import find_device
+from kagent_sandbox.errors import IncumbentWrong, KagentError
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.protocol import (
     ERRORS,
@@ -35,16 +36,12 @@ from kagent_sandbox.judge.protocol import (
     unpack,
 )
 from kagent_sandbox.judge.timing.baselines import Baselines, measure_baselines
-from kagent_sandbox.judge.timing.race_baselines import CpuRaceBaselines, GpuRaceBaselines
+from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 from kagent_sandbox.process.channel import Channel, ChannelClosed
 from kagent_sandbox.process.exit import exit_fast, exit_when_peer_closes
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.build import Built
-    from kagent_sandbox.data.task import Task
-    from kagent_sandbox.device.cpu.backend import CpuBackend
-    from kagent_sandbox.device.cuda.backend import GpuBackend
-    from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 
 Json = Mapping[str, object]
 
@@ -57,7 +54,7 @@ class JudgeServer:
         self._judge: Judge | None = None
         self._rivals: RaceBaselines | None = None
         self._eager_only = False
-        self._confined: CpuBackend | GpuBackend | None = None
+        self._device = ""
         self._kept: dict[str, Built] = {}
 
     def serve(self) -> None:
@@ -101,10 +98,11 @@ class JudgeServer:
     def _open(self, request: Json, _: Sequence[bytes]) -> Json:
         time_limits.share = float(str(request["patience"]))
         task = load_task(Path(str(request["task"])))
-        backend, race_baselines = _backend(task, str(request["kind"]), int(str(request["index"])))
-        self._rivals = race_baselines
+        self._device = str(request["device"])
+        entry = find_device(self._device)
+        backend = entry.open(int(str(request["index"])), products=bool(task.allow))
+        self._rivals = RaceBaselines.on(backend, task)
         self._eager_only = bool(request["eager_only"])
-        self._confined = backend
         self._judge = Judge(task, backend, int(str(request["run_seed"])))
         return to_json(backend.facts)
 
@@ -124,7 +122,7 @@ class JudgeServer:
             race_baselines.prefetch()  # a run's beginning, which a race ends
         found = measure_baselines(
             judge.task,
-            judge.kind,
+            self._device,
             judge.backend.facts,
             lambda line: self._channel.send({"progress": line}),
             names=names,
@@ -176,25 +174,10 @@ class JudgeServer:
         return {"text": self.judge.backend.printed()}
 
     def _isolation(self, _request: Json, _: Sequence[bytes]) -> Json:
-        assert self._confined is not None, "the first request is open"
-        return to_json(self._confined.isolation)
+        return to_json(self.judge.backend.isolation)
 
     def _contender(self, entrant: Entrant) -> Contender:
         return Contender(entrant.id, self._kept[entrant.key], entrant.choice)
-
-
-def _backend(task: Task, kind: str, index: int) -> tuple[CpuBackend | GpuBackend, RaceBaselines]:
-    """The device, and where its baselines come from."""
-    if kind == "cpu":
-        from kagent_sandbox.device.cpu.backend import CpuBackend
-
-        return CpuBackend(), CpuRaceBaselines(task)
-    try:
-        from kagent_sandbox.device.cuda.backend import GpuBackend
-    except ImportError as e:
-        raise MachineError(f"no GPU can be used here: {e}") from None
-    gpu = GpuBackend(index, products=bool(task.allow))
-    return gpu, GpuRaceBaselines(task, gpu)
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from typing import Self, cast
 
 from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.confine.policy import Confinement, Tier, asked_for
+from kagent_sandbox.data.language import PLUGINS
 from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.process.channel import Channel, ChannelError
 from kagent_sandbox.process.child_handle import ChildHandle, Exit
@@ -106,7 +107,7 @@ class ForkServer:
         self._channel.send(
             {
                 "handler": self._handler,
-                "preload": self._preload,
+                "preload": [*PLUGINS, *self._preload],
                 "confinement": dataclasses.asdict(self._confinement),
                 "root": str(self._root),
             }

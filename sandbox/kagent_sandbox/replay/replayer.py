@@ -197,11 +197,12 @@ class Replayer:
         known = self.observed.sources.setdefault(kernel, [])
         rows = cast("dict[str, Any]", message.obj)["sources"]
         for (record, target, symbol), binary in zip(rows, message.blobs[1:], strict=True):
-            key = Source.of(record).key(target)
+            source = Source.of(record)
+            key = source.key(target)
             if target != plan.target:
                 raise ValueError(f"a kernel for {target} in a plan for {plan.target}")
             if binary:
-                if kernel_info(binary, symbol, "cuda").hash not in hashes:
+                if kernel_info(binary, symbol, source.language).hash not in hashes:
                     raise ValueError(f"the binary of {symbol} is none of the plan's")
                 self.observed.cubins[key] = packed_cubin(binary, symbol)
             if all(known_["key"] != key for known_ in known):

@@ -8,6 +8,7 @@ import triton
 
 from kagent_sandbox.builder.binary.inspect import kernel_info
 from kagent_sandbox.builder.trace.triton import LoadedKernel, TritonLauncher
+from kagent_sandbox.data.language import TRITON
 
 _loaded: dict[int, LoadedKernel] = {}
 """Loaded binaries by the driver's handle of the function."""
@@ -26,7 +27,7 @@ def install() -> None:
 
     def load_binary(name: str, binary: bytes, *rest: Any) -> Any:
         answer = load(name, binary, *rest)
-        _loaded[answer[1]] = LoadedKernel(kernel_info(binary, name, "triton"), binary)
+        _loaded[answer[1]] = LoadedKernel(kernel_info(binary, name, TRITON.name), binary)
         return answer
 
     class TritonRecording:

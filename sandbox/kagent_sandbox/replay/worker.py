@@ -209,8 +209,8 @@ def _load(source: str, folder: Path) -> ModuleType:
 
 
 def _answer(recorder: RealRecorder, plan: Plan) -> tuple[dict[str, object], list[bytes]]:
-    """The plan, and which source each CUDA or C++ binary was compiled from."""
+    """The plan, and which source each binary was compiled from; cubins, too."""
     seen = {o.source.key(o.target): o for o in recorder.observed}
     sources = [[o.source.record(), o.target, o.symbol] for o in seen.values()]
-    blobs = [b"" if o.source.language == "cpp" else o.binary for o in seen.values()]
+    blobs = [b"" if o.target == "cpu" else o.binary for o in seen.values()]
     return {"sources": sources}, [dump_plan(plan), *blobs]

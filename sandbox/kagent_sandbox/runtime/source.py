@@ -6,14 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """Kernels with equal records are one kernel."""
 
-    language: Literal["cuda", "cpp"]
+    language: str  # "cuda", "cpp"
     name: str
     text: str
     options: tuple[str, ...] = ()

@@ -218,8 +218,8 @@ class TestWhatIsRefused:
     def test_another_language(self, tag):
         source = "#include <cuda_bf16.h>\n__global__ void softmax(const float* x) { }\n"
         message = refusal(HEAD + f"```{tag}\n{source}```\n")
-        assert "holds C++ or CUDA alone (lines 5–6)" in message
-        assert "wraps it with cuda_kernel(name, SOURCE)" in message
+        assert "holds CUDA or C++ alone (lines 5–6)" in message
+        assert "wraps it with cuda_kernel(name, source) or cpp_kernel(name, source)" in message
 
     @pytest.mark.parametrize("tag", ["diff", "patch", "python", ""])
     def test_a_diff(self, tag):

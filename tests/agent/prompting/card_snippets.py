@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from kagent.prompting.cards import HEADINGS, load_cards
+from kagent.prompting.cards import load_cards
 from kagent.resources import resource
 from kagent_sandbox.data.build import BuildCase, BuildRequest, TensorSpec
+from kagent_sandbox.data.language import LANGUAGES
 
 FOLDER = Path(__file__).parent / "snippets"
 CARDS = load_cards([resource("prompts") / "cards"])
@@ -30,7 +31,7 @@ PLACE = "# SNIPPET\n"
 def fences(card):
     """(language, number from 1, text) of all code of a card."""
     found = []
-    for heading, language in HEADINGS.items():
+    for heading, language in ((each.title, each.name) for each in LANGUAGES.values()):
         if heading in card.sections:
             matches = FENCE.findall(card.sections[heading])
             found += [(language, info, i, text) for i, (info, text) in enumerate(matches, 1)]

@@ -15,7 +15,7 @@ from kagent.prompting.excerpts import essentials, outline, sketch
 from kagent.prompting.failure_text import distil, excerpt
 from kagent.prompting.hardware import ARCHITECTURES, hardware
 from kagent.prompting.ledger import entry, ledger
-from kagent.prompting.measured import languages_of, measured
+from kagent.prompting.measured import measured
 from kagent.prompting.task_text import EPSILON, about_task
 from kagent.prompting.text import (
     amount,
@@ -32,6 +32,7 @@ from kagent.runs.store import RunStore, read_history
 from kagent.tasks import find_task, seeds_of, task_names
 from kagent_sandbox.data import target as targets
 from kagent_sandbox.data.device import Ceilings
+from kagent_sandbox.data.language import CPP, CUDA, TRITON, languages_in
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
@@ -138,10 +139,10 @@ def test_what_a_task_means_is_torch_itself():
 
 def test_languages_are_those_of_the_kernels():
     seeds = {c.proposal.name: c.proposal.source for c in h100.history().seeds}
-    assert languages_of(seeds["triton_rows"]) == ("triton",)
-    assert languages_of(seeds["cuda_cluster"]) == ("cuda",)
-    assert languages_of(seeds["triton_rows"] + seeds["cuda_cluster"]) == ("triton", "cuda")
-    assert languages_of("k = cpp_kernel('k', S)") == ("cpp",)
+    assert languages_in(seeds["triton_rows"]) == (TRITON,)
+    assert languages_in(seeds["cuda_cluster"]) == (CUDA,)
+    assert languages_in(seeds["triton_rows"] + seeds["cuda_cluster"]) == (TRITON, CUDA)
+    assert languages_in("k = cpp_kernel('k', S)") == (CPP,)
 
 
 def test_facts_are_of_cases_below_the_roofline():

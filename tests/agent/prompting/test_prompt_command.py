@@ -39,7 +39,7 @@ def test_a_task_has_a_first_prompt_for_any_target(show):
 
 
 def test_without_a_target_it_is_this_machines_own(show, monkeypatch):
-    monkeypatch.setattr("kagent.asktell.prompt_preview.has_gpu", lambda: False)
+    monkeypatch.setattr("kagent.asktell.prompt_preview.available", lambda kind: kind == "cpu")
     shown = show("gelu", "--json")
     data = json.loads(shown.out)
     assert (data["operator"], data["parent"]) == ("structure", 0)

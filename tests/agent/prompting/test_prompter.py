@@ -12,11 +12,11 @@ from kagent.asktell.prompt_preview import UNMEASURED, first_brief
 from kagent.evolve.session import seeds_for
 from kagent.llm.reply import Answer, read_reply
 from kagent.prompting import TEMPLATES, Prompter, RunFacts
-from kagent.prompting.cards import HEADINGS
 from kagent.runs.ask import Ask, Setting
 from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
 from kagent.search.select import POOL
 from kagent.tasks import find_task, task_names
+from kagent_sandbox.data.language import LANGUAGES
 from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import UserError
@@ -322,7 +322,7 @@ def test_every_card_suits_some_task_and_is_written_out(name):
             assert f"# The technique to try: {card.title}" in prompt.user
             assert card.sections["When it pays"] in prompt.user
             shown = [n for n in card.front.languages if (n == "cpp") == (kind == "cpu")]
-            for heading, language in HEADINGS.items():
+            for heading, language in ((each.title, each.name) for each in LANGUAGES.values()):
                 assert (f"**{heading}**" in prompt.user) == (language in shown)
             return
     pytest.fail(f"no task that ships with kagent has a use for {name}")

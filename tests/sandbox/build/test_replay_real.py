@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kagent.selftest.assemble import candidate_text
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import BuildCase, BuildRequest, Built, TensorSpec
 from kagent_sandbox.data.plan import Fill, Launch
@@ -185,7 +186,7 @@ def test_given_values_are_what_host_code_is_called_with(tools):
 
 
 def test_an_honest_candidate_launches_what_its_plan_says(tools):
-    assert replayed(tools, (CORPUS / "honest" / "rows_cpp.py").read_text()) is None
+    assert replayed(tools, candidate_text(CORPUS / "honest" / "rows_cpp.py")) is None
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_an_honest_candidate_launches_what_its_plan_says(tools):
     ],
 )
 def test_who_notices_the_tracer_does_something_else_on_real_tensors(tools, name):
-    source = (CORPUS / "cheats" / "76_notices_tracing" / f"{name}_cpp.py").read_text()
+    source = candidate_text(CORPUS / "cheats" / "76_notices_tracing" / f"{name}_cpp.py")
     verdict = replayed(tools, source)
     assert verdict is not None
     assert verdict.status is Status.TAMPER
@@ -209,7 +210,7 @@ def test_who_notices_the_tracer_does_something_else_on_real_tensors(tools, name)
 
 
 def test_a_plan_that_the_source_did_not_make_is_found(tools):
-    source = (CORPUS / "cheats" / "77_forged_plan" / "launched_by_hand_cpp.py").read_text()
+    source = candidate_text(CORPUS / "cheats" / "77_forged_plan" / "launched_by_hand_cpp.py")
     verdict = replayed(tools, source)
     assert verdict is not None
     assert verdict.status is Status.TAMPER

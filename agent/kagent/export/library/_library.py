@@ -43,7 +43,7 @@ from ._portfolio import Portfolio, Size
 
 __all__ = [
     "FallbackWarning",
-    "KernelOperator",
+    "Operator",
     "Portfolio",
     "autocast_dtype",
     "available",
@@ -87,7 +87,7 @@ _excluded = torch._C._dispatch_tls_is_dispatch_key_excluded  # noqa: SLF001
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality  # noqa: SLF001
 
 
-class KernelOperator:
+class Operator:
     """One operator of torch.library, with a portfolio of kernels."""
 
     def __init__(

@@ -15,11 +15,11 @@ from kagent_sandbox.errors import RunError, UserError
 from rich.panel import Panel
 from rich.text import Text
 
-from kagent.candidate_file import read_candidate
 from kagent.evolve.open_machine import request_maker
 from kagent.llm.claims import hypothesis
 from kagent.resources import corpus_folder
 from kagent.runs.files import connect, connect_to_read
+from kagent.selftest.assemble import candidate_text, candidates
 from kagent.selftest.catalogue import PASSED
 from kagent.selftest.expectations import EntryOutcome, of_verdict
 from kagent.selftest.jobs import Job
@@ -43,9 +43,9 @@ def look_alikes(scenario_run: ScenarioRun) -> EntryOutcome:
     are recognised.
     """
     wrong = []
-    for one in sorted(scenario_run.item.glob("*_a_cpp.py")):
+    for one in (p for p in candidates(scenario_run.item) if p.name.endswith("_a_cpp.py")):
         two = one.with_name(one.name.replace("_a_cpp", "_b_cpp"))
-        texts = [read_candidate(path) for path in (one, two)]
+        texts = [candidate_text(path) for path in (one, two)]
         work = [_built(scenario_run, text).work_hash for text in texts]
         differ = tree_hash(texts[0]) != tree_hash(texts[1]), work[0] != work[1]
         expected = (False, False) if one.name.startswith("same_") else (True, True)
@@ -58,9 +58,9 @@ def beside_the_incumbent(scenario_run: ScenarioRun) -> EntryOutcome:
     """A candidate is timed beside an incumbent, whose code it would rather slow down."""
     task = corpus_folder() / "tasks" / "rows"
     best = _built(
-        scenario_run, read_candidate(corpus_folder() / "honest" / "rows_cpp.py"), measured=True
+        scenario_run, candidate_text(corpus_folder() / "honest" / "rows_cpp.py"), measured=True
     )
-    mine = _built(scenario_run, read_candidate(scenario_run.item / "meddles_cpp.py"), measured=True)
+    mine = _built(scenario_run, candidate_text(scenario_run.item / "meddles_cpp.py"), measured=True)
     judge = scenario_run.evaluator.judge(task, "cpu")
     errors = judge.check(mine)
     if isinstance(errors, Rejected):
@@ -79,7 +79,7 @@ def wrong_in_the_race(scenario_run: ScenarioRun) -> EntryOutcome:
     searched = scenario_run.evaluator.evaluate(_job(paths["wrong"], measured=True))
     if searched.outcome != PASSED:
         return searched
-    texts = {name: read_candidate(path) for name, path in paths.items()}
+    texts = {name: candidate_text(path) for name, path in paths.items()}
     contenders = [Contender(n, _built(scenario_run, t, cases), {}) for n, t in texts.items()]
     judge = scenario_run.evaluator.judge(task.folder, "cpu")
     race = judge.race(contenders, hidden=True, baselines=False)
@@ -141,7 +141,7 @@ def _opens(path: Path) -> bool:
 
 def _job(path: Path, *, measured: bool = False) -> Job:
     task = corpus_folder() / "tasks" / "rows"
-    return Job(read_candidate(path), task, "cpu", measured=measured)
+    return Job(candidate_text(path), task, "cpu", measured=measured)
 
 
 def _built(

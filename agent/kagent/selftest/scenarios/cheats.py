@@ -9,7 +9,7 @@ from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.replay.replayer import Replayer
 
-from kagent.candidate_file import read_candidate
+from kagent.selftest.assemble import candidate_text
 from kagent.selftest.catalogue import PASSED, Variant, load_item
 from kagent.selftest.expectations import EntryOutcome
 from kagent.selftest.jobs import job_of
@@ -50,4 +50,4 @@ def _replayed(
     case = build_case(task, task.cpu.check[0])
     built = attempt.built
     plan, config = built.plans[0, case.name], built.configs[0]
-    return replayer.compare(read_candidate(path), task.entry, case, plan, config)
+    return replayer.compare(candidate_text(path), task.entry, case, plan, config)

@@ -18,8 +18,8 @@ from kagent_sandbox.errors import UserError
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.process import process_tree
 
-from kagent.candidate_file import read_candidate
 from kagent.resources import corpus_folder
+from kagent.selftest.assemble import candidate_text
 from kagent.selftest.catalogue import PASSED
 from kagent.selftest.expectations import EntryOutcome, of_verdict
 from kagent.selftest.jobs import Job
@@ -110,7 +110,7 @@ def disk_full(scenario_run: ScenarioRun) -> EntryOutcome:
 def _built(scenario_run: ScenarioRun, path: str) -> Built:
     """A candidate of the corpus, built for the small task's check cases."""
     corpus = corpus_folder()
-    job = Job(read_candidate(corpus / path), corpus / "tasks" / "rows", "cpu", measured=False)
+    job = Job(candidate_text(corpus / path), corpus / "tasks" / "rows", "cpu", measured=False)
     attempt = scenario_run.evaluator.build(job)
     attempt.bait.close()
     if attempt.error is not None:

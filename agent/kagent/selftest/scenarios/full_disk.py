@@ -13,6 +13,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
+from kagent_sandbox.data.language import CPP
 from kagent_sandbox.errors import RunError
 
 from kagent.runs.manifest import Manifest
@@ -114,7 +115,7 @@ def _manifest() -> Manifest:
         kind="cpu",
         target="cpu",
         seed=0,
-        lang="cpp",
+        lang=CPP.name,
         proposer="tuner",
         operators=(),
         in_flight=1,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 
-from kagent_sandbox.data.task import Kind
+from kagent_sandbox.data.kind import kind_of_target
 from kagent_sandbox.data.verdict import Passed, Rejected
 
-from kagent.candidate_file import DEFAULT_TARGET, read_candidate
+from kagent.candidate_file import DEFAULT_TARGET
 from kagent.prompting import Prompter, RunFacts
 from kagent.prompting.prompter import TEMPLATES
 from kagent.resources import corpus_folder
 from kagent.runs.ask import Ask, Setting
 from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
+from kagent.selftest.assemble import candidate_text
 from kagent.selftest.catalogue import Variant, load_item
 from kagent.selftest.expectations import EntryOutcome
 from kagent.selftest.jobs import job_of
@@ -48,9 +49,9 @@ def _prompt(
 ) -> str:
     """The next prompt to a model after that verdict, without the candidate's own source."""
     task = scenario_run.evaluator.task(variant.task)
-    kind: Kind = "cpu" if variant.runs == "cpu" else "gpu"
-    target = "cpu" if kind == "cpu" else DEFAULT_TARGET
-    honest = read_candidate(corpus_folder() / "honest" / "rows_cpp.py")
+    target = "cpu" if variant.runs == "cpu" else DEFAULT_TARGET
+    kind = kind_of_target(target)
+    honest = candidate_text(corpus_folder() / "honest" / "rows_cpp.py")
     seed = Candidate(Proposal(0, (), Operator.SEED, "honest", honest, ""), Passed((), (), 1.0, 0.0))
     wrong = Candidate(
         Proposal(1, (0,), Operator.STRUCTURE, "hostile", honest, "a new idea"), verdict

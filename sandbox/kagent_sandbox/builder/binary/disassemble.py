@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from kagent_sandbox.confine import builder_confinement
-from kagent_sandbox.data.language import Language
+from kagent_sandbox.data.language import Language, language
 from kagent_sandbox.errors import ChildDied, ToolchainError
 from kagent_sandbox.process.channel import ChannelError
 from kagent_sandbox.process.context import Context
@@ -22,8 +22,9 @@ MAX_TEXT_BYTES = 8 << 20
 _LIMIT_S = 60.0
 
 
-def disassemble(binaries: Mapping[str, tuple[Language, bytes]]) -> dict[str, str]:
-    """Text of each binary, by name: SASS of a cubin, host assembly of a shared object.
+def disassemble(binaries: Mapping[str, tuple[str, bytes]]) -> dict[str, str]:
+    """Text of each binary, by name: SASS of a cubin, host assembly of a shared object. Each comes
+    with its language.
 
     Raises:
         ToolchainError: nvdisasm or objdump is not to be found.
@@ -31,8 +32,8 @@ def disassemble(binaries: Mapping[str, tuple[Language, bytes]]) -> dict[str, str
     """
     found: dict[str, str] = {}
     with ForkServer(f"{__name__}:handle", confinement=builder_confinement()) as server:
-        for name, (language, binary) in binaries.items():
-            command = _command(language)
+        for name, (written_in, binary) in binaries.items():
+            command = _command(language(written_in))
             with server.spawn(wall_limit_s=_LIMIT_S) as child:
                 try:
                     child.channel.send({"command": command}, [binary])
@@ -45,8 +46,8 @@ def disassemble(binaries: Mapping[str, tuple[Language, bytes]]) -> dict[str, str
     return found
 
 
-def _command(language: Language) -> list[str]:
-    if language == "cpp":
+def _command(written_in: Language) -> list[str]:
+    if written_in.kind == "cpu":
         return [_tool("objdump"), "--disassemble", "--demangle", "--no-show-raw-insn"]
     return [_tool("nvdisasm"), "--print-code"]
 

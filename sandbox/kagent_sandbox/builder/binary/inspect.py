@@ -26,7 +26,7 @@ from kagent_sandbox.builder.binary.elf import (
     Section,
     read_elf,
 )
-from kagent_sandbox.data.language import Language
+from kagent_sandbox.data.language import language
 from kagent_sandbox.data.plan import SCALAR_BYTES, KernelInfo, ScalarType
 from kagent_sandbox.runtime.scalars import CPP_TYPES
 
@@ -58,8 +58,9 @@ class InspectError(ValueError):
     """A binary that cannot be read, or lacks the kernel."""
 
 
-def kernel_info(binary: bytes, symbol: str, language: Language) -> KernelInfo:
-    """Describe the kernel `symbol` of a cubin, or of a shared object that `cpp` built.
+def kernel_info(binary: bytes, symbol: str, written_in: str) -> KernelInfo:
+    """Describe the kernel `symbol` of a cubin, or of a shared object that `cpp` built; `written_in`
+    is the name of its language.
 
     `hash` is of every byte of the binary, and the symbol: what is loaded under it can be nothing
     else. `code` leaves names out, so that a kernel under another name is recognised; a binary that
@@ -72,13 +73,13 @@ def kernel_info(binary: bytes, symbol: str, language: Language) -> KernelInfo:
         raise InspectError(f"a binary of {len(binary)} bytes: the limit is {MAX_BINARY_BYTES}")
     whole = hashlib.sha256(binary)
     whole.update(f"\0{symbol}".encode(errors="replace"))
-    key = whole.hexdigest(), language
+    key = whole.hexdigest(), written_in
     info = _known.get(key)
     if info is None:
         try:
             elf = read_elf(binary)
-            cpp = language == "cpp"
-            info = _shared_object(elf, symbol) if cpp else _cubin(elf, symbol, language)
+            read = _shared_object if language(written_in).kind == "cpu" else _cubin
+            info = read(elf, symbol, written_in)
         except (ElfError, struct.error, UnicodeError) as e:
             raise InspectError(f"kernel {symbol}: {e}") from None
         info = dataclasses.replace(info, hash=key[0])
@@ -108,7 +109,7 @@ def architecture(binary: bytes) -> int:
 # -- cubins --------------------------------------------------------------------------------------
 
 
-def _cubin(elf: Elf, symbol: str, language: Language) -> KernelInfo:
+def _cubin(elf: Elf, symbol: str, written_in: str) -> KernelInfo:
     names = _kernels(elf)
     text = elf.named(f".text.{symbol}")
     own = elf.named(f".nv.info.{symbol}")
@@ -120,7 +121,7 @@ def _cubin(elf: Elf, symbol: str, language: Language) -> KernelInfo:
     counts = _per_function(common.data if common else b"", _index_of(elf, symbol))
     return KernelInfo(
         hash="",
-        language=language,
+        language=written_in,
         name=symbol,
         param_bytes=_param_bytes(own.data),
         registers=counts.get(_REGCOUNT, 0),
@@ -240,14 +241,14 @@ def _counts(section: Section) -> bool:
 # -- shared objects ------------------------------------------------------------------------------
 
 
-def _shared_object(elf: Elf, symbol: str) -> KernelInfo:
+def _shared_object(elf: Elf, symbol: str, written_in: str) -> KernelInfo:
     defined = {s.name for s in elf.symbols if s.section and s.info & 0xF == 2}
     if symbol not in defined:
         raise InspectError(f'{symbol} must be declared extern "C"')
     types = _cpp_parameters(elf)
     return KernelInfo(
         hash="",
-        language="cpp",
+        language=written_in,
         name=symbol,
         param_bytes=tuple(8 if t is None else SCALAR_BYTES[t] for t in types),
         code=_library_hash(elf, symbol),

@@ -1,12 +1,32 @@
-"""CUDA C++ to cubins through NVRTC: see `runtime.nvrtc`. What is missing is a `ToolchainError`."""
+"""CUDA C++ to cubins through NVRTC: see `runtime.nvrtc`. What is missing is a `ToolchainError`.
+
+A `builder.compile.kernels.Compiler`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kagent_sandbox.builder.compile import ptx
+from kagent_sandbox.data.language import CUDA
+from kagent_sandbox.data.plan import KernelInfo
 from kagent_sandbox.errors import ToolchainError
 from kagent_sandbox.runtime import headers, nvrtc
+from kagent_sandbox.runtime.arguments import Parameter, cuda_parameters
 from kagent_sandbox.runtime.errors import KernelUnavailable
+from kagent_sandbox.runtime.source import Source
+
+
+def compile_source(source: Source, target: str) -> tuple[bytes, str]:
+    """See `Compiler`. Keeps the PTX, too, where somebody wants it."""
+    built = compile_cuda(source.name, source.text, target, source.options, dict(source.defines))
+    ptx.keep(built.cubin, built.symbol, CUDA.name, built.ptx)
+    return built.cubin, built.symbol
+
+
+def parameters(source: Source, binary: bytes, info: KernelInfo) -> tuple[Parameter, ...]:  # noqa: ARG001
+    """See `Compiler`. The source says what they are, and the binary how large."""
+    return cuda_parameters(source.name, source.text, info.param_bytes)
 
 
 def compile_cuda(

@@ -1,23 +1,23 @@
-"""CUDA and C++ kernels, compiled once per source and target, and kept on disk between forks."""
+"""Kernels with a source, compiled once per source and target, and kept on disk between forks."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, cast
 
-from kagent_sandbox.builder.binary.inspect import cpp_parameters, kernel_info
-from kagent_sandbox.builder.compile import ptx
-from kagent_sandbox.builder.compile.cpp import compile_cpp
-from kagent_sandbox.builder.compile.cuda import compile_cuda
+from kagent_sandbox.builder.binary.inspect import kernel_info
 from kagent_sandbox.builder.compile.time_limit import compile_limit
+from kagent_sandbox.data.language import language
 from kagent_sandbox.data.plan import KernelInfo
 from kagent_sandbox.data.target import parse_target
-from kagent_sandbox.runtime.arguments import Parameter, cuda_parameters
+from kagent_sandbox.runtime.arguments import Parameter
 from kagent_sandbox.runtime.launches import Launching
 from kagent_sandbox.runtime.source import Source
 
@@ -32,6 +32,21 @@ class Compiled:
     binary: bytes
     info: KernelInfo
     parameters: tuple[Parameter, ...]
+
+
+class Compiler(Protocol):
+    """What the module has that a language names as its compiler."""
+
+    def compile_source(self, source: Source, target: str) -> tuple[bytes, str]:
+        """A binary for the target, and the symbol of the kernel in it.
+
+        Raises:
+            CompileError: The source was refused.
+            ToolchainError: The compiler or its headers are missing.
+        """
+
+    def parameters(self, source: Source, binary: bytes, info: KernelInfo) -> tuple[Parameter, ...]:
+        """Types of the kernel's parameters."""
 
 
 _done: dict[str, Compiled] = {}
@@ -53,7 +68,7 @@ def compiled(source: Source, target: str, limit_s: float | None = None) -> Compi
             with compile_limit(source.name, limit_s), _alone(stored):
                 found = _stored(stored)  # by a fork that was traced at the same time
                 if found is None:
-                    found = _compile(source, target)
+                    found = _compiler(source).compile_source(source, target)
                     _store(stored, *found)
         _done[key] = _describe(source, *found)
     return _done[key]
@@ -85,22 +100,13 @@ def _store(stored: Path | None, binary: bytes, symbol: str) -> None:
         partial.replace(stored)
 
 
-def _compile(source: Source, target: str) -> tuple[bytes, str]:
-    defines = dict(source.defines)
-    if source.language == "cpp":
-        binary = compile_cpp(source.name, source.text, source.options, defines)
-        return binary, source.name
-    built = compile_cuda(source.name, source.text, target, source.options, defines)
-    ptx.keep(built.cubin, built.symbol, "cuda", built.ptx)
-    return built.cubin, built.symbol
+def _compiler(source: Source) -> Compiler:
+    return cast("Compiler", importlib.import_module(language(source.language).compiler))
 
 
 def _describe(source: Source, binary: bytes, symbol: str) -> Compiled:
     info = kernel_info(binary, symbol, source.language)
-    if source.language == "cuda":
-        return Compiled(binary, info, cuda_parameters(source.name, source.text, info.param_bytes))
-    types = zip(info.param_bytes, cpp_parameters(binary), strict=True)
-    return Compiled(binary, info, tuple(Parameter(n, t, t is None) for n, t in types))
+    return Compiled(binary, info, _compiler(source).parameters(source, binary, info))
 
 
 def over_limits(

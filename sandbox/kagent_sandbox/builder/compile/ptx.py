@@ -8,7 +8,6 @@ its process says: it is for reading, and nothing is decided by it.
 from __future__ import annotations
 
 from kagent_sandbox.builder.binary.inspect import kernel_info
-from kagent_sandbox.data.language import Language
 
 MAX_TEXT_BYTES = 8 << 20
 """Most bytes of one kernel's text; a longer text is cut. Unrolled kernels have about one MiB."""
@@ -22,10 +21,10 @@ def start() -> None:
     _kept = {}
 
 
-def keep(binary: bytes, symbol: str, language: Language, text: str) -> None:
+def keep(binary: bytes, symbol: str, written_in: str, text: str) -> None:
     """Keep a kernel's PTX, if somebody wants it."""
     if _kept is not None and text:
-        key = kernel_info(binary, symbol, language).hash
+        key = kernel_info(binary, symbol, written_in).hash
         _kept[key] = text.encode(errors="replace")[:MAX_TEXT_BYTES]
 
 

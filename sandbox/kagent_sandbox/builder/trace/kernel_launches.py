@@ -1,4 +1,4 @@
-"""CUDA and C++ kernels that host code launches while it is traced: compiled, and recorded."""
+"""Kernels with a source that host code launches while it is traced: compiled, and recorded."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kagent_sandbox.builder.compile import kernels
 from kagent_sandbox.builder.policy import PolicyError
 from kagent_sandbox.builder.trace.recorder import Recorder
 from kagent_sandbox.builder.trace.symbolic import current_recorder
+from kagent_sandbox.data.language import how_to_write, language
 from kagent_sandbox.data.plan import Arg, Null, Pointer, Scalar, TensorMap
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.runtime import arguments
@@ -43,11 +44,12 @@ def _record(source: Source, values: Sequence[object], launch: Launching) -> bool
     recorder = current_recorder()
     if recorder is None:
         return False
-    if (source.language == "cpp") != (recorder.target == "cpu"):
-        wanted = "cpp_kernel" if recorder.target == "cpu" else "cuda_kernel or Triton"
+    kind = "cpu" if recorder.target == "cpu" else "gpu"
+    if language(source.language).kind != kind:
         recorder.refuse(
             PolicyError(
-                f"a {source.language} kernel in a candidate for {recorder.target}", f"use {wanted}"
+                f"a {source.language} kernel in a candidate for {recorder.target}",
+                f"use {how_to_write(kind)}",
             )
         )
     kernel = kernels.compiled(source, recorder.target, recorder.compile_limit_s)

@@ -33,6 +33,7 @@ from kagent_sandbox.builder.trace.recorder import Recorder
 from kagent_sandbox.builder.trace.symbolic import current_recorder
 from kagent_sandbox.builder.trace.torch_stubs import refuse
 from kagent_sandbox.builder.trace.triton_args import expand
+from kagent_sandbox.data.language import TRITON, how_to_write
 from kagent_sandbox.data.plan import KernelInfo, Null
 from kagent_sandbox.data.target import Target
 from kagent_sandbox.data.verdict import Status
@@ -146,7 +147,7 @@ class Utils:
         self, name: str, binary: bytes, shared: int, device: object
     ) -> tuple[object, LoadedKernel, int, int, int]:
         """(module, function, registers, spills, most threads per block) of a cubin."""
-        info = kernel_info(binary, name, "triton")
+        info = kernel_info(binary, name, TRITON.name)
         threads = min(1024, self._target.registers_per_multiprocessor // max(1, info.registers))
         return object(), LoadedKernel(info, binary), info.registers, info.spill_bytes // 4, threads
 
@@ -172,9 +173,7 @@ class Driver:
     def get_current_target(self) -> GPUTarget:
         """The architecture to compile for."""
         if self._target.is_cpu:
-            refuse(
-                "a Triton kernel is launched on the CPU", "write it with cpp_kernel(name, source)"
-            )
+            refuse("a Triton kernel is launched on the CPU", f"write it with {how_to_write('cpu')}")
         return GPUTarget("cuda", self._target.capability, self._target.warp_size)
 
     def get_device_capability(self, device: object = 0) -> tuple[int, int]:
@@ -236,7 +235,7 @@ def install(target: Target) -> None:
                 compile_ahead(self, args[1], args[3], args[5], args[4])
             kernel = original(self, *args, **kwargs)
         if kernel is not None:
-            ptx.keep(kernel.kernel, kernel.name, "triton", kernel.asm.get("ptx", ""))
+            ptx.keep(kernel.kernel, kernel.name, TRITON.name, kernel.asm.get("ptx", ""))
         return kernel
 
     limited.limited = True  # type: ignore[attr-defined]

@@ -12,10 +12,13 @@ from kagent_sandbox.data.plan import Alloc, Buffer, Fill, Plan, TensorRef
 from kagent_sandbox.device import health
 from kagent_sandbox.device.cpu.arena import CpuArena
 from kagent_sandbox.device.cpu.ceilings import cached_ceilings
+from kagent_sandbox.device.cpu.entry import TRAITS
 from kagent_sandbox.device.cpu.facts import cpu_facts
+from kagent_sandbox.device.cpu.flush import settle
 from kagent_sandbox.device.cpu.host import CpuHost
 from kagent_sandbox.device.cpu.launcher import CpuLauncher, RequestCost
 from kagent_sandbox.device.cpu.openmp import WAITING
+from kagent_sandbox.device.cpu.race_baselines import CpuRaceBaselines
 from kagent_sandbox.device.interface import Arena, LaunchFailed
 from kagent_sandbox.device.interference import HostWatch, Watch
 from kagent_sandbox.errors import KagentError, MachineError
@@ -29,6 +32,8 @@ _MOST_DISK_BYTES = 512 << 20  # of a launcher's private folder, which may be mem
 
 class CpuBackend:
     """The CPU behind the interface that GPUs have. Close it, or use it as a context manager."""
+
+    traits = TRAITS
 
     def __init__(self, *, memory_bytes: int = 16 << 30, tier: Tier | None = None) -> None:
         """Start the fork-server.
@@ -137,6 +142,17 @@ class CpuBackend:
     def _measure_on(self, nbytes: int) -> tuple[CpuArena, CpuLauncher]:
         arena = self.arena(nbytes)
         return arena, self.launcher(arena)
+
+    def synchronize(self) -> None:
+        """See `Backend`: torch's own work on a CPU is done when it returns."""
+
+    def settle(self) -> None:
+        """See `Backend`."""
+        settle()
+
+    def race_baselines(self) -> CpuRaceBaselines:
+        """See `Backend`."""
+        return CpuRaceBaselines()
 
     def watch(self) -> Watch:
         """See `Backend`."""

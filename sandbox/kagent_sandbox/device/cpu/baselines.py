@@ -6,25 +6,29 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
 import torch
 
+from kagent_sandbox.device.baseline_calls import (
+    SAMPLES,
+    BaselineCall,
+    MeasuredBaseline,
+    make_call,
+)
 from kagent_sandbox.device.cpu import priority as priority
+from kagent_sandbox.device.cpu.entry import TRAITS
 from kagent_sandbox.device.cpu.flush import settle
 from kagent_sandbox.device.plan_ops import void
 
 _WARM_UP = 2  # calls before anything is timed: compiling
-SPAN_US = 1800.0
-"""Microseconds of one sample, of candidates and baselines. Variation of waking up is then 3 % of
-it.
-"""
-MOST_SETS = 64
 _SETS_BYTES = 1 << 30  # of all input sets together
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
 _TRIES = 3  # of how long one call takes: the shortest counts
+_SECONDS = 2.0  # per baseline, beyond the least number of samples
+_LEAST_SAMPLES = 5
 
 
 class CpuBaseline:
@@ -37,8 +41,9 @@ class CpuBaseline:
             void(function())
         first_us = min(_elapsed_us([function]) for _ in range(_TRIES))
         nbytes = sum(t.nbytes for t in function.keywords.values() if isinstance(t, torch.Tensor))
-        wanted = runs_for(SPAN_US, first_us, least=3, most=MOST_SETS)
-        count = max(3, min(wanted, _SETS_BYTES // max(1, nbytes)))
+        places = TRAITS.placements
+        wanted = places.lasting(first_us)
+        count = max(places.least, min(wanted, _SETS_BYTES // max(1, nbytes)))
         copies = [functools.partial(function.func, **_copies(function)) for _ in range(count - 1)]
         self._sets: list[Callable[[], object]] = [function, *copies]
         self._inputs = [_tensors(f) for f in (function, *copies)]
@@ -62,11 +67,14 @@ class CpuBaseline:
         return _elapsed_us([*self._sets[turn:], *self._sets[:turn]]) / len(self._sets)
 
 
-def runs_for(span_us: float, us: float, *, least: int, most: int) -> int:
-    """Return the number of executions, of `us` microseconds each, that last for a span, within
-    bounds.
-    """
-    return max(least, min(most, math.ceil(span_us / max(us, 1.0))))
+def measure(call: BaselineCall) -> MeasuredBaseline:
+    """The median of some samples of one baseline; of fewer where they take long."""
+    baseline = CpuBaseline(make_call(call, torch.device("cpu")))
+    times: list[float] = []
+    deadline = time.monotonic() + _SECONDS
+    while len(times) < SAMPLES and (len(times) < _LEAST_SAMPLES or time.monotonic() < deadline):
+        times += baseline.samples(1)
+    return MeasuredBaseline(statistics.median(times))
 
 
 def _elapsed_us(functions: Sequence[Callable[[], object]]) -> float:

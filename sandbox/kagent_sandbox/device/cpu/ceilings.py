@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from kagent_sandbox import cache
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
+from kagent_sandbox.data.language import CPP
 from kagent_sandbox.data.plan import (
     Alloc,
     Buffer,
@@ -26,9 +27,10 @@ from kagent_sandbox.data.plan import (
     TorchOp,
 )
 from kagent_sandbox.device.cpu.arena import CpuArena
-from kagent_sandbox.device.cpu.baselines import SPAN_US, runs_for
+from kagent_sandbox.device.cpu.entry import TRAITS
 from kagent_sandbox.device.cpu.launcher import CpuLauncher
 from kagent_sandbox.device.interface import larger
+from kagent_sandbox.device.traits import executions_for
 from kagent_sandbox.errors import MachineError, ToolchainError
 
 Open: TypeAlias = Callable[[int], tuple[CpuArena, CpuLauncher]]
@@ -167,7 +169,8 @@ def _best_us(launcher: CpuLauncher, names: Sequence[str], placements: int) -> di
         for name in names:
             keys = [f"{name}{i}" for i in range(placements)]
             first_us = launcher.sample(keys, limit_s=_LIMIT_S)  # warm up
-            keys *= runs_for(SPAN_US, first_us * placements, least=1, most=_MOST_TURNS)
+            span_us = TRAITS.placements.span_us
+            keys *= executions_for(span_us, first_us * placements, 1, _MOST_TURNS)
             us = statistics.median(launcher.sample(keys, limit_s=_LIMIT_S) for _ in range(_SAMPLES))
             if us > 0:
                 best[name] = min(best[name], us)
@@ -177,7 +180,7 @@ def _best_us(launcher: CpuLauncher, names: Sequence[str], placements: int) -> di
 
 
 def _stream_plan(name: str, nbytes: int) -> Plan:
-    kernel = KernelInfo(_HASH, "cpp", name, (8, 8, 8))
+    kernel = KernelInfo(_HASH, CPP.name, name, (8, 8, 8))
     args = (Pointer(0, 0), Pointer(1, 0), Scalar("i64", nbytes // 4))
     launch = Launch(_HASH, (1, 1, 1), (1, 1, 1), args)
     buffers = (Buffer(0, "scratch", nbytes), Buffer(1, "scratch", nbytes))

@@ -21,6 +21,7 @@ from typing import TypeAlias, cast
 import torch
 
 from kagent_sandbox.confine.seccomp import forbid_new_threads
+from kagent_sandbox.data.language import language
 from kagent_sandbox.data.plan import (
     Alloc,
     Arg,
@@ -148,7 +149,7 @@ class Runner:
         return steps
 
     def _bind_launch(self, launch: Launch, kernel: KernelInfo, offsets: Mapping[int, int]) -> Step:
-        if kernel.language != "cpp":
+        if language(kernel.language).kind != "cpu":
             raise PlanError(f"kernel {kernel.name} is {kernel.language}: not for this target")
         arguments = [self._argument(a, offsets) for a in launch.args]
         library = self._libraries.get(kernel.hash)
@@ -168,4 +169,4 @@ class Runner:
             return ctypes.c_void_p(None)
         if isinstance(arg, Scalar) and arg.type in _SCALARS:
             return _SCALARS[arg.type](arg.value)
-        raise PlanError(f"a C++ kernel cannot take {type(arg).__name__} {arg}")
+        raise PlanError(f"a kernel on the CPU cannot take {type(arg).__name__} {arg}")

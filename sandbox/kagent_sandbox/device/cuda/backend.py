@@ -17,11 +17,13 @@ from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.device import compiler_cache, health
 from kagent_sandbox.device.baseline_calls import BaselineCall
 from kagent_sandbox.device.cuda.arena import GpuArena
+from kagent_sandbox.device.cuda.entry import TRAITS
 from kagent_sandbox.device.cuda.facts import bus_id, gpu_facts
 from kagent_sandbox.device.cuda.launcher import Connection, GpuLauncher
 from kagent_sandbox.device.cuda.launcher_pool import LauncherPool
 from kagent_sandbox.device.cuda.memory import Transport, best_transport
 from kagent_sandbox.device.cuda.nvml import watch_gpu
+from kagent_sandbox.device.cuda.race_baselines import GpuRaceBaselines
 from kagent_sandbox.device.cuda.race_processes import BASELINES_LIMIT_S, RaceProcesses, described
 from kagent_sandbox.device.cuda.timing import TIMING_VERSION
 from kagent_sandbox.device.interface import Arena, larger
@@ -62,6 +64,8 @@ def _server(preload: Sequence[str], env: Mapping[str, str]) -> ForkServer:
 
 class GpuBackend:
     """See `kagent_sandbox.device.interface.Backend`. Use as a context manager."""
+
+    traits = TRAITS
 
     def __init__(
         self, index: int = 0, *, transport: Transport | None = None, products: bool = True
@@ -148,7 +152,7 @@ class GpuBackend:
             self._spares.begin(least=1)
         return GpuLauncher(
             connection,
-            settle=lambda: torch.cuda.synchronize(self.device),
+            settle=self.synchronize,
             quiet=self._spares.quiet,
             after_loss=self._after_loss,
             end=self._spares.end,
@@ -229,6 +233,17 @@ class GpuBackend:
     def prefetch_race(self) -> None:
         """Begin to import torch's compiler for the launchers of a race; does not wait for it."""
         self._race.expect()
+
+    def synchronize(self) -> None:
+        """See `Backend`."""
+        torch.cuda.synchronize(self.device)
+
+    def settle(self) -> None:
+        """See `Backend`: launchers flush L2 by themselves."""
+
+    def race_baselines(self) -> GpuRaceBaselines:
+        """See `Backend`."""
+        return GpuRaceBaselines(self)
 
     def watch(self) -> Watch:
         """See `Backend`."""

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from kagent_sandbox.device import compiler_cache
+from kagent_sandbox.device.baseline_calls import (
+    SAMPLES,
+    BaselineCall,
+    MeasuredBaseline,
+    make_call,
+)
 from kagent_sandbox.device.cuda.driver import GpuError
+from kagent_sandbox.device.cuda.memory import make_current
 from kagent_sandbox.device.cuda.timing import Clock, Graph, Work
 from kagent_sandbox.device.plan_ops import void
 
@@ -70,3 +80,27 @@ def _peak_bytes(function: Callable[[], object], clock: Clock) -> int:
         void(function())
     clock.sync("measuring a baseline's memory")
     return int(torch.cuda.max_memory_allocated(clock.device)) - before
+
+
+def measurer(index: int) -> Callable[[BaselineCall], MeasuredBaseline]:
+    """What measures baselines on the device of that index, in a process of its own: it has the
+    device's context from now on.
+    """
+    compiler_cache.use(compiler_cache.shared_folder())
+    torch.cuda.set_device(index)
+    make_current(index)
+    clock = Clock(torch.device("cuda", index))
+
+    def measure(call: BaselineCall) -> MeasuredBaseline:
+        with torch.cuda.stream(clock.stream):
+            function = make_call(call, clock.device)
+        baseline = ready(function, clock)
+        us = statistics.median(clock.samples([baseline.work], SAMPLES))
+        result = MeasuredBaseline(us, baseline.captured, baseline.peak_bytes)
+        baseline.close()
+        del baseline, function
+        gc.collect()
+        torch.cuda.empty_cache()
+        return result
+
+    return measure

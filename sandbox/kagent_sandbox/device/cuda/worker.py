@@ -90,7 +90,7 @@ class _Server:
             "prepare": lambda: executor.prepare(
                 request["key"],
                 parse_plan(message.blobs[0]),
-                {int(k): v for k, v in request["placement"].items()},
+                {int(k): v for k, v in request["offsets"].items()},
             ),
             "forget": lambda: executor.forget(request["key"]),
             "run": lambda: executor.run(request["key"]),

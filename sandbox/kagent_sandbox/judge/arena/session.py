@@ -7,11 +7,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Self
 
-import torch
-
 from kagent_sandbox.data.plan import PlanError
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
-from kagent_sandbox.device.interface import LaunchFailed, nothing
+from kagent_sandbox.device.interface import LEAST_US, SAMPLE_LIMIT_S, LaunchFailed, nothing
 from kagent_sandbox.device.time_limits import bounded
 from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
 
@@ -23,13 +21,8 @@ if TYPE_CHECKING:
 
 RUN_LIMIT_S = 10.0
 """One execution of one plan: the slowest seed of the slowest task takes 0.1 s."""
-SAMPLE_LIMIT_S = 30.0
 MEMORY_SHARE = 0.6
 """Most of the device's memory that arenas may take; references and inputs need the rest."""
-LEAST_US = 1e-3
-"""Least time that counts. On a CPU the cost of a request is subtracted, which may leave less than
-nothing of no work at all.
-"""
 _SHARED = ""  # the owner of the launcher of all who have none of their own
 
 
@@ -57,8 +50,8 @@ class Arenas:
     def at_least(self, nbytes: int) -> Arena:
         """An arena of `nbytes` or more, for one evaluation.
 
-        On a CPU nothing is left in it: draws are used again by later processes, and what an earlier
-        one had written down about them must not reach these.
+        Nothing is left in it where draws are used again by later processes: what an earlier one
+        had written down about them must not reach these.
 
         Raises:
             CandidateRejected: More than the device can spare.
@@ -75,7 +68,7 @@ class Arenas:
         if self._arena is None or not self.fits(nbytes):
             self.close()
             self._arena = self._backend.arena(min(self.limit_bytes, nbytes + nbytes // 4))
-        elif self._backend.device.type == "cpu":
+        elif self._backend.traits.inputs.reused:
             self._arena.bytes(0, self._arena.nbytes).zero_()
         return self._arena
 
@@ -182,8 +175,12 @@ class LauncherSession:
         with _blaming(self.stage, None):  # a process may have died since it answered
             self._suspend()
         yield
-        if self._backend.device.type == "cuda":
-            torch.cuda.synchronize(self._backend.device)
+        self._backend.synchronize()
+
+    def settle(self) -> None:
+        """Empty caches and let threads rest, right before a sample."""
+        with self.clock.part("settle"):
+            self._backend.settle()
 
     def run(self, placement: PlanPlacement, case: str) -> None:
         """Execute the placement's plan once."""

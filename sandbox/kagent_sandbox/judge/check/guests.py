@@ -12,13 +12,12 @@ from __future__ import annotations
 import mmap
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kagent_sandbox.data.build import TensorSpec
 from kagent_sandbox.data.plan import Launch, Plan, PlanError
 from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
-from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.cpu.host import ProcessSnapshot, differences
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.device.time_limits import bounded
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 
     from kagent_sandbox.data.build import Built
     from kagent_sandbox.data.task import Case, Task
-    from kagent_sandbox.device.cpu.host import CpuHost
-    from kagent_sandbox.device.interface import Arena, Backend
+    from kagent_sandbox.device.interface import Arena, Backend, GuestHost
     from kagent_sandbox.judge.arena.layout import Layout
     from kagent_sandbox.judge.check.inputs import InputSampler
 
@@ -59,17 +57,17 @@ def refuse_bad_guests(
 ) -> None:
     """Run a candidate's native code, which is known to compute what it should, as a guest.
 
-    Only a CPU has native code; for other devices there is nothing to do.
+    There is nothing to do on devices that have none.
 
     Raises:
         CandidateRejected: It changes its host or an input, or keeps memory.
     """
     plans = {c.name: built.plans[0, c.name] for c in cases}
-    if not isinstance(backend, CpuBackend) or not any(map(_is_native, plans.values())):
+    if not backend.traits.native or not any(map(_is_native, plans.values())):
         return
     layouts = {name: _in_pages(plan) for name, plan in plans.items()}
     arena = arenas.at_least(max(layout.stop for layout in layouts.values()))
-    host = backend.launcher(arena)
+    host = cast("GuestHost", backend.launcher(arena))  # as `Backend.launcher` says
     try:
         visit = _Visit(task, host, arena)
         try:
@@ -90,7 +88,7 @@ class _Visit:
     """One candidate's code in one launcher."""
 
     task: Task
-    host: CpuHost
+    host: GuestHost
     arena: Arena
     at: str | None = None
     """The case that runs."""

@@ -1,8 +1,8 @@
 """Inputs from secret seeds, the reference's results on them, and torch's own errors.
 
-Checks draw from a small pool of each case, on a GPU anew every time. Timed executions have inputs
-that their process has never seen: see `UnseenInputs`. No candidate learns which draw it gets. Only
-messages carry anything from one evaluation to the next.
+    All are new, or they come from a stock that earlier and later processes use, too. Those processes
+    share nothing with this one, not even memory (`session.Arenas`). If the stock has no draw that is
+    new to this session, new ones are added to it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,8 @@ from kagent_sandbox.judge.check.spot_checks import SpotChecks, choose_rows, choo
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.task import Case, Reference, Task
+    from kagent_sandbox.device.traits import InputPolicy
 
-POOL = 3
-"""Draws per check case on a CPU, where drawing costs as much as a whole check."""
-STOCK_SHARE = 0.2
-"""Part of a CPU's memory that draws for timing may take: later processes use them, too."""
-_THREADS = 4  # that draw inputs at once
 YARDSTICKS = 3
 """Draws of a check case on which torch's errors are known before a candidate's are held against
 them."""
@@ -94,9 +90,9 @@ class StaleValues:
 class UnseenInputs:
     """Draws of one case for the processes of one session, none of them twice.
 
-    On a CPU they come from a stock that earlier and later processes use, too. Those processes share
-    nothing with this one, not even memory (`session.Arenas`). If the stock has no draw that is new
-    to this session, new ones are added to it. On a GPU all are new.
+    All are new, or they come from a stock that earlier and later processes use, too. Those processes
+    share nothing with this one, not even memory (`session.Arenas`). If the stock has no draw that is
+    new to this session, new ones are added to it.
     """
 
     def __init__(self, sampler: InputSampler, case: Case) -> None:
@@ -124,9 +120,10 @@ class UnseenInputs:
 class InputSampler:
     """Source of draws for one task on one device."""
 
-    def __init__(self, task: Task, device: torch.device) -> None:
+    def __init__(self, task: Task, device: torch.device, policy: InputPolicy) -> None:
         self.task = task
         self.device = device
+        self._pool = policy.pool
         self._reference: Reference = task.reference()
         self._pools: dict[str, list[InputSet]] = {}
         self._yardsticks: dict[str, tuple[numerics.Errors, ...]] = {}
@@ -134,8 +131,8 @@ class InputSampler:
         self._stock: OrderedDict[str, list[InputSet]] = OrderedDict()  # the case in use last
         self._stale: dict[str, StaleValues] = {}
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self._stock_bytes = int(STOCK_SHARE * memory) if device.type == "cpu" else 0
-        self._threads = ThreadPoolExecutor(_THREADS) if device.type == "cpu" else None
+        self._stock_bytes = int(policy.stock_share * memory)
+        self._threads = ThreadPoolExecutor(policy.threads) if policy.threads else None
 
     def stock(self, case: Case) -> list[InputSet]:
         """Draws of a case that are kept for timing."""
@@ -234,15 +231,15 @@ class InputSampler:
         return list(found)
 
     def draw(self, case: Case, *, other_than: InputSet | None = None) -> InputSet:
-        """Inputs of a case: fresh ones on a GPU, one of the case's pool on a CPU.
+        """Inputs of a case: one of the case's pool, or fresh ones where there is none.
 
         Raises:
             TaskError: `inputs` of the task fails or does not give what task.toml declares.
         """
-        if self.device.type != "cpu":
+        if not self._pool:
             return self.fresh(case)
         pool = self._pools.setdefault(case.name, [])
-        if len(pool) < POOL:
+        if len(pool) < self._pool:
             pool.append(self.fresh(case))
             return pool[-1]
         return self._random.choice([d for d in pool if d is not other_than])
@@ -291,10 +288,10 @@ class InputSampler:
         results = build_case(self.task, input_set.case).results
         if max(math.prod(r.shape) for r in results) >= MANY_ELEMENTS:
             return []
-        if self.device.type != "cpu":
+        if not self._pool:
             return [self.fresh(input_set.case) for _ in range(YARDSTICKS - 1)]
         pool = self._pools.setdefault(input_set.case.name, [])
-        pool += [self.fresh(input_set.case) for _ in range(POOL - len(pool))]
+        pool += [self.fresh(input_set.case) for _ in range(self._pool - len(pool))]
         return [d for d in pool if d is not input_set][: YARDSTICKS - 1]
 
     def fresh(self, case: Case) -> InputSet:

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.task import ResultSpec
 
 CHUNK_ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 22}
-"""Elements converted at once, by device type: 256 MiB per float32 temporary on a GPU."""
+"""Elements converted at once, by torch's name of where they lie: 256 MiB per float32 temporary on
+a GPU. Elsewhere as on a CPU."""
 _WIDE_EPS = 1e-4  # coarser dtypes than this are compared in float32, finer ones in float64
 _TINY = 1e-300
 
@@ -166,7 +167,7 @@ def _sums(out: torch.Tensor, ref: torch.Tensor, eps: float) -> Sequence[float]:
     # float32 is exact enough for a coarse dtype, but its squares must neither overflow nor vanish.
     narrow = eps > _WIDE_EPS and 1e-12 < typical < 1e12
     work = torch.float32 if narrow else torch.float64
-    step = max(1, CHUNK_ELEMENTS[ref.device.type] // ref.shape[1])
+    step = max(1, CHUNK_ELEMENTS.get(ref.device.type, CHUNK_ELEMENTS["cpu"]) // ref.shape[1])
     table = torch.stack(
         [
             _chunk_sums(

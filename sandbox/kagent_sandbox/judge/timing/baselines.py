@@ -25,14 +25,14 @@ from kagent_sandbox.data.build import ScalarSpec, TensorSpec
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.race import TORCH
 from kagent_sandbox.data.records import to_json
-from kagent_sandbox.data.task import Case, Kind, Task, build_case
+from kagent_sandbox.data.task import Case, Task, build_case
 from kagent_sandbox.device.baseline_calls import BaselineCall, all_names
+from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.runtime.text import printable
 
 VERSION = 1
-CPU_TIMING_VERSION = 2  # changes whenever a CPU's times no longer compare with earlier ones
-"""Version of the way of measuring, with the clock's own version: part of the cache's key."""
+"""Of the way of measuring, with the clock's own version: part of the cache's key."""
 ITEM_LIMIT_S = 900.0  # one baseline of one case; max-autotune of a large product takes minutes
 _WORKER: tuple[str, ...] = ("-m", "kagent_sandbox.judge.timing.baseline_worker")
 _SEED = 20  # of baselines' inputs: never those of a candidate
@@ -74,7 +74,7 @@ class Baselines:
 
 def measure_baselines(
     task: Task,
-    kind: Kind,
+    device: str,
     facts: DeviceFacts,
     on_progress: Progress | None = None,
     *,
@@ -87,12 +87,12 @@ def measure_baselines(
 
     Args:
         task: The task.
-        kind: Of the device.
+        device: Its name (`kagent_sandbox.device.table`).
         facts: Of the device: `facts.key` is part of the cache's key.
         on_progress: Is told one line per baseline.
         cases: Other cases than the visible benchmark ones; not cached.
         names: Of the baselines that are wanted, if not all.
-        index: Of the GPU.
+        index: Which of several.
         cached: Whether earlier measurements are used.
 
     Raises:
@@ -100,26 +100,27 @@ def measure_baselines(
         TaskError: A case does not fit the task.
     """
     say = on_progress or (lambda _: None)
-    parts = (facts.key, task.name, task.digest, kind, VERSION, _clock(kind), *(names or ()))
+    clock = find_device(device).timing_version()
+    parts = (facts.key, task.name, task.digest, device, VERSION, clock, *(names or ()))
     name = cache.named("baselines", *parts)
     if cached and cases is None:
         known = cache.load(name, Baselines)
         if known is not None:
             return known
-    chosen = list(task.cases(kind).bench) if cases is None else list(cases)
+    chosen = list(task.cases(facts.kind).bench) if cases is None else list(cases)
     calls = [baseline_call(task, case, "", _SEED) for case in chosen]
     collected = _Collected(say, names)
     while not collected.complete:
-        _run_worker(kind, index, calls, collected)
+        _run_worker(device, index, calls, collected)
     measured = collected.baselines([c.name for c in chosen])
     if cases is None:
         cache.save(name, measured)
     return measured
 
 
-def baseline_names(task: Task, kind: Kind) -> list[str]:
-    """All baselines of a task that can be tried here: eager, compile modes, experts."""
-    return all_names(str(task.folder / "reference.py"), kind)
+def baseline_names(task: Task, modes: Sequence[str]) -> list[str]:
+    """All baselines of a task that can be tried here: eager, these compile modes, experts."""
+    return all_names(str(task.folder / "reference.py"), modes)
 
 
 def baseline_call(task: Task, case: Case, name: str, seed: int) -> BaselineCall:
@@ -135,15 +136,6 @@ def baseline_call(task: Task, case: Case, name: str, seed: int) -> BaselineCall:
         seed=seed,
         strides={a.name: a.strides for a in tensors} if case.noncontiguous else {},
     )
-
-
-def _clock(kind: Kind) -> int:
-    """The timing's version; needs no GPU, but a torch that was built for one may take a while."""
-    if kind == "cpu":
-        return CPU_TIMING_VERSION
-    from kagent_sandbox.device.cuda.timing import TIMING_VERSION
-
-    return TIMING_VERSION
 
 
 class _Collected:
@@ -207,7 +199,7 @@ class _Collected:
 
 
 def _run_worker(
-    kind: Kind, index: int, calls: Sequence[BaselineCall], collected: _Collected
+    device: str, index: int, calls: Sequence[BaselineCall], collected: _Collected
 ) -> None:
     """Run one worker until it is through, or gone, or takes too long over one baseline."""
     folder = cache.cache_folder() / "inductor"
@@ -221,7 +213,7 @@ def _run_worker(
         "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     }
     request = {
-        "kind": kind,
+        "device": device,
         "index": index,
         "calls": [to_json(c) for c in calls],
         "skip": collected.skip,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kagent_sandbox.data.task import Kind
 from kagent_sandbox.data.verdict import Stage
-from kagent_sandbox.device.cpu.baselines import MOST_SETS, SPAN_US, runs_for
-from kagent_sandbox.device.cpu.flush import settle
 from kagent_sandbox.judge.arena.layout import pitch_of
 from kagent_sandbox.judge.check.checker import place_plan
 from kagent_sandbox.judge.check.inputs import UnseenInputs
@@ -23,73 +19,20 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.build import Contender
     from kagent_sandbox.data.device import Ceilings
     from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.device.traits import Placements, Traits
     from kagent_sandbox.judge.arena.placement import PlanPlacement
     from kagent_sandbox.judge.arena.session import LauncherSession
     from kagent_sandbox.judge.check.checker import Checker
     from kagent_sandbox.judge.check.inputs import InputSet
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Pairs of blocks after which a candidate that clearly loses is dropped."""
-
-    pairs: int
-    samples: int  # per block
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Numbers of pairs and samples of a comparison on one kind of device."""
-
-    rounds: tuple[Round, ...]  # of each case
-    further: Round | None  # while it may yet turn out to be faster; its pairs are of all cases
-    interim_looks: int  # most further rounds
-    placements: int | None  # placements that one block rotates over; None: all
-
-    def more(self, cases: int) -> Round | None:
-        """Return the further round of each case, of so many cases."""
-        if self.further is None:
-            return None
-        return Round(math.ceil(self.further.pairs / cases), self.further.samples)
-
-    def pairs(self, cases: int) -> int:
-        """Pairs of blocks of one case of so many, at most."""
-        more = self.more(cases)
-        return sum(p.pairs for p in self.rounds) + (self.interim_looks * more.pairs if more else 0)
-
-
-SCHEDULES: Mapping[Kind, Schedule] = {
-    # Every sample costs fresh inputs and a verification, which cost more than the sample itself.
-    "gpu": Schedule((Round(1, 14), Round(1, 14), Round(2, 14)), None, 0, 1),
-    # A pair of single samples is over within some 10 ms, in which little else happens: pairs differ
-    # by hardly more than those of longer blocks would, and there can be more of them. Who is far
-    # behind shows from four. 24 are the least that anybody is promoted by.
-    "cpu": Schedule((Round(4, 1), Round(6, 1), Round(14, 1)), Round(36, 1), 9, None),
-}
-_SAMPLES_FROM_US: Mapping[float, int] = {400.0: 2, 100.0: 4}
-"""Samples of a block on a GPU that are enough from so many µs on: they vary by a tenth as much as
-short kernels', and each costs inputs that are a hundred times as large."""
-
-
-def placement_count(task: Task, case: Case, kind: Kind, ceilings: Ceilings) -> int:
-    """Return the number of placements that each contender rotates over.
-
-    GPU: two, since addresses shift a 28 µs kernel by 0.7 %. CPU: three, and more for short kernels,
-    since a sample runs all of them: it must outlast the variation of waking up.
+def placement_count(task: Task, case: Case, placements: Placements, ceilings: Ceilings) -> int:
+    """How many buffer sets each contender rotates over: where a sample runs all of them, more for
+    short kernels.
     """
-    if kind == "gpu":
-        return 2
-    return _for_span(metrics.attainable_us(task, case, ceilings), MOST_SETS)
-
-
-def _for_span(us: float, most: int) -> int:
-    """Placements for a CPU's sample, each being executed in `us`."""
-    return runs_for(SPAN_US, us, least=3, most=most)
-
-
-def _enough(us: float) -> float:
-    """Samples of a block on a GPU that are enough for kernels of so many µs."""
-    return next((n for least_us, n in _SAMPLES_FROM_US.items() if us >= least_us), math.inf)
+    if placements.fixed:
+        return placements.least
+    return placements.lasting(metrics.attainable_us(task, case, ceilings))
 
 
 @dataclass
@@ -109,7 +52,7 @@ class TimedBlocks:
     case: Case
     contenders: Mapping[str, Contender]
     count: int  # placements of each
-    at_once: int | None  # placements that one block rotates over; None: all
+    traits: Traits
     blocks: dict[str, list[tuple[float, ...]]] = field(init=False)
     side: str = field(init=False)  # the side that is or was timed: it is to blame for a failure
     _placements: dict[str, list[PlanPlacement]] = field(init=False, default_factory=dict)
@@ -120,6 +63,11 @@ class TimedBlocks:
         self.blocks = {side: [] for side in self.contenders}
         # Of all of them together: what one has seen, another could find in the arena.
         self._unseen = UnseenInputs(self.checker.sampler, self.case)
+
+    @property
+    def executions(self) -> int:
+        """Of one sample, at most."""
+        return self.traits.schedule.placements or self.count
 
     def prepare(self) -> None:
         """Place everyone.
@@ -144,8 +92,8 @@ class TimedBlocks:
             self.session.prepare(self._placements[side], self.case.name)
 
     def sample(self, side: str, samples: int, *, verify: bool = False) -> None:
-        """Time one block. Every execution has inputs of its own, and its secret places are
-        verified.
+        """Time one block: so many samples (fewer where they are ample), each on
+        inputs of its own, and verify their places.
 
         Args:
             side: The contender.
@@ -166,15 +114,14 @@ class TimedBlocks:
                 spot_checks = [self.checker.sampler.spot_checks(d) for d in input_sets]
                 results = self.checker.task.results
                 reading = SpotReading(self.session.arena, placements, spot_checks, results)
-            if self.at_once is None:
-                with self.session.clock.part("settle"):
-                    settle()
+            if self.traits.judges_clock:
+                self.session.settle()
             us = self.session.sample(placements, self.case.name, observe=reading.read)
             block.append(us)
             readings.append(reading)
             if i == whole:
                 self._compare(placements, input_sets)
-            if self.at_once is not None and len(block) >= _enough(us):
+            if len(block) >= self.traits.enough(us):
                 break
         with self.session.clock.part("compare"):
             self.checker.compare_spot_checks(readings, self.case)
@@ -224,18 +171,20 @@ class TimedBlocks:
     def _now(self, side: str) -> list[PlanPlacement]:
         """A side's places for its next block.
 
-        On a GPU every block moves on by as many as it takes. On a CPU it takes all of them, unless
+        Every block moves on by as many as it takes. Where it takes all of them, it does so unless
         a few are ample by the times of everyone's block before: a slow kernel or a busy host.
         """
+        at_once = self.traits.schedule.placements
         placements, turn = self._placements[side], len(self.blocks[side])
-        if self.at_once is not None:
-            first = turn * self.at_once
-            return [placements[(first + i) % len(placements)] for i in range(self.at_once)]
+        if at_once is not None:
+            first = turn * at_once
+            return [placements[(first + i) % len(placements)] for i in range(at_once)]
         if turn:
             before = [
                 statistics.median(b[turn - 1]) for b in self.blocks.values() if len(b) >= turn
             ]
-            placements = placements[: _for_span(min(before), len(placements))]
+            most = len(placements)
+            placements = placements[: self.traits.placements.lasting(min(before), most=most)]
         first = random.randrange(len(placements))  # noqa: S311 - none is always the first
         return [*placements[first:], *placements[:first]]
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kagent_sandbox.data.plan_json import plan_identity
+from kagent_sandbox.device.interface import SAMPLE_LIMIT_S
 from kagent_sandbox.judge.arena.layout import pitch_of
-from kagent_sandbox.judge.arena.session import SAMPLE_LIMIT_S, CandidateRejected
+from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.check.checker import place_plan
 
 if TYPE_CHECKING:

@@ -75,21 +75,6 @@ def is_noise(samples: Sequence[float]) -> bool:
     return interval.low <= 0 or interval.high > NOISE_SPAN * interval.low
 
 
-def systematic(us: float, *, gpu: bool, factor: float = 1.0) -> float:
-    """Return the standard deviation of log(time) that repeating cannot remove, from A/A tests.
-
-    H100: 0.2 % at ≥ 100 µs, 1 % at 28 µs (addresses of buffers decide). On a shared CPU nothing was
-    found beyond what pairs of blocks show, in fresh processes too (docs/measuring.md); half a
-    percent stands for what they cannot show.
-
-    Args:
-        us: µs of the kernel.
-        gpu: Whether it runs on a GPU.
-        factor: This machine's noise over the known one (`kagent_sandbox.judge.timing.noise`).
-    """
-    return factor * (0.002 + 0.2 / us if gpu else 0.005)
-
-
 def bootstrap_log_ratios(
     paired: PairedSamples,
     rng: np.random.Generator,

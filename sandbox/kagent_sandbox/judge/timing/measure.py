@@ -15,7 +15,7 @@ from kagent_sandbox.judge.arena.layout import pitch_of
 from kagent_sandbox.judge.arena.session import CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.checker import Checker
 from kagent_sandbox.judge.timing import estimates, metrics
-from kagent_sandbox.judge.timing.blocks import SCHEDULES, TimedBlocks, placement_count
+from kagent_sandbox.judge.timing.blocks import TimedBlocks, placement_count
 from kagent_sandbox.judge.timing.config_sweep import Sweeper, distinct
 from kagent_sandbox.judge.timing.hard_inputs import recheck_on_hard_inputs
 from kagent_sandbox.judge.timing.versus_incumbent import IncumbentComparison
@@ -82,7 +82,7 @@ class Meter:
         candidate = Contender("candidate", built, choice)
         sides = {"a": candidate} | ({"b": incumbent} if incumbent else {})
         timed_cases = {c.name: self._table(session, c, sides) for c in cases}
-        comparison = IncumbentComparison(timed_cases, self.kind, self.rng, self.noise)
+        comparison = IncumbentComparison(timed_cases, self.backend.traits, self.rng, self.noise)
         self.watch.begin()
         try:
             complete = comparison.take(session, self._refuse_suspicion)
@@ -117,13 +117,13 @@ class Meter:
         return most
 
     def _count(self, case: Case) -> int:
-        return placement_count(self.task, case, self.kind, self.ceilings)
+        return placement_count(self.task, case, self.backend.traits.placements, self.ceilings)
 
     def _table(
         self, session: LauncherSession, case: Case, sides: Mapping[str, Contender]
     ) -> TimedBlocks:
-        at_once = SCHEDULES[self.kind].placements
-        timed = TimedBlocks(session, self.checker, case, sides, self._count(case), at_once)
+        count, traits = self._count(case), self.backend.traits
+        timed = TimedBlocks(session, self.checker, case, sides, count, traits)
         timed.prepare()
         return timed
 
@@ -221,11 +221,11 @@ class Meter:
         The ceilings may be of an hour in which the device was busier: they are measured once more
         before anybody is suspected.
         """
-        case, facts, count = timed.case, self.backend.facts, timed.count
-        if metrics.suspicion(self.task, case, us, facts, self.ceilings, count) is None:
+        case, facts, together = timed.case, self.backend.facts, timed.executions
+        if metrics.suspicion(self.task, case, us, facts, self.ceilings, together) is None:
             return None
         now = self.backend.ceilings(again=True)
-        return metrics.suspicion(self.task, case, us, facts, now, count)
+        return metrics.suspicion(self.task, case, us, facts, now, together)
 
     def _passed(
         self,

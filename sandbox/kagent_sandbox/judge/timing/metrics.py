@@ -93,20 +93,19 @@ def suspicion(
     """Return why a time cannot be true, or None: it is more than `ALARM_SHARE` of the roofline.
 
     Bytes that the last-level cache holds need not cross the memory's pins while they are timed.
-    Caches are flushed before each sample. So only written bytes count as cached, as many as fit: on
-    a GPU those of one execution, on a CPU those of all executions of a sample together.
+    Caches are flushed before each sample, so that those are written ones, as many as fit, of all
+    executions of a sample together.
 
     Args:
         task: The fewest bytes and operations of a call.
         case: The call's sizes.
-        us: µs per execution.
-        facts: Facts of the device.
-        ceilings: Rates of the plainest kernels, timed likewise.
-        executions: Number of executions of one sample on a CPU.
+        us: Per execution.
+        facts: Of the device.
+        ceilings: What the plainest kernels attain, timed likewise.
+        executions: Of one sample.
     """
     read, written = task.min_bytes(case) - task.min_written(case), task.min_written(case)
-    together = 1 if facts.kind == "gpu" else executions
-    hidden = min(written, facts.l2_bytes / together)
+    hidden = min(written, facts.l2_bytes / executions)
     bound_us = _memory_us(read, written - hidden, ceilings)
     what = f"{(read + written) / 2**20:.1f} MiB must move"
     peak = ceilings.tflop_per_s.get(case.dtype)

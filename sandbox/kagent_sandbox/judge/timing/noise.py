@@ -24,19 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from kagent_sandbox.device.interface import Arena, Backend, Launcher
+    from kagent_sandbox.device.traits import NoiseModel
 
-_BYTES: Mapping[str, int] = {"gpu": 64 << 20, "cpu": 8 << 20}
-"""Size of the tensor that is copied: 45 µs on an H100, some hundreds on a CPU."""
-_PLACES: Mapping[str, int] = {"gpu": 2, "cpu": 3}
-_PAIRS: Mapping[str, int] = {"gpu": 8, "cpu": 30}  # of blocks
 _MORE = 3  # times as many, where those show what chance does not explain
-_TRIES = 3  # an offset may pass: on shared cores some find 5 % that are gone a second later
-_SAMPLES: Mapping[str, int] = {"gpu": 8, "cpu": 1}  # per block
+_TRIES = 3  # what passes was a moment's: on shared cores some find 5 % that are gone a second later
 _LIMIT_S = 30.0
 _MAD = 1.4826  # standard deviation of normal numbers over their median absolute deviation
 _DOUBT = 1.96  # an offset within so many standard deviations is what chance gives
 _KNOWN_BY = 4
-_IDLE_PAIRS = 2.5  # times what is systematic: idle H100s showed 0.5 to 1.6 % for a copy of 43 µs
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +41,31 @@ class Noise:
     kernel_us: float = 0.0  # of the copy; 0: nothing was measured
     ratio: float = 1.0  # as of two kernels: 1 but for noise
     pair_sd: float = 0.0  # standard deviation of the copy's log(ratio) from pair to pair of blocks
-    factor: float = 1.0  # on `timing.systematic`; 1 where the machine is no worse than known ones
+    factor: float = 1.0  # on `NoiseModel.systematic`; 1: no worse than known machines
     seconds: float = 0.0
 
-    def sd(self, us: float, *, gpu: bool, pairs: int, beside: int = 0) -> float:
-        """Return the standard deviation of log(ratio) that is added to what samples show
-        themselves.
+    def sd(self, us: float, model: NoiseModel, *, pairs: int, beside: int = 0) -> float:
+        """Standard deviation of log(ratio) of kernels of `us`, beside what samples show themselves.
 
-        Few pairs of blocks say little about how pairs vary, and one says nothing. So the spread of
-        pairs in the A/A test counts as well, as much as if `_KNOWN_BY` pairs had shown it. On an
-        idle GPU, pairs of longer kernels than the copy vary by less, as placements do. Any further
-        spread comes from a neighbour or a clock, which lasts as long as any kernel.
+        Few pairs of blocks say little of how pairs vary, one says nothing: what they varied by in
+        the A/A counts as well, as much as if `_KNOWN_BY` pairs had said it. `beside`: pairs after
+        the first of the other cases of a comparison, whose mean shows what they vary by, too.
+        On a device that is idle and shared with nobody, pairs of longer kernels than the copy vary
+        by less, as they do from place to place. What they vary by beyond that is a neighbour's or a
+        clock's doing, which lasts as long as any kernel.
 
         Args:
-            us: µs of the kernel.
-            gpu: Whether it runs on a GPU.
-            pairs: Number of its pairs.
-            beside: Number of pairs after the first of the other cases of a comparison. Their mean
-                shows the spread, too.
+            us: Of the kernels.
+            model: Of the device.
+            pairs: Of blocks.
+            beside: See above.
         """
-        known = estimates.systematic(us, gpu=gpu, factor=self.factor)
+        known = model.systematic(us, self.factor)
         if not self.kernel_us:
             return known
-        of_copy = estimates.systematic(self.kernel_us, gpu=gpu)
-        shrunk = min(1.0, estimates.systematic(us, gpu=gpu) / of_copy)
-        idle = min(self.pair_sd, _IDLE_PAIRS * of_copy) if gpu else 0.0
+        of_copy = model.systematic(self.kernel_us)
+        shrunk = min(1.0, model.systematic(us) / of_copy)
+        idle = min(self.pair_sd, model.idle_pairs * of_copy)
         of_pairs = math.hypot(idle * shrunk, math.sqrt(self.pair_sd**2 - idle**2))
         share = _KNOWN_BY / (_KNOWN_BY + pairs - 1 + beside)
         return math.hypot(known, of_pairs * math.sqrt(share / pairs))
@@ -95,17 +90,14 @@ def measure_noise(backend: Backend) -> Noise:
         MachineError: The device or the host fails.
     """
     began = time.perf_counter()
-    kind = backend.facts.kind
-    plan = _copy(backend.facts.target, _BYTES[kind])
-    layouts = lay_out_many(plan, _PLACES[kind], None)
+    traits, model = backend.traits, backend.traits.noise
+    plan = _copy(backend.facts.target, model.copy_bytes)
+    layouts = lay_out_many(plan, model.places, None)
     arena = backend.arena(layouts[-1].stop)
     try:
         arena.bytes(0, arena.nbytes).fill_(0x3F)
         anew = arena.bytes(0, arena.nbytes).clone()
-        if backend.device.type == "cuda":
-            import torch  # readers of the result need no torch
-
-            torch.cuda.synchronize(backend.device)
+        backend.synchronize()
         with _launchers(backend, arena) as launchers:
             keys = {side: [f"{side}{i}" for i in range(len(layouts))] for side in "ab"}
             for side in "ab":
@@ -116,53 +108,46 @@ def measure_noise(backend: Backend) -> Noise:
                     launcher.sample(keys[side], limit_s=_LIMIT_S)  # warm up
 
             def block(side: str, pair: int) -> Sequence[float]:
-                place = pair % len(layouts)
-                used = keys[side][place : place + 1] if kind == "gpu" else keys[side]
+                at_once, place = traits.schedule.placements, pair % len(layouts)
+                used = keys[side] if at_once is None else keys[side][place : place + at_once]
                 with _turn(launchers, side) as launcher:
-                    if kind == "cpu":  # as before a candidate's sample
-                        from kagent_sandbox.device.cpu.flush import settle  # imports torch
-
+                    if traits.judges_clock:  # as before a candidate's sample
                         launcher.stop()
                         arena.bytes(0, arena.nbytes).copy_(anew)
-                        settle()
-                    return [launcher.sample(used, limit_s=_LIMIT_S) for _ in range(_SAMPLES[kind])]
+                        backend.settle()
+                    return [launcher.sample(used, limit_s=_LIMIT_S) for _ in range(model.samples)]
 
-            found = lasting_noise(block, gpu=kind == "gpu")
+            found = lasting_noise(block, model)
     finally:
         arena.close()
     return replace(found, seconds=time.perf_counter() - began)
 
 
-def lasting_noise(block: Callable[[str, int], Sequence[float]], *, gpu: bool) -> Noise:
+def lasting_noise(block: Callable[[str, int], Sequence[float]], model: NoiseModel) -> Noise:
     """Pairs of blocks of two equal kernels, until they differ by no more than chance explains, or
     have differed `_TRIES` times: the least that they did is what lasts.
 
     Args:
         block: Takes samples in µs of side "a" or "b" for a pair, counted from 0.
-        gpu: Whether they are a GPU's.
+        model: Of the device.
     """
     tries: list[Noise] = []
     for _ in range(_TRIES):
         blocks: dict[str, list[Sequence[float]]] = {"a": [], "b": []}
-        few = _PAIRS["gpu" if gpu else "cpu"]
-        for pairs in (few, _MORE * few):
+        for pairs in (model.pairs, _MORE * model.pairs):
             for i, side in enumerate(estimates.abba(pairs)):
                 blocks[side].append(block(side, i // 2))
-            found = judge_noise(blocks["a"], blocks["b"], gpu=gpu)
+            found = judge_noise(blocks["a"], blocks["b"], model)
             if found.factor == 1.0:
                 return found
         tries.append(found)
     return min(tries, key=lambda noise: noise.factor)
 
 
-def judge_noise(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], *, gpu: bool) -> Noise:
-    """Estimate the machine's noise from blocks of two equal kernels.
-
-    Args:
-        a: Blocks of samples of one side, in µs.
-        b: Blocks of the other side, next to those of `a`.
-        gpu: Whether they ran on a GPU.
-    """
+def judge_noise(
+    a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], model: NoiseModel
+) -> Noise:
+    """What blocks of two equal kernels say about the machine."""
     pairs = [(tuple(x), tuple(y)) for x, y in zip(a, b, strict=True)]
     singles = [estimates.log_ratio(estimates.PairedSamples((x,), (y,))) for x, y in pairs]
     paired = estimates.PairedSamples(tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
@@ -170,7 +155,7 @@ def judge_noise(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], *, g
     offset = estimates.log_ratio(paired)
     spread = _MAD * statistics.median(abs(x - offset) for x in singles)
     chance = 1.25 * spread / math.sqrt(len(singles))  # of a median; of what counts, a bit less
-    known = estimates.systematic(us, gpu=gpu)
+    known = model.systematic(us)
     beyond = abs(offset) > _DOUBT * math.hypot(known, chance)
     factor = max(1.0, math.sqrt(max(0.0, offset**2 - chance**2)) / known) if beyond else 1.0
     return Noise(us, math.exp(offset), spread, factor)
@@ -184,10 +169,10 @@ def _copy(target: str, nbytes: int) -> Plan:
 
 @contextlib.contextmanager
 def _launchers(backend: Backend, arena: Arena) -> Iterator[Mapping[str, Launcher]]:
-    """Return the launchers of side a and side b: on a GPU the same process, on a CPU one each."""
+    """Who runs side a and who side b: the same process, or one each as candidates would have."""
     with contextlib.ExitStack() as stack:
         found: dict[str, Launcher] = {}
-        for side in "ab" if backend.device.type == "cpu" else "a":
+        for side in "ab" if backend.traits.native else "a":
             found[side] = backend.launcher(arena)
             stack.callback(found[side].close)
             found[side].load({})

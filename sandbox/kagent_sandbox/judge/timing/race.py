@@ -13,14 +13,14 @@ import numpy as np
 
 from kagent_sandbox.data.race import BEST_OF_TORCH, TORCH, Race, RaceCase, Ratio
 from kagent_sandbox.data.verdict import CaseTiming, Comparison, Rejected, Stage
+from kagent_sandbox.device.interface import BaselineFailed
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.judge.arena.layout import pitch_of
 from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.checker import Checker, check_results
 from kagent_sandbox.judge.timing import estimates, metrics
-from kagent_sandbox.judge.timing.blocks import SCHEDULES, TimedBlocks, placement_count
+from kagent_sandbox.judge.timing.blocks import TimedBlocks, placement_count
 from kagent_sandbox.judge.timing.hard_inputs import recheck_on_hard_inputs
-from kagent_sandbox.judge.timing.race_baselines import BaselineFailed
 
 if TYPE_CHECKING:
     import random
@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.build import Contender
     from kagent_sandbox.data.device import Ceilings
     from kagent_sandbox.data.task import Case, Kind, Task
-    from kagent_sandbox.device.interface import Arena, Backend, Blame
+    from kagent_sandbox.device.interface import Arena, Backend, Blame, OpenBaselines
+    from kagent_sandbox.device.traits import Traits
     from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
     from kagent_sandbox.judge.timing.noise import Noise
-    from kagent_sandbox.judge.timing.race_baselines import OpenBaselines, RaceBaselines
+    from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 
 Blocks: TypeAlias = "dict[str, list[tuple[float, ...]]]"
-ROUNDS: Mapping[Kind, int] = {"gpu": 6, "cpu": 3}
-SAMPLES: Mapping[Kind, int] = {"gpu": 5, "cpu": 10}  # of everyone, per round
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,8 @@ class Racer:
         missing: dict[str, Mapping[str, str]],
     ) -> dict[str, Blocks]:
         """Blocks of samples of everyone, per case; notes in `missing` who did not run, and why."""
-        counts = {c.name: placement_count(self.task, c, self.kind, self.ceilings) for c in cases}
+        places = self._traits.placements
+        counts = {c.name: placement_count(self.task, c, places, self.ceilings) for c in cases}
         nbytes = max(counts[c.name] * pitch_of(r.plan(c.name) for r in runners) for c in cases)
         try:
             arena = self.arenas.at_least(nbytes)
@@ -145,9 +145,10 @@ class Racer:
         opened: OpenBaselines | None,
     ) -> Blocks:
         """A fresh launcher per case: baselines inside of it keep their memory until it ends."""
-        block, rounds = SAMPLES[self.kind], ROUNDS[self.kind]
-        apart = {r.id: r.built.binaries for r in runners if not self._gpu}
-        shared = {h: b for r in runners for h, b in r.built.binaries.items() if self._gpu}
+        traits = self._traits
+        block, rounds = traits.race_samples, traits.race_rounds
+        apart = {r.id: r.built.binaries for r in runners if traits.native}
+        shared = {h: b for r in runners for h, b in r.built.binaries.items() if not traits.native}
         sides = {r.id: r for r in runners}
         secret = {i: self.rng.randrange(rounds) for i in sides}
         theirs: Blocks = {n: [] for n in (opened.names if opened else ())}
@@ -155,9 +156,7 @@ class Racer:
         session = LauncherSession(
             self.backend, arena, shared, Stage.MEASURE, launcher, self.clock, apart
         )
-        timed = TimedBlocks(
-            session, self.checker, case, sides, count, SCHEDULES[self.kind].placements
-        )
+        timed = TimedBlocks(session, self.checker, case, sides, count, traits)
         try:
             with session:
                 timed.prepare()
@@ -250,11 +249,11 @@ class Racer:
         return tuple(comparisons)
 
     def _systematic(self, us: float) -> float:
-        return self.noise.sd(us, gpu=self._gpu, pairs=ROUNDS[self.kind])
+        return self.noise.sd(us, self._traits.noise, pairs=self._traits.race_rounds)
 
     @property
-    def _gpu(self) -> bool:
-        return self.kind == "gpu"
+    def _traits(self) -> Traits:
+        return self.backend.traits
 
 
 class _OutError(Exception):

@@ -20,13 +20,12 @@ from kagent_sandbox.data.verdict import Comparison, Rejected, Stage, Status
 from kagent_sandbox.errors import MachineError
 from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.timing import estimates
-from kagent_sandbox.judge.timing.blocks import SCHEDULES, Round
 from kagent_sandbox.judge.timing.noise import Noise
 
 if TYPE_CHECKING:
     import random
 
-    from kagent_sandbox.data.task import Kind
+    from kagent_sandbox.device.traits import Round, Traits
     from kagent_sandbox.judge.arena.session import LauncherSession
     from kagent_sandbox.judge.timing.blocks import TimedBlocks
 
@@ -51,13 +50,8 @@ FURTHER_S = 5.0
 PAUSES_S = (0.02, 0.02, 0.02)
 """Pauses in seconds before blocks whose times are no measurement are timed again."""
 LONG_PAUSES_S = (0.5, 2.0, 5.0)
-"""Further pauses in seconds if the incumbent's times are no measurement either. A neighbour takes
-longer to leave than a glitch, and giving up ends the run.
-"""
-DRIFT: Mapping[Kind, float] = {"gpu": 1.1, "cpu": 2.0}
-"""Largest ratio of the incumbent's slowest to its fastest few samples. The incumbent is a known
-kernel, so a larger ratio shows a disturbance.
-"""
+"""... and then, where the incumbent's say as little: a neighbour takes longer to leave than a
+glitch, and giving up ends the run."""
 
 
 @dataclass
@@ -65,7 +59,7 @@ class IncumbentComparison:
     """The blocks of one candidate beside the incumbent, on every case."""
 
     timed_cases: Mapping[str, TimedBlocks]
-    kind: Kind
+    traits: Traits
     rng: random.Random
     noise: Noise
     notes: list[str] = field(default_factory=list)  # disturbances that the times show
@@ -82,7 +76,7 @@ class IncumbentComparison:
             CandidateRejected: The candidate failed, was wrong, or its times cannot be true.
             MachineError: Nothing can be timed here.
         """
-        schedule = SCHEDULES[self.kind]
+        schedule = self.traits.schedule
         self._secret = {name: self.rng.randrange(self._pairs) for name in self.timed_cases}
         session.wait_until_idle()
         for timing_round in schedule.rounds:
@@ -114,12 +108,11 @@ class IncumbentComparison:
             name: estimates.PairedSamples(tuple(t.blocks["a"]), tuple(t.blocks["b"]))
             for name, t in self.timed_cases.items()
         }
-        gpu = self.kind == "gpu"
         seen = sum(len(d.a) - 1 for d in paired.values())
         noise = {
             name: self.noise.sd(
                 statistics.median(d.a[0]),
-                gpu=gpu,
+                self.traits.noise,
                 pairs=len(d.a),
                 beside=seen - (len(d.a) - 1),
             )
@@ -138,7 +131,7 @@ class IncumbentComparison:
 
     @property
     def _pairs(self) -> int:
-        return SCHEDULES[self.kind].pairs(len(self.timed_cases))
+        return self.traits.schedule.pairs(len(self.timed_cases))
 
     def _round(self, timed: TimedBlocks, timing_round: Round) -> None:
         """Time some more pairs of blocks of one case."""
@@ -179,7 +172,7 @@ class IncumbentComparison:
             time.sleep(pause_s)
             for blocks in timed.blocks.values():
                 blocks.clear()
-            rounds = SCHEDULES[self.kind].rounds
+            rounds = self.traits.schedule.rounds
             self._secret[timed.case.name] = self.rng.randrange(self._pairs)
             for timing_round in rounds:
                 self._round(timed, timing_round)
@@ -214,7 +207,7 @@ class IncumbentComparison:
 
     def _drifts(self, timed: TimedBlocks) -> bool:
         blocks = _typical(timed)
-        return len(blocks) > 1 and max(blocks) > DRIFT[self.kind] * min(blocks)
+        return len(blocks) > 1 and max(blocks) > self.traits.drift * min(blocks)
 
     def _drift_notes(self, timed: TimedBlocks) -> list[str]:
         if not self._drifts(timed):

@@ -1,0 +1,53 @@
+"""Can write messages to whatever socket its process has inherited."""
+
+import os
+import stat
+import struct
+
+import torch
+from kagent_sandbox.lang import cpp_kernel
+
+MAGIC = 0x6B41474E
+
+
+def message(text: bytes) -> bytes:
+    return struct.pack("<IIII", MAGIC, len(text), 0, 0) + text
+
+
+def send_everywhere(data: bytes) -> None:
+    """Write to every socket that this process has inherited."""
+    for fd in range(3, 256):
+        try:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                os.write(fd, data)
+        except OSError:
+            continue
+
+
+SOURCE = r"""
+#include <cstdint>
+
+static void honest(const float* x, float* y, int64_t rows, int64_t columns) {
+#pragma omp parallel for
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * columns;
+    float* out = y + row * columns;
+    float maximum = -__builtin_inff();
+    for (int64_t i = 0; i < columns; ++i) maximum = __builtin_fmaxf(maximum, in[i]);
+    double sum = 0;
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = __builtin_expf(in[i] - maximum);
+    const float scale = float(1 / sum);
+    for (int64_t i = 0; i < columns; ++i) out[i] *= scale;
+  }
+}
+
+extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns) {
+  honest(x, y, rows, columns);
+}
+"""
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    cpp_kernel("softmax", SOURCE)(x, y, *x.shape)
+    return y

@@ -1,0 +1,65 @@
+"""Baselines of a race on a CPU: in the judge's own process, which no candidate shares, timed as
+candidates are.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from kagent_sandbox.device.baseline_calls import forget_compiled, make_call
+from kagent_sandbox.device.cpu.baselines import CpuBaseline
+from kagent_sandbox.device.interface import LEAST_US
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kagent_sandbox.device.baseline_calls import BaselineCall
+    from kagent_sandbox.device.interface import Arena, Launcher
+
+
+class CpuRaceBaselines:
+    """See `BaselineSource`."""
+
+    def prefetch(self) -> None:
+        """See `BaselineSource`: nothing is needed."""
+
+    def compile_ahead(self, calls: Sequence[BaselineCall], call_bytes: int) -> None:
+        """See `BaselineSource`: they are compiled where they run, which is in this process."""
+
+    def open(self, calls: Sequence[BaselineCall], arena: Arena) -> OpenedInJudge:
+        """See `BaselineSource`."""
+        del arena
+        ready: dict[str, CpuBaseline] = {}
+        missing: dict[str, str] = {}
+        for call in calls:
+            try:
+                ready[call.name] = CpuBaseline(make_call(call, torch.device("cpu")))
+            except Exception as e:  # noqa: BLE001 - an expert or a compiler may raise anything
+                missing[call.name] = f"{type(e).__name__}: {e}".partition("\n")[0]
+        return OpenedInJudge(ready, missing)
+
+
+class OpenedInJudge:
+    """See `OpenBaselines`."""
+
+    launcher: Launcher | None = None
+
+    def __init__(self, ready: dict[str, CpuBaseline], missing: Mapping[str, str]) -> None:
+        self._ready = ready
+        self.missing = missing
+        self.names: Sequence[str] = list(ready)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ready.clear()
+        forget_compiled()
+        gc.collect()
+
+    def samples(self, name: str, count: int) -> list[float]:
+        """Times in µs of one call, as `CpuLauncher.samples` takes them."""
+        return [max(us, LEAST_US) for us in self._ready[name].samples(count)]

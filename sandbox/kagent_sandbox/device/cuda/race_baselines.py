@@ -1,0 +1,102 @@
+"""Baselines of a race on a GPU: compiled and captured inside of the race's launcher before it locks
+itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from kagent_sandbox.device.interface import SAMPLE_LIMIT_S, BaselineFailed, LaunchFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from kagent_sandbox.device.baseline_calls import BaselineCall
+    from kagent_sandbox.device.cuda.backend import GpuBackend
+    from kagent_sandbox.device.cuda.launcher import GpuLauncher
+    from kagent_sandbox.device.interface import Arena, Launcher
+
+MOST_LOSSES = 2
+"""Times that a baseline which was made ready may fail in a case before the race does without it."""
+
+
+@dataclass(frozen=True)
+class GpuRaceBaselines:
+    """Baselines inside of the race's launcher."""
+
+    backend: GpuBackend
+    _compiled: dict[str, list[bytes]] = field(default_factory=dict)  # by case
+    _lost: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # by case and baseline
+
+    def prefetch(self) -> None:
+        """See `BaselineSource`."""
+        self.backend.prefetch_race()
+
+    def compile_ahead(self, calls: Sequence[BaselineCall], call_bytes: int) -> None:
+        """See `BaselineSource`. What is kept is code; which of several kernels is the fastest is
+        decided when the race's launcher is alone with the device.
+        """
+        self._compiled.clear()
+        if not calls:
+            return
+        made = self.backend.compile_ahead(calls, call_bytes)
+        for call, archive in zip(calls, made, strict=True):
+            if archive:
+                self._compiled.setdefault(_case(call), []).append(archive)
+
+    def open(self, calls: Sequence[BaselineCall], arena: Arena) -> OpenedInLauncher:
+        """See `BaselineSource`. Leaves out what failed here beside candidates time and again."""
+        case = _case(calls[0])  # eager is always there
+        lost = {n: why for (c, n), why in self._lost.items() if c == case}
+        out = {
+            n: f"failed twice beside candidates: {why[-1]}"
+            for n, why in lost.items()
+            if len(why) >= MOST_LOSSES
+        }
+        kept = {f"baseline/{call.name}/0": call for call in calls if call.name not in out}
+        launcher = self.backend.launcher(arena, kept, self._compiled.get(case, ()))
+
+        def lose(name: str, why: str) -> None:
+            self._lost.setdefault((case, name), []).append(why)
+
+        return OpenedInLauncher(launcher, out, lose)
+
+
+class OpenedInLauncher:
+    """See `OpenBaselines`."""
+
+    def __init__(
+        self, launcher: GpuLauncher, out: Mapping[str, str], lose: Callable[[str, str], None]
+    ) -> None:
+        self._lose = lose
+        self.launcher: Launcher | None = launcher
+        self._launcher = launcher
+        outcome = {key.split("/")[1]: how for key, how in launcher.baselines.items()}
+        self.names: Sequence[str] = [n for n, how in outcome.items() if isinstance(how, bool)]
+        failed = {n: h for n, h in outcome.items() if isinstance(h, str)}
+        self.missing: Mapping[str, str] = {**failed, **out}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._launcher.close()
+
+    def samples(self, name: str, count: int) -> list[float]:
+        """See `OpenBaselines`.
+
+        Raises:
+            BaselineFailed: See `OpenBaselines`.
+        """
+        try:
+            return self._launcher.samples([f"baseline/{name}/0"], count, limit_s=SAMPLE_LIMIT_S)
+        except LaunchFailed as e:
+            # It worked when it was made ready. What broke it, its own fault, a candidate's stray
+            # write or the driver, cannot be told from here: so nobody is blamed.
+            self._lose(name, str(e))
+            raise BaselineFailed(f"{name}: {e}") from e
+
+
+def _case(call: BaselineCall) -> str:
+    return str(call.case["name"])

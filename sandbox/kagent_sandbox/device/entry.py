@@ -1,0 +1,54 @@
+"""One row of the table of devices: what is known of a device before it is opened.
+
+A device's folder has it as `ENTRY`. It is imported by whoever names the device, so that it imports
+torch and drivers only inside of its functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from kagent_sandbox.data.device import DeviceFacts
+    from kagent_sandbox.data.kind import Kind
+    from kagent_sandbox.device.baseline_calls import BaselineCall, MeasuredBaseline
+    from kagent_sandbox.device.interface import Backend
+    from kagent_sandbox.device.traits import Traits
+
+
+class Opens(Protocol):
+    """Opens a device, in the judge's process."""
+
+    def __call__(self, index: int, *, products: bool) -> Backend:
+        """The device.
+
+        Args:
+            index: Which of several.
+            products: Whether plans may call matrix products of torch.
+
+        Raises:
+            MachineError: There is no such device, or it does not work.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableEntry:
+    """A device of the table. Its name is that by which it is asked for."""
+
+    name: str
+    kind: Kind
+    """Whose cases of a task it is judged on: also `facts.kind` of its backend."""
+    traits: Traits
+    environment: Mapping[str, str]
+    """Of the judge's process: what must be there before libraries are loaded."""
+    available: Callable[[], bool]
+    """Whether this machine has one; opens none."""
+    facts: Callable[[int], DeviceFacts]
+    """What the device of an index is; opens none of its memory. Raises `MachineError`."""
+    timing_version: Callable[[], int]
+    """Of its clock: baselines of another version are measured again."""
+    open: Opens
+    baselines: Callable[[int], Callable[[BaselineCall], MeasuredBaseline]]
+    """What measures baselines on the device of an index, in a trusted process of their own."""

@@ -1,0 +1,1 @@
+"""A device as somebody else would add it: a simulated one, in a folder of its own."""
