@@ -158,7 +158,7 @@ class SelftestEvaluator:
             return self._patience
 
     def skips(self, runs: str) -> str:
-        """Why a candidate that runs there cannot be evaluated on this machine, or ""."""
+        """Return why a candidate that runs there cannot be evaluated on this machine, or ""."""
         return "no GPU here" if runs == "gpu" and not available("gpu") else ""
 
     def evaluate(self, job: Job) -> EntryOutcome:

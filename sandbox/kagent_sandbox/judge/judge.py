@@ -47,7 +47,7 @@ REMEMBERED = 64
 
 @dataclass
 class _Checked:
-    """What is left of a candidate's check: its cost, and the launcher where those are kept."""
+    """State left of a candidate's check: its cost, and the launcher where those are kept."""
 
     seconds: float
     session: LauncherSession | None = None

@@ -1,8 +1,8 @@
 """Inputs from secret seeds, the reference's results on them, and torch's own errors.
 
-    All are new, or they come from a stock that earlier and later processes use, too. Those processes
-    share nothing with this one, not even memory (`session.Arenas`). If the stock has no draw that is
-    new to this session, new ones are added to it.
+Checks draw anew every time, or from a small pool of each case (`InputPolicy`). Timed executions
+have inputs that their process has never seen: see `UnseenInputs`. No candidate learns which draw it
+gets. Only messages carry anything from one evaluation to the next.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class StaleValues:
 class UnseenInputs:
     """Draws of one case for the processes of one session, none of them twice.
 
-    All are new, or they come from a stock that earlier and later processes use, too. Those processes
-    share nothing with this one, not even memory (`session.Arenas`). If the stock has no draw that is
-    new to this session, new ones are added to it.
+    All are new, or they come from a stock that earlier and later processes use, too. Those share
+    nothing with this one, not even memory (`session.Arenas`). If the stock has no draw that is new
+    to this session, new ones are added to it.
     """
 
     def __init__(self, sampler: InputSampler, case: Case) -> None:
