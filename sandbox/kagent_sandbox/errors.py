@@ -38,9 +38,9 @@ class TaskError(UserError):
 
 
 class MachineError(KagentError):
-    """This host cannot do what was asked."""
+    """This host cannot do what was asked. (3 is the code of a run that is not FASTER.)"""
 
-    exit_code = 3
+    exit_code = 5
 
 
 class ToolchainError(MachineError):

@@ -66,7 +66,7 @@ def test_the_command_prints_findings_and_fails_when_something_is_broken(monkeypa
     made = [doctor.Finding(Level.OK, "Python", "3"), doctor.Finding(Level.BROKEN, "g++", "gone")]
     monkeypatch.setattr(doctor, "examine", lambda say, **flags: made)
     plain = run(monkeypatch, capsys, "doctor")
-    assert plain.code == 3
+    assert plain.code == 5
     assert [line.split() for line in plain.out.splitlines()] == [
         ["ok", "Python", "3"],
         ["broken", "g++", "gone"],

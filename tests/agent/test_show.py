@@ -4,7 +4,9 @@ import json
 
 import pytest
 from commands import made_final, run, stored_run
+from kagent.cli.evolve import exit_code
 from kagent.evolve.session import Outcome
+from kagent.runs.events import Stop
 from kagent.runs.lineage import Lineage, find_candidate
 from kagent.runs.store import read_history
 from kagent.ui.candidate_view import candidate_view
@@ -38,8 +40,9 @@ def test_a_run_shows_its_path_cases_rejections_and_race(folder, monkeypatch, cap
     assert f"12 evaluated in {clock(read_history(folder)[1].elapsed_s)}" in shown.out
     for words in ("path", "one of the task's own kernels", "rejected", "INCORRECT_NUMERICAL"):
         assert words in shown.out
-    assert "#1 cpp_wide: 1.265× the best of torch that ran (95 %: 1.200–1.300)" in (shown.out)
-    assert "it loses: float32 M=8 N=1024 (0.800×)" in shown.out
+    assert "FASTER: #1 cpp_wide, 1.265× the best of torch that ran (95 %: 1.200–1.300)" in shown.out
+    assert "final race: FASTER, #1 is 1.265× the best of torch" in shown.out
+    assert "FASTER on 1 of 2 cases; SLOWER on float32 M=8 N=1024 (0.800×)" in shown.out
 
 
 def test_a_run_as_json_is_complete_and_alone_on_stdout(folder, monkeypatch, capsys):
@@ -50,6 +53,10 @@ def test_a_run_as_json_is_complete_and_alone_on_stdout(folder, monkeypatch, caps
     assert {c["outcome"] for c in data["candidates"]} == {"passed", "rejected"}
     assert "source" not in data["candidates"][0]["proposal"]
     assert data["race"]["winner"] == 1
+    assert data["race"]["verdict"] == "FASTER"
+    assert data["race"]["race"]["overall"]["1"][0]["verdict"] == "FASTER"
+    verdicts = [r["verdict"] for c in data["race"]["race"]["cases"] for r in c["ratios"]]
+    assert {"FASTER", "SLOWER"} <= set(verdicts)
 
 
 def test_every_candidate_can_be_shown(folder, monkeypatch, capsys):
@@ -121,7 +128,7 @@ def test_the_end_of_a_run_fits_80_columns_and_says_what_next(folder):
     text = rendered(parts, 80)
     tables = [line for line in text.splitlines() if "winner:" not in line and "next:" not in line]
     assert all(cell_len(line) <= 80 for line in tables)
-    for words in ("path", "final race, on hidden cases", "#1 cpp_wide", "it loses", "eager"):
+    for words in ("path", "final race, on hidden cases", "#1 cpp_wide", "SLOWER on", "eager"):
         assert words in text
     assert f"next:   kagent show {folder.name} 1 --runs 'my runs'" in text.replace("\n", " ")
     assert "resume:" not in text
@@ -160,3 +167,34 @@ def test_a_run_in_which_nothing_passed_can_be_shown():
     lineage = Lineage([failure(0, parents=())])
     assert lineage.incumbent is None
     assert path_view(lineage, lineage[0]).row_count == 1
+
+
+def doubtful(final):
+    """The same race with intervals that contain 1."""
+    overall = {
+        name: tuple(dataclasses.replace(c, ratio=0.8, low=0.6, high=1.1) for c in comparisons)
+        for name, comparisons in final.race.overall.items()
+    }
+    return dataclasses.replace(final, race=dataclasses.replace(final.race, overall=overall))
+
+
+def test_a_tie_is_no_win_anywhere(tmp_path, monkeypatch, capsys):
+    folder = stored_run(tmp_path, race=doubtful(made_final()))
+    text = rendered(end_of_run(outcome(folder), "toy", matrix=False, flags={}), 120)
+    assert "winner" not in text
+    assert "fastest: " in text
+    first = f"{folder}: TIE with torch, 0.800× (95 %: 0.600–1.100); 12 evaluated"
+    assert first in " ".join(text.split())
+    assert "TIE: #1 cpp_wide, 0.800×" in text
+    rows = json.loads(run(monkeypatch, capsys, "runs", "--runs", folder.parent, "--json").out)
+    assert [(r["verdict"], r["race_ratio"]) for r in rows] == [("TIE", 0.8)]
+    top = json.loads(run(monkeypatch, capsys, "top", "--runs", folder.parent, "--json").out)
+    assert {r["verdict"] for r in top if r["final"]} == {"TIE"}
+    assert exit_code(outcome(folder)) == 3
+
+
+def test_exit_codes_are_the_verdicts(folder):
+    found = outcome(folder)
+    assert exit_code(found) == 0
+    assert exit_code(dataclasses.replace(found, stop=Stop.INTERRUPTED)) == 130
+    assert exit_code(dataclasses.replace(found, stop=Stop.NO_SEED)) == 1

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kagent.ui import tables
 from kagent.ui.table import Column, TextTable
-from kagent_sandbox.data.race import BEST_OF_TORCH
-from kagent_sandbox.data.verdict import Passed
+from kagent_sandbox.data.race import BEST_OF_TORCH, Ratio
+from kagent_sandbox.data.verdict import Comparison, Passed, SpeedVerdict, speed_verdict
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
@@ -64,11 +64,24 @@ def test_the_best_of_torch_of_a_case_is_its_fastest_baseline_of_torch():
     assert race_case("c", {"1": 5.0}, {"expert": 4.0}).ratio("1", BEST_OF_TORCH) is None
 
 
-def test_losses_are_cases_that_are_slower_beyond_the_interval():
+@given(low=st.floats(0.01, 100), width=st.floats(1, 100))
+def test_one_rule_says_what_an_interval_means(low, width):
+    high = low * width
+    verdict = speed_verdict(low, high)
+    assert (verdict is SpeedVerdict.FASTER) == (low > 1)
+    assert (verdict is SpeedVerdict.SLOWER) == (high < 1)
+    assert (verdict is SpeedVerdict.TIE) == (low <= 1 <= high)
+    assert Ratio("a", "b", low, low, high).verdict is verdict
+    assert Comparison("b", low, low, high, 0.5).verdict is verdict
+
+
+def test_cases_are_told_by_their_verdict():
     race = made_race()
-    assert [case.case for case, _ in race.losses("1")] == ["hidden_bench_1"]
-    assert tables.losses(race, "1") == ["float32 M=8 N=1024 (0.800×)"]
-    assert tables.losses(race, "0") == ["float32 M=8 N=1024 (0.889×)"]
+    slower = race.cases_with("1", SpeedVerdict.SLOWER)
+    assert [case.case for case, _ in slower] == ["hidden_bench_1"]
+    assert tables.cases_with(race, "1", SpeedVerdict.SLOWER) == ["float32 M=8 N=1024 (0.800×)"]
+    assert tables.cases_with(race, "0", SpeedVerdict.SLOWER) == ["float32 M=8 N=1024 (0.889×)"]
+    assert tables.cases_with(race, "1", SpeedVerdict.TIE) == []
 
 
 def test_a_race_at_80_columns_names_everyone_and_compares_every_case():
@@ -117,15 +130,14 @@ def doubt(case, candidate):
     return replace(case, ratios=tuple(ratios))
 
 
-def test_a_case_that_may_be_lost_is_not_called_won():
+def test_a_case_within_its_interval_is_a_tie():
     race = made_race()
     won, lost = race.cases
-    assert tables.where_it_loses(race, "1") == "it loses: float32 M=8 N=1024 (0.800×)"
-    assert tables.where_it_loses(replace(race, cases=(won,)), "1") == "it loses no case"
+    slow = "float32 M=8 N=1024 (0.800×)"
+    assert tables.case_verdicts(race, "1") == f"FASTER on 1 of 2 cases; SLOWER on {slow}"
+    assert tables.case_verdicts(replace(race, cases=(won,)), "1") == "FASTER on 1 of 1 cases"
     doubtful = replace(race, cases=(won, doubt(lost, "1")))
-    line = "it loses no case; it may lose: float32 M=8 N=1024 (0.800×)"
-    assert tables.where_it_loses(doubtful, "1") == line
+    assert tables.case_verdicts(doubtful, "1") == f"FASTER on 1 of 2 cases; TIE on {slow}"
     both = replace(race, cases=(lost, doubt(lost, "1")))
-    assert tables.where_it_loses(both, "1") == (
-        "it loses: float32 M=8 N=1024 (0.800×); it may lose: float32 M=8 N=1024 (0.800×)"
-    )
+    expected = f"FASTER on 0 of 2 cases; TIE on {slow}; SLOWER on {slow}"
+    assert tables.case_verdicts(both, "1") == expected

@@ -19,6 +19,7 @@ from rich.text import Text
 from kagent.config.settings import load_config
 from kagent.ui.terminal import Terminal
 
+NOT_FASTER = 3  # exit code of a run whose final race found TIE or SLOWER
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
 app = typer.Typer(

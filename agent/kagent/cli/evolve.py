@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import KagentError
 from rich.text import Text
 
 from kagent.cli.app import (
     INTERRUPTED,
+    NOT_FASTER,
     IsolationOption,
     JobsOption,
     LangName,
@@ -21,6 +23,9 @@ from kagent.cli.app import (
 )
 from kagent.config.settings import Config, load_config
 from kagent.runs.events import Event, Observer, Started, Stop
+
+if TYPE_CHECKING:
+    from kagent.evolve.session import Outcome
 
 
 @app.command()
@@ -134,8 +139,17 @@ def evolve(
         raise
     for part in end_of_run.end_of_run(outcome, task, matrix=found.matrix, flags=flags):
         out.print(part, soft_wrap=isinstance(part, Text))  # commands and paths can be copied
-    if outcome.stop in (Stop.INTERRUPTED, Stop.NO_SEED):
-        raise typer.Exit(INTERRUPTED if outcome.stop is Stop.INTERRUPTED else 1)
+    raise typer.Exit(exit_code(outcome))
+
+
+def exit_code(outcome: Outcome) -> int:
+    """0: FASTER, or a run that goes on another time. 3: TIE or SLOWER. 1: nothing passed."""
+    final = outcome.history.race
+    if outcome.stop is Stop.INTERRUPTED:
+        return INTERRUPTED
+    if outcome.stop is Stop.NO_SEED or (final is not None and final.winner is None):
+        return 1
+    return NOT_FASTER if final is not None and final.verdict is not SpeedVerdict.FASTER else 0
 
 
 def _opening(config: Config) -> Text:

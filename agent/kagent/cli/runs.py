@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from kagent_sandbox.errors import UserError
+from kagent_sandbox.errors import MachineError, UserError
 from rich.table import Table
 from rich.text import Text
 
@@ -138,4 +138,4 @@ def doctor(
             table.add_row(Text(f.level.value, styles[f.level]), Text(f.name, "bold"), Text(f.text))
         out.print(table)
     if any(f.level is Level.BROKEN for f in found):
-        raise typer.Exit(3)
+        raise typer.Exit(MachineError.exit_code)

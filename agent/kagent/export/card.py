@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from kagent_sandbox.data.verdict import SpeedVerdict, speed_verdict
+
 from kagent.export.dispatch_table import mean_gain
 from kagent.export.record import (
     TORCH,
@@ -33,7 +35,7 @@ class Row:
     kernel_us: str
     torch_us: str
     ratio: str
-    loses: bool
+    verdict: str  # of the best kernel beside the fastest of torch; "–" where none is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +82,14 @@ def _race(kernel: KernelRecord) -> str:
 
 def _table(device: DeviceRecord) -> CardTable:
     rows = tuple(_row(p) for p in device.points)
-    lost = [r.case for r in rows if r.loses]
     used = [r.case for r in rows if r.taken == "torch"]
-    if not lost:
-        loses = f"The fastest of torch is as fast on none of the {len(rows)} measured shapes."
-    else:
-        share = f"{len(lost)} of {len(rows)} measured shapes"
-        loses = f"The fastest of torch is at least as fast on {share}: {'; '.join(lost)}."
+    faster = sum(r.verdict == SpeedVerdict.FASTER for r in rows)
+    loses = f"FASTER than the fastest of torch on {faster} of {len(rows)} measured shapes."
+    for verdict in (SpeedVerdict.TIE, SpeedVerdict.SLOWER):
+        if found := [r.case for r in rows if r.verdict == verdict]:
+            loses += f" {verdict} on {'; '.join(found)}."
     if used:
-        loses += f" Eager torch is faster, and used, on {'; '.join(used)}."
+        loses += f" No kernel is FASTER than eager torch, which is used, on {'; '.join(used)}."
     gain = mean_gain(device)
     return CardTable(
         device, rows, loses, "" if gain is None else f"{gain:.3f}×", tuple(_environment(device))
@@ -108,7 +109,7 @@ def _row(point: PointRecord) -> Row:
         kernel_us="–" if mine is None else _timing(mine),
         torch_us="–" if torch is None else f"{_timing(torch)} {_named(point, torch)}".rstrip(),
         ratio="–" if mine is None or torch is None else ratio_text(torch, mine),
-        loses=mine is not None and torch is not None and torch.us <= mine.us,
+        verdict="–" if mine is None or torch is None else _verdict(point, name, torch, mine),
     )
 
 
@@ -130,6 +131,12 @@ def ratio(torch: Timing, kernel: Timing) -> tuple[float, float, float]:
         torch.low_us / kernel.high_us,
         torch.high_us / kernel.low_us,
     )
+
+
+def _verdict(point: PointRecord, name: str, torch: Timing, mine: Timing) -> str:
+    """As measured; of an older library, what the bounds of its times allow to say."""
+    known = point.verdicts.get(name)
+    return known or speed_verdict(*ratio(torch, mine)[1:])
 
 
 def _timing(timing: Timing) -> str:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from kagent_sandbox.data.race import EAGER
+from kagent_sandbox.data.verdict import SpeedVerdict
 
 from kagent.export.record import (
     FORMAT,
@@ -74,17 +75,28 @@ def _point(point: PointRecord) -> dict[str, object]:
     }
 
 
-def best_of(times: Mapping[str, Timing], kernels: Collection[str], *, kernels_only: bool) -> str:
-    """Return the kernel to use at a point.
+def best_of(
+    times: Mapping[str, Timing],
+    kernels: Collection[str],
+    beside_eager: Mapping[str, SpeedVerdict] | None,
+) -> str:
+    """Choose the kernel to use at a point.
 
     An operator that uses no kernel calls torch's eager implementation, so that is what a kernel has
-    to beat here, however fast torch.compile may be. With `kernels_only` it has to beat nothing.
+    to beat here, however fast torch.compile may be.
+
+    Args:
+        times: Of everyone at the point.
+        kernels: The kernels among them.
+        beside_eager: Verdicts of kernels beside eager torch. A kernel that has one must be FASTER
+            to be used. None: the fastest kernel is used whatever torch takes.
+
+    Returns:
+        A kernel's id, or TORCH.
     """
-    fastest = min(kernels, key=lambda n: times[n].us)
-    eager = times.get(EAGER)
-    if kernels_only or eager is None or times[fastest].us < eager.us:
-        return fastest
-    return TORCH
+    known = beside_eager or {}
+    able = [n for n in kernels if known.get(n, SpeedVerdict.FASTER) is SpeedVerdict.FASTER]
+    return min(able, key=lambda n: times[n].us, default=TORCH)
 
 
 def used(point: PointRecord) -> str:

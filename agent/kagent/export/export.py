@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from kagent_sandbox.data.task import Kind, Task, load_task
+from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import KagentError, UserError
 
 from kagent.config.settings import Config
@@ -244,22 +245,23 @@ def _refuse(
         elif versus is not None and _loses(result) and not allow_slower:
             found = f"{versus.ratio:.3f}x ({versus.low:.3f}-{versus.high:.3f})"
             reasons.append(
-                f"{who} loses to torch, {found} on hidden cases drawn now: --allow-slower exports "
-                "it anyway"
+                f"{who} is not FASTER than torch on hidden cases drawn now: {versus.verdict}, "
+                f"{found}. --allow-slower exports it anyway"
             )
     if reasons:
         raise UserError("nothing was exported: " + "; ".join(reasons))
 
 
 def _loses(result: TimedResult) -> bool:
-    return result.versus_torch is not None and result.versus_torch.ratio <= 1
+    versus = result.versus_torch
+    return versus is not None and versus.verdict is not SpeedVerdict.FASTER
 
 
 def _asked_for(device: DeviceRecord, losers: set[str]) -> DeviceRecord:
     """Use kernels where torch is faster, too: they lose to it, and were asked for."""
     points = []
     for point in device.points:
-        best = best_of(point.times, point.config, kernels_only=True)
+        best = best_of(point.times, point.config, None)
         points.append(replace(point, best=best) if best in losers else point)
     return replace(device, points=tuple(points))
 

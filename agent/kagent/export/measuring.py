@@ -15,9 +15,9 @@ from typing import Any
 
 from kagent_sandbox.data.build import BuildRequest, Built, Contender
 from kagent_sandbox.data.device import DeviceFacts
-from kagent_sandbox.data.race import BEST_OF_TORCH, Race, RaceCase
+from kagent_sandbox.data.race import BEST_OF_TORCH, EAGER, Race, RaceCase
 from kagent_sandbox.data.task import Case, Kind, Task, draw_hidden
-from kagent_sandbox.data.verdict import CaseTiming, Comparison, Rejected
+from kagent_sandbox.data.verdict import CaseTiming, Comparison, Rejected, SpeedVerdict
 from kagent_sandbox.judge.timing.metrics import choice_for
 from kagent_sandbox.replay.replayer import Replayer
 from kagent_sandbox.runtime.source import Source
@@ -102,7 +102,7 @@ def measure(
                 results[name] = replace(results[name], refused=text)
         for name, result in results.items():
             if not result.refused:
-                versus = _versus_torch(races[-1], name)
+                versus = races[-1].versus_torch(name)
                 results[name] = replace(result, versus_torch=versus)
         compiled = {k: tuple(map(_compiled, found)) for k, found in observed.sources.items()}
         name, capability = _named(facts)
@@ -127,10 +127,6 @@ def _named(facts: DeviceFacts) -> tuple[str, str]:
 
     cpu = torch.device("cpu")
     return _devices.device_name(cpu), _devices.capability(cpu)
-
-
-def _versus_torch(race: Race, name: str) -> Comparison | None:
-    return next((c for c in race.overall[name] if c.against == BEST_OF_TORCH), None)
 
 
 class _Verified:
@@ -224,9 +220,16 @@ class _Verified:
         times = {n: _timing(t) for n, t in {**case.baselines, **case.candidates}.items()}
         if (fastest := case.fastest_of_torch) is not None:
             times[TORCH] = _timing(case.baselines[fastest])
-        best = best_of(times, case.candidates, kernels_only=False)
+        best = best_of(times, case.candidates, _verdicts(case, EAGER))
         config = {n: self._choice[n].get(case.case, 0) for n in case.candidates}
-        return PointRecord(case.case, case.dtype, dict(case.dims), times, config, best)
+        verdicts = _verdicts(case, BEST_OF_TORCH)
+        return PointRecord(case.case, case.dtype, dict(case.dims), times, config, best, verdicts)
+
+
+def _verdicts(case: RaceCase, against: str) -> dict[str, SpeedVerdict]:
+    """Of the candidates that were timed beside someone."""
+    ratios = {n: case.ratio(n, against) for n in case.candidates}
+    return {n: r.verdict for n, r in ratios.items() if r is not None}
 
 
 def _compiled(record: Mapping[str, Any]) -> CompiledRecord:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kagent_sandbox.data.language import LANGUAGES, Language, language
+from kagent_sandbox.data.verdict import SpeedVerdict
 
 TORCH = "torch"
 """Stands among the times of a point for the fastest of eager and the torch.compile modes, and as
@@ -120,6 +121,8 @@ class PointRecord:
 
     `times` has kernels by id, baselines by name ("eager", "compile", ...), and `TORCH`, the fastest
     of eager and the torch.compile modes. `config` is the index of each kernel's configuration.
+    `verdicts` has each kernel's beside the best of torch, from interleaved blocks; libraries of
+    before 2026-11-23 have none.
     """
 
     case: str
@@ -127,7 +130,8 @@ class PointRecord:
     dims: Mapping[str, int | float | bool]
     times: Mapping[str, Timing]
     config: Mapping[str, int]
-    best: str  # a kernel's id, or TORCH where eager torch, the operator's other way, is faster
+    best: str  # a kernel's id, or TORCH where none is FASTER than eager, the operator's other way
+    verdicts: Mapping[str, SpeedVerdict] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

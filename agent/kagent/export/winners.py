@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kagent_sandbox.data.language import Language, language_of_source
-from kagent_sandbox.data.race import BEST_OF_TORCH
 from kagent_sandbox.data.task import Task
-from kagent_sandbox.data.verdict import Comparison, Passed, Rejected
+from kagent_sandbox.data.verdict import Comparison, Passed, Rejected, SpeedVerdict
 from kagent_sandbox.errors import UserError
 
 from kagent.evolve.stored_run import task_of_run
@@ -118,16 +117,16 @@ def find_winner(runs: Path, name: str, *, allow_slower: bool = False) -> Winner:
         why = final.race.failed.get(str(chosen.id))
         what = f"failed in it ({why.status})" if why else f"took no part in it ({took} did)"
         raise UserError(f"{folder}: #{chosen.id} is not verified by the final race: it {what}")
-    versus = next((c for c in raced if c.against == BEST_OF_TORCH), None)
+    versus = final.race.versus_torch(str(chosen.id))
     if versus is None:
         raise UserError(
             f"{folder}: the race of #{chosen.id} has no baseline of torch to compare with"
         )
-    if versus.ratio <= 1 and not allow_slower:
+    if versus.verdict is not SpeedVerdict.FASTER and not allow_slower:
         raise UserError(
-            f"{folder}: #{chosen.id} loses to torch, {versus.ratio:.3f}x "
-            f"({versus.low:.3f}-{versus.high:.3f}) on hidden cases: --allow-slower exports it all "
-            "the same"
+            f"{folder}: #{chosen.id} is not FASTER than torch on hidden cases: {versus.verdict}, "
+            f"{versus.ratio:.3f}x ({versus.low:.3f}-{versus.high:.3f}). --allow-slower exports it "
+            "all the same"
         )
     key = f"{task.name}_{kernel_id(chosen.proposal.source)[:_DIGITS]}"
     return Winner(key, folder, manifest, history, chosen, task, versus)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from kagent_sandbox.data.verdict import speed_verdict
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kagent.review.ablate import CONTROL, Ablation, Contribution
 from kagent.ui.table import Column, TextTable
+from kagent.ui.tables import VERDICT_STYLES
 
 
 def ablation_view(ablation: Ablation, name: str) -> RenderableType:
@@ -58,8 +60,8 @@ def short(label: str) -> str:
 
 
 def worth_text(c: Contribution) -> Text:
-    """Green when it helps beyond its interval, red when it costs."""
+    """The ratio in its verdict's colour."""
     if c.ratio is None:
         return Text("–")
-    helps, costs = c.low is not None and c.low > 1, c.high is not None and c.high < 1
-    return Text(f"{c.ratio:.3f}×", "green" if helps else "red" if costs else "")
+    found = None if c.low is None or c.high is None else speed_verdict(c.low, c.high)
+    return Text(f"{c.ratio:.3f}×", VERDICT_STYLES[found])

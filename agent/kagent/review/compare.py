@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kagent_sandbox.data.language import reports_resources
-from kagent_sandbox.data.race import BEST_OF_TORCH
 from kagent_sandbox.data.verdict import Passed, Rejected
 from kagent_sandbox.errors import RunError
 from rich.console import Group, RenderableType
@@ -192,8 +191,8 @@ def top_rows(runs: Path, task: str | None, count: int) -> list[Row]:
         raced = {}
         if history.race is not None:
             raced = {
-                int(name): next((c for c in cs if c.against == BEST_OF_TORCH), None)
-                for name, cs in history.race.race.overall.items()
+                int(name): history.race.race.versus_torch(name)
+                for name in history.race.race.overall
                 if name.isdecimal()
             }
         for c in lineage.passed()[:count] + [lineage[i] for i in raced]:
@@ -208,6 +207,7 @@ def top_rows(runs: Path, task: str | None, count: int) -> list[Row]:
                 "final": None if result is None else result.ratio,
                 "final_low": None if result is None else result.low,
                 "final_high": None if result is None else result.high,
+                "verdict": None if result is None else result.verdict.value,
                 "search": math.exp(lineage.log_speed(c.id)),
                 "roofline": roofline_share(c.verdict),
             }
@@ -237,6 +237,7 @@ def top_view(rows: Sequence[Row]) -> TextTable:
             Column("candidate"),
             Column("final race, × torch", right=True),
             Column("95 % interval", right=True, drop=2),
+            Column("verdict"),
             Column("in the search", right=True, drop=4),
         )
     )
@@ -254,6 +255,7 @@ def top_view(rows: Sequence[Row]) -> TextTable:
             f"#{row['candidate']} {row['name']}",
             _times(row["final"]),
             interval,
+            str(row["verdict"] or "–"),
             _times(row["search"]),
         )
     return table

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.runtime.text import printable
-from rich.text import Text
 
 from kagent.review import report_data
 from kagent.runs.manifest import Manifest
@@ -19,7 +19,7 @@ from kagent.runs.selftest_record import told as selftest_told
 from kagent.runs.store import History
 from kagent.ui.end_of_run import verdict as race_verdict
 from kagent.ui.live import clock
-from kagent.ui.tables import candidate_labels, losses, perhaps_losses
+from kagent.ui.tables import candidate_labels, cases_with
 
 _HERE = Path(__file__).parent
 _SCRIPTS = ("vendor/echarts.js", "vendor/diff2html.js", "page/report.js")
@@ -48,7 +48,6 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
     data = report_data.page_data(manifest, history)
     final = history.race
     headline, tone = _headline(history)
-    lost, perhaps = _losses(history)
     return environment.get_template("report.html.j2").render(
         run=folder,
         manifest=manifest,
@@ -57,8 +56,7 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         winner=winner,
         headline=headline,
         tone=tone,
-        loses=lost,
-        may_lose=perhaps,
+        cases=_case_verdicts(history),
         elapsed=clock(history.elapsed_s),
         rejected=sum(lineage.rejections().values()),
         environment=report_data.environment_rows(manifest),
@@ -111,13 +109,10 @@ def _headline(history: History) -> tuple[str, str]:
     lineage, final = history.lineage, history.race
     if final is not None and final.winner is not None:
         text = race_verdict(final, candidate_labels(lineage))
-        assert isinstance(text, Text)
-        styles = {str(span.style) for span in text.spans}
-        tone = "good" if any("green" in s for s in styles) else "plain"
-        tone = "bad" if any("red" in s for s in styles) else tone
+        tone = report_data.TONES.get(final.verdict, "") or "plain"
         return text.plain.strip().splitlines()[0], tone
     if final is not None:
-        return "Every finalist failed on the hidden cases: there is no winner", "bad"
+        return "Every finalist failed on the hidden cases: there is no verdict", "bad"
     best = lineage.incumbent
     if best is None:
         return "No candidate has passed yet", "plain"
@@ -129,10 +124,10 @@ def _headline(history: History) -> tuple[str, str]:
     )
 
 
-def _losses(history: History) -> tuple[list[str], list[str]]:
-    """Cases of the final race where the winner is slower than torch, and where it may be."""
+def _case_verdicts(history: History) -> dict[str, list[str]]:
+    """Cases of the final race by the verdict of the fastest finalist; empty without a race."""
     final = history.race
     if final is None or final.winner is None:
-        return [], []
+        return {}
     winner = str(final.winner)
-    return losses(final.race, winner), perhaps_losses(final.race, winner)
+    return {v.value: cases_with(final.race, winner, v) for v in SpeedVerdict}

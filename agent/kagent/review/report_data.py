@@ -9,7 +9,13 @@ from typing import Any
 from kagent_sandbox.data.language import language_of_source
 from kagent_sandbox.data.race import TORCH, RaceCase
 from kagent_sandbox.data.records import RecordError, from_json
-from kagent_sandbox.data.verdict import CaseTiming, Passed, Rejected
+from kagent_sandbox.data.verdict import (
+    CaseTiming,
+    Passed,
+    Rejected,
+    SpeedVerdict,
+    speed_verdict,
+)
 from kagent_sandbox.judge.timing.noise import Noise
 from kagent_sandbox.runtime.text import printable
 
@@ -27,6 +33,14 @@ from kagent.ui.tables import candidate_labels, case_shape
 
 Json = dict[str, Any]
 MOST_MESSAGE = 1500  # characters of a rejection: a report of hundreds of them stays small
+
+TONES: Mapping[SpeedVerdict | None, str] = {
+    SpeedVerdict.FASTER: "good",
+    SpeedVerdict.TIE: "",
+    SpeedVerdict.SLOWER: "bad",
+    None: "",
+}
+"""Class names of verdicts on the page."""
 
 
 def page_data(manifest: Manifest, history: History) -> Json:
@@ -285,15 +299,11 @@ def race_rows(final: FinalRace, lineage: Lineage, *, matrix: bool) -> list[Json]
                     "share": f"{t.roofline_share:.0%}",
                     "ratio": f"{ratio.value:.3f}×" if ratio else "",
                     "ratio_interval": f"{ratio.low:.3f}–{ratio.high:.3f}" if ratio else "",
-                    "tone": tone(ratio.low, ratio.high) if ratio else "",
+                    "verdict": ratio.verdict.value if ratio else "",
+                    "tone": TONES[ratio.verdict] if ratio else "",
                 }
             )
     return rows
-
-
-def tone(low: float, high: float) -> str:
-    """A class name: faster or slower beyond the interval, or neither."""
-    return "good" if low > 1 else "bad" if high < 1 else ""
 
 
 def rejection_rows(lineage: Lineage) -> list[Json]:
@@ -330,7 +340,9 @@ def ablation_rows(history: History) -> list[Json]:
             "low": c.low,
             "high": c.high,
             "text": worth_text(c).plain,
-            "tone": tone(c.low, c.high) if c.low is not None and c.high is not None else "",
+            "tone": TONES[speed_verdict(c.low, c.high)]
+            if c.low is not None and c.high is not None
+            else "",
             "how": c.failed or how(c),
         }
         for c in (ranked(ablation) if ablation is not None else ())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kagent_sandbox.data.race import BEST_OF_TORCH, Race
-from kagent_sandbox.data.verdict import Comparison, Passed
+from kagent_sandbox.data.verdict import Comparison, Passed, SpeedVerdict
 
 from kagent.runs.lineage import PROMOTION, Candidate, Lineage
 
@@ -26,6 +26,17 @@ class FinalRace:
     finalists: tuple[int, ...]
     winner: int | None
     race: Race
+
+    @property
+    def versus_torch(self) -> Comparison | None:
+        """The winner beside the best of torch, over all hidden cases; None where there is none."""
+        return None if self.winner is None else self.race.versus_torch(str(self.winner))
+
+    @property
+    def verdict(self) -> SpeedVerdict | None:
+        """The run's verdict; None where no finalist, or no baseline, ran on every case."""
+        found = self.versus_torch
+        return None if found is None else found.verdict
 
 
 def choose_finalists(lineage: Lineage) -> list[Candidate]:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kagent_sandbox.data.race import BEST_OF_TORCH, TORCH, Race
+from kagent_sandbox.data.race import TORCH, Race
+from kagent_sandbox.data.verdict import SpeedVerdict
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -27,6 +28,7 @@ from kagent.ui.run_view import path_view
 if TYPE_CHECKING:
     from kagent.evolve.session import Outcome
 
+NO_FINALIST = "every finalist failed on the hidden cases: there is no verdict"
 RESUMABLE = (Stop.INTERRUPTED, Stop.TIME, Stop.FAILED, Stop.COST, Stop.TOKENS)
 
 
@@ -35,9 +37,13 @@ def end_of_run(
 ) -> Iterator[RenderableType]:
     """Describe the end of a run. `flags` are the options that a next command has to repeat."""
     lineage, folder = outcome.history.lineage, outcome.folder
+    best, final = lineage.incumbent, outcome.history.race
     head = Text(f"\n{folder}", "bold")
+    head.append(": ", "default")
+    if final is not None:
+        head.append_text(headline(final))
     head.append(
-        f": {lineage.counted} evaluated in {clock(outcome.history.elapsed_s)}, "
+        f"{lineage.counted} evaluated in {clock(outcome.history.elapsed_s)}, "
         f"{len(lineage.passed())} passed, {sum(lineage.rejections().values())} rejected; "
         f"ended: {outcome.stop.value}\n",
         "default",
@@ -47,7 +53,6 @@ def end_of_run(
         yield cost_text(outcome.history)
     if (selftest := selftest_line(read_manifest(folder).environment)) is not None:
         yield Text(selftest)
-    best, final = lineage.incumbent, outcome.history.race
     if best is None:
         yield Text("no candidate passed; run the next command to see why")
     else:
@@ -55,8 +60,11 @@ def end_of_run(
         yield path_view(lineage, won)
         if final is not None:
             yield from race_view(final, lineage, matrix=matrix)
-        yield Text("\nwinner: ").append(
-            str(folder / "kernels" / f"{won.proposal.kernel}.py"), "bold green"
+        # Only a kernel that is FASTER has won anything.
+        faster = final is not None and final.verdict is SpeedVerdict.FASTER
+        yield Text("\nwinner: " if faster else "\nfastest: ").append(
+            str(folder / "kernels" / f"{won.proposal.kernel}.py"),
+            "bold green" if faster else "bold",
         )
     if outcome.stop in RESUMABLE:
         yield Text("resume: ").append_text(resume_command(task, folder.name, flags))
@@ -102,31 +110,48 @@ def race_view(final: FinalRace, lineage: Lineage, *, matrix: bool) -> Iterator[R
     yield Text("\nfinal race, on hidden cases", "bold")
     yield tables.race_table(final.race, matrix=matrix, labels=labels)
     if final.winner is None:
-        yield Text("every finalist failed on the hidden cases: there is no winner", "bold red")
+        yield Text(NO_FINALIST, "bold red")
         return
-    title = "\nthe winner over all hidden cases"
+    title = "\nthe fastest finalist over all hidden cases"
     yield tables.overall_table(final.race, labels, only=str(final.winner), title=title)
     yield verdict(final, labels)
 
 
+def headline(final: FinalRace) -> Text:
+    """The run's verdict in a few words: "FASTER than torch, 1.238× (95 %: 1.021-1.505); "."""
+    found = final.versus_torch
+    if final.winner is None:
+        return Text("no finalist passed the final race; ", "bold red")
+    if found is None:
+        return Text("no verdict, no baseline of torch ran; ", "bold yellow")
+    what = {
+        SpeedVerdict.FASTER: "FASTER than torch",
+        SpeedVerdict.TIE: "TIE with torch",
+        SpeedVerdict.SLOWER: "SLOWER than torch",
+    }[found.verdict]
+    interval = f"{found.ratio:.3f}× (95 %: {found.low:.3f}–{found.high:.3f})"
+    style = f"bold {tables.VERDICT_STYLES[found.verdict]}".strip()
+    return Text().append(f"{what}, {interval}", style).append("; ")
+
+
 def verdict(final: FinalRace, labels: Mapping[str, str]) -> Text:
-    """The run's result in one line, and the cases where the winner loses in another."""
+    """The run's result in one line, and its verdict case by case in another."""
     winner = str(final.winner)
-    overall = final.race.overall.get(winner, ())
-    result = next((c for c in overall if c.against == BEST_OF_TORCH), None)
+    result = final.versus_torch
     if result is None:
         return Text(f"\n{labels[winner]} raced without a baseline: none ran on every hidden case")
     absent = missing_modes(final.race)
     best = "the best of eager and torch.compile" if not absent else "the best of torch that ran"
-    style = "bold green" if result.low > 1 else "bold red" if result.high < 1 else "bold"
+    style = f"bold {tables.VERDICT_STYLES[result.verdict]}".strip()
     text = Text("\n").append(
-        f"{labels[winner]}: {result.ratio:.3f}× {best} (95 %: {result.low:.3f}–{result.high:.3f})",
+        f"{result.verdict}: {labels[winner]}, {result.ratio:.3f}× {best} "
+        f"(95 %: {result.low:.3f}–{result.high:.3f})",
         style if not absent else "bold yellow",
     )
     for mode, count in absent.items():
         cases = f"{count} of {len(final.race.cases)} cases"
         text.append(f"\n{mode} did not run on {cases}: this is no result against it", "yellow")
-    return text.append(f"\n{tables.where_it_loses(final.race, winner)}")
+    return text.append(f"\n{tables.case_verdicts(final.race, winner)}")
 
 
 def missing_modes(race: Race) -> Mapping[str, int]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 from kagent_sandbox.data.records import to_json
-from kagent_sandbox.data.verdict import Passed, Rejected
+from kagent_sandbox.data.verdict import Passed, Rejected, SpeedVerdict
 from kagent_sandbox.errors import RunError
 from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
+from kagent.runs.final_race import FinalRace
 from kagent.runs.lineage import Candidate, Lineage, Operator
 from kagent.runs.manifest import list_runs
 from kagent.runs.selftest_record import line as selftest_line
@@ -20,6 +22,7 @@ from kagent.runs.store import History, RunStore, read_history
 from kagent.ui.candidate_view import candidate_json, timing_table
 from kagent.ui.live import clock, first_line, speed_text, spent_text
 from kagent.ui.table import Column, TextTable
+from kagent.ui.tables import verdict_text
 
 MOST_WAITING = 12  # candidates that are named
 MOST_CHILDREN = 3  # of one parent, besides those that led somewhere
@@ -46,10 +49,22 @@ def runs_json(runs: Path) -> list[Mapping[str, object]]:
                 "budget": history.budget if history.budgets else None,
                 "incumbent": best.id if best else None,
                 "speed_up": math.exp(history.lineage.log_speed(best.id)) if best else None,
+                **_raced(history),
                 "stop": history.stop,
             }
         )
     return rows
+
+
+def _raced(history: History) -> Mapping[str, object]:
+    """What the final race found; nothing of the search is mixed with it."""
+    final = history.race
+    found = final.versus_torch if final is not None else None
+    return {
+        "raced": final.winner if final is not None else None,
+        "race_ratio": found.ratio if found is not None else None,
+        "verdict": found.verdict.value if found is not None else None,
+    }
 
 
 def runs_view(rows: list[Mapping[str, object]]) -> RenderableType:
@@ -62,7 +77,9 @@ def runs_view(rows: list[Mapping[str, object]]) -> RenderableType:
             Column("ended", drop=1),
             Column("evaluated", right=True, drop=2),
             Column("best", right=True),
-            Column("speed-up", right=True),
+            Column("in the search", right=True, drop=5),
+            Column("final race", right=True),
+            Column("verdict"),
         )
     )
     broken = []
@@ -70,15 +87,18 @@ def runs_view(rows: list[Mapping[str, object]]) -> RenderableType:
         if "error" in row:
             broken.append(Text(f"{row['run']}: {row['error']}", style="red"))
             continue
-        speed_up = row["speed_up"]
+        speed_up, ratio, verdict = row["speed_up"], row["race_ratio"], row["verdict"]
+        best = row["incumbent"] if row["raced"] is None else row["raced"]
         table.add_row(
             str(row["run"]),
             str(row["task"]),
             str(row["device"] or f"{row['target']} (not measured yet)"),
             str(row["stop"] or "not ended"),
             f"{row['evaluated']}/{row['budget'] or '–'}",
-            "–" if row["incumbent"] is None else f"#{row['incumbent']}",
+            "–" if best is None else f"#{best}",
             speed_text(speed_up if isinstance(speed_up, float) else 0.0),
+            speed_text(ratio if isinstance(ratio, float) else 0.0),
+            verdict_text(None if verdict is None else SpeedVerdict(str(verdict))),
         )
     return Group(*([table] if table.row_count else []), *broken)
 
@@ -95,11 +115,24 @@ def run_json(store: RunStore, history: History) -> Mapping[str, object]:
         "stop": history.stop,
         "elapsed_s": history.elapsed_s,
         "spent": to_json(history.spent),
-        "race": to_json(history.race) if history.race else None,
+        "race": race_json(history.race) if history.race else None,
         "candidates": [candidate_json(lineage, c, source=False) for c in lineage],
         "pending": [p.id for p in history.pending],
         "open_asks": [a.number for a in history.asks],
     }
+
+
+def race_json(final: FinalRace) -> Mapping[str, object]:
+    """A final race with its verdicts: `verdict` of the whole, and of each ratio and comparison."""
+    data: Any = to_json(final)
+    data["verdict"] = final.verdict
+    for case, found in zip(data["race"]["cases"], final.race.cases, strict=True):
+        for ratio, r in zip(case["ratios"], found.ratios, strict=True):
+            ratio["verdict"] = r.verdict
+    for name, comparisons in final.race.overall.items():
+        for one, c in zip(data["race"]["overall"][name], comparisons, strict=True):
+            one["verdict"] = c.verdict
+    return cast("Mapping[str, object]", data)
 
 
 def run_view(store: RunStore, history: History) -> RenderableType:
@@ -114,6 +147,10 @@ def run_view(store: RunStore, history: History) -> RenderableType:
         head.append(f"cost: {spent_text(history.spent)}\n")
     if (selftest := selftest_line(manifest.environment)) is not None:
         head.append(f"{selftest}\n")
+    if history.race is not None and (found := history.race.versus_torch) is not None:
+        head.append("final race: ").append_text(verdict_text(found.verdict))
+        head.append(f", #{history.race.winner} is {found.ratio:.3f}× the best of torch ")
+        head.append(f"(95 %: {found.low:.3f}–{found.high:.3f})\n")
     head.append_text(_waiting(history))
     best = lineage.incumbent
     if best is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kagent_sandbox.data.race import BEST_OF_TORCH, Race, RaceCase, Ratio
 from kagent_sandbox.data.task import Task
-from kagent_sandbox.data.verdict import CaseError, Comparison, Passed, Rejected
+from kagent_sandbox.data.verdict import CaseError, Comparison, Passed, Rejected, SpeedVerdict
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -14,6 +14,12 @@ from kagent.runs.lineage import Lineage
 from kagent.tasks import seeds_of
 from kagent.ui.table import Column, TextTable
 
+VERDICT_STYLES: Mapping[SpeedVerdict | None, str] = {
+    SpeedVerdict.FASTER: "green",
+    SpeedVerdict.TIE: "",
+    SpeedVerdict.SLOWER: "red",
+    None: "",
+}
 Labels = Mapping[str, str]
 """Names of a race's contenders, by id. A contender without a name is called by its id."""
 
@@ -89,6 +95,7 @@ def race_table(race: Race, *, matrix: bool, labels: Labels | None = None) -> Ren
             Column("roofline", right=True, drop=2),
             Column("× torch", right=True),
             Column("95 % interval", right=True, drop=3),
+            Column("verdict"),
         )
     )
     for case in race.cases:
@@ -106,6 +113,7 @@ def race_table(race: Race, *, matrix: bool, labels: Labels | None = None) -> Ren
                 f"{t.roofline_share:.0%}",
                 ratio_text(ratio),
                 f"{ratio.low:.3f}–{ratio.high:.3f}" if ratio else "",
+                verdict_text(ratio.verdict) if ratio else "",
             )
     failed = [rejected_text((labels or {}).get(n, n), v) for n, v in race.failed.items()]
     return Group(*([table] if race.cases else []), *_missing(race), *failed)
@@ -154,12 +162,16 @@ def _missing(race: Race) -> list[Text]:
 
 
 def ratio_text(ratio: Ratio | Comparison | None) -> Text:
-    """Green when faster beyond its interval, red when slower beyond it."""
+    """The speed-up, in its verdict's colour."""
     if ratio is None:
         return Text("")
-    style = "green" if ratio.low > 1 else "red" if ratio.high < 1 else ""
     value = ratio.value if isinstance(ratio, Ratio) else ratio.ratio
-    return Text(f"{value:.3f}×", style=style)
+    return Text(f"{value:.3f}×", style=VERDICT_STYLES[ratio.verdict])
+
+
+def verdict_text(verdict: SpeedVerdict | None) -> Text:
+    """FASTER, TIE or SLOWER in its colour; a dash where there is none."""
+    return Text("–" if verdict is None else verdict.value, style=VERDICT_STYLES[verdict])
 
 
 def overall_table(
@@ -173,6 +185,7 @@ def overall_table(
             Column("speed-up", right=True),
             Column("95 % interval", right=True),
             Column("P(faster)", right=True, drop=1),
+            Column("verdict"),
         ),
         title=title,
     )
@@ -189,28 +202,22 @@ def overall_table(
                 ratio_text(c),
                 f"{c.low:.3f}–{c.high:.3f}",
                 f"{c.p_faster:.2f}",
+                verdict_text(c.verdict),
             )
     return table
 
 
-def losses(race: Race, candidate: str) -> list[str]:
-    """Cases where a candidate is slower than the best of torch beyond its interval."""
-    return _shapes(race.losses(candidate))
-
-
-def perhaps_losses(race: Race, candidate: str) -> list[str]:
-    """Cases where it was slower, but not beyond its interval."""
-    return _shapes(race.doubtful(candidate))
-
-
-def where_it_loses(race: Race, candidate: str) -> str:
-    """One line: the cases that a candidate loses, and those where it may."""
-    lost, perhaps = losses(race, candidate), perhaps_losses(race, candidate)
-    line = "it loses: " + ", ".join(lost) if lost else "it loses no case"
-    if perhaps:
-        line += "; it may lose: " + ", ".join(perhaps)
-    return line
-
-
-def _shapes(found: Iterable[tuple[RaceCase, Ratio]]) -> list[str]:
+def cases_with(race: Race, candidate: str, verdict: SpeedVerdict) -> list[str]:
+    """Cases where a candidate has this verdict beside the best of torch, with the speed-up."""
+    found = race.cases_with(candidate, verdict)
     return [f"{case_shape(case)} ({ratio.value:.3f}×)" for case, ratio in found]
+
+
+def case_verdicts(race: Race, candidate: str) -> str:
+    """One line: on how many cases a candidate is FASTER, and on which ones it is not."""
+    found = {v: cases_with(race, candidate, v) for v in SpeedVerdict}
+    count = sum(map(len, found.values()))
+    parts = [f"FASTER on {len(found[SpeedVerdict.FASTER])} of {count} cases"]
+    others = (SpeedVerdict.TIE, SpeedVerdict.SLOWER)
+    parts += [f"{v} on {', '.join(found[v])}" for v in others if found[v]]
+    return "; ".join(parts)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kagent_sandbox.data.verdict import CaseTiming, Comparison, Rejected
+from kagent_sandbox.data.verdict import (
+    CaseTiming,
+    Comparison,
+    Rejected,
+    SpeedVerdict,
+    speed_verdict,
+)
 
 EAGER = "eager"
 COMPILE_MODES: Mapping[str, str] = {
@@ -30,6 +36,11 @@ class Ratio:
     value: float
     low: float
     high: float
+
+    @property
+    def verdict(self) -> SpeedVerdict:
+        """Whether the candidate is faster on this case."""
+        return speed_verdict(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +81,14 @@ class Race:
     failed: Mapping[str, Rejected] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def losses(self, candidate: str) -> list[tuple[RaceCase, Ratio]]:
-        """Cases where a candidate is slower than the best of torch beyond its 95 % interval."""
-        return [(case, r) for case, r in self._beside_torch(candidate) if r.high < 1]
+    def versus_torch(self, candidate: str) -> Comparison | None:
+        """A candidate beside the best of torch, over all cases; None where that did not run."""
+        found = self.overall.get(candidate, ())
+        return next((c for c in found if c.against == BEST_OF_TORCH), None)
 
-    def doubtful(self, candidate: str) -> list[tuple[RaceCase, Ratio]]:
-        """Cases where it was slower, but not beyond its interval."""
-        return [(case, r) for case, r in self._beside_torch(candidate) if r.value < 1 <= r.high]
+    def cases_with(self, candidate: str, verdict: SpeedVerdict) -> list[tuple[RaceCase, Ratio]]:
+        """Cases where a candidate has this verdict beside the best of torch."""
+        return [(case, r) for case, r in self._beside_torch(candidate) if r.verdict is verdict]
 
     def _beside_torch(self, candidate: str) -> list[tuple[RaceCase, Ratio]]:
         ratios = ((case, case.ratio(candidate, BEST_OF_TORCH)) for case in self.cases)

@@ -105,6 +105,24 @@ class CaseTiming:
     peak_bytes: int = 0
 
 
+class SpeedVerdict(StrEnum):
+    """What a speed-up's 95 % interval says. `speed_verdict` is the only rule."""
+
+    FASTER = "FASTER"
+    """The interval lies above 1."""
+    TIE = "TIE"
+    """The interval contains 1."""
+    SLOWER = "SLOWER"
+    """The interval lies below 1."""
+
+
+def speed_verdict(low: float, high: float) -> SpeedVerdict:
+    """The verdict on a speed-up with this 95 % interval."""
+    if low > 1:
+        return SpeedVerdict.FASTER
+    return SpeedVerdict.SLOWER if high < 1 else SpeedVerdict.TIE
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Candidate against incumbent, interleaved: ratio = incumbent time / candidate time."""
@@ -115,6 +133,11 @@ class Comparison:
     high: float
     p_faster: float
     cases: Mapping[str, float] = field(default_factory=dict)  # ratio per case
+
+    @property
+    def verdict(self) -> SpeedVerdict:
+        """Whether the candidate is faster, over all cases together."""
+        return speed_verdict(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)

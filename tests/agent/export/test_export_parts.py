@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kagent.export.card import ratio
 from kagent.export.certify import compared, confirmed
 from kagent.export.dispatch_table import best_of, gain, mean_gain, used
 from kagent.export.import_rewrite import as_judged, as_shipped
@@ -26,6 +27,7 @@ from kagent.export.record import (
 from kagent.export.regions import regions_of
 from kagent.resources import resource
 from kagent_sandbox.data.task import Case
+from kagent_sandbox.data.verdict import speed_verdict
 from kagent_sandbox.errors import UserError
 
 ORIGIN = OriginRecord(
@@ -46,7 +48,9 @@ def point(case, **times):
     """Times of kernels by name, of `torch` (then eager is as fast), or of `eager` and `torch`."""
     named = {"eager": at(times["torch"]), **{k: at(us) for k, us in times.items()}}
     config = {n: 0 for n in named if n not in (TORCH, "eager")}
-    best = best_of(named, config, kernels_only=False)
+    eager = named.get("eager")
+    beside = {n: speed_verdict(*ratio(eager, named[n])[1:]) for n in config} if eager else {}
+    best = best_of(named, config, beside)
     return PointRecord(case, "float32", {"M": 8}, named, config, best)
 
 
@@ -217,9 +221,9 @@ def test_a_kernel_has_to_beat_what_the_operator_would_call_instead():
     assert eager_wins.best == TORCH
     assert used(eager_wins) == "eager"
     assert gain(eager_wins, used(eager_wins)) == pytest.approx(4 / 4.5)
-    assert best_of(eager_wins.times, eager_wins.config, kernels_only=True) == "a"
+    assert best_of(eager_wins.times, eager_wins.config, None) == "a"
     out_of_memory = {"a": at(5), TORCH: at(4)}
-    assert best_of(out_of_memory, ["a"], kernels_only=False) == "a"
+    assert best_of(out_of_memory, ["a"], {}) == "a"
 
 
 def test_gains():

@@ -87,7 +87,7 @@ def test_its_record_says_where_it_comes_from(exported):
 
 def test_a_winner_that_loses_is_refused_unless_asked_for(exported):
     done = kagent(exported, "export", "latest", "--to", "other", "--runs", "runs", code=2)
-    assert "loses to torch" in done.stderr
+    assert "is not FASTER than torch" in done.stderr
     assert not (exported / "other").exists()
 
 

@@ -107,5 +107,5 @@ def test_the_command(answering, monkeypatch, capsys, tmp_path):
     assert json.loads(done.out)[-1]["name"] == "model tiny"
     assert run(monkeypatch, capsys, "doctor").code == 0
     refused = run(monkeypatch, capsys, "doctor", "--model", "t", "--base-url", f"{url}/nowhere")
-    assert refused.code == 3
+    assert refused.code == 5
     assert "model t at localhost:" in refused.out
