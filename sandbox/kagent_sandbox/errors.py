@@ -5,10 +5,10 @@ KagentError
 │   └── TaskError        a task folder that does not make sense
 ├── MachineError         this host cannot do what was asked
 │   ├── ToolchainError   a compiler or its headers are missing or broken
-│   ├── ConfinementError the isolation that was asked for is not to be had here
+│   ├── ConfinementError the requested isolation is not available here
 │   └── DeviceError      the GPU or its driver
 │       └── DeviceWedged it no longer computes correctly after a fault
-├── IncumbentWrong       the kernel that a candidate is held against is wrong where it is timed
+├── IncumbentWrong       the incumbent is wrong where it is timed
 ├── RunError             a run's folder: full disk, read-only, in use, damaged, too new
 └── ChildDied            a trusted process ended unexpectedly
 """
@@ -60,9 +60,7 @@ class DeviceWedged(DeviceError):  # noqa: N818
 
 
 class IncumbentWrong(KagentError):  # noqa: N818
-    """The kernel that a candidate is held against failed beside it, or was wrong: nobody's fault
-    but its own, and nothing is known of the candidate.
-    """
+    """The incumbent failed beside a candidate, or was wrong. Nothing is known of the candidate."""
 
     def __init__(self, against: str, verdict: Rejected) -> None:
         """`against` is its id, `verdict` what it did."""

@@ -145,7 +145,7 @@ def test_runs_are_shown_in_every_state(kagent, tmp_path, toy_machine):  # noqa: 
         (("tell", "RUN", "a.md"), 2, "a.md: it names no ask"),
         (("tell", "RUN", "a.md", "--ask", "9"), 2, "a.md: no ask 9 in toy-"),
         (("tell", "RUN", "k.py", "--parent", "9"), 2, "no candidate 9: the run has 0 to 1"),
-        (("tell", "RUN", "k.py", "--queue", "--race"), 2, "leave --queue away"),
+        (("tell", "RUN", "k.py", "--queue", "--race"), 2, "omit --queue"),
         (("tell", "RUN"), 2, "Missing argument"),
         (("tell", "nope", "k.py"), 4, "no run 'nope'"),
         (("tell", "RUN", "/dev/zero"), 2, "/dev/zero: a device, pipe or socket, where a plain"),

@@ -1,9 +1,8 @@
-"""Bringing home what was judged elsewhere: events of a copy of a run that this one has not.
+"""Merge of a run's copy that was judged elsewhere: adds the copy's new events to the run.
 
-The copy's log begins like this one's. What it has beyond that is added here in its order, as it
-happened there: verdicts, baselines, the race, and asks and answers of its own where they do not
-clash with those made here meanwhile. Two verdicts for one candidate do clash. All that is new is
-committed at once, or nothing is.
+The copy's log begins like the run's. Its further events are added in their order: verdicts,
+baselines, the race, and asks and answers of its own if they do not clash with new ones of the run.
+Two verdicts for one candidate do clash. All new events are committed at once, or none.
 """
 
 from __future__ import annotations

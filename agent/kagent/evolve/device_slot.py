@@ -1,10 +1,10 @@
 """Access to the machine: builds share the cores, checks and timings take turns.
 
-On a GPU a build costs the host's cores only, so that timing one candidate and building the next
-overlap. On the CPU they would disturb each other: there a timing waits until the running builds are
-over, and new ones wait until it is done. Checks are not timed; they share the cores with builds
-everywhere, and where a timing waits they wait, too: they run beside the builds after it instead of
-alone between those before it and the timing.
+On a GPU a build costs only the host's cores, so that timing one candidate and building the next
+overlap. On a CPU they would disturb each other: a timing waits until the running builds are over,
+and new ones wait until it is done. Checks are not timed and share the cores with builds. While a
+timing waits, checks wait, too: they run beside the builds after the timing instead of alone before
+it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One accepted proposal's way to its verdict, among others that are on theirs.
+"""Evaluation of one accepted proposal, beside others that are in progress.
 
-Building is done in any order. Everything that decides is done in the order of ids, by waiting for
-the flight before: being told apart from earlier work, being timed against the incumbent.
+Candidates are built in any order. Decisions are taken in the order of ids, by waiting for the
+evaluation before: whether a candidate is a duplicate, and its time against the incumbent.
 """
 
 from __future__ import annotations

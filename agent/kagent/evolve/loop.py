@@ -1,4 +1,4 @@
-"""The loop. What it does, without the overlap of several proposals:
+"""The loop. Without the overlap of several proposals it does this:
 
     while budget.left(lineage):
         ask = select(setting, lineage, number)    # pure
@@ -7,16 +7,16 @@
         verdict = check(built) and measure(built)   # one at a time, against the incumbent
         lineage.record(Candidate(proposal, verdict))
 
-`in_flight` proposals are on their way at once: asks that a model works on
+`in_flight` proposals are in progress at once: asks that a model works on
 (`kagent.evolve.ask_queue`), and answers on their way to a verdict (`kagent.evolve.evaluation`). An
-answer becomes the next candidate when it comes, so that a slow reply holds up nobody; from there
-on, whatever decides is done in the order of ids. An ask is selected on the lineage as it stands
-when a place becomes free.
+answer becomes the next candidate when it comes, so a slow reply blocks nobody. From there on,
+decisions are taken in the order of ids. An ask is selected on the lineage as it stands when a place
+becomes free.
 
-A proposer that works on one ask at a time is waited for before anything else is looked at: a run
-with the same seed and the same measurements is the same run, and one that was killed and resumed
-continues the one that it was. With a model, what was asked and answered is stored in its order, and
-the tests decide it all once more (tests/agent/replaying.py).
+The loop waits for a proposer that works on one ask at a time. So a run with the same seed and the
+same measurements is the same run, and one that was killed and resumed continues as it would have.
+With a model, asks and answers are stored in their order, and the tests take every decision once
+more (tests/agent/replaying.py).
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""An exported library on this machine, checked and measured again.
+"""Certification: an exported library is checked and measured again on this machine.
 
 Correctness is judged as on the first day. Times are compared with those of the same model of
-device, on the visible benchmark cases: a case is a regression where a kernel takes longer than then
-beyond both intervals and the slack below, and has lost ground against torch as well (if torch
-became slower by as much, it is the machine and not the kernel), or where eager torch, slower then,
-is the faster one by now. What looks like a regression is measured once more, and is one if it is
-there again.
+device, on the visible benchmark cases. A case is a regression if its kernel takes longer than
+before, beyond both intervals and the slack below, and has lost ground against torch as well. (If
+torch became slower by as much, the machine is to blame.) It is also one if eager torch, slower
+before, is now faster. A regression is measured once more, and counts if it shows again.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class LibraryRecord:
 
     @property
     def languages(self) -> list[Language]:
-        """What its kernels are written in, in the order of the languages."""
+        """Languages of its kernels, in the order of the languages."""
         found = {k.language for o in self.operators for k in o.kernels}
         return [each for each in LANGUAGES.values() if each.name in found]
 

@@ -1,8 +1,8 @@
 """One model at one address, asked through the OpenAI-compatible chat interface.
 
-The SDK sends, waits between tries and honours Retry-After. What it leaves open is closed here: a
-wall clock over all tries, streams that stall or break, servers that answer with something else than
-they were asked for, and texts that hold the key.
+The SDK sends, waits between tries and honours Retry-After. This module adds a wall clock over all
+tries, and handles streams that stall or break, servers that answer with something else, and texts
+that hold the key.
 """
 
 from __future__ import annotations

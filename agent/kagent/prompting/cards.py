@@ -86,7 +86,7 @@ class Card:
         return found is None or name not in re.split(r"\W+", found[1])
 
     def text(self, languages: Collection[str], capability: int) -> str:
-        """When it pays, how it is written in these languages, and what goes wrong; without
+        """Text of the card: its use, its form in these languages, and its pitfalls, without
         paragraphs for later architectures.
         """
         kept = [WHEN, *_headings(languages), WRONG]
@@ -98,7 +98,7 @@ class Card:
         return bool(self.front.unless and re.search(self.front.unless, source))
 
     def written_in(self, languages: Collection[str]) -> tuple[str, ...]:
-        """Of these languages, those that it has a section for."""
+        """Return those of these languages that the card has a section for."""
         return tuple(n for n in self.front.languages if n in languages)
 
 
@@ -169,7 +169,7 @@ def read_card(path: Path) -> Card:
 
 
 def _headings(languages: Collection[str]) -> list[str]:
-    """Of the sections that say how a technique is written."""
+    """Headings of the sections with a technique's form in each language."""
     return [each.title for each in LANGUAGES.values() if each.name in languages]
 
 

@@ -201,7 +201,7 @@ def _base(ask: Ask) -> Candidate:
 
 
 def _languages(kind: Kind, lang: str) -> tuple[Language, ...]:
-    """What candidates may be written in."""
+    """Languages that candidates may be written in."""
     known = languages_of(kind)
     return tuple(each for each in known if lang in (ANY, each.name)) or known
 

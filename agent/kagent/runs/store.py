@@ -1,14 +1,14 @@
-"""A run's folder: everything that happened, committed as it happens.
+"""A run's folder: its events, committed as they happen, and its texts.
 
     run.json         task, configuration, environment (`Manifest`); written once
     lineage.sqlite   append-only events; write-ahead log: a killed process loses nothing committed
     kernels/ID.py    every proposal's text by its content
-    prompts/N.md     what was asked with ask number N (N-2.md: asked again, after a duplicate)
-    replies/N.md     what was answered, word for word
-    logs/N.txt       what building candidate N printed
+    prompts/N.md     the prompt of ask N (N-2.md: asked again, after a duplicate)
+    replies/N.md     its reply, word for word
+    logs/N.txt       output of building candidate N
     lock             held by the one process that writes
 
-What survives: SIGKILL of the process at any moment. A power cut may lose the last events (they are
+The folder survives SIGKILL of the process at any moment. A power cut may lose the last events (they are
 not synced one by one), but not the order or integrity of those before.
 """
 

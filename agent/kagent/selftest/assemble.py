@@ -104,6 +104,6 @@ def _blocks(text: str) -> list[list[str]]:
 
 
 def _places(lines: Sequence[str], old: Sequence[str]) -> list[int]:
-    """Where some lines stand among others."""
+    """Return the places of some lines among others."""
     count = len(old)
     return [i for i in range(len(lines) - count + 1) if lines[i : i + count] == old]

@@ -1,6 +1,6 @@
-"""Evaluates candidates of the corpus as a run would: builder, judge, interpreter, and baits.
+"""Evaluation of the corpus's candidates as in a run: builder, judge, interpreter, and baits.
 
-Everything is the real thing, with shorter limits, so that what hangs is over soon.
+All parts are those of a run, with shorter limits, so that hangs end soon.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class SelftestEvaluator:
             return self._patience
 
     def skips(self, runs: str) -> str:
-        """Why a candidate that runs there cannot be evaluated on this machine, or ""."""
+        """Return why a candidate that runs there cannot be evaluated on this machine, or ""."""
         return "no GPU here" if runs == "gpu" and not available("gpu") else ""
 
     def evaluate(self, job: Job) -> EntryOutcome:

@@ -38,7 +38,7 @@ class Language:
 
     @property
     def seed_prefix(self) -> str:
-        """How the names of its seeds begin."""
+        """Prefix of the names of its seeds."""
         return f"{self.name}_"
 
     def is_in(self, source: str) -> bool:
@@ -51,7 +51,7 @@ class UnknownLanguage(UserError, ValueError):  # noqa: N818
 
 
 LANGUAGES: dict[str, Language] = {}
-"""By name, in the order in which they are shown."""
+"""Languages by name, in the order in which they are shown."""
 
 
 def register(added: Language) -> Language:
@@ -94,7 +94,7 @@ def reports_resources(name: object) -> bool:
 
 
 def how_to_write(kind: str = ANY) -> str:
-    """How host code makes kernels of a kind of device, or of any, in words."""
+    """Explain how host code makes kernels of a kind of device, or of any."""
     return _either([each.written for each in LANGUAGES.values() if kind in (ANY, each.kind)])
 
 
@@ -116,13 +116,13 @@ def language_of(name: str) -> Language:
 
 
 def languages_in(source: str) -> tuple[Language, ...]:
-    """What a candidate's kernels are written in."""
+    """Return the languages of a candidate's kernels."""
     return tuple(each for each in LANGUAGES.values() if each.is_in(source))
 
 
 def language_of_source(source: str) -> Language:
-    """What a candidate counts as: a CPU's language before a GPU's, and the first of several; Triton
-    where it shows none.
+    """Return the language that a candidate counts as: a CPU's language before a GPU's, and the
+    first of several; Triton where it shows none.
     """
     found = sorted(languages_in(source), key=lambda each: each.kind != "cpu")
     return found[0] if found else TRITON

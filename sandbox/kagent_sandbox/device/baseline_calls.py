@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 SAMPLES = 30
-"""Of one baseline on one case, where they do not take too long."""
+"""Samples of one baseline on one case, where they do not take too long."""
 _modules = itertools.count()
 
 
@@ -47,7 +47,7 @@ class BaselineCall:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredBaseline:
-    """What one baseline on one case takes."""
+    """Times of one baseline on one case."""
 
     us: float
     captured: bool = False  # replayed as a graph rather than called

@@ -42,13 +42,15 @@ class TableEntry:
     """Whose cases of a task it is judged on: also `facts.kind` of its backend."""
     traits: Traits
     environment: Mapping[str, str]
-    """Of the judge's process: what must be there before libraries are loaded."""
+    """Environment of the judge's process, set before libraries are loaded."""
     available: Callable[[], bool]
     """Whether this machine has one; opens none."""
     facts: Callable[[int], DeviceFacts]
-    """What the device of an index is; opens none of its memory. Raises `MachineError`."""
+    """Return the facts of a device by its index. Opens none of its memory. Raises `MachineError`.
+    """
     timing_version: Callable[[], int]
-    """Of its clock: baselines of another version are measured again."""
+    """Version of its clock: baselines of another version are measured again."""
     open: Opens
     baselines: Callable[[int], Callable[[BaselineCall], MeasuredBaseline]]
-    """What measures baselines on the device of an index, in a trusted process of their own."""
+    """Return what measures baselines on the device of an index, in a trusted process of their own.
+    """

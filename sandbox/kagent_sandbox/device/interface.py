@@ -38,9 +38,11 @@ more in a fresh process before it counts. "machine": no kernel can cause it.
 
 
 LEAST_US = 1e-3
-"""On a CPU what asking costs is taken off, which may leave less than nothing of no work at all."""
+"""Least time that counts. On a CPU the cost of a request is subtracted, which may leave less than
+nothing of no work at all.
+"""
 SAMPLE_LIMIT_S = 30.0
-"""Of one sample of a candidate or baseline."""
+"""Seconds for one sample of a candidate or baseline."""
 
 
 def nothing() -> None:
@@ -171,19 +173,19 @@ class GuestHost(Launcher, Protocol):
     """
 
     def seen(self) -> ProcessSnapshot:
-        """How the kernel shows the process, which should be stopped."""
+        """Read the state that the kernel shows of the process, which should be stopped."""
 
     def asked_bytes(self) -> int:
         """Memory of its own that it has asked the kernel for; it should be stopped."""
 
     def more_bytes(self) -> int:
-        """How much more is allocated than when this was asked last, as the process says."""
+        """Return how much more is allocated than at the last call, as the process reports it."""
 
     def remember(self) -> None:
         """Have the process look at itself, for `changes`."""
 
     def changes(self) -> str:
-        """What is not as it was when it was told to remember, as it says; empty if nothing."""
+        """Describe the changes since the process was told to remember; empty if there are none."""
 
     def lend(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Make whole pages of the arena, given by their first and last byte plus one, read-only to
@@ -214,7 +216,7 @@ class OpenBaselines(Protocol):
 
 
 class BaselineSource(Protocol):
-    """Where a race's baselines come from: trusted code, interleaved with candidates."""
+    """Source of a race's baselines: trusted code, interleaved with candidates."""
 
     def prefetch(self) -> None:
         """Begin, without waiting, what `open` will need: a race is going to come."""
@@ -242,7 +244,7 @@ class Backend(Protocol):
 
     @property
     def isolation(self) -> Isolation:
-        """How launchers are confined, as observed.
+        """Isolation of launchers, as observed.
 
         Raises:
             ConfinementError: This host cannot, and weaker isolation was not accepted.
@@ -261,7 +263,7 @@ class Backend(Protocol):
         """Empty caches and let threads rest before a sample; asked where `traits.judges_clock`."""
 
     def race_baselines(self) -> BaselineSource:
-        """Where the baselines of races on this device come from."""
+        """Source of the baselines of races on this device."""
 
     def healthy(self) -> bool:
         """Whether a fresh process computes a known result correctly; tried twice.

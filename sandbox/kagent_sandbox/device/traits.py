@@ -1,5 +1,5 @@
-"""How candidates are checked and timed on a device, as data: what the judge reads in the place of
-the device's name.
+"""Traits of a device, as data: how candidates are checked and timed on it. The judge reads them
+instead of the device's name.
 
 A device's folder has its own values, with the reasons for them. Needs neither torch nor the device.
 """
@@ -21,7 +21,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How a candidate and the incumbent take turns on one kind of device."""
+    """Numbers of pairs and samples of a comparison on one kind of device."""
 
     rounds: tuple[Round, ...]  # of each case
     further: Round | None  # while it may yet turn out to be faster; its pairs are of all cases
@@ -29,7 +29,7 @@ class Schedule:
     placements: int | None  # placements that one block rotates over; None: all, in each sample
 
     def more(self, cases: int) -> Round | None:
-        """What follows for each case of so many."""
+        """Return the further round of each case, of so many cases."""
         if self.further is None:
             return None
         return Round(math.ceil(self.further.pairs / cases), self.further.samples)
@@ -42,7 +42,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Placements:
-    """How many buffer sets each contender rotates over."""
+    """Number of placements that each contender rotates over."""
 
     least: int
     most: int
@@ -61,29 +61,35 @@ class Placements:
 
 
 def executions_for(span_us: float, us: float, least: int, most: int) -> int:
-    """How many executions of `us` microseconds each last for a span, within bounds."""
+    """Return the number of executions, of `us` microseconds each, that last for a span, within
+    bounds.
+    """
     return max(least, min(most, math.ceil(span_us / max(us, 1.0))))
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseModel:
-    """What repeating cannot remove from times here, and how a device is asked for more of it by an
-    A/A comparison (`kagent_sandbox.judge.timing.noise`).
+    """Noise of times that repeating cannot remove, and the A/A test that asks a device for more of
+    it (`kagent_sandbox.judge.timing.noise`).
     """
 
     share: float  # standard deviation of log(time), of kernels of any length ...
     us: float  # ... and so many µs of a kernel's own beside that
     idle_pairs: float
-    """Of how pairs of blocks differ: up to so many times what is systematic is the device's own
-    doing, which longer kernels show less of. The rest is a neighbour's, which lasts."""
+    """Factor on the systematic noise: differences of pairs of blocks up to it are the device's own,
+    and longer kernels show less of them. The rest is a neighbour's, which lasts.
+    """
     copy_bytes: int  # of the tensor that the A/A copies
     places: int  # that it rotates over
     pairs: int  # of blocks
     samples: int  # per block
 
     def systematic(self, us: float, factor: float = 1.0) -> float:
-        """Standard deviation of log(time) of kernels of `us` that repeating cannot remove, times
-        `factor`: how much more this machine showed when it was asked.
+        """Return the standard deviation of log(time) that repeating cannot remove.
+
+        Args:
+            us: µs of the kernel.
+            factor: This machine's noise over the known one.
         """
         return float(factor * (self.share + self.us / us))  # of numpy, where `us` was
 
@@ -114,13 +120,13 @@ class KeptLaunchers:
     bytes_each: int = 1  # of the device's memory: one is kept for every so many
 
     def of(self, memory_bytes: int) -> int:
-        """How many on a device with that memory: at least one, if any."""
+        """Return the number on a device with that memory: at least one, if any."""
         return min(self.most, max(1, memory_bytes // self.bytes_each))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """All that differs between devices in how the judge goes about it."""
+    """Traits of one device that the judge reads."""
 
     schedule: Schedule
     placements: Placements
@@ -131,18 +137,21 @@ class Traits:
     race_samples: int  # of everyone, per round
     sweep_s: float  # lane seconds per case for finding a candidate's best configuration
     drift: float
-    """Slowest over fastest few samples of the incumbent, a known kernel: from here on something
-    disturbed."""
+    """Largest ratio of the incumbent's slowest to its fastest few samples. The incumbent is a known
+    kernel, so a larger ratio shows a disturbance.
+    """
     enough_samples: Mapping[float, int] = field(default_factory=dict)
-    """From so many µs on, the first that fits: samples of a block that are enough."""
+    """Samples of a block that are enough from so many µs on; the first entry that fits counts."""
     native: bool
-    """Candidates' code is host code in its launcher's process: contenders have a launcher each,
-    and what they leave behind in it is looked at (`GuestHost`)."""
+    """Whether candidates' code is host code in its launcher's process. Contenders then have a
+    launcher each, and the state that they leave behind is compared (`GuestHost`).
+    """
     judges_clock: bool
-    """A sample is taken on the judge's clock, from a process that was stopped: caches settle
-    (`Backend.settle`) before each."""
+    """Whether a sample is taken on the judge's clock, from a process that was stopped. Caches
+    settle (`Backend.settle`) before each.
+    """
     disturbed_by_builds: bool
-    """Compilers use what is timed: nothing is built meanwhile."""
+    """Whether compilers use the timed device. Nothing is then built while candidates are timed."""
     compile_modes: tuple[str, ...]
     """Names of the torch.compile baselines that are measured (`kagent_sandbox.data.race`)."""
 

@@ -1,7 +1,7 @@
 """The judge: owns seeds, references, tolerances and the clock, and gives the verdict.
 
-It never runs candidate code, and shares no address space with any: plans are executed by a
-launcher over an arena of the judge's. `check` needs no exclusive device, `measure` and `race` do.
+It never runs candidate code, and shares no address space with any. A launcher executes plans over
+an arena of the judge's. `check` needs no exclusive device; `measure` and `race` do.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ REMEMBERED = 64
 
 @dataclass
 class _Checked:
-    """What is left of a candidate's check: its cost, and the launcher where those are kept."""
+    """State left of a candidate's check: its cost, and the launcher where those are kept."""
 
     seconds: float
     session: LauncherSession | None = None

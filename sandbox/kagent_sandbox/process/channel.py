@@ -1,8 +1,8 @@
 """Framed messages between processes that do not trust each other.
 
 A message is a JSON value, any number of byte strings, and file descriptors (`SCM_RIGHTS`). The
-receiver states what it is ready to take; whatever is larger, deeper, malformed or not finite is a
-`ChannelError`, and nothing is ever un-pickled. After an error the channel is unusable: the peer
+receiver states its limits. A message that is larger, deeper, malformed or not finite is a
+`ChannelError`. Nothing is ever un-pickled. After an error the channel is unusable, since the peer
 broke the protocol.
 
 Frame: header (magic, length of the JSON, number of blobs, number of descriptors), the blobs'

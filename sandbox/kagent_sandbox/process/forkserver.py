@@ -1,4 +1,4 @@
-"""Client of the fork-server: starts confined children in milliseconds and ends them for certain.
+"""Client of the fork-server: starts confined children in milliseconds, and ends them.
 
     with ForkServer("package.module:handler", preload=["torch"], confinement=...) as server:
         child = server.spawn(wall_limit_s=60.0)

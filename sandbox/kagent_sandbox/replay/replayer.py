@@ -1,20 +1,19 @@
 """Replay of a candidate's source: its host code, once, on real tensors, compared with its plan.
 
-A plan shows what host code did on symbolic tensors; what is exported is the source. So the source
-is run as a user would run it, with the launchers that a kernel library has, in a confined process;
-what is done there is recorded as a plan too, and must be the same: every launch (the binary, grid,
-block, shared memory, cluster, cooperative and dependent launch, scalars, tensor maps, which bytes
-of which tensor each pointer is), every fill, copy and operation of torch between them, in order,
-and every result. What differs is TAMPER.
+A plan shows the work of host code on symbolic tensors, but the source is exported. So the source is
+run as a user would run it, with the launchers of a kernel library, in a confined process. Its work
+is recorded as a plan, too, and must be the same: every launch (the binary, grid, block, shared
+memory, cluster, cooperative and dependent launch, scalars, tensor maps, the bytes of the tensor
+behind each pointer), every fill, copy and operation of torch between them, in order, and every
+result. A difference is TAMPER.
 
 C++ runs on the CPU; CUDA and Triton on an NVIDIA GPU of the plan's target, in a process that makes
 its context, locks itself, and only then loads the candidate.
 
 Not covered: host code that tells this process from a user's by its limits, its parent, the names of
-private folders (on a GPU) or what it finds in memory, and then behaves; or that patches what
-records it, since it runs in the process that says what it did. What it writes through addresses,
-and when memory is freed. The values of arguments are random numbers, and zeros, where the caller
-gives none.
+private folders (on a GPU) or the contents of memory, and then behaves; host code that patches the
+recorder, since it runs in the same process; writes through addresses; the time when memory is
+freed. The values of arguments are random numbers, or zeros, where the caller gives none.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ class ReplayedKernel:
 
 class Replayer:
     """Runs host code on real tensors, in a confined process for each candidate and configuration:
-    one case after the other, as it would be called by a user. A context manager, to be used from
-    one thread. `device` is the GPU's index.
+    one case after the other, as a user would call it. A context manager, to be used from one
+    thread. `device` is the GPU's index.
     """
 
     def __init__(self, device: int = 0) -> None:

@@ -35,7 +35,7 @@ class Compiled:
 
 
 class Compiler(Protocol):
-    """What the module has that a language names as its compiler."""
+    """Interface of the module that a language names as its compiler."""
 
     def compile_source(self, source: Source, target: str) -> tuple[bytes, str]:
         """A binary for the target, and the symbol of the kernel in it.

@@ -1,9 +1,9 @@
 """Flush caches before every sample on a CPU, of candidates and of baselines, so that they hold none
 of its data.
 
-Inputs have just been written, by the judge for a candidate and by a baseline's own process for
-that. Part of them would still be in a cache: of which, depends on who wrote what last and where,
-and made equal kernels differ by half.
+The judge has just written a candidate's inputs, and a baseline's process its own. Part of them
+would still be in a cache. The part depends on the last writes and made equal kernels differ by
+half.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""The judge's side of a CPU launcher:
-
-drives the confined process, and takes time on its own clock.
+"""The judge's side of a CPU launcher: drives the confined process and keeps the clock.
 
 Native code shares the process with the few lines that answer the judge. It could answer before its
-work is done, and work while nobody times it, in threads of OpenMP's pool, which outlive a parallel
-region. So a sample's clock starts while the process is stopped, before it can see the inputs, and
-stops when the judge has read secret places of the results: what is read then counts, and nothing
-that comes later.
+work is done. It could also work between samples, in threads of OpenMP's pool, which outlive a
+parallel region. So a sample's clock starts while the process is stopped, before it can see the
+inputs. It stops when the judge has read secret places of the results. Only the values read then
+count.
 """
 
 from __future__ import annotations
@@ -50,7 +48,8 @@ _OBSERVED_WORDS = 256  # that an empty sample reads, as a sample's observer does
 class RequestCost:
     """Cost of a sample without any execution, over the last few launchers of a backend.
 
-    All take the median off: two contenders' own costs would differ by what being woken varies by.
+    All contenders subtract the same median: their own costs would differ by the variation of waking
+    up.
     """
 
     costs_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))

@@ -83,8 +83,8 @@ def _peak_bytes(function: Callable[[], object], clock: Clock) -> int:
 
 
 def measurer(index: int) -> Callable[[BaselineCall], MeasuredBaseline]:
-    """What measures baselines on the device of that index, in a process of its own: it has the
-    device's context from now on.
+    """Return what measures baselines on the device of that index, in a process of its own. The
+    process has the device's context from now on.
     """
     compiler_cache.use(compiler_cache.shared_folder())
     torch.cuda.set_device(index)

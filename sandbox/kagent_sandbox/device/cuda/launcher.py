@@ -1,4 +1,4 @@
-"""The judge's handle on a launcher process: requests, limits, and how it ended."""
+"""The judge's handle on a launcher process: requests, limits, and the end of the process."""
 
 from __future__ import annotations
 

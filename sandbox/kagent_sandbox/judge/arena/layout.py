@@ -1,12 +1,11 @@
 """Layout of a plan's buffers in an arena, with the guard bands around them.
 
 A freed buffer's slot is reused only by a buffer of exactly its size, as chunked host code makes
-them: then no guard band is ever inside of another buffer, and every one of them must be intact
-after any run.
+them. So no guard band is ever inside of another buffer, and every one must be intact after any run.
 
-What this guards: writes that leave their buffer by less than a guard band. What it does not: a
-stray write that lands inside of another buffer of the same plan (which shows as a wrong result or
-a changed input), and stray reads.
+Guarded: writes that leave their buffer by less than a guard band. Not guarded: a stray write that
+lands inside of another buffer of the same plan (it shows as a wrong result or a changed input), and
+stray reads.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """A plan's place in an arena: writes inputs and stale values, reads results, notices tampering.
 
-Before every run, results and workspaces hold stale values: plausible ones, and wrong
-(`kagent_sandbox.judge.check.inputs`). What a kernel does not write is wrong, and nothing tells it
-that it is looked at. Gaps between an input's rows are NaN. Guard bands are random bytes
-from 0x70 to 0x7F: huge numbers in every floating type (some NaN in float16), so that a read past a
-buffer's end shows in the result; and others in every band, so that a kernel which reads past the
-end of one buffer and writes the same past the end of another is noticed.
+Before every run, results and workspaces hold stale values: plausible and wrong
+(`kagent_sandbox.judge.check.inputs`). An element that a kernel does not write is therefore wrong,
+and nothing tells the kernel that it is tested. Gaps between an input's rows are NaN. Guard bands
+are random bytes from 0x70 to 0x7F: huge numbers in every floating type (some NaN in float16), so
+that a read past a buffer's end shows in the result. Every band has other bytes, so that a kernel is
+noticed which reads past the end of one buffer and writes the same past the end of another.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PATTERN_BYTES = 1 << 16  # of which a band has a part, from anywhere
 
 
 class PlanPlacement:
-    """One placement of one plan. `key` names it to the launcher, `owner` says whose it is.
+    """One placement of one plan. `key` is its name for the launcher, `owner` the contender.
 
     Raises:
         PlanError: The plan's inputs are not the case's.

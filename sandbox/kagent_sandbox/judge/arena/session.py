@@ -86,11 +86,11 @@ class Arenas:
 class LauncherSession:
     """A launcher over an arena, for the binaries of one evaluation. A context manager.
 
-    `launcher`, where given, is used (and closed) instead of a fresh one of the backend's. `clock`
-    is told what the time is spent on.
+    `launcher`, if given, is used (and closed) instead of a fresh one of the backend's. `clock`
+    receives the times of the phases.
 
-    Native code shares its launcher's process, where it could slow down whoever else runs in it:
-    owners in `apart` have a launcher each, and all but the one whose turn it is are stopped.
+    Native code shares its launcher's process, where it could slow down other code. So owners in
+    `apart` have a launcher each, and all but the one that is timed are stopped.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """Check that native code leaves the process that calls it as it found it.
 
-A winner is a library in somebody's process. Beside its results, nothing of that may change: not
-how floating point rounds there, nor what subnormal numbers are, nor signals, threads, open files
-or OpenMP's settings; its inputs are not written, not even to be put back, and a call keeps no
-memory. Every check case runs once more, in a launcher of its own: first with its inputs in pages
-that cannot be written, then many times in a row.
+A winner is a library in somebody's process. It may change its results and nothing else: not the
+rounding of floating point or the treatment of subnormal numbers, and not signals, threads, open
+files or OpenMP's settings. It may not write its inputs, not even to put them back, and a call may
+keep no memory. Every check case runs once more in a launcher of its own: first with its inputs in
+pages that cannot be written, then many times in a row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Inputs from secret seeds, the reference's results on them, and torch's own errors.
 
-Checks draw anew every time, or from a small pool of each case (`InputPolicy`). What is timed runs
-on inputs that its process has never seen: see `UnseenInputs`. No candidate learns which draw it
-gets, and nothing of one evaluation reaches the next but what a message says.
+Checks draw anew every time, or from a small pool of each case (`InputPolicy`). Timed executions
+have inputs that their process has never seen: see `UnseenInputs`. No candidate learns which draw it
+gets. Only messages carry anything from one evaluation to the next.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class InputSet:
 class StaleValues:
     """Values that memory holds before an execution: plausible, and wrong.
 
-    They are torch's results on another draw, off by a quarter, so that they are wrong also where
-    results do not depend on inputs (a row of one column). Nothing tells a kernel when somebody is
-    going to look: they are there before every execution.
+    They are torch's results on another draw, off by a quarter. So they are wrong also where results
+    do not depend on inputs (a row of one column). They are there before every execution: a kernel
+    cannot tell when it is tested.
 
     Attributes:
         results: The bytes of each result, uint8, in the result's declared dtype.
@@ -90,9 +90,9 @@ class StaleValues:
 class UnseenInputs:
     """Draws of one case for the processes of one session, none of them twice.
 
-    All are new, or they come from a stock that earlier processes have used and later ones will:
-    those have nothing in common with these, not even memory (`session.Arenas`). Where the stock has
-    none that this session has not seen, new ones are added to it.
+    All are new, or they come from a stock that earlier and later processes use, too. Those share
+    nothing with this one, not even memory (`session.Arenas`). If the stock has no draw that is new
+    to this session, new ones are added to it.
     """
 
     def __init__(self, sampler: InputSampler, case: Case) -> None:

@@ -1,6 +1,6 @@
-"""The numerics contract: how far a result is from the float64 reference, and how far it may be.
+"""The numerics contract: a result's errors against the float64 reference, and their limits.
 
-Three relative errors, each against what torch's own implementation errs in the same dtype:
+Three relative errors are compared with those of torch's own implementation in the same dtype:
 
 - row: the worst row's ||out - ref|| / ||ref|| (L2). A lost tail, a constant and zeros fail here.
 - element: the worst |out - ref| / (|ref| + mean |ref| of its row). One wrong element among millions
@@ -17,8 +17,8 @@ approximate exp and tanh instructions may add (see `_bias_share`), or the result
 
 Infinities and NaNs must be exactly where the reference has them. Integer results must be equal.
 
-What this does not catch: an error of one part in a thousand in a result of few elements, and
-anything below k times torch's own error.
+Not caught: an error of one part in a thousand in a result of few elements, and anything below k
+times torch's own error.
 """
 
 from __future__ import annotations

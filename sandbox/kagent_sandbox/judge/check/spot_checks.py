@@ -1,9 +1,9 @@
 """Spot checks of every timed execution: a few secret places of each result against the reference.
 
-A place is one element. Nobody but the judge knows which ones a draw has. On a CPU they are read
-before a sample's clock stops, so that what is timed is what is verified: a kernel that leaves out
-one element in a hundred of its timed results is found, with 4 rows of 16 elements an execution and
-30 executions, with a probability of 1 - 0.99^1920.
+A place is one element. Only the judge knows the places of a draw. On a CPU they are read before a
+sample's clock stops, so the verified work is the timed work. A kernel that leaves out one element
+in a hundred of its timed results is found with a probability of 1 - 0.99^1920, with 4 rows of 16
+elements an execution and 30 executions.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class SpotChecks:
 
     Attributes:
         index: Flat numbers of the elements, [rows, per row], int64.
-        expected: What the reference has there, [rows, per row], float64.
-        magnitude: What an error is relative to: the element's own, plus its row's mean. Likewise.
+        expected: The reference's values there, [rows, per row], float64.
+        magnitude: Magnitudes that errors are relative to: the element's plus its row's mean.
+            [rows, per row], float64.
     """
 
     index: torch.Tensor
@@ -67,7 +68,7 @@ def choose_spot_checks(
 
     Args:
         rows: Their numbers within the result, [n] int64.
-        reference: What the reference has in them, [n, width], float64 or float32.
+        reference: The reference's values in them, [n, width], float64 or float32.
         dtype: Of the result.
         typical: Root mean square norm of the result's rows on such inputs: a row of zeros is held
             against a typical row's rounding.

@@ -32,7 +32,7 @@ from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.runtime.text import printable
 
 VERSION = 1
-"""Of the way of measuring, with the clock's own version: part of the cache's key."""
+"""Version of the way of measuring, with the clock's own version: part of the cache's key."""
 ITEM_LIMIT_S = 900.0  # one baseline of one case; max-autotune of a large product takes minutes
 _WORKER: tuple[str, ...] = ("-m", "kagent_sandbox.judge.timing.baseline_worker")
 _SEED = 20  # of baselines' inputs: never those of a candidate

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def placement_count(task: Task, case: Case, placements: Placements, ceilings: Ceilings) -> int:
-    """How many buffer sets each contender rotates over: where a sample runs all of them, more for
-    short kernels.
+    """Return the number of placements that each contender rotates over: where a sample runs all of
+    them, more for short kernels.
     """
     if placements.fixed:
         return placements.least
@@ -66,7 +66,7 @@ class TimedBlocks:
 
     @property
     def executions(self) -> int:
-        """Of one sample, at most."""
+        """Most executions of one sample."""
         return self.traits.schedule.placements or self.count
 
     def prepare(self) -> None:

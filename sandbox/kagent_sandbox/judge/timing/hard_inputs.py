@@ -1,12 +1,12 @@
-"""Plans that are timed are also checked on inputs that are hard, at the very shapes that are timed.
+"""Check of timed plans on hard inputs, at the shapes that are timed.
 
 Host code chooses kernels by shape, as it should. Check cases are small and benchmark cases large,
-so that a candidate can tell them apart, and benchmark inputs are ordinary numbers: it could leave
-out, where it is timed, whatever only large values, masks or constant rows need. A configuration of
-tunables that was built for the benchmark cases alone could do the same. Therefore timed plans run
-once more on inputs as check cases have them; which, is secret.
+so a candidate can tell them apart. Benchmark inputs are ordinary numbers. A candidate could
+therefore leave out, where it is timed, the work that only large values, masks or constant rows
+need. So could a configuration of tunables that was built for the benchmark cases alone. Timed plans
+therefore run once more on inputs as check cases have them. The choice of inputs is secret.
 
-Not covered: mistakes that only a shape shows which is in no case at all.
+Not covered: mistakes at a shape that is in no case at all.
 """
 
 from __future__ import annotations

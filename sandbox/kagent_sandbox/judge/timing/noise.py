@@ -1,9 +1,9 @@
-"""A/A: how far apart this machine measures one kernel and itself, before it is asked about others.
+"""A/A test: this machine's apparent ratio of one kernel timed against itself.
 
-The kernel is a plain copy, the judge's own. Two contenders take turns with it as a candidate and
-the incumbent do: in ABBA blocks, from place to place, on a CPU in a process each and on inputs that
-were written before every sample. What they differ
-by beyond what their samples explain is the machine's doing, and no number of samples removes it.
+The kernel is a plain copy of the judge's own. Two contenders take turns with it as a candidate and
+the incumbent do: in ABBA blocks, over several placements, on a CPU in a process each and on inputs
+that were written before every sample. A difference that samples do not explain comes from the
+machine. No number of samples removes it.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def lasting_noise(block: Callable[[str, int], Sequence[float]], model: NoiseMode
 def judge_noise(
     a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], model: NoiseModel
 ) -> Noise:
-    """What blocks of two equal kernels say about the machine."""
+    """Estimate the machine's noise from blocks of two equal kernels."""
     pairs = [(tuple(x), tuple(y)) for x, y in zip(a, b, strict=True)]
     singles = [estimates.log_ratio(estimates.PairedSamples((x,), (y,))) for x, y in pairs]
     paired = estimates.PairedSamples(tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
@@ -169,7 +169,9 @@ def _copy(target: str, nbytes: int) -> Plan:
 
 @contextlib.contextmanager
 def _launchers(backend: Backend, arena: Arena) -> Iterator[Mapping[str, Launcher]]:
-    """Who runs side a and who side b: the same process, or one each as candidates would have."""
+    """Return the launchers of side a and side b: the same process, or one each as candidates would
+    have.
+    """
     with contextlib.ExitStack() as stack:
         found: dict[str, Launcher] = {}
         for side in "ab" if backend.traits.native else "a":

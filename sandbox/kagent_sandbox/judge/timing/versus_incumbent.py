@@ -50,8 +50,9 @@ FURTHER_S = 5.0
 PAUSES_S = (0.02, 0.02, 0.02)
 """Pauses in seconds before blocks whose times are no measurement are timed again."""
 LONG_PAUSES_S = (0.5, 2.0, 5.0)
-"""... and then, where the incumbent's say as little: a neighbour takes longer to leave than a
-glitch, and giving up ends the run."""
+"""Further pauses in seconds if the incumbent's times are no measurement either. A neighbour takes
+longer to leave than a glitch, and giving up ends the run.
+"""
 
 
 @dataclass
