@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 import pytest
-from test_session import REFERENCE, TASK
+from double_task import REFERENCE, TASK
 
 RECORD = """
 from kagent_sandbox.data.language import Language, register

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from kagent_sandbox.replay.library_tests import run_tests
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "agent" / "export"))
 
 KERNELS = {
     "softmax": ("cuda_cluster.py", "triton_rows.py"),

@@ -1,14 +1,10 @@
 """Exported operators on the device at hand, with the tasks' seeds as their kernels."""
 
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "agent" / "export"))
 from assembled import SEEDS, assemble
 
 pytestmark = pytest.mark.gpu

@@ -1,8 +1,5 @@
 """Host code on real tensors on a GPU: seeds do what their plans say, and who cheats is seen."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from kagent_sandbox.builder.client import Builder
@@ -12,8 +9,6 @@ from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.replay.replayer import Replayer
 from kagent_sandbox.runtime.cuda_kernels import target_of
 from kagent_sandbox.runtime.store import unpacked_cubin
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "seeds"))
 from seed_cases import SEEDS, arguments
 
 pytestmark = pytest.mark.gpu

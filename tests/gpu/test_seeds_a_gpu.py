@@ -1,12 +1,7 @@
 """gelu, softmax and cross_entropy on the device at hand: every GPU seed, every check case."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "seeds"))
 from kagent_sandbox.data.task import draw_hidden, load_task
 from seed_cases import SEEDS, arguments, import_seed, worst_share
 

@@ -1,12 +1,7 @@
 """attention and linear_cross_entropy on the device at hand: GPU seeds, experts, full sizes."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "seeds"))
 from kagent_sandbox.data.task import draw_hidden, load_task
 from seed_cases import SEEDS, arguments, import_seed, worst_share
 

@@ -5,7 +5,6 @@ find kernels that are wrong for some of them alone.
 import itertools
 import math
 import random
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -28,8 +27,6 @@ from kagent_sandbox.judge.judge import Judge
 from mutation.conditions import of_sizes, of_values
 from mutation.engines import with_race
 from pydantic import ValidationError
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "seeds"))
 from seed_cases import arguments, as_tuple
 
 PARTLY_WRONG = Path(__file__).parent / "partly_wrong"  # more of what item 122 of the corpus is

@@ -146,7 +146,7 @@ class CpuLauncher:
         self._ask({"do": "load", "hashes": hashes}, [binaries[h] for h in hashes], _PREPARE_S)
 
     def prepare(self, key: str, plan: Plan, offsets: Mapping[int, int]) -> None:
-        """Resolve a plan whose buffer `id` starts at byte `placement[id]`, under a name.
+        """Resolve a plan whose buffer `id` starts at byte `offsets[id]`, under a name.
 
         Raises:
             PlanError: The plan does not fit the arena, the target or torch.

@@ -19,7 +19,7 @@ BUDGET = 30
 PROGRAM = f"""
 import asyncio, sys
 from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from toy import FakeBuilder, FakeJudge, evolution, machine
 from kagent.search.tuner import Tuner
 

@@ -254,12 +254,13 @@ def test_only_what_was_built_of_a_source_is_checked(interpreter):
 
 
 HERE = Path(__file__).parent
+SHARED = HERE.parent
 
 
 def test_the_repaired_interpreter_computes_as_torch_does():
     """Conversions and arithmetic of bfloat16; reductions and scans, as precise as in a tree."""
     ended = subprocess.run(
-        [sys.executable, HERE / "interpreted_arithmetic.py"],
+        [sys.executable, SHARED / "interpreted_arithmetic.py"],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

@@ -8,6 +8,8 @@ import shutil
 import pytest
 from commands import run as run_command
 from commands import stored_run
+from double_task import PARALLEL, PLAIN, REFERENCE, TASK
+from double_task import kernel as double_kernel
 from kagent.runs.manifest import list_runs
 from kagent_sandbox.device.detect import has_gpu
 from outside import (
@@ -22,8 +24,6 @@ from outside import (
     tell,
     toy_machine,  # noqa: F401 - a fixture
 )
-from test_session import PARALLEL, PLAIN, REFERENCE, TASK
-from test_session import kernel as double_kernel
 
 without_gpu = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 

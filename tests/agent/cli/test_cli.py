@@ -12,6 +12,7 @@ import time
 
 import pytest
 from commands import run
+from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
 from kagent import candidate_file as workbench
 from kagent.runs.events import Stop
 from kagent.runs.manifest import list_runs
@@ -22,7 +23,6 @@ from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import ChildDied, DeviceWedged, MachineError
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.process import process_tree
-from test_session import PARALLEL, PLAIN, REFERENCE, TASK, kernel
 
 without_gpu = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 

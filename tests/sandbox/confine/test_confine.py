@@ -69,7 +69,7 @@ def test_the_system_outside_the_toolchain_is_closed(child, path):
 
 def test_the_toolchain_does_not_hold_homes_or_the_repository():
     paths = [Path(p) for p in toolchain()]
-    repository = Path(__file__).parents[2]
+    repository = Path(__file__).parents[3]
     for outside in (Path.home(), Path("/etc"), Path("/"), repository):
         assert not any(outside == p or p in outside.parents for p in paths), outside
 

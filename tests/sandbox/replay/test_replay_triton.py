@@ -5,8 +5,6 @@ lie on the CPU.
 """
 
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,8 +19,6 @@ from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.replay import triton as replay_triton
 from kagent_sandbox.replay.difference import first_difference
 from kagent_sandbox.replay.recorder import Operations, RealRecorder, Values
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "seeds"))
 from seed_cases import import_seed
 
 TARGET = "sm_90a"

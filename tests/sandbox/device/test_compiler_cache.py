@@ -192,7 +192,7 @@ class Machine:
 
 
 GIB = 1 << 30
-REFERENCE = str(Path(__file__).parents[2] / "seeds/softmax/reference.py")
+REFERENCE = str(Path(__file__).parents[3] / "seeds/softmax/reference.py")
 
 
 def processes(machine, free_gib):

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
 from kagent.runs.manifest import list_runs
 from kagent.runs.store import RunStore
 from kagent_sandbox.confine.libc import prctl
 from kagent_sandbox.process import process_tree
-from test_session import PARALLEL, PLAIN, REFERENCE, TASK, kernel
 
 SECONDS = 20.0
 """After which nothing may be left; it takes about two."""

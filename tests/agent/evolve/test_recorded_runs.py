@@ -17,7 +17,7 @@ from kagent.tasks import find_task
 from kagent_sandbox.data.verdict import Passed
 from replaying import replay
 
-RUNS = Path(__file__).parents[2] / "runs"
+RUNS = Path(__file__).parents[3] / "runs"
 NAMES = ("cross_entropy-ask-tell", "softmax-ask-tell")
 
 

@@ -140,7 +140,7 @@ time.sleep(600)
 
 def test_when_the_client_is_killed_everything_dies():
     read, write = os.pipe()
-    arguments = [str(Path(__file__).parent), str(write), DAEMON]
+    arguments = [str(Path(__file__).parents[1]), str(write), DAEMON]
     with subprocess.Popen(
         [sys.executable, "-c", CLIENT, *arguments], pass_fds=[write], stdout=subprocess.PIPE
     ) as client:

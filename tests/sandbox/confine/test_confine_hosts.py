@@ -38,7 +38,7 @@ else:
 """
 
 
-HERE = [str(Path(__file__).parent), str(Path(kagent_sandbox.__file__).parents[1])]
+HERE = [str(Path(__file__).parents[1]), str(Path(kagent_sandbox.__file__).parents[1])]
 
 
 def observe(*, user=None, container=False, ask="auto"):

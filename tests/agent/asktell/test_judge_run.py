@@ -215,7 +215,7 @@ def test_a_run_for_a_gpu_is_not_judged_without_one(tmp_path):
 
 PROGRAM = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from kagent.asktell import judging
 from outside import judge, opener

@@ -182,7 +182,7 @@ def test_a_read_only_runs_folder_is_one_clear_line(tmp_path):
         if str(parent) == "/tmp":
             break
     answer = subprocess.run(
-        [sys.executable, "-c", code, str(runs), os.path.dirname(__file__)],
+        [sys.executable, "-c", code, str(runs), str(Path(__file__).parents[1])],
         capture_output=True,
         text=True,
         check=True,

@@ -1,6 +1,0 @@
-"""The folder's modules import one another."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
