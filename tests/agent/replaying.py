@@ -49,8 +49,8 @@ async def replay(
                 list(open_briefs.values()),
                 seeds,
             )
-            if now.ask() != ask:
-                return Divergence(ask, now.ask())
+            if now.record() != ask:
+                return Divergence(ask, now.record())
             open_briefs[ask.number] = now
         elif kind == "dropped":
             open_briefs.pop(number, None)

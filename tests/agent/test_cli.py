@@ -19,7 +19,7 @@ from kagent.runs.store import RunStore
 from kagent.tasks import find_task
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.device.detect import has_gpu
-from kagent_sandbox.errors import ChildDied, DeviceWedged
+from kagent_sandbox.errors import ChildDied, DeviceWedged, MachineError
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.process import process_tree
 from test_session import PARALLEL, PLAIN, REFERENCE, TASK, kernel
@@ -212,7 +212,7 @@ def test_a_machine_that_fails_before_anything_is_timed_is_an_error(
 
     monkeypatch.setattr(machine[1], "measure", wedged)
     shown = warm("bench", task / "cpp_parallel.py", "--task", task, "--jobs", 1)
-    assert (shown.code, shown.out) == (3, "")
+    assert (shown.code, shown.out) == (MachineError.exit_code, "")
     assert "no longer computes correctly" in shown.err
 
 

@@ -387,7 +387,7 @@ def test_who_is_timed_has_priority_and_cores_of_its_own_while_it_is(launcher):
         return places, [os.getpriority(os.PRIO_PROCESS, task) for task in (0, *tasks)]
 
     before = seen()
-    with launcher._urgency:
+    with launcher._priority:
         places, nice = seen()
     assert seen() == before
     assert all(place == cores for place in before[0])
