@@ -99,7 +99,7 @@ def build_file(
     if (target == "cpu") != cpu:
         raise UserError(
             f"{path}: a {language.title if cpu else 'GPU'} candidate cannot be built for {target}: "
-            + ("leave --target away" if cpu else "name an architecture such as sm_90a")
+            + ("omit --target" if cpu else "name an architecture such as sm_90a")
         )
     parse_target(target)
     cases = visible_cases(task, language.kind)

@@ -227,7 +227,7 @@ class _Verified:
 
 
 def _verdicts(case: RaceCase, against: str) -> dict[str, SpeedVerdict]:
-    """Of the candidates that were timed beside someone."""
+    """Return the speed verdicts of the candidates that were timed beside someone."""
     ratios = {n: case.ratio(n, against) for n in case.candidates}
     return {n: r.verdict for n, r in ratios.items() if r is not None}
 

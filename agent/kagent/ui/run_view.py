@@ -57,7 +57,7 @@ def runs_json(runs: Path) -> list[Mapping[str, object]]:
 
 
 def _raced(history: History) -> Mapping[str, object]:
-    """What the final race found; nothing of the search is mixed with it."""
+    """Result of the final race; nothing of the search is mixed with it."""
     final = history.race
     found = final.versus_torch if final is not None else None
     return {

@@ -106,7 +106,7 @@ class CaseTiming:
 
 
 class SpeedVerdict(StrEnum):
-    """What a speed-up's 95 % interval says. `speed_verdict` is the only rule."""
+    """Verdict on a speed-up by its 95 % interval. `speed_verdict` is the only rule."""
 
     FASTER = "FASTER"
     """The interval lies above 1."""
