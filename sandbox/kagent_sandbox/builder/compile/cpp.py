@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kagent_sandbox.builder.binary.inspect import cpp_parameters
 from kagent_sandbox.data.plan import KernelInfo
 from kagent_sandbox.errors import ToolchainError
 from kagent_sandbox.runtime import cpp
-from kagent_sandbox.runtime.arguments import Parameter
 from kagent_sandbox.runtime.errors import KernelUnavailable
 from kagent_sandbox.runtime.source import Source
+
+if TYPE_CHECKING:
+    from kagent_sandbox.runtime.arguments import Parameter
 
 
 def compile_source(source: Source, target: str) -> tuple[bytes, str]:  # noqa: ARG001 - this machine
@@ -25,6 +28,8 @@ def compile_source(source: Source, target: str) -> tuple[bytes, str]:  # noqa: A
 
 def parameters(source: Source, binary: bytes, info: KernelInfo) -> tuple[Parameter, ...]:  # noqa: ARG001
     """See `Compiler`. The binary says what they are."""
+    from kagent_sandbox.runtime.arguments import Parameter  # imports torch
+
     types = zip(info.param_bytes, cpp_parameters(binary), strict=True)
     return tuple(Parameter(nbytes, type_, type_ is None) for nbytes, type_ in types)
 

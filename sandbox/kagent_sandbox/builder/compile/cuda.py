@@ -6,15 +6,18 @@ A `builder.compile.kernels.Compiler`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from kagent_sandbox.builder.compile import ptx
 from kagent_sandbox.data.language import CUDA
 from kagent_sandbox.data.plan import KernelInfo
 from kagent_sandbox.errors import ToolchainError
 from kagent_sandbox.runtime import headers, nvrtc
-from kagent_sandbox.runtime.arguments import Parameter, cuda_parameters
 from kagent_sandbox.runtime.errors import KernelUnavailable
 from kagent_sandbox.runtime.source import Source
+
+if TYPE_CHECKING:
+    from kagent_sandbox.runtime.arguments import Parameter
 
 
 def compile_source(source: Source, target: str) -> tuple[bytes, str]:
@@ -26,6 +29,8 @@ def compile_source(source: Source, target: str) -> tuple[bytes, str]:
 
 def parameters(source: Source, binary: bytes, info: KernelInfo) -> tuple[Parameter, ...]:  # noqa: ARG001
     """See `Compiler`. The source says what they are, and the binary how large."""
+    from kagent_sandbox.runtime.arguments import cuda_parameters  # imports torch
+
     return cuda_parameters(source.name, source.text, info.param_bytes)
 
 
