@@ -12,8 +12,9 @@ BIN    := .venv/bin
 
 .PHONY: evolve test check format clean
 
+# kagent exits with 3 where the final race found TIE or SLOWER: no failure of make.
 evolve: .venv/ready
-	$(BIN)/kagent evolve $(TASK) --budget $(BUDGET)
+	$(BIN)/kagent evolve $(TASK) --budget $(BUDGET) || [ $$? -eq 3 ]
 
 # Three workers share the files (many tests wait); tests that need the machine to themselves have it (tests/turns.py).
 test: .venv/ready

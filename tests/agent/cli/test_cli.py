@@ -327,9 +327,9 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_no_process(task, proce
     assert recorded == len(re.findall(r"^#\d+ +(?:seed|\d+/60) ", text, re.MULTILINE))
 
     done = process(*words[:4], "--budget", 1, "--runs", tmp_path / "my runs", "--resume", "latest")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in (0, 3), done.stderr  # 3: not FASTER
     assert f"kagent show {folder.name}" in done.stdout
-    assert "the winner over all hidden cases" in done.stdout
+    assert "the fastest finalist over all hidden cases" in done.stdout
     with RunStore.open(folder, write=False) as store:
         assert len(store.history().lineage) >= recorded
         assert store.history().race is not None

@@ -153,7 +153,7 @@ def test_a_run_keeps_what_it_answers(served, tmp_path):
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in (0, 3), done.stderr  # 3: not FASTER
     assert "3 evaluated" in done.stdout
     shown = subprocess.run(
         [sys.executable, "-m", "kagent", "show", "latest", "--json"],
