@@ -1,4 +1,4 @@
-"""What the agent's tests share: no test sees, or pays for, the models that somebody has set."""
+"""What the agent's tests share: no model that somebody has set, and races without more rounds."""
 
 import os
 
@@ -10,3 +10,4 @@ def _no_models(monkeypatch):
     for name in os.environ:
         if name.startswith(("KAGENT_", "OPENAI_")):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("KAGENT_RACE_TIME", "0.01")  # a tie would go on for a minute

@@ -39,7 +39,10 @@ def open_machine(
     """
     ask_for(config.isolation)
     device = device_for(kind)
-    with Builder(config.jobs) as builder, JudgeClient(task.folder, device, secret) as judge:
+    with (
+        Builder(config.jobs) as builder,
+        JudgeClient(task.folder, device, secret, race_s=config.race_time) as judge,
+    ):
         facts = judge.facts
         seen = probe()  # while the fork-servers import
         seen.require()

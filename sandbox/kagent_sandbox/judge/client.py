@@ -97,6 +97,7 @@ class JudgeClient:
         index: int = 0,
         patience: float = 1.0,
         eager_only: bool = False,
+        race_s: float = 0.0,
         tier: Tier | None = None,
     ) -> None:
         """Start the process and open the device.
@@ -109,6 +110,9 @@ class JudgeClient:
             patience: Share of the usual limits after which a candidate is taken for hung.
             eager_only: Whether candidates' times are divided by eager torch's alone where nobody
                 has asked for `baselines`: what torch compiles may take a minute.
+            race_s: Seconds that a race may go on for, after the rounds that everybody gets, while a
+                verdict beside torch is not clear. A device whose comparisons have no further
+                rounds ignores it.
             tier: How launchers are confined: None is as KAGENT_ISOLATION says.
         """
         self._entry = find_device(device)
@@ -120,6 +124,7 @@ class JudgeClient:
             "index": index,
             "patience": patience,
             "eager_only": eager_only,
+            "race_s": race_s,
         }
         self._choices: dict[str, Mapping[str, int]] = {}
         self._set_aside = 0  # candidates since the last one that was judged

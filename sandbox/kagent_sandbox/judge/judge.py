@@ -88,7 +88,10 @@ class Judge:
         backend: Backend,
         run_seed: int,
         baselines_us: Mapping[str, float] | None = None,
+        *,
+        race_s: float = 0.0,
     ) -> None:
+        """`race_s`: see `JudgeClient`."""
         self.task = task
         self.backend = backend
         self.kind = backend.facts.kind  # whose cases of the task
@@ -104,6 +107,8 @@ class Judge:
         # Where launchers are kept, those that checked a candidate wait for its measurement, which
         # is not always the next one: checks come in any order.
         self._checked: OrderedDict[str, _Checked] = OrderedDict()
+        goes_on = backend.traits.schedule.further is not None  # as searches do there
+        self._race_s = race_s if goes_on else 0.0
         self._most_kept = backend.traits.kept_launchers.of(backend.facts.memory_bytes)
 
     @property
@@ -299,6 +304,7 @@ class Judge:
             rng=self._rng,
             clock=clock,
             noise=self._noise or Noise(),
+            further_s=self._race_s,
         )
         cases = self.race_cases if hidden else bench_cases(self.task, self.kind)
         with clock.part("other"):

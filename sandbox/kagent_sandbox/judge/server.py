@@ -103,7 +103,12 @@ class JudgeServer:
         backend = entry.open(int(str(request["index"])), products=bool(task.allow))
         self._rivals = RaceBaselines.on(backend, task)
         self._eager_only = bool(request["eager_only"])
-        self._judge = Judge(task, backend, int(str(request["run_seed"])))
+        self._judge = Judge(
+            task,
+            backend,
+            int(str(request["run_seed"])),
+            race_s=float(str(request["race_s"])),
+        )
         return to_json(backend.facts)
 
     def _ceilings(self, _request: Json, _: Sequence[bytes]) -> Json:

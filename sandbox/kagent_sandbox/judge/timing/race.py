@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
@@ -21,6 +23,7 @@ from kagent_sandbox.judge.check.checker import Checker, check_results
 from kagent_sandbox.judge.timing import estimates, metrics
 from kagent_sandbox.judge.timing.blocks import TimedBlocks, placement_count
 from kagent_sandbox.judge.timing.hard_inputs import recheck_on_hard_inputs
+from kagent_sandbox.judge.timing.versus_incumbent import CLEAR
 
 if TYPE_CHECKING:
     import random
@@ -50,6 +53,7 @@ class Racer:
     rng: random.Random
     clock: PhaseTimer
     noise: Noise
+    further_s: float = 0.0  # for further rounds, over all cases, while verdicts are not clear
 
     def race(
         self,
@@ -121,6 +125,7 @@ class Racer:
         except CandidateRejected as e:
             raise _OutError(runners[-1].id, e.verdict) from e
         found: dict[str, Blocks] = {}
+        further_s = self.further_s / len(cases)
         for case in cases:
             while case.name not in found:  # again where a baseline failed, in the end without it
                 with contextlib.suppress(BaselineFailed), contextlib.ExitStack() as stack:
@@ -132,7 +137,8 @@ class Racer:
                         )
                     if opened is not None:
                         missing[case.name] = opened.missing
-                    blocks = self._run_case(runners, case, counts[case.name], arena, opened)
+                    count = counts[case.name]
+                    blocks = self._run_case(runners, case, count, arena, opened, further_s)
                     found[case.name] = blocks
         return found
 
@@ -143,8 +149,13 @@ class Racer:
         count: int,
         arena: Arena,
         opened: OpenBaselines | None,
+        further_s: float,
     ) -> Blocks:
-        """A fresh launcher per case: baselines inside of it keep their memory until it ends."""
+        """A fresh launcher per case: baselines inside of it keep their memory until it ends.
+
+        After the rounds that everybody gets, up to `further_s` seconds of further ones follow,
+        until every verdict beside torch is clear.
+        """
         traits = self._traits
         block, rounds = traits.race_samples, traits.race_rounds
         apart = {r.id: r.built.binaries for r in runners if traits.native}
@@ -160,7 +171,14 @@ class Racer:
         try:
             with session:
                 timed.prepare()
-                for turn in range(rounds):
+                until = math.inf
+                for turn in itertools.count():
+                    if turn == rounds:
+                        until = time.monotonic() + further_s
+                    if turn >= rounds and (
+                        time.monotonic() >= until or self._clear(timed.blocks, theirs)
+                    ):
+                        break
                     # Everyone is next to everyone, and first and last, equally often.
                     for name in _order([*sides, *theirs], turn):
                         if opened is not None and name in theirs:
@@ -174,6 +192,26 @@ class Racer:
         except CandidateRejected as e:
             raise _OutError(timed.side, e.verdict) from e
         return {**timed.blocks, **theirs}
+
+    def _clear(self, blocks: Blocks, baselines: Blocks) -> bool:
+        """Whether further rounds could hardly change a verdict beside the fastest of torch.
+
+        The limit is `CLEAR` and not the 95 % of a verdict: whoever looks often at 95 % finds
+        something sooner or later. Without torch there is nothing to wait for.
+        """
+        torch = [b for name, b in baselines.items() if name in TORCH]
+        if not torch:
+            return True
+        fastest = min(torch, key=lambda b: statistics.median(itertools.chain(*b)))
+        for mine in blocks.values():
+            paired = _paired_samples(mine, fastest)
+            noise = self._systematic(statistics.median(paired.a[0]), len(mine))
+            logs = estimates.bootstrap_log_ratios(
+                paired, np.random.default_rng(0), noise=noise, resamples=estimates.LOOK_RESAMPLES
+            )
+            if 1 - CLEAR < float(np.mean(logs > 0)) < CLEAR:
+                return False
+        return True
 
     def _case(
         self,
@@ -203,7 +241,8 @@ class Racer:
             else:
                 candidates[name] = timed
         rng = np.random.default_rng(0)
-        noise = self._systematic(min(statistics.median(v) for v in flat.values()))
+        pairs = min(map(len, samples.values()))
+        noise = self._systematic(min(statistics.median(v) for v in flat.values()), pairs)
         ratios = []
         for mine in candidates:
             for other in samples:
@@ -240,7 +279,9 @@ class Racer:
         comparisons = []
         for against, names in opponents.items():
             paired = {c: _paired_samples(samples[c][mine], samples[c][n]) for c, n in names.items()}
-            noise = {c: self._systematic(statistics.median(d.a[0])) for c, d in paired.items()}
+            noise = {
+                c: self._systematic(statistics.median(d.a[0]), len(d.a)) for c, d in paired.items()
+            }
             combined = estimates.combine(paired, np.random.default_rng(0), noise)
             r = combined.ratio
             comparisons.append(
@@ -248,8 +289,8 @@ class Racer:
             )
         return tuple(comparisons)
 
-    def _systematic(self, us: float) -> float:
-        return self.noise.sd(us, self._traits.noise, pairs=self._traits.race_rounds)
+    def _systematic(self, us: float, pairs: int) -> float:
+        return self.noise.sd(us, self._traits.noise, pairs=pairs)
 
     @property
     def _traits(self) -> Traits:

@@ -1,0 +1,77 @@
+"""How long a race goes on on a CPU: until its verdicts are clear, or its time is over."""
+
+import contextlib
+import itertools
+from types import SimpleNamespace
+
+import pytest
+from judging import GOOD, built, write_task
+from kagent_sandbox.data.build import Contender
+from kagent_sandbox.data.device import Ceilings
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.verdict import SpeedVerdict
+from kagent_sandbox.device.cpu.backend import CpuBackend
+from kagent_sandbox.device.cpu.entry import TRAITS
+from kagent_sandbox.judge.judge import Judge
+
+SEED = 5
+TYPICAL = TRAITS.race_rounds * TRAITS.race_samples
+
+
+class Eager:
+    """Baselines of which eager torch takes times of our choice, in µs."""
+
+    def __init__(self, times_us):
+        self._times_us = iter(times_us)
+
+    def compile_ahead(self, cases):
+        """Nothing is compiled."""
+
+    def open(self, case, arena):
+        del case, arena
+        opened = SimpleNamespace(names=["eager"], missing={}, launcher=None, samples=self.samples)
+        return contextlib.nullcontext(opened)
+
+    def samples(self, name, count):
+        del name
+        return [next(self._times_us) for _ in range(count)]
+
+
+@pytest.fixture
+def race(tmp_path):
+    """A race of a good kernel beside times of eager torch."""
+    task = load_task(write_task(tmp_path))
+
+    def run(times_us, race_s):
+        with contextlib.closing(Judge(task, CpuBackend(), SEED, race_s=race_s)) as judge:
+            judge._ceilings = Ceilings(10.0, 10.0, 10.0, {"float32": 0.1})
+            good = Contender("good", built(task, SEED, GOOD, race=True), {})
+            return judge.race([good], hidden=True, race_baselines=Eager(times_us))
+
+    return run
+
+
+def drawn(found):
+    """Samples that the candidate has on each case."""
+    return {case.candidates["good"].samples for case in found.cases}
+
+
+@pytest.mark.slow
+def test_a_clear_verdict_needs_no_further_rounds(race):
+    found = race(itertools.repeat(1e9), 30.0)
+    assert drawn(found) == {TYPICAL}
+    assert found.versus_torch("good").verdict is SpeedVerdict.FASTER
+
+
+@pytest.mark.slow
+def test_a_tie_goes_on_until_its_time_is_over(race):
+    far_apart = itertools.cycle([1e-1] * TRAITS.race_samples + [1e9] * TRAITS.race_samples)
+    found = race(far_apart, 1.0)
+    assert min(drawn(found)) > TYPICAL
+    assert found.versus_torch("good").verdict is SpeedVerdict.TIE
+
+
+@pytest.mark.slow
+def test_without_time_a_tie_has_as_many_samples_as_any(race):
+    far_apart = itertools.cycle([1e-1] * TRAITS.race_samples + [1e9] * TRAITS.race_samples)
+    assert drawn(race(far_apart, 0.0)) == {TYPICAL}
