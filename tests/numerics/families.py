@@ -1,15 +1,19 @@
 """The families of slightly wrong kernels in corpus/numerics: what each file must get."""
 
+import contextlib
 import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from kagent.selftest.assemble import candidate_text
+from kagent.tasks import find_task
 from kagent_sandbox.data.build import BuildRequest
 from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.judge.interpreter import Interpreted
+from kagent_sandbox.judge.judge import Judge
 
 FOLDER = Path(__file__).parents[2] / "corpus" / "numerics"
 RUNS = ("cpu", "interpret", "gpu")
@@ -78,3 +82,34 @@ def expect_verdict(member, verdict):
     worst = max(verdict, key=lambda e: e.share_of_tolerance)
     assert member.right, f"it passed, at most with {worst}"
     assert worst.share_of_tolerance <= 1
+
+
+MEMBERS = members()
+RUN_SEED = 20
+
+
+def with_runs(kind):
+    """Members that run there, task by task: judges are shared."""
+    return [pytest.param(m, id=str(m)) for m in MEMBERS if kind in m.runs]
+
+
+class Judges:
+    """One judge or interpreter at a time: tests come task by task."""
+
+    def __init__(self, make):
+        self.make = make
+        self.task = None
+        self.open = contextlib.ExitStack()
+
+    def of(self, task):
+        if task != self.task:
+            self.open.close()
+            self.made = self.make(find_task(task), self.open)
+            self.task = task
+        return self.made
+
+
+def a_judge(task, backend, stack):
+    judge = Judge(task, backend, RUN_SEED)
+    stack.callback(judge.close)  # and with it the backend
+    return judge

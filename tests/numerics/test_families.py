@@ -1,64 +1,22 @@
-"""Slightly wrong kernels fail and their right twins pass, for every task and language."""
-
-import contextlib
+"""Families of slightly wrong kernels: they build without a GPU, and get their verdicts on one."""
 
 import pytest
-from families import FOLDER, RUNS, built_and_checked, expect_verdict, members
+from families import (
+    FOLDER,
+    MEMBERS,
+    RUN_SEED,
+    RUNS,
+    Judges,
+    a_judge,
+    built_and_checked,
+    expect_verdict,
+    with_runs,
+)
 from kagent.selftest.assemble import candidates
 from kagent.tasks import find_task, task_names
 from kagent_sandbox.data.build import BuildRequest, Built
 from kagent_sandbox.data.task import build_case
-from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.judge.check.cases import check_cases
-from kagent_sandbox.judge.interpreter import Interpreter
-from kagent_sandbox.judge.judge import Judge
-
-MEMBERS = members()
-RUN_SEED = 20
-
-
-def with_runs(kind):
-    """Members that run there, task by task: judges are shared."""
-    return [pytest.param(m, id=str(m)) for m in MEMBERS if kind in m.runs]
-
-
-class Judges:
-    """One judge or interpreter at a time: tests come task by task."""
-
-    def __init__(self, make):
-        self.make = make
-        self.task = None
-        self.open = contextlib.ExitStack()
-
-    def of(self, task):
-        if task != self.task:
-            self.open.close()
-            self.made = self.make(find_task(task), self.open)
-            self.task = task
-        return self.made
-
-
-def a_judge(task, backend, stack):
-    judge = Judge(task, backend, RUN_SEED)
-    stack.callback(judge.close)  # and with it the backend
-    return judge
-
-
-@pytest.fixture(scope="module")
-def cpu_judges():
-    judges = Judges(lambda task, stack: a_judge(task, CpuBackend(), stack))
-    with judges.open:
-        yield judges
-
-
-@pytest.fixture(scope="module")
-def interpreters():
-    def make(task, stack):
-        return stack.enter_context(Interpreter(task, RUN_SEED))
-
-    judges = Judges(make)
-    with judges.open:
-        yield judges
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +26,6 @@ def gpu_judges():
     judges = Judges(lambda task, stack: a_judge(task, GpuBackend(), stack))
     with judges.open:
         yield judges
-
-
-@pytest.mark.parametrize("member", with_runs("cpu"))
-def test_on_the_cpu(member, builder, cpu_judges):
-    judge = cpu_judges.of(member.task)
-    cases = check_cases(judge.task, "cpu", RUN_SEED)
-    expect_verdict(member, built_and_checked(builder, judge, cases, member.text))
-
-
-@pytest.mark.parametrize("member", with_runs("interpret"))
-def test_in_the_interpreter(member, interpreters):
-    expect_verdict(member, interpreters.of(member.task).interpret(member.text))
 
 
 @pytest.mark.parametrize(
