@@ -393,11 +393,11 @@ def test_a_purse_never_lets_more_be_spent_than_its_limit(calls, limit, at_once):
         gate = asyncio.Semaphore(at_once)
 
         async def one(most, share, fails):
-            async with gate, spend_limit.hold(CallBound(most, None)):
+            async with gate, spend_limit.reserve(CallBound(most, None)):
                 await asyncio.sleep(0)
                 used = None if fails else min(most, share)
                 call = ModelCall(0, 0, "m", "", 0.0, used, None if fails else 0)
-                spend_limit.pay(call, CallBound(most, None))
+                spend_limit.charge(call, CallBound(most, None))
                 return most if fails else used
 
         tasks = [asyncio.create_task(one(*c)) for c in calls]
