@@ -304,7 +304,7 @@ class Judge:
             rng=self._rng,
             clock=clock,
             noise=self._noise or Noise(),
-            further_s=self._race_s,
+            seconds=self._race_s,
         )
         cases = self.race_cases if hidden else bench_cases(self.task, self.kind)
         with clock.part("other"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -53,7 +52,7 @@ class Racer:
     rng: random.Random
     clock: PhaseTimer
     noise: Noise
-    further_s: float = 0.0  # for further rounds, over all cases, while verdicts are not clear
+    seconds: float = 0.0  # in which further rounds may begin while verdicts are not clear
 
     def race(
         self,
@@ -125,8 +124,9 @@ class Racer:
         except CandidateRejected as e:
             raise _OutError(runners[-1].id, e.verdict) from e
         found: dict[str, Blocks] = {}
-        further_s = self.further_s / len(cases)
-        for case in cases:
+        began = time.monotonic()
+        for number, case in enumerate(cases, 1):
+            until = began + self.seconds * number / len(cases)
             while case.name not in found:  # again where a baseline failed, in the end without it
                 with contextlib.suppress(BaselineFailed), contextlib.ExitStack() as stack:
                     with self.clock.part("open"):
@@ -138,7 +138,7 @@ class Racer:
                     if opened is not None:
                         missing[case.name] = opened.missing
                     count = counts[case.name]
-                    blocks = self._run_case(runners, case, count, arena, opened, further_s)
+                    blocks = self._run_case(runners, case, count, arena, opened, until)
                     found[case.name] = blocks
         return found
 
@@ -149,12 +149,12 @@ class Racer:
         count: int,
         arena: Arena,
         opened: OpenBaselines | None,
-        further_s: float,
+        until: float,
     ) -> Blocks:
         """A fresh launcher per case: baselines inside of it keep their memory until it ends.
 
-        After the rounds that everybody gets, up to `further_s` seconds of further ones follow,
-        until every verdict beside torch is clear.
+        After the rounds that everybody gets, further ones follow `until` that time of
+        `time.monotonic`, or until every verdict beside torch is clear.
         """
         traits = self._traits
         block, rounds = traits.race_samples, traits.race_rounds
@@ -171,10 +171,7 @@ class Racer:
         try:
             with session:
                 timed.prepare()
-                until = math.inf
                 for turn in itertools.count():
-                    if turn == rounds:
-                        until = time.monotonic() + further_s
                     if turn >= rounds and (
                         time.monotonic() >= until or self._clear(timed.blocks, theirs)
                     ):
