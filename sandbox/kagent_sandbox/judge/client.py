@@ -111,8 +111,8 @@ class JudgeClient:
             eager_only: Whether candidates' times are divided by eager torch's alone where nobody
                 has asked for `baselines`: what torch compiles may take a minute.
             race_s: Seconds from a race's start in which further rounds may begin, after those that
-                everybody gets, while a verdict beside torch is not clear. A device whose comparisons have no further
-                rounds ignores it.
+                everybody gets, while a verdict beside torch is not clear. A device whose
+                comparisons have no further rounds ignores it.
             tier: How launchers are confined: None is as KAGENT_ISOLATION says.
         """
         self._entry = find_device(device)
