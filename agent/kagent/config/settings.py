@@ -111,9 +111,7 @@ class Config(BaseSettings):
     max_time: Seconds | None = Field(
         None, description="wall clock of the search, the final race not counted: 90s, 8m, 1h30m"
     )
-    race_time: Seconds = Field(
-        60.0, description="wall clock of a CPU's race while it is not clear"
-    )
+    race_time: Seconds = Field(60.0, description="wall clock of a CPU's race while it is not clear")
     max_cost: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="dollars that the run may cost"
     )
