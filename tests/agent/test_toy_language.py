@@ -204,3 +204,17 @@ def test_it_is_built_and_judged(folder):
     )
     assert set(found[:-2]) == {"toy"}
     assert found[-2:] == ["INCORRECT_NUMERICAL", "COMPILE_ERROR"]
+
+
+def test_a_package_that_cannot_be_imported_is_one_line(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "kagent", "tasks"],
+        cwd=tmp_path,
+        env={**os.environ, "KAGENT_LANGUAGES": "nobody_has_it"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("kagent: KAGENT_LANGUAGES names nobody_has_it")
+    assert done.stderr.count("\n") == 1

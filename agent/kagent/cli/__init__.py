@@ -1,15 +1,23 @@
 """The `kagent` command. All printing of the program happens here and in `kagent.ui`."""
 
-from kagent.cli import (  # noqa: F401 - they register their commands
-    asktell,
-    candidates,
-    evolve,
-    export,
-    prompt,
-    review,
-    runs,
-    selftest,
-)
-from kagent.cli.app import app, main
+import sys
+
+from kagent_sandbox.errors import UserError
+
+try:
+    from kagent.cli import (  # noqa: F401 - they register their commands
+        asktell,
+        candidates,
+        evolve,
+        export,
+        prompt,
+        review,
+        runs,
+        selftest,
+    )
+    from kagent.cli.app import app, main
+except UserError as e:  # KAGENT_LANGUAGES names what cannot be imported
+    sys.stderr.write(f"kagent: {e}\n")
+    sys.exit(e.exit_code)
 
 __all__ = ["app", "main"]
