@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import signal
 import sys
@@ -37,6 +38,25 @@ if TYPE_CHECKING:
     LangName: TypeAlias = str
 else:
     LangName = Literal[(*LANGUAGES, ANY)]  # what --lang takes
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        out.print(f"kagent {importlib.metadata.version('kagent')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and end.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Options of kagent itself."""
+
 
 TaskOption = Annotated[str, typer.Option("--task", help="A task's name, or its folder's path.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

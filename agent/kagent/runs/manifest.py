@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from kagent_sandbox.errors import RunError
@@ -88,8 +89,21 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def list_runs(runs: Path) -> list[Path]:
-    """Folders that hold a run, the oldest first."""
-    return sorted((p.parent for p in runs.glob("*/run.json")), key=lambda p: p.stat().st_mtime)
+    """Folders that hold a run, by when the runs started, the earliest first."""
+    folders = [p.parent for p in runs.glob("*/run.json")]
+    return sorted(folders, key=lambda folder: (_started(folder), folder.name))
+
+
+def _started(folder: Path) -> float:
+    """Seconds since the epoch at which a run started; of a damaged one, its folder's own time.
+
+    A copy's folder, and one that was looked into, has a time of its own.
+    """
+    try:
+        text = json.loads((folder / "run.json").read_bytes())["started"]
+        return datetime.fromisoformat(text).timestamp()
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return folder.stat().st_mtime
 
 
 def find_run(runs: Path, name: str) -> Path:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import shutil
@@ -6,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from pathlib import Path
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Candidate, Facts, Operator, Proposal
 from kagent.runs.manifest import find_run, list_runs, read_manifest
@@ -218,11 +220,11 @@ def test_finding_runs(tmp_path):
     runs = tmp_path / "runs"
     names = ["softmax-20260101-000000", "softmax-20260102-000000", "gelu-20260103-000000"]
     for i, name in enumerate(names):
-        with RunStore.create(runs, manifest()) as store:
+        started = f"2026-01-0{i + 1}T00:00:00+0000"
+        with RunStore.create(runs, dataclasses.replace(manifest(), started=started)) as store:
             pass
         store.folder.rename(runs / name)
-        os.utime(runs / name / "run.json", (i, i))
-        os.utime(runs / name, (i, i))
+        os.utime(runs / name, (9 - i, 9 - i))  # the first was looked into last
     assert [p.name for p in list_runs(runs)] == names
     assert find_run(runs, "latest").name == names[-1]
     assert find_run(runs, "gelu").name == names[2]
