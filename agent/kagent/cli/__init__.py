@@ -2,7 +2,14 @@
 
 import sys
 
-from kagent_sandbox.errors import UserError
+from kagent_sandbox.errors import MachineError, UserError
+
+if sys.platform != "linux":  # before modules are imported that only Linux has
+    sys.stderr.write(
+        f"kagent: it needs Linux (Landlock, seccomp, memfd), and this is {sys.platform}: use a "
+        "Linux machine, a container or WSL 2\n"
+    )
+    sys.exit(MachineError.exit_code)
 
 try:
     from kagent.cli import (  # noqa: F401 - they register their commands

@@ -1,6 +1,7 @@
 """The command line: in this process where it only reads, and as real processes where it works."""
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import re
@@ -333,3 +334,16 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_no_process(task, proce
     with RunStore.open(folder, write=False) as store:
         assert len(store.history().lineage) >= recorded
         assert store.history().race is not None
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_another_system_is_one_line(platform):
+    code = f"import sys; sys.platform = {platform!r}; import kagent.cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == MachineError.exit_code
+    assert done.stderr.count("\n") == 1
+    assert f"this is {platform}: use a Linux machine" in done.stderr
+
+
+def test_the_version_is_printed(kagent):
+    assert kagent("--version").out == f"kagent {importlib.metadata.version('kagent')}\n"
