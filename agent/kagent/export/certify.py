@@ -18,6 +18,7 @@ from typing import Literal
 
 from kagent_sandbox.data.race import EAGER
 from kagent_sandbox.data.task import Kind, Task, load_task
+from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import UserError
 
@@ -46,6 +47,7 @@ class Line:
     then_us: float | None
     then_gain: float | None
     change: Change
+    verdict: SpeedVerdict | None = None  # now, beside the best of torch
 
     @property
     def worse(self) -> bool:
@@ -188,7 +190,15 @@ def compared(operator: OperatorRecord, now: DeviceRecord) -> Iterator[Line]:
         if old is None:
             mine = point.times[used].us
             yield Line(
-                operator.task, point.case, used, mine, now_gain, None, None, "not comparable"
+                operator.task,
+                point.case,
+                used,
+                mine,
+                now_gain,
+                None,
+                None,
+                "not comparable",
+                point.verdicts.get(used),
             )
         else:
             yield Line(
@@ -200,6 +210,7 @@ def compared(operator: OperatorRecord, now: DeviceRecord) -> Iterator[Line]:
                 then_us=old.times[used].us,
                 then_gain=gain(old, used),
                 change=_change(old, point, used, SLACK[now.kind]),
+                verdict=point.verdicts.get(used),
             )
 
 

@@ -78,7 +78,7 @@ def certificate_view(found: Certificate, library: Path) -> RenderableType:
     table = Table(title=f"{library} on {found.device}", title_justify="left", box=None)
     for column, justify in (("operator", "left"), ("case", "left"), ("kernel", "left"),
                             ("then µs", "right"), ("now µs", "right"), ("then", "right"),
-                            ("now", "right"), ("", "left")):  # fmt: skip
+                            ("now", "right"), ("verdict", "left"), ("", "left")):  # fmt: skip
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     for line in found.lines:
         table.add_row(*_cells(line), Text(line.change, _COLOURS.get(line.change, "default")))
@@ -109,6 +109,7 @@ def _cells(line: Line) -> list[str]:
         f"{line.now_us:.1f}",
         "-" if line.then_gain is None else f"{line.then_gain:.2f}x",
         "-" if line.now_gain is None else f"{line.now_gain:.2f}x",
+        "-" if line.verdict is None else line.verdict.value,
     ]
 
 
