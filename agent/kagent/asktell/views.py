@@ -22,6 +22,7 @@ from kagent.runs.manifest import Manifest
 from kagent.runs.store import History
 from kagent.ui.end_of_run import race_view
 from kagent.ui.live import first_line, speed_text
+from kagent.ui.run_view import race_json
 from kagent.ui.table import Column, TextTable
 
 
@@ -190,5 +191,5 @@ def judged_json(judged: Judged) -> Mapping[str, object]:
         "judged": list(judged.recorded),
         "left": judged.left,
         "incumbent": best.id if best is not None else None,
-        "race": to_json(judged.history.race) if judged.history.race is not None else None,
+        "race": race_json(judged.history.race) if judged.history.race is not None else None,
     }

@@ -186,32 +186,17 @@ def compared(operator: OperatorRecord, now: DeviceRecord) -> Iterator[Line]:
         used = old.best if old is not None else point.best
         if used == TORCH or used not in point.times:
             continue
-        now_gain = gain(point, used)
-        if old is None:
-            mine = point.times[used].us
-            yield Line(
-                operator.task,
-                point.case,
-                used,
-                mine,
-                now_gain,
-                None,
-                None,
-                "not comparable",
-                point.verdicts.get(used),
-            )
-        else:
-            yield Line(
-                operator=operator.task,
-                case=point.case,
-                kernel=used,
-                now_us=point.times[used].us,
-                now_gain=now_gain,
-                then_us=old.times[used].us,
-                then_gain=gain(old, used),
-                change=_change(old, point, used, SLACK[now.kind]),
-                verdict=point.verdicts.get(used),
-            )
+        yield Line(
+            operator=operator.task,
+            case=point.case,
+            kernel=used,
+            now_us=point.times[used].us,
+            now_gain=gain(point, used),
+            then_us=None if old is None else old.times[used].us,
+            then_gain=None if old is None else gain(old, used),
+            change=_change(old, point, used, SLACK[now.kind]) if old else "not comparable",
+            verdict=point.verdicts.get(used),
+        )
 
 
 def confirmed(first: Sequence[Line], second: Sequence[Line]) -> list[Line]:

@@ -124,14 +124,10 @@ def headline(final: FinalRace) -> Text:
         return Text("no finalist passed the final race; ", "bold red")
     if found is None:
         return Text("no verdict, no baseline of torch ran; ", "bold yellow")
-    what = {
-        SpeedVerdict.FASTER: "FASTER than torch",
-        SpeedVerdict.TIE: "TIE with torch",
-        SpeedVerdict.SLOWER: "SLOWER than torch",
-    }[found.verdict]
+    beside = "with" if found.verdict is SpeedVerdict.TIE else "than"
     interval = f"{found.ratio:.3f}× (95 %: {found.low:.3f}–{found.high:.3f})"
     style = f"bold {tables.VERDICT_STYLES[found.verdict]}".strip()
-    return Text().append(f"{what}, {interval}", style).append("; ")
+    return Text().append(f"{found.verdict} {beside} torch, {interval}", style).append("; ")
 
 
 def verdict(final: FinalRace, labels: Mapping[str, str]) -> Text:

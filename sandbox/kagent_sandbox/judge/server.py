@@ -52,7 +52,7 @@ class JudgeServer:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._judge: Judge | None = None
-        self._rivals: RaceBaselines | None = None
+        self._race_baselines: RaceBaselines | None = None
         self._eager_only = False
         self._device = ""
         self._kept: dict[str, Built] = {}
@@ -101,7 +101,7 @@ class JudgeServer:
         self._device = str(request["device"])
         entry = find_device(self._device)
         backend = entry.open(int(str(request["index"])), products=bool(task.allow))
-        self._rivals = RaceBaselines.on(backend, task)
+        self._race_baselines = RaceBaselines.on(backend, task)
         self._eager_only = bool(request["eager_only"])
         self._judge = Judge(
             task,
@@ -121,7 +121,7 @@ class JudgeServer:
         return to_json(self._find_baselines(None, cached=bool(request["cached"])))
 
     def _find_baselines(self, names: Collection[str] | None, *, cached: bool = True) -> Baselines:
-        judge, race_baselines = self.judge, self._rivals
+        judge, race_baselines = self.judge, self._race_baselines
         assert race_baselines is not None, "the first request is open"
         if names is None:
             race_baselines.prefetch()  # a run's beginning, which a race ends
@@ -165,7 +165,7 @@ class JudgeServer:
     def _race(self, request: Json, _: Sequence[bytes]) -> Json:
         wanted = from_json(RaceRequest, request["request"])
         contenders = [self._contender(e) for e in wanted.entrants]
-        race_baselines = self._rivals if wanted.baselines else None
+        race_baselines = self._race_baselines if wanted.baselines else None
         self.judge.find_noise()
         return to_json(
             self.judge.race(contenders, hidden=wanted.hidden, race_baselines=race_baselines)

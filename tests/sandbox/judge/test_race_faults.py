@@ -59,9 +59,6 @@ class Beside:
         self.count = count
         self.opened = []
 
-    def expect(self):
-        """Nothing is needed."""
-
     def compile_ahead(self, cases):
         """Nothing is compiled."""
 
