@@ -30,6 +30,7 @@ _SYSTEM_FILES = (
 )
 _PLAIN_DEVICES = ("/dev/null",)
 _PLAIN_READ = ("/dev/urandom", "/dev/random")
+_STACK_BYTES = 8 << 20  # Linux's default
 
 
 class Tier(StrEnum):
@@ -141,6 +142,11 @@ def set_limits(confinement: Confinement, *, others: int) -> None:
         if hard != resource.RLIM_INFINITY:
             value = min(value, hard)
         resource.setrlimit(kind, (value, value))
+    # Endless recursion is a fault where stacks end; without an end it would be the memory's. The
+    # hard limit stays: g++ raises its own.
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    stack = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_STACK, (stack, hard))
 
 
 def enter(confinement: Confinement, uid: int | None, *, need_search: bool) -> None:

@@ -1,6 +1,7 @@
 """Real processes that try to exceed every limit of a subtree, under every tier there is here."""
 
 import contextlib
+import resource
 from dataclasses import replace
 
 import pytest
@@ -168,3 +169,15 @@ def test_a_role_that_gives_way_is_nice():
     ):
         assert ask(child, "result = os.getpriority(os.PRIO_PROCESS, 0)") == 7
         assert ask(child, "os.setpriority(os.PRIO_PROCESS, 0, 0)") == "PermissionError"
+
+
+def test_a_stack_ends_also_where_the_users_does_not():
+    before = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (before[1], before[1]))
+    try:
+        server = ForkServer("confined_handlers:execute", confinement=LIMITS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, before)
+    with server, server.spawn(wall_limit_s=WALL_S) as child:
+        soft = "import resource; result = resource.getrlimit(resource.RLIMIT_STACK)[0]"
+        assert ask(child, soft) == 8 << 20
