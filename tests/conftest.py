@@ -7,6 +7,7 @@ import signal
 
 import hypothesis
 import pytest
+from caches import with_ceilings
 from turns import turn
 
 # The same examples every time: what fails was changed. `--hypothesis-profile=default` draws others.
@@ -70,6 +71,36 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("gpu") and (reason := _gpu_missing()):
             item.add_marker(pytest.mark.skip(reason=reason))
     _long_files_first(items)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def measured_once(tmp_path_factory):
+    """A cache that all tests of this run share, and no earlier run: what one measures of the
+    machine (ceilings, baselines) is there for the next.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(shared))
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def uncompiled():
+    """torch.compile gives functions back as they are in processes that a module's tests start:
+    compiling takes longer than most tests, and test_session and test_baselines are about it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHDYNAMO_DISABLE", "1")
+        yield
+
+
+@pytest.fixture
+def own_cache(measured_once, tmp_path, monkeypatch):
+    """A cache without baselines and records of others; the machine's ceilings are in it."""
+    folder = with_ceilings(measured_once, tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -4,31 +4,39 @@ import textwrap
 
 TASK = """
 name = "double"
-summary = "Twice a vector"
+summary = "Twice a matrix"
 entry = "double"
-signature = "double(x: Tensor[N]) -> Tensor[N]"
-bytes = "2 * N * itemsize"
-written = "N * itemsize"
-flops = "N"
-dims = { N = "elements" }
-arguments = [{ name = "x", shape = ["N"] }]
-results = [{ name = "y", shape = ["N"], k = 2.0 }]
+signature = "double(x: Tensor[M, N]) -> Tensor[M, N]"
+bytes = "2 * M * N * itemsize"
+written = "M * N * itemsize"
+flops = "M * N"
+dims = { M = "rows", N = "columns" }
+arguments = [{ name = "x", shape = ["M", "N"] }]
+results = [{ name = "y", shape = ["M", "N"], k = 2.0 }]
 
 [cpu]
 check = [
-  { name = "few", dtype = "float32", N = 7 },
-  { name = "odd", dtype = "float32", N = 1021 },
+  { name = "few", dtype = "float32", M = 1, N = 7 },
+  { name = "odd", dtype = "float32", M = 3, N = 341 },
 ]
 bench = [
-  { name = "short", dtype = "float32", N = 65536 },
-  { name = "long", dtype = "float32", N = 1048576 },
+  { name = "short", dtype = "float32", M = 64, N = 1024 },
+  { name = "long", dtype = "float32", M = 1024, N = 1024 },
 ]
-hidden_check = [{ count = 1, dtype = ["float32"], dims = { N = { min = 2, max = 3000 } } }]
-hidden_bench = [{ count = 1, dtype = ["float32"], dims = { N = { min = 90000, max = 99000 } } }]
+
+[[cpu.hidden_check]]
+count = 1
+dtype = ["float32"]
+dims = { M = { min = 1, max = 9 }, N = { min = 2, max = 300 } }
+
+[[cpu.hidden_bench]]
+count = 1
+dtype = ["float32"]
+dims = { M = [96], N = { min = 900, max = 990 } }
 
 [gpu]
-check = [{ name = "gpu_few", dtype = "float32", N = 7 }]
-bench = [{ name = "gpu_long", dtype = "float32", N = 1048576 }]
+check = [{ name = "gpu_few", dtype = "float32", M = 1, N = 7 }]
+bench = [{ name = "gpu_long", dtype = "float32", M = 1024, N = 1024 }]
 """
 
 REFERENCE = """
@@ -36,12 +44,17 @@ import torch
 
 
 def inputs(case, generator, device):
-    x = torch.randn(case.dims["N"], generator=generator, device=device)
+    shape = (case.dims["M"], case.dims["N"])
+    x = torch.randn(shape, generator=generator, device=device)
     return {"x": (x * case.scale).to(getattr(torch, case.dtype))}
 
 
 def reference(x):
     return x.double() * 2
+
+
+def reference_rows(rows, x):
+    return reference(x[rows[0]])
 
 
 def eager(x):

@@ -28,6 +28,9 @@ from outside import (
 without_gpu = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 
 
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
+
 @pytest.fixture
 def kagent(monkeypatch, capsys, tmp_path):
     """The command line, in a folder of its own; its output without line breaks of the table."""
@@ -254,9 +257,7 @@ def test_queued_triton_is_compiled_and_interpreted(kagent, double, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_the_whole_circle_with_real_builds_and_a_real_judge(kagent, double, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # test_session times what torch compiles
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_the_whole_circle_with_real_builds_and_a_real_judge(kagent, double, tmp_path):
     assert kagent("ask", double, "--lang", "cpp").code == 0
     (home,) = list_runs(tmp_path / "runs")
     source = double_kernel(PARALLEL + PLAIN)

@@ -3,13 +3,11 @@
 import contextlib
 import importlib.metadata
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 from commands import run
@@ -24,7 +22,9 @@ from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import ChildDied, DeviceWedged, MachineError
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.process import process_tree
+from running import Run
 
+pytestmark = pytest.mark.usefixtures("uncompiled")
 without_gpu = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 
 
@@ -79,21 +79,8 @@ def warm(machine, kagent, monkeypatch):
     return kagent
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """Ceilings and baselines that one process measures are there for the next."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def process(cache, monkeypatch):
-    """`kagent` as a process. Its torch compiles nothing: test_session times what torch compiles."""
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    return _process
-
-
-def _process(*words):
+def process(*words):
+    """`kagent` as a process."""
     return subprocess.run(
         [sys.executable, "-m", "kagent", *map(str, words)],
         capture_output=True,
@@ -219,7 +206,7 @@ def test_a_machine_that_fails_before_anything_is_timed_is_an_error(
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_candidates_are_timed_beside_the_baselines_and_failures_named(task, process):
+def test_candidates_are_timed_beside_the_baselines_and_failures_named(task):
     files = [task / "cpp_parallel.py", task / "wrong.py"]
     done = process("bench", *files, "--task", task, "--json")
     assert done.returncode == 1, done.stderr
@@ -277,7 +264,7 @@ def test_settings_come_from_flags_then_the_environment_then_kagent_toml(
     assert "option jobs" in ended.err
 
 
-def test_a_folder_that_cannot_be_written_is_a_clear_error(task, process, tmp_path):
+def test_a_folder_that_cannot_be_written_is_a_clear_error(task, tmp_path):
     (tmp_path / "runs").write_text("a file is in the way")
     done = process("evolve", task, "--runs", tmp_path / "runs", "--budget", 0, "--lang", "cpp")
     assert done.returncode == 4
@@ -294,40 +281,28 @@ def test_a_closed_pipe_is_no_error(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # two runs
-def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_no_process(task, process, tmp_path):
-    words = ["evolve", task, "--lang", "cpp", "--budget", "60", "--runs", tmp_path / "my runs"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "kagent", *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as started:
-        lines = []
-        children = []
-        for line in started.stdout:
-            lines.append(line)
-            if not children and line.startswith("#1 "):
-                children = process_tree.descendants(started.pid)
-                started.send_signal(signal.SIGINT)
-        assert started.wait(60) == 130, started.stderr.read()
-        assert started.stderr.read() == ""
-    assert children
-    deadline = time.monotonic() + 30
-    while any(os.path.exists(f"/proc/{p}") for p in children) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not [p for p in children if os.path.exists(f"/proc/{p}")]
-    text = "".join(lines)
+@pytest.mark.usefixtures("orphans_come_here")
+def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_nothing(task, tmp_path):
+    run = Run(task, tmp_path, runs="my runs", budget=60)
+    run.wait_until("^#1 ")
+    assert process_tree.descendants(run.process.pid)
+    run.process.send_signal(signal.SIGINT)
+    text, said = run.process.communicate(timeout=60.0)
+    text = "".join(run.lines) + text
+    assert (run.process.returncode, said) == (130, "")
+    run.assert_nothing_left()
     assert "\x1b" not in text
-    (folder,) = list_runs(tmp_path / "my runs")
+    (folder,) = list_runs(run.runs)
     assert "ended: interrupted" in text
-    again = f"kagent evolve {task} --runs '{tmp_path}/my runs' --resume {folder.name}"
+    again = f"kagent evolve {task} --runs '{run.runs}' --resume {folder.name}"
     assert f"resume: {again}" in text
     with RunStore.open(folder, write=False) as store:
         assert store.history().stop is Stop.INTERRUPTED
         recorded = len(store.history().lineage)
     assert recorded == len(re.findall(r"^#\d+ +(?:seed|\d+/60) ", text, re.MULTILINE))
 
-    done = process(*words[:4], "--budget", 1, "--runs", tmp_path / "my runs", "--resume", "latest")
+    words = ["evolve", task, "--lang", "cpp", "--budget", 1, "--runs", run.runs]
+    done = process(*words, "--resume", "latest")
     assert done.returncode in (0, 3), done.stderr  # 3: not FASTER
     assert f"kagent show {folder.name}" in done.stdout
     assert "the fastest finalist over all hidden cases" in done.stdout

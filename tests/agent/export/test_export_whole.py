@@ -10,6 +10,7 @@ import pytest
 from kagent.resources import resource
 
 pytestmark = pytest.mark.timeout(400)  # a run, and a library's measurements
+pytestmark = pytest.mark.usefixtures("uncompiled")
 ENTRY = """
 import json, sys
 sys.modules["kagent"] = sys.modules["kagent_sandbox"] = None  # whoever imports them fails
@@ -30,17 +31,6 @@ def kagent(folder, *words, code=0):
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _uncompiled(tmp_path_factory):
-    """No baseline is compiled, and none measured that others would use: test_session times what
-    torch compiles.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHDYNAMO_DISABLE", "1")
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ except KeyError:
 
 
 @pytest.fixture
-def corpus(tmp_path, monkeypatch):
+def corpus(tmp_path, own_cache, monkeypatch):
     """A corpus of two items, and a cache of its own."""
     real = corpus_folder()
     folder = tmp_path / "corpus"
@@ -73,7 +73,6 @@ def corpus(tmp_path, monkeypatch):
         (folder / item / "item.toml").write_text(table)
         (folder / item / file).write_text(text)
     monkeypatch.setattr(catalogue, "corpus_folder", lambda: folder)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
 
 
@@ -175,7 +174,7 @@ def test_what_is_not_there_is_said(selftest, words, text):
 
 
 def test_an_interrupt_ends_it_and_leaves_nothing(tmp_path):
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(
         [sys.executable, "-m", "kagent", "selftest", "--chapter", "faults"],
         env=environment,

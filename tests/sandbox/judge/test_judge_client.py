@@ -3,6 +3,7 @@ import os
 import signal
 
 import pytest
+from caches import with_ceilings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from judging import BODY, GOOD, SLOW, built, write_task
@@ -15,6 +16,7 @@ from kagent_sandbox.errors import ChildDied, TaskError
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.protocol import Header, pack, unpack
 
+pytestmark = pytest.mark.usefixtures("uncompiled")
 SEED = 11
 
 
@@ -29,11 +31,10 @@ def task(folder):
 
 
 @pytest.fixture(scope="module")
-def client(folder, tmp_path_factory):
-    cache = tmp_path_factory.mktemp("cache")
+def client(folder, measured_once, tmp_path_factory):
+    cache = with_ceilings(measured_once, tmp_path_factory.mktemp("own") / "cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
-        patch.setenv("TORCHDYNAMO_DISABLE", "1")  # test_baselines times what torch compiles
         with JudgeClient(folder, "cpu", SEED) as client:
             yield client
 
@@ -115,9 +116,7 @@ def test_candidates_survive_the_wire(folder, count):
 
 
 @pytest.mark.slow
-def test_a_judge_may_hold_times_against_eager_torch_alone(folder, task, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # test_baselines times what torch compiles
+def test_a_judge_may_hold_times_against_eager_torch_alone(folder, task, own_cache):
     with JudgeClient(folder, "cpu", SEED, eager_only=True) as client:
         good = built(task, SEED, GOOD)
         errors = client.check(good)
@@ -125,7 +124,7 @@ def test_a_judge_may_hold_times_against_eager_torch_alone(folder, task, tmp_path
         passed = client.measure(good, errors)
         assert isinstance(passed, Passed)
         assert all(t.baseline_us for t in passed.timings)
-        assert len(list(tmp_path.rglob("baselines*.json"))) == 1
+        assert len(list(own_cache.rglob("baselines*.json"))) == 1
         every = client.baselines()
         assert set(every.us["wide"]) > {"eager"}  # measured: what is cached is eager's alone
-        assert len(list(tmp_path.rglob("baselines*.json"))) == 2
+        assert len(list(own_cache.rglob("baselines*.json"))) == 2

@@ -44,7 +44,7 @@ TRAITS = Traits(
         samples=1,
     ),
     # Drawing costs as much as a whole check, and as much as a sample.
-    inputs=InputPolicy(pool=3, stock_share=0.2, threads=4),
+    inputs=InputPolicy(pool=3, stock_share=0.1, threads=4),
     race_rounds=3,
     race_samples=10,
     sweep_s=0.25,

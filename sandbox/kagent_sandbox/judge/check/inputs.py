@@ -129,9 +129,10 @@ class InputSampler:
         self._yardsticks: dict[str, tuple[numerics.Errors, ...]] = {}
         self._random = random.SystemRandom()
         self._stock: OrderedDict[str, list[InputSet]] = OrderedDict()  # the case in use last
+        self._stocked_bytes = 0
         self._stale: dict[str, StaleValues] = {}
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self._stock_bytes = int(policy.stock_share * memory)
+        self._most_stocked_bytes = int(policy.stock_share * memory)
         self._threads = ThreadPoolExecutor(policy.threads) if policy.threads else None
 
     def stock(self, case: Case) -> list[InputSet]:
@@ -149,14 +150,14 @@ class InputSampler:
         new = list(self._threads.map(self.fresh, [case] * count))
         stock = self.stock(case)
         stock += new
-        while sum(d.nbytes for kept in self._stock.values() for d in kept) > self._stock_bytes:
+        self._stocked_bytes += sum(d.nbytes for d in new)
+        while self._stocked_bytes > self._most_stocked_bytes:
             oldest = next(iter(self._stock))
             if oldest == case.name:
-                if not stock:
-                    break
-                stock.pop(self._random.randrange(len(stock)))
+                dropped = [stock.pop(self._random.randrange(len(stock)))]
             else:
-                del self._stock[oldest]
+                dropped = self._stock.pop(oldest)
+            self._stocked_bytes -= sum(d.nbytes for d in dropped)
         return new
 
     def typical_errors(self, case: Case) -> tuple[numerics.Errors, ...]:

@@ -135,7 +135,7 @@ def test_no_process_gets_a_draw_twice_and_others_share_the_stock(task):
 def test_the_stock_keeps_to_its_memory_and_nobody_sees_a_draw_again_for_that(task):
     source = InputSampler(task, CPU, TRAITS.inputs)
     small, large = task.cases("cpu").check[0], task.cases("cpu").bench[0]
-    source._stock_bytes = 3 * source.fresh(large).nbytes
+    source._most_stocked_bytes = 3 * source.fresh(large).nbytes
     source.add(small, 2)
     unseen = draws.UnseenInputs(source, large)
     numbers = [d.number for _ in range(4) for d in unseen.take(2)]
