@@ -275,22 +275,21 @@ def race_shares(final: FinalRace, lineage: Lineage, *, matrix: bool) -> Shares |
 
 
 def search_shares(history: History, *, matrix: bool) -> Shares | None:
-    """The winner and the fastest of torch on each visible case, each by its own times."""
+    """The winner and the best of torch on each visible case. Torch's time of another moment does
+    not compare: its share is the winner's over the estimated speed-up.
+    """
     won = winner_of(history)
-    if won is None or not isinstance(won.verdict, Passed):
+    speed = history.lineage.speed(won.id) if won is not None else None
+    if won is None or speed is None or not isinstance(won.verdict, Passed):
         return None
-    known = (history.baselines or {}).get("baselines", {}).get("us", {})
     found = {}
     for t in won.verdict.timings:
-        found[t.case] = [
-            (f"#{won.id} {won.proposal.name}", t.roofline_share, _rate(t, matrix=matrix))
-        ]
-        if t.baseline_us:
-            us = {n: v for n, v in known.get(t.case, {}).items() if n in TORCH}
-            name = min(us, key=lambda n, us=us: us[n], default="best of torch")  # type: ignore[misc]
-            slower = t.kernel_us / t.baseline_us
+        rows = [(f"#{won.id} {won.proposal.name}", t.roofline_share, _rate(t, matrix=matrix))]
+        if t.case in speed.cases:
+            slower = math.exp(-speed.cases[t.case])
             rate = _rate(t, matrix=matrix, scale=slower)
-            found[t.case].append((name, t.roofline_share * slower, rate))
+            rows.append(("best of torch", t.roofline_share * slower, rate))
+        found[t.case] = rows
     return _shares(found)
 
 

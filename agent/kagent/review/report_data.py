@@ -17,7 +17,7 @@ from kagent.review.lineage_rows import LineageRow, lineage_rows
 from kagent.review.sources import Lines, changes
 from kagent.review.summary import TONES, noise_of, winner_of
 from kagent.runs.final_race import FinalRace
-from kagent.runs.lineage import Candidate, Lineage, roofline_share
+from kagent.runs.lineage import Candidate, Lineage, Speed, roofline_share
 from kagent.runs.manifest import Manifest
 from kagent.runs.selftest_record import told as selftest_told
 from kagent.runs.store import History
@@ -88,15 +88,16 @@ def _candidate(lineage: Lineage, c: Candidate, sources: Mapping[int, list[int]])
         data |= {
             "share": roofline_share(verdict),
             "screened": verdict.screened,
+            "notes": list(verdict.notes),
             "lane_s": verdict.lane_s,
-            "timings": [_timing(verdict, t) for t in verdict.timings],
+            "timings": [_timing(verdict, t, speed) for t in verdict.timings],
             "kernels": [_kernel(r) for r in verdict.resources],
             "tolerance": max((e.share_of_tolerance for e in verdict.errors), default=None),
         }
     return data
 
 
-def _timing(verdict: Passed, t: CaseTiming) -> Json:
+def _timing(verdict: Passed, t: CaseTiming, speed: Speed | None) -> Json:
     return {
         "case": t.case,
         "us": t.kernel_us,
@@ -105,7 +106,9 @@ def _timing(verdict: Passed, t: CaseTiming) -> Json:
         "share": t.roofline_share,
         "gb": t.gb_per_s,
         "tflop": t.tflop_per_s,
-        "torch": t.baseline_us,
+        "speed": math.exp(speed.cases[t.case])
+        if speed is not None and t.case in speed.cases
+        else None,
         "config": config_text(verdict.configs[t.config]) if len(verdict.configs) > 1 else "",
     }
 

@@ -11,7 +11,11 @@ _ROUND: Sequence[Sequence[float]] = (
     (2, 5),
     (1.5, 3, 7),
     range(1, 10),
-    *([1 + i / parts for i in range(9 * parts)] for parts in (5, 10, 20, 100)),
+    [1 + i / 5 for i in range(5)],
+    [1 + i / 2 for i in range(18)],
+    [1 + i / 10 for i in range(10)],
+    [1 + i / 10 for i in range(90)],
+    [1 + i / 100 for i in range(900)],
 )
 """Digits of round numbers, the roundest first."""
 
@@ -46,14 +50,15 @@ class RatioScale:
     def ticks(self, apart: float) -> list[tuple[float, str]]:
         """Round values with their labels, at least `apart` % from each other; 1 is among them.
 
-        Half as many as have room are enough: less round ones come only where there are fewer.
+        Three quarters of those that have room are enough: less round ones come only where there are
+        fewer.
         """
         chosen = [1.0]
         for digits in _ROUND:
             for value in self._multiples(digits):
                 if all(abs(self.at(value) - self.at(other)) >= apart for other in chosen):
                     chosen.append(value)
-            if len(chosen) >= 50 / apart:
+            if len(chosen) >= 0.75 * (100 / apart - 1):
                 break
         return [(self.at(v), f"{v:g}×") for v in sorted(chosen)]
 

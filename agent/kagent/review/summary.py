@@ -16,7 +16,7 @@ from kagent_sandbox.judge.timing.noise import Noise
 
 from kagent.review.ablate import stored_ablation
 from kagent.review.scales import RatioScale
-from kagent.runs.lineage import Candidate
+from kagent.runs.lineage import Candidate, Speed
 from kagent.runs.selftest_record import NOT_RUN, SelftestRecord
 from kagent.runs.store import History
 from kagent.text import short
@@ -165,17 +165,23 @@ def losses(history: History) -> list[Loss]:
         ]
     speed = history.lineage.speed(won.id) if won is not None else None
     if speed is not None and speed.cases:
-        behind = [f"{n} ({math.exp(log):.3f}×)" for n, log in speed.cases.items() if log < 0]
+        behind = [n for n, log in speed.cases.items() if log < 0]
+        least = min(speed.cases, key=lambda n: speed.cases[n])
         count = len(speed.cases)
+        rest = f"above it on {count - len(behind)} of {count}"
         where = (
-            f"below torch on {', '.join(behind)}; above it on {count - len(behind)} of {count}"
+            f"below torch on {', '.join(_estimate(speed, n) for n in behind)}; {rest}"
             if behind
-            else f"above torch on all {count}"
+            else f"above torch on all {count}, the least on {_estimate(speed, least)}"
             if count > 1
-            else "above torch"
+            else f"above torch on {_estimate(speed, least)}"
         )
         found.append(Loss(f"visible cases, the search's estimate: {where}", estimate=True))
     return found
+
+
+def _estimate(speed: Speed, case: str) -> str:
+    return f"{case} ({math.exp(speed.cases[case]):.3f}×)"
 
 
 # -- whether to trust it --------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def test_the_page_says_the_result_and_holds_every_candidate(run):
     assert "95 %: 1.576–1.587, P(faster) 1.00, final race on 4 hidden cases" in first
     assert "winner: #14 cuda_persistent on NVIDIA H100" in first
     assert "FASTER on 4 of 4 hidden cases" in first
-    assert "visible cases, the search's estimate: above torch on all 6" in first
+    assert "visible cases, the search's estimate: above torch on all 6, the least on" in first
     for edit in ("#1 seed triton_online start", "#5 rewrite every case", "1.401×", "1.018×"):
         assert edit in first
     data = data_of(text)
@@ -166,6 +166,18 @@ def test_no_race_is_no_verdict(run):
     failed = replace(history, race=replace(history.race, winner=None))
     first = words(page.render("run", manifest, failed), "result")
     assert "NO VERDICT every finalist failed on the hidden cases" in first
+
+
+def test_many_edits_are_the_largest_and_the_rest_together(run, monkeypatch):
+    _, history = run
+    monkeypatch.setattr(summary, "MOST_EDITS", 2)
+    found = summary.edits(history, [1, 5, 9, 14])
+    assert [(e.id, e.text) for e in found if e.id != 5] == [
+        (1, "triton_online"),
+        (None, "2 smaller edits together"),
+    ]
+    gains = [history.lineage.gain(i) for i in (9, 14)]
+    assert found[-1].gain == pytest.approx(math.prod(gains))
 
 
 def test_the_race_and_the_search_share_no_chart(run):

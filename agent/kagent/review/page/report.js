@@ -8,6 +8,8 @@
   const times = (x) => (x == null ? "–" : `${x.toFixed(3)}×`);
   const percent = (x) => (x == null ? "–" : `${Math.round(x * 100)} %`);
   const micro = (us) => (us >= 1000 ? `${(us / 1000).toFixed(3)} ms` : `${us.toFixed(1)} µs`);
+  const between = (low, high) =>
+    high >= 1000 ? `${(low / 1000).toFixed(3)}–${micro(high)}` : `${low.toFixed(1)}–${micro(high)}`;
   const passed = (c) => c.speed != null;
   const title = (c) => `#${c.id} ${c.name}`;
 
@@ -117,12 +119,12 @@
       parts.push(element("p", { class: "bad" }, `${c.status} (${c.stage})${c.case ? ` in case ${c.case}` : ""}`), element("pre", { class: "message" }, c.message));
     } else {
       parts.push(element("p", {}, `${times(c.speed)} torch, estimated in the search; ${percent(c.share)} of the roofline; largest error ${percent(c.tolerance)} of its tolerance; held the device ${c.lane_s.toFixed(2)} s${c.screened ? "; stopped early: times are coarse" : ""}.`));
-      const head = ["case", "time", "95 % interval", data.matrix ? "TFLOP/s" : "GB/s", "roofline", "torch", "× torch"];
+      const head = ["case", "time", "95 % interval", data.matrix ? "TFLOP/s" : "GB/s", "roofline", "× torch"];
       parts.push(table(head, c.timings.map((t) => [
-        t.config ? `${t.case} (${t.config})` : t.case, micro(t.us), `${micro(t.low)} – ${micro(t.high)}`,
-        data.matrix ? t.tflop.toFixed(1) : Math.round(t.gb), percent(t.share), t.torch ? micro(t.torch) : "–",
-        element("span", { class: t.torch && t.torch < t.low ? "bad" : "" }, times(t.torch ? t.torch / t.us : null)),
+        t.config ? `${t.case} (${t.config})` : t.case, micro(t.us), between(t.low, t.high),
+        data.matrix ? t.tflop.toFixed(1) : Math.round(t.gb), percent(t.share), times(t.speed),
       ])));
+      if (c.notes.length) parts.push(element("p", {}, `Disturbed while it was timed: ${c.notes.join("; ")}.`));
       if (c.kernels.some((k) => k.language !== "cpp")) parts.push(table(["kernel", "registers", "spilled", "shared memory"],
         c.kernels.map((k) => [k.name, k.registers ?? "–", `${k.spills ?? 0} B`, `${k.shared ?? 0} B`])));
     }
