@@ -261,16 +261,17 @@ def race_shares(final: FinalRace, lineage: Lineage, *, matrix: bool) -> Shares |
     """The winner and the fastest of torch on each hidden case, as raced."""
     if final.winner is None:
         return None
-    label, found = candidate_labels(lineage)[str(final.winner)], {}
+    label, found = candidate_labels(lineage)[str(final.winner)], []
     for case in final.race.cases:
         mine = case.candidates.get(str(final.winner))
         torch = case.fastest_of_torch
         theirs = [(torch, case.baselines[torch])] if torch is not None else []
         if mine is not None:
-            found[case_shape(case)] = [
+            rows = [
                 (name, t.roofline_share, _rate(t, matrix=matrix))
                 for name, t in [(label, mine), *theirs]
             ]
+            found.append((case_shape(case), rows))
     return _shares(found)
 
 
@@ -282,19 +283,20 @@ def search_shares(history: History, *, matrix: bool) -> Shares | None:
     speed = history.lineage.speed(won.id) if won is not None else None
     if won is None or speed is None or not isinstance(won.verdict, Passed):
         return None
-    found = {}
+    found = []
     for t in won.verdict.timings:
         rows = [(f"#{won.id} {won.proposal.name}", t.roofline_share, _rate(t, matrix=matrix))]
         if t.case in speed.cases:
             slower = math.exp(-speed.cases[t.case])
             rate = _rate(t, matrix=matrix, scale=slower)
             rows.append(("best of torch", t.roofline_share * slower, rate))
-        found[t.case] = rows
+        found.append((t.case, rows))
     return _shares(found)
 
 
-def _shares(found: Mapping[str, Sequence[tuple[str, float, str]]]) -> Shares | None:
-    shares = [share for rows in found.values() for _, share, _ in rows]
+def _shares(found: Sequence[tuple[str, Sequence[tuple[str, float, str]]]]) -> Shares | None:
+    """Bars of cases: of each the kernels' names, shares and rates, the winner's first."""
+    shares = [share for _, rows in found for _, share, _ in rows]
     if not any(shares):
         return None
     most = max(1.0, *shares) * 1.02
@@ -306,7 +308,7 @@ def _shares(found: Mapping[str, Sequence[tuple[str, float, str]]]) -> Shares | N
                 for i, (name, share, rate) in enumerate(rows)
             ],
         )
-        for case, rows in found.items()
+        for case, rows in found
     ]
     return Shares(groups, round(100 / most, 2))
 

@@ -153,11 +153,10 @@ def losses(history: History) -> list[Loss]:
     found: list[Loss] = []
     if final is not None and final.winner is not None:
         cases = {v: cases_with(final.race, str(final.winner), v) for v in SpeedVerdict}
-        count = sum(map(len, cases.values()))
-        ahead = len(cases[SpeedVerdict.FASTER])
-        found.append(
-            Loss(f"on {ahead} of {count} hidden cases", "good" if ahead else "none", "FASTER")
-        )
+        count, ahead = sum(map(len, cases.values())), len(cases[SpeedVerdict.FASTER])
+        if count:
+            tone = TONES[SpeedVerdict.FASTER if ahead else None]
+            found.append(Loss(f"on {ahead} of {count} hidden cases", tone, "FASTER"))
         found += [
             Loss(f"on {', '.join(cases[v])}", TONES[v], v.value)
             for v in (SpeedVerdict.TIE, SpeedVerdict.SLOWER)
@@ -165,23 +164,22 @@ def losses(history: History) -> list[Loss]:
         ]
     speed = history.lineage.speed(won.id) if won is not None else None
     if speed is not None and speed.cases:
-        behind = [n for n, log in speed.cases.items() if log < 0]
-        least = min(speed.cases, key=lambda n: speed.cases[n])
-        count = len(speed.cases)
-        rest = f"above it on {count - len(behind)} of {count}"
-        where = (
-            f"below torch on {', '.join(_estimate(speed, n) for n in behind)}; {rest}"
-            if behind
-            else f"above torch on all {count}, the least on {_estimate(speed, least)}"
-            if count > 1
-            else f"above torch on {_estimate(speed, least)}"
-        )
-        found.append(Loss(f"visible cases, the search's estimate: {where}", estimate=True))
+        text = f"visible cases, the search's estimate: {_visible_cases(speed)}"
+        found.append(Loss(text, estimate=True))
     return found
 
 
-def _estimate(speed: Speed, case: str) -> str:
-    return f"{case} ({math.exp(speed.cases[case]):.3f}×)"
+def _visible_cases(speed: Speed) -> str:
+    """Where a candidate is below the best of torch; otherwise the case where it gains the least."""
+    texts = {n: f"{n} ({math.exp(log):.3f}×)" for n, log in speed.cases.items()}
+    behind = [texts[n] for n, log in speed.cases.items() if log < 0]
+    if behind:
+        ahead = len(texts) - len(behind)
+        return f"below torch on {', '.join(behind)}; above it on {ahead} of {len(texts)}"
+    least = texts[min(speed.cases, key=lambda n: speed.cases[n])]
+    if len(texts) == 1:
+        return f"above torch on {least}"
+    return f"above torch on all {len(texts)}, the least on {least}"
 
 
 # -- whether to trust it --------------------------------------------------------------------------
@@ -189,7 +187,7 @@ def _estimate(speed: Speed, case: str) -> str:
 
 def trust(environment: Mapping[str, object], history: History) -> list[Trust]:
     """Noise, disturbances, isolation and self-test of the judge, each in words."""
-    found = [_noise(environment), _disturbances(history), _isolation(environment)]
+    found = [_noise(environment), _disturbances(history), _isolation(environment, history)]
     found.append(_selftest(environment))
     final = history.race
     if final is not None and final.winner is not None:
@@ -242,16 +240,20 @@ def _disturbances(history: History) -> Trust:
     )
 
 
-def _isolation(environment: Mapping[str, object]) -> Trust:
+def _isolation(environment: Mapping[str, object], history: History) -> Trust:
     tier = str(environment.get("isolation") or "")
     if tier not in TIERS:
         return Trust("isolation", "unknown", "this run has no record of it")
-    text, mark = f"{tier}: {TIERS[tier]}", "caution" if tier == "T0" else "ok"
+    text = f"{tier}: {TIERS[tier]}"
     attacks = environment.get("canaries")
     if isinstance(attacks, Mapping) and attacks:
         stopped = sum(by is not None for by in attacks.values())
         text += f"; {stopped} of {len(attacks)} attacks from inside were stopped"
-    return Trust("isolation", mark, text)
+    later = sorted({str(e.data.get("tier")) for e in history.events if e.kind == "isolation"})
+    if later:
+        text += f"; a later session ran under {' and '.join(later)}"
+    weaker = any(other < tier for other in later)
+    return Trust("isolation", "caution" if weaker or tier == "T0" else "ok", text)
 
 
 def _selftest(environment: Mapping[str, object]) -> Trust:

@@ -202,6 +202,7 @@ def test_a_live_page_follows_its_run(browser, tmp_path):
         try:
             show(browser, server.url)
             before = browser.execute_script("return document.body.dataset.live")
+            browser.execute_script("document.querySelector('#path details').open = true")
             with RunStore.open(folder) as store:
                 store.begin(77)
             WebDriverWait(browser, 30).until(
@@ -211,6 +212,7 @@ def test_a_live_page_follows_its_run(browser, tmp_path):
                 lambda b: "of 77" in b.find_element(By.ID, "result").text
             )
             assert browser.find_elements(By.CSS_SELECTOR, "#race .whisker")
+            assert browser.find_elements(By.CSS_SELECTOR, "#path details[open] .d2h-ins")
             assert browser.get_log("browser") == []
         finally:
             server.shutdown()

@@ -125,6 +125,15 @@ def test_what_a_run_stores_of_the_machine_is_told_in_words(run):
         }  # fmt: skip
 
 
+def test_a_session_under_a_weaker_tier_is_said(run):
+    manifest, history = run
+    weaker = replace(history.events[-1], kind="isolation", data={"began": "T1", "tier": "T0"})
+    later = replace(history, events=(*history.events, weaker))
+    told = {t.name: t for t in summary.trust(manifest.environment, later)}["isolation"]
+    assert told.mark == "caution"
+    assert told.text.endswith("; a later session ran under T0")
+
+
 def changed_race(history, change):
     """The same run with its race's first case changed."""
     case, *others = history.race.race.cases

@@ -173,13 +173,20 @@
 
   // -- a run that goes on ------------------------------------------------------------------------
 
+  const told = {}; // each part as the server sent it last
+  for (const part of document.querySelectorAll("[data-part]")) told[part.id] = part.innerHTML;
+
   async function news() {
     try {
       const seq = (await (await fetch("seq", { cache: "no-store" })).text()).trim();
       if (seq === document.body.dataset.live) return;
       const page = new DOMParser().parseFromString(await (await fetch("./", { cache: "no-store" })).text(), "text/html");
-      for (const part of document.querySelectorAll("[data-part]"))
-        part.replaceChildren(...page.getElementById(part.id).childNodes);
+      for (const part of document.querySelectorAll("[data-part]")) {
+        const fresh = page.getElementById(part.id), html = fresh.innerHTML;
+        if (html === told[part.id]) continue; // what a reader opened there stays open
+        told[part.id] = html;
+        part.replaceChildren(...fresh.childNodes);
+      }
       await unpack(page);
       document.body.dataset.live = seq;
     } catch { /* the server has gone: what is shown stays */ }
