@@ -210,13 +210,14 @@ def _noise(environment: Mapping[str, object]) -> Trust:
     noise = noise_of(environment)
     if noise is None or not noise.kernel_us:
         return Trust("noise", "unknown", "this run has no record of timing a kernel against itself")
-    text = f"a kernel against itself came out at {noise.ratio:.3f}×"
+    text = (
+        f"a kernel against itself came out at {noise.ratio:.3f}×, and single pairs of its blocks "
+        f"differed by {noise.pair_sd:.0%}; "
+    )
     if noise.factor > 1:
-        text += (
-            f", worse than machines like this one do: all intervals are {noise.factor:.1f}× wider"
-        )
-        return Trust("noise", "caution", text)
-    return Trust("noise", "ok", f"{text}, which chance and the intervals account for")
+        wider = f"all intervals are {noise.factor:.1f}× wider"
+        return Trust("noise", "caution", f"{text}that is worse than known machines: {wider}")
+    return Trust("noise", "ok", f"{text}the intervals account for both")
 
 
 def _disturbances(history: History) -> Trust:
