@@ -22,6 +22,15 @@ def config_text(config: Mapping[str, object]) -> str:
     return " ".join(f"{k}={v}" for k, v in config.items()) or "as written"
 
 
+def short(text: str, most: int) -> str:
+    """The first words of a text, on one line of at most `most` characters."""
+    line = " ".join(text.split())
+    if len(line) <= most:
+        return line
+    start = line[: most - 1]
+    return f"{start.rpartition(' ')[0] or start}…"
+
+
 def widths_text(widths: Mapping[int, int]) -> str:
     """Global load instructions by width: '16 B ×4, 4 B ×1'."""
     return ", ".join(f"{w} B ×{n}" for w, n in sorted(widths.items(), reverse=True)) or "–"

@@ -133,7 +133,7 @@ def ablate(
     from kagent.evolve.stored_run import task_of_run
     from kagent.review import ablate as ablation
     from kagent.review.ablation_view import ablation_view
-    from kagent.review.report_data import winner_of
+    from kagent.review.summary import winner_of
     from kagent.runs.lineage import find_candidate
     from kagent.runs.manifest import find_run
     from kagent.runs.store import RunStore
@@ -190,7 +190,7 @@ def profile(
     from kagent.review import artifacts
     from kagent.review import profile as profiling
     from kagent.review.profile_view import profile_view
-    from kagent.review.report_data import winner_of
+    from kagent.review.summary import winner_of
     from kagent.runs.lineage import find_candidate
     from kagent.runs.manifest import find_run
     from kagent.runs.store import RunStore

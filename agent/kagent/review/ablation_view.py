@@ -7,8 +7,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kagent.review.ablate import CONTROL, Ablation, Contribution
+from kagent.text import short
 from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import VERDICT_STYLES
+
+MOST_LABEL = 140  # characters of a hypothesis
 
 
 def ablation_view(ablation: Ablation, name: str) -> RenderableType:
@@ -24,13 +27,15 @@ def ablation_view(ablation: Ablation, name: str) -> RenderableType:
     )
     for c in ranked(ablation):
         table.add_row(
-            short(c.label),
+            short(c.label, MOST_LABEL),
             worth_text(c),
             f"{c.low:.3f}–{c.high:.3f}" if c.low is not None and c.high is not None else "–",
             how(c),
         )
     notes = [
-        Text(f"{short(c.label)}: {c.failed}", "dim") for c in ablation.contributions if c.failed
+        Text(f"{short(c.label, MOST_LABEL)}: {c.failed}", "dim")
+        for c in ablation.contributions
+        if c.failed
     ]
     return Group(table, *notes)
 
@@ -51,12 +56,6 @@ def how(c: Contribution) -> str:
         return "against itself"
     where = "taken from the winner" if c.in_place else "where it was made, against its parent"
     return f"{where}, a few samples" if c.coarse else where
-
-
-def short(label: str) -> str:
-    """The first sentence of a long hypothesis."""
-    line = " ".join(label.split())
-    return line if len(line) <= 140 else f"{line[:139].rstrip()}…"
 
 
 def worth_text(c: Contribution) -> Text:

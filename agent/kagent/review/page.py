@@ -10,19 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.runtime.text import printable
 
-from kagent.review import report_data
+from kagent.review import plots, report_data, summary
+from kagent.review.summary import winner_of
 from kagent.runs.manifest import Manifest
-from kagent.runs.selftest_record import told as selftest_told
 from kagent.runs.store import History
-from kagent.ui.end_of_run import verdict as race_verdict
 from kagent.ui.live import clock
-from kagent.ui.tables import candidate_labels, cases_with
 
 _HERE = Path(__file__).parent
-_SCRIPTS = ("vendor/echarts.js", "vendor/diff2html.js", "page/report.js")
+_SCRIPTS = ("vendor/diff2html.js", "page/report.js")
 _STYLES = ("vendor/diff2html.css", "page/report.css")
 
 
@@ -44,30 +41,36 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         finalize=_visible,
     )
     scripts = [(_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS]
-    lineage, winner = history.lineage, report_data.winner_of(history)
-    data = report_data.page_data(manifest, history)
-    final = history.race
-    headline, tone = _headline(history)
+    lineage, winner, final = history.lineage, winner_of(history), history.race
+    path = [c.id for c in lineage.path(winner.id)] if winner is not None else []
+    matrix = manifest.matrix
     return environment.get_template("report.html.j2").render(
         run=folder,
         manifest=manifest,
         lineage=lineage,
         history=history,
-        winner=winner,
-        headline=headline,
-        tone=tone,
-        cases=_case_verdicts(history),
+        headline=summary.headline(history),
+        losses=summary.losses(history),
+        trust=summary.trust(manifest.environment, history),
+        edits=summary.edits(history, path),
         elapsed=clock(history.elapsed_s),
         rejected=sum(lineage.rejections().values()),
         environment=report_data.environment_rows(manifest),
-        selftest=selftest_told(manifest.environment) or "not recorded",
         cost=report_data.cost_line(history),
-        race=report_data.race_rows(final, lineage, matrix=manifest.matrix) if final else [],
-        rate="TFLOP/s" if manifest.matrix else "GB/s",
+        race=plots.race_plot(final, lineage) if final else None,
+        race_notes=plots.race_notes(final, lineage) if final else [],
+        race_times=report_data.race_rows(final, lineage, matrix=matrix) if final else [],
+        rate="TFLOP/s" if matrix else "GB/s",
+        search=plots.search_plot(lineage),
+        visible=plots.visible_plot(history),
         rejections=report_data.rejection_rows(lineage),
-        path=report_data.path_rows(lineage, data["path"]),
-        ablation=report_data.ablation_rows(history),
-        data=embedded(data),
+        path=report_data.path_rows(lineage, path),
+        tree=report_data.lineage_texts(lineage, path),
+        race_shares=plots.race_shares(final, lineage, matrix=matrix) if final else None,
+        search_shares=plots.search_shares(history, matrix=matrix),
+        ceilings=plots.ceilings_text(history),
+        ablation=plots.ablation_plot(history),
+        data=embedded(report_data.page_data(manifest, history)),
         scripts=scripts,
         styles=[(_HERE / name).read_text(encoding="utf-8") for name in _STYLES],
         policy=_policy(scripts, live=live),
@@ -102,32 +105,3 @@ def _policy(scripts: list[str], *, live: bool) -> str:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
-
-
-def _headline(history: History) -> tuple[str, str]:
-    """The run's result in a sentence, and how it should look."""
-    lineage, final = history.lineage, history.race
-    if final is not None and final.winner is not None:
-        text = race_verdict(final, candidate_labels(lineage))
-        tone = report_data.TONES.get(final.verdict, "") or "plain"
-        return text.plain.strip().splitlines()[0], tone
-    if final is not None:
-        return "Every finalist failed on the hidden cases: there is no verdict", "bad"
-    best = lineage.incumbent
-    if best is None:
-        return "No candidate has passed yet", "plain"
-    speed = f"{report_data.path_rows(lineage, [best.id])[0]['speed']:.3f}×"
-    return (
-        f"#{best.id} {best.proposal.name}: {speed} the best of torch on the visible cases, "
-        "in the search; there was no final race yet",
-        "plain",
-    )
-
-
-def _case_verdicts(history: History) -> dict[str, list[str]]:
-    """Cases of the final race by the verdict of the fastest finalist; empty without a race."""
-    final = history.race
-    if final is None or final.winner is None:
-        return {}
-    winner = str(final.winner)
-    return {v.value: cases_with(final.race, winner, v) for v in SpeedVerdict}

@@ -1,4 +1,4 @@
-"""Data of a report's page, as JSON: computed here, drawn by page/report.js."""
+"""Data of a report's page: rows and positions for its template, and JSON for its script."""
 
 from __future__ import annotations
 
@@ -6,59 +6,38 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kagent_sandbox.data.language import language_of_source
-from kagent_sandbox.data.race import TORCH, RaceCase
-from kagent_sandbox.data.records import RecordError, from_json
 from kagent_sandbox.data.verdict import (
     CaseTiming,
     Passed,
     Rejected,
-    SpeedVerdict,
-    speed_verdict,
 )
-from kagent_sandbox.judge.timing.noise import Noise
 from kagent_sandbox.runtime.text import printable
 
-from kagent.review.ablate import stored_ablation
-from kagent.review.ablation_view import how, ranked, short, worth_text
+from kagent.review.lineage_rows import LineageRow, lineage_rows
 from kagent.review.sources import Lines, changes
+from kagent.review.summary import TONES, noise_of, winner_of
 from kagent.runs.final_race import FinalRace
-from kagent.runs.lineage import Candidate, Lineage, roofline_share
+from kagent.runs.lineage import Candidate, Lineage, Speed, roofline_share
 from kagent.runs.manifest import Manifest
 from kagent.runs.selftest_record import told as selftest_told
 from kagent.runs.store import History
 from kagent.text import config_text, kernel_label
-from kagent.ui.live import outcome, spent_text
+from kagent.ui.live import outcome, speed_text, spent_text
 from kagent.ui.tables import candidate_labels, case_shape
 
 Json = dict[str, Any]
 MOST_MESSAGE = 1500  # characters of a rejection: a report of hundreds of them stays small
 
-TONES: Mapping[SpeedVerdict | None, str] = {
-    SpeedVerdict.FASTER: "good",
-    SpeedVerdict.TIE: "",
-    SpeedVerdict.SLOWER: "bad",
-    None: "",
-}
-"""Class names of verdicts on the page."""
-
 
 def page_data(manifest: Manifest, history: History) -> Json:
-    """All that charts, diffs and candidates' pages are drawn from."""
+    """All that the page's script shows: the table of candidates, their sources and differences."""
     lineage, lines = history.lineage, Lines()
     sources = {c.id: lines.add(c.proposal.source) for c in lineage}
-    times = _recorded_at(history)
     winner = winner_of(history)
     data: Json = {
         "matrix": manifest.matrix,
-        "kind": manifest.kind,
-        "winner": winner.id if winner else None,
         "path": [c.id for c in lineage.path(winner.id)] if winner else [],
-        "promotions": [c.id for c in lineage.promotions],
-        "candidates": [_candidate(lineage, c, sources, times.get(c.id)) for c in lineage],
-        "bars": _bars(history, winner),
-        "roofline": _roofline(history, manifest),
-        "ablation": [c for c in ablation_rows(history) if c["ratio"] is not None],
+        "candidates": [_candidate(lineage, c, sources) for c in lineage],
         "lines": lines.html,
     }
     return {k: shown(v) for k, v in data.items()}
@@ -77,33 +56,13 @@ def shown(value: Any) -> Any:
     return value
 
 
-def winner_of(history: History) -> Candidate | None:
-    """The final race's winner, otherwise the incumbent."""
-    final = history.race
-    if final is not None and final.winner is not None:
-        return history.lineage[final.winner]
-    return history.lineage.incumbent
-
-
-def _recorded_at(history: History) -> dict[int, float]:
-    """Seconds since the run's first event at which each candidate got its verdict."""
-    if not history.events:
-        return {}
-    first = history.events[0].at
-    recorded = (e for e in history.events if e.kind == "recorded")
-    return {int(e.data["id"]): e.at - first for e in recorded}
-
-
-def _candidate(
-    lineage: Lineage, c: Candidate, sources: Mapping[int, list[int]], at_s: float | None
-) -> Json:
+def _candidate(lineage: Lineage, c: Candidate, sources: Mapping[int, list[int]]) -> Json:
     p, verdict = c.proposal, c.verdict
     speed = lineage.speed(c.id)
     parent = p.parents[0] if p.parents else None
     data: Json = {
         "id": c.id,
         "name": p.name,
-        "language": language_of_source(p.source).name if p.source else "",
         "operator": p.operator.value,
         "parents": list(p.parents),
         "hypothesis": p.hypothesis,
@@ -111,8 +70,6 @@ def _candidate(
         "gain": lineage.gain(c.id),
         "speed": math.exp(speed.log) if speed else None,
         "promoted": c in lineage.promotions,
-        "counted": c.counts,
-        "at": at_s,
         "kernel": p.kernel,
         "lines": sources[c.id],
         "edits": changes(sources[parent], sources[c.id]) if parent is not None else [],
@@ -131,15 +88,16 @@ def _candidate(
         data |= {
             "share": roofline_share(verdict),
             "screened": verdict.screened,
+            "notes": list(verdict.notes),
             "lane_s": verdict.lane_s,
-            "timings": [_timing(verdict, t) for t in verdict.timings],
+            "timings": [_timing(verdict, t, speed) for t in verdict.timings],
             "kernels": [_kernel(r) for r in verdict.resources],
             "tolerance": max((e.share_of_tolerance for e in verdict.errors), default=None),
         }
     return data
 
 
-def _timing(verdict: Passed, t: CaseTiming) -> Json:
+def _timing(verdict: Passed, t: CaseTiming, speed: Speed | None) -> Json:
     return {
         "case": t.case,
         "us": t.kernel_us,
@@ -148,7 +106,9 @@ def _timing(verdict: Passed, t: CaseTiming) -> Json:
         "share": t.roofline_share,
         "gb": t.gb_per_s,
         "tflop": t.tflop_per_s,
-        "torch": t.baseline_us,
+        "speed": math.exp(speed.cases[t.case])
+        if speed is not None and t.case in speed.cases
+        else None,
         "config": config_text(verdict.configs[t.config]) if len(verdict.configs) > 1 else "",
     }
 
@@ -160,75 +120,6 @@ def _kernel(resource: Mapping[str, object]) -> Json:
         "registers": resource.get("registers"),
         "spills": resource.get("spill_bytes"),
         "shared": resource.get("shared_bytes"),
-    }
-
-
-# -- the winner against everyone, case by case ----------------------------------------------------
-
-
-def _bars(history: History, winner: Candidate | None) -> Json | None:
-    """Speed-up of the winner over each baseline, with intervals where they were interleaved."""
-    if winner is None:
-        return None
-    final = history.race
-    if final is not None and str(winner.id) in final.race.overall:
-        cases = [c for c in final.race.cases if str(winner.id) in c.candidates]
-        return {"hidden": True, "cases": [_race_bar(c, str(winner.id)) for c in cases]}
-    verdict = winner.verdict
-    assert isinstance(verdict, Passed)
-    baselines = (history.baselines or {}).get("baselines", {}).get("us", {})
-    return {
-        "hidden": False,
-        "cases": [
-            {
-                "case": t.case,
-                "ratios": [
-                    # Not interleaved: the candidate's own interval is all that is known.
-                    [name, us / t.kernel_us, us / t.high_us, us / t.low_us]
-                    for name, us in baselines.get(t.case, {}).items()
-                ],
-            }
-            for t in verdict.timings
-        ],
-    }
-
-
-def _race_bar(case: RaceCase, winner: str) -> Json:
-    ratios = [r for r in case.ratios if r.candidate == winner and r.against in case.baselines]
-    ordered = sorted(ratios, key=lambda r: (r.against not in TORCH, r.against))
-    return {
-        "case": case_shape(case),
-        "ratios": [[r.against, r.value, r.low, r.high] for r in ordered],
-    }
-
-
-# -- roofline -------------------------------------------------------------------------------------
-
-
-def _roofline(history: History, manifest: Manifest) -> Json | None:
-    """Ceilings, and for each visible case its intensity: FLOPs per byte of the task's formulas."""
-    known = history.baselines or {}
-    ceilings = known.get("ceilings")
-    timed = [c for c in history.lineage if isinstance(c.verdict, Passed) and c.verdict.timings]
-    if not ceilings or not timed:
-        return None
-    best = timed[0].verdict
-    assert isinstance(best, Passed)
-    points = {t.case: t for t in best.timings}
-    cases = [
-        {
-            "case": name,
-            "gbytes": t.gb_per_s * t.kernel_us / 1e6,
-            "tflops": t.tflop_per_s * t.kernel_us / 1e6,
-            "baselines": known.get("baselines", {}).get("us", {}).get(name, {}),
-        }
-        for name, t in points.items()
-    ]
-    return {
-        "copy_gb_per_s": ceilings["copy_gb_per_s"],
-        "tflop_per_s": ceilings["tflop_per_s"],
-        "cases": cases,
-        "device": manifest.device,
     }
 
 
@@ -245,10 +136,11 @@ def environment_rows(manifest: Manifest) -> list[tuple[str, str]]:
     versions = env.get("versions")
     if isinstance(versions, Mapping):
         rows.append(("packages", ", ".join(f"{k} {v}" for k, v in versions.items())))
+    noise = noise_of(env)
     found = (
         ("isolation", env.get("isolation")),
         ("self-test", selftest_told(env)),
-        ("noise", _noise(env)),
+        ("noise", noise and noise.text),
         ("host", env.get("host")),
         ("Python", env.get("python")),
     )
@@ -261,14 +153,6 @@ def environment_rows(manifest: Manifest) -> list[tuple[str, str]]:
         ("started", manifest.started),
     ]
     return rows
-
-
-def _noise(environment: Mapping[str, object]) -> str | None:
-    """Findings of the A/A test at the start of a run; None where there was none."""
-    try:
-        return from_json(Noise, environment.get("noise")).text
-    except RecordError:
-        return None
 
 
 def cost_line(history: History) -> str:
@@ -329,26 +213,6 @@ def rejection_rows(lineage: Lineage) -> list[Json]:
     return rows
 
 
-def ablation_rows(history: History) -> list[Json]:
-    """Rows with the measured worth of each edit of the winner; empty where nothing was ablated."""
-    ablation = stored_ablation(history)
-    return [
-        {
-            "label": short(c.label),
-            "step": c.step,
-            "ratio": c.ratio,
-            "low": c.low,
-            "high": c.high,
-            "text": worth_text(c).plain,
-            "tone": TONES[speed_verdict(c.low, c.high)]
-            if c.low is not None and c.high is not None
-            else "",
-            "how": c.failed or how(c),
-        }
-        for c in (ranked(ablation) if ablation is not None else ())
-    ]
-
-
 def path_rows(lineage: Lineage, path: Sequence[int]) -> list[Json]:
     """The way from a seed to the winner."""
     return [
@@ -363,3 +227,22 @@ def path_rows(lineage: Lineage, path: Sequence[int]) -> list[Json]:
         }
         for c in (lineage[i] for i in path)
     ]
+
+
+def lineage_texts(lineage: Lineage, path: Sequence[int]) -> list[tuple[LineageRow, Json]]:
+    """Rows of the lineage, each with what the page says of its candidate."""
+    return [(row, _row_text(lineage, row)) for row in lineage_rows(lineage, path)]
+
+
+def _row_text(lineage: Lineage, row: LineageRow) -> Json:
+    if row.id is None:
+        return {}
+    c = lineage[row.id]
+    base, gain = lineage.base(c.id), lineage.gain(c.id)
+    return {
+        "label": f"#{c.id} {c.proposal.name}",
+        "operator": c.proposal.operator.value,
+        "rejected": c.verdict.status.value if isinstance(c.verdict, Rejected) else "",
+        "gain": f"{gain:.3f}× over #{base.id}" if gain is not None and base is not None else "",
+        "speed": speed_text(math.exp(lineage.log_speed(c.id))),
+    }

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kagent.review import ablate
 from kagent.review.ablation_view import ranked
-from kagent.review.report_data import ablation_rows
+from kagent.review.plots import ablation_plot
 from kagent.runs.lineage import Operator
 from kagent.runs.store import RunStore, read_history
 from kagent_sandbox.errors import RunError
@@ -106,7 +106,7 @@ def test_it_is_stored_and_reported(run):
     run.append("ablated", ablate.to_event(found))
     history = run.history()
     assert ablate.stored_ablation(history) == found
-    assert len(ablation_rows(history)) == len(found.contributions)
+    assert len(ablation_plot(history).groups[0].rows) == len(found.contributions)
 
 
 def test_a_step_that_later_ones_changed_is_timed_where_it_was_made():

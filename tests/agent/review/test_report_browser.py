@@ -4,11 +4,16 @@ of what a model wrote.
 
 import shutil
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from kagent.review import page
+from kagent.review.ablate import CONTROL, Ablation, Contribution, to_event
 from kagent.review.live import PageServer
+from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
 from kagent.runs.store import RunStore, read_history
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from test_report_page import SOFTMAX, hostile
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -22,7 +27,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium with chromedriver here"),
 ]
-CHARTS = ("bars", "fitness", "tree", "roof")
+
+LOOK = Path(__file__).with_name("look.js").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +45,18 @@ def browser():
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
+    """A report with all there can be: a race, an ablation, a rejected candidate."""
     store, history = read_history(SOFTMAX)
+    worth = Contribution("#14 structure: a stream", 14, True, 1.02, 1.01, 1.03)
+    control = Contribution(CONTROL, None, True, 1.001, 0.997, 1.004)
+    ablated = to_event(Ablation(14, "toy", (control, worth)))
+    events = (*history.events, replace(history.events[-1], kind="ablated", data=ablated))
+    refused = Rejected(Stage.BUILD, Status.COMPILE_ERROR, "x.cu(3): error: expected a ';'")
+    proposal = Proposal(17, (14,), Operator.TUNE, "cuda_persistent", "# x\n", "more of it")
+    lineage = Lineage([*history.lineage, Candidate(proposal, refused)])
     target = tmp_path_factory.mktemp("report") / "report.html"
-    target.write_text(page.render("softmax-ask-tell", store.manifest, history))
+    full = replace(history, events=events, lineage=lineage)
+    target.write_text(page.render("softmax-ask-tell", store.manifest, full))
     return target
 
 
@@ -61,20 +76,66 @@ def drawn(browser, at_least=1):
     )
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1400, "light"), (1400, "dark"), (700, "light"), (390, "dark")]
+)
 def test_everything_is_drawn_and_fits(browser, file, width, scheme):
     show(browser, file.as_uri(), width, scheme)
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.documentElement.scrollWidth") == width
-    for chart in CHARTS:
-        shapes = browser.find_elements(By.CSS_SELECTOR, f"#{chart} svg path")
-        assert len(shapes) > 5, chart
+    found, texts, whiskers = browser.execute_script(LOOK)
+    assert found == []
+    assert texts > 300
+    assert whiskers == 6 + 4 * 3 + 2  # overall, hidden cases, ablation
     back, ink = browser.execute_script(
         "const s = getComputedStyle(document.body); return [s.backgroundColor, s.color]"
     )
     lightness = [sum(map(int, c.strip("rgba()").split(",")[:3])) for c in (back, ink)]
     assert (lightness[0] < lightness[1]) == (scheme == "dark")
+
+
+def test_the_first_screen_says_what_won_where_it_loses_whether_to_trust_it_and_why(browser, file):
+    show(browser, file.as_uri(), 1400)
+    bottoms = {
+        part: browser.execute_script(
+            "return Math.max(...[...document.querySelectorAll(arguments[0])]"
+            ".map((e) => e.getBoundingClientRect().bottom))",
+            part,
+        )
+        for part in (".badge", ".ratio", ".who", ".losses li", ".trust div", ".edits li")
+    }
+    assert max(bottoms.values()) < 700, bottoms
+    assert "taken back: 1.020×" in browser.find_element(By.CSS_SELECTOR, ".edits").text
+
+
+def test_colours_are_of_verdicts_and_estimates_have_none(browser, file):
+    show(browser, file.as_uri(), 1400)
+
+    def looks(part, pseudo=""):
+        return set(
+            browser.execute_script(
+                "return [...document.querySelectorAll(arguments[0])].map((e) => "
+                "{ const s = getComputedStyle(e, arguments[1]);"
+                " return `${s.backgroundColor} ${s.backgroundImage.slice(0, 9)}`; })",
+                part,
+                pseudo,
+            )
+        )
+
+    race, estimates = looks("#race .fill"), looks(".estimate .fill")
+    assert len(race) == len(estimates) == 1
+    assert "none" in race.pop()
+    assert "repeating" in estimates.pop()
+    filled, hollow = (
+        looks(f"#tree .row{which} > .passed", "::after") for which in (".path", ":not(.path)")
+    )
+    assert len(filled) == len(hollow) == 1
+    assert filled != hollow
+    lines = [
+        len(browser.find_elements(By.CSS_SELECTOR, f"#tree {part}"))
+        for part in (".path > .down-path", ".path > .up-path", ".passed.down-path", "i ~ .up-path")
+    ]
+    assert lines == [3, 3, 3, 0]  # four candidates on the path, and no line to another one
 
 
 def test_the_keyboard_opens_turns_and_closes_a_candidate(browser, file):
@@ -86,13 +147,13 @@ def test_the_keyboard_opens_turns_and_closes_a_candidate(browser, file):
     title.send_keys(Keys.ARROW_RIGHT)
     assert title.text.startswith("#5 ")
     assert browser.find_elements(By.CSS_SELECTOR, "#candidate-body .d2h-ins")
-    source = "".join(
-        item.get_attribute("textContent") + "\n"
-        for item in browser.find_elements(By.CSS_SELECTOR, "#candidate-body ol.source li")
+    source = browser.execute_script(
+        "return [...document.querySelectorAll('#candidate-body ol.source li')]"
+        ".map((line) => line.textContent)"
     )
     _, history = read_history(SOFTMAX)
     original = history.lineage[5].proposal.source.rstrip("\n").splitlines()
-    assert [line or " " for line in original] == source.splitlines()
+    assert [line or " " for line in original] == source
     title.send_keys(Keys.ESCAPE)
     assert not browser.find_element(By.ID, "candidate").is_displayed()
 
@@ -118,7 +179,8 @@ def test_nothing_that_a_model_wrote_is_run(browser, tmp_path):
     show(browser, target.as_uri())
     last = len(history.lineage)
     browser.find_element(By.CSS_SELECTOR, f'#table [data-candidate="{last}"]').send_keys(Keys.ENTER)
-    assert "<script>" in browser.find_element(By.ID, "candidate-body").text
+    body = browser.find_element(By.ID, "candidate-body")
+    assert "<script>" in body.get_attribute("innerText")
     assert browser.title == "hostile · kagent"
     assert browser.find_elements(By.TAG_NAME, "img") == []
     assert browser.get_log("browser") == []
@@ -140,6 +202,7 @@ def test_a_live_page_follows_its_run(browser, tmp_path):
         try:
             show(browser, server.url)
             before = browser.execute_script("return document.body.dataset.live")
+            browser.execute_script("document.querySelector('#path details').open = true")
             with RunStore.open(folder) as store:
                 store.begin(77)
             WebDriverWait(browser, 30).until(
@@ -148,7 +211,8 @@ def test_a_live_page_follows_its_run(browser, tmp_path):
             WebDriverWait(browser, 10).until(
                 lambda b: "of 77" in b.find_element(By.ID, "result").text
             )
-            assert browser.find_elements(By.CSS_SELECTOR, "#bars svg")
+            assert browser.find_elements(By.CSS_SELECTOR, "#race .whisker")
+            assert browser.find_elements(By.CSS_SELECTOR, "#path details[open] .d2h-ins")
             assert browser.get_log("browser") == []
         finally:
             server.shutdown()

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import itertools
 import json
 import math
 import re
@@ -16,13 +17,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent.review import page, report_data, sources
+from kagent.review import page, plots, report_data, sources, summary
+from kagent.review.lineage_rows import lineage_rows
 from kagent.review.live import PageServer
+from kagent.review.scales import RatioScale, whole_ticks
 from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
 from kagent.runs.selftest_record import SelftestRecord
 from kagent.runs.store import read_history
 from kagent_sandbox.data.records import to_json
-from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
 from kagent_sandbox.judge.timing.noise import Noise
 from kagent_sandbox.runtime.text import printable
 
@@ -67,15 +70,26 @@ def test_lines_that_sources_share_are_stored_once():
     assert len(lines.html) == 2
 
 
+def words(text, part="body"):
+    """What a reader sees of a part of the page, with one space between words."""
+    found = re.search(rf'(?s)<(section|body)[^>]*id="{part}".*?</\1>', text)
+    shown = re.sub(r"(?s)<(script|style).*?</\1>|<[^>]*>", " ", found[0] if found else text)
+    return " ".join(unescape(shown).split())
+
+
 def test_the_page_says_the_result_and_holds_every_candidate(run):
     manifest, history = run
     text = page.render("softmax-ask-tell", manifest, history)
-    assert "1.582× the best of eager and torch.compile (95 %: 1.576–1.587)" in text
-    cases = len(history.race.race.cases)
-    assert f"<strong>FASTER</strong> on {cases} of {cases} hidden cases" in text
+    first = words(text, "result")
+    assert "FASTER 1.582× the best of eager and torch.compile" in first
+    assert "95 %: 1.576–1.587, P(faster) 1.00, final race on 4 hidden cases" in first
+    assert "winner: #14 cuda_persistent on NVIDIA H100" in first
+    assert "FASTER on 4 of 4 hidden cases" in first
+    assert "visible cases, the search's estimate: above torch on all 6, the least on" in first
+    for edit in ("#1 seed triton_online start", "#5 rewrite every case", "1.401×", "1.018×"):
+        assert edit in first
     data = data_of(text)
     assert [c["id"] for c in data["candidates"]] == list(range(len(history.lineage)))
-    assert data["winner"] == history.race.winner
     shown = data["candidates"][14]
     lines = [unescape(re.sub(r"</?i[^>]*>", "", data["lines"][n])) for n in shown["lines"]]
     assert "\n".join(lines) == history.lineage[14].proposal.source.rstrip("\n")
@@ -83,35 +97,155 @@ def test_the_page_says_the_result_and_holds_every_candidate(run):
 
 def test_what_a_run_stores_of_the_machine_is_told_in_words(run):
     manifest, history = run
-    noise = Noise(609.0, 0.928, 0.109, 1.0, 0.3)
-    tested = SelftestRecord("48aa", "x", "T2", "2026-11-22T07:40:35+0000", 345, 37, (), noise)
-    found = {**manifest.environment, "selftest": to_json(tested), "noise": to_json(noise)}
-    text = unescape(page.render("run", replace(manifest, environment=found), history))
-    shown = re.sub(r"(?s)<(script|style).*?</\1>", "", text)
-    assert shown.count(tested.text) == 2
-    assert shown.count(noise.text) == 1
-    assert not re.search(r"\{'|\['", shown)
-    for stored in ("not run", None):
-        found = {**manifest.environment, "selftest": stored, "noise": None}
-        text = page.render("run", replace(manifest, environment=found), history)
-        wanted = "not run on that machine with those versions" if stored else "not recorded"
-        assert f"<dt>self-test</dt><dd>{wanted}</dd>" in text
+    noise = Noise(609.0, 0.928, 0.109, 1.3, 0.3)
+    tested = SelftestRecord("48aa", "x", "T2", "2026-11-22T07:40:35+0000", 345, 37, ("12",), noise)
+    attacks = {"read a file": "PermissionError", "see processes": None}
+    found = {"selftest": to_json(tested), "noise": to_json(noise), "canaries": attacks}
+    told = {t.name: t for t in summary.trust({**manifest.environment, **found}, history)}
+    assert (told["noise"].mark, told["noise"].text) == (
+        "caution",
+        "a kernel against itself came out at 0.928×, and single pairs of its blocks differed by "
+        "11%; that is worse than known machines: all intervals are 1.3× wider",
+    )
+    assert told["isolation"].mark == "ok"
+    assert told["isolation"].text.endswith("; 1 of 2 attacks from inside were stopped")
+    assert told["self-test"].mark == "bad"
+    assert told["self-test"].text.startswith("the judge was right on 344 of 345 attacks")
+    assert "baselines" not in told
+    text = page.render(
+        "run", replace(manifest, environment={**manifest.environment, **found}), history
+    )
+    assert words(text, "environment").count(tested.text) == 1
+    assert words(text, "environment").count(noise.text) == 1
+    assert not re.search(r"\{'|\['", words(text))
+    for stored, mark in (("not run", "caution"), (None, "unknown")):
+        told = {t.name: t.mark for t in summary.trust({"selftest": stored}, history)}
+        assert told == {
+            "noise": "unknown", "disturbance": "ok", "isolation": "unknown", "self-test": mark,
+        }  # fmt: skip
 
 
-def test_a_tie_is_named_on_the_page(run):
+def test_a_session_under_a_weaker_tier_is_said(run):
     manifest, history = run
+    weaker = replace(history.events[-1], kind="isolation", data={"began": "T1", "tier": "T0"})
+    later = replace(history, events=(*history.events, weaker))
+    told = {t.name: t for t in summary.trust(manifest.environment, later)}["isolation"]
+    assert told.mark == "caution"
+    assert told.text.endswith("; a later session ran under T0")
+
+
+def changed_race(history, change):
+    """The same run with its race's first case changed."""
     case, *others = history.race.race.cases
-    winner = str(history.race.winner)
-    ratios = [
-        replace(r, value=0.9, low=0.8, high=1.2) if r.candidate == winner else r
-        for r in case.ratios
+    race = replace(history.race.race, cases=(change(case), *others))
+    return replace(history, race=replace(history.race, race=race))
+
+
+@pytest.mark.parametrize(("high", "word"), [(1.2, "TIE"), (0.95, "SLOWER")])
+def test_a_tie_and_a_loss_are_named_on_the_first_screen(run, high, word):
+    _, history = run
+    assert [loss.word for loss in summary.losses(history)] == ["FASTER", ""]
+    bounds = {"value": 0.9, "low": 0.8, "high": high}
+    found = changed_race(
+        history, lambda c: replace(c, ratios=tuple(replace(r, **bounds) for r in c.ratios))
+    )
+    named = {loss.word: loss.text for loss in summary.losses(found)}
+    assert named["FASTER"] == "on 3 of 4 hidden cases"
+    assert named[word] == "on bfloat16 M=12631 N=16384 (0.900×)"
+
+
+def test_a_baseline_that_did_not_run_is_said_beside_the_verdict(run):
+    _, history = run
+    found = changed_race(history, lambda c: replace(c, missing={"compile": "out of memory"}))
+    assert summary.headline(found).text == "the best of torch that ran"
+    told = {t.name: t for t in summary.trust({}, found)}
+    assert told["baselines"].mark == "caution"
+    assert told["baselines"].text.startswith("compile did not run on 1 of 4 cases")
+    notes = plots.race_notes(found.race, found.lineage)
+    assert notes == ["compile did not run on bfloat16 M=12631 N=16384: out of memory"]
+
+
+def test_no_race_is_no_verdict(run):
+    manifest, history = run
+    text = page.render("run", manifest, replace(history, race=None))
+    first = words(text, "result")
+    assert "NO VERDICT there was no final race yet" in first
+    assert "best so far: #14" in first
+    assert not re.search("FASTER|TIE|SLOWER", first)
+    failed = replace(history, race=replace(history.race, winner=None))
+    first = words(page.render("run", manifest, failed), "result")
+    assert "NO VERDICT every finalist failed on the hidden cases" in first
+
+
+def test_many_edits_are_the_largest_and_the_rest_together(run, monkeypatch):
+    _, history = run
+    monkeypatch.setattr(summary, "MOST_EDITS", 2)
+    found = summary.edits(history, [1, 5, 9, 14])
+    assert [(e.id, e.text) for e in found if e.id != 5] == [
+        (1, "triton_online"),
+        (None, "2 smaller edits together"),
     ]
-    race = replace(history.race.race, cases=(replace(case, ratios=tuple(ratios)), *others))
-    doubtful = replace(history, race=replace(history.race, race=race))
-    assert "<strong>TIE</strong>" not in page.render("run", manifest, history)
-    text = page.render("run", manifest, doubtful)
-    assert re.search(r"<strong>TIE</strong> on bfloat16 .* \(0\.900×\)</p>", text)
-    assert "<strong>SLOWER</strong>" not in text
+    gains = [history.lineage.gain(i) for i in (9, 14)]
+    assert found[-1].gain == pytest.approx(math.prod(gains))
+
+
+def test_the_race_and_the_search_share_no_chart(run):
+    _, history = run
+    race = plots.race_plot(history.race, history.lineage)
+    search = plots.visible_plot(history)
+    assert {row.tone for group in search.groups for row in group.rows} == {"none"}
+    assert not any(row.whisker for group in search.groups for row in group.rows)
+    assert all(row.whisker for group in race.groups for row in group.rows)
+    raced = plots.race_shares(history.race, history.lineage, matrix=False)
+    searched = plots.search_shares(history, matrix=False)
+    names = [[g.name for g in plot.groups] for plot in (race, search, raced, searched)]
+    assert not set(names[0] + names[2]) & set(names[1] + names[3])
+
+
+def test_baselines_have_one_order_everywhere(run):
+    _, history = run
+    order = ["eager", "compile", "compile max-autotune"]
+    first, *cases = plots.race_plot(history.race, history.lineage).groups
+    assert [r.name for r in first.rows][:4] == ["best of torch, case by case", *order]
+    assert [[r.name.partition(",")[0] for r in case.rows] for case in cases] == [order] * 4
+
+
+ratios = st.floats(1e-6, 1e6)
+
+
+@given(st.lists(ratios, max_size=6), st.sampled_from([10.0, 16.0, 30.0]))
+def test_an_axis_has_room_for_its_values_and_its_labels(values, apart):
+    scale = RatioScale.around([None, *values])
+    assert all(0 < scale.at(v) < 100 for v in values)
+    ticks = scale.ticks(apart)
+    assert (scale.at(1.0), "1×") in ticks
+    assert all(b[0] - a[0] >= apart for a, b in itertools.pairwise(ticks))
+    assert whole_ticks(len(values), 8)[0] == 0
+
+
+def test_a_lineage_has_its_path_as_the_trunk():
+    def candidate(i, *parents):
+        operator = Operator.TUNE if parents else Operator.SEED
+        return Candidate(
+            Proposal(i, parents, operator, "k", f"# {i}\n", ""),
+            Passed(timings=(), errors=(), score=1.0, score_stderr=0.1),
+        )
+
+    # 0 ── 1, 2 ── 3 ── 5, 6; 4 is another seed; the winner is 3.
+    lineage = Lineage(candidate(*c) for c in [(0,), (1, 0), (2, 0), (3, 2), (4,), (5, 3), (6, 3)])
+    rows = lineage_rows(lineage, [0, 2, 3])
+    assert [(row.id, row.guides) for row in rows] == [
+        (0, ("passed down-path",)),
+        (1, ("tee up-path down-path", "passed")),
+        (2, ("passed up-path down-path",)),
+        (3, ("passed up-path down",)),  # its children are not on the path
+        (6, ("tee up down", "passed")),
+        (5, ("passed up",)),
+        (4, ("passed",)),
+    ]
+    assert [row.id for row in rows if row.on_path] == [0, 2, 3]
+    chain = Lineage(candidate(i, *([i - 1] if i else [])) for i in range(1500))
+    assert {len(row.guides) for row in lineage_rows(chain, [0])} == {1}
 
 
 def test_the_page_asks_no_network_and_runs_its_own_scripts_alone(run):
@@ -193,7 +327,7 @@ def test_a_run_without_a_candidate_has_a_page(run):
     empty = replace(history, lineage=Lineage(), race=None, events=(), baselines=None)
     text = page.render("empty", manifest, empty)
     assert "No candidate has passed yet" in text
-    assert data_of(text)["roofline"] is None
+    assert data_of(text)["candidates"] == []
 
 
 def test_the_live_page_is_for_loopback_alone():

@@ -1,15 +1,15 @@
 "use strict";
-// Draws what page.py put into the page: charts, diffs, the table of candidates and the dialog.
+// Draws what page.py put into the page: diffs, the table of candidates and the dialog.
 (() => {
   const $ = (id) => document.getElementById(id);
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const charts = {};
   let data;
   let sort = { key: "id", down: false };
 
   const times = (x) => (x == null ? "–" : `${x.toFixed(3)}×`);
   const percent = (x) => (x == null ? "–" : `${Math.round(x * 100)} %`);
   const micro = (us) => (us >= 1000 ? `${(us / 1000).toFixed(3)} ms` : `${us.toFixed(1)} µs`);
+  const between = (low, high) =>
+    high >= 1000 ? `${(low / 1000).toFixed(3)}–${micro(high)}` : `${low.toFixed(1)}–${micro(high)}`;
   const passed = (c) => c.speed != null;
   const title = (c) => `#${c.id} ${c.name}`;
 
@@ -21,229 +21,7 @@
     return made;
   }
 
-  // -- charts ------------------------------------------------------------------------------------
-
-  function draw(id, option, choose) {
-    charts[id]?.dispose();
-    const at = $(id);
-    at.replaceChildren();
-    if (option == null) {
-      at.style.height = "auto";
-      at.append(element("p", { class: "dim" }, "Nothing to draw yet."));
-      return;
-    }
-    at.style.height = option.height ? `${option.height}px` : "";
-    const chart = (charts[id] = echarts.init(at, null, { renderer: "svg" }));
-    chart.setOption({
-      animation: false,
-      textStyle: { fontFamily: getComputedStyle(document.body).fontFamily, color: css("--ink") },
-      aria: { enabled: true },
-      ...option.chart,
-    });
-    if (choose) chart.on("click", (event) => event.data?.id != null && open(event.data.id));
-  }
-
-  const axis = (more) => ({
-    nameTextStyle: { color: css("--dim") },
-    axisLabel: { color: css("--dim"), ...more.axisLabel },
-    axisLine: { lineStyle: { color: css("--line") } },
-    splitLine: { lineStyle: { color: css("--line"), opacity: 0.5 } },
-    ...Object.fromEntries(Object.entries(more).filter(([key]) => key !== "axisLabel")),
-  });
-  const tip = (formatter) => ({
-    trigger: "item", formatter, confine: true, backgroundColor: css("--panel"),
-    borderColor: css("--line"), textStyle: { color: css("--ink") }, renderMode: "richText",
-  });
-  const legend = () => ({ textStyle: { color: css("--ink") }, type: "scroll", top: 0 });
-  const palette = () => [1, 2, 3, 4, 5, 6].map((i) => css(`--c${i}`));
-
-  function bars() {
-    const bars = data.bars;
-    $("bars-caption").textContent = "";
-    if (!bars || !bars.cases.some((c) => c.ratios.length)) return null;
-    $("bars-caption").textContent = bars.hidden
-      ? "Time of each baseline over the winner's, in the final race on hidden cases, interleaved; whiskers are 95 % intervals. Below 1 the winner loses."
-      : "Time of each baseline over the winner's on the visible cases; not interleaved, so whiskers are of the winner's time alone. There was no final race.";
-    const names = [...new Set(bars.cases.flatMap((c) => c.ratios.map((r) => r[0])))];
-    const cases = bars.cases.map((c) => c.case);
-    const find = (c, name) => c.ratios.find((r) => r[0] === name);
-    const colors = palette();
-    const series = names.flatMap((name, k) => [
-      {
-        name, type: "bar", itemStyle: { color: colors[k % colors.length] },
-        data: bars.cases.map((c) => { const r = find(c, name); return r ? { value: r[1], r } : null; }),
-      },
-      {
-        name, type: "custom", silent: true, tooltip: { show: false }, itemStyle: { color: css("--ink") },
-        data: bars.cases.flatMap((c, i) => { const r = find(c, name); return r ? [[i, r[2], r[3]]] : []; }),
-        renderItem: (params, api) => {
-          const wide = api.size([0, 1])[1] == null ? 0 : api.size([1, 0]);
-          const band = Array.isArray(wide) ? (small() ? wide[1] : wide[0]) : wide;
-          const slot = (Math.abs(band) * 0.8) / names.length;
-          const shift = (k - (names.length - 1) / 2) * slot;
-          const point = (v) => api.coord(small() ? [v, api.value(0)] : [api.value(0), v]);
-          const [a, b] = [point(api.value(1)), point(api.value(2))];
-          const line = (x1, y1, x2, y2) => ({ type: "line", shape: { x1, y1, x2, y2 }, style: { stroke: css("--ink"), lineWidth: 1.2 } });
-          return small()
-            ? { type: "group", children: [line(a[0], a[1] + shift, b[0], b[1] + shift), line(a[0], a[1] + shift - 3, a[0], a[1] + shift + 3), line(b[0], b[1] + shift - 3, b[0], b[1] + shift + 3)] }
-            : { type: "group", children: [line(a[0] + shift, a[1], b[0] + shift, b[1]), line(a[0] + shift - 3, a[1], a[0] + shift + 3, a[1]), line(b[0] + shift - 3, b[1], b[0] + shift + 3, b[1])] };
-        },
-        encode: small() ? { x: [1, 2], y: 0 } : { x: 0, y: [1, 2] },
-      },
-    ]);
-    series[0].markLine = {
-      silent: true, symbol: "none", label: { show: false }, lineStyle: { color: css("--bad"), type: "dashed" },
-      data: [small() ? { xAxis: 1 } : { yAxis: 1 }],
-    };
-    for (const s of series.filter((s) => s.type === "bar")) Object.assign(s, { barCategoryGap: "20%", barGap: "0%" });
-    const category = axis({ type: "category", data: cases, axisLabel: { interval: 0, width: small() ? 96 : 180, overflow: "break", lineHeight: 14 }, inverse: small() });
-    const value = axis({ type: "value", name: small() ? "" : "× baseline", min: 0 });
-    return {
-      height: small() ? 90 + cases.length * (names.length * 16 + 24) : undefined,
-      chart: {
-        legend: { ...legend(), data: names },
-        grid: { left: 8, right: 24, top: 46, bottom: 8, containLabel: true },
-        xAxis: small() ? value : category, yAxis: small() ? category : value,
-        tooltip: tip((p) => (p.data?.r ? `${p.data.r[0]}, ${p.name}\n${p.data.r[1].toFixed(3)}×  (${p.data.r[2].toFixed(3)}–${p.data.r[3].toFixed(3)})` : "")),
-        series,
-      },
-    };
-  }
-
-  function fitness() {
-    const all = data.candidates;
-    if (!all.length) return null;
-    const languages = [...new Set(all.filter(passed).map((c) => c.language))];
-    const colors = palette();
-    const best = [];
-    for (const c of all) if (c.promoted) best.push([c.id, c.speed]);
-    if (best.length) best.push([all.length - 1, best[best.length - 1][1]]);
-    const low = Math.min(1, ...all.filter(passed).map((c) => c.speed));
-    const stages = ["parse", "build", "check", "measure"];
-    const rejected = all.filter((c) => c.stage);
-    return {
-      chart: {
-        legend: legend(),
-        grid: [{ left: 8, right: 16, top: 46, bottom: rejected.length ? 130 : 8, containLabel: true }, { left: 8, right: 16, height: 78, bottom: 24, containLabel: true, show: false }],
-        tooltip: tip((p) => p.data?.name ?? ""),
-        xAxis: [axis({ type: "value", gridIndex: 0, min: 0, max: all.length - 1, minInterval: 1, name: rejected.length ? "" : "candidate", nameLocation: "middle", nameGap: 24 }),
-          axis({ type: "value", gridIndex: 1, min: 0, max: all.length - 1, minInterval: 1, name: "candidate", nameLocation: "middle", nameGap: 22, show: rejected.length > 0 })],
-        yAxis: [axis({ type: "value", gridIndex: 0, name: "× torch", min: Math.floor(low * 10) / 10 }),
-          axis({ type: "category", gridIndex: 1, data: stages, inverse: true, show: rejected.length > 0 })],
-        series: [
-          ...languages.map((language, k) => ({
-            name: language === "cpp" ? "C++" : language, type: "scatter", symbolSize: 9, itemStyle: { color: colors[k] },
-            data: all.filter((c) => passed(c) && c.language === language).map((c) => ({ value: [c.id, c.speed], id: c.id, symbol: c.promoted ? "diamond" : "circle", symbolSize: c.promoted ? 14 : 9, name: `${title(c)}, ${c.operator}\n${times(c.speed)} torch` })),
-          })),
-          { name: "best so far", type: "line", step: "end", showSymbol: false, data: best, lineStyle: { color: css("--c3"), width: 2 }, itemStyle: { color: css("--c3") } },
-          ...(rejected.length ? [{ name: "rejected", type: "scatter", xAxisIndex: 1, yAxisIndex: 1, symbol: "rect", symbolSize: [4, 12], itemStyle: { color: css("--bad") }, data: rejected.map((c) => ({ value: [c.id, c.stage], id: c.id, name: `${title(c)}, ${c.operator}\n${c.status}` })) }] : []),
-        ],
-      },
-    };
-  }
-
-  function tree() {
-    if (!data.candidates.length) return null;
-    const onPath = new Set(data.path);
-    const nodes = data.candidates.map((c) => ({
-      id: c.id, name: `#${c.id}`, children: [], value: c.speed,
-      symbolSize: onPath.has(c.id) ? 13 : 9,
-      itemStyle: { color: c.stage ? css("--bad") : onPath.has(c.id) ? css("--c1") : css("--back"), borderColor: c.stage ? css("--bad") : css("--c1"), borderWidth: 1.5 },
-      label: { color: css("--ink"), fontWeight: onPath.has(c.id) ? "bold" : "normal" },
-      lineStyle: onPath.has(c.id) ? { color: css("--c1"), width: 2.5 } : { color: css("--line"), width: 1 },
-    }));
-    const roots = [];
-    for (const c of data.candidates) {
-      if (c.parents.length && nodes[c.parents[0]]) nodes[c.parents[0]].children.push(nodes[c.id]);
-      else roots.push(nodes[c.id]);
-    }
-    const leaves = (node) => (node.children.length ? node.children.reduce((n, c) => n + leaves(c), 0) : 1);
-    const height = Math.max(260, roots.reduce((n, r) => n + leaves(r), 0) * 20 + 40);
-    const find = (id) => data.candidates[id];
-    return {
-      height,
-      chart: {
-        tooltip: tip((p) => { const c = find(p.data.id); return c ? `${title(c)}\n${c.operator}${c.speed ? `, ${times(c.speed)} torch` : `, ${c.status}`}` : "the task's seeds"; }),
-        series: [{
-          type: "tree", data: [{ name: "seeds", children: roots, symbolSize: 6, itemStyle: { color: css("--dim") }, label: { color: css("--dim") } }],
-          left: 44, right: 60, top: 10, bottom: 10, symbol: "circle", expandAndCollapse: false, initialTreeDepth: -1, edgeShape: "polyline", edgeForkPosition: "40%",
-          label: { position: "right", fontSize: 11, distance: 4 }, roam: false,
-        }],
-      },
-    };
-  }
-
-  function roof() {
-    const r = data.roofline;
-    if (!r) return null;
-    const memory = r.copy_gb_per_s / 1000; // TB/s: TFLOP/s per FLOP/byte
-    const cases = r.cases.filter((c) => c.tflops > 0 && c.gbytes > 0);
-    if (!cases.length) return null;
-    const intensity = (c) => c.tflops * 1000 / c.gbytes;
-    const xs = cases.map(intensity);
-    const peaks = Object.entries(r.tflop_per_s);
-    const from = Math.min(...xs) / 4, to = Math.max(...xs, ...peaks.map(([, t]) => t / memory)) * 2;
-    const colors = palette();
-    const byCase = Object.fromEntries(cases.map((c) => [c.case, c]));
-    const rate = (us, c) => (c.tflops * 1e6) / us; // TFLOP over µs
-    const mine = data.candidates.flatMap((c) => (c.timings ?? []).filter((t) => byCase[t.case]).map((t) => ({ value: [intensity(byCase[t.case]), t.tflop], id: c.id, name: `${title(c)}, ${t.case}\n${micro(t.us)}, ${percent(t.share)} of the roofline` })));
-    const winners = mine.filter((m) => m.id === data.winner);
-    const theirs = cases.flatMap((c) => Object.entries(c.baselines).map(([name, us]) => ({ value: [intensity(c), rate(us, c)], name: `${name}, ${c.case}\n${micro(us)}` })));
-    const best = Math.max(...peaks.map(([, t]) => t));
-    const edge = best / memory;
-    return {
-      chart: {
-        legend: legend(),
-        grid: { left: 8, right: 30, top: 46, bottom: 30, containLabel: true },
-        tooltip: tip((p) => p.data?.name ?? ""),
-        xAxis: axis({ type: "log", name: "FLOP per byte", nameLocation: "middle", nameGap: 26, min: from, max: to, axisLabel: { formatter: (v) => Number(v.toPrecision(2)) } }),
-        yAxis: axis({ type: "log", name: "TFLOP/s", axisLabel: { formatter: (v) => Number(v.toPrecision(2)) } }),
-        series: [
-          { name: `copy, ${Math.round(r.copy_gb_per_s)} GB/s`, type: "line", showSymbol: false, silent: true, data: [[from, from * memory], [edge, best]], lineStyle: { color: css("--ink"), width: 2 }, itemStyle: { color: css("--ink") } },
-          ...peaks.map(([name, t], k) => ({ name: `${name}, ${t < 10 ? t.toFixed(2) : Math.round(t)} TFLOP/s`, type: "line", showSymbol: false, silent: true, data: [[t / memory, t], [to, t]], lineStyle: { color: colors[(k + 3) % colors.length], type: "dashed" }, itemStyle: { color: colors[(k + 3) % colors.length] } })),
-          { name: "candidates", type: "scatter", symbolSize: 7, itemStyle: { color: css("--c1"), opacity: 0.55 }, data: mine },
-          { name: "torch", type: "scatter", symbol: "triangle", symbolSize: 10, itemStyle: { color: css("--c2") }, data: theirs },
-          { name: "winner", type: "scatter", symbol: "diamond", symbolSize: 14, itemStyle: { color: css("--c3") }, data: winners },
-        ],
-      },
-    };
-  }
-
-  function worth() {
-    const all = data.ablation.filter((c) => c.low != null && c.high != null);
-    if (!all.length) return null;
-    const color = (c) => css(c.low > 1 ? "--good" : c.high < 1 ? "--bad" : "--c6");
-    const name = (c) => (c.step == null ? c.label : `#${c.step}`);
-    return {
-      height: 70 + all.length * 34,
-      chart: {
-        grid: { left: 8, right: 24, top: 8, bottom: 30, containLabel: true },
-        tooltip: tip((p) => (p.data?.c ? `${p.data.c.label}\n${p.data.c.ratio.toFixed(3)}×  (${p.data.c.low.toFixed(3)}–${p.data.c.high.toFixed(3)})` : "")),
-        xAxis: axis({ type: "value", name: "× worth", nameLocation: "middle", nameGap: 24, min: (v) => Math.min(0.98, Math.floor(v.min * 50) / 50), scale: true }),
-        yAxis: axis({ type: "category", inverse: true, data: all.map(name), axisLabel: { width: small() ? 110 : 320, overflow: "truncate" } }),
-        series: [
-          { type: "custom", silent: true, data: all.map((c, i) => [i, c.low, c.high]), encode: { x: [1, 2], y: 0 },
-            renderItem: (params, api) => {
-              const [a, b] = [1, 2].map((k) => api.coord([api.value(k), api.value(0)]));
-              const line = (x1, y1, x2, y2) => ({ type: "line", shape: { x1, y1, x2, y2 }, style: { stroke: color(all[params.dataIndex]), lineWidth: 2 } });
-              return { type: "group", children: [line(a[0], a[1], b[0], b[1]), line(a[0], a[1] - 5, a[0], a[1] + 5), line(b[0], b[1] - 5, b[0], b[1] + 5)] };
-            } },
-          { type: "scatter", symbolSize: 11, data: all.map((c, i) => ({ value: [c.ratio, i], c, id: c.step, itemStyle: { color: color(c) } })),
-            markLine: { silent: true, symbol: "none", label: { show: false }, lineStyle: { color: css("--dim"), type: "dashed" }, data: [{ xAxis: 1 }] } },
-        ],
-      },
-    };
-  }
-
-  const small = () => window.innerWidth < 640;
-
-  function drawAll() {
-    draw("bars", bars());
-    draw("fitness", fitness(), true);
-    draw("tree", tree(), true);
-    draw("roof", roof(), true);
-    if ($("worth")) draw("worth", worth(), true);
-  }
+  const small = () => window.innerWidth <= 690;
 
   // -- sources and diffs -------------------------------------------------------------------------
 
@@ -340,13 +118,13 @@
     if (c.stage) {
       parts.push(element("p", { class: "bad" }, `${c.status} (${c.stage})${c.case ? ` in case ${c.case}` : ""}`), element("pre", { class: "message" }, c.message));
     } else {
-      parts.push(element("p", {}, `${times(c.speed)} torch, ${percent(c.share)} of the roofline; largest error ${percent(c.tolerance)} of its tolerance; held the device ${c.lane_s.toFixed(2)} s${c.screened ? "; stopped early: times are coarse" : ""}.`));
-      const head = ["case", "time", "95 % interval", data.matrix ? "TFLOP/s" : "GB/s", "roofline", "torch", "× torch"];
+      parts.push(element("p", {}, `${times(c.speed)} torch, estimated in the search; ${percent(c.share)} of the roofline; largest error ${percent(c.tolerance)} of its tolerance; held the device ${c.lane_s.toFixed(2)} s${c.screened ? "; stopped early: times are coarse" : ""}.`));
+      const head = ["case", "time", "95 % interval", data.matrix ? "TFLOP/s" : "GB/s", "roofline", "× torch"];
       parts.push(table(head, c.timings.map((t) => [
-        t.config ? `${t.case} (${t.config})` : t.case, micro(t.us), `${micro(t.low)} – ${micro(t.high)}`,
-        data.matrix ? t.tflop.toFixed(1) : Math.round(t.gb), percent(t.share), t.torch ? micro(t.torch) : "–",
-        element("span", { class: t.torch && t.torch < t.low ? "bad" : "" }, times(t.torch ? t.torch / t.us : null)),
+        t.config ? `${t.case} (${t.config})` : t.case, micro(t.us), between(t.low, t.high),
+        data.matrix ? t.tflop.toFixed(1) : Math.round(t.gb), percent(t.share), times(t.speed),
       ])));
+      if (c.notes.length) parts.push(element("p", {}, `Disturbed while it was timed: ${c.notes.join("; ")}.`));
       if (c.kernels.some((k) => k.language !== "cpp")) parts.push(table(["kernel", "registers", "spilled", "shared memory"],
         c.kernels.map((k) => [k.name, k.registers ?? "–", `${k.spills ?? 0} B`, `${k.shared ?? 0} B`])));
     }
@@ -389,21 +167,14 @@
       rows();
     });
 
-  let wide = window.innerWidth;
-  window.addEventListener("resize", () => {
-    if (window.innerWidth === wide) return;
-    wide = window.innerWidth;
-    drawAll();
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   window.addEventListener("beforeprint", () => {
-    document.documentElement.classList.add("print");
     for (const at of document.querySelectorAll("details")) at.open = true;
-    drawAll();
   });
-  window.addEventListener("afterprint", () => { document.documentElement.classList.remove("print"); drawAll(); });
 
   // -- a run that goes on ------------------------------------------------------------------------
+
+  const told = {}; // each part as the server sent it last
+  for (const part of document.querySelectorAll("[data-part]")) told[part.id] = part.innerHTML;
 
   async function news() {
     try {
@@ -411,11 +182,9 @@
       if (seq === document.body.dataset.live) return;
       const page = new DOMParser().parseFromString(await (await fetch("./", { cache: "no-store" })).text(), "text/html");
       for (const part of document.querySelectorAll("[data-part]")) {
-        const fresh = page.getElementById(part.id);
-        if (part.id === "result") {
-          const chart = $("bars");
-          fresh.querySelector("#bars").replaceWith(chart);
-        }
+        const fresh = page.getElementById(part.id), html = fresh.innerHTML;
+        if (html === told[part.id]) continue; // what a reader opened there stays open
+        told[part.id] = html;
         part.replaceChildren(...fresh.childNodes);
       }
       await unpack(page);
@@ -427,7 +196,6 @@
     const bytes = Uint8Array.from(atob(page.getElementById("data").textContent), (c) => c.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     data = await new Response(stream).json();
-    drawAll();
     rows();
     document.body.dataset.drawn = data.candidates.length;
   }

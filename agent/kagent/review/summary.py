@@ -1,0 +1,319 @@
+"""The report's first screen: the verdict, where the winner loses, whether to trust it, and why it
+is fast.
+
+Figures of the search and of the final race are never mixed: each has its own heading and sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kagent_sandbox.data.records import RecordError, from_json
+from kagent_sandbox.data.verdict import Passed, SpeedVerdict
+from kagent_sandbox.judge.timing.noise import Noise
+
+from kagent.review.ablate import stored_ablation
+from kagent.review.scales import RatioScale
+from kagent.runs.lineage import Candidate, Speed
+from kagent.runs.selftest_record import NOT_RUN, SelftestRecord
+from kagent.runs.store import History
+from kagent.text import short
+from kagent.ui.end_of_run import missing_modes
+from kagent.ui.tables import cases_with
+
+MOST_EDITS = 6
+MOST_NOTES = 3
+MOST_EDIT_TEXT = 120  # characters of an edit on the first screen; its section has all of them
+
+TONES: Mapping[SpeedVerdict | None, str] = {
+    SpeedVerdict.FASTER: "good",
+    SpeedVerdict.TIE: "even",
+    SpeedVerdict.SLOWER: "bad",
+    None: "none",
+}
+"""Class names of verdicts on the page."""
+
+TIERS: Mapping[str, str] = {
+    "T0": "limits alone, which stop accidents and no attack",
+    "T1": "candidates ran without privileges, and Landlock and seccomp kept them from files, the "
+    "network and other processes",
+    "T2": "candidates ran without privileges, in namespaces of their own, and Landlock and seccomp "
+    "kept them from files, the network and other processes",
+    "T3": "candidates ran without privileges, in namespaces and a control group of their own, and "
+    "Landlock and seccomp kept them from files, the network and other processes",
+}
+"""Tiers of isolation in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The run's result. `verdict` is None where no race gave one; `ratio` is the race's."""
+
+    verdict: SpeedVerdict | None
+    word: str
+    ratio: str
+    text: str
+    detail: str
+    role: str = ""
+    winner: int | None = None
+    name: str = ""
+
+    @property
+    def tone(self) -> str:
+        """Class name of the verdict."""
+        return TONES[self.verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Cases that the winner does not win. `estimate`: of the search, and not of the race."""
+
+    text: str
+    tone: str = "none"
+    word: str = ""
+    estimate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """A reason to trust the figures, or not to. `mark` is ok, caution, bad or unknown."""
+
+    name: str
+    mark: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A step of the winner's path: what it changed, and what it gained over its parent in the
+    search. `start` and `length` are its bar in %, `one` is the place of 1×. `id` is
+    None for a count of smaller ones.
+    """
+
+    id: int | None
+    operator: str
+    text: str
+    gain: float | None
+    one: float
+    start: float
+    length: float
+    worth: str = ""  # what an ablation found
+
+
+def winner_of(history: History) -> Candidate | None:
+    """The final race's winner, otherwise the incumbent."""
+    final = history.race
+    if final is not None and final.winner is not None:
+        return history.lineage[final.winner]
+    return history.lineage.incumbent
+
+
+# -- the verdict ----------------------------------------------------------------------------------
+
+
+def headline(history: History) -> Headline:
+    """The run's result, from its final race alone."""
+    final, won = history.race, winner_of(history)
+    if won is None:
+        return Headline(None, "NO RESULT", "", "No candidate has passed yet", "")
+    name = won.proposal.name
+    if final is None:
+        text = "there was no final race yet"
+        detail = "Speed-ups of the search are estimates and no result."
+        return Headline(None, "NO VERDICT", "", text, detail, "best so far", won.id, name)
+    if final.winner is None:
+        text = "every finalist failed on the hidden cases"
+        return Headline(None, "NO VERDICT", "", text, "", "best of the search", won.id, name)
+    cases = f"final race on {_count(len(final.race.cases), 'hidden case')}"
+    result = final.versus_torch
+    if result is None:
+        text = "raced without a baseline: none ran on every hidden case"
+        return Headline(None, "NO VERDICT", "", text, cases, "fastest finalist", won.id, name)
+    absent = missing_modes(final.race)
+    return Headline(
+        result.verdict,
+        result.verdict.value,
+        f"{result.ratio:.3f}×",
+        "the best of torch that ran" if absent else "the best of eager and torch.compile",
+        f"95 %: {result.low:.3f}–{result.high:.3f}, P(faster) {result.p_faster:.2f}, {cases}",
+        "winner" if result.verdict is SpeedVerdict.FASTER else "fastest finalist",
+        won.id,
+        name,
+    )
+
+
+# -- where it loses -------------------------------------------------------------------------------
+
+
+def losses(history: History) -> list[Loss]:
+    """Hidden cases by the race's verdicts, then visible cases by the search's estimates."""
+    won, final = winner_of(history), history.race
+    found: list[Loss] = []
+    if final is not None and final.winner is not None:
+        cases = {v: cases_with(final.race, str(final.winner), v) for v in SpeedVerdict}
+        count, ahead = sum(map(len, cases.values())), len(cases[SpeedVerdict.FASTER])
+        if count:
+            tone = TONES[SpeedVerdict.FASTER if ahead else None]
+            found.append(Loss(f"on {ahead} of {count} hidden cases", tone, "FASTER"))
+        found += [
+            Loss(f"on {', '.join(cases[v])}", TONES[v], v.value)
+            for v in (SpeedVerdict.TIE, SpeedVerdict.SLOWER)
+            if cases[v]
+        ]
+    speed = history.lineage.speed(won.id) if won is not None else None
+    if speed is not None and speed.cases:
+        text = f"visible cases, the search's estimate: {_visible_cases(speed)}"
+        found.append(Loss(text, estimate=True))
+    return found
+
+
+def _visible_cases(speed: Speed) -> str:
+    """Where a candidate is below the best of torch; otherwise the case where it gains the least."""
+    texts = {n: f"{n} ({math.exp(log):.3f}×)" for n, log in speed.cases.items()}
+    behind = [texts[n] for n, log in speed.cases.items() if log < 0]
+    if behind:
+        ahead = len(texts) - len(behind)
+        return f"below torch on {', '.join(behind)}; above it on {ahead} of {len(texts)}"
+    least = texts[min(speed.cases, key=lambda n: speed.cases[n])]
+    if len(texts) == 1:
+        return f"above torch on {least}"
+    return f"above torch on all {len(texts)}, the least on {least}"
+
+
+# -- whether to trust it --------------------------------------------------------------------------
+
+
+def trust(environment: Mapping[str, object], history: History) -> list[Trust]:
+    """Noise, disturbances, isolation and self-test of the judge, each in words."""
+    found = [_noise(environment), _disturbances(history), _isolation(environment, history)]
+    found.append(_selftest(environment))
+    final = history.race
+    if final is not None and final.winner is not None:
+        total = len(final.race.cases)
+        for mode, count in missing_modes(final.race).items():
+            text = f"{mode} did not run on {count} of {total} cases: this is no result against it"
+            found.append(Trust("baselines", "caution", text))
+    return found
+
+
+def noise_of(environment: Mapping[str, object]) -> Noise | None:
+    """The A/A test at the start of a run; None where there was none."""
+    try:
+        return from_json(Noise, environment.get("noise"))
+    except RecordError:
+        return None
+
+
+def _noise(environment: Mapping[str, object]) -> Trust:
+    noise = noise_of(environment)
+    if noise is None or not noise.kernel_us:
+        return Trust("noise", "unknown", "this run has no record of timing a kernel against itself")
+    text = (
+        f"a kernel against itself came out at {noise.ratio:.3f}×, and single pairs of its blocks "
+        f"differed by {noise.pair_sd:.0%}; "
+    )
+    if noise.factor > 1:
+        wider = f"all intervals are {noise.factor:.1f}× wider"
+        return Trust("noise", "caution", f"{text}that is worse than known machines: {wider}")
+    return Trust("noise", "ok", f"{text}the intervals account for both")
+
+
+def _disturbances(history: History) -> Trust:
+    won = winner_of(history)
+    timed = [c.verdict for c in history.lineage if isinstance(c.verdict, Passed)]
+    if won is None or not timed:
+        return Trust("disturbance", "unknown", "nothing was timed yet")
+    disturbed = sum(bool(v.notes) for v in timed)
+    also = (
+        f"; {disturbed} of {len(timed)} timings of the search were disturbed" if disturbed else ""
+    )
+    notes = won.verdict.notes if isinstance(won.verdict, Passed) else ()
+    if not notes:
+        return Trust(
+            "disturbance", "ok", f"none noted while #{won.id} was timed in the search{also}"
+        )
+    more = f" and {len(notes) - MOST_NOTES} more" if len(notes) > MOST_NOTES else ""
+    shown = f"{'; '.join(notes[:MOST_NOTES])}{more}"
+    return Trust(
+        "disturbance", "caution", f"while #{won.id} was timed in the search: {shown}{also}"
+    )
+
+
+def _isolation(environment: Mapping[str, object], history: History) -> Trust:
+    tier = str(environment.get("isolation") or "")
+    if tier not in TIERS:
+        return Trust("isolation", "unknown", "this run has no record of it")
+    text = f"{tier}: {TIERS[tier]}"
+    attacks = environment.get("canaries")
+    if isinstance(attacks, Mapping) and attacks:
+        stopped = sum(by is not None for by in attacks.values())
+        text += f"; {stopped} of {len(attacks)} attacks from inside were stopped"
+    later = sorted({str(e.data.get("tier")) for e in history.events if e.kind == "isolation"})
+    if later:
+        text += f"; a later session ran under {' and '.join(later)}"
+    weaker = any(other < tier for other in later)
+    return Trust("isolation", "caution" if weaker or tier == "T0" else "ok", text)
+
+
+def _selftest(environment: Mapping[str, object]) -> Trust:
+    stored = environment.get("selftest")
+    if stored is None:
+        return Trust("self-test", "unknown", "this run has no record of one")
+    try:
+        record = from_json(SelftestRecord, stored)
+    except RecordError:
+        text = f"{NOT_RUN} on that machine with those versions (kagent selftest)"
+        return Trust("self-test", "caution", text)
+    right = f"the judge was right on {record.ran - len(record.missed)} of {record.ran}"
+    text = f"{right} attacks, faults and honest twins ({record.when[:10]}, tier {record.tier})"
+    if record.missed:
+        return Trust(
+            "self-test", "bad", f"{text}; wrong on {', '.join(record.missed[:MOST_NOTES])}"
+        )
+    return Trust("self-test", "ok", text)
+
+
+# -- why ------------------------------------------------------------------------------------------
+
+
+def edits(history: History, path: list[int]) -> list[Edit]:
+    """The winner's edits along its path with their gains: the largest, and the rest as one."""
+    lineage = history.lineage
+    steps, worth = [lineage[i] for i in path], _worth(history)
+    gains = {c.id: lineage.gain(c.id) for c in steps}
+    ranked = sorted((c.id for c in steps[1:]), key=lambda i: -abs(math.log(gains[i] or 1.0)))
+    kept = set(ranked if len(ranked) <= MOST_EDITS else ranked[: MOST_EDITS - 1])
+    rest = [i for i in ranked if i not in kept]
+    together = math.prod(gains[i] or 1.0 for i in rest)
+    scale = RatioScale.around([*(gains[i] for i in kept), together])
+
+    def bar(gain: float | None) -> tuple[float, float, float]:
+        return scale.at(1.0), *scale.span(1.0, 1.0 if gain is None else gain)
+
+    found = []
+    for c in steps:
+        p, gain = c.proposal, gains[c.id]
+        if c.id in kept or not p.parents:
+            text = short(p.hypothesis, MOST_EDIT_TEXT) if p.parents else p.name
+            about = worth.get(c.id, "")
+            found.append(Edit(c.id, p.operator.value, text, gain, *bar(gain), about))
+    if rest:
+        text = f"{_count(len(rest), 'smaller edit')} together"
+        found.append(Edit(None, "", text, together, *bar(together)))
+    return found
+
+
+def _worth(history: History) -> dict[int, str]:
+    """The worth of each step, where it was measured by taking the step back."""
+    ablation = stored_ablation(history)
+    return {
+        c.step: f"{c.ratio:.3f}× ({c.low:.3f}–{c.high:.3f})"
+        for c in (ablation.contributions if ablation is not None else ())
+        if c.step is not None and None not in (c.ratio, c.low, c.high)
+    }
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
