@@ -2,8 +2,12 @@
 
 import collections
 import functools
+import json
 import os
+import platform
 import signal
+import time
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -21,12 +25,54 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("same")
 
 
+HERE = Path(__file__).parent
+DURATIONS = HERE / "durations.json"
+"""Seconds that each file's tests took on a calm machine: `pytest --keep-durations` writes it."""
+UNKNOWN_S = 5.0
+FAST_S = 4.0
+"""Most seconds of a file that `--fast` runs."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--fast", action="store_true", help="leave out files that take long")
+    parser.addoption(
+        "--keep-durations", action="store_true", help=f"write tests/{DURATIONS.name} anew"
+    )
+
+
+@functools.cache
+def durations_s():
+    """Seconds by file."""
+    return json.loads(DURATIONS.read_text())["seconds"] if DURATIONS.exists() else {}
+
+
+class KeepDurations:
+    """Adds up what the tests of each file take, and writes it at the end."""
+
+    def __init__(self):
+        self._seconds = collections.Counter()
+
+    def pytest_runtest_logreport(self, report):
+        if not report.skipped:
+            self._seconds[report.nodeid.split("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self):
+        record = {
+            "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
+            "date": time.strftime("%Y-%m-%d"),
+            "seconds": {f: round(s, 1) for f, s in self._seconds.most_common() if s >= 0.1},
+        }
+        DURATIONS.write_text(json.dumps(record, indent=1) + "\n")
+
+
 def pytest_configure(config):
     """Ctrl-C works in what tests start, also where a shell runs the tests in the background.
 
     There it is ignored, which every process below inherits.
     """
     config.option.loadscopereorder = False  # workers get files in the order given below
+    if config.getoption("--keep-durations") and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(KeepDurations())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -58,18 +104,26 @@ def _gpu_missing() -> str | None:
 
 
 def _long_files_first(items):
-    """Sort: else one worker would be at a long file when the other has nothing left to do. In each
-    file, tests that are alone come first, one after the other.
+    """Sort: else one worker would be at a long file when the others have nothing left to do. In
+    each file, tests that are alone come first, one after the other.
     """
-    slow = collections.Counter(i.path for i in items if i.get_closest_marker("slow"))
-    tests = collections.Counter(i.path for i in items)
-    items.sort(key=lambda i: (-slow[i.path], -tests[i.path], i.path, not _alone(i)))
+    known = durations_s()
+    items.sort(key=lambda i: (-known.get(_file(i), UNKNOWN_S), i.path, not _alone(i)))
 
 
-def pytest_collection_modifyitems(items):
+def _file(item):
+    return item.path.relative_to(HERE.parent).as_posix()
+
+
+def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("gpu") and (reason := _gpu_missing()):
             item.add_marker(pytest.mark.skip(reason=reason))
+    if config.getoption("--fast"):
+        known = durations_s()
+        long = [i for i in items if known.get(_file(i), 0.0) > FAST_S]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [i for i in items if i not in set(long)]
     _long_files_first(items)
 
 

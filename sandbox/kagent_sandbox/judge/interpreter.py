@@ -11,6 +11,7 @@ test that the judge has: the plans' other operations run on the CPU.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -39,7 +40,7 @@ from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.syntax import refuse_unseen
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from kagent_sandbox.data.plan import Plan
     from kagent_sandbox.data.task import Case, Task
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 MOST_ELEMENTS = 1 << 17
 """Most elements of all arguments of a case together: larger cases are skipped."""
+MOST_PROGRAMS = 2048
+"""Most programs of a case's launches together, of some 5 ms each: larger cases are skipped."""
 CASE_LIMIT_S = 60.0
 _SLOWER = 10.0
 """A case that takes so many times as long as others let expect is not slow: it hangs."""
@@ -123,7 +126,7 @@ class Interpreter:
         """
         if built.source_hash != source_hash(source):
             raise ValueError("this was built of another source")
-        found = self.interpret(source)
+        found = self.interpret(source, programs=_programs(built))
         if isinstance(found, Interpreted):
             try:
                 self._refuse_decoys(built, {e.case for e in found.errors})
@@ -131,8 +134,14 @@ class Interpreter:
                 return e.verdict
         return found
 
-    def interpret(self, source: str) -> Interpreted | Rejected:
+    def interpret(
+        self, source: str, *, programs: Mapping[str, int] | None = None
+    ) -> Interpreted | Rejected:
         """Run a candidate's file on the check cases that are small enough, the smallest first.
+
+        Args:
+            source: The file.
+            programs: Number of programs that its plan launches, by case, where it is known.
 
         Raises:
             TaskError: The task's reference.py fails.
@@ -142,7 +151,13 @@ class Interpreter:
             refuse_unseen(source)
         except SyntaxError as e:
             return syntax_error(e, source)
-        small = [c for c in self._cases if self._elements(c) <= self._most_elements]
+        launched = programs or {}
+        small = [
+            c
+            for c in self._cases
+            if self._elements(c) <= self._most_elements
+            and launched.get(c.name, 0) <= MOST_PROGRAMS
+        ]
         skipped = [c.name for c in self._cases if c not in small]
         small.sort(key=self._elements)
         errors: list[CaseError] = []
@@ -306,3 +321,12 @@ def _out(status: Status, text: str, case: Case | None) -> CandidateRejected:
     stage = Stage.BUILD if case is None else Stage.CHECK
     text = printable(text)[:_MAX_TEXT]
     return CandidateRejected(Rejected(stage, status, text, case.name if case else None))
+
+
+def _programs(built: Built) -> dict[str, int]:
+    """Programs that the first configuration launches, by case."""
+    return {
+        name: sum(math.prod(op.grid) for op in plan.ops if isinstance(op, Launch))
+        for (config, name), plan in built.plans.items()
+        if config == 0
+    }

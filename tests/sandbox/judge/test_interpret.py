@@ -14,7 +14,7 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.judge import interpreter as interpret
 from kagent_sandbox.judge.arena.session import CandidateRejected
-from kagent_sandbox.judge.interpreter import Interpreted, Interpreter
+from kagent_sandbox.judge.interpreter import MOST_PROGRAMS, Interpreted, Interpreter
 from kagent_sandbox.judge.interpreter_worker import round_to_bf16, widen_bf16
 
 TASK = """
@@ -131,6 +131,11 @@ def test_a_bfloat16_product_passes(interpreter):
     assert isinstance(found, Interpreted), found
     assert found.skipped == ("large",)
     assert [e.case for e in found.errors] == ["bf16"]
+
+
+def test_a_case_of_many_programs_is_skipped(interpreter):
+    found = interpreter.interpret(SOURCE, programs={"bf16": MOST_PROGRAMS + 1})
+    assert found == Interpreted((), ("bf16", "large"))
 
 
 @pytest.mark.parametrize(
