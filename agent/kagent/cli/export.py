@@ -53,7 +53,8 @@ def export(
     isolate(isolation)
     winners = [find_winner(config.runs, run, allow_slower=allow_slower) for run in runs]
     for winner in winners:
-        can_judge(winner.manifest, winner.folder)
+        where = "run this command where there is one, on a copy of the folder"
+        can_judge(winner.manifest, winner.folder, where)
     with status(quiet=json_) as say:
         done = export_library(
             winners, to, name, config, say, allow_slower=allow_slower, force=force

@@ -93,6 +93,11 @@ def export(
         as_shipped(winner.source)
     for (task, kind), group in groups.items():
         say(f"{task}: {len(group)} for the {kind.upper()}")
+        for winner in group:
+            if not winner.is_of_todays_task:
+                say(
+                    f"{winner.folder.name}: of an earlier version of {task}; judged anew by today's"
+                )
         old = merged[task][0] if task in merged else there.get(task)
         kept = _beside(old, group, kind, folder)
         entrants = [_entrant(w) for w in group] + [entrant_of(old, k, kind) for k in kept if old]
