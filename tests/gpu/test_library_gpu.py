@@ -46,7 +46,7 @@ def library(request, tmp_path_factory):
 
 
 def run(library, *arguments, timeout_s=600):
-    env = {**os.environ, "PYTHONPATH": str(library / "torch-ext")}
+    env = {**os.environ, "PYTHONPATH": str(library / "build/torch-universal")}
     command = [sys.executable, *arguments]
     done = subprocess.run(
         command, cwd=library, env=env, capture_output=True, text=True, timeout=timeout_s

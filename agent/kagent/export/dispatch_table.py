@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from kagent_sandbox.data.race import EAGER
 from kagent_sandbox.data.verdict import SpeedVerdict
 
+from kagent.export.library._portfolio import FORMAT
 from kagent.export.record import (
-    FORMAT,
     TORCH,
     DeviceRecord,
     KernelRecord,
