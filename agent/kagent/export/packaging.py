@@ -226,19 +226,20 @@ def trying_files(library: LibraryRecord) -> dict[str, str]:
     return files
 
 
-def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> str:
+def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool, path: str = PACKAGES) -> str:
     """Run a library's own tests; return the failure and the file with more, "" if all pass.
 
     Args:
         name: Of its package.
         files: Of the library, by their paths in it; it need not be on the disk.
         gpu: Whether its tests may use the GPU.
+        path: The folder among the files that tests import from.
 
     Raises:
         UserError: What they printed cannot be kept.
         ChildDied, ConfinementError: They cannot be run here.
     """
-    tested = run_tests(name, files, gpu=gpu, path=PACKAGES)
+    tested = run_tests(name, files, gpu=gpu, path=path)
     if not tested.why:
         return ""
     log = cache_folder() / "export" / f"{name}-tests.log"
@@ -247,4 +248,4 @@ def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> str:
         write_file(log, tested.log)
     except OSError as e:
         raise UserError(f"{log}: cannot be written ({e.strerror})") from None
-    return f"the library's own tests do not pass: {tested.why} (their output: {log})"
+    return f"its own tests do not pass: {tested.why} (their output: {log})"

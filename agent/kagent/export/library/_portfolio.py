@@ -206,8 +206,8 @@ def _by_distance(points: Collection[Point], dtype: str, dims: Mapping[str, Size]
     """Points with the call's flags, the nearest first; of its dtype, else of one as wide."""
     alike = [p for p in points if p.dims.keys() == dims.keys() and _flags(p.dims) == _flags(dims)]
     own = [p for p in alike if p.dtype == dtype]
-    width = _WIDTH.get(dtype)
-    near = own or [p for p in alike if width is not None and _WIDTH.get(p.dtype) == width]
+    width = WIDTH.get(dtype)
+    near = own or [p for p in alike if width is not None and WIDTH.get(p.dtype) == width]
     return sorted(near, key=lambda p: _distance(p.dims, dims))
 
 
@@ -216,7 +216,7 @@ def elements(dims: Mapping[str, Size]) -> int:
     return math.prod(v for v in dims.values() if type(v) is int and v > 0)
 
 
-_WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
 def _flags(dims: Mapping[str, Size]) -> dict[str, bool]:
