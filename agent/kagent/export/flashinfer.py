@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 import uuid
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from kagent_sandbox.data.language import TRITON
 from kagent_sandbox.data.task import Case, Task
 
+from kagent.export.dispatch_table import task_of
 from kagent.export.import_rewrite import as_shipped
 from kagent.export.record import (
     TORCH,
@@ -63,11 +62,6 @@ def flashinfer_files(library: LibraryRecord) -> dict[str, str]:
                 path = f"{_FOLDER}/solutions/{operator.task}/{solution['name']}.json"
                 files[path] = _pretty(solution)
     return files
-
-
-def task_of(operator: OperatorRecord) -> Task:
-    """The task of an operator, from the text that the library keeps."""
-    return Task(**tomllib.loads(operator.task_toml), folder=Path(operator.task))
 
 
 def _dtypes(operator: OperatorRecord) -> list[str]:

@@ -26,8 +26,7 @@ from kagent_sandbox.runtime.cpp import DEFAULT_OPTIONS, compile_cpp
 from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.syntax import parse
 
-from kagent.export.dispatch_table import gain
-from kagent.export.flashinfer import task_of
+from kagent.export.dispatch_table import gain, least, task_of
 from kagent.export.generic import template_values
 from kagent.export.import_rewrite import JUDGED, kagent_imports
 from kagent.export.library._portfolio import WIDTH
@@ -123,6 +122,7 @@ def single_files(operator: OperatorRecord) -> dict[str, str]:
         tuner=tuner,
         fallback=fallback.code.strip("\n"),
         launch=_launch_name(task.entry),
+        least=least(operator),
         parameters_of=dict(_parameters_of(kernel)),
         flags=DEFAULT_OPTIONS,
         checked=[_region(r) for r in kernel.regions],
@@ -140,9 +140,9 @@ def _used_bindings(values: Mapping[str, object], task: Task) -> dict[str, str]:
 
 
 _OWN_NAMES = {
-    "CAPABILITY", "CHECKED", "MEASURED", "PARAMETERS", "cpp_kernel", "uses_kernel", "eager",
-    "_compiled", "_eager", "_failed", "_fake", "_fits", "_for_torch_alone", "_operator", "_run",
-    "_aligned", "_dims",
+    "CAPABILITY", "CHECKED", "LEAST", "MEASURED", "PARAMETERS", "cpp_kernel", "uses_kernel",
+    "eager", "_aligned", "_compiled", "_dims", "_eager", "_failed", "_fake", "_for_torch_alone",
+    "_operator", "_run", "_tuner",
 }  # fmt: skip
 
 

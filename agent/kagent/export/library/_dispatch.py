@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -58,6 +59,13 @@ class Dispatch:
         self.calls: dict[tuple[object, ...], Call | None] = {}
         self.loaded: dict[tuple[str, int], Callable[..., Any]] = {}
         self.failed: set[str] = set()
+
+    def least(self) -> int:
+        """Elements of a call's tensors together below which no kernel is used; 0 if not known."""
+        try:
+            return int(json.loads(self._path.read_text(encoding="utf-8")).get("least", 0))
+        except (OSError, ValueError):  # there is no table, or one that a call will tell of
+            return 0
 
     def choose(
         self,

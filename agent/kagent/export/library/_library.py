@@ -144,6 +144,8 @@ class Operator:
         )
         self._dispatch = Dispatch(task or name, f"{self._namespace}.{name}")
         self._calls = self._dispatch.calls
+        self.least = self._dispatch.least()
+        """Elements of all tensors together below which nothing was measured: torch is called."""
         self._library.impl(  # type: ignore[no-untyped-call]
             name, self._run, "CompositeExplicitAutograd"
         )
@@ -167,7 +169,8 @@ class Operator:
         """
         if torch.compiler.is_compiling() or type(args[self._tensors[0]]) is not torch.Tensor:
             return False
-        return self._chosen(args) is None
+        elements = sum(t.numel() for t in self._tensors_of(args))
+        return elements < self.least or self._chosen(args) is None
 
     # -- a call ------------------------------------------------------------------------------------
 
