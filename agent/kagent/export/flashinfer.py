@@ -236,12 +236,17 @@ def _solution(
     config: int,
     dtype: str,
 ) -> Json:
-    source = as_shipped(kernel.source)
-    own = kernel.written_in is TRITON
-    if source != kernel.source:  # it takes what the library brings
-        source = source.replace("from .._runtime import", f"from {library.name}._runtime import")
-        source = source.replace("from .. import _runtime", f"from {library.name} import _runtime")
-        own = False
+    # A kernel that takes what the library brings is the library's; any other one goes along.
+    own = kernel.written_in is TRITON and as_shipped(kernel.source) == kernel.source
+    main = render(
+        "flashinfer_main.py.j2",
+        where="" if own else f"{library.name}.kernels",
+        module="kernel" if own else kernel.id,
+        entry=operator.entry,
+        arguments=[a.name for a in task.arguments],
+        config=repr(dict(kernel.configs[config]) if kernel.configs else {}),
+    )
+    sources = [{"path": "main.py", "content": main}]
     origin = kernel.origin
     authors = [m for m in origin.models if m] or [origin.proposer]
     return {
@@ -256,18 +261,7 @@ def _solution(
             "dependencies": [] if own else [library.name],
             "destination_passing_style": False,
         },
-        "sources": [
-            {
-                "path": "main.py",
-                "content": render(
-                    "flashinfer_main.py.j2",
-                    entry=operator.entry,
-                    arguments=[a.name for a in task.arguments],
-                    config=repr(dict(kernel.configs[config]) if kernel.configs else {}),
-                ),
-            },
-            {"path": "kernel.py", "content": source},
-        ],
+        "sources": sources + [{"path": "kernel.py", "content": kernel.source}] * own,
     }
 
 

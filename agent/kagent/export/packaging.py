@@ -19,6 +19,7 @@ from kagent_sandbox.errors import UserError
 from kagent_sandbox.replay.library_tests import run_tests
 from kagent_sandbox.syntax import parse
 
+from kagent.export.generic import needs_reference
 from kagent.export.reading import PACKAGES
 from kagent.export.record import LibraryRecord, OperatorRecord
 from kagent.export.runtime_files import needs_runtime
@@ -98,7 +99,7 @@ def packaging_files(library: LibraryRecord) -> dict[str, str]:
         **{
             f"{package}/operators/_{o.task}_reference.py": o.reference_py
             for o in library.operators
-            if f"_{o.task}_reference" in o.operator_py  # one that was made from task.toml
+            if needs_reference(o.operator_py)
         },
     }
 
@@ -216,7 +217,8 @@ def trying_files(library: LibraryRecord) -> dict[str, str]:
     for operator in library.operators:
         folder = f"tests/tasks/{operator.task}"
         files[f"{folder}/task.toml"] = operator.task_toml
-        files[f"{folder}/reference.py"] = operator.reference_py
+        if not needs_reference(operator.operator_py):  # else it is in the package
+            files[f"{folder}/reference.py"] = operator.reference_py
         files[f"tests/test_{operator.task}.py"] = render(
             "test_operator.py.j2",
             name=library.name,

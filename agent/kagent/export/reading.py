@@ -14,6 +14,7 @@ from kagent_sandbox.data.records import RecordError, from_json, to_json
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.syntax import parse
 
+from kagent.export.generic import needs_reference
 from kagent.export.import_rewrite import as_judged
 from kagent.export.record import FORMAT, CompiledRecord, KernelRecord, LibraryRecord, OperatorRecord
 
@@ -117,12 +118,15 @@ def read_library(folder: Path) -> OnDisk:
 
 def _with_texts(folder: Path, name: str, operator: OperatorRecord) -> OperatorRecord:
     package, task = folder / PACKAGES / name, folder / "tests" / "tasks" / operator.task
+    text = (package / "operators" / f"{operator.task}.py").read_text(encoding="utf-8")
+    own = package / "operators" / f"_{operator.task}_reference.py"
+    reference = own if needs_reference(text) else task / "reference.py"
     return replace(
         operator,
         kernels=tuple(_with_source(package, k) for k in operator.kernels),
         task_toml=(task / "task.toml").read_text(encoding="utf-8"),
-        reference_py=(task / "reference.py").read_text(encoding="utf-8"),
-        operator_py=(package / "operators" / f"{operator.task}.py").read_text(encoding="utf-8"),
+        reference_py=reference.read_text(encoding="utf-8"),
+        operator_py=text,
     )
 
 
