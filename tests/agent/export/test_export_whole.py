@@ -14,7 +14,7 @@ ENTRY = """
 import json, sys
 sys.modules["kagent"] = sys.modules["kagent_sandbox"] = None  # whoever imports them fails
 import torch, rows_lib
-x = torch.randn(200, 1024)
+x = torch.randn(256, 1024)
 y = rows_lib.rows(x)
 portfolio = rows_lib.operators.rows
 print(json.dumps({"close": torch.allclose(y, torch.softmax(x, -1), atol=1e-6),
