@@ -107,6 +107,8 @@ def test_it_is_an_operator_of_torch(tmp_path, monkeypatch):
     arguments = test.drawn(test.smallest())
     quick = ("test_schema", "test_faketensor")
     torch.library.opcheck(module._operator, tuple(arguments.values()), test_utils=quick)
+    symbols = torch.fx.symbolic_trace(module.softmax)
+    assert any(n.target is torch.softmax for n in symbols.graph.nodes)
     traced = torch.fx.experimental.proxy_tensor.make_fx(module.softmax)(arguments["x"])
     assert any("softmax_be1a1634.softmax" in str(n.target) for n in traced.graph.nodes)
 
