@@ -28,7 +28,9 @@ def export(
         list[str],
         typer.Argument(help="Runs, by name, path or 'latest'; RUN:ID for another finalist."),
     ],
-    to: Annotated[Path, typer.Option("--to", help="The library's folder, new or existing.")],
+    to: Annotated[
+        Path, typer.Option("--to", help="Folder of the library (or files), new or existing.")
+    ],
     single_file: Annotated[
         bool,
         typer.Option(
