@@ -87,14 +87,14 @@ def print_tests(library: Path, out: Path) -> None:
     log = out / "tests.log"
     code, seconds = command(
         log, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(library / "tests"),
-        PYTHONPATH=str(library / "torch-ext"),
+        PYTHONPATH=str(library / "build/torch-universal"),
     )  # fmt: skip
     print(f"generated tests: exit {code}, {seconds:.0f} s: {log.read_text().splitlines()[-1]}")
 
 
 def print_benchmark(library: Path, out: Path) -> None:
     table, log = out / "bench.json", out / "bench.log"
-    bench, path = str(library / "benchmarks" / "bench.py"), str(library / "torch-ext")
+    bench, path = str(library / "benchmarks" / "bench.py"), str(library / "build/torch-universal")
     words = (sys.executable, bench, "--json")
     code, seconds = command(table, *words, errors=log, PYTHONPATH=path)  # warnings are no JSON
     print(f"benchmark: exit {code}, {seconds:.0f} s")

@@ -16,7 +16,7 @@ PAGES = [
 FOLDERS = {p.name for base in BASES for p in base.iterdir() if p.is_dir()} - {".git", ".venv"}
 SUFFIXES = (".py", ".md", ".toml", ".svg")
 ELSEWHERE = re.compile(  # files of a task, a run or an exported library, and placeholders
-    r"prompts/[\dN]|replies/|operators/|kernels/$|torch-ext/|build/torch-|\d.*\.md|.*\bNAME\b"
+    r"prompts/[\dN]|replies/|operators/|kernels/$|build/torch-|\d.*\.md|.*\bNAME\b"
     r"|benchmarks/bench\.py|tests/$|tests/fuzz$|(task|item|family|kagent)\.toml|.*/\."
 )
 """Names that a page may use although the repository has no such file at its top."""

@@ -18,9 +18,8 @@ are one kernel: make them inside of the host function where defines depend on sh
 
 from __future__ import annotations
 
-from kagent_sandbox.runtime.cpp_kernels import CppKernel
-from kagent_sandbox.runtime.cuda_kernels import CudaKernel
-from kagent_sandbox.runtime.language import cpp_kernel, cuda_kernel
+from kagent_sandbox.runtime.cpp_kernels import CppKernel, cpp_kernel
+from kagent_sandbox.runtime.cuda_kernels import CudaKernel, cuda_kernel
 from kagent_sandbox.runtime.tensor_maps import TensorMapArgument, tensor_map
 
 __all__ = [

@@ -46,7 +46,7 @@ def library(request, tmp_path_factory):
 
 
 def run(library, *arguments, timeout_s=600):
-    env = {**os.environ, "PYTHONPATH": str(library / "torch-ext")}
+    env = {**os.environ, "PYTHONPATH": str(library / "build/torch-universal")}
     command = [sys.executable, *arguments]
     done = subprocess.run(
         command, cwd=library, env=env, capture_output=True, text=True, timeout=timeout_s
@@ -66,7 +66,7 @@ def test_its_own_tests_pass_and_kernels_run(library):
 def test_its_own_tests_pass_confined_as_an_export_runs_them(library):
     files = {p.relative_to(library).as_posix(): p for p in library.rglob("*") if p.is_file()}
     files = {n: p.read_bytes() for n, p in files.items() if "__pycache__" not in p.parts}
-    ran = run_tests(library.name, files, gpu=True)
+    ran = run_tests(library.name, files, gpu=True, path="build/torch-universal")
     print(ran.log[-1500:])
     assert ran.why == ""
     assert "no kernel was measured" not in ran.log

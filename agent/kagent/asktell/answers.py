@@ -42,6 +42,7 @@ class Given:
     label: str
     ask: int | None
     is_kernel: bool  # a plain kernel file, not a reply that holds one
+    by: str = Nobody.name  # who answered, where that was said
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,7 @@ def _asked(answer: Given, ask: Ask, card: str) -> Draft:
         found = Answer(_about(answer.text), None, answer.text)
     else:
         found = read_reply(answer.text, ask.setting.task.entry)
-    return draft_of(ask, found, Origin(Nobody.name, card))
+    return draft_of(ask, found, Origin(answer.by, card))
 
 
 def _unasked(answer: Given, state: AskTellState, parent: int | None) -> Draft:
@@ -233,7 +234,7 @@ def _unasked(answer: Given, state: AskTellState, parent: int | None) -> Draft:
         name=stem if not languages or stem.startswith(languages) else f"{languages[0]}_{stem}",
         source=answer.text,
         hypothesis=_about(answer.text),
-        origin=Origin(Nobody.name),
+        origin=Origin(answer.by),
     )
 
 

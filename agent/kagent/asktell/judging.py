@@ -58,8 +58,19 @@ class Judged:
         return len(self.history.pending)
 
 
-def can_judge(manifest: Manifest, folder: Path) -> None:
+_ELSEWHERE = (
+    "queue answers here (kagent tell --queue), judge a copy of the folder where there is one "
+    "(kagent judge), and bring the verdicts home (kagent merge)"
+)
+
+
+def can_judge(manifest: Manifest, folder: Path, instead: str = _ELSEWHERE) -> None:
     """Make sure that this machine has the kind of device that a run is for.
+
+    Args:
+        manifest: The run's.
+        folder: The run's.
+        instead: Advice for a machine that has none.
 
     Raises:
         UserError: It has not.
@@ -67,8 +78,7 @@ def can_judge(manifest: Manifest, folder: Path) -> None:
     if not available(manifest.kind):
         raise UserError(
             f"{folder}: judging it needs an NVIDIA GPU ({manifest.target}), and this machine has "
-            "none: queue answers here (kagent tell --queue), judge a copy of the folder where "
-            "there is one (kagent judge), and bring the verdicts home (kagent merge)"
+            f"none: {instead}"
         )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -115,6 +116,9 @@ def tell(
     ask: Annotated[
         int | None, typer.Option("--ask", help="The ask that the file answers.", min=0)
     ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", help="Who answered: a model's name, or a person's.")
+    ] = None,
     parent: Annotated[
         int | None,
         typer.Option(help="Parent of an unasked kernel (the incumbent).", min=0),
@@ -149,6 +153,8 @@ def tell(
         if not queue:
             judging.can_judge(manifest, folder)
         read = answers.read_answers(files, store, read_state(store.history()), task.entry, ask)
+        if by is not None:
+            read = [replace(each, by=by.strip() or each.by) for each in read]
         accepted = answers.accept(store, task, read, config.budget, parent)
         if not json_:
             for each in accepted:

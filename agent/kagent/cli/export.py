@@ -28,7 +28,15 @@ def export(
         list[str],
         typer.Argument(help="Runs, by name, path or 'latest'; RUN:ID for another finalist."),
     ],
-    to: Annotated[Path, typer.Option("--to", help="The library's folder, new or existing.")],
+    to: Annotated[
+        Path, typer.Option("--to", help="Folder of the library (or files), new or existing.")
+    ],
+    single_file: Annotated[
+        bool,
+        typer.Option(
+            "--single-file", help="Write TASK.py with its test instead, for a pull request."
+        ),
+    ] = False,
     name: Annotated[
         str | None, typer.Option(help="Name of the Python package (the folder's).")
     ] = None,
@@ -46,14 +54,26 @@ def export(
     """Write the winners of runs into a kernel library: verified and measured once more, here."""
     from kagent.asktell.judging import can_judge
     from kagent.export.export import export as export_library
-    from kagent.export.views import exported_json, exported_view
+    from kagent.export.export import export_files
+    from kagent.export.views import exported_json, exported_view, files_json, files_view
     from kagent.export.winners import find_winner
 
+    if single_file and name is not None:
+        raise UserError("--name is a library's; with --single-file, files have their task's name")
     config = load_config(jobs=jobs, isolation=isolation, runs=folder)
     isolate(isolation)
     winners = [find_winner(config.runs, run, allow_slower=allow_slower) for run in runs]
     for winner in winners:
-        can_judge(winner.manifest, winner.folder)
+        where = "run this command where there is one, on a copy of the folder"
+        can_judge(winner.manifest, winner.folder, where)
+    if single_file:
+        with status(quiet=json_) as say:
+            made = export_files(winners, to, config, say, allow_slower=allow_slower, force=force)
+        if json_:
+            print_json(files_json(made))
+        else:
+            out.print(files_view(made))
+        return
     with status(quiet=json_) as say:
         done = export_library(
             winners, to, name, config, say, allow_slower=allow_slower, force=force

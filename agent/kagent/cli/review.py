@@ -129,8 +129,7 @@ def ablate(
     from kagent_sandbox.data.verdict import Rejected
 
     from kagent.asktell.judging import can_judge, open_bench
-    from kagent.evolve.session import same_machine
-    from kagent.evolve.stored_run import task_of_run
+    from kagent.evolve.stored_run import is_same_task, todays_task
     from kagent.review import ablate as ablation
     from kagent.review.ablation_view import ablation_view
     from kagent.review.summary import winner_of
@@ -143,7 +142,7 @@ def ablate(
     found = find_run(config.runs, run)
     with RunStore.open(found) as store:
         history, manifest = store.history(), store.manifest
-        task = task_of_run(found, manifest)
+        task = todays_task(found, manifest)  # each version is timed anew beside another
         lineage = history.lineage
         winner = winner_of(history) if candidate is None else find_candidate(lineage, candidate)
         if winner is None:
@@ -152,14 +151,15 @@ def ablate(
             raise UserError(
                 f"#{winner.id} was rejected ({winner.verdict.status}): name a candidate that passed"
             )
-        can_judge(manifest, found)
+        can_judge(manifest, found, "run this command where there is one, on a copy of the folder")
         with status(quiet=json_) as say:
+            if not is_same_task(task, manifest):
+                say(f"{found.name}: made with an earlier version of {task.name}; timed on today's")
             say("starting builder and judge")
             with open_bench(task, manifest, config) as bench:
-                same_machine(manifest, bench.environment, bench.facts, found)
                 bench.machine.prepare(say)
                 ablator = ablation.Ablator(bench.machine, lineage, say)
-                result = ablator.run(winner, manifest.device)
+                result = ablator.run(winner, str(bench.environment["device"]))
         store.append("ablated", ablation.to_event(result))
     if json_:
         print_json(ablation.to_event(result))
@@ -184,6 +184,7 @@ def profile(
     """Say what a GPU candidate's kernels do: occupancy and waves, and counters where ncu is."""
     from kagent_sandbox.data.verdict import Passed
 
+    from kagent.evolve.stored_run import todays_task
     from kagent.prompting.hardware import hardware
     from kagent.prompting.profiles import to_event
     from kagent.prompting.run_facts import run_facts_of
@@ -212,7 +213,7 @@ def profile(
         cases = [t.case for t in sorted(shown.verdict.timings, key=lambda t: t.roofline_share)]
         if case is not None and case not in cases:
             raise UserError(f"no benchmark case {case!r}: there are {', '.join(sorted(cases))}")
-        task = artifacts.task_to_look_with(store)
+        task = todays_task(found, manifest)  # nothing is compared
         with status(quiet=json_) as say:
             say("building")
             built = artifacts.rebuilt(store, shown, config.jobs)

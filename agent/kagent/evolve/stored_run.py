@@ -34,29 +34,54 @@ def identity(folder: Path, manifest: Manifest) -> str:
 
 
 def task_of_run(folder: Path, manifest: Manifest) -> Task:
-    """The task of a run, which may come from another machine: the one that it was made with, the
-    one that ships with kagent, or one in a folder of its name beside the run.
+    """The task of a run as it was, for what continues the run: its figures must compare.
 
     Raises:
         RunError: There is none, or it is not what it was.
+        TaskError: Its files do not make sense.
+    """
+    task = todays_task(folder, manifest)
+    if not is_same_task(task, manifest):
+        beside = folder.resolve().parent / manifest.task
+        raise RunError(
+            f"{folder}: {task.folder} was changed since, so new figures would not compare with "
+            f"the run's: put the task as it was into {beside}, or start a new run (--proposer "
+            f"replay:{folder.name} judges its proposals anew). kagent show, export and ablate take "
+            "the run as it is"
+        )
+    return task
+
+
+def is_same_task(task: Task, manifest: Manifest) -> bool:
+    """Whether a task is the one that a run was made with, to the letter."""
+    return (task.name, task.digest) == (manifest.task, manifest.task_digest)
+
+
+def todays_task(folder: Path, manifest: Manifest) -> Task:
+    """The task of a run as it is now, for what measures everything anew: as it was where it is
+    still found so, else a later version.
+
+    The run may come from another machine. The task is the one that it was made with, the one that
+    ships with kagent, or one in a folder of its name beside the run.
+
+    Raises:
+        RunError: There is none.
         TaskError: Its files do not make sense.
     """
     runs = folder.resolve().parent
     places = [Path(manifest.task_folder), runs / manifest.task, runs.parent / manifest.task]
     with contextlib.suppress(MachineError):  # without them a user's own tasks work all the same
         places.append(resource("seeds") / manifest.task)
-    changed: Path | None = None
+    changed: Task | None = None
     for place in places:
         if (place / "task.toml").is_file() and (place / "reference.py").is_file():
             task = load_task(place)
-            if (task.name, task.digest) == (manifest.task, manifest.task_digest):
+            if is_same_task(task, manifest):
                 return task
-            changed = changed or place
+            if task.name == manifest.task:
+                changed = changed or task
     if changed is not None:
-        raise RunError(
-            f"{folder}: {changed} was changed since, so figures would no longer compare: "
-            f"put the task as it was into {runs / manifest.task}, or start a new run"
-        )
+        return changed
     raise RunError(
         f"{folder}: no task {manifest.task} on this machine: copy its folder (task.toml and "
         f"reference.py) to {runs / manifest.task}"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from kagent_sandbox.data.race import EAGER
+from kagent_sandbox.data.task import Case, Task
 from kagent_sandbox.data.verdict import SpeedVerdict
 
+from kagent.export.library._portfolio import FORMAT
 from kagent.export.record import (
-    FORMAT,
     TORCH,
     DeviceRecord,
     KernelRecord,
@@ -28,10 +31,28 @@ def portfolio_json(operator: OperatorRecord) -> str:
         "task": operator.task,
         "entry": operator.entry,
         "dims": list(operator.dims),
+        "least": least(operator),
         "kernels": {k.id: _kernel(k, operator) for k in operator.kernels},
         "devices": {d.name: _device(d) for d in operator.devices},
     }
     return json.dumps(table, indent=1, allow_nan=False) + "\n"
+
+
+def least(operator: OperatorRecord) -> int:
+    """Elements of all tensors together in the smallest call that was measured on any device."""
+    task = task_of(operator)
+    shapes = [a.shape for a in task.arguments if a.shape is not None]
+    found = []
+    for point in (p for d in operator.devices for p in d.points):
+        case = Case(name="point", dtype=point.dtype, **dict(point.dims))  # type: ignore[arg-type]
+        sizes = (math.prod(int(task.formula(s, case)) for s in shape) for shape in shapes)
+        found.append(sum(sizes))
+    return min(found, default=0)
+
+
+def task_of(operator: OperatorRecord) -> Task:
+    """The task of an operator, from the text that the library keeps."""
+    return Task(**tomllib.loads(operator.task_toml), folder=Path(operator.task))
 
 
 def _kernel(kernel: KernelRecord, operator: OperatorRecord) -> dict[str, object]:

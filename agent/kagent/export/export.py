@@ -30,9 +30,11 @@ from kagent.export.record import (
     OperatorRecord,
     valid_name,
 )
+from kagent.export.single_file import refuse_others, refuse_single_file, single_files
 from kagent.export.winners import Winner
 from kagent.export.writing import files_of, refuse_edited, write_library
 from kagent.resources import resource
+from kagent.runs.files import write_file
 
 Merged: TypeAlias = dict[str, tuple[OperatorRecord, list[str]]]
 """Operators as they are to be, by task, and what changed, in words."""
@@ -93,6 +95,8 @@ def export(
         as_shipped(winner.source)
     for (task, kind), group in groups.items():
         say(f"{task}: {len(group)} for the {kind.upper()}")
+        for winner in group:
+            _tell_of_old_task(winner, say)
         old = merged[task][0] if task in merged else there.get(task)
         kept = _beside(old, group, kind, folder)
         entrants = [_entrant(w) for w in group] + [entrant_of(old, k, kind) for k in kept if old]
@@ -111,6 +115,82 @@ def export(
     gpu = any(kind == "gpu" for _, kind in groups)
     library = _write(disk, folder, name, merged, cubins, say, gpu=gpu)
     return Exported(folder, library, disk.library.version if disk else None, tuple(notes))
+
+
+@dataclass(frozen=True)
+class ExportedFiles:
+    """The outcome of an export into single files: by their names, and what they hold."""
+
+    folder: Path
+    files: tuple[str, ...]
+    operators: tuple[OperatorRecord, ...]
+
+
+def export_files(
+    winners: Sequence[Winner],
+    folder: Path,
+    config: Config,
+    say: Say,
+    *,
+    allow_slower: bool = False,
+    force: bool = False,
+) -> ExportedFiles:
+    """Write each winner as one Python file, with its test beside it.
+
+    Args:
+        winners: One of each task.
+        folder: For TASK.py and test_TASK.py; made if need be.
+        config: Jobs and isolation.
+        say: Told what happens.
+        allow_slower: As for `export`.
+        force: Whether such files that are there may be overwritten.
+
+    Raises:
+        UserError: A winner is refused, its file's own test fails, or the folder cannot be written;
+            nothing was written.
+        MachineError: The machine failed; nothing was written.
+    """
+    groups = _groups(winners)
+    tasks = [task for task, _ in groups]
+    if len(tasks) < len(winners) or len({*tasks}) < len(tasks):
+        raise UserError(
+            "a single file has one kernel of a task: name one run of each, or export all of them "
+            "into a library, which dispatches among them (omit --single-file)"
+        )
+    names = [name for task in tasks for name in (f"{task}.py", f"test_{task}.py")]
+    refuse_others(folder, names, force=force)
+    blanks = [_blank(winner.task) for winner in winners]
+    for winner, blank in zip(winners, blanks, strict=True):
+        refuse_single_file(blank, winner.id, winner.source)
+    files: dict[str, bytes] = {}
+    operators = []
+    for winner, blank in zip(winners, blanks, strict=True):
+        _tell_of_old_task(winner, say)
+        kind = winner.manifest.kind
+        measured = measure(winner.task, kind, [_entrant(winner)], config, say)
+        _refuse([winner], measured.results, allow_slower=allow_slower)
+        loses = _loses(measured.results[winner.id])
+        device = _asked_for(measured.device, {winner.id}) if loses else measured.device
+        operator = replace(blank, kernels=(_kernel(winner, measured),), devices=(device,))
+        made = {name: text.encode() for name, text in single_files(operator).items()}
+        say(f"{winner.id}: its file's own test")
+        if wrong := own_tests(winner.task.name, made, gpu=kind == "gpu", path=""):
+            raise UserError(f"{folder}: nothing was written: {wrong}")
+        files |= made
+        operators.append(operator)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            write_file(folder / name, data)
+    except OSError as e:
+        raise UserError(f"{folder}: cannot be written ({e.strerror}: {e.filename})") from None
+    return ExportedFiles(folder, tuple(files), tuple(operators))
+
+
+def _tell_of_old_task(winner: Winner, say: Say) -> None:
+    if not winner.is_of_todays_task:
+        name = winner.task.name
+        say(f"{winner.folder.name}: of an earlier version of {name}; judged anew by today's")
 
 
 def update(

@@ -27,6 +27,17 @@ def operator_source(task: Task) -> str:
     Raises:
         TaskError: A dimension cannot be read off the arguments.
     """
+    text = render("operator.py.j2", **template_values(task))
+    parse(text)
+    return text
+
+
+def template_values(task: Task) -> dict[str, object]:
+    """What a template needs to know of a task: its parameters, and code for its shapes.
+
+    Raises:
+        TaskError: A dimension cannot be read off the arguments.
+    """
     known = _bindings(task)
     tensors = [a for a in task.arguments if a.shape is not None]
     first = next((a.name for a in tensors if a.dtype == "$dtype"), None)
@@ -43,22 +54,21 @@ def operator_source(task: Task) -> str:
         *(s for r in task.results for s in r.shape),
     ]
     formulas = " ".join(map(str, (*shapes, *(a.value for a in task.arguments))))
-    text = render(
-        "operator.py.j2",
-        task=task,
-        summary=_in_docstring(task.summary),
-        signature=_in_docstring(task.signature),
-        function=task.entry,
-        module=_camel(task.entry),
-        parameters=_parameters(task),
-        tensors=[a.name for a in tensors],
-        ranks=_tuple([f"{a.name}.dim()" for a in tensors]),
-        rank_values=repr(tuple(len(a.shape or ()) for a in tensors)),
-        schema=_schema(task),
-        bindings=known,
-        checks=_checks(task, known),
-        first=first,
-        results=[
+    return {
+        "task": task,
+        "summary": _in_docstring(task.summary),
+        "signature": _in_docstring(task.signature),
+        "function": task.entry,
+        "module": _camel(task.entry),
+        "parameters": _parameters(task),
+        "tensors": [a.name for a in tensors],
+        "ranks": _tuple([f"{a.name}.dim()" for a in tensors]),
+        "rank_values": repr(tuple(len(a.shape or ()) for a in tensors)),
+        "schema": _schema(task),
+        "bindings": known,
+        "checks": _checks(task, known),
+        "first": first,
+        "results": [
             {
                 "name": r.name,
                 "shape": _tuple(map(_code, r.shape)),
@@ -67,15 +77,13 @@ def operator_source(task: Task) -> str:
             }
             for r in task.results
         ],
-        returns="torch.Tensor"
+        "returns": "torch.Tensor"
         if len(task.results) == 1
         else f"tuple[{', '.join('torch.Tensor' for _ in task.results)}]",
-        itemsize="itemsize" in formulas,
-        cdiv="cdiv(" in formulas,
-        mutates=any(a.mutates for a in task.arguments),
-    )
-    parse(text)
-    return text
+        "itemsize": "itemsize" in formulas,
+        "cdiv": "cdiv(" in formulas,
+        "mutates": any(a.mutates for a in task.arguments),
+    }
 
 
 def needs_reference(operator_py: str) -> bool:

@@ -30,6 +30,22 @@ def as_judged(text: str) -> str:
     return _rewritten(text, _judged_import)
 
 
+def kagent_imports(source: str) -> list[str]:
+    """Names that a file takes from kagent; a whole module by its own.
+
+    Raises:
+        UserError: As `as_shipped`.
+    """
+    as_shipped(source)
+    found = []
+    for node in _imports(source):
+        if isinstance(node, ast.ImportFrom) and node.module == JUDGED:
+            found += [a.name for a in node.names]
+        elif isinstance(node, ast.Import | ast.ImportFrom) and _shipped_import(node) is not None:
+            found.append("module")
+    return found
+
+
 def _rewritten(source: str, replace: object) -> str:
     assert callable(replace)
     lines = source.splitlines(keepends=True)

@@ -176,7 +176,7 @@ class _Verified:
         for request, answer in zip(requests, built, strict=True):
             if (different := self._replay(entrant, request, answer, replayer)) is not None:
                 return _refused(entrant, "is not what was measured", different)
-        return TimedResult(entrant.id, "", configs, regions_of(self._checked))
+        return TimedResult(entrant.id, "", configs, regions_of(self._checked, errors))
 
     def _replay(
         self, entrant: LibraryEntrant, request: BuildRequest, built: Built, replayer: Replayer

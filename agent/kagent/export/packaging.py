@@ -1,8 +1,8 @@
 """Packaging of a library: for pip, and for Hugging Face `kernels`.
 
-pip builds torch-ext/NAME and compiles the C++ kernels while it does (setup.py). `kernels` loads
-build/torch-universal/, a copy of the package, under a name of its own; it reads metadata.json, and
-finds layers in `layers`.
+Both take the package from build/torch-universal/NAME. pip compiles the C++ kernels when it builds
+it (setup.py). `kernels` loads it under a name of its own; it reads metadata.json beside the
+package, and finds layers in `layers`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from kagent_sandbox.errors import UserError
 from kagent_sandbox.replay.library_tests import run_tests
 from kagent_sandbox.syntax import parse
 
+from kagent.export.generic import needs_reference
+from kagent.export.reading import PACKAGES
 from kagent.export.record import LibraryRecord, OperatorRecord
+from kagent.export.runtime_files import needs_runtime
 from kagent.export.templating import digest, listed, render
 from kagent.runs.files import write_file
 
@@ -52,7 +55,7 @@ class Names:
 
 def packaging_files(library: LibraryRecord) -> dict[str, str]:
     """All files of this kind, by their paths in the library."""
-    package = f"torch-ext/{library.name}"
+    package = f"{PACKAGES}/{library.name}"
     offered = [names_of(o) for o in library.operators]
     layers = sorted(layer for n in offered for layer in n.layers)
     exported = sorted([*(name for n in offered for name in n.public), "__version__", "layers"])
@@ -67,15 +70,10 @@ def packaging_files(library: LibraryRecord) -> dict[str, str]:
             description=f"Verified kernels: {listed([n.function for n in offered])}",
             dependencies=[_TORCH, *needed],
             cuda=_CUDA if CUDA in library.languages else (),
+            packages=PACKAGES,
         ),
-        "setup.py": render("setup.py.j2", name=library.name),
-        "build.toml": render(
-            "build.toml.j2",
-            name=_hub_name(library),
-            version=_hub_version(library),
-            backends=backends or ["cpu"],
-        ),
-        ".gitignore": "__pycache__/\n*.egg-info/\ndist/\n/torch-ext/*/binaries/\n",
+        "setup.py": render("setup.py.j2", name=library.name, packages=PACKAGES),
+        ".gitignore": f"__pycache__/\n*.egg-info/\ndist/\n/{PACKAGES}/*/binaries/\n",
         "LICENSE": resources.files("kagent.export").joinpath("templates/LICENSE").read_text(),
         "README.md": render(
             "readme.md.j2",
@@ -97,11 +95,11 @@ def packaging_files(library: LibraryRecord) -> dict[str, str]:
         f"{package}/operators/__init__.py": '"""Functions and modules for users."""\n',
         f"{package}/kernels/__init__.py": '"""Kernels, as they were judged."""\n',
         f"{package}/py.typed": "",
-        f"{package}/metadata.json": _metadata(library, backends),
+        f"{PACKAGES}/metadata.json": _metadata(library, backends),
         **{
             f"{package}/operators/_{o.task}_reference.py": o.reference_py
             for o in library.operators
-            if f"_{o.task}_reference" in o.operator_py  # one that was made from task.toml
+            if needs_reference(o.operator_py)
         },
     }
 
@@ -207,17 +205,20 @@ def refuse_collisions(operators: Iterable[OperatorRecord]) -> None:
 def trying_files(library: LibraryRecord) -> dict[str, str]:
     """tests/ and benchmarks/, by their paths in the library."""
     files = {
-        "tests/conftest.py": render("test_conftest.py.j2", name=library.name),
+        "tests/conftest.py": render("test_conftest.py.j2", name=library.name, packages=PACKAGES),
         "tests/tolerance.py": render("test_tolerance.py.j2"),
         "tests/harness.py": render("test_harness.py.j2", name=library.name),
         "tests/test_guest.py": render("test_guest.py.j2"),
         "tests/visit.py": render("test_visit.py.j2", name=library.name),
-        "benchmarks/bench.py": render("bench.py.j2", name=library.name),
+        "benchmarks/bench.py": render(
+            "bench.py.j2", name=library.name, packages=PACKAGES, runtime=needs_runtime(library)
+        ),
     }
     for operator in library.operators:
         folder = f"tests/tasks/{operator.task}"
         files[f"{folder}/task.toml"] = operator.task_toml
-        files[f"{folder}/reference.py"] = operator.reference_py
+        if not needs_reference(operator.operator_py):  # else it is in the package
+            files[f"{folder}/reference.py"] = operator.reference_py
         files[f"tests/test_{operator.task}.py"] = render(
             "test_operator.py.j2",
             name=library.name,
@@ -227,19 +228,20 @@ def trying_files(library: LibraryRecord) -> dict[str, str]:
     return files
 
 
-def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> str:
+def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool, path: str = PACKAGES) -> str:
     """Run a library's own tests; return the failure and the file with more, "" if all pass.
 
     Args:
         name: Of its package.
         files: Of the library, by their paths in it; it need not be on the disk.
         gpu: Whether its tests may use the GPU.
+        path: The folder among the files that tests import from.
 
     Raises:
         UserError: What they printed cannot be kept.
         ChildDied, ConfinementError: They cannot be run here.
     """
-    tested = run_tests(name, files, gpu=gpu)
+    tested = run_tests(name, files, gpu=gpu, path=path)
     if not tested.why:
         return ""
     log = cache_folder() / "export" / f"{name}-tests.log"
@@ -248,4 +250,4 @@ def own_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> str:
         write_file(log, tested.log)
     except OSError as e:
         raise UserError(f"{log}: cannot be written ({e.strerror})") from None
-    return f"the library's own tests do not pass: {tested.why} (their output: {log})"
+    return f"its own tests do not pass: {tested.why} (their output: {log})"

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kagent_sandbox.data.records import RecordError, from_json
+from kagent_sandbox.data.records import RecordError, from_json, to_json
 from kagent_sandbox.errors import UserError
+from kagent_sandbox.syntax import parse
 
+from kagent.export.generic import needs_reference
 from kagent.export.import_rewrite import as_judged
 from kagent.export.record import FORMAT, CompiledRecord, KernelRecord, LibraryRecord, OperatorRecord
 
 PROVENANCE = "PROVENANCE.json"
+PACKAGES = "build/torch-universal"
+"""Folder of the Python package: where pip and Hugging Face's loader both take it from."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class OnDisk:
     @property
     def package(self) -> Path:
         """Folder of its Python package."""
-        return self.folder / "torch-ext" / self.library.name
+        return self.folder / PACKAGES / self.library.name
 
     def changed(self) -> list[str]:
         """Files that are not as they were written, missing ones included."""
@@ -89,23 +94,39 @@ def read_library(folder: Path) -> OnDisk:
             f"{folder}: written by kagent {data['library'].get('kagent', '?')} in format {version},"
             f" and this kagent reads formats up to {FORMAT}: update kagent"
         )
+    if version != FORMAT:
+        raise UserError(
+            f"{folder}: written by kagent {data['library'].get('kagent', '?')} in format {version},"
+            f" and this kagent reads format {FORMAT}: export its runs into a new library"
+        )
     try:
-        library = from_json(LibraryRecord, data["library"])
+        library = from_json(LibraryRecord, _with_blanks(data["library"]))
         files = {str(k): str(v) for k, v in data["files"].items()}
         operators = tuple(_with_texts(folder, library.name, o) for o in library.operators)
-    except (RecordError, KeyError, AttributeError, OSError, SyntaxError, ValueError) as e:
+    except (
+        RecordError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OSError,
+        SyntaxError,
+        ValueError,
+    ) as e:
         raise UserError(f"{path}: {e}") from None
     return OnDisk(folder, replace(library, operators=operators), files)
 
 
 def _with_texts(folder: Path, name: str, operator: OperatorRecord) -> OperatorRecord:
-    package, task = folder / "torch-ext" / name, folder / "tests" / "tasks" / operator.task
+    package, task = folder / PACKAGES / name, folder / "tests" / "tasks" / operator.task
+    text = (package / "operators" / f"{operator.task}.py").read_text(encoding="utf-8")
+    own = package / "operators" / f"_{operator.task}_reference.py"
+    reference = own if needs_reference(text) else task / "reference.py"
     return replace(
         operator,
         kernels=tuple(_with_source(package, k) for k in operator.kernels),
         task_toml=(task / "task.toml").read_text(encoding="utf-8"),
-        reference_py=(task / "reference.py").read_text(encoding="utf-8"),
-        operator_py=(package / "operators" / f"{operator.task}.py").read_text(encoding="utf-8"),
+        reference_py=reference.read_text(encoding="utf-8"),
+        operator_py=text,
     )
 
 
@@ -114,16 +135,59 @@ def _with_source(package: Path, kernel: KernelRecord) -> KernelRecord:
     if kernel.written_in.kind != "cpu":
         return replace(kernel, source=as_judged(text))
     sources = (package / "kernels" / f"{kernel.id}.sources.json").read_text(encoding="utf-8")
-    compiled = tuple(from_json(CompiledRecord, c) for c in json.loads(sources)["sources"])
+    compiled = _compiled(sources, text)
     return replace(kernel, source=as_judged(text), compiled=compiled)
 
 
 def without_texts(data: dict[str, Any]) -> dict[str, Any]:
     """A library's JSON as it is stored: texts are files, and not stored twice."""
-    for operator in data["operators"]:
-        operator["task_toml"] = operator["reference_py"] = operator["operator_py"] = ""
-        for kernel in operator["kernels"]:
-            kernel["source"] = ""
-            for compiled in kernel["compiled"]:
-                compiled["text"] = ""
+    for record, name in _texts(data):
+        del record[name]
     return data
+
+
+def _with_blanks(data: dict[str, Any]) -> dict[str, Any]:
+    """The inverse, but for the texts themselves, which are read from their files."""
+    for record, name in _texts(data):
+        record[name] = ""
+    return data
+
+
+def _texts(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Records of a library's JSON that hold a text, with its name in them."""
+    for operator in data["operators"]:
+        yield from ((operator, name) for name in ("task_toml", "reference_py", "operator_py"))
+        for kernel in operator["kernels"]:
+            yield kernel, "source"
+            yield from ((compiled, "text") for compiled in kernel["compiled"])
+
+
+def sources_json(kernel: KernelRecord) -> str:
+    """kernels/ID.sources.json: what setup.py compiles ahead. A source that is a constant of the
+    kernel's file is named by it.
+    """
+    constants = {text: name for name, text in _constants(kernel.source)}
+    records = [to_json(c) for c in kernel.compiled]
+    for record in records:
+        assert isinstance(record, dict)
+        if record["text"] in constants:
+            record["constant"] = constants[record.pop("text")]
+    return json.dumps({"sources": records}, indent=1) + "\n"
+
+
+def _compiled(text: str, source: str) -> tuple[CompiledRecord, ...]:
+    """The inverse of `sources_json`."""
+    constants = dict(_constants(source))
+    records = json.loads(text)["sources"]
+    for record in records:
+        if "constant" in record:
+            record["text"] = constants[record.pop("constant")]
+    return tuple(from_json(CompiledRecord, record) for record in records)
+
+
+def _constants(source: str) -> Iterator[tuple[str, str]]:
+    """Strings that a file assigns to names, with these."""
+    for node in parse(source).body:
+        match node:
+            case ast.Assign([ast.Name(name)], ast.Constant(str(text))):
+                yield name, text

@@ -18,7 +18,7 @@ TORCH = "torch"
 """Stands among the times of a point for the fastest of eager and the torch.compile modes, and as
 `best` for torch's own implementation."""
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class RegionRecord:
     flags: Mapping[str, tuple[int | bool, ...]] = field(default_factory=dict)
     volume: int = 0
     cases: int = 0  # number of checked cases
+    element_error: float | None = None  # the largest of an element in them, as `CaseError` has it
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from kagent_sandbox.data.task import Case
+from kagent_sandbox.data.verdict import CaseError
 
 from kagent.export.record import RegionRecord
 
@@ -20,17 +22,31 @@ FEW = 3
 """Distinct sizes up to which a dimension must be one of those that were checked."""
 
 
-def regions_of(cases: Iterable[Case]) -> tuple[RegionRecord, ...]:
-    """One region per dtype, in the order of their names."""
+def regions_of(cases: Iterable[Case], errors: Iterable[CaseError] = ()) -> tuple[RegionRecord, ...]:
+    """One region per dtype, in the order of their names.
+
+    Args:
+        cases: Those that a kernel was checked on.
+        errors: Its errors in them, by the cases' names.
+    """
+    dtypes: dict[str, str] = {}
     by_dtype: dict[str, list[Mapping[str, int | float | bool]]] = defaultdict(list)
     for case in cases:
         by_dtype[case.dtype].append(case.dims)
+        dtypes[case.name] = case.dtype
+    worst: dict[str, float] = {}
+    for error in errors:
+        if (dtype := dtypes.get(error.case)) is not None:
+            worst[dtype] = max(error.element, worst.get(dtype, 0.0))
     sizes: dict[str, set[int | float | bool]] = defaultdict(set)
     for dims in (d for found in by_dtype.values() for d in found):
         for name, value in dims.items():
             sizes[name].add(value)
     ranged = [n for n, values in sizes.items() if _is_range(values)]
-    return tuple(_region(d, by_dtype[d], ranged) for d in sorted(by_dtype))
+    return tuple(
+        replace(_region(d, by_dtype[d], ranged), element_error=worst.get(d))
+        for d in sorted(by_dtype)
+    )
 
 
 def _is_range(values: set[int | float | bool]) -> bool:

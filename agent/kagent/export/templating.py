@@ -35,7 +35,9 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(words=words, code=code, quoted=quoted)
+    environment.filters.update(
+        words=words, code=code, quoted=quoted, python=python, in_docstring=in_docstring
+    )
     return environment
 
 
@@ -67,6 +69,25 @@ def one_line(text: object) -> str:
     """A line whose every character can be seen, of single blanks, at most a few hundred long."""
     line = printable(" ".join(str(text).split()))
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1].rstrip() + "…"
+
+
+def in_docstring(text: object) -> str:
+    """The same in a docstring, which it does not end."""
+    return one_line(text).replace("\\", "/").replace('"', "'")
+
+
+def python(value: object) -> str:
+    """A value of records as Python, strings in double quotes."""
+    match value:
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case dict():
+            return f"{{{', '.join(f'{python(k)}: {python(v)}' for k, v in value.items())}}}"
+        case list():
+            return f"[{', '.join(map(python, value))}]"
+        case tuple():
+            return f"({', '.join(map(python, value))}{',' * (len(value) == 1)})"
+    return repr(value)
 
 
 def quoted(text: object) -> str:

@@ -18,7 +18,7 @@ from kagent.export.reading import without_texts
 from kagent.export.record import TORCH, OperatorRecord
 
 if TYPE_CHECKING:
-    from kagent.export.export import Exported
+    from kagent.export.export import Exported, ExportedFiles
 
 _COLOURS = {"slower": "red", "torch is faster now": "red", "faster": "green"}
 
@@ -71,6 +71,21 @@ def exported_json(done: Exported) -> Mapping[str, Any]:
         "notes": list(done.notes),
         "library": without_texts(to_json(done.library)),
     }
+
+
+def files_view(done: ExportedFiles) -> RenderableType:
+    """The files, and per kernel where it is used."""
+    head = Text(f"{done.folder}", "bold")
+    head.append(f": {', '.join(done.files)}\n", "default")
+    tests = [str(done.folder / name) for name in done.files if name.startswith("test_")]
+    end = Text("\ntests:  ").append(shlex.join(["pytest", *tests]), "bold")
+    return Group(head, *map(_operator_table, done.operators), end)
+
+
+def files_json(done: ExportedFiles) -> Mapping[str, Any]:
+    """The same as data, without texts."""
+    found = {"operators": [to_json(o) for o in done.operators]}
+    return {"folder": str(done.folder), "files": list(done.files), **without_texts(found)}
 
 
 def certificate_view(found: Certificate, library: Path) -> RenderableType:

@@ -1,12 +1,12 @@
 """Choice of candidates to export, from runs on disk. Those whose figures do not hold are refused.
 
-What can be known without a machine is decided here: whether a run is finished, by which judge, on
-which task, and whether its winner beat torch at all.
+What can be known without a machine is decided here: whether a run is finished, and whether its
+winner beat torch at all. The version of kagent and that of the task do not matter, since a kernel
+is judged anew before it is exported.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Comparison, Passed, Rejected, SpeedVerdict
 from kagent_sandbox.errors import UserError
 
-from kagent.evolve.stored_run import task_of_run
+from kagent.evolve.stored_run import is_same_task, todays_task
 from kagent.export.record import OriginRecord
 from kagent.runs.lineage import Candidate, find_candidate, kernel_id
 from kagent.runs.manifest import Manifest, find_run
@@ -47,6 +47,11 @@ class Winner:
         return language_of_source(self.source)
 
     @property
+    def is_of_todays_task(self) -> bool:
+        """Whether its run was made with the task as it is now."""
+        return is_same_task(self.task, self.manifest)
+
+    @property
     def configs(self) -> int:
         """Configurations of its tunables that it was built with."""
         return self.candidate.proposal.configs or self.manifest.configs
@@ -70,7 +75,7 @@ class Winner:
             run_id=self.manifest.id,
             candidate=self.candidate.id,
             path=tuple(f"{c.proposal.operator}: {c.proposal.hypothesis}".strip() for c in path),
-            proposer=self.manifest.proposer,
+            proposer=self.manifest.proposed_by,
             models=tuple(dict.fromkeys(authors)),
             evaluated=lineage.counted,
             ratio=found.ratio,
@@ -87,7 +92,7 @@ def find_winner(runs: Path, name: str, *, allow_slower: bool = False) -> Winner:
     """The winner of a run, or with RUN:ID another of its candidates that took part in its race.
 
     Raises:
-        RunError: There is no such run, or its task was changed since.
+        RunError: There is no such run, or its task is not to be found.
         UserError: It must not be exported; the text says why.
     """
     run, _, number = name.partition(":")
@@ -96,8 +101,7 @@ def find_winner(runs: Path, name: str, *, allow_slower: bool = False) -> Winner:
     folder = find_run(runs, run)
     store, history = read_history(folder)
     manifest = store.manifest
-    task = task_of_run(folder, manifest)
-    _same_judge(folder, manifest)
+    task = todays_task(folder, manifest)
     final = history.race
     if final is None:
         raise UserError(
@@ -130,13 +134,3 @@ def find_winner(runs: Path, name: str, *, allow_slower: bool = False) -> Winner:
         )
     key = f"{task.name}_{kernel_id(chosen.proposal.source)[:_DIGITS]}"
     return Winner(key, folder, manifest, history, chosen, task, versus)
-
-
-def _same_judge(folder: Path, manifest: Manifest) -> None:
-    now = importlib.metadata.version("kagent")
-    if manifest.version != now:
-        raise UserError(
-            f"{folder}: judged by kagent {manifest.version}, and this is {now}: its verdicts may "
-            f"not be today's. Run the task again; --proposer replay:{folder.name} takes the same "
-            "proposals"
-        )

@@ -1,4 +1,4 @@
-"""A library's files: the package, its copy for Hugging Face's loader, papers, tests, provenance.
+"""A library's files: the package, papers, tests, provenance.
 
 Every file is written under another name first and moved into place, PROVENANCE.json last: a library
 whose export was cut short is still the old one by its own account, and `kagent certify` names the
@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from kagent_sandbox import runtime
 from kagent_sandbox.data.language import CUDA
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import UserError
@@ -23,11 +22,10 @@ from kagent.export.dispatch_table import portfolio_json
 from kagent.export.flashinfer import flashinfer_files
 from kagent.export.import_rewrite import as_shipped
 from kagent.export.packaging import packaging_files, trying_files
-from kagent.export.reading import PROVENANCE, OnDisk, without_texts
+from kagent.export.reading import PACKAGES, PROVENANCE, OnDisk, sources_json, without_texts
 from kagent.export.record import LibraryRecord, OperatorRecord
+from kagent.export.runtime_files import runtime_files
 from kagent.runs.files import write_file
-
-HUB_COPY = Path("build") / "torch-universal"
 
 
 def refuse_edited(disk: OnDisk) -> None:
@@ -93,16 +91,10 @@ def write_library(
 def _files(
     library: LibraryRecord, cubins: Mapping[str, bytes], old: OnDisk | None
 ) -> Iterator[tuple[str, bytes]]:
-    package = dict(_package(library, cubins, old))
     for path, text in papers(library).items():
-        in_package = f"torch-ext/{library.name}/"
-        if path.startswith(in_package):
-            package[path.removeprefix(in_package)] = text.encode()
-        else:
-            yield path, text.encode()
-    for path, data in package.items():
-        yield f"torch-ext/{library.name}/{path}", data
-        yield (HUB_COPY / path).as_posix(), data
+        yield path, text.encode()
+    for path, data in _package(library, cubins, old):
+        yield f"{PACKAGES}/{library.name}/{path}", data
 
 
 def _package(
@@ -112,10 +104,8 @@ def _package(
         for path in sorted(module.glob("*.py")):
             if path.name != "__init__.py":
                 yield path.name, path.read_bytes()
-    root = Path(runtime.__path__[0])
-    for path in sorted(root.rglob("*")):
-        if path.is_file() and path.suffix != ".pyc":
-            yield f"_runtime/{path.relative_to(root).as_posix()}", path.read_bytes()
+    for name, data in runtime_files(library).items():
+        yield f"_runtime/{name}", data
     for operator in library.operators:
         yield f"operators/{operator.task}.py", operator.operator_py.encode()
         yield f"portfolio/{operator.task}.json", portfolio_json(operator).encode()
@@ -131,9 +121,7 @@ def _kernels(
         except UserError as e:
             raise UserError(f"{kernel.id}: {e}") from None
         if kernel.written_in.kind == "cpu":
-            sources = [to_json(c) for c in kernel.compiled]
-            text = json.dumps({"sources": sources}, indent=1) + "\n"
-            yield f"kernels/{kernel.id}.sources.json", text.encode()
+            yield f"kernels/{kernel.id}.sources.json", sources_json(kernel).encode()
         for compiled in kernel.compiled if kernel.written_in is CUDA else ():
             path = f"cubins/{compiled.key}.cubin"
             if compiled.key in cubins:

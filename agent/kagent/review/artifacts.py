@@ -9,15 +9,13 @@ from kagent_sandbox.builder.binary.disassemble import disassemble
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import Built
 from kagent_sandbox.data.plan import KernelInfo
-from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Rejected
-from kagent_sandbox.errors import RunError, UserError
+from kagent_sandbox.errors import UserError
 
 from kagent.evolve.open_machine import request_maker, visible_cases
-from kagent.evolve.stored_run import task_of_run
+from kagent.evolve.stored_run import todays_task
 from kagent.runs.lineage import Candidate
 from kagent.runs.store import RunStore
-from kagent.tasks import find_task
 from kagent.text import kernel_label
 
 _FOLDERS = {"prompt": "prompts", "reply": "replies"}
@@ -37,24 +35,12 @@ def kept_text(store: RunStore, candidate: Candidate, what: str) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def task_to_look_with(store: RunStore) -> Task:
-    """The run's task; as it is now where it was changed since, because nothing is compared.
-
-    Raises:
-        TaskError: The task is not to be found.
-    """
-    try:
-        return task_of_run(store.folder, store.manifest)
-    except RunError:
-        return find_task(store.manifest.task)
-
-
 def rebuilt(store: RunStore, candidate: Candidate, jobs: int, *, ptx: bool = False) -> Built:
     """A candidate built once more, for the visible cases of its task; with `ptx`, its PTX is kept.
 
     Raises:
         UserError: It does not build, or has no PTX; the text says why.
-        TaskError: The task is not to be found.
+        RunError: The task is not to be found.
     """
     manifest = store.manifest
     if ptx and manifest.target == "cpu":
@@ -62,7 +48,7 @@ def rebuilt(store: RunStore, candidate: Candidate, jobs: int, *, ptx: bool = Fal
             f"#{candidate.id} is compiled for the CPU, where there is no PTX: --sass prints the "
             "host's assembly"
         )
-    task = task_to_look_with(store)
+    task = todays_task(store.folder, store.manifest)  # nothing is compared
     cases = visible_cases(task, manifest.kind)
     configs = candidate.proposal.configs or manifest.configs
     device = manifest.facts or manifest.target

@@ -148,7 +148,7 @@ def environment_rows(manifest: Manifest) -> list[tuple[str, str]]:
     rows += [
         ("kagent", manifest.version),
         ("task", f"{manifest.task}, digest {manifest.task_digest}"),
-        ("proposals by", manifest.proposer),
+        ("proposals by", manifest.proposed_by),
         ("seed", str(manifest.seed)),
         ("started", manifest.started),
     ]

@@ -42,12 +42,18 @@ class Manifest:
     version: str  # of kagent
     format: int = FORMAT
     id: str = ""  # random: copies of one run share it; empty in runs of earlier versions
+    answered_by: str = ""  # who answered its prompts, in words, where its candidates do not say
 
     @property
     def device(self) -> str:
         """The device of its measurements, or its target where no device was opened for it yet."""
         known = self.environment.get("device")
         return str(known) if known else f"{self.target} (not measured yet)"
+
+    @property
+    def proposed_by(self) -> str:
+        """The proposer, and where it is known who stands behind it."""
+        return f"{self.proposer}: {self.answered_by}" if self.answered_by else self.proposer
 
     @property
     def facts(self) -> DeviceFacts | None:

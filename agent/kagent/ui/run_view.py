@@ -143,6 +143,8 @@ def run_view(store: RunStore, history: History) -> RenderableType:
         f"{lineage.counted} evaluated in {clock(history.elapsed_s)}, "
         f"{len(lineage.passed())} passed, ended: {history.stop or 'not yet'}\n"
     )
+    if manifest.answered_by:
+        head.append(f"answered by {manifest.answered_by}\n")
     if history.spent.calls:
         head.append(f"cost: {spent_text(history.spent)}\n")
     if (selftest := selftest_line(manifest.environment)) is not None:

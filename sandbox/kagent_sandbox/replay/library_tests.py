@@ -48,13 +48,14 @@ class Ran:
         return "" if self.passed else "there was none to run"
 
 
-def run_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> Ran:
-    """Run the tests of a library.
+def run_tests(name: str, files: Mapping[str, bytes], *, gpu: bool, path: str) -> Ran:
+    """Run the tests of a library, `test_*.py`.
 
     Args:
         name: Of its package.
         files: Of the library, by their paths.
         gpu: Whether they may use the GPU; without it they find none.
+        path: The folder among the files that they import from: "" is where the files are.
 
     Raises:
         ChildDied: The process cannot be started: pytest is missing, for example.
@@ -74,7 +75,9 @@ def run_tests(name: str, files: Mapping[str, bytes], *, gpu: bool) -> Ran:
     with server, server.spawn(wall_limit_s=LIMIT_S, lock_first=not gpu) as child:
         answer: object = None
         try:
-            child.channel.send({"name": name, "paths": [*files], "gpu": gpu}, [*files.values()])
+            child.channel.send(
+                {"name": name, "paths": [*files], "gpu": gpu, "path": path}, [*files.values()]
+            )
             answer = child.channel.recv(LIMIT_S + 10.0, max_bytes=_MAX_ANSWER_BYTES).obj
         except ChannelError:
             pass  # the end of the process says more

@@ -38,11 +38,11 @@ def handle(context: Context) -> None:
         target.write_bytes(data)
     results = _Results()
     # This library, even where another version of it is installed.
-    sys.path.insert(0, str(folder / "torch-ext"))
+    sys.path.insert(0, str(folder / asked["path"]))
     os.chdir(folder)
     with _without_kagent():
         options = (*_OPTIONS, f"--rootdir={folder}")
-        code = pytest.main([*options, "tests"], plugins=[results])
+        code = pytest.main([*options, "."], plugins=[results])
     if code != pytest.ExitCode.OK and not results.failed:
         results.failed.append(f"pytest (it ended with {code!r})")
     context.channel.send({"passed": results.passed, "failed": results.failed})

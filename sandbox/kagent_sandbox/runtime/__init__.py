@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .cpp_kernels import CppKernel as CppKernel
+    from .cpp_kernels import cpp_kernel as cpp_kernel
     from .cuda_kernels import CudaKernel as CudaKernel
+    from .cuda_kernels import cuda_kernel as cuda_kernel
     from .errors import CompileError as CompileError
     from .errors import KernelError as KernelError
     from .errors import KernelUnavailable as KernelUnavailable
     from .errors import LaunchError as LaunchError
-    from .language import cpp_kernel as cpp_kernel
-    from .language import cuda_kernel as cuda_kernel
     from .launches import Observed as Observed
     from .launches import observing as observing
     from .source import Source as Source
@@ -33,8 +33,8 @@ _HOMES = {
     "KernelError": "errors",
     "KernelUnavailable": "errors",
     "LaunchError": "errors",
-    "cpp_kernel": "language",
-    "cuda_kernel": "language",
+    "cpp_kernel": "cpp_kernels",
+    "cuda_kernel": "cuda_kernels",
     "Observed": "launches",
     "observing": "launches",
     "Source": "source",

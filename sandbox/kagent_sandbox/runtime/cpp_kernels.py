@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from .arguments import ScalarArgument, converted, cpp_parameters, plain_converte
 from .cpp import SIGNATURE, compile_cpp
 from .errors import CompileError
 from .launches import Launching, Observed, watch
+from .made_once import made_once
 from .source import Source
 from .tensor_maps import TensorMapArgument
 
@@ -25,6 +26,28 @@ _CTYPES: dict[str, type] = {
 }  # fmt: skip
 _ONCE = Launching()
 _loading = threading.RLock()
+
+
+def cpp_kernel(
+    name: str,
+    source: str,
+    *,
+    options: Sequence[str] = (),
+    defines: Mapping[str, object] | None = None,
+) -> CppKernel:
+    """An `extern "C"` function of a C++ source, compiled by g++ with -O3 -march=native -fopenmp.
+
+    Its parameters are pointers and numbers (int, int64_t, float, double, bool, ...); it returns
+    nothing.
+
+    Args:
+        name: The function's name.
+        source: C++20, with any header of the compiler's and of OpenMP's.
+        options: Options of g++ that change the kernel's code, for example `-fno-math-errno`.
+        defines: Macros: names to numbers or text.
+    """
+    kernel: CppKernel = made_once(CppKernel, "cpp", name, source, options, defines)
+    return kernel
 
 
 class CppKernel:

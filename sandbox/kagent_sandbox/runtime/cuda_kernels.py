@@ -11,17 +11,19 @@ import contextlib
 import math
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from .arguments import converted, cuda_parameters
+from .arguments import converted
 from .cuda_loading import load
+from .cuda_parameters import cuda_parameters
 from .cuda_values import KernelParameters, StructLayout, launch_attributes, launch_config
 from .driver import call, driver, failure, make_current
 from .errors import KernelUnavailable
 from .launches import Launching, Observed, Size, watch
+from .made_once import made_once
 from .source import Source
 from .tensor_maps import TensorMapArgument
 
@@ -30,6 +32,28 @@ _MOST_CONFIGS = 1024
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: a thread that has not used the device
 _loading = threading.RLock()
 _Key = tuple[int, Size, Size, int, Size | None, bool, bool]
+
+
+def cuda_kernel(
+    name: str,
+    source: str,
+    *,
+    options: Sequence[str] = (),
+    defines: Mapping[str, object] | None = None,
+) -> CudaKernel:
+    """A `__global__` function of a CUDA C++ source.
+
+    Args:
+        name: Its name, plain or `namespace::name`, or an instance of a template: `rows<128,
+            float>`.
+        source: CUDA C++. Headers of the toolkit (cuda_bf16.h, mma.h, cooperative_groups.h,
+            cuda/barrier,
+            cuda.h for CUtensorMap) can be included; host code cannot.
+        options: Options of NVRTC that change code, for example `--use_fast_math`.
+        defines: Macros: names to numbers or text.
+    """
+    kernel: CudaKernel = made_once(CudaKernel, "cuda", name, source, options, defines)
+    return kernel
 
 
 class CudaKernel:

@@ -11,6 +11,7 @@ from commands import stored_run
 from double_task import PARALLEL, PLAIN, REFERENCE, TASK
 from double_task import kernel as double_kernel
 from kagent.runs.manifest import list_runs
+from kagent.runs.store import read_history
 from kagent_sandbox.device.detect import has_gpu
 from outside import (
     ask,
@@ -104,7 +105,9 @@ def test_programs_get_json(kagent, toy, tmp_path):
     (tmp_path / "0001.txt").write_text("prose")
     (tmp_path / "x.py").write_text(kernel(2, note="1  # WRONG"))
     files = ["0000.md", "0001.txt", "x.py"]
-    rows = json.loads(kagent("tell", made["run"], *files, "--json").out)
+    rows = json.loads(kagent("tell", made["run"], *files, "--by", "a model", "--json").out)
+    _, history = read_history(tmp_path / "runs" / made["run"])
+    assert {c.proposal.origin.model for c in history.lineage if c.id > 1} == {"a model"}
     assert [(r["label"], r["ask"], r["candidate"]) for r in rows] == [
         ("0000.md", 0, 2),
         ("0001.txt", 1, 3),

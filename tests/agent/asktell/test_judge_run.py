@@ -97,7 +97,7 @@ def test_a_copy_is_judged_where_nobody_knows_the_task_but_beside_it(tmp_path):
     make_task(runs / "toy")
     assert judge(runs / run.name).left == 0
     (runs / "toy" / "reference.py").write_text("# changed")
-    with pytest.raises(RunError, match="was changed since, so figures would no longer"):
+    with pytest.raises(RunError, match="was changed since, so new figures would not compare"):
         judge(runs / run.name)
 
 

@@ -1,20 +1,25 @@
 """The runs that ship in runs/: readable, decided again alike, and repeatable without a model."""
 
 import asyncio
+import io
 from pathlib import Path
 
 import pytest
+import rich.console
 from kagent.config.settings import load_config
 from kagent.evolve.proposers import recording
 from kagent.evolve.replayed import RecordedProposer
 from kagent.evolve.stored_run import setting_of
+from kagent.export.import_rewrite import as_shipped
+from kagent.export.winners import find_winner
 from kagent.llm.reply import read_reply
 from kagent.runs.lineage import Lineage, Operator, kernel_id
 from kagent.runs.manifest import list_runs
 from kagent.runs.store import RunStore, read_history
 from kagent.search.select import select
 from kagent.tasks import find_task
-from kagent_sandbox.data.verdict import Passed
+from kagent.ui.run_view import run_view
+from kagent_sandbox.data.verdict import Passed, SpeedVerdict
 from replaying import replay
 
 RUNS = Path(__file__).parents[3] / "runs"
@@ -39,6 +44,24 @@ def test_at_least_twelve_prompts_were_answered_and_judged(run):
     assert history.pending == ()
     assert history.race.winner is not None
     assert store.manifest.environment["device"] == "NVIDIA H100 80GB HBM3"
+
+
+def test_they_name_who_answered(run):
+    store, history = run
+    assert store.manifest.answered_by.startswith("language models")
+    printed = io.StringIO()
+    rich.console.Console(file=printed, width=200).print(run_view(store, history))
+    assert f"answered by {store.manifest.answered_by}" in printed.getvalue()
+
+
+def test_their_winners_can_be_exported_under_todays_tasks(run):
+    """All that is decided without a GPU; the rest is a judgement of today's."""
+    store, _ = run
+    winner = find_winner(RUNS, store.folder.name)
+    assert winner.versus_torch.verdict is SpeedVerdict.FASTER
+    assert winner.task == find_task(store.manifest.task)
+    assert "language models" in winner.origin.proposer
+    as_shipped(winner.source)
 
 
 def test_no_file_names_a_place_of_the_machine_that_made_it(run):

@@ -158,7 +158,7 @@ class Package:
         }
         for values in _products(flags):
             for dtype in DTYPES:
-                self.add_point(task, dtype, {**dict.fromkeys(dims, 64), **values}, name)
+                self.add_point(task, dtype, {**dict.fromkeys(dims, 1), **values}, name)
         (self.folder / "kernels" / f"{name}.py").write_text(source)
         return name
 

@@ -20,6 +20,7 @@ from kagent.export.record import (
 )
 from kagent.export.regions import regions_of
 from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.verdict import CaseError
 from kagent_sandbox.runtime import Source
 
 CPU = torch.device("cpu")
@@ -42,6 +43,14 @@ def operator_text(task, module):
 
 def timing(us):
     return Timing(us, us * 0.97, us * 1.04)
+
+
+def errors_of(cases):
+    """1, 2, ... machine epsilons of float32."""
+    return [
+        CaseError(c.name, "y", *[i * 2.0**-23] * 3, *[2.0**-23] * 3, 0.5)
+        for i, c in enumerate(cases, 1)
+    ]
 
 
 def kernel_of(task, file, kind="cpu", config=None):
@@ -73,7 +82,7 @@ def kernel_of(task, file, kind="cpu", config=None):
         sha256=sha,
         targets=("cpu" if kind == "cpu" else "sm_90a",),
         configs=(config or {},),
-        regions=regions_of([*cases.check, *cases.bench]),
+        regions=regions_of([*cases.check, *cases.bench], errors_of(cases.check)),
         pitched=True,
         origin=origin,
         compiled=compiled_by(source) if file.startswith("cpp") else (),

@@ -1,6 +1,7 @@
 """Which kernel an exported operator uses, and what happens where it has none."""
 
 import json
+import linecache
 import math
 import re
 import sys
@@ -58,8 +59,8 @@ def test_the_nearest_shape_in_powers_of_two():
         point(16, 65536, "wide", config=3),
         point(65536, 16, "tall"),
     )
-    assert table.choose(HERE, "float32", {"M": 100, "N": 5000}) == Chosen(table.kernels["wide"], 3)
-    assert table.choose(HERE, "float32", {"M": 5000, "N": 100}).kernel.id == "tall"
+    assert table.choose(HERE, "float32", {"M": 100, "N": 50000}) == Chosen(table.kernels["wide"], 3)
+    assert table.choose(HERE, "float32", {"M": 50000, "N": 100}).kernel.id == "tall"
 
 
 def test_where_the_nearest_was_not_checked_the_next_one_is_taken():
@@ -82,7 +83,26 @@ def test_the_product_of_sizes_is_bounded_too():
 def test_where_torch_was_the_fastest_it_is_used_without_a_word():
     table = portfolio([kernel("k", region())], point(8, 8, "k"), point(4096, 4096, TORCH))
     assert table.choose(HERE, "float32", {"M": 4000, "N": 4000}) == ReferenceCall()
-    assert isinstance(table.choose(HERE, "float32", {"M": 10, "N": 4}), Chosen)
+    assert isinstance(table.choose(HERE, "float32", {"M": 10, "N": 8}), Chosen)
+
+
+def test_below_the_smallest_measured_shape_torch_is_called():
+    table = portfolio(
+        [kernel("k", region(flag=(True,))), kernel("half", region("bfloat16", flag=(True,)))],
+        point(64, 1024, "k", flag=True),
+        point(4096, 4096, "k", flag=True),
+        point(2, 8, "half", dtype="bfloat16", flag=True),
+        point(4, 4, "k", flag=False),
+    )
+    for dtype, m, n, found in [
+        ("float32", 1024, 64, Chosen),
+        ("float32", 1023, 64, ReferenceCall),
+        ("float32", 1, 1, ReferenceCall),
+        ("bfloat16", 4, 4, Chosen),
+        ("bfloat16", 3, 5, ReferenceCall),
+    ]:
+        call = {"M": m, "N": n, "flag": True}
+        assert isinstance(table.choose(HERE, dtype, call), found), (dtype, m, n)
 
 
 def test_sizes_of_which_there_are_few_must_be_among_those_that_were_checked():
@@ -313,6 +333,20 @@ def test_one_warning_for_each_reason(package):
             assert "Convert the tensors" in text
     assert count_warnings(lambda: lib.gelu.gelu(torch.randn(5, 6, dtype=torch.float64))) == []
     assert calls(lib, "gelu")
+
+
+def test_a_warning_names_the_line_of_the_caller(package):
+    package.add_kernel("gelu", GELU)
+    lib = imported(package, "gelu")
+    module = torch.nn.Sequential(lib.gelu.GELU())
+    for n, call in enumerate([lib.gelu.gelu, lib.gelu._gelu.op, module]):
+        lib.gelu._gelu._dispatch._warned.clear()
+        with warnings.catch_warnings(record=True) as record:
+            warnings.simplefilter("always")
+            call(torch.randn(3 + n, 4, dtype=torch.float64))
+        (warning,) = [w for w in record if "torch's own implementation" in str(w.message)]
+        assert warning.filename == __file__
+        assert "call(torch.randn" in linecache.getline(__file__, warning.lineno)
 
 
 def test_an_unknown_device_is_told_once(package):
@@ -583,6 +617,7 @@ def test_a_seed_in_cpp_runs_with_the_configuration_of_its_point(package):
     name = package.add_kernel("softmax", source, configs=configs, pitched=True)
     regions_of = package.tables["softmax"]["kernels"][name]["regions"]
     regions_of[:] = [r for r in regions_of if r["dtype"] == "float32"]
+    package.add_point("softmax", "float32", {"M": 64, "N": 64}, name, config=0)
     package.add_point("softmax", "float32", {"M": 512, "N": 64}, name, config=1)
     lib = imported(package, "softmax")
     with warnings.catch_warnings():

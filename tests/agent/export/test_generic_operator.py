@@ -150,7 +150,7 @@ def blocks(tmp_path):
     data = json.loads(table.read_text())
     for device in data["devices"].values():
         for point in device["points"]:
-            point["dims"] = {"M": 8, "N": 8, "width": 2, "keep": True}
+            point["dims"] = {"M": 4, "N": 4, "width": 2, "keep": True}
     table.write_text(json.dumps(data))
     return lib
 

@@ -57,7 +57,7 @@ def test_a_good_guest_leaves_everything_as_it_was(library, tmp_path):
 
 
 def visited_with(library, home, head, in_call):
-    (path,) = library.glob(f"torch-ext/{NAME}/kernels/softmax_*.py")
+    (path,) = library.glob(f"build/torch-universal/{NAME}/kernels/softmax_*.py")
     good = path.read_text()
     bad = good.replace('extern "C" void', head + 'extern "C" void', 1)
     bad = re.sub(r'(extern "C" void softmax_rows\([^)]*\) \{)', lambda m: m[1] + in_call, bad)

@@ -131,7 +131,8 @@ def test_its_own_tests_pass(python, library):
 def test_its_benchmark_times_shapes_and_calls(python, library):
     options = ("--operator", "cross_entropy", "--points", "1", "--seconds", "0.05", "--no-compile")
     found = json.loads(run(python, "benchmarks/bench.py", *options, "--json", cwd=library))
-    (shape,) = found["shapes"]
+    shape, tiny = found["shapes"]
+    assert tiny["kernel"] == "torch"
     assert shape["kernel"].startswith("cross_entropy_")
     assert shape["dims"] == {"M": 1024, "N": 1024}
     assert set(shape["us"]) == {"operator", "eager"}
@@ -194,16 +195,14 @@ for name in hub.layers.__all__:  # stateless, as `kernels` wants them
     )
 
 
-def test_hugging_face_kernels_reads_build_and_metadata(tmp_path):
+def test_hugging_face_kernels_reads_its_metadata(tmp_path):
     rust = pytest.importorskip("kernels._rust")
     for made in (cpu_library("made_kernels"), gpu_library("made_gpu_kernels")):
         folder = tmp_path / made.name
         write_library(made, files_of(made, cubins={}), folder)
-        build = rust.Build.open(folder)
         metadata = rust.Metadata.read_from_file(
             folder / "build" / "torch-universal" / "metadata.json"
         )
         assert metadata.name.python_name == made.name
-        assert metadata.backend.backend_type in build.general.backends
         assert metadata.license == "apache-2.0"
         assert metadata.python_depends == []

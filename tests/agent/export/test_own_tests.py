@@ -17,7 +17,7 @@ HEAD = "def test_it():\n"
 
 
 def tiny(tests=PASSES, package=PACKAGE):
-    return {"torch-ext/tiny/__init__.py": package.encode(), "tests/test_tiny.py": tests.encode()}
+    return {"package/tiny/__init__.py": package.encode(), "tests/test_tiny.py": tests.encode()}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def tiny(tests=PASSES, package=PACKAGE):
     ids=["passes", "wrong", "import", "kagent", "none", "exit", "fault", "skipped"],
 )
 def test_what_came_of_them(files, why):
-    tested = run_tests("tiny", files, gpu=False)
+    tested = run_tests("tiny", files, gpu=False, path="package")
     assert tested.why.startswith(why), tested
     assert bool(tested.why) == bool(why), tested
 
@@ -69,7 +69,7 @@ def test_network():
 def test_own_folder():
     pathlib.Path("written").write_text("")
 """
-    tested = run_tests("tiny", tiny(reach), gpu=False)
+    tested = run_tests("tiny", tiny(reach), gpu=False, path="package")
     assert (tested.passed, tested.why) == (3, ""), tested.log
 
 
@@ -117,7 +117,7 @@ def test_a_kernel_that_returns_nan_in_some_call_is_not_written(tmp_path, monkeyp
         put(softmax_library(NAN), folder)
     text = str(caught.value)
     assert "\n" not in text
-    assert "nothing was written: the library's own tests do not pass" in text
+    assert "nothing was written: its own tests do not pass" in text
     assert "tests/test_softmax.py::test_agrees_with_float64[cpu_17x1021_large]" in text
     log = Path(text.rpartition("output: ")[2].rstrip(")"))
     assert "FAILED tests/test_softmax.py" in log.read_text()
@@ -132,7 +132,7 @@ def test_a_library_that_is_there_stays_as_it_was(tmp_path, monkeypatch):
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     tests = []
 
-    def failing(name, files, *, gpu):
+    def failing(name, files, *, gpu, path):
         tests.append(files["tests/test_softmax.py"])
         return Ran(3, ("tests/test_softmax.py::test_opcheck[cpu]",), "the log")
 

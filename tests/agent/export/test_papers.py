@@ -6,14 +6,16 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kagent.export.card import card
 from kagent.export.packaging import names_of, packaging_files
+from kagent.export.runtime_files import runtime_files
 from kagent.export.templating import code, digest, figure, one_line, words
-from kagent.export.writing import papers
+from kagent.export.writing import files_of, papers
 from made_library import HOSTILE, cpu_library, gpu_library
 from markdown_it import MarkdownIt
 
@@ -106,23 +108,19 @@ def test_dependencies_follow_from_the_languages(library):
 
 def test_the_hub_gets_a_name_and_a_backend(library):
     files = packaging_files(library)
-    metadata = json.loads(files["torch-ext/made_kernels/metadata.json"])
+    metadata = json.loads(files["build/torch-universal/metadata.json"])
     assert metadata["name"] == "made-kernels"
     assert metadata["backend"] == {"type": "cpu"}
     assert metadata["version"] == 1
-    build = tomllib.loads(files["build.toml"])
-    assert build["general"]["edition"] == 5
-    assert build["torch-noarch"] == {}
     gpu = packaging_files(gpu_library())
-    metadata = json.loads(gpu["torch-ext/made_gpu_kernels/metadata.json"])
+    metadata = json.loads(gpu["build/torch-universal/metadata.json"])
     assert metadata["backend"] == {"type": "cuda"}
-    assert tomllib.loads(gpu["build.toml"])["general"]["backends"] == ["cuda"]
 
 
 def test_every_content_has_a_namespace_of_its_own(library):
     other = cpu_library(able="x86_64-v1")
     assert digest(library) != digest(other)
-    about = packaging_files(library)["torch-ext/made_kernels/_about.py"]
+    about = packaging_files(library)["build/torch-universal/made_kernels/_about.py"]
     assert f"made_kernels_{digest(library)}" in about
 
 
@@ -130,8 +128,29 @@ def test_operators_offer_what_their_modules_say(library):
     names = names_of(library.operators[0])
     assert names.function == "softmax"
     assert "Softmax" in names.layers
-    init = packaging_files(library)["torch-ext/made_kernels/__init__.py"]
+    init = packaging_files(library)["build/torch-universal/made_kernels/__init__.py"]
     assert "from .operators.softmax import Softmax, softmax" in init
+
+
+def test_a_library_carries_what_its_kernels_use_of_the_runtime_and_nothing_twice(library):
+    cpp, gpu = runtime_files(library), gpu_library()
+    assert {"__init__.py", "cpp_kernels.py", "store.py"} <= cpp.keys()
+    assert not any("cuda" in name or "nvrtc" in name or "driver" in name for name in cpp)
+    assert b"cuda_kernel" not in cpp["__init__.py"]
+    cuda = runtime_files(gpu)
+    assert {"cuda_kernels.py", "nvrtc.py", "tensor_maps.py", "nvrtc_include/cmath"} <= cuda.keys()
+    assert "cpp_kernels.py" not in cuda
+    triton = replace(gpu, operators=tuple(o for o in gpu.operators if o.task == "attention"))
+    assert runtime_files(triton) == {}
+    for made in (library, gpu, triton):
+        files = [f for p, f in files_of(made, cubins={}).items() if len(f) > 100]
+        assert len(set(files)) == len(files)
+    (sources,) = (
+        json.loads(text)["sources"]
+        for path, text in files_of(library, cubins={}).items()
+        if "kernels/softmax_" in path and path.endswith(".json")
+    )
+    assert [s["constant"] for s in sources] == ["SOURCE"]
 
 
 @pytest.mark.parametrize("made", [cpu_library, gpu_library])

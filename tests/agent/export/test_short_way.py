@@ -174,6 +174,38 @@ def test_derivatives_in_forward_mode_are_torchs(library, task):
     torch.testing.assert_close(found, (up - down) / (2 * small), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("seen_before", [True, False])
+def test_operators_of_torch_ops_refuse_tangents(library, task, seen_before):
+    operator = getattr(getattr(library, task), f"_{task}")
+    target = torch.randint(24, (8,))
+    args = {
+        "attention": (*torch.randn(3, 1, 2, 5, 16), False),
+        "cross_entropy": (torch.randn(8, 24), target, -100),
+        "linear_cross_entropy": (torch.randn(8, 16), torch.randn(24, 16), target, -100),
+    }.get(task, (torch.randn(8, 24),))
+    operator._dispatch.calls.clear()
+    if seen_before:
+        operator.op(*args)
+    own = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.is_floating_point()]
+
+    def call(*tensors):
+        given = list(args)
+        for i, tensor in zip(own, tensors, strict=True):
+            given[i] = tensor
+        return operator.op(*given)
+
+    tensors = tuple(args[i] for i in own)
+    tangents = tuple(map(torch.randn_like, tensors))
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+        torch.func.jvp(call, tensors, tangents)
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(a, t) for a, t in zip(tensors, tangents, strict=True)]
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+            call(*duals)
+        call(*tensors)  # none of them has a tangent
+
+
 def test_negated_views_and_sparse_tensors_go_the_long_way(library, gelu):
     operator, x = gelu
     negated = torch.complex(x, x).conj().imag

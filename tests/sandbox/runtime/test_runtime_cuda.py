@@ -29,7 +29,8 @@ from kagent_sandbox.runtime import (
 )
 from kagent_sandbox.runtime import driver as driver_module
 from kagent_sandbox.runtime import store as places
-from kagent_sandbox.runtime.arguments import Parameter, cuda_parameters
+from kagent_sandbox.runtime.arguments import Parameter
+from kagent_sandbox.runtime.cuda_parameters import cuda_parameters
 from kagent_sandbox.runtime.cuda_values import KernelParameters, StructLayout
 from kagent_sandbox.runtime.scalars import SCALAR_BYTES, scalar_bytes
 

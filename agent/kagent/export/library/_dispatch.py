@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +18,22 @@ from . import _devices, _kernels
 from ._portfolio import Chosen, DeviceEntry, Portfolio, ReferenceCall, Size, read_portfolio
 
 _FOLDER = Path(__file__).parent
+_NOT_THE_CALLERS = (f"{_FOLDER}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
 _MOST_CALLS = 4096  # that a choice is remembered for: shapes of one program
 
 
 class FallbackWarning(UserWarning):
     """torch's own implementation is used where a kernel of the library was asked for."""
+
+
+def warn(text: str) -> None:
+    """Give a FallbackWarning for the line that called the library: the first that is neither the
+    library's nor torch's.
+    """
+    frame, level = sys._getframe(), 1  # noqa: SLF001 - inspect.stack reads every source file
+    while frame.f_code.co_filename.startswith(_NOT_THE_CALLERS) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, FallbackWarning, stacklevel=level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,13 @@ class Dispatch:
         self.calls: dict[tuple[object, ...], Call | None] = {}
         self.loaded: dict[tuple[str, int], Callable[..., Any]] = {}
         self.failed: set[str] = set()
+
+    def least(self) -> int:
+        """Elements of a call's tensors together below which no kernel is used; 0 if not known."""
+        try:
+            return int(json.loads(self._path.read_text(encoding="utf-8")).get("least", 0))
+        except (OSError, ValueError):  # there is no table, or one that a call will tell of
+            return 0
 
     def choose(
         self,
@@ -128,8 +149,4 @@ class Dispatch:
             if about in self._warned:
                 return
             self._warned.add(about)
-        warnings.warn(
-            f"{self._operator}: torch's own implementation is used: {reason}.",
-            FallbackWarning,
-            stacklevel=2,
-        )
+        warn(f"{self._operator}: torch's own implementation is used: {reason}.")

@@ -9,12 +9,11 @@ new tensor, so that any number of backward passes is right.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 
-from ._dispatch import FallbackWarning
+from ._dispatch import warn
 
 
 def scaled(saved: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -69,11 +68,9 @@ def _scaled_by_kernel(saved: torch.Tensor, factor: torch.Tensor) -> bool:
         raise
     except Exception as e:  # noqa: BLE001 - a toolchain that does not work here
         _without_triton.append(f"{type(e).__name__}: {e}")
-        warnings.warn(
+        warn(
             "gradients of losses are scaled by torch, in another pass over them: Triton does not "
-            f"run here ({_without_triton[0][:500]}).",
-            FallbackWarning,
-            stacklevel=2,
+            f"run here ({_without_triton[0][:500]})."
         )
         return False
     return True

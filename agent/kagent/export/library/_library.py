@@ -144,14 +144,18 @@ class Operator:
         )
         self._dispatch = Dispatch(task or name, f"{self._namespace}.{name}")
         self._calls = self._dispatch.calls
+        self.least = self._dispatch.least()
+        """Elements of all tensors together below which nothing was measured: torch is called."""
         self._library.impl(  # type: ignore[no-untyped-call]
             name, self._run, "CompositeExplicitAutograd"
         )
         self._setup_context, self._backward = setup_context, backward or self._no_backward
-        if not self._mutated:
-            self._library.impl(  # type: ignore[no-untyped-call]
-                name, self._differentiable, "Autograd", with_keyset=True
-            )
+        self._library.impl(  # type: ignore[no-untyped-call]
+            name,
+            self._not_differentiable if self._mutated else self._differentiable,
+            "Autograd",
+            with_keyset=True,
+        )
         qualified = f"{self._namespace}::{name}"
         torch.library.register_fake(qualified, fake, lib=self._library)
         if vmap is not None:
@@ -165,7 +169,8 @@ class Operator:
         """
         if torch.compiler.is_compiling() or type(args[self._tensors[0]]) is not torch.Tensor:
             return False
-        return self._chosen(args) is None
+        elements = sum(t.numel() for t in self._tensors_of(args))
+        return elements < self.least or self._chosen(args) is None
 
     # -- a call ------------------------------------------------------------------------------------
 
@@ -218,6 +223,8 @@ class Operator:
             return self._instead_of(call, e, args)
 
     def _differentiable(self, keys: Any, *args: Any) -> Any:
+        if forward_ad._current_level >= 0:  # noqa: SLF001
+            self._refuse_tangents(args)
         # What torch.library.register_autograd does, in half its time (4 µs here).
         if torch.is_grad_enabled():
             for i in self._tensors:
@@ -226,6 +233,15 @@ class Operator:
                         return _Differentiable.apply(*args, self, keys)  # type: ignore[no-untyped-call]
                     return _apply(*args, self, keys)  # type: ignore[no-untyped-call]
         return self._below_autograd(keys, args)
+
+    def _not_differentiable(self, keys: Any, *args: Any) -> Any:
+        """It writes to its arguments, and has a derivative of neither kind."""
+        if forward_ad._current_level >= 0:  # noqa: SLF001
+            self._refuse_tangents(args)
+        if torch.is_grad_enabled() and any(args[i].requires_grad for i in self._tensors):
+            self._no_backward()
+        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
+            return self.op.redispatch(keys & _BELOW_AUTOGRAD, *args)
 
     def _below_autograd(self, keys: Any, args: Sequence[Any]) -> Any:
         direct = _DIRECT.get(keys.raw_repr())
@@ -286,6 +302,15 @@ class Operator:
         if isinstance(result, torch.Tensor):
             return result.contiguous()
         return tuple(r.contiguous() for r in result)
+
+    def _refuse_tangents(self, args: Sequence[Any]) -> None:
+        pairs = [forward_ad.unpack_dual(args[i]) for i in self._tensors]  # type: ignore[no-untyped-call]
+        if any(pair.tangent is not None for pair in pairs):
+            raise NotImplementedError(
+                f"{self.name} has no forward-mode derivative (torch.autograd.forward_ad, "
+                "torch.func.jvp), and its tangents would be lost. Call the library's function "
+                "instead of torch.ops: it goes to torch, which has one"
+            )
 
     def _no_backward(self, *_: object) -> None:
         raise NotImplementedError(

@@ -2,7 +2,9 @@
 
 A table names for each device the shapes that were measured and who was the fastest there, and for
 each kernel the shapes at which it was found correct. A call takes the answer of the nearest shape
-whose kernel is correct at the call's own shape, and torch where there is none.
+whose kernel is correct at the call's own shape, and torch where there is none. A call that is
+smaller than every measured shape takes torch, too: it costs what Python and a launch cost, and
+nobody measured that a kernel's are less than torch's.
 """
 
 from __future__ import annotations
@@ -126,7 +128,10 @@ class Portfolio:
                 f"its kernels for {device.name} were checked with {_listed(dtypes)}, not {dtype}. "
                 f"Convert the tensors, or export a run of the task {self.task} with this dtype"
             )
-        for point in _by_distance(table.points, dtype, dims):
+        points = _by_distance(table.points, dtype, dims)
+        if elements(dims) < min((elements(p.dims) for p in points), default=0):
+            return ReferenceCall()
+        for point in points:
             kernel = able.get(point.best)
             if point.best == TORCH or point.best in failed:
                 break
@@ -201,12 +206,17 @@ def _by_distance(points: Collection[Point], dtype: str, dims: Mapping[str, Size]
     """Points with the call's flags, the nearest first; of its dtype, else of one as wide."""
     alike = [p for p in points if p.dims.keys() == dims.keys() and _flags(p.dims) == _flags(dims)]
     own = [p for p in alike if p.dtype == dtype]
-    width = _WIDTH.get(dtype)
-    near = own or [p for p in alike if width is not None and _WIDTH.get(p.dtype) == width]
+    width = WIDTH.get(dtype)
+    near = own or [p for p in alike if width is not None and WIDTH.get(p.dtype) == width]
     return sorted(near, key=lambda p: _distance(p.dims, dims))
 
 
-_WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+def elements(dims: Mapping[str, Size]) -> int:
+    """The size of a call: the product of its dimensions, which are whole numbers above 0."""
+    return math.prod(v for v in dims.values() if type(v) is int and v > 0)
+
+
+WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
 def _flags(dims: Mapping[str, Size]) -> dict[str, bool]:

@@ -29,7 +29,7 @@ def compile_source(source: Source, target: str) -> tuple[bytes, str]:
 
 def parameters(source: Source, binary: bytes, info: KernelInfo) -> tuple[Parameter, ...]:  # noqa: ARG001
     """See `Compiler`. The source says what they are, and the binary how large."""
-    from kagent_sandbox.runtime.arguments import cuda_parameters  # imports torch
+    from kagent_sandbox.runtime.cuda_parameters import cuda_parameters  # imports torch
 
     return cuda_parameters(source.name, source.text, info.param_bytes)
 
