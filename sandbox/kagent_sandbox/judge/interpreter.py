@@ -155,8 +155,7 @@ class Interpreter:
         small = [
             c
             for c in self._cases
-            if self._elements(c) <= self._most_elements
-            and launched.get(c.name, 0) <= MOST_PROGRAMS
+            if self._elements(c) <= self._most_elements and launched.get(c.name, 0) <= MOST_PROGRAMS
         ]
         skipped = [c.name for c in self._cases if c not in small]
         small.sort(key=self._elements)

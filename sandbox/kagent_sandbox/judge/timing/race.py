@@ -52,7 +52,9 @@ class Racer:
     rng: random.Random
     clock: PhaseTimer
     noise: Noise
-    seconds: float = 0.0  # in which further rounds may begin while verdicts are not clear
+    seconds: float = (
+        0.0  # of a race, in which further rounds may begin while verdicts are not clear
+    )
 
     def race(
         self,
@@ -68,6 +70,7 @@ class Racer:
             cases: The cases of the race.
             race_baselines: Source of baselines; None for a race without them.
         """
+        until = time.monotonic() + self.seconds
         failed: dict[str, Rejected] = {}
         runners = [self._settled(c, cases) for c in contenders]
         for runner in list(runners):
@@ -81,7 +84,7 @@ class Racer:
         missing: dict[str, Mapping[str, str]] = {}
         while runners:
             try:
-                samples = self._run(runners, cases, race_baselines, missing)
+                samples = self._run(runners, cases, race_baselines, missing, until)
                 break
             except _OutError as e:
                 if e.blame != "kernel" and e.id not in doubted:
@@ -114,8 +117,12 @@ class Racer:
         cases: Sequence[Case],
         race_baselines: RaceBaselines | None,
         missing: dict[str, Mapping[str, str]],
+        until: float,
     ) -> dict[str, Blocks]:
-        """Blocks of samples of everyone, per case; notes in `missing` who did not run, and why."""
+        """Blocks of samples of everyone, per case; notes in `missing` who did not run, and why.
+
+        What is left `until` that time of `time.monotonic` is shared evenly by the cases.
+        """
         places = self._traits.placements
         counts = {c.name: placement_count(self.task, c, places, self.ceilings) for c in cases}
         nbytes = max(counts[c.name] * pitch_of(r.plan(c.name) for r in runners) for c in cases)
@@ -124,9 +131,9 @@ class Racer:
         except CandidateRejected as e:
             raise _OutError(runners[-1].id, e.verdict) from e
         found: dict[str, Blocks] = {}
-        began = time.monotonic()
-        for number, case in enumerate(cases, 1):
-            until = began + self.seconds * number / len(cases)
+        for number, case in enumerate(cases):
+            now = time.monotonic()
+            share = now + (until - now) / (len(cases) - number)
             while case.name not in found:  # again where a baseline failed, in the end without it
                 with contextlib.suppress(BaselineFailed), contextlib.ExitStack() as stack:
                     with self.clock.part("open"):
@@ -138,7 +145,7 @@ class Racer:
                     if opened is not None:
                         missing[case.name] = opened.missing
                     count = counts[case.name]
-                    blocks = self._run_case(runners, case, count, arena, opened, until)
+                    blocks = self._run_case(runners, case, count, arena, opened, share)
                     found[case.name] = blocks
         return found
 
