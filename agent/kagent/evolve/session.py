@@ -10,7 +10,7 @@ import contextlib
 import importlib.metadata
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from kagent.evolve.proposers import (
 )
 from kagent.evolve.stored_run import _setting
 from kagent.runs.ask import Nobody, Proposer
+from kagent.runs.cost import ModelCall
 from kagent.runs.events import Observer, Progress, Stop
 from kagent.runs.files import clear_errors
 from kagent.runs.manifest import Manifest, read_manifest
@@ -64,6 +65,7 @@ def evolve(
     Raises:
         UserError: The task, or the languages asked for, cannot be evolved on this machine.
         RunError: The run's folder cannot be used.
+        ModelError: A model cannot be asked; nothing was measured.
         MachineError: The machine failed. Events recorded until then are kept.
     """
     task = find_task(task_name)
@@ -74,6 +76,7 @@ def evolve(
     if manifest is None:
         with clear_errors(config.runs):  # now, not when the machine is ready
             config.runs.mkdir(parents=True, exist_ok=True)
+    trials = _try_models(config, observe)
     with open_machine(task, kind, config, secret) as (machine, facts, environment):
         if manifest is not None and resume is not None:
             same_machine(manifest, environment, facts, resume)
@@ -83,6 +86,8 @@ def evolve(
             made = new_manifest(task, kind, facts.target, config, environment)
             store = RunStore.create(config.runs, made)
         with store:
+            for call in trials:
+                store.tried(call)
             budget = config.budget
             if manifest is not None and "budget" not in config.model_fields_set:
                 budget = store.history().budget  # the run's own, unless another one is given
@@ -100,6 +105,20 @@ def evolve(
             except KeyboardInterrupt:
                 stop = Stop.INTERRUPTED
             return Outcome(store.folder, stop, store.history())
+
+
+def _try_models(config: Config, observe: Observer) -> Sequence[ModelCall]:
+    """Ask each model once, before anything is measured; nothing for other proposers.
+
+    Raises:
+        ModelError: One cannot be asked.
+    """
+    models = check_models(config)
+    if not models:
+        return ()
+    from kagent.llm.ping import require_models  # the SDK takes a second to import
+
+    return require_models(models, lambda text: observe(Progress(text)))
 
 
 def resolve_config(

@@ -211,6 +211,10 @@ class RunStore:
             self.write_text("replies", call.ask, call.attempt, reply)
         self.append("call", to_json(call))
 
+    def tried(self, call: ModelCall) -> None:
+        """Keep the cost of a trial call, which no ask belongs to."""
+        self.append("tried", to_json(call))
+
     def write_text(self, kind: str, ask: int, attempt: int, text: str) -> Path:
         """Keep a prompt or a reply ("prompts", "replies"); returns where."""
         path = self.text_path(kind, ask, attempt)
@@ -307,7 +311,7 @@ class RunStore:
                     asked = max(asked, ask.number + 1)
                 elif event.kind == "dropped":
                     asks.pop(_number(event.data["ask"]), None)
-                elif event.kind == "call":
+                elif event.kind in ("call", "tried"):
                     spent = spent.and_call(from_json(ModelCall, event.data))
                 elif event.kind == "recorded":
                     row = from_json(StoredVerdict, event.data)
