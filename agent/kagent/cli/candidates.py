@@ -152,6 +152,7 @@ def bench(
     from kagent.candidate_file import bench_files
     from kagent.tasks import find_task
     from kagent.ui import tables
+    from kagent.ui.run_view import race_json
 
     found = find_task(task)
     isolate(isolation)
@@ -164,7 +165,7 @@ def bench(
         print_json(
             {
                 "device": None if result.facts is None else to_json(result.facts),
-                "race": to_json(result.race),
+                "race": race_json(result.race),
                 "measured": {n: to_json(v) for n, v in result.measured.items()},
                 "rejected": {n: to_json(v) for n, v in result.rejected.items()},
                 "failure": None if result.failure is None else str(result.failure),

@@ -88,9 +88,9 @@ def diff(
     lineage = history.lineage
     pair = find_candidate(lineage, before), find_candidate(lineage, after)
     if json_:
-        print_json(compare.diff_json(lineage, *pair))
+        print_json(compare.diff_json(history, *pair))
     else:
-        out.print(compare.diff_view(lineage, *pair, matrix=store.manifest.matrix))
+        out.print(compare.diff_view(history, *pair, matrix=store.manifest.matrix))
 
 
 @app.command()

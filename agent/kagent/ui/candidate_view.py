@@ -44,11 +44,13 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
-    """Cases of a passed candidate. A configuration that all cases share stands in the title."""
+    """Cases of a passed candidate: its times, and the ratio to the incumbent that was timed in the
+    same blocks. A configuration that all cases share stands in the title.
+    """
     verdict = candidate.verdict
     assert isinstance(verdict, Passed)
     title = f"#{candidate.id} {candidate.proposal.name} on the visible cases"
-    used = {t.config for t in verdict.timings}
+    used, versus = {t.config for t in verdict.timings}, verdict.versus
     if len(used) == 1:
         title += f", {config_text(verdict.configs[used.pop()])}"
     table = TextTable(
@@ -59,14 +61,13 @@ def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
             Column("95 % interval", right=True, drop=5),
             Column("TFLOP/s" if matrix else "GB/s", right=True, drop=2),
             Column("roofline", right=True, drop=1),
-            Column("torch, ms", right=True, drop=3),
-            Column("× torch", right=True),
+            *([Column(f"× #{versus.against}", right=True)] if versus is not None else []),
             Column("peak memory", right=True, drop=4),
         ),
         title=title,
     )
     for t in verdict.timings:
-        ratio = t.baseline_us / t.kernel_us if t.baseline_us else None
+        ratio = versus.cases.get(t.case, 0.0) if versus is not None else 0.0
         table.add_row(
             t.case,
             *([config_text(verdict.configs[t.config])] if used else []),
@@ -74,8 +75,7 @@ def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
             f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
             f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
             f"{t.roofline_share:.0%}",
-            f"{t.baseline_us / 1e3:.4f}" if t.baseline_us else "–",
-            Text(speed_text(ratio or 0.0), style="red" if ratio is not None and ratio < 1 else ""),
+            *([speed_text(ratio)] if versus is not None else []),
             human_bytes(t.peak_bytes),
         )
     return table
