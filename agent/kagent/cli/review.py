@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from kagent_sandbox.errors import UserError
+from kagent_sandbox.errors import RunError, UserError
+from rich.text import Text
 
 from kagent.cli.app import (
     IsolationOption,
@@ -21,6 +23,9 @@ from kagent.cli.app import (
     status,
 )
 from kagent.config.settings import load_config
+
+if TYPE_CHECKING:
+    from kagent.runs.store import RunStore
 
 RunArgument = Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")]
 
@@ -141,7 +146,7 @@ def ablate(
     config = load_config(jobs=jobs, isolation=isolation, runs=folder)
     isolate(isolation)
     found = find_run(config.runs, run)
-    with RunStore.open(found) as store:
+    with RunStore.open(found, write=False) as store:
         history, manifest = store.history(), store.manifest
         task = task_of_run(found, manifest)
         lineage = history.lineage
@@ -160,11 +165,21 @@ def ablate(
                 bench.machine.prepare(say)
                 ablator = ablation.Ablator(bench.machine, lineage, say)
                 result = ablator.run(winner, manifest.device)
-        store.append("ablated", ablation.to_event(result))
+    _keep(store, "ablated", ablation.to_event(result))
     if json_:
         print_json(ablation.to_event(result))
     else:
         out.print(ablation_view(result, winner.proposal.name))
+
+
+def _keep(store: RunStore, kind: str, data: Mapping[str, object]) -> None:
+    """Keep an analysis beside the run; where that cannot be, say so: the result is still shown."""
+    from kagent.runs.analyses import add_analysis
+
+    try:
+        add_analysis(store.folder, store.manifest.id, kind, data)
+    except RunError as e:
+        err.print(Text(f"kagent: this result is shown and not kept: {e}", "yellow"))
 
 
 @app.command()
@@ -198,7 +213,7 @@ def profile(
     config = load_config(jobs=jobs, isolation=isolation, runs=folder)
     isolate(isolation)
     found = find_run(config.runs, run)
-    with RunStore.open(found) as store:
+    with RunStore.open(found, write=False) as store:
         history, manifest = store.history(), store.manifest
         if manifest.kind != "gpu":
             raise UserError(
@@ -220,7 +235,7 @@ def profile(
             here = run_facts_of(manifest, history)
             device = hardware(manifest.target, here.device, here.ceilings)
             result = profiling.profile(shown, task, case or cases[0], built, device)
-        store.append("profiled", to_event(result))
+    _keep(store, "profiled", to_event(result))
     if json_:
         print_json(to_event(result))
     else:
