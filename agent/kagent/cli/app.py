@@ -65,6 +65,10 @@ IsolationOption = Annotated[
     Literal["auto", "T0", "T1", "T2", "T3"] | None,
     typer.Option(help="Tier of isolation to require; T0 accepts none (the highest that works)."),
 ]
+FreshOption = Annotated[
+    bool | None,
+    typer.Option("--fresh", help="Measure baselines again (else once a day).", show_default=False),
+]
 RunsOption = Annotated[Path | None, typer.Option("--runs", help="Folder of run folders (runs/).")]
 
 

@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from kagent.cli.app import (
+    FreshOption,
     IsolationOption,
     JobsOption,
     JsonOption,
@@ -144,6 +145,7 @@ def bench(
     configs: Annotated[int, typer.Option(help="Configurations tried per candidate.", min=1)] = 1,
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
+    fresh: FreshOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Time candidates beside every baseline on the task's benchmark cases."""
@@ -157,8 +159,9 @@ def bench(
     found = find_task(task)
     isolate(isolation)
     with status(quiet=json_) as say:
+        config = load_config(jobs=jobs, fresh=fresh)
         result = bench_files(
-            found, files, jobs=jobs or load_config().jobs, configs=configs, say=say
+            found, files, jobs=config.jobs, configs=configs, say=say, fresh=config.fresh
         )
     alone = {n: v for n, v in result.measured.items() if n not in result.race.overall}
     if json_:

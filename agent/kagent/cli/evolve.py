@@ -13,6 +13,7 @@ from rich.text import Text
 from kagent.cli.app import (
     INTERRUPTED,
     NOT_FASTER,
+    FreshOption,
     IsolationOption,
     JobsOption,
     LangName,
@@ -70,6 +71,7 @@ def evolve(
     configs: Annotated[
         int | None, typer.Option(help="Configurations tried per candidate (1).", min=1)
     ] = None,
+    fresh: FreshOption = None,
     max_cost: Annotated[
         float | None, typer.Option(help="Dollars that the run may cost, calls in flight included.")
     ] = None,
@@ -109,6 +111,7 @@ def evolve(
         isolation=isolation,
         in_flight=in_flight,
         configs=configs,
+        fresh=fresh,
         max_cost=max_cost,
         max_tokens=max_tokens,
         max_time=max_time,

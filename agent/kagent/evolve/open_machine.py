@@ -67,7 +67,7 @@ def open_machine(
 
         def prepare(say: Callable[[str], None]) -> Mapping[str, object]:
             say(f"noise: {noise.text}")
-            baselines = judge.baselines(say)
+            baselines = judge.baselines(say, cached=not config.fresh)
             say("ceilings of the device")
             return {"baselines": to_json(baselines), "ceilings": to_json(judge.ceilings())}
 

@@ -19,7 +19,7 @@ from kagent.runs.store import RunStore
 from kagent.text import config_text, human_bytes, kernel_label, widths_text
 from kagent.ui.live import outcome, speed_text
 from kagent.ui.table import Column, TextTable
-from kagent.ui.tables import errors_table, rejected_text
+from kagent.ui.tables import disturbed_text, errors_table, rejected_text
 
 
 def candidate_json(
@@ -44,8 +44,8 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
-    """Cases of a passed candidate: its times, and the ratio to the incumbent that was timed in the
-    same blocks. A configuration that all cases share stands in the title.
+    """Cases of a passed candidate: its times, the ratio to the incumbent that was timed in the same
+    blocks, and what disturbed it. A configuration that all cases share stands in the title.
     """
     verdict = candidate.verdict
     assert isinstance(verdict, Passed)
@@ -78,7 +78,8 @@ def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
             *([speed_text(ratio)] if versus is not None else []),
             human_bytes(t.peak_bytes),
         )
-    return table
+    notes = [disturbed_text(f"#{candidate.id}", verdict.notes)] if verdict.notes else []
+    return Group(table, *notes)
 
 
 def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> RenderableType:
@@ -108,7 +109,6 @@ def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> R
         share += f", {roofline_share(verdict):.0%} of the roofline; "
         share += f"held the device {verdict.lane_s:.2f} s\n"
         parts += [Text(share), timing_table(candidate, matrix=store.manifest.matrix)]
-        parts += [Text(f"disturbed: {note}", "yellow") for note in verdict.notes]
         if verdict.errors:
             title = "relative errors against float64"
             parts += [Text(), errors_table(verdict.errors, title)]

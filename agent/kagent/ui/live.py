@@ -77,7 +77,7 @@ def outcome(candidate: Candidate, speed_up: float, *, promoted: bool = False) ->
     if isinstance(verdict, Rejected):
         where = f" ({verdict.case})" if verdict.case else ""
         return f"{verdict.stage} {verdict.status}{where}: {first_line(verdict)}", "red"
-    speed = speed_text(speed_up)
+    speed = speed_text(speed_up) + (", disturbed" if verdict.notes else "")
     if promoted:
         return (
             f"{speed}, {roofline_share(verdict):.0%} of the roofline, new incumbent",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from kagent_sandbox.data.race import Race
-from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.records import RecordError, from_json, to_json
 from kagent_sandbox.data.verdict import Passed, Rejected, SpeedVerdict
 from kagent_sandbox.errors import RunError
 from rich.console import Group, RenderableType
@@ -25,6 +26,7 @@ from kagent.ui.live import clock, first_line, speed_text, spent_text
 from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import headline, verdict_text
 
+_SAME_S = 60.0  # baselines that are younger were measured for the run
 MOST_WAITING = 12  # candidates that are named
 MOST_CHILDREN = 3  # of one parent, besides those that led somewhere
 
@@ -65,6 +67,7 @@ def _raced(history: History) -> Mapping[str, object]:
         "raced": final.winner if final is not None else None,
         "race_ratio": found.ratio if found is not None else None,
         "verdict": found.verdict.value if found is not None else None,
+        "disturbed_cases": len(final.race.disturbed) if final is not None else None,
     }
 
 
@@ -160,6 +163,8 @@ def run_view(store: RunStore, history: History) -> RenderableType:
     if history.race is not None:
         won = "" if history.race.winner is None else f"#{history.race.winner}, "
         head.append(f"final race: {won}").append_text(headline(history.race)).append("\n")
+    if (baselines := _baselines_text(history)) is not None:
+        head.append(f"{baselines}\n")
     head.append_text(_waiting(history))
     best = lineage.incumbent
     if best is None:
@@ -174,6 +179,25 @@ def run_view(store: RunStore, history: History) -> RenderableType:
         Text(),
         _rejections(lineage),
     )
+
+
+def _baselines_text(history: History) -> str | None:
+    """When the baselines of the search were measured; None where that is not known."""
+    events = [e for e in history.events if e.kind == "baselines"]
+    if not events:
+        return None
+    from kagent_sandbox.judge.timing.baselines import Baselines, age_text  # imports numpy
+
+    try:
+        found = from_json(Baselines, events[-1].data["baselines"])
+    except (RecordError, KeyError):
+        return None
+    if not found.measured_at:
+        return None
+    at = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.measured_at))
+    age_s = events[-1].at - found.measured_at
+    before = f", {age_text(age_s)} before they were used" if age_s > _SAME_S else ""
+    return f"baselines of the search: measured {at}{before}; {found.noise.text}"
 
 
 def _waiting(history: History) -> Text:

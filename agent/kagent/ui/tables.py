@@ -118,7 +118,8 @@ def race_table(race: Race, *, matrix: bool, labels: Labels | None = None) -> Ren
                 verdict_text(ratio.verdict) if ratio else "",
             )
     failed = [rejected_text((labels or {}).get(n, n), v) for n, v in race.failed.items()]
-    return Group(*([table] if race.cases else []), *_missing(race), *failed)
+    disturbed = [disturbed_text(case_shape(c), c.notes) for c in race.disturbed]
+    return Group(*([table] if race.cases else []), *_missing(race), *disturbed, *failed)
 
 
 def measured_table(measured: Mapping[str, Passed], *, matrix: bool, title: str) -> TextTable:
@@ -161,6 +162,11 @@ def _missing(race: Race) -> list[Text]:
     ]
 
 
+def disturbed_text(what: str, notes: Sequence[str]) -> Text:
+    """What else used the machine while times were taken."""
+    return Text(f"{what} was disturbed: {'; '.join(notes)}", "yellow")
+
+
 def ratio_text(ratio: Ratio | Comparison | None) -> Text:
     """The speed-up, in its verdict's colour."""
     if ratio is None:
@@ -184,7 +190,11 @@ def headline(final: FinalRace) -> Text:
     beside = "with" if found.verdict is SpeedVerdict.TIE else "than"
     interval = interval_text(found.ratio, found.low, found.high)
     style = f"bold {VERDICT_STYLES[found.verdict]}".strip()
-    return Text().append(f"{found.verdict} {beside} torch, {interval}", style)
+    text = Text().append(f"{found.verdict} {beside} torch, {interval}", style)
+    disturbed, cases = len(final.race.disturbed), len(final.race.cases)
+    return (
+        text.append(f"; disturbed in {disturbed} of {cases} cases", "yellow") if disturbed else text
+    )
 
 
 def overall_table(

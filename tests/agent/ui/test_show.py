@@ -10,6 +10,7 @@ from kagent.evolve.session import Outcome
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Lineage, find_candidate
 from kagent.runs.store import read_history
+from kagent.ui import tables
 from kagent.ui.candidate_view import candidate_view
 from kagent.ui.end_of_run import end_of_run, next_flags, verdict
 from kagent.ui.live import clock
@@ -190,6 +191,13 @@ def test_a_tie_is_no_win_anywhere(tmp_path, monkeypatch, capsys):
     first = f"{folder}: TIE with torch, 0.800× (95 %: 0.600–1.100); 12 evaluated"
     assert first in " ".join(text.split())
     assert "TIE: #1 cpp_wide beside the best of torch that ran, 0.800×" in text
+    one, *others = doubtful(made_final()).race.cases
+    noted = dataclasses.replace(one, notes=("other programs used 1.5 cores",))
+    crowded = dataclasses.replace(made_final().race, cases=(noted, *others))
+    said = tables.headline(dataclasses.replace(made_final(), race=crowded)).plain
+    assert said == "FASTER than torch, 1.265× (95 %: 1.200–1.300); disturbed in 1 of 2 cases"
+    shown = rendered([tables.race_table(crowded, matrix=False)], 120)
+    assert "float32 M=8 N=1024 was disturbed: other programs used 1.5 cores" in shown
     told = best_text(read_history(folder)[1], folder).plain
     assert told.startswith("final race: #1 cpp_wide, TIE with torch, 0.800× (95 %: 0.600–1.100)\n")
     assert "winner" not in told
