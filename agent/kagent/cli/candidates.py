@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from kagent.cli.app import (
+    EVOLVE,
     FreshOption,
     IsolationOption,
     JobsOption,
@@ -23,7 +24,7 @@ from kagent.cli.app import (
 from kagent.config.settings import load_config
 
 
-@app.command()
+@app.command(rich_help_panel=EVOLVE)
 def tasks(json_: JsonOption = False) -> None:
     """List the tasks that ship with kagent, and their seeds."""
     from kagent.tasks import find_task, seeds_of, task_names
@@ -49,7 +50,7 @@ def tasks(json_: JsonOption = False) -> None:
     out.print(tables.tasks_table(known))
 
 
-@app.command()
+@app.command(rich_help_panel=EVOLVE)
 def build(
     file: Annotated[Path, typer.Argument(help="A candidate.")],
     task: TaskOption,
@@ -89,7 +90,7 @@ def build(
         out.print(f"built in {built.build_s:.2f} s")
 
 
-@app.command()
+@app.command(rich_help_panel=EVOLVE)
 def check(
     file: Annotated[Path, typer.Argument(help="A candidate.")],
     task: TaskOption,
@@ -138,7 +139,7 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=EVOLVE)
 def bench(
     files: Annotated[list[Path], typer.Argument(help="Candidates.")],
     task: TaskOption,

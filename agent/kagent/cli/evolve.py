@@ -11,6 +11,7 @@ from kagent_sandbox.errors import KagentError
 from rich.text import Text
 
 from kagent.cli.app import (
+    EVOLVE,
     INTERRUPTED,
     NOT_FASTER,
     FreshOption,
@@ -19,6 +20,8 @@ from kagent.cli.app import (
     LangName,
     RunsOption,
     app,
+    complete_run,
+    complete_task,
     err,
     out,
 )
@@ -29,9 +32,14 @@ if TYPE_CHECKING:
     from kagent.evolve.session import Outcome
 
 
-@app.command()
+@app.command(rich_help_panel=EVOLVE)
 def evolve(
-    task: Annotated[str, typer.Argument(help="A task's name (kagent tasks), or its folder.")],
+    task: Annotated[
+        str,
+        typer.Argument(
+            help="A task's name (kagent tasks), or its folder.", autocompletion=complete_task
+        ),
+    ],
     budget: Annotated[
         int | None, typer.Option(help="Proposals to evaluate (50); seeds are free.", min=0)
     ] = None,
@@ -87,7 +95,10 @@ def evolve(
     ] = None,
     runs: RunsOption = None,
     resume: Annotated[
-        str | None, typer.Option(help="Continue a run: its name, path, or 'latest'.")
+        str | None,
+        typer.Option(
+            help="Continue a run: its name, path, or 'latest'.", autocompletion=complete_run
+        ),
     ] = None,
 ) -> None:
     """Evolve a task's kernel: propose, build, check, measure, keep the fastest lineage."""

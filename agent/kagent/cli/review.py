@@ -11,11 +11,14 @@ from kagent_sandbox.errors import RunError, UserError
 from rich.text import Text
 
 from kagent.cli.app import (
+    LOOK,
     IsolationOption,
     JobsOption,
     JsonOption,
+    RunArgument,
     RunsOption,
     app,
+    complete_task,
     err,
     isolate,
     out,
@@ -27,10 +30,8 @@ from kagent.config.settings import load_config
 if TYPE_CHECKING:
     from kagent.runs.store import RunStore
 
-RunArgument = Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")]
 
-
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def report(
     run: RunArgument,
     output: Annotated[
@@ -75,7 +76,7 @@ def report(
     out.print(str(target), soft_wrap=True)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def diff(
     run: RunArgument,
     before: Annotated[int, typer.Argument(help="A candidate's id.", min=0)],
@@ -98,9 +99,11 @@ def diff(
         out.print(compare.diff_view(history, *pair, matrix=store.manifest.matrix))
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def top(
-    task: Annotated[str | None, typer.Argument(help="Only runs of this task.")] = None,
+    task: Annotated[
+        str | None, typer.Argument(help="Only runs of this task.", autocompletion=complete_task)
+    ] = None,
     count: Annotated[int, typer.Option("-n", help="Candidates per task and device.", min=1)] = 5,
     folder: RunsOption = None,
     json_: JsonOption = False,
@@ -119,7 +122,7 @@ def top(
         out.print(f"no finished candidates{of} in {where}: kagent evolve starts a run")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def ablate(
     run: RunArgument,
     candidate: Annotated[
@@ -182,7 +185,7 @@ def _keep(store: RunStore, kind: str, data: Mapping[str, object]) -> None:
         err.print(Text(f"kagent: this result is shown and not kept: {e}", "yellow"))
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def profile(
     run: RunArgument,
     candidate: Annotated[

@@ -24,6 +24,7 @@ from kagent_sandbox.errors import RunError, TaskError, UserError
 from kagent.config.settings import Config
 from kagent.evolve.loop import Evolution, Limits, SeedText
 from kagent.evolve.open_machine import open_machine
+from kagent.evolve.phases import PhaseClock
 from kagent.evolve.proposers import (
     check_models,
     max_in_flight,
@@ -34,10 +35,10 @@ from kagent.evolve.proposers import (
 from kagent.evolve.stored_run import _setting
 from kagent.runs.ask import Nobody, Proposer
 from kagent.runs.cost import ModelCall
-from kagent.runs.events import Observer, Progress, Stop
+from kagent.runs.events import Observer, Phase, Progress, Stop
 from kagent.runs.files import clear_errors
 from kagent.runs.manifest import Manifest, read_manifest
-from kagent.runs.store import History, RunStore
+from kagent.runs.store import History, RunStore, read_history
 from kagent.search.tuner import Tuner
 from kagent.tasks import find_task, seeds_of
 
@@ -77,7 +78,22 @@ def evolve(
         with clear_errors(config.runs):  # now, not when the machine is ready
             config.runs.mkdir(parents=True, exist_ok=True)
     trials = _try_models(config, observe)
-    with open_machine(task, kind, config, secret) as (machine, facts, environment):
+    budget = config.budget
+    done = 0
+    if manifest is not None and resume is not None:
+        past = read_history(resume)[1]
+        done = past.lineage.counted
+        if "budget" not in config.model_fields_set:
+            budget = past.budget  # the run's own, unless another one is given
+    phases = PhaseClock(
+        observe,
+        *(task.digest, kind, config.lang, config.proposer, config.configs),
+        evaluations=max(0, budget - done),
+        most_search_s=config.max_time,
+    )
+    phases.begin(Phase.START)
+    opened = open_machine(task, kind, config, secret, lambda text: observe(Progress(text)))
+    with opened as (machine, facts, environment):
         if manifest is not None and resume is not None:
             same_machine(manifest, environment, facts, resume)
             store = RunStore.open(resume)
@@ -88,16 +104,15 @@ def evolve(
         with store:
             for call in trials:
                 store.tried(call)
-            budget = config.budget
-            if manifest is not None and "budget" not in config.model_fields_set:
-                budget = store.history().budget  # the run's own, unless another one is given
             setting = _setting(task, store.manifest, budget)
             limits = Limits(seconds=config.max_time, stop_at=config.stop_at)
 
             async def search() -> Stop:
                 async with contextlib.AsyncExitStack() as stack:
                     proposer = await open_proposer(config, task, store, observe, stack)
-                    evolution = Evolution(setting, seeds, store, machine, proposer, observe, limits)
+                    evolution = Evolution(
+                        setting, seeds, store, machine, proposer, observe, limits, phases
+                    )
                     return await evolution.run()
 
             try:
