@@ -70,7 +70,7 @@ def test_lines_that_sources_share_are_stored_once():
 def test_the_page_says_the_result_and_holds_every_candidate(run):
     manifest, history = run
     text = page.render("softmax-ask-tell", manifest, history)
-    assert "1.582× the best of eager and torch.compile (95 %: 1.576–1.587)" in text
+    assert "beside the best of eager and torch.compile, 1.582× (95 %: 1.576–1.587)" in text
     cases = len(history.race.race.cases)
     assert f"<strong>FASTER</strong> on {cases} of {cases} hidden cases" in text
     data = data_of(text)
