@@ -157,7 +157,13 @@ def _interpret(task: Task, path: Path, source: str, jobs: int) -> CheckedFile:
 
 
 def bench_files(
-    task: Task, paths: Sequence[Path], *, jobs: int, configs: int, say: Callable[[str], None]
+    task: Task,
+    paths: Sequence[Path],
+    *,
+    jobs: int,
+    configs: int,
+    say: Callable[[str], None],
+    fresh: bool = False,
 ) -> Benched:
     """Check candidates, find each one's best configuration, then race them with all baselines.
 
@@ -167,6 +173,7 @@ def bench_files(
         jobs: Number of builds at once.
         configs: Most configurations of each candidate.
         say: Function that receives lines of progress.
+        fresh: Whether baselines are measured again before the race, whatever is stored.
 
     Raises:
         UserError: GPU candidates that nothing is wrong with so far, where there is no GPU.
@@ -180,7 +187,7 @@ def bench_files(
     secret = secrets.randbits(62)
     with Builder(jobs) as builder, JudgeClient(task.folder, device_for(kind), secret) as judge:
         request = request_maker(task, judge.facts, search_cases(task, kind, secret), configs)
-        baselines = judge.baselines(say)
+        baselines = judge.baselines(say, cached=not fresh)
         judge.ceilings()
         taken = {name for times in baselines.us.values() for name in times} | {BEST_OF_TORCH}
         names = contender_names(paths, taken)

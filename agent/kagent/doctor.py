@@ -8,18 +8,25 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from kagent_sandbox.builder.client import Builder
-from kagent_sandbox.data.build import BuildCase, BuildRequest, Built, TensorSpec
-from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.task import Kind, Task, load_task
+from kagent_sandbox.data.verdict import CaseError, Rejected
 from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.table import available, device_for
 from kagent_sandbox.errors import KagentError, MachineError, UserError
+from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.process.isolation_probe import probe
 
+from kagent.candidate_file import DEFAULT_TARGET
 from kagent.config.settings import NO_MODEL, load_config
+from kagent.evolve.open_machine import request_maker, visible_cases
 from kagent.runs.manifest import PACKAGES, versions
 from kagent.runs.selftest_record import newest
 
@@ -43,8 +50,34 @@ class Finding:
     text: str
 
 
-_TENSOR = TensorSpec("x", (4, 16), (16, 1), "float32")
-_CASE = BuildCase("doctor", (_TENSOR,), (TensorSpec("y", (4, 16), (16, 1), "float32"),))
+_TASK = """
+name = "doctor"
+summary = "Twice a vector"
+entry = "entry"
+signature = "entry(x: Tensor[N]) -> Tensor[N]"
+bytes = "2 * N * itemsize"
+flops = "N"
+dims = { N = "elements" }
+arguments = [{ name = "x", shape = ["N"] }]
+results = [{ name = "y", shape = ["N"], k = 2.0 }]
+[cpu]
+check = [{ name = "few", dtype = "float32", N = 64 }]
+bench = [{ name = "more", dtype = "float32", N = 64 }]
+[gpu]
+check = [{ name = "few_gpu", dtype = "float32", N = 64 }]
+bench = [{ name = "more_gpu", dtype = "float32", N = 64 }]
+"""
+_REFERENCE = """
+import torch
+def inputs(case, generator, device):
+    return {"x": torch.randn(case.dims["N"], generator=generator, device=device)}
+def reference(x):
+    return x.double() * 2
+def eager(x):
+    return x * 2
+def experts():
+    return {}
+"""
 _CPP = '''
 import torch
 from kagent_sandbox.lang import cpp_kernel
@@ -86,11 +119,10 @@ def entry(x):
     _twice[(1,)](x, y, x.numel(), BLOCK=64)
     return y
 """
-_COMPILERS = (
-    ("C++ (g++)", _CPP, "cpu"),
-    ("Triton", _TRITON, "sm_90a"),
-    ("CUDA (NVRTC)", _CUDA, "sm_90a"),
-)
+_LANGUAGES: Mapping[Kind, Sequence[tuple[str, str]]] = {
+    "cpu": (("C++ (g++)", _CPP),),
+    "gpu": (("Triton", _TRITON), ("CUDA (NVRTC)", _CUDA)),
+}
 
 
 def examine(say: Callable[[str], None], **flags: object) -> list[Finding]:
@@ -106,7 +138,7 @@ def examine(say: Callable[[str], None], **flags: object) -> list[Finding]:
         _versions(),
         _gcc(),
     ]
-    say("compilers")
+    say("compilers, and kernels in the judge")
     found += _compilers()
     say("isolation")
     found.append(_isolation())
@@ -144,23 +176,56 @@ def _gcc() -> Finding:
 
 
 def _compilers() -> list[Finding]:
-    """Build one small candidate per language in the real builder, confined as in a run."""
-    found = []
-    try:
-        with Builder(1) as builder:
-            for name, source, target in _COMPILERS:
-                request = BuildRequest(source, "entry", target, (_CASE,))
-                found.append(_built(name, target, builder.build(request)))
-    except KagentError as e:
-        found.append(Finding(Level.BROKEN, "builder", str(e)))
+    """Build one small candidate per language in the real builder, confined as in a run, and have
+    the judge check it where the device is.
+    """
+    found: list[Finding] = []
+    with tempfile.TemporaryDirectory(prefix="kagent-") as made:
+        folder = Path(made)
+        (folder / "task.toml").write_text(_TASK)
+        (folder / "reference.py").write_text(_REFERENCE)
+        try:
+            with Builder(1) as builder:
+                for kind in _LANGUAGES:
+                    found += _tried(kind, load_task(folder), builder)
+        except KagentError as e:
+            found.append(Finding(Level.BROKEN, "builder or judge", str(e)))
     return found
 
 
-def _built(name: str, target: str, result: Built | Rejected) -> Finding:
-    if isinstance(result, Rejected):
-        return Finding(Level.BROKEN, name, f"{result.status}: {result.message}")
-    text = f"compiles for {target} in {result.build_s:.2f} s, confined"
-    return Finding(Level.OK, name, text)
+def _tried(kind: Kind, task: Task, builder: Builder) -> Iterator[Finding]:
+    """Build, and check on the device, a candidate of each of its languages; the judge's A/A test.
+
+    Raises:
+        KagentError: The builder or the judge fails.
+    """
+    cases = visible_cases(task, kind)
+    if not available(kind):
+        for name, source in _LANGUAGES[kind]:
+            built = builder.build(request_maker(task, DEFAULT_TARGET, cases, 1)(source))
+            yield _built(name, DEFAULT_TARGET, built)
+        return
+    with JudgeClient(task.folder, device_for(kind), 0) as judge:
+        for name, source in _LANGUAGES[kind]:
+            built = builder.build(request_maker(task, judge.facts, cases, 1)(source))
+            checked = built if isinstance(built, Rejected) else judge.check(built)
+            yield _built(name, judge.facts.target, built, checked)
+        yield Finding(Level.OK, f"clock ({kind.upper()})", judge.noise().text)
+
+
+def _built(
+    name: str,
+    target: str,
+    built: Built | Rejected,
+    checked: tuple[CaseError, ...] | Rejected | None = None,
+) -> Finding:
+    failed = built if isinstance(built, Rejected) else checked
+    if isinstance(failed, Rejected):
+        return Finding(Level.BROKEN, name, f"{failed.stage} {failed.status}: {failed.message}")
+    assert isinstance(built, Built)
+    text = f"compiles for {target} in {built.build_s:.2f} s, confined"
+    ran = "; its kernel is correct in a launcher" if checked is not None else "; not run here"
+    return Finding(Level.OK, name, text + ran)
 
 
 def _isolation() -> Finding:

@@ -17,6 +17,11 @@ def human_bytes(count: float) -> str:
     return f"{count:.0f} {unit}" if count >= 100 or count == int(count) else f"{count:.1f} {unit}"
 
 
+def interval_text(ratio: float, low: float, high: float) -> str:
+    """A measured ratio with its interval: '1.019× (95 %: 1.003–1.036)'."""
+    return f"{ratio:.3f}× (95 %: {low:.3f}–{high:.3f})"
+
+
 def config_text(config: Mapping[str, object]) -> str:
     """'BLOCK=1024 NUM_WARPS=8', or 'as written' when there is nothing to choose."""
     return " ".join(f"{k}={v}" for k, v in config.items()) or "as written"

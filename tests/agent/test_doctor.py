@@ -17,7 +17,7 @@ def found(tmp_path_factory):
         for name in ("KAGENT_MODEL", "OPENAI_MODEL", "KAGENT_MODELS"):
             patch.delenv(name, raising=False)
         findings = doctor.examine(said.append)
-    assert said == ["compilers", "isolation", "GPU", "models"]
+    assert said == ["compilers, and kernels in the judge", "isolation", "GPU", "models"]
     return {f.name: f for f in findings}
 
 
@@ -25,6 +25,9 @@ def test_every_language_is_compiled_in_confinement(found):
     for name in ("C++ (g++)", "Triton", "CUDA (NVRTC)"):
         assert found[name].level is Level.OK, found[name].text
         assert "confined" in found[name].text
+        ran = name.startswith("C++") or doctor.has_gpu()
+        assert ("correct in a launcher" if ran else "not run here") in found[name].text
+    assert "kernel against itself" in found["clock (CPU)"].text
 
 
 def test_isolation_is_what_was_observed(found):

@@ -24,7 +24,7 @@ from kagent.evolve.open_machine import open_machine
 from kagent.evolve.session import note_isolation_change, same_machine
 from kagent.evolve.stored_run import setting_for
 from kagent.runs.ask import Nobody
-from kagent.runs.events import Observer, Progress, Stop
+from kagent.runs.events import Observer, Phase, PhaseBegan, Stop
 from kagent.runs.final_race import choose_finalists
 from kagent.runs.manifest import Manifest
 from kagent.runs.store import History, RunStore
@@ -176,7 +176,7 @@ def judge_all(
     history = store.history()
     if not has_work(history, race=race):
         return Judged(store.folder, None, history, ())
-    observe(Progress("starting builder and judge"))
+    observe(PhaseBegan(Phase.START))
     with open_bench(task, store.manifest, config) as bench:
         budget = config.budget
         return judge(store, task, bench, observe, budget, deadline_s=deadline_s, race=race)

@@ -70,9 +70,8 @@ def ask(folder: Path, count: int, config: Config) -> list[OpenAsk]:
         if run_facts.device is None:  # as good a guess as there is
             run_facts = replace(run_facts, device=own_device(manifest.target))
         prompter = Prompter(task, manifest.kind, manifest.target, run_facts, config.prompts)
-        store.append("opened", {"by": "ask"})
         pending = [state.ask(setting, a.number) for a in state.under_way]
-        asks = []
+        asks: list[OpenAsk] = []
         for number in range(history.asked, history.asked + count):
             try:
                 ask = select(setting, history.lineage, number, pending, state.seeds)
@@ -85,6 +84,8 @@ def ask(folder: Path, count: int, config: Config) -> list[OpenAsk]:
             pending.append(ask)
             prompt = prompter.write(ask)
             text = f"{header(number, identity(folder, manifest))}\n\n{text_of(prompt)}"
+            if not asks:
+                store.append("opened", {"by": "ask"})
             path = store.write_text("prompts", number, 0, text)
             prompted = Prompted(number, prompt.card)
             store.ask(ask.record(), ("prompted", to_json(prompted)))

@@ -22,8 +22,9 @@ from kagent.runs.manifest import Manifest
 from kagent.runs.store import History
 from kagent.ui.end_of_run import race_view
 from kagent.ui.live import first_line, speed_text
-from kagent.ui.run_view import race_json
+from kagent.ui.run_view import final_race_json
 from kagent.ui.table import Column, TextTable
+from kagent.ui.tables import headline
 
 
 def command(*words: object, flags: Sequence[str]) -> Text:
@@ -137,16 +138,24 @@ def _raced_now(judged: Judged) -> bool:
 
 
 def best_text(history: History, folder: Path) -> Text:
-    """The incumbent and its file; after a race its winner."""
+    """The last race's verdict, and the incumbent where it took no part in one; and the file."""
     lineage, race = history.lineage, history.race
-    best = lineage.incumbent
-    if best is None:
+    shown = lineage.incumbent
+    if shown is None:
         return Text("nothing has passed yet")
-    won = lineage[race.winner] if race is not None and race.winner is not None else best
-    which = "the winner of the last race" if won is not best else "the best so far"
-    speed = speed_text(math.exp(lineage.log_speed(won.id)))
-    text = Text(f"{which}: #{won.id} {won.proposal.name}, {speed} the best of torch in the search")
-    return text.append(f"\n{folder / 'kernels' / f'{won.proposal.kernel}.py'}", "dim")
+    text = Text()
+    if race is not None:
+        text.append("final race: ")
+        if race.winner is not None:
+            text.append(f"#{race.winner} {lineage[race.winner].proposal.name}, ")
+        text.append_text(headline(race)).append("\n")
+    if race is not None and race.winner is not None and shown.id in race.finalists:
+        shown = lineage[race.winner]
+    else:
+        speed = speed_text(math.exp(lineage.log_speed(shown.id)))
+        text.append(f"the best so far: #{shown.id} {shown.proposal.name}, ")
+        text.append(f"{speed} the best of torch in the search\n")
+    return text.append(str(folder / "kernels" / f"{shown.proposal.kernel}.py"), "dim")
 
 
 def merged_text(merged: Merged, history: History) -> Text:
@@ -191,5 +200,5 @@ def judged_json(judged: Judged) -> Mapping[str, object]:
         "judged": list(judged.recorded),
         "left": judged.left,
         "incumbent": best.id if best is not None else None,
-        "race": race_json(judged.history.race) if judged.history.race is not None else None,
+        "race": final_race_json(judged.history.race) if judged.history.race is not None else None,
     }

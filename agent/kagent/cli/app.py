@@ -9,13 +9,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.data.language import ANY, LANGUAGES
 from kagent_sandbox.errors import KagentError
 from rich.text import Text
+from typer.core import TyperGroup
 
 from kagent.config.settings import load_config
 from kagent.ui.terminal import Terminal
@@ -23,7 +24,30 @@ from kagent.ui.terminal import Terminal
 NOT_FASTER = 3  # exit code of a run whose final race found TIE or SLOWER
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
+EVOLVE, LOOK, EXPORT = "Evolve", "Look at runs", "Export"
+DRIVE, TRUST = "Drive from outside", "Trust"
+_PANELS = (EVOLVE, LOOK, EXPORT, DRIVE, TRUST)
+"""Groups of commands, in the order in which --help shows them."""
+_FIRST = ("evolve", "runs", "show")
+"""Commands that stand first in their group."""
+
+
+class _Grouped(TyperGroup):
+    """Commands by group."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of --help."""
+
+        def place(name: str) -> tuple[int, int]:
+            panel = getattr(self.commands[name], "rich_help_panel", TRUST)
+            first = _FIRST.index(name) if name in _FIRST else len(_FIRST)
+            return _PANELS.index(panel), first
+
+        return sorted(super().list_commands(ctx), key=place)
+
+
 app = typer.Typer(
+    cls=_Grouped,
     help="Evolve GPU kernels and keep only the speed-ups that can be proved.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -58,12 +82,48 @@ def options(
     """Options of kagent itself."""
 
 
-TaskOption = Annotated[str, typer.Option("--task", help="A task's name, or its folder's path.")]
+def complete_task(incomplete: str) -> list[str]:
+    """Names of tasks, for a shell."""
+    from kagent.tasks import task_names
+
+    return [name for name in task_names() if name.startswith(incomplete)]
+
+
+def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of runs, the last one first, for a shell."""
+    from kagent.runs.manifest import list_runs
+
+    given = next((v for k, v in ctx.params.items() if k in ("runs", "folder")), None)
+    with contextlib.suppress(KagentError, OSError):
+        where = load_config(runs=given if isinstance(given, Path) else None).runs
+        names = [folder.name for folder in list_runs(where)][::-1]
+        return [name for name in (*names, "latest") if names and name.startswith(incomplete)]
+    return []
+
+
+def complete_run_or_task(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of runs and of tasks, for a shell."""
+    return [*complete_task(incomplete), *complete_run(ctx, incomplete)]
+
+
+RunArgument = Annotated[
+    str, typer.Argument(help="A run's name, path, or 'latest'.", autocompletion=complete_run)
+]
+TaskOption = Annotated[
+    str,
+    typer.Option(
+        "--task", help="A task's name, or its folder's path.", autocompletion=complete_task
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 JobsOption = Annotated[int | None, typer.Option(help="Builds at once (all cores).", min=1)]
 IsolationOption = Annotated[
     Literal["auto", "T0", "T1", "T2", "T3"] | None,
     typer.Option(help="Tier of isolation to require; T0 accepts none (the highest that works)."),
+]
+FreshOption = Annotated[
+    bool | None,
+    typer.Option("--fresh", help="Measure baselines again (else once a day).", show_default=False),
 ]
 RunsOption = Annotated[Path | None, typer.Option("--runs", help="Folder of run folders (runs/).")]
 

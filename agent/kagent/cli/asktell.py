@@ -15,13 +15,16 @@ from kagent_sandbox.errors import RunError, UserError
 from rich.text import Text
 
 from kagent.cli.app import (
+    DRIVE,
     INTERRUPTED,
     IsolationOption,
     JobsOption,
     JsonOption,
     LangName,
+    RunArgument,
     RunsOption,
     app,
+    complete_run_or_task,
     isolate,
     out,
     print_json,
@@ -29,17 +32,28 @@ from kagent.cli.app import (
 )
 from kagent.config.settings import load_config
 from kagent.config.values import parse_seconds
-from kagent.runs.events import Event, Observer, Progress, Recorded, Started, Stop, Withdrawn
+from kagent.runs.events import (
+    Event,
+    Observer,
+    PhaseBegan,
+    Progress,
+    Recorded,
+    Started,
+    Stop,
+    Withdrawn,
+)
 from kagent.ui.terminal import Terminal
 
-RunArgument = Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")]
 
-
-@app.command()
+@app.command(rich_help_panel=DRIVE)
 def ask(
     run: Annotated[
         str,
-        typer.Argument(metavar="RUN|TASK", help="A run to continue, or a task for a new run."),
+        typer.Argument(
+            metavar="RUN|TASK",
+            help="A run to continue, or a task for a new run.",
+            autocompletion=complete_run_or_task,
+        ),
     ],
     count: Annotated[int, typer.Option("-n", help="Prompts to write.", min=1)] = 1,
     list_: Annotated[
@@ -103,7 +117,7 @@ def ask(
         out.print(line, soft_wrap=True)
 
 
-@app.command()
+@app.command(rich_help_panel=DRIVE)
 def tell(
     run: RunArgument,
     files: Annotated[
@@ -182,7 +196,7 @@ def tell(
     _exit(judged.stop if judged is not None else None)
 
 
-@app.command()
+@app.command(rich_help_panel=DRIVE)
 def judge(
     run: RunArgument,
     deadline: Annotated[
@@ -223,7 +237,7 @@ def judge(
     _exit(judged.stop)
 
 
-@app.command()
+@app.command(rich_help_panel=DRIVE)
 def merge(
     run: RunArgument,
     copy: Annotated[
@@ -262,6 +276,8 @@ def _watching(quiet: bool) -> Iterator[Observer]:
             nonlocal budget
             if isinstance(event, Started):
                 budget = event.budget
+            elif isinstance(event, PhaseBegan):
+                say(event.phase.value)
             elif isinstance(event, Progress):
                 say(event.text)
             elif isinstance(event, Withdrawn):

@@ -9,6 +9,8 @@ import typer
 from rich.text import Text
 
 from kagent.cli.app import (
+    EVOLVE,
+    FreshOption,
     IsolationOption,
     JobsOption,
     JsonOption,
@@ -22,7 +24,7 @@ from kagent.cli.app import (
 from kagent.config.settings import load_config
 
 
-@app.command()
+@app.command(rich_help_panel=EVOLVE)
 def tasks(json_: JsonOption = False) -> None:
     """List the tasks that ship with kagent, and their seeds."""
     from kagent.tasks import find_task, seeds_of, task_names
@@ -48,7 +50,7 @@ def tasks(json_: JsonOption = False) -> None:
     out.print(tables.tasks_table(known))
 
 
-@app.command()
+@app.command(rich_help_panel=EVOLVE)
 def build(
     file: Annotated[Path, typer.Argument(help="A candidate.")],
     task: TaskOption,
@@ -88,7 +90,7 @@ def build(
         out.print(f"built in {built.build_s:.2f} s")
 
 
-@app.command()
+@app.command(rich_help_panel=EVOLVE)
 def check(
     file: Annotated[Path, typer.Argument(help="A candidate.")],
     task: TaskOption,
@@ -137,13 +139,14 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=EVOLVE)
 def bench(
     files: Annotated[list[Path], typer.Argument(help="Candidates.")],
     task: TaskOption,
     configs: Annotated[int, typer.Option(help="Configurations tried per candidate.", min=1)] = 1,
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
+    fresh: FreshOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Time candidates beside every baseline on the task's benchmark cases."""
@@ -152,19 +155,21 @@ def bench(
     from kagent.candidate_file import bench_files
     from kagent.tasks import find_task
     from kagent.ui import tables
+    from kagent.ui.run_view import race_json
 
     found = find_task(task)
     isolate(isolation)
     with status(quiet=json_) as say:
+        config = load_config(jobs=jobs, fresh=fresh)
         result = bench_files(
-            found, files, jobs=jobs or load_config().jobs, configs=configs, say=say
+            found, files, jobs=config.jobs, configs=configs, say=say, fresh=config.fresh
         )
     alone = {n: v for n, v in result.measured.items() if n not in result.race.overall}
     if json_:
         print_json(
             {
                 "device": None if result.facts is None else to_json(result.facts),
-                "race": to_json(result.race),
+                "race": race_json(result.race),
                 "measured": {n: to_json(v) for n, v in result.measured.items()},
                 "rejected": {n: to_json(v) for n, v in result.rejected.items()},
                 "failure": None if result.failure is None else str(result.failure),

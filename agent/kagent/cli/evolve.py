@@ -11,13 +11,17 @@ from kagent_sandbox.errors import KagentError
 from rich.text import Text
 
 from kagent.cli.app import (
+    EVOLVE,
     INTERRUPTED,
     NOT_FASTER,
+    FreshOption,
     IsolationOption,
     JobsOption,
     LangName,
     RunsOption,
     app,
+    complete_run,
+    complete_task,
     err,
     out,
 )
@@ -28,9 +32,14 @@ if TYPE_CHECKING:
     from kagent.evolve.session import Outcome
 
 
-@app.command()
+@app.command(rich_help_panel=EVOLVE)
 def evolve(
-    task: Annotated[str, typer.Argument(help="A task's name (kagent tasks), or its folder.")],
+    task: Annotated[
+        str,
+        typer.Argument(
+            help="A task's name (kagent tasks), or its folder.", autocompletion=complete_task
+        ),
+    ],
     budget: Annotated[
         int | None, typer.Option(help="Proposals to evaluate (50); seeds are free.", min=0)
     ] = None,
@@ -70,6 +79,7 @@ def evolve(
     configs: Annotated[
         int | None, typer.Option(help="Configurations tried per candidate (1).", min=1)
     ] = None,
+    fresh: FreshOption = None,
     max_cost: Annotated[
         float | None, typer.Option(help="Dollars that the run may cost, calls in flight included.")
     ] = None,
@@ -85,7 +95,10 @@ def evolve(
     ] = None,
     runs: RunsOption = None,
     resume: Annotated[
-        str | None, typer.Option(help="Continue a run: its name, path, or 'latest'.")
+        str | None,
+        typer.Option(
+            help="Continue a run: its name, path, or 'latest'.", autocompletion=complete_run
+        ),
     ] = None,
 ) -> None:
     """Evolve a task's kernel: propose, build, check, measure, keep the fastest lineage."""
@@ -109,6 +122,7 @@ def evolve(
         isolation=isolation,
         in_flight=in_flight,
         configs=configs,
+        fresh=fresh,
         max_cost=max_cost,
         max_tokens=max_tokens,
         max_time=max_time,

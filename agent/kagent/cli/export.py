@@ -9,11 +9,13 @@ import typer
 from kagent_sandbox.errors import UserError
 
 from kagent.cli.app import (
+    EXPORT,
     IsolationOption,
     JobsOption,
     JsonOption,
     RunsOption,
     app,
+    complete_run,
     isolate,
     out,
     print_json,
@@ -22,11 +24,14 @@ from kagent.cli.app import (
 from kagent.config.settings import load_config
 
 
-@app.command()
+@app.command(rich_help_panel=EXPORT)
 def export(
     runs: Annotated[
         list[str],
-        typer.Argument(help="Runs, by name, path or 'latest'; RUN:ID for another finalist."),
+        typer.Argument(
+            help="Runs, by name, path or 'latest'; RUN:ID for another finalist.",
+            autocompletion=complete_run,
+        ),
     ],
     to: Annotated[
         Path, typer.Option("--to", help="Folder of the library (or files), new or existing.")
@@ -84,7 +89,7 @@ def export(
         out.print(exported_view(done))
 
 
-@app.command()
+@app.command(rich_help_panel=EXPORT)
 def certify(
     library: Annotated[Path, typer.Argument(help="An exported library's folder.")],
     update: Annotated[

@@ -9,18 +9,33 @@ from typing import Annotated, Literal
 import typer
 from kagent_sandbox.errors import UserError
 
-from kagent.cli.app import JsonOption, LangName, RunsOption, app, print_json
+from kagent.cli.app import (
+    DRIVE,
+    JsonOption,
+    LangName,
+    RunsOption,
+    app,
+    complete_run,
+    complete_task,
+    print_json,
+)
 from kagent.config.settings import load_config
 
 
-@app.command()
+@app.command(rich_help_panel=DRIVE)
 def prompt(
     task: Annotated[
         str | None,
-        typer.Argument(help="A task's name, or its folder; with --run, where it is now."),
+        typer.Argument(
+            help="A task's name, or its folder; with --run, where it is now.",
+            autocompletion=complete_task,
+        ),
     ] = None,
     run: Annotated[
-        str | None, typer.Option(help="A run's name, path, or 'latest': its next prompt.")
+        str | None,
+        typer.Option(
+            help="A run's name, path, or 'latest': its next prompt.", autocompletion=complete_run
+        ),
     ] = None,
     operator: Annotated[
         Literal["structure", "rewrite", "crossover", "repair", "tune"] | None,

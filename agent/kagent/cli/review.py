@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from kagent_sandbox.errors import UserError
+from kagent_sandbox.errors import RunError, UserError
+from rich.text import Text
 
 from kagent.cli.app import (
+    LOOK,
     IsolationOption,
     JobsOption,
     JsonOption,
+    RunArgument,
     RunsOption,
     app,
+    complete_task,
     err,
     isolate,
     out,
@@ -22,10 +27,11 @@ from kagent.cli.app import (
 )
 from kagent.config.settings import load_config
 
-RunArgument = Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")]
+if TYPE_CHECKING:
+    from kagent.runs.store import RunStore
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def report(
     run: RunArgument,
     output: Annotated[
@@ -70,7 +76,7 @@ def report(
     out.print(str(target), soft_wrap=True)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def diff(
     run: RunArgument,
     before: Annotated[int, typer.Argument(help="A candidate's id.", min=0)],
@@ -88,14 +94,16 @@ def diff(
     lineage = history.lineage
     pair = find_candidate(lineage, before), find_candidate(lineage, after)
     if json_:
-        print_json(compare.diff_json(lineage, *pair))
+        print_json(compare.diff_json(history, *pair))
     else:
-        out.print(compare.diff_view(lineage, *pair, matrix=store.manifest.matrix))
+        out.print(compare.diff_view(history, *pair, matrix=store.manifest.matrix))
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def top(
-    task: Annotated[str | None, typer.Argument(help="Only runs of this task.")] = None,
+    task: Annotated[
+        str | None, typer.Argument(help="Only runs of this task.", autocompletion=complete_task)
+    ] = None,
     count: Annotated[int, typer.Option("-n", help="Candidates per task and device.", min=1)] = 5,
     folder: RunsOption = None,
     json_: JsonOption = False,
@@ -114,7 +122,7 @@ def top(
         out.print(f"no finished candidates{of} in {where}: kagent evolve starts a run")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def ablate(
     run: RunArgument,
     candidate: Annotated[
@@ -140,7 +148,7 @@ def ablate(
     config = load_config(jobs=jobs, isolation=isolation, runs=folder)
     isolate(isolation)
     found = find_run(config.runs, run)
-    with RunStore.open(found) as store:
+    with RunStore.open(found, write=False) as store:
         history, manifest = store.history(), store.manifest
         task = todays_task(found, manifest)  # each version is timed anew beside another
         lineage = history.lineage
@@ -160,14 +168,24 @@ def ablate(
                 bench.machine.prepare(say)
                 ablator = ablation.Ablator(bench.machine, lineage, say)
                 result = ablator.run(winner, str(bench.environment["device"]))
-        store.append("ablated", ablation.to_event(result))
+    _keep(store, "ablated", ablation.to_event(result))
     if json_:
         print_json(ablation.to_event(result))
     else:
         out.print(ablation_view(result, winner.proposal.name))
 
 
-@app.command()
+def _keep(store: RunStore, kind: str, data: Mapping[str, object]) -> None:
+    """Keep an analysis beside the run; where that cannot be, say so: the result is still shown."""
+    from kagent.runs.analyses import add_analysis
+
+    try:
+        add_analysis(store.folder, store.manifest.id, kind, data)
+    except RunError as e:
+        err.print(Text(f"kagent: this result is shown and not kept: {e}", "yellow"))
+
+
+@app.command(rich_help_panel=LOOK)
 def profile(
     run: RunArgument,
     candidate: Annotated[
@@ -199,7 +217,7 @@ def profile(
     config = load_config(jobs=jobs, isolation=isolation, runs=folder)
     isolate(isolation)
     found = find_run(config.runs, run)
-    with RunStore.open(found) as store:
+    with RunStore.open(found, write=False) as store:
         history, manifest = store.history(), store.manifest
         if manifest.kind != "gpu":
             raise UserError(
@@ -221,7 +239,7 @@ def profile(
             here = run_facts_of(manifest, history)
             device = hardware(manifest.target, here.device, here.ceilings)
             result = profiling.profile(shown, task, case or cases[0], built, device)
-        store.append("profiled", to_event(result))
+    _keep(store, "profiled", to_event(result))
     if json_:
         print_json(to_event(result))
     else:

@@ -10,9 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from kagent.cli.app import (
+    LOOK,
+    TRUST,
     IsolationOption,
     JobsOption,
     JsonOption,
+    RunArgument,
     RunsOption,
     app,
     isolate,
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from kagent.runs.store import RunStore
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def runs(folder: RunsOption = None, json_: JsonOption = False) -> None:
     """List the runs."""
     from kagent.ui import run_view
@@ -42,9 +45,9 @@ def runs(folder: RunsOption = None, json_: JsonOption = False) -> None:
         out.print(f"no runs in {where}: kagent evolve softmax starts one")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def show(
-    run: Annotated[str, typer.Argument(help="A run's name, path, or 'latest'.")],
+    run: RunArgument,
     candidate: Annotated[int | None, typer.Argument(help="A candidate's id.", min=0)] = None,
     source: Annotated[bool, typer.Option("--source", help="Print its file.")] = False,
     prompt: Annotated[bool, typer.Option("--prompt", help="Print its prompt.")] = False,
@@ -114,7 +117,7 @@ def _show_text(store: RunStore, candidate: Candidate, what: str, jobs: int) -> N
             out.out(text)
 
 
-@app.command()
+@app.command(rich_help_panel=TRUST)
 def doctor(
     model: Annotated[
         list[str] | None, typer.Option(help="A model to try; may be repeated.")

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from kagent.cli.app import (
     INTERRUPTED,
+    TRUST,
     IsolationOption,
     JobsOption,
     JsonOption,
@@ -35,7 +36,7 @@ _EVERY = 25  # results, of which one line is printed where there is no terminal
 _WHY_CHARACTERS = 300  # of the reason, in the line of a miss
 
 
-@app.command()
+@app.command(rich_help_panel=TRUST)
 def selftest(
     only: Annotated[str | None, typer.Option(help="Items by their numbers, such as 66,70.")] = None,
     chapter: Annotated[

@@ -108,6 +108,7 @@ class Config(BaseSettings):
     configs: int = Field(
         1, ge=1, le=64, description="configurations of its tunables tried per candidate"
     )
+    fresh: bool = Field(False, description="measure baselines again, whatever is stored")
     max_time: Seconds | None = Field(
         None, description="wall clock of the search, the final race not counted: 90s, 8m, 1h30m"
     )

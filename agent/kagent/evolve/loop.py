@@ -35,18 +35,22 @@ from kagent_sandbox.data.verdict import Rejected
 from kagent.evolve.ask_queue import AskQueue
 from kagent.evolve.evaluation import Evaluation, Evaluator
 from kagent.evolve.machine import Machine, contender
+from kagent.evolve.phases import PhaseClock
 from kagent.llm.chat import ModelError
 from kagent.runs.ask import Ask, AskRecord, CapReached, Draft, Proposer, Setting
 from kagent.runs.events import (
     Answered,
     Finished,
     Observer,
+    Phase,
     Progress,
     Proposed,
     Raced,
     Recorded,
     Started,
+    Step,
     Stop,
+    Working,
 )
 from kagent.runs.final_race import FinalRace, choose_finalists, winner
 from kagent.runs.lineage import FREE, Lineage, Operator, Proposal, roofline_share
@@ -86,6 +90,7 @@ class Evolution:
         proposer: Proposer,
         observe: Observer,
         limits: Limits | None = None,
+        phases: PhaseClock | None = None,
     ) -> None:
         """Read the store."""
         history = store.history()
@@ -96,6 +101,7 @@ class Evolution:
         self._store = store
         self._observe = observe
         self._limits = limits or Limits()
+        self._phases = phases or PhaseClock(observe)
         self._deadline = math.inf
         self._asked = history.asked
         self._raced = list(history.race.finalists) if history.race else None
@@ -105,6 +111,7 @@ class Evolution:
         self._evaluations: deque[Evaluation] = deque()
         self._ended: Stop | None = None  # why nothing more is asked, once that is so
         self._failure: ModelError | None = None
+        self._search_from: int | None = None  # evaluations before the first ask of this session
         self._dry = -1  # length of the lineage at which there was nothing left to propose
 
     async def run(self) -> Stop:
@@ -127,9 +134,12 @@ class Evolution:
         stop = Stop.FAILED
         try:
             if self._reason_to_stop() is None or self._history.pending or not self._raced:
+                self._phases.begin(Phase.BASELINES)
                 await self._evaluator.prepare()
+            self._phases.begin(Phase.SEEDS)
             await self._restore()
             stop = await self._search()
+            self._phases.end(self.lineage.counted - (self._search_from or 0))
             if self._limits.race:
                 await self._race()
         except BaseException as e:
@@ -204,6 +214,9 @@ class Evolution:
         )
 
     def _ask(self) -> None:
+        if self._search_from is None:
+            self._search_from = self.lineage.counted
+            self._phases.begin(Phase.SEARCH)
         ask = select(
             self._setting, self.lineage.as_of(len(self.lineage)), self._asked, self._open()
         )
@@ -265,6 +278,7 @@ class Evolution:
         finalists = choose_finalists(self.lineage)
         if not finalists or self._raced == [c.id for c in finalists]:
             return
+        self._phases.begin(Phase.RACE)
         self._observe(Progress(f"final race of {len(finalists)} on hidden cases"))
         contenders: list[Contender] = []
         failed: dict[str, Rejected] = {}
@@ -276,10 +290,13 @@ class Evolution:
                 failed[str(candidate.id)] = built
             else:
                 contenders.append(contender(candidate, built))
+        for each in contenders:
+            self._observe(Working(int(each.id), Step.MEASURE))
         race = await self._evaluator.race(contenders) if contenders else Race((), {})
         race = replace(race, failed={**race.failed, **failed})
         result = FinalRace(tuple(c.id for c in finalists), winner(race, finalists), race)
         self._store.race(result)
+        self._phases.end()
         self._observe(Raced(result))
 
     def _reason_to_stop(self) -> Stop | None:

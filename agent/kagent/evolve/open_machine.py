@@ -24,7 +24,11 @@ from kagent.runs.selftest_record import in_environment
 
 @contextlib.contextmanager
 def open_machine(
-    task: Task, kind: Kind, config: Config, secret: int
+    task: Task,
+    kind: Kind,
+    config: Config,
+    secret: int,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[Machine, DeviceFacts, Mapping[str, object]]]:
     """Start a builder and a judge for a task; at the end close them with all that they started.
 
@@ -33,6 +37,7 @@ def open_machine(
         kind: "gpu" or "cpu".
         config: Jobs and isolation.
         secret: Seed of the hidden cases. The judge gets it now, the store with the final race.
+        say: Is told what is being done.
 
     Returns:
         The machine, the device's facts, and the environment as a run stores it.
@@ -44,9 +49,11 @@ def open_machine(
         JudgeClient(task.folder, device, secret, race_s=config.race_time) as judge,
     ):
         facts = judge.facts
+        say("trying the isolation")
         seen = probe()  # while the fork-servers import
         seen.require()
         tiers = {"builder": builder.isolation.tier, "launcher": judge.isolation().tier}
+        say("timing a kernel against itself")
         noise = judge.noise()
         environment: dict[str, object] = {
             "device": facts.name,
@@ -67,7 +74,7 @@ def open_machine(
 
         def prepare(say: Callable[[str], None]) -> Mapping[str, object]:
             say(f"noise: {noise.text}")
-            baselines = judge.baselines(say)
+            baselines = judge.baselines(say, cached=not config.fresh)
             say("ceilings of the device")
             return {"baselines": to_json(baselines), "ceilings": to_json(judge.ceilings())}
 

@@ -10,7 +10,7 @@ import contextlib
 import importlib.metadata
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from kagent_sandbox.errors import RunError, TaskError, UserError
 from kagent.config.settings import Config
 from kagent.evolve.loop import Evolution, Limits, SeedText
 from kagent.evolve.open_machine import open_machine
+from kagent.evolve.phases import PhaseClock
 from kagent.evolve.proposers import (
     check_models,
     max_in_flight,
@@ -33,10 +34,11 @@ from kagent.evolve.proposers import (
 )
 from kagent.evolve.stored_run import _setting
 from kagent.runs.ask import Nobody, Proposer
-from kagent.runs.events import Observer, Progress, Stop
+from kagent.runs.cost import ModelCall
+from kagent.runs.events import Observer, Phase, Progress, Stop
 from kagent.runs.files import clear_errors
 from kagent.runs.manifest import Manifest, read_manifest
-from kagent.runs.store import History, RunStore
+from kagent.runs.store import History, RunStore, read_history
 from kagent.search.tuner import Tuner
 from kagent.tasks import find_task, seeds_of
 
@@ -64,6 +66,7 @@ def evolve(
     Raises:
         UserError: The task, or the languages asked for, cannot be evolved on this machine.
         RunError: The run's folder cannot be used.
+        ModelError: A model cannot be asked; nothing was measured.
         MachineError: The machine failed. Events recorded until then are kept.
     """
     task = find_task(task_name)
@@ -74,7 +77,23 @@ def evolve(
     if manifest is None:
         with clear_errors(config.runs):  # now, not when the machine is ready
             config.runs.mkdir(parents=True, exist_ok=True)
-    with open_machine(task, kind, config, secret) as (machine, facts, environment):
+    trials = _try_models(config, observe)
+    budget = config.budget
+    done = 0
+    if manifest is not None and resume is not None:
+        past = read_history(resume)[1]
+        done = past.lineage.counted
+        if "budget" not in config.model_fields_set:
+            budget = past.budget  # the run's own, unless another one is given
+    phases = PhaseClock(
+        observe,
+        *(task.digest, kind, config.lang, config.proposer, config.configs),
+        evaluations=max(0, budget - done),
+        most_search_s=config.max_time,
+    )
+    phases.begin(Phase.START)
+    opened = open_machine(task, kind, config, secret, lambda text: observe(Progress(text)))
+    with opened as (machine, facts, environment):
         if manifest is not None and resume is not None:
             same_machine(manifest, environment, facts, resume)
             store = RunStore.open(resume)
@@ -83,16 +102,17 @@ def evolve(
             made = new_manifest(task, kind, facts.target, config, environment)
             store = RunStore.create(config.runs, made)
         with store:
-            budget = config.budget
-            if manifest is not None and "budget" not in config.model_fields_set:
-                budget = store.history().budget  # the run's own, unless another one is given
+            for call in trials:
+                store.tried(call)
             setting = _setting(task, store.manifest, budget)
             limits = Limits(seconds=config.max_time, stop_at=config.stop_at)
 
             async def search() -> Stop:
                 async with contextlib.AsyncExitStack() as stack:
                     proposer = await open_proposer(config, task, store, observe, stack)
-                    evolution = Evolution(setting, seeds, store, machine, proposer, observe, limits)
+                    evolution = Evolution(
+                        setting, seeds, store, machine, proposer, observe, limits, phases
+                    )
                     return await evolution.run()
 
             try:
@@ -100,6 +120,20 @@ def evolve(
             except KeyboardInterrupt:
                 stop = Stop.INTERRUPTED
             return Outcome(store.folder, stop, store.history())
+
+
+def _try_models(config: Config, observe: Observer) -> Sequence[ModelCall]:
+    """Ask each model once, before anything is measured; nothing for other proposers.
+
+    Raises:
+        ModelError: One cannot be asked.
+    """
+    models = check_models(config)
+    if not models:
+        return ()
+    from kagent.llm.ping import require_models  # the SDK takes a second to import
+
+    return require_models(models, lambda text: observe(Progress(text)))
 
 
 def resolve_config(

@@ -22,6 +22,7 @@ from kagent.export.record import (
     Timing,
 )
 from kagent.export.templating import code, figure, listed, render, words
+from kagent.text import interval_text
 
 _BASELINES_OF_TORCH = ("eager", "compile")  # and modes of torch.compile, which begin like it
 
@@ -77,7 +78,7 @@ def _devices(library: LibraryRecord) -> list[str]:
 
 def _race(kernel: KernelRecord) -> str:
     o = kernel.origin
-    return f"{o.ratio:.3f}× (95 %: {o.low:.3f}–{o.high:.3f})"
+    return interval_text(o.ratio, o.low, o.high)
 
 
 def _table(device: DeviceRecord) -> CardTable:

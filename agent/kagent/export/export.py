@@ -35,6 +35,7 @@ from kagent.export.winners import Winner
 from kagent.export.writing import files_of, refuse_edited, write_library
 from kagent.resources import resource
 from kagent.runs.files import write_file
+from kagent.text import interval_text
 
 Merged: TypeAlias = dict[str, tuple[OperatorRecord, list[str]]]
 """Operators as they are to be, by task, and what changed, in words."""
@@ -323,7 +324,7 @@ def _refuse(
         if result.refused:
             reasons.append(f"{who} {result.refused}")
         elif versus is not None and _loses(result) and not allow_slower:
-            found = f"{versus.ratio:.3f}x ({versus.low:.3f}-{versus.high:.3f})"
+            found = interval_text(versus.ratio, versus.low, versus.high)
             reasons.append(
                 f"{who} is not FASTER than torch on hidden cases drawn now: {versus.verdict}, "
                 f"{found}. --allow-slower exports it anyway"

@@ -20,6 +20,7 @@ from kagent.export.record import OriginRecord
 from kagent.runs.lineage import Candidate, find_candidate, kernel_id
 from kagent.runs.manifest import Manifest, find_run
 from kagent.runs.store import History, read_history
+from kagent.text import interval_text
 
 _DIGITS = 8  # of a source's hash, in a kernel's id
 
@@ -129,7 +130,7 @@ def find_winner(runs: Path, name: str, *, allow_slower: bool = False) -> Winner:
     if versus.verdict is not SpeedVerdict.FASTER and not allow_slower:
         raise UserError(
             f"{folder}: #{chosen.id} is not FASTER than torch on hidden cases: {versus.verdict}, "
-            f"{versus.ratio:.3f}x ({versus.low:.3f}-{versus.high:.3f}). --allow-slower exports it "
+            f"{interval_text(versus.ratio, versus.low, versus.high)}. --allow-slower exports it "
             "all the same"
         )
     key = f"{task.name}_{kernel_id(chosen.proposal.source)[:_DIGITS]}"

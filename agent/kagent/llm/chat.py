@@ -39,12 +39,16 @@ class ModelError(KagentError):
 
     Attributes:
         permanent: Asking again cannot help: the key, the model's name, the quota, the address.
+        served: The model is there: only this reply came to nothing, or it is busy.
         usage: What the call cost: an empty or refused reply is paid for too.
     """
 
-    def __init__(self, message: str, *, permanent: bool, usage: Usage = NOTHING) -> None:
+    def __init__(
+        self, message: str, *, permanent: bool, served: bool = False, usage: Usage = NOTHING
+    ) -> None:
         super().__init__(message)
         self.permanent = permanent
+        self.served = served
         self.usage = usage
 
 

@@ -30,7 +30,8 @@ CONNECT_S = 10.0
 class Endpoint:
     """One model at one address. Several calls may be in flight at once."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, connect_s: float = CONNECT_S) -> None:
+        """`connect_s`: seconds that a connection may take."""
         self.name = model.name
         self._model = model
         self._scrub = Scrub(model)
@@ -44,7 +45,7 @@ class Endpoint:
         self._client = openai.AsyncOpenAI(
             api_key=key,
             base_url=model.base_url,
-            timeout=openai.Timeout(model.reply_s, connect=CONNECT_S),
+            timeout=openai.Timeout(model.reply_s, connect=connect_s),
             max_retries=model.retries,
             http_client=http,
         )
@@ -68,7 +69,12 @@ class Endpoint:
             # Raised outside of every handler: no cause that could hold the request hangs on it.
             where = f"model {self._model.name} at {self._model.host}"
             text = self._scrub(f"{where}: {failure.what}; {failure.remedy}")
-            raise ModelError(" ".join(text.split()), permanent=failure.permanent, usage=usage)
+            raise ModelError(
+                " ".join(text.split()),
+                permanent=failure.permanent,
+                served=failure.served,
+                usage=usage,
+            )
         buffer = call.buffer
         return Reply(
             text=self._scrub.cut(buffer.text) if buffer.cut else self._scrub(buffer.text),
@@ -146,22 +152,23 @@ class Endpoint:
             what = "answered without choices, which is no chat completion"
             return Failure(what, failures.ADDRESS_REMEDY)
         if buffer.finish == "content_filter":
-            return Failure("its content filter stopped the reply", again)
+            return Failure("its content filter stopped the reply", again, served=True)
         if buffer.finish == "error":
-            return Failure("failed in mid-reply", again)
+            return Failure("failed in mid-reply", again, served=True)
         if buffer.text.strip():
             return None if buffer.complete or buffer.cut else self._broken(buffer)
         if buffer.refusal:
-            return Failure(f"refused ({failures.shown(self._scrub(buffer.refusal))})", again)
+            said = failures.shown(self._scrub(buffer.refusal))
+            return Failure(f"refused ({said})", again, served=True)
         if buffer.truncated:
             spent = f"all {buffer.output_tokens} tokens" if buffer.output_tokens else "all tokens"
             what = f"spent {spent} of its limit on reasoning and wrote nothing"
-            return Failure(what, f"raise reply_tokens ({self._model.reply_tokens})")
-        return Failure("sent an empty reply", again)
+            return Failure(what, f"raise reply_tokens ({self._model.reply_tokens})", served=True)
+        return Failure("sent an empty reply", again, served=True)
 
     def _broken(self, buffer: ResponseBuffer) -> Failure:
         what = f"ended the reply early, after {buffer.characters} characters"
-        return Failure(what, "try again, or check the network and the server")
+        return Failure(what, "try again, or check the network and the server", served=True)
 
     def _too_late(self, call: HttpCall) -> Failure:
         limit = f"{self._model.reply_s:g} s"
@@ -169,11 +176,13 @@ class Endpoint:
             what = (
                 f"did not end its reply within {limit} ({call.buffer.characters} characters came)"
             )
-            return Failure(what, "raise reply_s, lower reply_tokens, or take a faster model")
+            remedy = "raise reply_s, lower reply_tokens, or take a faster model"
+            return Failure(what, remedy, served=True)
         if call.last:
             what = f"gave no reply within {limit} ({self._scrub(call.last)}, tried {call.tries}×)"
-            return Failure(what, "try again later, or lower in_flight")
-        return Failure(f"gave no reply within {limit}", "raise reply_s, or take a faster model")
+            return Failure(what, "try again later, or lower in_flight", served=True)
+        remedy = "raise reply_s, or take a faster model"
+        return Failure(f"gave no reply within {limit}", remedy, served=True)
 
     def _usage(self, call: HttpCall) -> Usage:
         buffer = call.buffer

@@ -29,11 +29,12 @@ _SECRET_FROM = 8  # characters: shorter keys are placeholders such as EMPTY
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure: its description, the remedy, and whether a retry can help."""
+    """A failure: its description, the remedy, and the two facts of `ModelError`."""
 
     what: str
     remedy: str
     permanent: bool = False
+    served: bool = False
 
 
 KEY_UNSENDABLE = Failure("the key cannot be sent in a header", KEY_REMEDY, permanent=True)
@@ -117,9 +118,11 @@ def of_status(error: openai.APIStatusError, model: ModelConfig, tries: int, say:
         return Failure(f"serves no chat completions there ({said})", remedy, permanent=True)
     if status == 429:
         asked = _asked_to_wait(error.response, say)
-        return Failure(f"limits the rate{asked} ({said}), {_tried(tries)}", "lower in_flight")
+        return Failure(
+            f"limits the rate{asked} ({said}), {_tried(tries)}", "lower in_flight", served=True
+        )
     if status >= 500 or status in (408, 409):
-        return Failure(f"failed ({said}), {_tried(tries)}", AGAIN)
+        return Failure(f"failed ({said}), {_tried(tries)}", AGAIN, served=True)
     if status == 413 or (status in (400, 422) and too_much(text)):
         remedy = f"lower reply_tokens ({model.reply_tokens}), or take a model with a larger context"
         return Failure(f"cannot take that much ({said})", remedy)
@@ -179,7 +182,7 @@ def of_stated(error: object, say: Scrub) -> Failure:
         return Failure(f"quota or credit is used up ({said})", remedy, permanent=True)
     if number in (401, 403):
         return Failure(f"refused access ({number}: {said})", KEY_REMEDY, permanent=True)
-    return Failure(f"failed in mid-reply ({said})", AGAIN)
+    return Failure(f"failed in mid-reply ({said})", AGAIN, served=True)
 
 
 def _tried(tries: int) -> str:

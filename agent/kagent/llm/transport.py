@@ -86,7 +86,8 @@ async def read_stream(stream: AsyncIterator[object], buffer: ResponseBuffer) -> 
             if buffer.complete:
                 return
             what = f"stalled for {patience:g} s after {buffer.characters} characters of the reply"
-            raise Unusable(Failure(what, "try again, or name another model")) from None
+            remedy = "try again, or name another model"
+            raise Unusable(Failure(what, remedy, served=True)) from None
         buffer.take(received)
 
 

@@ -4,37 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from kagent_sandbox.data.language import reports_resources
-from kagent_sandbox.data.verdict import Passed, Rejected
+from kagent_sandbox.data.race import Race, RaceCase, Ratio
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.verdict import Comparison, Passed, Rejected, SpeedVerdict
 from kagent_sandbox.errors import RunError
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kagent.runs.lineage import Candidate, Lineage, roofline_share
 from kagent.runs.manifest import list_runs
-from kagent.runs.store import read_history
-from kagent.text import human_bytes, kernel_label
+from kagent.runs.store import History, read_history
+from kagent.text import human_bytes, interval_text, kernel_label
 from kagent.ui.candidate_view import source_diff, styled_diff
 from kagent.ui.live import speed_text
 from kagent.ui.table import Column, TextTable
-from kagent.ui.tables import rejected_text
+from kagent.ui.tables import case_shape, ratio_text, rejected_text, verdict_text
 
 Row = Mapping[str, object]
 
 
-def diff_json(lineage: Lineage, before: Candidate, after: Candidate) -> Row:
-    """Unified diff, times per case, kernels of each. Ratios are time before / time after."""
+def diff_json(history: History, before: Candidate, after: Candidate) -> Row:
+    """Unified diff, what race and search say of the two, kernels of each.
+
+    Ratios are time before / time after. `race` is None unless both ran in the final race; its times
+    and ratios are from the same blocks. `search` is None if one was rejected; without `low` and
+    `high` its ratios come through a chain of comparisons.
+    """
+    race = _raced_beside(history, before, after)
+    found = searched(history.lineage, before, after)
     return {
         "before": before.id,
         "after": after.id,
         "diff": source_diff(before, after),
-        "speed_up": _speed_up(lineage, before, after),
-        "cases": [
-            {"case": case, "before_us": old, "after_us": new, "ratio": ratio}
-            for case, old, new, ratio in _cases(lineage, before, after)
-        ],
+        "race": None if race is None else _race_json(race, before, after),
+        "search": None if found is None else _mapping(found),
         "kernels": [
             {"name": name, "before": old, "after": new}
             for name, old, new in _kernels(before, after)
@@ -43,9 +51,13 @@ def diff_json(lineage: Lineage, before: Candidate, after: Candidate) -> Row:
 
 
 def diff_view(
-    lineage: Lineage, before: Candidate, after: Candidate, *, matrix: bool
+    history: History, before: Candidate, after: Candidate, *, matrix: bool
 ) -> RenderableType:
-    """Show the differences of two candidates in the source, the times and the compiled kernels."""
+    """Show the differences of two candidates in the source, the times and the compiled kernels.
+
+    A table's times and ratios are from the same interleaved blocks: what the race found and what
+    the search estimated have a table each.
+    """
     names = f"#{before.id} {before.proposal.name}", f"#{after.id} {after.proposal.name}"
     parts: list[RenderableType] = [
         Text(f"{names[0]} → {names[1]}", "bold"),
@@ -57,69 +69,139 @@ def diff_view(
     for candidate, name in zip((before, after), names, strict=True):
         if isinstance(candidate.verdict, Rejected):
             parts.append(rejected_text(name, candidate.verdict))
-    if isinstance(before.verdict, Passed) and isinstance(after.verdict, Passed):
-        overall = _speed_up(lineage, before, after)
-        title = f"{names[1]} is {speed_text(overall or 0.0)} as fast as {names[0]}"
-        title += ", through the chain of interleaved comparisons"
-        parts += [_times_table(lineage, before, after, title, matrix=matrix), Text()]
+    race = _raced_beside(history, before, after)
+    if race is not None:
+        parts += [_race_table(race, before, after, names, matrix=matrix), Text()]
+    found = searched(history.lineage, before, after)
+    if found is not None:
+        parts += [_search_table(found, names), Text()]
         kernels = _kernels(before, after)
         if kernels:
             parts.append(_kernel_table(kernels))
     return Group(*parts)
 
 
-def _speed_up(lineage: Lineage, before: Candidate, after: Candidate) -> float | None:
-    old, new = lineage.speed(before.id), lineage.speed(after.id)
-    return math.exp(new.log - old.log) if old is not None and new is not None else None
+def _raced_beside(history: History, before: Candidate, after: Candidate) -> Race | None:
+    """The final race, where both ran in it to the end."""
+    final = history.race
+    both = final is not None and {str(before.id), str(after.id)} <= set(final.race.overall)
+    return final.race if final is not None and both else None
 
 
-def _cases(
-    lineage: Lineage, before: Candidate, after: Candidate
-) -> list[tuple[str, float, float, float]]:
-    """Case, µs before and after, and the ratio, which is not theirs but that of speeds: times of
-    different moments do not compare.
-    """
-    old, new = lineage.speed(before.id), lineage.speed(after.id)
-    if not (isinstance(before.verdict, Passed) and isinstance(after.verdict, Passed)):
-        return []
-    assert old is not None
-    assert new is not None
-    times = {t.case: t.kernel_us for t in after.verdict.timings}
-    return [
-        (t.case, t.kernel_us, times[t.case], math.exp(new.cases[t.case] - old.cases[t.case]))
-        for t in before.verdict.timings
-        if t.case in times
-    ]
+def _against(comparisons: Sequence[Comparison], other: Candidate) -> Comparison | None:
+    return next((c for c in comparisons if c.against == str(other.id)), None)
 
 
-def _times_table(
-    lineage: Lineage, before: Candidate, after: Candidate, title: str, *, matrix: bool
+def _race_json(race: Race, before: Candidate, after: Candidate) -> Row:
+    overall = _against(race.overall[str(after.id)], before)
+    return {
+        "overall": None if overall is None else {**_mapping(overall), "verdict": overall.verdict},
+        "cases": [
+            {
+                "case": case_shape(case),
+                "before_us": case.candidates[str(before.id)].kernel_us,
+                "after_us": case.candidates[str(after.id)].kernel_us,
+                "ratio": ratio.value,
+                "low": ratio.low,
+                "high": ratio.high,
+                "verdict": ratio.verdict,
+            }
+            for case, ratio in _race_cases(race, before, after)
+        ],
+    }
+
+
+def _mapping(record: object) -> Row:
+    return cast("Row", to_json(record))
+
+
+def _race_cases(race: Race, before: Candidate, after: Candidate) -> list[tuple[RaceCase, Ratio]]:
+    pairs = ((case, case.ratio(str(after.id), str(before.id))) for case in race.cases)
+    return [(case, ratio) for case, ratio in pairs if ratio is not None]
+
+
+def _race_table(
+    race: Race, before: Candidate, after: Candidate, names: tuple[str, str], *, matrix: bool
 ) -> TextTable:
     rate = "TFLOP/s" if matrix else "GB/s"
+    title = "in the final race, on hidden cases"
+    overall = _against(race.overall[str(after.id)], before)
+    if overall is not None:
+        beside = "with" if overall.verdict is SpeedVerdict.TIE else "than"
+        interval = interval_text(overall.ratio, overall.low, overall.high)
+        title += f": {names[1]} is {overall.verdict} {beside} {names[0]}, {interval}"
     table = TextTable(
         (
             Column("case"),
             Column(f"#{before.id}, ms", right=True),
             Column(f"#{after.id}, ms", right=True),
             Column(f"#{after.id}, {rate}", right=True, drop=2),
-            Column("roofline", right=True, drop=1),
+            Column("roofline", right=True, drop=3),
             Column("×", right=True),
+            Column("95 % interval", right=True, drop=1),
+            Column("verdict"),
         ),
         title=title,
     )
-    assert isinstance(after.verdict, Passed)
-    timings = {t.case: t for t in after.verdict.timings}
-    for case, old, new, ratio in _cases(lineage, before, after):
-        t = timings[case]
-        style = "green" if ratio > 1.005 else "red" if ratio < 0.995 else ""
+    for case, ratio in _race_cases(race, before, after):
+        t = case.candidates[str(after.id)]
         table.add_row(
-            case,
-            f"{old / 1e3:.4f}",
-            f"{new / 1e3:.4f}",
+            case_shape(case),
+            f"{case.candidates[str(before.id)].kernel_us / 1e3:.4f}",
+            f"{t.kernel_us / 1e3:.4f}",
             f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
             f"{t.roofline_share:.0%}",
-            Text(speed_text(ratio), style),
+            ratio_text(ratio),
+            f"{ratio.low:.3f}–{ratio.high:.3f}",
+            verdict_text(ratio.verdict),
         )
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What a search says of two candidates: time before / time after, over all cases and on each.
+
+    `low` and `high` bound the ratio of two that were timed beside each other. Without them it is an
+    estimate through the chain of comparisons. Times of different moments do not compare, so there
+    are none.
+    """
+
+    ratio: float
+    cases: Mapping[str, float]
+    low: float | None = None
+    high: float | None = None
+
+
+def searched(lineage: Lineage, before: Candidate, after: Candidate) -> Searched | None:
+    """The comparison of two candidates in the search; None if one of them was rejected."""
+    old, new = lineage.speed(before.id), lineage.speed(after.id)
+    if not (isinstance(before.verdict, Passed) and isinstance(after.verdict, Passed)):
+        return None
+    assert old is not None
+    assert new is not None
+    for one, other, inverse in ((after, before, False), (before, after, True)):
+        assert isinstance(one.verdict, Passed)
+        c = one.verdict.versus
+        if c is not None and c.against == str(other.id):
+            if inverse:
+                cases = {case: 1 / ratio for case, ratio in c.cases.items()}
+                return Searched(1 / c.ratio, cases, 1 / c.high, 1 / c.low)
+            return Searched(c.ratio, c.cases, c.low, c.high)
+    cases = {n: math.exp(new.cases[n] - old.cases[n]) for n in old.cases if n in new.cases}
+    return Searched(math.exp(new.log - old.log), cases)
+
+
+def _search_table(found: Searched, names: tuple[str, str]) -> TextTable:
+    title = f"in the search, on visible cases: {names[1]} is "
+    if found.low is not None and found.high is not None:
+        interval = interval_text(found.ratio, found.low, found.high)
+        title += f"{interval} as fast as {names[0]}, interleaved with it"
+    else:
+        title += f"{speed_text(found.ratio)} as fast as {names[0]}, estimated through others"
+    table = TextTable((Column("case"), Column("×", right=True)), title=title)
+    for case, ratio in found.cases.items():
+        table.add_row(case, speed_text(ratio))
     return table
 
 

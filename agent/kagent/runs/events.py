@@ -26,6 +26,16 @@ class Step(StrEnum):
     MEASURE = "measure"
 
 
+class Phase(StrEnum):
+    """What a session does, in this order; some sessions leave phases out."""
+
+    START = "starting builder and judge"
+    BASELINES = "measuring baselines and ceilings"
+    SEEDS = "evaluating seeds and waiting candidates"
+    SEARCH = "searching"
+    RACE = "final race"
+
+
 class Stop(StrEnum):
     """The reason why a run ended."""
 
@@ -60,6 +70,16 @@ class Started:
     budget: int
     recorded: int
     seeds: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseBegan:
+    """A phase begins. Seconds are those of the last time on this machine; None: not known."""
+
+    phase: Phase
+    expected_s: float | None = None
+    later_s: float | None = None  # all phases after this one
+    most_s: float | None = None  # limit of the phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +172,7 @@ class Finished:
 
 Event: TypeAlias = (
     Started
+    | PhaseBegan
     | Progress
     | Asked
     | Called

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import sqlite3
 import stat
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +36,10 @@ def write_file(path: Path, data: str | bytes) -> None:
         raise
 
 
+_TRIES = 4
+_PAUSE_S = 0.05
+
+
 def take_lock(folder: Path) -> IO[str]:
     """Hold the folder for this process, until the file is closed or the process ends.
 
@@ -39,18 +47,40 @@ def take_lock(folder: Path) -> IO[str]:
         RunError: Another process holds it.
     """
     lock = (folder / "lock").open("a+", encoding="ascii")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read().strip()
-        lock.close()
-        raise RunError(f"{folder}: process {holder} is working on this run") from None
+    for last in (*(_TRIES - 1) * (False,), True):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not last:
+                time.sleep(_PAUSE_S)  # a reader holds it for a moment (`_is_held`)
+                continue
+            lock.seek(0)
+            holder = lock.read().strip()
+            lock.close()
+            who = f"process {holder}" if holder else "another process"
+            raise RunError(f"{folder}: {who} is working on this run") from None
+        break
+    return lock
+
+
+def sign_lock(lock: IO[str], text: str) -> None:
+    """Write into a lock that this process holds."""
     lock.seek(0)
     lock.truncate()
-    lock.write(str(os.getpid()))
+    lock.write(text)
     lock.flush()
-    return lock
+
+
+def _is_held(folder: Path) -> bool:
+    """Whether a process works on the folder. Nothing is written."""
+    try:
+        with (folder / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # held, or not for us to see
+        return True
+    return False
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -69,9 +99,21 @@ def connect(path: Path) -> sqlite3.Connection:
     return db
 
 
-def connect_to_read(path: Path) -> sqlite3.Connection:
-    """A write-ahead log wants a writable folder even of readers, unless the file cannot change."""
-    _only_a_file(path)
+def connect_to_read(path: Path, *, alone: bool = False) -> sqlite3.Connection:
+    """Open the database of events and change nothing in its folder.
+
+    A killed process leaves a write-ahead log, and sqlite writes beside it even to read: it is read
+    from a copy.
+
+    Args:
+        path: Of the database.
+        alone: Whether this process holds the folder, so that no other one writes.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    for file in (path, log):
+        _only_a_file(file)
+    if _has_log(path) and (alone or not _is_held(path.parent)):
+        return _copied(path, log)
     for flags in ("mode=ro", "immutable=1"):
         db = sqlite3.connect(f"{path.resolve().as_uri()}?{flags}", uri=True, timeout=10)
         try:
@@ -84,6 +126,33 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
         else:
             return db
     raise RunError(f"{path}: cannot be read")
+
+
+def _has_log(path: Path) -> bool:
+    """Whether the database's header says that its changes are in a write-ahead log."""
+    try:
+        with path.open("rb") as file:
+            return file.read(20)[18:] == b"\2\2"
+    except FileNotFoundError:
+        return False
+
+
+def _copied(path: Path, log: Path) -> sqlite3.Connection:
+    """The database and its log as they are now, in memory."""
+    with tempfile.TemporaryDirectory(prefix="kagent-") as folder:
+        copy = Path(folder, path.name)
+        shutil.copyfile(path, copy)
+        if log.exists():
+            shutil.copyfile(log, copy.with_name(log.name))
+        db = sqlite3.connect(":memory:")
+        try:
+            with contextlib.closing(sqlite3.connect(copy)) as found:
+                found.backup(db)
+            _refuse_programs(path, db)
+        except BaseException:
+            db.close()
+            raise
+    return db
 
 
 def _refuse_programs(path: Path, db: sqlite3.Connection) -> None:

@@ -8,14 +8,17 @@
     logs/N.txt       output of building candidate N
     lock             held by the one process that writes
 
+Opening a run changes nothing in its folder, not even a time stamp: the first event or text does.
 The folder survives SIGKILL of the process at any moment. A power cut may lose the last events (they are
 not synced one by one), but not the order or integrity of those before.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 import sqlite3
 import time
@@ -30,7 +33,16 @@ from kagent_sandbox.data.records import RecordError, from_json, to_json
 from kagent_sandbox.data.verdict import Verdict
 
 from kagent.runs.cost import ModelCall, Spent
-from kagent.runs.files import clear_errors, connect, connect_to_read, read_file, take_lock, write_file
+from kagent.runs.analyses import analyses_path, read_analyses
+from kagent.runs.files import (
+    clear_errors,
+    connect,
+    connect_to_read,
+    read_file,
+    sign_lock,
+    take_lock,
+    write_file,
+)
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal, Withdrawal
 from kagent.runs.ask import AskRecord
@@ -101,7 +113,7 @@ class History:
     race: FinalRace | None  # the last one
     stop: Stop | None  # why the last session ended; None if it was killed or goes on
     elapsed_s: float  # working time over all sessions, without asking and telling
-    events: tuple[StoredEvent, ...] = field(default=(), repr=False)
+    events: tuple[StoredEvent, ...] = field(default=(), repr=False)  # then the analyses
 
     @property
     def budget(self) -> int:
@@ -110,15 +122,24 @@ class History:
 
 
 class RunStore:
-    """One run's folder, open for reading or, with the lock, for appending."""
+    """One run's folder, open for reading or for appending."""
 
     def __init__(
-        self, folder: Path, manifest: Manifest, db: sqlite3.Connection, lock: IO[str] | None
+        self,
+        folder: Path,
+        manifest: Manifest,
+        db: sqlite3.Connection,
+        lock: IO[str] | None,
+        *,
+        write: bool,
     ) -> None:
         self.folder = folder
         self.manifest = manifest
         self._db = db
         self._lock = lock
+        self._may_write = write
+        self._writes = False  # once something was to be written
+        self._last = _last_event(db)
 
     @classmethod
     def create(cls, runs: Path, manifest: Manifest) -> RunStore:
@@ -133,11 +154,15 @@ class RunStore:
             (folder / "kernels").mkdir()
             (folder / "logs").mkdir()
             write_file(folder / "run.json", json.dumps(to_json(manifest), indent=2) + "\n")
-        return cls.open(folder)
+            connect(folder / "lineage.sqlite").close()
+        store = cls.open(folder)
+        store._begin_to_write()
+        return store
 
     @classmethod
     def open(cls, folder: Path, *, write: bool = True) -> RunStore:
-        """Open an existing folder; with `write`, take its lock.
+        """Open an existing folder; with `write`, take its lock. A folder that never had one gets
+        it with what is written first.
 
         Raises:
             RunError: It is no run, of a newer format, damaged, in use, or not writable.
@@ -145,18 +170,47 @@ class RunStore:
         manifest = read_manifest(folder)
         path = folder / "lineage.sqlite"
         with clear_errors(folder):
-            lock = take_lock(folder) if write else None
+            wanted = [p for p in (folder, path) if write and p.exists()]
+            if not all(os.access(p, os.W_OK, effective_ids=True) for p in wanted):
+                raise PermissionError(errno.EACCES, "not writable")
+            lock = take_lock(folder) if write and (folder / "lock").exists() else None
             db: sqlite3.Connection | None = None
             try:
-                db = connect(path) if write else connect_to_read(path)
+                if write and not path.exists():  # the process that made the folder was killed
+                    connect(path).close()
+                db = connect_to_read(path, alone=lock is not None)
                 manifest = _as_measured(folder, manifest, db)
+                return cls(folder, manifest, db, lock, write=write)
             except BaseException:
                 if db is not None:
                     db.close()
                 if lock is not None:
                     lock.close()
                 raise
-        return cls(folder, manifest, db, lock)
+
+    def _begin_to_write(self) -> None:
+        """Hold the folder, and open its database for appending.
+
+        Raises:
+            RunError: Another process works on it, or has since it was opened; or it is not
+                writable.
+        """
+        if self._writes:
+            return
+        assert self._may_write, "opened for reading"
+        with clear_errors(self.folder):
+            if self._lock is None:
+                self._lock = take_lock(self.folder)
+            sign_lock(self._lock, str(os.getpid()))
+            db = connect(self.folder / "lineage.sqlite")
+            if _last_event(db) != self._last:
+                db.close()
+                raise RunError(
+                    f"{self.folder}: another process has worked on this run meanwhile: try again"
+                )
+            self._db.close()
+            self._db = db
+        self._writes = True
 
     def append(self, kind: str, data: Mapping[str, Any]) -> None:
         """Commit one event.
@@ -184,6 +238,7 @@ class RunStore:
         self._insert((e.at, e.kind, _compact(e.data)) for e in events)
 
     def _insert(self, rows: Iterable[tuple[float, str, str]]) -> None:
+        self._begin_to_write()
         with clear_errors(self.folder), self._db:
             self._db.executemany("INSERT INTO events (at, kind, data) VALUES (?, ?, ?)", rows)
 
@@ -211,8 +266,13 @@ class RunStore:
             self.write_text("replies", call.ask, call.attempt, reply)
         self.append("call", to_json(call))
 
+    def tried(self, call: ModelCall) -> None:
+        """Keep the cost of a trial call, which no ask belongs to."""
+        self.append("tried", to_json(call))
+
     def write_text(self, kind: str, ask: int, attempt: int, text: str) -> Path:
         """Keep a prompt or a reply ("prompts", "replies"); returns where."""
+        self._begin_to_write()
         path = self.text_path(kind, ask, attempt)
         with clear_errors(self.folder):
             path.parent.mkdir(exist_ok=True)
@@ -229,6 +289,7 @@ class RunStore:
 
         Their texts come first, so that no event names a missing file.
         """
+        self._begin_to_write()
         rows = []
         for proposal in proposals:
             path = self.kernel_path(proposal.kernel)
@@ -254,6 +315,7 @@ class RunStore:
 
     def log(self, proposal_id: int, text: str) -> None:
         """Keep what building a candidate printed."""
+        self._begin_to_write()
         with clear_errors(self.folder):
             write_file(self.folder / "logs" / f"{proposal_id}.txt", text)
 
@@ -307,7 +369,7 @@ class RunStore:
                     asked = max(asked, ask.number + 1)
                 elif event.kind == "dropped":
                     asks.pop(_number(event.data["ask"]), None)
-                elif event.kind == "call":
+                elif event.kind in ("call", "tried"):
                     spent = spent.and_call(from_json(ModelCall, event.data))
                 elif event.kind == "recorded":
                     row = from_json(StoredVerdict, event.data)
@@ -334,8 +396,17 @@ class RunStore:
             race=race,
             stop=stop,
             elapsed_s=_working_s(events),
-            events=events,
+            events=(*events, *self._analyses(events[-1].seq if events else 0)),
         )
+
+    def _analyses(self, last: int) -> Iterator[StoredEvent]:
+        """Analyses, as events that follow the log's last one."""
+        rows = read_analyses(self.folder, self.manifest.id)
+        for seq, (at, kind, data) in enumerate(rows, last + 1):
+            try:
+                yield _event(seq, at, kind, data)
+            except ValueError as e:
+                raise RunError(f"{analyses_path(self.folder)}: damaged: {e}") from None
 
     def _proposal(self, row: StoredProposal) -> Proposal:
         if not _KERNEL.fullmatch(row.kernel):
@@ -353,10 +424,13 @@ class RunStore:
     def close(self) -> None:
         """Fold the write-ahead log into the one file, where nobody is reading; let the lock go."""
         with suppress(sqlite3.Error):
-            if self._lock is not None:
+            if self._writes:
                 self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
         if self._lock is not None:
+            if self._writes:
+                with suppress(OSError):
+                    sign_lock(self._lock, "")
             self._lock.close()
 
     def __enter__(self) -> Self:
@@ -397,6 +471,11 @@ def _number(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"expected a number, got {value!r:.40}")
     return value
+
+
+def _last_event(db: sqlite3.Connection) -> int:
+    """Number of the last event, 0 where there is none."""
+    return int(db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
 
 
 def _compact(data: Mapping[str, Any]) -> str:

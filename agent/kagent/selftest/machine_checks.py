@@ -25,6 +25,7 @@ from kagent.selftest.catalogue import PASSED, Runs
 from kagent.selftest.evaluator import SelftestEvaluator
 from kagent.selftest.expectations import EntryOutcome
 from kagent.selftest.jobs import Attempt, Job
+from kagent.text import interval_text
 
 TASK = "rows"
 SLOWER = 0.1
@@ -132,7 +133,7 @@ def _against_itself(evaluator: SelftestEvaluator, language: Language) -> tuple[C
             failed = "; ".join(r.message for r in race.failed.values())
             got = f"it did not finish: {failed}"
             break
-        got = f"{found.value:.3f}× (95 %: {found.low:.3f}–{found.high:.3f})"
+        got = interval_text(found.value, found.low, found.high)
         if found.low <= 1 <= found.high:
             spread = math.sqrt(found.high / found.low) - 1
             return Check(name, expected, f"{got}: noise of ±{spread:.1%}", ok=True), spread

@@ -19,7 +19,7 @@ from kagent.runs.store import RunStore
 from kagent.text import config_text, human_bytes, kernel_label, widths_text
 from kagent.ui.live import outcome, speed_text
 from kagent.ui.table import Column, TextTable
-from kagent.ui.tables import errors_table, rejected_text
+from kagent.ui.tables import disturbed_text, errors_table, rejected_text
 
 
 def candidate_json(
@@ -44,11 +44,13 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
-    """Cases of a passed candidate. A configuration that all cases share stands in the title."""
+    """Cases of a passed candidate: its times, the ratio to the incumbent that was timed in the same
+    blocks, and what disturbed it. A configuration that all cases share stands in the title.
+    """
     verdict = candidate.verdict
     assert isinstance(verdict, Passed)
     title = f"#{candidate.id} {candidate.proposal.name} on the visible cases"
-    used = {t.config for t in verdict.timings}
+    used, versus = {t.config for t in verdict.timings}, verdict.versus
     if len(used) == 1:
         title += f", {config_text(verdict.configs[used.pop()])}"
     table = TextTable(
@@ -59,14 +61,13 @@ def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
             Column("95 % interval", right=True, drop=5),
             Column("TFLOP/s" if matrix else "GB/s", right=True, drop=2),
             Column("roofline", right=True, drop=1),
-            Column("torch, ms", right=True, drop=3),
-            Column("× torch", right=True),
+            *([Column(f"× #{versus.against}", right=True)] if versus is not None else []),
             Column("peak memory", right=True, drop=4),
         ),
         title=title,
     )
     for t in verdict.timings:
-        ratio = t.baseline_us / t.kernel_us if t.baseline_us else None
+        ratio = versus.cases.get(t.case, 0.0) if versus is not None else 0.0
         table.add_row(
             t.case,
             *([config_text(verdict.configs[t.config])] if used else []),
@@ -74,11 +75,11 @@ def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
             f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
             f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
             f"{t.roofline_share:.0%}",
-            f"{t.baseline_us / 1e3:.4f}" if t.baseline_us else "–",
-            Text(speed_text(ratio or 0.0), style="red" if ratio is not None and ratio < 1 else ""),
+            *([speed_text(ratio)] if versus is not None else []),
             human_bytes(t.peak_bytes),
         )
-    return table
+    notes = [disturbed_text(f"#{candidate.id}", verdict.notes)] if verdict.notes else []
+    return Group(table, *notes)
 
 
 def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> RenderableType:
@@ -108,7 +109,6 @@ def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> R
         share += f", {roofline_share(verdict):.0%} of the roofline; "
         share += f"held the device {verdict.lane_s:.2f} s\n"
         parts += [Text(share), timing_table(candidate, matrix=store.manifest.matrix)]
-        parts += [Text(f"disturbed: {note}", "yellow") for note in verdict.notes]
         if verdict.errors:
             title = "relative errors against float64"
             parts += [Text(), errors_table(verdict.errors, title)]

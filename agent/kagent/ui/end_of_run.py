@@ -21,6 +21,7 @@ from kagent.runs.lineage import Lineage
 from kagent.runs.manifest import read_manifest
 from kagent.runs.selftest_record import line as selftest_line
 from kagent.runs.store import History
+from kagent.text import interval_text
 from kagent.ui import tables
 from kagent.ui.live import clock, spent_text
 from kagent.ui.run_view import path_view
@@ -41,7 +42,7 @@ def end_of_run(
     head = Text(f"\n{folder}", "bold")
     head.append(": ", "default")
     if final is not None:
-        head.append_text(headline(final))
+        head.append_text(tables.headline(final)).append("; ")
     head.append(
         f"{lineage.counted} evaluated in {clock(outcome.history.elapsed_s)}, "
         f"{len(lineage.passed())} passed, {sum(lineage.rejections().values())} rejected; "
@@ -117,19 +118,6 @@ def race_view(final: FinalRace, lineage: Lineage, *, matrix: bool) -> Iterator[R
     yield verdict(final, labels)
 
 
-def headline(final: FinalRace) -> Text:
-    """The run's verdict in a few words: "FASTER than torch, 1.238× (95 %: 1.021-1.505); "."""
-    found = final.versus_torch
-    if final.winner is None:
-        return Text("no finalist passed the final race; ", "bold red")
-    if found is None:
-        return Text("no verdict, no baseline of torch ran; ", "bold yellow")
-    beside = "with" if found.verdict is SpeedVerdict.TIE else "than"
-    interval = f"{found.ratio:.3f}× (95 %: {found.low:.3f}–{found.high:.3f})"
-    style = f"bold {tables.VERDICT_STYLES[found.verdict]}".strip()
-    return Text().append(f"{found.verdict} {beside} torch, {interval}", style).append("; ")
-
-
 def verdict(final: FinalRace, labels: Mapping[str, str]) -> Text:
     """The run's result in one line, and its verdict case by case in another."""
     winner = str(final.winner)
@@ -140,8 +128,8 @@ def verdict(final: FinalRace, labels: Mapping[str, str]) -> Text:
     best = "the best of eager and torch.compile" if not absent else "the best of torch that ran"
     style = f"bold {tables.VERDICT_STYLES[result.verdict]}".strip()
     text = Text("\n").append(
-        f"{result.verdict}: {labels[winner]}, {result.ratio:.3f}× {best} "
-        f"(95 %: {result.low:.3f}–{result.high:.3f})",
+        f"{result.verdict}: {labels[winner]} beside {best}, "
+        f"{interval_text(result.ratio, result.low, result.high)}",
         style if not absent else "bold yellow",
     )
     for mode, count in absent.items():

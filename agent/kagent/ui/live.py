@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -22,6 +23,8 @@ from kagent.runs.events import (
     CallFailed,
     Event,
     Finished,
+    Phase,
+    PhaseBegan,
     Progress,
     Proposed,
     Raced,
@@ -35,6 +38,7 @@ from kagent.runs.lineage import Candidate, Operator, Proposal, roofline_share
 
 _RECENT = 8  # verdicts that the panel shows
 _BAR = 50  # characters
+_FLYING = 6  # lines
 
 
 def speed_text(speed_up: float) -> str:
@@ -77,7 +81,7 @@ def outcome(candidate: Candidate, speed_up: float, *, promoted: bool = False) ->
     if isinstance(verdict, Rejected):
         where = f" ({verdict.case})" if verdict.case else ""
         return f"{verdict.stage} {verdict.status}{where}: {first_line(verdict)}", "red"
-    speed = speed_text(speed_up)
+    speed = speed_text(speed_up) + (", disturbed" if verdict.notes else "")
     if promoted:
         return (
             f"{speed}, {roofline_share(verdict):.0%} of the roofline, new incumbent",
@@ -88,6 +92,15 @@ def outcome(candidate: Candidate, speed_up: float, *, promoted: bool = False) ->
     if verdict.versus is not None:
         return f"{speed}, {verdict.versus.ratio:.3f}× the incumbent", "default"
     return speed, "default"
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """An ask or a candidate on its way to a verdict."""
+
+    name: str
+    step: Step
+    since_s: float  # of `time.monotonic`
 
 
 class State:
@@ -103,7 +116,9 @@ class State:
         self.search_began_s: float | None = None
         self.rejected: Counter[str] = Counter()
         self.passed = 0
-        self.in_flight: dict[tuple[str, int], Step] = {}  # asks, and candidates
+        self.in_flight: dict[tuple[str, int], InFlight] = {}  # asks, and candidates
+        self.phase: PhaseBegan | None = None
+        self.phase_began_s = self.began_s
         self.spent = Spent()
         self.note = ""
         self.names: dict[int, str] = {}
@@ -113,10 +128,12 @@ class State:
         match event:
             case Started():
                 self.started = event
+            case PhaseBegan():
+                self.phase, self.phase_began_s, self.note = event, time.monotonic(), ""
             case Progress(text):
                 self.note = text
-            case Asked(ask, _):
-                self.in_flight["ask", ask] = Step.PROPOSE
+            case Asked(ask, operator):
+                self._enter("ask", ask, f"ask {ask} ({operator})", Step.PROPOSE)
             case Answered(ask, _):
                 self.in_flight.pop(("ask", ask), None)
             case Called(_, spent):
@@ -124,7 +141,8 @@ class State:
             case CallFailed(error, in_a_row):
                 self.note = f"{error} ({in_a_row} in a row)"
             case Working(proposal_id, step):
-                self.in_flight["candidate", proposal_id] = step
+                name = f"#{proposal_id} {self.names.get(proposal_id, '')}".rstrip()
+                self._enter("candidate", proposal_id, name, step)
             case Proposed(proposal):
                 self.names[proposal.id] = proposal.name
             case Withdrawn():
@@ -134,6 +152,9 @@ class State:
                 self._recorded(event)
             case Raced() | Finished():
                 self.in_flight.clear()
+
+    def _enter(self, kind: str, number: int, name: str, step: Step) -> None:
+        self.in_flight[kind, number] = InFlight(name, step, time.monotonic())
 
     def _recorded(self, event: Recorded) -> None:
         candidate = event.candidate
@@ -156,7 +177,24 @@ class State:
         return self.started.budget if self.started else 0
 
     def remaining_s(self) -> float | None:
-        """Estimate from the pace of this session's search; None before there is one."""
+        """Estimate of what is left, by the pace of this session's search, else by what phases took
+        the last time; None where neither is known.
+        """
+        if self.phase is None:
+            return self._search_left_s()
+        gone = time.monotonic() - self.phase_began_s
+        left, searching = self.phase.expected_s, self.phase.phase is Phase.SEARCH
+        left = None if left is None else max(0.0, left - gone)
+        if searching and (by_pace := self._search_left_s()) is not None:
+            left = by_pace
+        if self.phase.most_s is not None:
+            most = max(0.0, self.phase.most_s - gone)
+            left = most if left is None else min(left, most)
+        if left is None or (self.phase.later_s is None and not searching):
+            return None
+        return left + (self.phase.later_s or 0.0)
+
+    def _search_left_s(self) -> float | None:
         if self.search_began_s is None or self.first_counted is None:
             return None
         done = self.counted - self.first_counted
@@ -164,10 +202,22 @@ class State:
             return None
         return (time.monotonic() - self.search_began_s) / done * (self.budget - self.counted)
 
-    def flight_text(self) -> str:
-        """'2 build, 1 measure'."""
-        steps = Counter(step.value for step in self.in_flight.values())
-        return ", ".join(f"{n} {step}" for step, n in steps.items()) or "–"
+    def step_text(self) -> str:
+        """'measuring baselines and ceilings, 0:12, 0:41 the last time'."""
+        if self.phase is None:
+            return self.note or "–"
+        text = f"{self.phase.phase}, {clock(time.monotonic() - self.phase_began_s)}"
+        if self.phase.expected_s is not None:
+            text += f" of about {clock(self.phase.expected_s)}"
+        return text
+
+    def flight_lines(self) -> list[str]:
+        """'#7 cpp_rows: build, 0:03', the longest in its step first."""
+        now = time.monotonic()
+        flying = sorted(self.in_flight.values(), key=lambda f: f.since_s)
+        lines = [f"{f.name}: {f.step.value}, {clock(now - f.since_s)}" for f in flying[:_FLYING]]
+        more = len(flying) - _FLYING
+        return [*lines, *([f"and {more} more"] if more > 0 else [])]
 
     def incumbent_text(self) -> Text:
         """The best so far, and how fast it is."""
@@ -242,6 +292,9 @@ class PlainDisplay:
         if isinstance(event, Recorded):
             line = record_line(event, self._state.budget)
             self._console.print(line, soft_wrap=True, crop=False)
+        elif isinstance(event, PhaseBegan):
+            last = "" if event.expected_s is None else f" (about {clock(event.expected_s)})"
+            self._console.print(Text(f"{event.phase}{last}"), soft_wrap=True)
         elif isinstance(event, Progress):
             self._console.print(Text(event.text), soft_wrap=True)
         elif isinstance(event, Withdrawn):
@@ -290,20 +343,31 @@ class LiveDisplay:
         state = self._state
         left = state.remaining_s()
         remaining = "" if left is None else f", about {clock(left)} remaining"
+        flying = state.flight_lines()
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)
         table.add_column(no_wrap=True, overflow="ellipsis")
-        bar = ProgressBar(total=max(state.budget, 1), completed=state.counted, width=_BAR)
-        table.add_row("incumbent", state.incumbent_text())
-        table.add_row("", bar)
-        table.add_row("evaluated", f"{state.counted} of {state.budget}")
-        table.add_row("passed", f"{state.passed}, seeds included")
-        table.add_row("rejected", state.rejected_text())
-        table.add_row("in flight", Text(state.note or state.flight_text()))
+        table.add_row("step", Text(state.step_text()))
+        if state.note and state.phase is not None:
+            table.add_row("", Text(state.note, "dim"))
+        for i, line in enumerate(flying):
+            table.add_row("in flight" if i == 0 else "", Text(line))
+        if state.started is not None:
+            self._add_search(table)
         if state.spent.calls:
             table.add_row("spent", Text(spent_text(state.spent, self._max_dollars)))
         table.add_row("time", f"{clock(time.monotonic() - state.began_s)} elapsed{remaining}")
         return Group(*self._recent, Text(), table)
+
+    def _add_search(self, table: Table) -> None:
+        """Rows about what was found so far."""
+        state = self._state
+        table.add_row("incumbent", state.incumbent_text())
+        bar = ProgressBar(total=max(state.budget, 1), completed=state.counted, width=_BAR)
+        table.add_row("", bar)
+        table.add_row("evaluated", f"{state.counted} of {state.budget}")
+        table.add_row("passed", f"{state.passed}, seeds included")
+        table.add_row("rejected", state.rejected_text())
 
 
 def display_for(console: Console, max_dollars: float | None = None) -> PlainDisplay | LiveDisplay:

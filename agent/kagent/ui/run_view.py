@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.race import Race
+from kagent_sandbox.data.records import RecordError, from_json, to_json
 from kagent_sandbox.data.verdict import Passed, Rejected, SpeedVerdict
 from kagent_sandbox.errors import RunError
 from rich.console import Group, RenderableType
@@ -22,8 +24,9 @@ from kagent.runs.store import History, RunStore, read_history
 from kagent.ui.candidate_view import candidate_json, timing_table
 from kagent.ui.live import clock, first_line, speed_text, spent_text
 from kagent.ui.table import Column, TextTable
-from kagent.ui.tables import verdict_text
+from kagent.ui.tables import headline, verdict_text
 
+_SAME_S = 60.0  # baselines that are younger were measured for the run
 MOST_WAITING = 12  # candidates that are named
 MOST_CHILDREN = 3  # of one parent, besides those that led somewhere
 
@@ -64,6 +67,7 @@ def _raced(history: History) -> Mapping[str, object]:
         "raced": final.winner if final is not None else None,
         "race_ratio": found.ratio if found is not None else None,
         "verdict": found.verdict.value if found is not None else None,
+        "disturbed_cases": len(final.race.disturbed) if final is not None else None,
     }
 
 
@@ -115,24 +119,33 @@ def run_json(store: RunStore, history: History) -> Mapping[str, object]:
         "stop": history.stop,
         "elapsed_s": history.elapsed_s,
         "spent": to_json(history.spent),
-        "race": race_json(history.race) if history.race else None,
+        "race": final_race_json(history.race) if history.race else None,
         "candidates": [candidate_json(lineage, c, source=False) for c in lineage],
         "pending": [p.id for p in history.pending],
         "open_asks": [a.number for a in history.asks],
     }
 
 
-def race_json(final: FinalRace) -> Mapping[str, object]:
-    """A final race with its verdicts: `verdict` of the whole, and of each ratio and comparison."""
-    data: Any = to_json(final)
-    data["verdict"] = final.verdict
-    for case, found in zip(data["race"]["cases"], final.race.cases, strict=True):
+def race_json(race: Race) -> Mapping[str, object]:
+    """A race with the verdict of each ratio and comparison."""
+    data: Any = to_json(race)
+    for case, found in zip(data["cases"], race.cases, strict=True):
         for ratio, r in zip(case["ratios"], found.ratios, strict=True):
             ratio["verdict"] = r.verdict
-    for name, comparisons in final.race.overall.items():
-        for one, c in zip(data["race"]["overall"][name], comparisons, strict=True):
+    for name, comparisons in race.overall.items():
+        for one, c in zip(data["overall"][name], comparisons, strict=True):
             one["verdict"] = c.verdict
     return cast("Mapping[str, object]", data)
+
+
+def final_race_json(final: FinalRace) -> Mapping[str, object]:
+    """A final race with its verdicts: `verdict` of the whole, and those of `race_json`."""
+    return {
+        "finalists": list(final.finalists),
+        "winner": final.winner,
+        "race": race_json(final.race),
+        "verdict": final.verdict,
+    }
 
 
 def run_view(store: RunStore, history: History) -> RenderableType:
@@ -149,10 +162,11 @@ def run_view(store: RunStore, history: History) -> RenderableType:
         head.append(f"cost: {spent_text(history.spent)}\n")
     if (selftest := selftest_line(manifest.environment)) is not None:
         head.append(f"{selftest}\n")
-    if history.race is not None and (found := history.race.versus_torch) is not None:
-        head.append("final race: ").append_text(verdict_text(found.verdict))
-        head.append(f", #{history.race.winner} is {found.ratio:.3f}× the best of torch ")
-        head.append(f"(95 %: {found.low:.3f}–{found.high:.3f})\n")
+    if history.race is not None:
+        won = "" if history.race.winner is None else f"#{history.race.winner}, "
+        head.append(f"final race: {won}").append_text(headline(history.race)).append("\n")
+    if (baselines := _baselines_text(history)) is not None:
+        head.append(f"{baselines}\n")
     head.append_text(_waiting(history))
     best = lineage.incumbent
     if best is None:
@@ -167,6 +181,25 @@ def run_view(store: RunStore, history: History) -> RenderableType:
         Text(),
         _rejections(lineage),
     )
+
+
+def _baselines_text(history: History) -> str | None:
+    """When the baselines of the search were measured; None where that is not known."""
+    events = [e for e in history.events if e.kind == "baselines"]
+    if not events:
+        return None
+    from kagent_sandbox.judge.timing.baselines import Baselines, age_text  # imports numpy
+
+    try:
+        found = from_json(Baselines, events[-1].data["baselines"])
+    except (RecordError, KeyError):
+        return None
+    if not found.measured_at:
+        return None
+    at = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.measured_at))
+    age_s = events[-1].at - found.measured_at
+    before = f", {age_text(age_s)} before they were used" if age_s > _SAME_S else ""
+    return f"baselines of the search: measured {at}{before}; {found.noise.text}"
 
 
 def _waiting(history: History) -> Text:

@@ -10,8 +10,10 @@ from kagent_sandbox.data.verdict import CaseError, Comparison, Passed, Rejected,
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from kagent.runs.final_race import FinalRace
 from kagent.runs.lineage import Lineage
 from kagent.tasks import seeds_of
+from kagent.text import interval_text
 from kagent.ui.table import Column, TextTable
 
 VERDICT_STYLES: Mapping[SpeedVerdict | None, str] = {
@@ -116,11 +118,12 @@ def race_table(race: Race, *, matrix: bool, labels: Labels | None = None) -> Ren
                 verdict_text(ratio.verdict) if ratio else "",
             )
     failed = [rejected_text((labels or {}).get(n, n), v) for n, v in race.failed.items()]
-    return Group(*([table] if race.cases else []), *_missing(race), *failed)
+    disturbed = [disturbed_text(case_shape(c), c.notes) for c in race.disturbed]
+    return Group(*([table] if race.cases else []), *_missing(race), *disturbed, *failed)
 
 
 def measured_table(measured: Mapping[str, Passed], *, matrix: bool, title: str) -> TextTable:
-    """Candidates' own times per case, beside the fastest baseline's, measured before."""
+    """Candidates' own times per case. Baselines were measured before, so no ratio stands here."""
     rate = "TFLOP/s" if matrix else "GB/s"
     table = TextTable(
         (
@@ -130,7 +133,6 @@ def measured_table(measured: Mapping[str, Passed], *, matrix: bool, title: str) 
             Column("95 % interval", right=True, drop=2),
             Column(rate, right=True, drop=1),
             Column("roofline", right=True),
-            Column("× torch", right=True),
         ),
         title=title,
     )
@@ -144,7 +146,6 @@ def measured_table(measured: Mapping[str, Passed], *, matrix: bool, title: str) 
                 f"{t.low_us / 1e3:.4f}–{t.high_us / 1e3:.4f}",
                 f"{t.tflop_per_s:.1f}" if matrix else f"{t.gb_per_s:.0f}",
                 f"{t.roofline_share:.0%}",
-                f"{t.baseline_us / t.kernel_us:.3f}×" if t.baseline_us else "",
             )
     return table
 
@@ -161,6 +162,11 @@ def _missing(race: Race) -> list[Text]:
     ]
 
 
+def disturbed_text(what: str, notes: Sequence[str]) -> Text:
+    """What else used the machine while times were taken."""
+    return Text(f"{what} was disturbed: {'; '.join(notes)}", "yellow")
+
+
 def ratio_text(ratio: Ratio | Comparison | None) -> Text:
     """The speed-up, in its verdict's colour."""
     if ratio is None:
@@ -172,6 +178,23 @@ def ratio_text(ratio: Ratio | Comparison | None) -> Text:
 def verdict_text(verdict: SpeedVerdict | None) -> Text:
     """FASTER, TIE or SLOWER in its colour; a dash where there is none."""
     return Text("–" if verdict is None else verdict.value, style=VERDICT_STYLES[verdict])
+
+
+def headline(final: FinalRace) -> Text:
+    """The run's verdict in a few words: "FASTER than torch, 1.238× (95 %: 1.021–1.505)"."""
+    found = final.versus_torch
+    if final.winner is None:
+        return Text("no finalist passed the final race", "bold red")
+    if found is None:
+        return Text("no verdict, no baseline of torch ran", "bold yellow")
+    beside = "with" if found.verdict is SpeedVerdict.TIE else "than"
+    interval = interval_text(found.ratio, found.low, found.high)
+    style = f"bold {VERDICT_STYLES[found.verdict]}".strip()
+    text = Text().append(f"{found.verdict} {beside} torch, {interval}", style)
+    disturbed, cases = len(final.race.disturbed), len(final.race.cases)
+    return (
+        text.append(f"; disturbed in {disturbed} of {cases} cases", "yellow") if disturbed else text
+    )
 
 
 def overall_table(

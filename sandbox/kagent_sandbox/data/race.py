@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kagent_sandbox.data.verdict import (
@@ -54,6 +54,7 @@ class RaceCase:
     baselines: Mapping[str, CaseTiming]
     ratios: tuple[Ratio, ...]
     missing: Mapping[str, str] = field(default_factory=dict)  # baseline -> why it did not run
+    notes: tuple[str, ...] = ()  # disturbances while it was timed
 
     @property
     def fastest_of_torch(self) -> str | None:
@@ -80,6 +81,11 @@ class Race:
     overall: Mapping[str, tuple[Comparison, ...]]
     failed: Mapping[str, Rejected] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def disturbed(self) -> Sequence[RaceCase]:
+        """Cases in which something else used the device while times were taken."""
+        return [case for case in self.cases if case.notes]
 
     def versus_torch(self, candidate: str) -> Comparison | None:
         """A candidate beside the best of torch, over all cases; None where that did not run."""

@@ -304,6 +304,7 @@ class Judge:
             rng=self._rng,
             clock=clock,
             noise=self._noise or Noise(),
+            watch=self._watch,
             seconds=self._race_s,
         )
         cases = self.race_cases if hidden else bench_cases(self.task, self.kind)

@@ -132,6 +132,7 @@ class JudgeServer:
             lambda line: self._channel.send({"progress": line}),
             names=names,
             cached=cached,
+            noise=judge.find_noise(),
         )
         judge.baselines_us.update(found.fastest_us)
         return found

@@ -13,6 +13,7 @@ import pytest
 from commands import run
 from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
 from kagent import candidate_file as workbench
+from kagent.cli import app
 from kagent.runs.events import Stop
 from kagent.runs.manifest import list_runs
 from kagent.runs.store import RunStore
@@ -23,6 +24,7 @@ from kagent_sandbox.errors import ChildDied, DeviceWedged, MachineError
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.process import process_tree
 from running import Run
+from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 without_gpu = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
@@ -322,3 +324,35 @@ def test_another_system_is_one_line(platform):
 
 def test_the_version_is_printed(kagent):
     assert kagent("--version").out == f"kagent {importlib.metadata.version('kagent')}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [
+        ("evolve lin", ["linear_cross_entropy"]),
+        ("show so", ["softmax-ask-tell"]),
+        ("evolve softmax --resume cr", ["cross_entropy-ask-tell"]),
+        ("bench x.py --task at", ["attention"]),
+        ("ask cro", ["cross_entropy", "cross_entropy-ask-tell"]),
+        ("diff --runs {runs} la", ["latest"]),
+        ("diff --runs nowhere so", []),
+    ],
+)
+def test_names_of_tasks_and_runs_are_completed(typed, names, tmp_path, monkeypatch):
+    for name in ("softmax-ask-tell", "cross_entropy-ask-tell"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    words = f"kagent {typed.format(runs=tmp_path / 'runs')}"
+    asked = {"_KAGENT_COMPLETE": "complete_fish", "_TYPER_COMPLETE_ARGS": words}
+    asked["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
+    done = CliRunner().invoke(app, [], env=asked, prog_name="kagent")
+    assert done.stdout.split() == names
+
+
+def test_help_shows_every_command_in_a_group(kagent):
+    text = kagent("--help").out
+    order = ["Evolve", "evolve ", "Look at runs", "runs ", "Export", "Drive from", "Trust"]
+    places = [text.index(f" {words}") for words in order]
+    assert places == sorted(places)
+    assert "─ Commands" not in text

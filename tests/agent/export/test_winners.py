@@ -96,7 +96,7 @@ def stored(tmp_path, race):
 def test_a_tie_is_not_exported_unless_asked_for(tmp_path):
     tie = {"1": (Comparison("torch", 1.05, 0.98, 1.12, 0.9),)}
     folder = stored(tmp_path, final_with(overall=tie))
-    assert "TIE, 1.050x (0.980-1.120)" in refused(folder)
+    assert "TIE, 1.050× (95 %: 0.980–1.120)" in refused(folder)
     assert find_winner(folder.parent, folder.name, allow_slower=True).versus_torch.ratio == 1.05
 
 
@@ -104,7 +104,7 @@ def test_a_winner_that_loses_to_torch(tmp_path):
     slow = {"1": (Comparison("torch", 0.9, 0.85, 0.95, 0.0),)}
     folder = stored(tmp_path, final_with(overall=slow))
     text = refused(folder)
-    assert "is not FASTER than torch on hidden cases: SLOWER, 0.900x (0.850-0.950)" in text
+    assert "is not FASTER than torch on hidden cases: SLOWER, 0.900× (95 %: 0.850–0.950)" in text
     assert "--allow-slower" in text
     assert find_winner(folder.parent, folder.name, allow_slower=True).versus_torch.ratio == 0.9
 

@@ -1,11 +1,14 @@
-"""`kagent doctor` and the models that are set."""
+"""Trial calls: `kagent doctor` and the models that are set, and `kagent evolve` before a run."""
 
 import json
+import socket
 
 import pytest
 from commands import run
 from kagent import doctor
 from kagent.doctor import Level
+from kagent.evolve import session
+from kagent_sandbox.errors import MachineError
 from llm_server import GOOD, KEY, chunk, plain, sse
 
 
@@ -109,3 +112,58 @@ def test_the_command(answering, monkeypatch, capsys, tmp_path):
     refused = run(monkeypatch, capsys, "doctor", "--model", "t", "--base-url", f"{url}/nowhere")
     assert refused.code == 5
     assert "model t at localhost:" in refused.out
+
+
+@pytest.fixture
+def evolving(monkeypatch, capsys, tmp_path):
+    """`kagent evolve` with a model at an address, and whether anything was opened to measure."""
+    opened = []
+
+    def open_machine(*_given):
+        opened.append(True)
+        raise MachineError("the machine is opened")
+
+    monkeypatch.setattr(session, "open_machine", open_machine)
+
+    def evolve(url):
+        words = ("evolve", "softmax", "--lang", "cpp", "--model", "tiny", "--base-url", url)
+        done = run(monkeypatch, capsys, *words, "--runs", tmp_path / "runs")
+        return done, bool(opened)
+
+    return evolve
+
+
+UNKNOWN = {"error": {"message": "The model 'tiny' does not exist", "code": "model_not_found"}}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (401, {"error": {"message": "wrong key"}}, "refused the key (401: wrong key); check"),
+        (404, UNKNOWN, "does not know the model (404: The model 'tiny' does not exist); check"),
+        (200, {"hello": "world"}, "which is no chat completion; check the base URL"),
+    ],
+)
+def test_a_model_that_cannot_be_asked_ends_a_run_before_anything_is_measured(
+    answering, evolving, status, body, told
+):
+    done, opened = evolving(answering(json=body, status=status))
+    assert (done.code, opened) == (1, False)
+    assert told in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_dead_endpoint_ends_a_run_before_anything_is_measured(evolving):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    done, opened = evolving(f"http://127.0.0.1:{port}/v1")
+    assert (done.code, opened) == (1, False)
+    assert "refused the connection, asked once; start the server" in done.err
+
+
+@pytest.mark.parametrize("how", [{"data": GOOD}, {"json": {"error": "loading"}, "status": 503}])
+def test_a_model_that_is_there_lets_a_run_begin_though_it_is_busy(answering, evolving, how):
+    done, opened = evolving(answering(**how))
+    assert opened
+    assert "asking tiny at localhost:" in done.out
+    assert ("(the run begins all the same)" in done.out) == ("status" in how)

@@ -2,10 +2,12 @@
 
 import io
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
+from commands import made_final, stored_run
 from kagent.review import compare
 from kagent.runs.store import read_history
 from rich.console import Console
@@ -14,8 +16,8 @@ RUNS = Path(__file__).parents[3] / "runs"
 
 
 @pytest.fixture(scope="module")
-def lineage():
-    return read_history(RUNS / "softmax-ask-tell")[1].lineage
+def history():
+    return read_history(RUNS / "softmax-ask-tell")[1]
 
 
 def shown(view):
@@ -24,26 +26,46 @@ def shown(view):
     return console.file.getvalue()
 
 
-def test_a_diff_has_source_times_and_compiled_code(lineage):
-    found = compare.diff_json(lineage, lineage[5], lineage[9])
+def test_a_diff_has_source_ratios_and_compiled_code(history):
+    lineage = history.lineage
+    found = compare.diff_json(history, lineage[5], lineage[9])
     json.dumps(found, allow_nan=False)
     assert any(line.startswith("+LONG_WORDS") for line in found["diff"])
-    assert [c["case"] for c in found["cases"]] == [t.case for t in lineage[5].verdict.timings]
-    product = 1.0
-    for case in found["cases"]:
-        product *= case["ratio"]
-    assert product ** (1 / len(found["cases"])) == pytest.approx(found["speed_up"], rel=1e-6)
+    cases = found["search"]["cases"]
+    assert list(cases) == [t.case for t in lineage[5].verdict.timings]
+    mean = math.prod(cases.values()) ** (1 / len(cases))
+    assert mean == pytest.approx(found["search"]["ratio"], rel=1e-6)
+    assert found["race"] is None
     gone = [k for k in found["kernels"] if k["after"] is None]
     assert gone
     assert all(k["before"] is not None for k in gone)
-    text = shown(compare.diff_view(lineage, lineage[5], lineage[9], matrix=False))
-    assert "#9 cuda_wide_accesses is 0.998×" in text
+    text = shown(compare.diff_view(history, lineage[5], lineage[9], matrix=False))
+    assert "#9 cuda_wide_accesses is 0.998× (95 %: 0.992–1.004) as fast as #5" in text
+    assert " ms" not in text  # times of different moments do not compare
 
 
-def test_the_other_way_round_is_the_inverse(lineage):
-    forth = compare.diff_json(lineage, lineage[5], lineage[9])["speed_up"]
-    back = compare.diff_json(lineage, lineage[9], lineage[5])["speed_up"]
-    assert forth * back == pytest.approx(1.0)
+@pytest.mark.parametrize(("one", "other"), [(5, 9), (9, 14)])
+def test_the_other_way_round_is_the_inverse(history, one, other):
+    lineage = history.lineage
+    forth = compare.searched(lineage, lineage[one], lineage[other])
+    back = compare.searched(lineage, lineage[other], lineage[one])
+    assert forth.ratio * back.ratio == pytest.approx(1.0)
+    assert (forth.low is None) == ((one, other) == (9, 14))  # those two were never interleaved
+    if forth.low is not None:
+        assert forth.low * back.high == pytest.approx(1.0)
+
+
+def test_a_diff_of_two_finalists_has_the_race_apart_from_the_search(tmp_path):
+    history = read_history(stored_run(tmp_path, race=made_final()))[1]
+    pair = history.lineage[0], history.lineage[1]
+    found = compare.diff_json(history, *pair)
+    assert [c["verdict"] for c in found["race"]["cases"]] == ["FASTER", "SLOWER"]
+    for case in found["race"]["cases"]:
+        assert case["before_us"] / case["after_us"] == pytest.approx(case["ratio"])
+    assert found["race"]["overall"]["verdict"] == "FASTER"
+    text = shown(compare.diff_view(history, *pair, matrix=False))
+    assert "cpp_wide is FASTER than #0 cpp_plain, 1.100× (95 %: 1.050–1.150)" in text
+    assert text.index("in the final race") < text.index("in the search, on visible cases")
 
 
 @pytest.fixture

@@ -1,6 +1,18 @@
 import io
 
-from kagent.runs.events import Finished, Progress, Proposed, Recorded, Started, Step, Stop, Working
+from kagent.runs.events import (
+    Asked,
+    Finished,
+    Phase,
+    PhaseBegan,
+    Progress,
+    Proposed,
+    Recorded,
+    Started,
+    Step,
+    Stop,
+    Working,
+)
 from kagent.runs.lineage import Candidate, Operator, Proposal
 from kagent.ui.live import LiveDisplay, PlainDisplay, State, clock, display_for, outcome
 from kagent_sandbox.data.verdict import Comparison, Rejected, Stage, Status
@@ -49,7 +61,7 @@ def test_the_panel_says_where_a_run_stands():
         assert "#3 cpp_rows  1.250× the best of torch, 50% of the roofline" in panel
         assert "2 of 10" in panel
         assert "1 check" in panel
-        assert "1 build" in panel
+        assert "in flight  #2: build, 0:00" in panel
         assert "remaining" in panel
         assert "INCORRECT_NUMERICAL (a): element [0, 3]" in panel
         assert "second line" not in panel
@@ -107,3 +119,39 @@ def test_names_of_proposals_are_text_not_markup():
         display(Progress("[bold]baseline[/bold]"))
         display(Proposed(EVENTS[3].candidate.proposal))
     assert console.file.getvalue() == "[bold]baseline[/bold]\n"
+
+
+def panel_of(display):
+    panel = Console(file=io.StringIO(), width=100)
+    panel.print(display._render())
+    return panel.file.getvalue()
+
+
+def test_the_panel_says_from_the_first_moment_what_is_being_done():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=40)
+    with LiveDisplay(console) as display:
+        display(Progress("asking tiny at localhost for one word"))
+        assert "step  asking tiny at localhost for one word" in panel_of(display)
+        display(PhaseBegan(Phase.START, 8.0, 300.0))
+        display(Progress("timing a kernel against itself"))
+        said = panel_of(display)
+        assert "step  starting builder and judge, 0:00 of about 0:08" in said
+        assert "timing a kernel against itself" in said
+        assert "0:00 elapsed, about 5:0" in said
+        assert "incumbent" not in said
+        display(EVENTS[0])
+        display(PhaseBegan(Phase.SEARCH, None, 60.0, 120.0))
+        display(Asked(7, Operator.REWRITE))
+        said = panel_of(display)
+        assert "ask 7 (rewrite): propose, 0:00" in said
+        assert "timing a kernel" not in said
+        assert "about 2:59 remaining" in said or "about 3:00 remaining" in said
+
+
+def test_what_is_in_flight_is_listed_and_the_rest_counted():
+    state = State()
+    for number in range(9):
+        state.see(Working(number, Step.BUILD))
+    lines = state.flight_lines()
+    assert lines[0] == "#0: build, 0:00"
+    assert lines[-1] == "and 3 more"

@@ -4,11 +4,13 @@ import json
 
 import pytest
 from commands import made_final, run, stored_run
+from kagent.asktell.views import best_text
 from kagent.cli.evolve import exit_code
 from kagent.evolve.session import Outcome
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Lineage, find_candidate
 from kagent.runs.store import read_history
+from kagent.ui import tables
 from kagent.ui.candidate_view import candidate_view
 from kagent.ui.end_of_run import end_of_run, next_flags, verdict
 from kagent.ui.live import clock
@@ -40,8 +42,11 @@ def test_a_run_shows_its_path_cases_rejections_and_race(folder, monkeypatch, cap
     assert f"12 evaluated in {clock(read_history(folder)[1].elapsed_s)}" in shown.out
     for words in ("path", "one of the task's own kernels", "rejected", "INCORRECT_NUMERICAL"):
         assert words in shown.out
-    assert "FASTER: #1 cpp_wide, 1.265× the best of torch that ran (95 %: 1.200–1.300)" in shown.out
-    assert "final race: FASTER, #1 is 1.265× the best of torch" in shown.out
+    assert (
+        "FASTER: #1 cpp_wide beside the best of torch that ran, 1.265× (95 %: 1.200–1.300)"
+        in shown.out
+    )
+    assert "final race: #1, FASTER than torch, 1.265× (95 %: 1.200–1.300)" in shown.out
     assert "FASTER on 1 of 2 cases; SLOWER on float32 M=8 N=1024 (0.800×)" in shown.out
 
 
@@ -185,7 +190,17 @@ def test_a_tie_is_no_win_anywhere(tmp_path, monkeypatch, capsys):
     assert "fastest: " in text
     first = f"{folder}: TIE with torch, 0.800× (95 %: 0.600–1.100); 12 evaluated"
     assert first in " ".join(text.split())
-    assert "TIE: #1 cpp_wide, 0.800×" in text
+    assert "TIE: #1 cpp_wide beside the best of torch that ran, 0.800×" in text
+    one, *others = doubtful(made_final()).race.cases
+    noted = dataclasses.replace(one, notes=("other programs used 1.5 cores",))
+    crowded = dataclasses.replace(made_final().race, cases=(noted, *others))
+    said = tables.headline(dataclasses.replace(made_final(), race=crowded)).plain
+    assert said == "FASTER than torch, 1.265× (95 %: 1.200–1.300); disturbed in 1 of 2 cases"
+    shown = rendered([tables.race_table(crowded, matrix=False)], 120)
+    assert "float32 M=8 N=1024 was disturbed: other programs used 1.5 cores" in shown
+    told = best_text(read_history(folder)[1], folder).plain
+    assert told.startswith("final race: #1 cpp_wide, TIE with torch, 0.800× (95 %: 0.600–1.100)\n")
+    assert "winner" not in told
     rows = json.loads(run(monkeypatch, capsys, "runs", "--runs", folder.parent, "--json").out)
     assert [(r["verdict"], r["race_ratio"]) for r in rows] == [("TIE", 0.8)]
     top = json.loads(run(monkeypatch, capsys, "top", "--runs", folder.parent, "--json").out)

@@ -15,6 +15,9 @@ from kagent_sandbox.device.traits import (
     Schedule,
     Traits,
 )
+from kagent_sandbox.errors import ToolchainError
+from kagent_sandbox.runtime import cpp
+from kagent_sandbox.runtime.errors import KernelUnavailable
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.device import DeviceFacts
@@ -67,6 +70,10 @@ def _open(index: int, *, products: bool) -> Backend:
     del index, products  # there is one, and torch is loaded in every launcher
     from kagent_sandbox.device.cpu.backend import CpuBackend
 
+    try:
+        cpp.compiler()  # or torch.compile fails first, case by case, for minutes
+    except KernelUnavailable as e:
+        raise ToolchainError(f"timing on the CPU needs a C++ compiler: {e}") from None
     return CpuBackend()
 
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 from kagent_sandbox import cache
@@ -26,12 +26,16 @@ from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.race import TORCH
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.task import Case, Task, build_case
+from kagent_sandbox.device import interference
 from kagent_sandbox.device.baseline_calls import BaselineCall, all_names
 from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import ChildDied
+from kagent_sandbox.judge.timing.noise import Noise
 from kagent_sandbox.runtime.text import printable
 
 VERSION = 1
+MOST_AGE_S = 24 * 3600.0
+"""Stored times that are older are measured again."""
 """Version of the way of measuring, with the clock's own version: part of the cache's key."""
 ITEM_LIMIT_S = 900.0  # one baseline of one case; max-autotune of a large product takes minutes
 _WORKER: tuple[str, ...] = ("-m", "kagent_sandbox.judge.timing.baseline_worker")
@@ -49,6 +53,9 @@ class Baselines:
     peak_bytes: Mapping[str, Mapping[str, int]]  # on a GPU; 0 on a CPU
     captured: Mapping[str, Mapping[str, bool]]  # replayed as a CUDA graph rather than called
     failed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # reason
+    measured_at: float = 0.0  # seconds since the epoch; 0: not known
+    noise: Noise = field(default_factory=Noise)  # of the machine, by the A/A test just before
+    state: Mapping[str, float] = field(default_factory=dict)  # of the host then: see `host_state`
 
     def fastest(self, case: str) -> tuple[str, float]:
         """Name and µs of the fastest of eager and the torch.compile modes.
@@ -82,6 +89,7 @@ def measure_baselines(
     names: Collection[str] | None = None,
     index: int = 0,
     cached: bool = True,
+    noise: Noise | None = None,
 ) -> Baselines:
     """Baselines of a task's visible benchmark cases (or of `cases`) on a device.
 
@@ -93,7 +101,9 @@ def measure_baselines(
         cases: Other cases than the visible benchmark ones; not cached.
         names: Of the baselines that are wanted, if not all.
         index: Which of several.
-        cached: Whether earlier measurements are used.
+        cached: Whether earlier measurements are used, while they are of the last 24 h and the
+            machine is as noisy as it was.
+        noise: Of the machine now; None: unknown, and not compared.
 
     Raises:
         ChildDied: The measuring process does not start.
@@ -105,17 +115,51 @@ def measure_baselines(
     name = cache.named("baselines", *parts)
     if cached and cases is None:
         known = cache.load(name, Baselines)
-        if known is not None:
+        why = None if known is None else _outdated(known, noise)
+        if known is not None and why is None:
+            since = age_text(time.time() - known.measured_at)
+            say(f"baselines were measured {since} ago on this machine, as noisy as now")
             return known
+        if why is not None:
+            say(f"baselines are measured again: {why}")
     chosen = list(task.cases(facts.kind).bench) if cases is None else list(cases)
     calls = [baseline_call(task, case, "", _SEED) for case in chosen]
-    collected = _Collected(say, names)
+    collected, state = _Collected(say, names), host_state()
     while not collected.complete:
         _run_worker(device, index, calls, collected)
-    measured = collected.baselines([c.name for c in chosen])
+    measured = replace(
+        collected.baselines([c.name for c in chosen]),
+        measured_at=time.time(),
+        noise=noise or Noise(),
+        state=state,
+    )
     if cases is None:
         cache.save(name, measured)
     return measured
+
+
+def _outdated(known: Baselines, noise: Noise | None) -> str | None:
+    """Why stored times are not used, or None."""
+    age_s = time.time() - known.measured_at
+    if not 0 <= age_s <= MOST_AGE_S:
+        when = f"{age_text(age_s)} ago" if known.measured_at and age_s > 0 else "at an unknown time"
+        return f"the stored ones were measured {when}"
+    return (known.noise.change(noise) or None) if noise is not None else None
+
+
+def age_text(seconds: float) -> str:
+    """'40 s', '25 min', '7 h' or '3 days'."""
+    for unit, most, length in (("s", 90, 1), ("min", 90 * 60, 60), ("h", 48 * 3600, 3600)):
+        if seconds < most:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"
+
+
+def host_state() -> Mapping[str, float]:
+    """The host as times are taken: runnable threads in the last minute, the fastest core's MHz."""
+    state = {"load_average": os.getloadavg()[0]}
+    clocks = interference.read_host().core_mhz
+    return state | ({"core_mhz": max(clocks)} if clocks else {})
 
 
 def baseline_names(task: Task, modes: Sequence[str]) -> list[str]:

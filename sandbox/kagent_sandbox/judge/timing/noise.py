@@ -32,6 +32,9 @@ _LIMIT_S = 30.0
 _MAD = 1.4826  # standard deviation of normal numbers over their median absolute deviation
 _DOUBT = 1.96  # an offset within so many standard deviations is what chance gives
 _KNOWN_BY = 4
+_SAME = 0.1  # share by which a copy's time may differ while figures of the two moments compare
+_TWICE = 2.0  # so many times as noisy is another machine
+_SMALL = 0.02  # share: what pairs differ by below it is nothing that changes a baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,21 @@ class Noise:
         of_pairs = math.hypot(idle * shrunk, math.sqrt(self.pair_sd**2 - idle**2))
         share = _KNOWN_BY / (_KNOWN_BY + pairs - 1 + beside)
         return math.hypot(known, of_pairs * math.sqrt(share / pairs))
+
+    def change(self, other: Noise) -> str:
+        """Why times of the two moments do not compare, as far as the A/A tests show; else ""."""
+        if not (self.kernel_us and other.kernel_us):
+            return "the machine's noise was not known" if self != other else ""
+        sd = math.hypot(self.pair_sd, other.pair_sd)
+        if abs(math.log(other.kernel_us / self.kernel_us)) > max(_SAME, sd):
+            return f"a copy took {self.kernel_us:.0f} µs and takes {other.kernel_us:.0f} µs"
+        low, high = sorted((self.pair_sd, other.pair_sd))
+        if high > _TWICE * low and high - low > _SMALL:
+            return f"pairs of blocks differed by {self.pair_sd:.1%}, and do by {other.pair_sd:.1%}"
+        low, high = sorted((self.factor, other.factor))
+        if high > _TWICE * low:
+            return f"intervals were widened {self.factor:.1f}×, and are {other.factor:.1f}×"
+        return ""
 
     @property
     def text(self) -> str:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.device import Ceilings
     from kagent_sandbox.data.task import Case, Kind, Task
     from kagent_sandbox.device.interface import Arena, Backend, Blame, OpenBaselines
+    from kagent_sandbox.device.interference import Watch
     from kagent_sandbox.device.traits import Traits
     from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
     from kagent_sandbox.judge.timing.noise import Noise
@@ -52,9 +53,8 @@ class Racer:
     rng: random.Random
     clock: PhaseTimer
     noise: Noise
-    seconds: float = (
-        0.0  # of a race, in which further rounds may begin while verdicts are not clear
-    )
+    watch: Watch
+    seconds: float = 0.0  # of a race: further rounds begin in it while verdicts are not clear
 
     def race(
         self,
@@ -82,9 +82,10 @@ class Racer:
         doubted = set[str]()
         samples: dict[str, Blocks] = {}
         missing: dict[str, Mapping[str, str]] = {}
+        notes: dict[str, tuple[str, ...]] = {}
         while runners:
             try:
-                samples = self._run(runners, cases, race_baselines, missing, until)
+                samples = self._run(runners, cases, race_baselines, missing, notes, until)
                 break
             except _OutError as e:
                 if e.blame != "kernel" and e.id not in doubted:
@@ -97,7 +98,11 @@ class Racer:
         ids = [r.id for r in runners]
         by_id = {r.id: r for r in runners}
         results = [
-            replace(self._case(c, samples[c.name], by_id), missing=missing.get(c.name, {}))
+            replace(
+                self._case(c, samples[c.name], by_id),
+                missing=missing.get(c.name, {}),
+                notes=notes.get(c.name, ()),
+            )
             for c in (cases if runners else ())
         ]
         overall = {i: self._overall(i, ids, samples) for i in ids}
@@ -117,9 +122,11 @@ class Racer:
         cases: Sequence[Case],
         race_baselines: RaceBaselines | None,
         missing: dict[str, Mapping[str, str]],
+        notes: dict[str, tuple[str, ...]],
         until: float,
     ) -> dict[str, Blocks]:
-        """Blocks of samples of everyone, per case; notes in `missing` who did not run, and why.
+        """Blocks of samples of everyone, per case; puts who did not run, and why, into `missing`,
+        and what disturbed into `notes`.
 
         What is left `until` that time of `time.monotonic` is shared evenly by the cases.
         """
@@ -145,7 +152,7 @@ class Racer:
                     if opened is not None:
                         missing[case.name] = opened.missing
                     count = counts[case.name]
-                    blocks = self._run_case(runners, case, count, arena, opened, share)
+                    blocks = self._run_case(runners, case, count, arena, opened, share, notes)
                     found[case.name] = blocks
         return found
 
@@ -157,6 +164,7 @@ class Racer:
         arena: Arena,
         opened: OpenBaselines | None,
         until: float,
+        notes: dict[str, tuple[str, ...]],
     ) -> Blocks:
         """A fresh launcher per case: baselines inside of it keep their memory until it ends.
 
@@ -178,6 +186,7 @@ class Racer:
         try:
             with session:
                 timed.prepare()
+                self.watch.begin()
                 for turn in itertools.count():
                     if turn >= rounds and (
                         time.monotonic() >= until or self._clear(timed.blocks, theirs)
@@ -190,6 +199,7 @@ class Racer:
                                 theirs[name].append(tuple(opened.samples(name, block)))
                         else:
                             timed.sample(name, block, verify=secret[name] == turn)
+                notes[case.name] = tuple(self.watch.notes())
                 for name in sides:
                     checks = self.task.cases(self.kind).check
                     recheck_on_hard_inputs({case.name: timed}, name, checks, self.rng)

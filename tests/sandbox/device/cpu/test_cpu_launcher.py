@@ -30,8 +30,9 @@ from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.cpu.arena import CpuArena
 from kagent_sandbox.device.cpu.backend import CpuBackend, shares
 from kagent_sandbox.device.cpu.ceilings import cached_ceilings
+from kagent_sandbox.device.cpu.entry import ENTRY
 from kagent_sandbox.device.interface import LaunchFailed
-from kagent_sandbox.errors import MachineError
+from kagent_sandbox.errors import MachineError, ToolchainError
 
 HEAD = """
 #include <cstdint>
@@ -472,3 +473,9 @@ def test_ceilings_are_measured_once(backend, tmp_path, monkeypatch):
     (path,) = (tmp_path / "kagent").glob("ceilings-cpu-*.json")
     path.write_text("{")
     assert backend.ceilings() == first
+
+
+def test_a_machine_without_a_compiler_is_refused_before_anything_is_measured(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ToolchainError, match=r"^timing on the CPU needs .*: install it \(apt.*\)$"):
+        ENTRY.open(0, products=False)

@@ -1,6 +1,7 @@
 """Baselines are measured by a process that may fail, hang or die; figures are cached."""
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from kagent_sandbox.device.baseline_calls import BaselineUnavailableError, make_
 from kagent_sandbox.device.cpu.baselines import CpuBaseline
 from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.judge.timing import baselines
+from kagent_sandbox.judge.timing.noise import Noise
 
 FACTS = DeviceFacts("cpu", "a cpu", "cpu", "a cpu, torch 0", 1 << 30, 1 << 20, 2, 0.0)
 
@@ -152,12 +154,42 @@ def test_figures_are_cached_by_device_and_task(tmp_path, monkeypatch):
     assert said == 2
     assert first.captured == {"small": {"eager": True}, "large": {"eager": True}}
     assert first.peak_bytes["large"] == {"eager": 64}
-    assert measure(task) == (first, 0)
+    assert time.time() - first.measured_at < 60
+    assert first.state["load_average"] >= 0
+    assert measure(task) == (first, 1)
+    assert lines[0].startswith("baselines were measured ")
     assert measure(task, dataclasses.replace(FACTS, key="another"))[1] == 2
     assert measure(task, cached=False)[1] == 2
     assert measure(task, cases=task.cpu.bench[:1])[1] == 1
     (tmp_path / "reference.py").write_text((tmp_path / "reference.py").read_text() + "\n# new\n")
     assert measure(load_task(tmp_path))[1] == 2
+
+
+QUIET = Noise(300.0, 1.0, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("hours", "noise", "why"),
+    [
+        (1, QUIET, None),
+        (1, dataclasses.replace(QUIET, kernel_us=320.0, pair_sd=0.025), None),
+        (25, QUIET, "the stored ones were measured 25 h ago"),
+        (-1, QUIET, "the stored ones were measured at an unknown time"),
+        (1, dataclasses.replace(QUIET, kernel_us=390.0), "a copy took 300 µs and takes 390 µs"),
+        (1, dataclasses.replace(QUIET, pair_sd=0.06), "pairs of blocks differed by 1.0%, and do"),
+        (1, dataclasses.replace(QUIET, factor=2.5), "intervals were widened 1.0×, and are 2.5×"),
+    ],
+)
+def test_stored_figures_are_used_for_a_day_while_the_machine_is_as_noisy(hours, noise, why):
+    at = time.time() - 3600 * hours
+    known = baselines.Baselines({}, {}, {}, measured_at=at, noise=QUIET)
+    found = baselines._outdated(known, noise)
+    assert found is None if why is None else found.startswith(why)
+
+
+def test_figures_without_a_date_are_of_an_earlier_kagent():
+    found = baselines._outdated(baselines.Baselines({}, {}, {}), QUIET)
+    assert found == "the stored ones were measured at an unknown time"
 
 
 def test_a_worker_that_does_not_start_is_an_error_with_its_log(tmp_path, monkeypatch):

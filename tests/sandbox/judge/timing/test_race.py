@@ -38,6 +38,19 @@ class Eager:
         return [next(self._times_us) for _ in range(count)]
 
 
+class Neighbour:
+    """Sees the same disturbance whenever times were taken."""
+
+    begun = False
+
+    def begin(self):
+        self.begun = True
+
+    def notes(self):
+        assert self.begun
+        return ["other programs used 1.5 cores"]
+
+
 @pytest.fixture
 def race(tmp_path):
     """A race of a good kernel beside times of eager torch."""
@@ -45,6 +58,7 @@ def race(tmp_path):
 
     def run(times_us, race_s):
         with contextlib.closing(Judge(task, CpuBackend(), SEED, race_s=race_s)) as judge:
+            judge._watch = Neighbour()
             judge._ceilings = Ceilings(10.0, 10.0, 10.0, {"float32": 0.1})
             good = Contender("good", built(task, SEED, GOOD, race=True), {})
             return judge.race([good], hidden=True, race_baselines=Eager(times_us))
@@ -62,6 +76,7 @@ def test_a_clear_verdict_needs_no_further_rounds(race):
     found = race(itertools.repeat(1e9), 30.0)
     assert drawn(found) == {TYPICAL}
     assert found.versus_torch("good").verdict is SpeedVerdict.FASTER
+    assert {case.notes for case in found.cases} == {("other programs used 1.5 cores",)}
 
 
 @pytest.mark.slow
