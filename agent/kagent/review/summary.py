@@ -221,24 +221,22 @@ def _noise(environment: Mapping[str, object]) -> Trust:
 
 
 def _disturbances(history: History) -> Trust:
-    won = winner_of(history)
+    """What disturbed the race, which decides, and how many timings of the search were disturbed."""
     timed = [c.verdict for c in history.lineage if isinstance(c.verdict, Passed)]
-    if won is None or not timed:
+    if not timed:
         return Trust("disturbance", "unknown", "nothing was timed yet")
     disturbed = sum(bool(v.notes) for v in timed)
-    also = (
-        f"; {disturbed} of {len(timed)} timings of the search were disturbed" if disturbed else ""
-    )
-    notes = won.verdict.notes if isinstance(won.verdict, Passed) else ()
-    if not notes:
-        return Trust(
-            "disturbance", "ok", f"none noted while #{won.id} was timed in the search{also}"
-        )
+    search = f"{disturbed or 'none'} of {len(timed)} timings of the search were disturbed"
+    if history.race is None:
+        return Trust("disturbance", "caution" if disturbed else "ok", search)
+    cases = history.race.race.disturbed
+    if not cases:
+        return Trust("disturbance", "ok", f"none noted in the final race; {search}")
+    notes = [n for c in cases for n in c.notes]
     more = f" and {len(notes) - MOST_NOTES} more" if len(notes) > MOST_NOTES else ""
     shown = f"{'; '.join(notes[:MOST_NOTES])}{more}"
-    return Trust(
-        "disturbance", "caution", f"while #{won.id} was timed in the search: {shown}{also}"
-    )
+    where = f"in {len(cases)} of {len(history.race.race.cases)} cases of the final race"
+    return Trust("disturbance", "caution", f"{where}: {shown}; {search}")
 
 
 def _isolation(environment: Mapping[str, object], history: History) -> Trust:

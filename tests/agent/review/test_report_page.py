@@ -141,6 +141,14 @@ def changed_race(history, change):
     return replace(history, race=replace(history.race, race=race))
 
 
+def test_what_disturbed_the_race_is_said_before_the_search(run):
+    manifest, history = run
+    found = changed_race(history, lambda c: replace(c, notes=("the host was busy",)))
+    told = {t.name: t for t in summary.trust(manifest.environment, found)}["disturbance"]
+    assert told.mark == "caution"
+    assert told.text.startswith("in 1 of 4 cases of the final race: the host was busy; none of ")
+
+
 @pytest.mark.parametrize(("high", "word"), [(1.2, "TIE"), (0.95, "SLOWER")])
 def test_a_tie_and_a_loss_are_named_on_the_first_screen(run, high, word):
     _, history = run
