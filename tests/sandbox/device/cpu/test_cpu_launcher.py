@@ -330,7 +330,7 @@ def test_every_sample_runs_every_key_once(launcher, arena):
     with pytest.raises(ValueError, match="nothing"):
         launcher.sample([], limit_s=1.0)
     launcher.forget("k0")
-    with pytest.raises(LaunchFailed, match="k0"):
+    with pytest.raises(KeyError, match="k0"):
         launcher.run("k0", limit_s=1.0)
 
 
