@@ -23,7 +23,7 @@ from kagent_sandbox.judge.check.cases import bench_cases, check_cases, race_case
 from kagent_sandbox.judge.check.checker import Checker, check_results
 from kagent_sandbox.judge.check.guests import refuse_bad_guests
 from kagent_sandbox.judge.check.inputs import InputSampler
-from kagent_sandbox.judge.timing.measure import Meter
+from kagent_sandbox.judge.timing.measure import CANDIDATE, INCUMBENT, Meter
 from kagent_sandbox.judge.timing.noise import Noise, measure_noise
 from kagent_sandbox.judge.timing.race import Racer
 
@@ -263,13 +263,19 @@ class Judge:
             checked.let_go()  # it has mapped an arena that is too small
         arena = self._arena(nbytes)
         theirs = incumbent.built.binaries if incumbent else {}
-        apart = {"b": theirs} if incumbent and self.backend.traits.native else {}
+        apart = {INCUMBENT: theirs} if incumbent and self.backend.traits.native else {}
         binaries = built.binaries if apart else {**theirs, **built.binaries}
         if checked.session is not None:
             session = checked.session.resume(binaries, Stage.MEASURE, clock)
         else:
             session = LauncherSession(
-                self.backend, arena, binaries, Stage.MEASURE, clock=clock, apart=apart
+                self.backend,
+                arena,
+                binaries,
+                Stage.MEASURE,
+                clock=clock,
+                apart=apart,
+                rest=CANDIDATE if apart else None,
             )
         with session:
             return meter.measure(session, built, errors, self.check_cases, incumbent, sweep_s)

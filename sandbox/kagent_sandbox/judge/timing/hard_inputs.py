@@ -74,7 +74,7 @@ def recheck_on_hard_inputs(
         except CandidateRejected as e:
             text = f"on {hard.inputs} inputs of scale {hard.scale:g}: {e.verdict.message}"
             verdict = replace(e.verdict, message=text, case=timed.case.name)
-            raise CandidateRejected(verdict) from e.__cause__
+            raise CandidateRejected(verdict, e.owner) from e.__cause__
 
 
 def _chosen(
