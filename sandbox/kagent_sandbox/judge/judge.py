@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from kagent_sandbox.data.build import key_of
+from kagent_sandbox.data.build import Contender, key_of
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage
 from kagent_sandbox.errors import DeviceError, DeviceWedged
 from kagent_sandbox.judge.arena.layout import pitch_of
@@ -23,17 +23,17 @@ from kagent_sandbox.judge.check.cases import bench_cases, check_cases, race_case
 from kagent_sandbox.judge.check.checker import Checker, check_results
 from kagent_sandbox.judge.check.guests import refuse_bad_guests
 from kagent_sandbox.judge.check.inputs import InputSampler
-from kagent_sandbox.judge.timing.measure import CANDIDATE, INCUMBENT, Meter
+from kagent_sandbox.judge.timing.measure import CANDIDATE, INCUMBENT, Meter, promising
 from kagent_sandbox.judge.timing.noise import Noise, measure_noise
 from kagent_sandbox.judge.timing.race import Racer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kagent_sandbox.data.build import Built, Contender
+    from kagent_sandbox.data.build import Built
     from kagent_sandbox.data.device import Ceilings
     from kagent_sandbox.data.race import Race
-    from kagent_sandbox.data.task import Task
+    from kagent_sandbox.data.task import Case, Task
     from kagent_sandbox.device.interface import Arena, Backend
     from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 
@@ -162,8 +162,7 @@ class Judge:
             self._checker.reject_decoys(session, built, self.check_cases)
             if self._most_kept:
                 stack.pop_all()
-        draws = self._checker.sampler
-        refuse_bad_guests(self.task, self.backend, self._arenas, draws, built, self.check_cases)
+        self._refuse_bad_guests(Contender("", built, {}), self.check_cases, Stage.CHECK)
         self._checked[key] = _Checked(
             time.perf_counter() - began, session if self._most_kept else None
         )
@@ -278,7 +277,18 @@ class Judge:
                 rest=CANDIDATE if apart else None,
             )
         with session:
-            return meter.measure(session, built, errors, self.check_cases, incumbent, sweep_s)
+            passed = meter.measure(session, built, errors, self.check_cases, incumbent, sweep_s)
+        if promising(passed):
+            choice = {t.case: t.config for t in passed.timings}
+            with clock.part("guest"):
+                cases = bench_cases(self.task, self.kind)
+                self._refuse_bad_guests(Contender("", built, choice), cases, Stage.MEASURE)
+        return passed
+
+    def _refuse_bad_guests(self, contender: Contender, cases: Sequence[Case], stage: Stage) -> None:
+        """See `guests.refuse_bad_guests`."""
+        draws = self._checker.sampler
+        refuse_bad_guests(self.task, self.backend, self._arenas, draws, contender, cases, stage)
 
     def race(
         self,

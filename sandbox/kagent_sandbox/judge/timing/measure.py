@@ -34,11 +34,18 @@ CANDIDATE, INCUMBENT = "a", "b"
 """The sides of a comparison, as `IncumbentComparison` and the launchers' owners have them."""
 WALL_BUDGET_US = 3000.0
 LIKELY = 0.5
-"""P(faster) from which on timed plans are also checked on hard inputs: who is slower gains nothing
-by being wrong."""
+"""P(faster) from which on timed plans are also checked on hard inputs, and as guests: who is slower
+gains nothing by being wrong."""
 ALARM_TRIES = 8
 """Times that a suspicion is repeated before it is believed: a busy host raises some."""
 ALARM_PAUSE_S = 0.02
+
+
+def promising(passed: Passed) -> bool:
+    """Whether a candidate may be promoted by its times."""
+    if passed.screened:
+        return False
+    return passed.versus is None or passed.versus.p_faster > LIKELY
 
 
 @dataclass(frozen=True)
@@ -111,12 +118,13 @@ class Meter:
                 self._doubt(e)
             raise
         versus = None if incumbent is None else comparison.compare(incumbent.id)
-        if complete and (versus is None or versus.p_faster > LIKELY):
-            recheck_on_hard_inputs(timed_cases, CANDIDATE, check_cases, self.rng)
         notes = (*self.watch.notes(), *comparison.notes)
         blocks = {name: timed.blocks[CANDIDATE] for name, timed in timed_cases.items()}
         passed = self._passed(candidate, errors, cases, blocks)
-        return replace(passed, versus=versus, screened=not complete, notes=notes)
+        passed = replace(passed, versus=versus, screened=not complete, notes=notes)
+        if promising(passed):
+            recheck_on_hard_inputs(timed_cases, CANDIDATE, check_cases, self.rng)
+        return passed
 
     def arena_bytes(
         self, built: Built, check_cases: Sequence[Case], incumbent: Contender | None
