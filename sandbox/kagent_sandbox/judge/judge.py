@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kagent_sandbox.data.build import Contender, key_of
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage
 from kagent_sandbox.errors import DeviceError, DeviceWedged
-from kagent_sandbox.judge.arena.layout import pitch_of
+from kagent_sandbox.judge.arena.layout import ALIGN, pitch_of
 from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
 from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.cases import bench_cases, check_cases, race_cases
@@ -98,7 +98,8 @@ class Judge:
         self.check_cases = check_cases(task, self.kind, run_seed)
         self.race_cases = race_cases(task, self.kind, run_seed)
         self.baselines_us = dict(baselines_us or {})
-        self._checker = Checker(task, InputSampler(task, backend.device, backend.traits.inputs))
+        sampler = InputSampler(task, backend.device, backend.traits.inputs)
+        self._checker = Checker(task, sampler, backend.traits.alignment_bytes % ALIGN)
         self._arenas = Arenas(backend)
         self._ceilings: Ceilings | None = None
         self._noise: Noise | None = None
@@ -147,7 +148,8 @@ class Judge:
         key = key_of(built)
         self._forget(key)
         check_results(self.task, built, self.check_cases)
-        nbytes = 2 * pitch_of(built.plans[0, c.name] for c in self.check_cases)
+        plans = [built.plans[0, c.name] for c in self.check_cases]
+        nbytes = 2 * pitch_of(plans, beyond=self._checker.beyond)
         if self._most_kept:  # room for `measure` beside an incumbent of the same size
             roomy = self._meter().arena_bytes(built, self.check_cases, None)
             nbytes = max(nbytes, min(roomy, self._arenas.limit_bytes))
