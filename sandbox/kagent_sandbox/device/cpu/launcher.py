@@ -40,6 +40,7 @@ from kagent_sandbox.device.cpu.execution_request import (
 )
 from kagent_sandbox.device.cpu.exit_status import blame
 from kagent_sandbox.device.cpu.flush import settle
+from kagent_sandbox.device.cpu.native_loop import native_loop
 from kagent_sandbox.device.interface import LaunchFailed, nothing
 from kagent_sandbox.device.time_limits import bounded
 from kagent_sandbox.errors import ConfinementError, MachineError
@@ -154,6 +155,8 @@ class CpuLauncher:
         pid = self._child.pid()
         if pid is not None:
             self._priority = priority.of_process(pid)
+        if loop := native_loop():
+            self._ask({"do": "loop"}, [loop], _PREPARE_S)
         words = self._arena.words(4)
         try:
             for _ in range(_EMPTY_SAMPLES):
