@@ -211,6 +211,9 @@ def forbid_new_threads() -> None:
     for name in ("timer_create", "setitimer", "alarm", "memfd_create", "timerfd_create"):
         program.when(name, _returns(_ERRNO | errno.EPERM))
     program.when("prctl", _argument_not_in(0, (1,)))  # PR_SET_PDEATHSIG
+    # Nor may a thread take back the judge's SIGSTOP: SIGCONT drops it before all have stopped.
+    for name, argument in (("tkill", 1), ("tgkill", 2), ("pidfd_send_signal", 1)):
+        program.when(name, _argument_not_in(argument, (18,)))
     # SIGCONT also says that there are new inputs, before anything is asked: nobody handles it.
     program.when("rt_sigaction", _argument_not_in(0, (18,)))
     tells = ("rt_sigtimedwait", "rt_sigsuspend", "pause", "signalfd4")

@@ -142,6 +142,8 @@ class Traits:
     """
     enough_samples: Mapping[float, int] = field(default_factory=dict)
     """Samples of a block that are enough from so many µs on; the first entry that fits counts."""
+    alignment_bytes: int
+    """Bytes that torch's allocator aligns memory to: kernels may rely on that, and on no more."""
     native: bool
     """Whether candidates' code is host code in its launcher's process. Contenders then have a
     launcher each, and the state that they leave behind is compared (`GuestHost`).

@@ -13,27 +13,27 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from kagent_sandbox.data.build import key_of
+from kagent_sandbox.data.build import Contender, key_of
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage
 from kagent_sandbox.errors import DeviceError, DeviceWedged
-from kagent_sandbox.judge.arena.layout import pitch_of
+from kagent_sandbox.judge.arena.layout import ALIGN, pitch_of
 from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
 from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.cases import bench_cases, check_cases, race_cases
 from kagent_sandbox.judge.check.checker import Checker, check_results
 from kagent_sandbox.judge.check.guests import refuse_bad_guests
 from kagent_sandbox.judge.check.inputs import InputSampler
-from kagent_sandbox.judge.timing.measure import Meter
+from kagent_sandbox.judge.timing.measure import CANDIDATE, INCUMBENT, Meter, promising
 from kagent_sandbox.judge.timing.noise import Noise, measure_noise
 from kagent_sandbox.judge.timing.race import Racer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kagent_sandbox.data.build import Built, Contender
+    from kagent_sandbox.data.build import Built
     from kagent_sandbox.data.device import Ceilings
     from kagent_sandbox.data.race import Race
-    from kagent_sandbox.data.task import Task
+    from kagent_sandbox.data.task import Case, Task
     from kagent_sandbox.device.interface import Arena, Backend
     from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 
@@ -98,7 +98,8 @@ class Judge:
         self.check_cases = check_cases(task, self.kind, run_seed)
         self.race_cases = race_cases(task, self.kind, run_seed)
         self.baselines_us = dict(baselines_us or {})
-        self._checker = Checker(task, InputSampler(task, backend.device, backend.traits.inputs))
+        sampler = InputSampler(task, backend.device, backend.traits.inputs)
+        self._checker = Checker(task, sampler, backend.traits.alignment_bytes % ALIGN)
         self._arenas = Arenas(backend)
         self._ceilings: Ceilings | None = None
         self._noise: Noise | None = None
@@ -147,7 +148,8 @@ class Judge:
         key = key_of(built)
         self._forget(key)
         check_results(self.task, built, self.check_cases)
-        nbytes = 2 * pitch_of(built.plans[0, c.name] for c in self.check_cases)
+        plans = [built.plans[0, c.name] for c in self.check_cases]
+        nbytes = 2 * pitch_of(plans, beyond=self._checker.beyond)
         if self._most_kept:  # room for `measure` beside an incumbent of the same size
             roomy = self._meter().arena_bytes(built, self.check_cases, None)
             nbytes = max(nbytes, min(roomy, self._arenas.limit_bytes))
@@ -162,8 +164,7 @@ class Judge:
             self._checker.reject_decoys(session, built, self.check_cases)
             if self._most_kept:
                 stack.pop_all()
-        draws = self._checker.sampler
-        refuse_bad_guests(self.task, self.backend, self._arenas, draws, built, self.check_cases)
+        self._refuse_bad_guests(Contender("", built, {}), self.check_cases, Stage.CHECK)
         self._checked[key] = _Checked(
             time.perf_counter() - began, session if self._most_kept else None
         )
@@ -263,16 +264,33 @@ class Judge:
             checked.let_go()  # it has mapped an arena that is too small
         arena = self._arena(nbytes)
         theirs = incumbent.built.binaries if incumbent else {}
-        apart = {"b": theirs} if incumbent and self.backend.traits.native else {}
+        apart = {INCUMBENT: theirs} if incumbent and self.backend.traits.native else {}
         binaries = built.binaries if apart else {**theirs, **built.binaries}
         if checked.session is not None:
             session = checked.session.resume(binaries, Stage.MEASURE, clock)
         else:
             session = LauncherSession(
-                self.backend, arena, binaries, Stage.MEASURE, clock=clock, apart=apart
+                self.backend,
+                arena,
+                binaries,
+                Stage.MEASURE,
+                clock=clock,
+                apart=apart,
+                rest=CANDIDATE if apart else None,
             )
         with session:
-            return meter.measure(session, built, errors, self.check_cases, incumbent, sweep_s)
+            passed = meter.measure(session, built, errors, self.check_cases, incumbent, sweep_s)
+        if promising(passed):
+            choice = {t.case: t.config for t in passed.timings}
+            with clock.part("guest"):
+                cases = bench_cases(self.task, self.kind)
+                self._refuse_bad_guests(Contender("", built, choice), cases, Stage.MEASURE)
+        return passed
+
+    def _refuse_bad_guests(self, contender: Contender, cases: Sequence[Case], stage: Stage) -> None:
+        """See `guests.refuse_bad_guests`."""
+        draws = self._checker.sampler
+        refuse_bad_guests(self.task, self.backend, self._arenas, draws, contender, cases, stage)
 
     def race(
         self,

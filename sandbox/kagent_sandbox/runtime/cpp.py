@@ -27,7 +27,8 @@ _CLOCK = "day_and_time_of_the_build"
 _FIXED_OPTIONS = (
     *("-shared", "-fPIC", "-pipe", "-w", "-fmax-errors=3", "-fdiagnostics-color=never"),
     *("-fno-diagnostics-show-caret", "-frandom-seed=kagent", "-s", "-Wl,--build-id=none"),
-    "-Wl,--no-undefined",
+    # Else one note in inline assembler, and the loader makes the stacks of its caller executable.
+    *("-Wl,--no-undefined", "-Wl,-z,noexecstack"),
     # Undeclared, wherever they are used: also where a macro puts the name together.
     *(f"-D__{clock}__={_CLOCK}" for clock in ("DATE", "TIME", "TIMESTAMP")),
 )

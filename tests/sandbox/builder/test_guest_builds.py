@@ -5,6 +5,7 @@ built. g++, NVRTC and Triton for real; no GPU is needed.
 import os
 import platform
 import re
+import struct
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,7 @@ from kagent_sandbox.builder.compile.cuda import compile_cuda
 from kagent_sandbox.runtime.cpp_options import FAST
 from kagent_sandbox.runtime.errors import CompileError
 
+PT_GNU_STACK = 0x6474E551
 CPP = 'extern "C" void k(float* x) { x[0] += 1; }'
 
 
@@ -31,6 +33,18 @@ CPP = 'extern "C" void k(float* x) { x[0] += 1; }'
 def test_cpp_options_that_change_the_process_are_refused(option):
     with pytest.raises(CompileError, match="is not allowed"):
         compile_cpp("k", CPP, [option])
+
+
+def test_no_library_makes_the_stacks_of_its_caller_executable():
+    note = r'asm(".pushsection .note.GNU-stack, \"x\", @progbits\n.popsection");'
+    binary = compile_cpp("k", note + CPP)
+    first, size, count = (
+        *struct.unpack_from("<Q", binary, 32),
+        *struct.unpack_from("<HH", binary, 54),
+    )
+    headers = [struct.unpack_from("<II", binary, first + i * size) for i in range(count)]
+    (flags,) = [flags for kind, flags in headers if kind == PT_GNU_STACK]
+    assert not flags & 1
 
 
 def test_who_wants_fast_math_is_told_what_has_it_without_the_harm():

@@ -1,5 +1,7 @@
 """Who runs when, where contenders of native code have processes of their own."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ from judging import HEADER, compiled, plan_for, write_task
 from kagent_sandbox.data.task import build_case, load_task
 from kagent_sandbox.data.verdict import Stage
 from kagent_sandbox.device.cpu.backend import CpuBackend
-from kagent_sandbox.judge.arena.session import Arenas, LauncherSession
+from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.checker import place_plan
 
 COUNTS = (
@@ -57,6 +59,28 @@ def test_contenders_apart_share_no_process_and_only_one_of_them_runs(task, backe
                 with session.paused():
                     assert state_of(running) == state_of(stopped) == "T"
                     assert placement.outputs()[0].unique().tolist() == [turn]
+    arenas.close()
+
+
+def test_who_dies_in_anothers_turn_is_to_blame(task, backend):
+    """A process may end, or refuse to stop, after it has answered: that is no fault of the next."""
+    case = task.cpu.check[0]
+    digest, binary = compiled(COUNTS)
+    plan = plan_for(build_case(task, case), digest)
+    arenas = Arenas(backend)
+    arena = arenas.at_least(1 << 20)
+    mine, theirs = (
+        place_plan(task, case, plan, arena, count=1, prefix=side, owner=side)[0] for side in "ab"
+    )
+    binaries = {digest: binary}
+    apart = {"b": binaries}
+    with LauncherSession(backend, arena, binaries, Stage.MEASURE, apart=apart, rest="a") as session:
+        session.prepare([mine, theirs], case.name)
+        session.run(mine, case.name)
+        os.kill(session._launchers[""]._child.pid(), signal.SIGKILL)
+        with pytest.raises(CandidateRejected) as rejected:
+            session.run(theirs, case.name)
+        assert rejected.value.owner == "a"
     arenas.close()
 
 

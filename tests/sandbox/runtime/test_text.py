@@ -41,6 +41,7 @@ def test_nothing_else_changes_and_nothing_is_left(text):
         ("\u2066", "U+2066 (LEFT-TO-RIGHT ISOLATE)"),
         ("\u200b", "U+200B (ZERO WIDTH SPACE)"),
         ("\u2028", "U+2028 (LINE SEPARATOR)"),
+        ("\f", "U+000C"),
     ],
 )
 def test_a_source_that_is_not_what_it_looks_like_is_refused(character, name):
@@ -57,9 +58,22 @@ def test_what_is_taken_is_what_is_seen(text):
     except SyntaxError:
         assert printable(text) != text
     else:
-        kinds = {unicodedata.category(c) for c in text if c not in "\n\t\r\f"}
+        kinds = {unicodedata.category(c) for c in text if c not in "\n\t\r"}
         assert kinds.isdisjoint({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def test_ordinary_sources_are_taken():
-    refuse_unseen("# é, 数, ×, →, \u00a0, ❤\ufe0f\nx = 1\r\n\tpass\n\x0c\n")
+    refuse_unseen("# é, 数, ×, →, \u00a0, ❤\ufe0f\nx = 1\r\n\tpass\n")
+    refuse_unseen("#!/usr/bin/env python\n# -*- coding: UTF-8 -*-\n")
+    refuse_unseen("x = 1\n\n# coding: latin-1, from the third line on, is a comment\n")
+
+
+@pytest.mark.parametrize("first", ["", "#!/usr/bin/env python\n", "\n", "\r"])
+@pytest.mark.parametrize("encoding", ["raw_unicode_escape", "utf-7", "latin-1", "no-such"])
+def test_a_source_that_python_reads_as_another_text_is_refused(first, encoding):
+    """What looks like a comment could hold statements."""
+    with pytest.raises(SyntaxError) as refused:
+        refuse_unseen(f"{first}# -*- coding: {encoding} -*-\n# note \\u000ax = 1\n")
+    assert "UTF-8" in refused.value.msg
+    assert encoding in refused.value.msg
+    assert refused.value.lineno == 1 + len(first.splitlines())

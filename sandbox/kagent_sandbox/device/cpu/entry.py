@@ -52,6 +52,7 @@ TRAITS = Traits(
     race_samples=10,
     sweep_s=0.25,
     drift=2.0,
+    alignment_bytes=64,
     native=True,  # and so no launcher is kept: native code that waits could not be trusted to
     judges_clock=True,
     disturbed_by_builds=True,

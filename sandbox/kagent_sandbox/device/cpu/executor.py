@@ -13,7 +13,7 @@ import contextlib
 import ctypes
 import gc
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -37,9 +37,18 @@ from kagent_sandbox.data.plan import (
 )
 from kagent_sandbox.data.plan_json import parse_plan
 from kagent_sandbox.device.cpu.arena import map_arena
+from kagent_sandbox.device.cpu.execution_request import (
+    FAILED,
+    MOST_BYTES,
+    REFUSED,
+    TOKEN_BYTES,
+    failure,
+    numbers_of,
+)
+from kagent_sandbox.device.cpu.native_loop import NativeLaunch, NativeLoop, native_launch
 from kagent_sandbox.device.cpu.process_state import ProcessState
 from kagent_sandbox.device.plan_ops import bind_op, strided_view
-from kagent_sandbox.process.channel import ChannelClosed
+from kagent_sandbox.process.channel import Channel, ChannelClosed
 from kagent_sandbox.process.context import Context
 
 Step: TypeAlias = Callable[[], object]
@@ -60,7 +69,7 @@ _SCALARS: Mapping[str, Callable[..., object]] = {
 
 def serve(context: Context) -> None:
     """Handler of the fork-server: answer the judge until it closes the channel."""
-    fd = context.fds[0]
+    fd, asked = context.fds
     nbytes = os.fstat(fd).st_size
     memory = torch.frombuffer(map_arena(fd, nbytes, populate=True), dtype=torch.uint8)
     os.close(fd)
@@ -72,17 +81,32 @@ def serve(context: Context) -> None:
     gc.disable()  # no pauses where time is taken; a plan's objects live until the process ends
     context.channel.send({"ready": len(os.listdir("/proc/self/task"))})
     with contextlib.suppress(ChannelClosed), torch.inference_mode():
-        while True:
-            message = context.channel.recv(None)
-            request = cast("dict[str, object]", message.obj)
-            answer: dict[str, object] = {"token": request["token"]}
+        while request := runner.answer(asked):
+            if len(request) < TOKEN_BYTES:
+                _answer(runner, context.channel)
+                continue
+            answer = request[:TOKEN_BYTES]
             try:
-                runner.perform(request, message.blobs)
+                runner.execute(numbers_of(request))
             except PlanError as e:
-                answer["plan"] = str(e)
+                answer += failure(REFUSED, str(e))
             except Exception as e:  # noqa: BLE001 - the process boundary: it becomes a verdict
-                answer["error"] = f"{type(e).__name__}: {e}"[:4000]
-            context.channel.send(answer)
+                answer += failure(FAILED, f"{type(e).__name__}: {e}")
+            os.write(asked, answer)
+
+
+def _answer(runner: Runner, channel: Channel) -> None:
+    """Carry out the request that waits on the channel."""
+    message = channel.recv(None)
+    request = cast("dict[str, object]", message.obj)
+    answer: dict[str, object] = {"token": request["token"]}
+    try:
+        runner.perform(request, message.blobs)
+    except PlanError as e:
+        answer["plan"] = str(e)
+    except Exception as e:  # noqa: BLE001 - the process boundary: it becomes a verdict
+        answer["error"] = f"{type(e).__name__}: {e}"[:4000]
+    channel.send(answer)
 
 
 def start_threads() -> None:
@@ -102,35 +126,68 @@ def start_threads() -> None:
     gomp.GOMP_parallel(free, None, ctypes.c_uint(0), ctypes.c_uint(0))
 
 
+@dataclass(frozen=True)
+class _Launch:
+    """A kernel with its arguments; `native` is the same for the loop, if that can call it."""
+
+    function: Callable[..., object]
+    arguments: Sequence[object]
+    native: NativeLaunch | None
+
+    def __call__(self) -> object:
+        return self.function(*self.arguments)
+
+
 @dataclass
 class Runner:
     """Prepared plans over one arena."""
 
     memory: torch.Tensor
     folder: Path
-    _plans: dict[str, list[Step]] = field(default_factory=dict)
+    _plans: dict[int, list[Step]] = field(default_factory=dict)
     _libraries: dict[str, ctypes.CDLL] = field(default_factory=dict)
     _state: ProcessState = field(default_factory=ProcessState)
+    _loop: NativeLoop | None = None
+
+    def answer(self, asked: int) -> bytes:
+        """Answer requests on a socket until one needs Python: that one; empty at the end."""
+        return os.read(asked, MOST_BYTES) if self._loop is None else self._loop.answer(asked)
 
     def perform(self, request: Mapping[str, object], blobs: Sequence[bytes]) -> None:
-        """Carry out one request of the judge."""
+        """Carry out one request of the judge that is not on the clock."""
         verb = request["do"]
-        if verb == "go":
-            for key in cast("list[str]", request["keys"]):
-                for step in self._plans[key]:
-                    step()
+        if verb == "loop":
+            self._loop = NativeLoop(blobs[0], self.folder)
         elif verb == "load":
             for name, data in zip(cast("list[str]", request["hashes"]), blobs, strict=True):
                 (self.folder / f"{int(name, 16):064x}.so").write_bytes(data)
         elif verb == "prepare":
             offsets = {int(k): v for k, v in cast("dict[str, int]", request["at"]).items()}
-            self._plans[str(request["key"])] = self._bind(parse_plan(blobs[0]), offsets)
+            self._keep(cast("int", request["number"]), self._bind(parse_plan(blobs[0]), offsets))
         elif verb == "forget":
-            self._plans.pop(str(request["key"]), None)
+            self._keep(cast("int", request["number"]), None)
         elif verb == "house":
             self._state.perform(request, self.memory.data_ptr(), self.memory.numel())
         else:
             raise PlanError(f"unknown request {verb!r}")
+
+    def _keep(self, number: int, steps: list[Step] | None) -> None:
+        """Take a plan's steps, or drop them."""
+        if self._loop is not None:
+            native = [s.native for s in steps or () if isinstance(s, _Launch)]
+            launches = [launch for launch in native if launch is not None]
+            whole = steps is not None and len(launches) == len(steps)
+            self._loop.keep(number, launches if whole else None)
+        if steps is None:
+            self._plans.pop(number, None)
+        else:
+            self._plans[number] = steps
+
+    def execute(self, numbers: Iterable[int]) -> None:
+        """Execute prepared plans once each, in order."""
+        for number in numbers:
+            for step in self._plans[number]:
+                step()
 
     def _bind(self, plan: Plan, offsets: Mapping[int, int]) -> list[Step]:
         kernels = {k.hash: k for k in plan.kernels}
@@ -159,7 +216,8 @@ class Runner:
             self._libraries[kernel.hash] = library
         function = getattr(library, kernel.name)
         function.restype = None
-        return lambda: function(*arguments)
+        address = ctypes.cast(function, ctypes.c_void_p).value or 0
+        return _Launch(function, arguments, native_launch(address, arguments))
 
     def _argument(self, arg: Arg, offsets: Mapping[int, int]) -> object:
         if isinstance(arg, Pointer):

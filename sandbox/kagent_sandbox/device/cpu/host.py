@@ -100,10 +100,6 @@ class CpuHost(CpuLauncher):
         pages = [list(r) for r in ranges]
         self._ask({"do": "house", "what": "lend", "ranges": pages}, (), _ASK_S)
 
-    def repeat(self, key: str, count: int, *, limit_s: float) -> None:
-        """Execute a prepared plan some times in a row."""
-        self._ask({"do": "go", "keys": [key] * count}, (), limit_s)
-
     def _told(self, what: str) -> str:
         """Return the process's answer to a question about itself."""
         try:

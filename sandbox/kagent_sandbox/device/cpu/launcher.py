@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import secrets
+import select
+import socket
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import torch
 
@@ -26,8 +30,17 @@ from kagent_sandbox.data.plan_json import dump_plan
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.cpu import priority as priority
 from kagent_sandbox.device.cpu.arena import CpuArena
+from kagent_sandbox.device.cpu.execution_request import (
+    FAILED,
+    LOOK,
+    MOST_BYTES,
+    REFUSED,
+    TOKEN_BYTES,
+    make_request,
+)
 from kagent_sandbox.device.cpu.exit_status import blame
 from kagent_sandbox.device.cpu.flush import settle
+from kagent_sandbox.device.cpu.native_loop import native_loop
 from kagent_sandbox.device.interface import LaunchFailed, nothing
 from kagent_sandbox.device.time_limits import bounded
 from kagent_sandbox.errors import ConfinementError, MachineError
@@ -87,10 +100,26 @@ class CpuLauncher:
         self._begun = False
         self._priority: AbstractContextManager[object] = contextlib.nullcontext()
         self._stopped = False
-        self._spawn: Callable[[], ChildHandle] = lambda: server.spawn(
-            [arena.fd], wall_limit_s=_LIFE_S
-        )
-        self._child = self._spawn()
+        self._numbers: dict[str, int] = {}  # of prepared plans
+        self._next = itertools.count()
+        self._server = server
+        self._child, self._asked, self._ready = self._spawn()
+
+    def _spawn(self) -> tuple[ChildHandle, socket.socket, select.poll]:
+        """A process, the socket on which it is asked for executions, and what waits for it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            fds = [self._arena.fd, theirs.fileno()]
+            child = self._server.spawn(fds, wall_limit_s=_LIFE_S)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ready = select.poll()
+        ready.register(ours, select.POLLIN)
+        ready.register(child.channel, 0)  # hang-ups are always reported
+        return child, ours, ready
 
     def _begin(self) -> None:
         """Wait until it has started. One that does not start is made once more.
@@ -108,8 +137,8 @@ class CpuLauncher:
             raise
         except MachineError:
             self._failure = None
-            self._child.close()
-            self._child = self._spawn()
+            self.close()
+            self._child, self._asked, self._ready = self._spawn()
             self._start()
 
     def _start(self) -> None:
@@ -126,6 +155,8 @@ class CpuLauncher:
         pid = self._child.pid()
         if pid is not None:
             self._priority = priority.of_process(pid)
+        if loop := native_loop():
+            self._ask({"do": "loop"}, [loop], _PREPARE_S)
         words = self._arena.words(4)
         try:
             for _ in range(_EMPTY_SAMPLES):
@@ -133,7 +164,7 @@ class CpuLauncher:
                 places = torch.randint(words.numel(), (_OBSERVED_WORDS,))
                 settle()
                 with self._priority:
-                    took_s = self._timed([], _PREPARE_S, functools.partial(words.take, places))
+                    took_s = self._execute([], _PREPARE_S, functools.partial(words.take, places))
                 self._request_cost.costs_s.append(took_s)
         except LaunchFailed as e:
             raise MachineError(
@@ -159,12 +190,13 @@ class CpuLauncher:
             if not 0 <= start <= start + buffer.nbytes <= self._arena.nbytes:
                 raise PlanError(f"buffer {buffer.id} at byte {start} leaves the arena")
         at = {str(k): v for k, v in offsets.items()}
-        request: dict[str, object] = {"do": "prepare", "key": key, "at": at}
+        number = self._numbers.setdefault(key, next(self._next))
+        request: dict[str, object] = {"do": "prepare", "number": number, "at": at}
         self._ask(request, [dump_plan(plan)], bounded(_PREPARE_S))
 
     def forget(self, key: str) -> None:
         """Drop a prepared plan."""
-        self._ask({"do": "forget", "key": key}, (), _PREPARE_S)
+        self._ask({"do": "forget", "number": self._numbers.pop(key)}, (), _PREPARE_S)
 
     def stop(self) -> None:
         """Stop all threads of the process, until it is asked for something.
@@ -189,7 +221,12 @@ class CpuLauncher:
 
     def run(self, key: str, *, limit_s: float) -> None:
         """Execute once and return when it is done."""
-        self._ask({"do": "go", "keys": [key]}, (), limit_s)
+        self.repeat(key, 1, limit_s=limit_s)
+
+    def repeat(self, key: str, count: int, *, limit_s: float) -> None:
+        """Execute a prepared plan some times in a row."""
+        self._begin()
+        self._execute([key] * count, limit_s, nothing)
 
     def sample(
         self, keys: Sequence[str], *, limit_s: float, observe: Callable[[], None] = nothing
@@ -206,17 +243,52 @@ class CpuLauncher:
             raise ValueError("nothing to time")
         self.stop()
         with self._priority:
-            took_s = self._timed(keys, limit_s, observe)
+            took_s = self._execute(keys, limit_s, observe)
         return 1e6 * (took_s - self._request_cost.cost_s) / len(keys)
 
-    def _timed(self, keys: Sequence[str], limit_s: float, observe: Callable[[], object]) -> float:
-        """Seconds from before the process, which is stopped, goes on until `observe` is done."""
-        token = self._send({"do": "go", "keys": list(keys)}, ())  # there when it goes on
+    def _execute(self, keys: Sequence[str], limit_s: float, observe: Callable[[], object]) -> float:
+        """Execute prepared plans once each. Seconds from before the process, if it is stopped, goes
+        on until `observe` is done.
+        """
+        request = make_request([self._numbers[key] for key in keys])
+        self._put(request)  # there when it goes on
+        wait_ms = max(0.0, limit_s) * 1e3
         start = time.perf_counter()
         self._resume()
-        self._receive("go", token, limit_s)
+        woken = bool(self._ready.poll(wait_ms))
+        answer = self._taken() if woken else b""
         observe()
-        return time.perf_counter() - start
+        took_s = time.perf_counter() - start
+        token = request[:TOKEN_BYTES]
+        if answer != token:
+            if not woken:
+                raise self._fail(limit_s, hung="native code")
+            self._refuse(answer, token, limit_s)
+        return took_s
+
+    def _taken(self) -> bytes:
+        """The answer that is there; empty where the process has ended."""
+        try:
+            return self._asked.recv(MOST_BYTES, socket.MSG_DONTWAIT)
+        except OSError:
+            return b""
+
+    def _refuse(self, answer: bytes, token: bytes, limit_s: float) -> NoReturn:
+        """Say why executions were not answered as they should be.
+
+        Raises:
+            PlanError: The plan does not suit torch.
+            LaunchFailed: The candidate failed.
+        """
+        if not answer:
+            raise self._fail(limit_s)
+        text = answer.removeprefix(token)
+        said = printable(text.partition(b" ")[2].decode(errors="replace"))
+        if answer.startswith(token) and text.startswith(REFUSED):
+            raise PlanError(said)
+        if answer.startswith(token) and text.startswith(FAILED):
+            raise LaunchFailed(Status.RUNTIME_ERROR, said)
+        self._tampered()
 
     def wall_us(self, keys: Sequence[str], count: int, *, limit_s: float) -> None:
         """None: samples are on the judge's clock."""
@@ -224,25 +296,33 @@ class CpuLauncher:
     def close(self) -> None:
         """End the process and all that it started."""
         self._child.close()
+        self._asked.close()
 
     # -- the protocol ----------------------------------------------------------------------------
 
     def _ask(self, request: Mapping[str, object], blobs: Sequence[bytes], limit_s: float) -> None:
         self._begin()
         self._resume()
-        token = self._send(request, blobs)
-        self._receive(str(request["do"]), token, limit_s)
-
-    def _send(self, request: Mapping[str, object], blobs: Sequence[bytes]) -> str:
-        """Send a request; what its answer must name: one sent ahead cannot know it."""
-        if self._failure is not None:
-            raise LaunchFailed(self._failure.status, str(self._failure))
-        token = secrets.token_hex(8)
+        token = secrets.token_hex(8)  # the answer must name it: one sent ahead cannot know it
+        self._put(LOOK)
         try:
             self._child.channel.send({**request, "token": token}, blobs)
         except ChannelError:
             raise self._fail(0.0) from None
-        return token
+        self._receive(str(request["do"]), token, limit_s)
+
+    def _put(self, message: bytes) -> None:
+        """Put a message where the process reads next.
+
+        Raises:
+            LaunchFailed: It has failed before, or has ended.
+        """
+        if self._failure is not None:
+            raise LaunchFailed(self._failure.status, str(self._failure))
+        try:
+            self._asked.send(message)
+        except OSError:
+            raise self._fail(0.0) from None
 
     def _receive(self, doing: str, token: str, limit_s: float) -> None:
         try:
@@ -253,14 +333,22 @@ class CpuLauncher:
         except ChannelError:
             raise self._fail(limit_s) from None
         if not isinstance(answer, dict) or answer.get("token") != token:
-            self._child.kill()
-            self._failure = LaunchFailed(Status.TAMPER, "native code wrote to the result channel")
-            self._after_loss()
-            raise self._failure
+            self._tampered()
         if "plan" in answer:
             raise PlanError(printable(str(answer["plan"]))[:4000])
         if "error" in answer:
             raise LaunchFailed(Status.RUNTIME_ERROR, printable(str(answer["error"]))[:4000])
+
+    def _tampered(self) -> NoReturn:
+        """End the process: what came from it is no answer to what it was asked.
+
+        Raises:
+            LaunchFailed: Always.
+        """
+        self._child.kill()
+        self._failure = LaunchFailed(Status.TAMPER, "native code wrote to the result channel")
+        self._after_loss()
+        raise self._failure
 
     def _fail(self, limit_s: float, *, hung: str = "") -> LaunchFailed:
         """End the process and say why, in a form that fits a verdict.

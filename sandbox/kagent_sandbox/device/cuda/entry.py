@@ -49,6 +49,7 @@ TRAITS = Traits(
     # Long kernels' samples vary by a tenth as much as short ones', and each costs inputs that are a
     # hundred times as large.
     enough_samples={400.0: 2, 100.0: 4},
+    alignment_bytes=512,
     native=False,
     judges_clock=False,
     disturbed_by_builds=False,

@@ -39,7 +39,9 @@ class Layout:
     stop: int
 
 
-def lay_out(plan: Plan, start: int = 0, *, align: int = ALIGN, guard: int = GUARD) -> Layout:
+def lay_out(
+    plan: Plan, start: int = 0, *, align: int = ALIGN, guard: int = GUARD, beyond: int = 0
+) -> Layout:
     """Lay out the buffers of a plan, with guard bands between them.
 
     Args:
@@ -47,6 +49,7 @@ def lay_out(plan: Plan, start: int = 0, *, align: int = ALIGN, guard: int = GUAR
         start: First byte in the arena.
         align: Alignment of buffers in bytes.
         guard: Bytes of a guard band.
+        beyond: Bytes from a multiple of `align` to where buffers begin.
     """
     size = {b.id: b.nbytes for b in plan.buffers}
     offsets: dict[int, int] = {}
@@ -57,7 +60,7 @@ def lay_out(plan: Plan, start: int = 0, *, align: int = ALIGN, guard: int = GUAR
 
     def new_slot(nbytes: int) -> int:
         nonlocal end
-        at = _round_up(end + guard, align)
+        at = _round_up(end + guard, align) + beyond
         guards.append((end, at))
         end = at + nbytes
         return at
@@ -81,7 +84,9 @@ def lay_out(plan: Plan, start: int = 0, *, align: int = ALIGN, guard: int = GUAR
     return Layout(offsets, tuple(guards), tuple(scratch), start, stop)
 
 
-def lay_out_many(plan: Plan, count: int, pitch: int | None = None) -> list[Layout]:
+def lay_out_many(
+    plan: Plan, count: int, pitch: int | None = None, *, beyond: int = 0
+) -> list[Layout]:
     """Lay out several placements of one plan.
 
     Plans that are compared get one pitch and so the same addresses: the place of buffers makes 0.7
@@ -91,21 +96,22 @@ def lay_out_many(plan: Plan, count: int, pitch: int | None = None) -> list[Layou
         plan: The plan.
         count: Number of placements.
         pitch: Bytes from one placement to the next; by default they touch.
+        beyond: See `lay_out`, of all placements but the first.
 
     Raises:
         ValueError: The pitch is too small for the plan.
     """
-    size = lay_out(plan).stop
+    size = lay_out(plan, beyond=beyond).stop
     pitch = size if pitch is None else pitch
     if pitch < size or pitch % ALIGN:
         raise ValueError(f"a pitch of {pitch} bytes for placements of {size}")
-    return [lay_out(plan, i * pitch) for i in range(count)]
+    return [lay_out(plan, i * pitch, beyond=beyond if i else 0) for i in range(count)]
 
 
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def pitch_of(plans: Iterable[Plan]) -> int:
+def pitch_of(plans: Iterable[Plan], *, beyond: int = 0) -> int:
     """Bytes from one placement to the next that suit all of the plans."""
-    return max(lay_out(p).stop for p in plans)
+    return max(lay_out(p, beyond=beyond).stop for p in plans)

@@ -13,7 +13,8 @@ class PhaseTimer:
 
     Of a candidate: `check` (all of it), `start` of a launcher, `prepare` plans, `wait` for the
     device to be quiet, `inputs` and poison, `samples`, `compare` results, `wall` clock, `close` of
-    the launcher, and `other`: statistics and messages. Of a race: see `Race.seconds`.
+    the launcher, `guest` for the visit of native code, and `other`: statistics and messages. Of a
+    race: see `Race.seconds`.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:

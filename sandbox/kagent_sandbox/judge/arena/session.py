@@ -5,6 +5,7 @@ verdicts.
 from __future__ import annotations
 
 import contextlib
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
 from kagent_sandbox.data.plan import PlanError
@@ -27,11 +28,16 @@ _SHARED = ""  # the owner of the launcher of all who have none of their own
 
 
 class CandidateRejected(Exception):  # noqa: N818
-    """Ends an evaluation with a verdict."""
+    """Ends an evaluation with a verdict.
 
-    def __init__(self, verdict: Rejected) -> None:
+    `owner` is the contender whose process failed, where each has one: it may do so in another's
+    turn. None: the contender whose turn it is.
+    """
+
+    def __init__(self, verdict: Rejected, owner: str | None = None) -> None:
         super().__init__(verdict.message)
         self.verdict = verdict
+        self.owner = owner
 
     @property
     def blame(self) -> Blame:
@@ -90,7 +96,8 @@ class LauncherSession:
     receives the times of the phases.
 
     Native code shares its launcher's process, where it could slow down other code. So owners in
-    `apart` have a launcher each, and all but the one that is timed are stopped.
+    `apart` have a launcher each, and all but the one that is timed are stopped. `rest` is the
+    contender that alone has the launcher of all others, where there is one.
     """
 
     def __init__(
@@ -102,11 +109,13 @@ class LauncherSession:
         launcher: Launcher | None = None,
         clock: PhaseTimer | None = None,
         apart: Mapping[str, Mapping[str, bytes]] | None = None,
+        rest: str | None = None,
     ) -> None:
         self.arena = arena
         self.stage = stage
         self.clock = PhaseTimer() if clock is None else clock
         self._backend = backend
+        self._rest = rest
         shared = {_SHARED: binaries} if binaries or not apart else {}
         self._binaries = {**shared, **(apart or {})}
         self._launchers: dict[str, Launcher] = {}
@@ -118,7 +127,8 @@ class LauncherSession:
             with self.clock.part("start"), _blaming(self.stage, None):
                 for owner in self._binaries.keys() - self._launchers.keys():
                     self._launchers[owner] = self._backend.launcher(self.arena)
-                for owner, binaries in self._binaries.items():  # they start side by side
+            for owner, binaries in self._binaries.items():  # they start side by side
+                with self.clock.part("start"), self._blaming(owner, None):
                     self._launchers[owner].load(binaries)
         except BaseException:
             self.close()
@@ -172,8 +182,7 @@ class LauncherSession:
 
         Processes that were stopped go on when it is their turn, and not before.
         """
-        with _blaming(self.stage, None):  # a process may have died since it answered
-            self._suspend()
+        self._suspend(None)
         yield
         self._backend.synchronize()
 
@@ -222,23 +231,34 @@ class LauncherSession:
     def _turn(self, placement: PlanPlacement, case: str | None) -> Iterator[Launcher]:
         """The launcher of a placement, while all others are stopped."""
         owner = placement.owner if placement.owner in self._launchers else _SHARED
-        with _blaming(self.stage, case):
-            self._suspend(but=owner)
+        self._suspend(case, but=owner)
+        with self._blaming(owner, case):
             yield self._launchers[owner]
 
-    def _suspend(self, but: str | None = None) -> None:
-        """Stop all processes, or all but one, until they are asked for something."""
+    def _suspend(self, case: str | None, but: str | None = None) -> None:
+        """Stop all processes, or all but one, until they are asked for something.
+
+        Raises:
+            CandidateRejected: One has died since it answered, or does not stop. It is to blame,
+                whoever's turn it is.
+        """
         for owner, launcher in self._launchers.items():
             if owner != but:
-                launcher.stop()
+                with self._blaming(owner, case):
+                    launcher.stop()
+
+    def _blaming(self, owner: str, case: str | None) -> AbstractContextManager[None]:
+        """Turn failures of an owner's launcher into that contender's verdict."""
+        contender = self._rest if owner == _SHARED else owner
+        return _blaming(self.stage, case, contender)
 
 
 @contextlib.contextmanager
-def _blaming(stage: Stage, case: str | None) -> Iterator[None]:
-    """Turn failures of the candidate's code into its verdict."""
+def _blaming(stage: Stage, case: str | None, owner: str | None = None) -> Iterator[None]:
+    """Turn failures of a candidate's code into its verdict."""
     try:
         yield
     except LaunchFailed as e:
-        raise CandidateRejected(Rejected(stage, e.status, str(e), case)) from e
+        raise CandidateRejected(Rejected(stage, e.status, str(e), case), owner) from e
     except PlanError as e:
-        raise CandidateRejected(Rejected(stage, Status.TAMPER, str(e), case)) from e
+        raise CandidateRejected(Rejected(stage, Status.TAMPER, str(e), case), owner) from e

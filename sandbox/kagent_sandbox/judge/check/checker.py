@@ -71,6 +71,7 @@ def place_plan(
     pitch: int | None = None,
     prefix: str = "",
     owner: str = "",
+    beyond: int = 0,
 ) -> list[PlanPlacement]:
     """Place a case's plan several times, from the start of the arena on.
 
@@ -83,11 +84,12 @@ def place_plan(
         pitch: Bytes from one placement to the next; by default they touch.
         prefix: Makes the launcher's keys unique.
         owner: Name of the contender that may have a launcher of its own.
+        beyond: See `lay_out_many`.
 
     Raises:
         CandidateRejected: The plan's inputs are not the case's.
     """
-    layouts = lay_out_many(plan, count, pitch)
+    layouts = lay_out_many(plan, count, pitch, beyond=beyond)
     inputs = [a for a in build_case(task, case).arguments if isinstance(a, TensorSpec)]
     mutates = {a.name for a in task.arguments if a.mutates}
     try:
@@ -101,10 +103,15 @@ def place_plan(
 
 @dataclass(frozen=True)
 class Checker:
-    """Compares what a session's plans compute with the reference."""
+    """Compares what a session's plans compute with the reference.
+
+    `beyond` is how far beyond its own alignment the judge places memory that is aligned as torch's
+    is, and no better.
+    """
 
     task: Task
     sampler: InputSampler
+    beyond: int = 0
 
     def check(
         self,
@@ -117,7 +124,8 @@ class Checker:
     ) -> list[CaseError]:
         """Run one case: on one draw in two places, then on another draw where it ran last.
 
-        The last run has new data at the same addresses, right after the run before it.
+        Memory of the second place is aligned no better than torch's own. The last run has new data
+        at the same addresses, right after the run before it.
 
         Args:
             session: The candidate's stay on the device.
@@ -134,7 +142,13 @@ class Checker:
         """
         plan = built.plans[config, case.name]
         placements = place_plan(
-            self.task, case, plan, session.arena, count=2 if thorough else 1, prefix=f"c{config}"
+            self.task,
+            case,
+            plan,
+            session.arena,
+            count=2 if thorough else 1,
+            prefix=f"c{config}",
+            beyond=self.beyond,
         )
         session.prepare(placements, case.name)
         input_set = self.sampler.draw(case)
@@ -311,7 +325,8 @@ class Checker:
                 text = (
                     f"result {result.name} differs between two runs on the same inputs: element "
                     f"[{index}] is {worst.expected:.6g}, then {worst.got:.6g} "
-                    "(a race, or memory that was not written?)"
+                    "(a race, memory that was not written, or a result at an address that only "
+                    "torch's own alignment holds for?)"
                 )
                 raise _out(Status.NONDETERMINISTIC, text, input_set.case)
 

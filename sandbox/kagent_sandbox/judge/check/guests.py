@@ -4,7 +4,8 @@ A winner is a library in somebody's process. It may change its results and nothi
 rounding of floating point or the treatment of subnormal numbers, and not signals, threads, open
 files or OpenMP's settings. It may not write its inputs, not even to put them back, and a call may
 keep no memory. Every check case runs once more in a launcher of its own: first with its inputs in
-pages that cannot be written, then many times in a row.
+pages that cannot be written, then many times in a row. So do the timed plans of who may be
+promoted, since host code and kernels choose by shape.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from kagent_sandbox.data.build import TensorSpec
 from kagent_sandbox.data.plan import Launch, Plan, PlanError
 from kagent_sandbox.data.task import build_case
-from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.data.verdict import Rejected, Status
 from kagent_sandbox.device.cpu.host import ProcessSnapshot, differences
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.device.time_limits import bounded
@@ -28,8 +29,9 @@ from kagent_sandbox.judge.arena.session import RUN_LIMIT_S, Arenas, CandidateRej
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kagent_sandbox.data.build import Built
+    from kagent_sandbox.data.build import Built, Contender
     from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.data.verdict import Stage
     from kagent_sandbox.device.interface import Arena, Backend, GuestHost
     from kagent_sandbox.judge.arena.layout import Layout
     from kagent_sandbox.judge.check.inputs import InputSampler
@@ -52,33 +54,43 @@ def refuse_bad_guests(
     backend: Backend,
     arenas: Arenas,
     sampler: InputSampler,
-    built: Built,
+    contender: Contender,
     cases: Sequence[Case],
+    stage: Stage,
 ) -> None:
     """Run a candidate's native code, which is known to compute what it should, as a guest.
 
     There is nothing to do on devices that have none.
 
+    Args:
+        task: The task.
+        backend: The device.
+        arenas: Source of the memory; a launcher that has mapped it must not be used afterwards.
+        sampler: Source of the inputs.
+        contender: The candidate, and its configuration for each case.
+        cases: The cases whose plans are run.
+        stage: Stage of a rejection.
+
     Raises:
         CandidateRejected: It changes its host or an input, or keeps memory.
     """
-    plans = {c.name: built.plans[0, c.name] for c in cases}
+    plans = {c.name: contender.plan(c.name) for c in cases}
     if not backend.traits.native or not any(map(_is_native, plans.values())):
         return
     layouts = {name: _in_pages(plan) for name, plan in plans.items()}
     arena = arenas.at_least(max(layout.stop for layout in layouts.values()))
     host = cast("GuestHost", backend.launcher(arena))  # as `Backend.launcher` says
     try:
-        visit = _Visit(task, host, arena)
+        visit = _Visit(task, host, arena, stage)
         try:
-            visit.begin(built)
+            visit.begin(contender.built)
             for case in cases:
                 if _is_native(plans[case.name]):
                     visit.case(case, plans[case.name], layouts[case.name], sampler)
         except LaunchFailed as e:
-            raise CandidateRejected(Rejected(Stage.CHECK, e.status, str(e), visit.at)) from e
+            raise CandidateRejected(Rejected(stage, e.status, str(e), visit.at)) from e
         except PlanError as e:
-            raise CandidateRejected(Rejected(Stage.CHECK, Status.TAMPER, str(e), visit.at)) from e
+            raise CandidateRejected(Rejected(stage, Status.TAMPER, str(e), visit.at)) from e
     finally:
         host.close()
 
@@ -90,6 +102,7 @@ class _Visit:
     task: Task
     host: GuestHost
     arena: Arena
+    stage: Stage
     at: str | None = None
     """The case that runs."""
     _before: ProcessSnapshot | None = None
@@ -199,7 +212,7 @@ class _Visit:
         return max(0, more, self.host.more_bytes())
 
     def _out(self, status: Status, text: str) -> CandidateRejected:
-        return CandidateRejected(Rejected(Stage.CHECK, status, text, self.at))
+        return CandidateRejected(Rejected(self.stage, status, text, self.at))
 
 
 def _is_native(plan: Plan) -> bool:

@@ -54,7 +54,7 @@ class TimedBlocks:
     count: int  # placements of each
     traits: Traits
     blocks: dict[str, list[tuple[float, ...]]] = field(init=False)
-    side: str = field(init=False)  # the side that is or was timed: it is to blame for a failure
+    side: str = field(init=False)  # the side that is or was timed, to blame unless another failed
     _placements: dict[str, list[PlanPlacement]] = field(init=False, default_factory=dict)
     _unseen: UnseenInputs = field(init=False)
 

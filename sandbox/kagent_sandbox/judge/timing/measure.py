@@ -30,13 +30,22 @@ if TYPE_CHECKING:
     from kagent_sandbox.device.interference import Watch
     from kagent_sandbox.judge.timing.noise import Noise
 
+CANDIDATE, INCUMBENT = "a", "b"
+"""The sides of a comparison, as `IncumbentComparison` and the launchers' owners have them."""
 WALL_BUDGET_US = 3000.0
 LIKELY = 0.5
-"""P(faster) from which on timed plans are also checked on hard inputs: who is slower gains nothing
-by being wrong."""
+"""P(faster) from which on timed plans are also checked on hard inputs, and as guests: who is slower
+gains nothing by being wrong."""
 ALARM_TRIES = 8
 """Times that a suspicion is repeated before it is believed: a busy host raises some."""
 ALARM_PAUSE_S = 0.02
+
+
+def promising(passed: Passed) -> bool:
+    """Whether a candidate may be promoted by its times."""
+    if passed.screened:
+        return False
+    return passed.versus is None or passed.versus.p_faster > LIKELY
 
 
 @dataclass(frozen=True)
@@ -77,27 +86,45 @@ class Meter:
             CandidateRejected: It failed, was wrong in a timed block, or its times cannot be true.
             IncumbentWrong: The incumbent failed, or was wrong where it was timed.
         """
+        try:
+            return self._measure(session, built, errors, check_cases, incumbent, sweep_s)
+        except CandidateRejected as e:
+            if incumbent is not None and e.owner == INCUMBENT and e.blame == "kernel":
+                raise IncumbentWrong(incumbent.id, e.verdict) from e
+            raise
+
+    def _measure(
+        self,
+        session: LauncherSession,
+        built: Built,
+        errors: Sequence[CaseError],
+        check_cases: Sequence[Case],
+        incumbent: Contender | None,
+        sweep_s: float,
+    ) -> Passed:
+        """See `measure`."""
         cases = self.task.cases(self.kind).bench
         choice = self._sweep(session, built, cases, check_cases, incumbent, sweep_s)
         candidate = Contender("candidate", built, choice)
-        sides = {"a": candidate} | ({"b": incumbent} if incumbent else {})
+        sides = {CANDIDATE: candidate} | ({INCUMBENT: incumbent} if incumbent else {})
         timed_cases = {c.name: self._table(session, c, sides) for c in cases}
         comparison = IncumbentComparison(timed_cases, self.backend.traits, self.rng, self.noise)
         self.watch.begin()
         try:
             complete = comparison.take(session, self._refuse_suspicion)
         except CandidateRejected as e:
-            if incumbent is not None and comparison.side == "b" and e.blame == "kernel":
-                raise IncumbentWrong(incumbent.id, e.verdict) from e
-            self._doubt(e)
+            e.owner = e.owner or comparison.side
+            if e.owner == CANDIDATE:
+                self._doubt(e)
             raise
         versus = None if incumbent is None else comparison.compare(incumbent.id)
-        if complete and (versus is None or versus.p_faster > LIKELY):
-            recheck_on_hard_inputs(timed_cases, "a", check_cases, self.rng)
         notes = (*self.watch.notes(), *comparison.notes)
-        blocks = {name: timed.blocks["a"] for name, timed in timed_cases.items()}
+        blocks = {name: timed.blocks[CANDIDATE] for name, timed in timed_cases.items()}
         passed = self._passed(candidate, errors, cases, blocks)
-        return replace(passed, versus=versus, screened=not complete, notes=notes)
+        passed = replace(passed, versus=versus, screened=not complete, notes=notes)
+        if promising(passed):
+            recheck_on_hard_inputs(timed_cases, CANDIDATE, check_cases, self.rng)
+        return passed
 
     def arena_bytes(
         self, built: Built, check_cases: Sequence[Case], incumbent: Contender | None

@@ -204,7 +204,7 @@ class Racer:
                     checks = self.task.cases(self.kind).check
                     recheck_on_hard_inputs({case.name: timed}, name, checks, self.rng)
         except CandidateRejected as e:
-            raise _OutError(timed.side, e.verdict) from e
+            raise _OutError(e.owner or timed.side, e.verdict) from e
         return {**timed.blocks, **theirs}
 
     def _clear(self, blocks: Blocks, baselines: Blocks) -> bool:

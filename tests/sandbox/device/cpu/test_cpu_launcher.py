@@ -1,5 +1,6 @@
 import ctypes
 import hashlib
+import itertools
 import os
 import subprocess
 import threading
@@ -84,6 +85,12 @@ KERNELS = {
     "forges": "void forges(float*) { for (int fd = 3; fd < 64; fd++) { char b[20] = {};"
     " unsigned h[4] = {0x6B41474E, 2, 0, 0}; write(fd, h, 16); write(fd, \"{}\", 2); } }",
 }  # fmt: skip
+for name, count in (("many", 12), ("too_many", 20)):
+    KERNELS[name] = (
+        f"void {name}(double* y{''.join(f', float f{i}, int16_t i{i}' for i in range(count))}) {{"
+        + "".join(f" y[{2 * i}]=f{i}; y[{2 * i + 1}]=i{i};" for i in range(count))
+        + " }"
+    )
 CONSTRUCTOR = """
 #include <unistd.h>
 #include <sys/socket.h>
@@ -313,6 +320,19 @@ def test_no_more_launchers_live_than_have_memory(backend, arena, monkeypatch):
         launcher.close()
 
 
+@pytest.mark.parametrize(("name", "count"), [("many", 12), ("too_many", 20)])
+def test_arguments_of_all_kinds_arrive_in_registers_and_on_the_stack(launcher, arena, name, count):
+    """More of them than the loop passes are Python's to pass."""
+    values = [(i + 0.5, -i) for i in range(count)]
+    pairs = [(Scalar("f32", f), Scalar("i16", i)) for f, i in values]
+    args = [Pointer(1, 0), *itertools.chain(*pairs)]
+    launcher.prepare("k", launch_plan(name, args, [8] + [4, 2] * count), AT)
+    launcher.run("k", limit_s=10.0)
+    launcher.stop()
+    found = arena.view(tensor(1, 2 * count, dtype="float64"), AT[1])
+    assert found.tolist() == list(itertools.chain(*values))
+
+
 def test_every_sample_runs_every_key_once(launcher, arena):
     """Every run adds one to its own cell."""
     keys = [f"k{i}" for i in range(7)]
@@ -331,7 +351,7 @@ def test_every_sample_runs_every_key_once(launcher, arena):
     with pytest.raises(ValueError, match="nothing"):
         launcher.sample([], limit_s=1.0)
     launcher.forget("k0")
-    with pytest.raises(LaunchFailed, match="k0"):
+    with pytest.raises(KeyError, match="k0"):
         launcher.run("k0", limit_s=1.0)
 
 

@@ -26,10 +26,10 @@ def plans(input_set):
     return Plan("cpu", tuple(buffers), tuple(ops), (), ())
 
 
-@given(plans(), st.integers(0, 10_000))
+@given(plans(), st.integers(0, 10_000), st.sampled_from([0, 64]))
 @settings(deadline=None)
-def test_live_buffers_and_guards_never_overlap(plan, start):
-    layout = lay_out(plan, start)
+def test_live_buffers_and_guards_never_overlap(plan, start, beyond):
+    layout = lay_out(plan, start, beyond=beyond)
     size = {b.id: b.nbytes for b in plan.buffers}
     live = {b.id for b in plan.buffers if b.kind == "input"}
     steps = [set(live)]
@@ -45,7 +45,7 @@ def test_live_buffers_and_guards_never_overlap(plan, start):
         for (_, stop), (begin, _) in itertools.pairwise(ranges):
             assert stop <= begin
     for buffer, at in layout.offsets.items():
-        assert at % ALIGN == 0
+        assert at % ALIGN == beyond
         ends = at + size[buffer]
         # Directly before and directly after every buffer there is a guard band.
         assert any(g0 <= at - 1 < g1 and g1 - g0 >= GUARD for g0, g1 in guards)

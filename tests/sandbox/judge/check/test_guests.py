@@ -42,7 +42,7 @@ x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="an instruction 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory):
     task = load_task(write_task(tmp_path_factory.mktemp("scale")))
-    judge = Judge(task, CpuBackend(), SEED)
+    judge = Judge(task, CpuBackend(), SEED, {"wide": 100.0, "tall": 100.0})
     yield judge
     judge.close()
 
@@ -124,6 +124,22 @@ def test_what_a_constructor_changes_is_said_of_loading(judge):
     assert isinstance(found, Rejected), found
     assert "loading its library leaves" in found.message
     assert "subnormal" in found.message
+
+
+@x86
+@pytest.mark.alone
+def test_a_timed_plan_is_a_guest_too(judge):
+    """Kernels choose by shape: a bad guest may wait for one that no check has."""
+    waits = built(judge.task, SEED, kernel("if (rows * cols > 10000) {" + FTZ + "}"))
+    errors = judge.check(waits)
+    assert not isinstance(errors, Rejected), errors
+    found = judge.measure(waits, errors)
+    assert isinstance(found, Rejected), found
+    assert (found.stage, found.status) == (Stage.MEASURE, Status.POLICY)
+    assert "subnormal" in found.message
+    good = built(judge.task, SEED, GOOD)
+    passed = judge.measure(good, judge.check(good))
+    assert not isinstance(passed, Rejected), passed
 
 
 RESTORES = BODY % (

@@ -47,6 +47,18 @@ class Recorder:
         self.checked.append((side, case.inputs, case.scale, slack))
 
 
+def test_rows_of_every_kind_are_always_among_them():
+    """A kernel that is wrong for one kind of row in ten would mostly pass a choice of kinds."""
+    kinds = ("mixed", "nonfinite", "ramp", "masked", "spiked", "constant")
+    checks = [case(kind, inputs=kind, scale=s) for kind in kinds for s in (0.1, 1.0)]
+    tables = {n: Recorder(case(n)) for n in ("a", "b", "c")}
+    recheck_on_hard_inputs(tables, "a", checks, random.Random(1))
+    for table in tables.values():
+        names = [inputs for _, inputs, _, _ in table.checked]
+        assert names[:2] == ["mixed", "nonfinite"]
+        assert len(names) == 3
+
+
 def test_timed_cases_are_checked_on_hard_inputs_where_there_are_some():
     checks = [case("a"), case("b", inputs="masked"), case("c", dtype="bfloat16")]
     tables = {t.case.name: t for t in (Recorder(case("big")), Recorder(case("low", "bfloat16")))}

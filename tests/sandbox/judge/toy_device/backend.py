@@ -58,6 +58,7 @@ class ToyLauncher:
         self._runner = Runner(arena.memory, Path(self._folder.name))
         self._us = {}
         self._random = random.Random(0)
+        self._numbers = {}
 
     def load(self, binaries):
         request = {"do": "load", "hashes": list(binaries)}
@@ -65,10 +66,11 @@ class ToyLauncher:
 
     def prepare(self, key, plan, offsets):
         self._us[key] = OP_US * sum(not isinstance(op, Alloc | Free) for op in plan.ops)
-        self._runner.perform({"do": "prepare", "key": key, "at": offsets}, [dump_plan(plan)])
+        number = self._numbers.setdefault(key, len(self._us))
+        self._runner.perform({"do": "prepare", "number": number, "at": offsets}, [dump_plan(plan)])
 
     def forget(self, key):
-        self._runner.perform({"do": "forget", "key": key}, ())
+        self._runner.perform({"do": "forget", "number": self._numbers[key]}, ())
 
     def stop(self):
         CALLS["stop"] += 1
@@ -78,11 +80,11 @@ class ToyLauncher:
 
     def run(self, key, *, limit_s):
         CALLS["run"] += 1
-        self._runner.perform({"do": "go", "keys": [key]}, ())
+        self._runner.execute([self._numbers[key]])
 
     def sample(self, keys, *, limit_s, observe=nothing):
         CALLS["sample"] += 1
-        self._runner.perform({"do": "go", "keys": list(keys)}, ())
+        self._runner.execute([self._numbers[key] for key in keys])
         observe()
         us = sum(self._us[key] for key in keys) / len(keys)
         return us * self._random.uniform(0.999, 1.001)

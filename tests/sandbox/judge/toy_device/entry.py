@@ -21,6 +21,7 @@ TRAITS = Traits(
     race_samples=3,
     sweep_s=0.1,
     drift=1.5,
+    alignment_bytes=512,
     native=False,
     judges_clock=False,
     disturbed_by_builds=False,
