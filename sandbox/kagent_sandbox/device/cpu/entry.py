@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.device.baseline_calls import BaselineCall, MeasuredBaseline
     from kagent_sandbox.device.interface import Backend
 
-TIMING_VERSION = 2
+TIMING_VERSION = 3
 """Changes whenever a CPU's times no longer compare with earlier ones."""
 
 TRAITS = Traits(
