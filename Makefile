@@ -1,6 +1,6 @@
 # kagent: two commands do everything.
 #   make evolve   create .venv, install, evolve a softmax kernel
-#   make test     create .venv, install, run the tests
+#   make test     create .venv, install, run the tests (make test-fast: those of short files)
 # On a machine whose python3 already has torch and triton (a GPU box), add TORCH=host to use those.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ BUDGET ?= 50
 WORKERS ?= 3
 BIN    := .venv/bin
 
-.PHONY: evolve test check format clean
+.PHONY: evolve test test-fast check format clean
 
 # kagent exits with 3 where the final race found TIE or SLOWER: no failure of make.
 evolve: .venv/ready
@@ -19,6 +19,10 @@ evolve: .venv/ready
 # Three workers share the files (many tests wait); tests that need the machine to themselves have it (tests/turns.py).
 test: .venv/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+# For the inner loop: without the files that tests/durations.json says take long.
+test-fast: .venv/ready
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --fast
 
 check: .venv/ready
 	$(BIN)/ruff format --check .
