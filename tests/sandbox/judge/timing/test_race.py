@@ -84,7 +84,7 @@ def test_a_tie_goes_on_until_its_time_is_over(race, monkeypatch):
     far_apart = itertools.cycle([1e-1] * TRAITS.race_samples + [1e9] * TRAITS.race_samples)
     # A clock of our own, which moves on by 1 s whenever it is read: once a round.
     monkeypatch.setattr(race_module, "time", SimpleNamespace(monotonic=itertools.count().__next__))
-    found = race(far_apart, 60.0)
+    found = race(far_apart, 12.0)
     assert min(drawn(found)) > TYPICAL
     assert found.versus_torch("good").verdict is SpeedVerdict.TIE
 
