@@ -10,7 +10,6 @@ import bisect
 import functools
 import hashlib
 import importlib.util
-import keyword
 import math
 import random
 import tomllib
@@ -58,7 +57,7 @@ def _dtypes() -> str:
 
 
 def _identifier(name: str) -> str:
-    if not name.isidentifier() or keyword.iskeyword(name):
+    if not name.isidentifier():
         raise ValueError(f"{name!r} is no name that Python takes")
     return name
 

@@ -334,11 +334,11 @@ class _CaseChecker:
         dtypes = (declared, *self._input_dtypes(case))
         finite = torch.isfinite(out)
         if bool((finite & ~torch.isfinite(ref)).any()):
-            text = f"result {result.name} has NaN or infinity where eager is finite"
+            text = f"result {result.name} is not finite where eager is"
             raise self._error("reference", case, text)
         errors = numerics.measure_errors(out, ref, row_dims=0)  # rows of tails may be far off
         if not math.isfinite(errors.row):
-            text = f"result {result.name} has NaN or infinity where the reference has not"
+            text = f"result {result.name} is not finite where the reference is"
             self._overflow = self._error("eager", case, text)
             # float16 may overflow on the way: no yardstick in that case (numerics), and no fault.
             nan = bool((out.isnan() & torch.isfinite(ref)).any())
