@@ -4,8 +4,9 @@ import shutil
 
 
 def with_ceilings(shared, folder):
-    """Make `folder` a cache with the ceilings of `shared`, and nothing else."""
+    """Make `folder` a cache with the ceilings and checked tasks of `shared`, and nothing else."""
     (folder / "kagent").mkdir(parents=True)
-    for ceilings in (shared / "kagent").glob("ceilings-*.json"):
-        shutil.copy(ceilings, folder / "kagent")
+    for name in ("ceilings-*.json", "task-*.json"):
+        for known in (shared / "kagent").glob(name):
+            shutil.copy(known, folder / "kagent")
     return folder

@@ -22,6 +22,7 @@ from kagent_sandbox.judge.client import JudgeClient
 from kagent.evolve.offline_check import OfflineChecker
 from kagent.evolve.open_machine import request_maker, search_cases, visible_cases
 from kagent.runs.files import read_regular
+from kagent.tasks import sound_task
 
 DEFAULT_TARGET = "sm_90a"
 MOST_FILE_BYTES = 16 << 20
@@ -116,7 +117,9 @@ def _kind_of(sources: Sequence[tuple[Path, str]]) -> Kind:
     return kinds.pop()
 
 
-def check_file(task: Task, path: Path, *, jobs: int) -> CheckedFile:
+def check_file(
+    task: Task, path: Path, *, jobs: int, say: Callable[[str], None] = lambda _: None
+) -> CheckedFile:
     """Build a candidate's file, then check it on all cases.
 
     It is checked on the device. Without a GPU a Triton candidate is checked in the interpreter.
@@ -125,12 +128,16 @@ def check_file(task: Task, path: Path, *, jobs: int) -> CheckedFile:
         task: The task.
         path: The file.
         jobs: Number of builds at once.
+        say: Is told what is being done.
 
     Raises:
+        TaskError: The task has a fault.
         UserError: There is no GPU, and nothing of what was built can be checked without one.
     """
     source = read_candidate(path)
     kind = _kind_of([(path, source)])
+    sound_task(task, kind, say)
+    say(f"building and checking {path.name}")
     if not available(kind):
         return _interpret(task, path, source, jobs)
     secret = secrets.randbits(62)
@@ -176,12 +183,14 @@ def bench_files(
         fresh: Whether baselines are measured again before the race, whatever is stored.
 
     Raises:
+        TaskError: The task has a fault.
         UserError: GPU candidates that nothing is wrong with so far, where there is no GPU.
         KagentError: The machine failed before any candidate was timed.
     """
     contender_names(paths)
     sources = [(p, read_candidate(p)) for p in paths]
     kind = _kind_of(sources)
+    sound_task(task, kind, say)
     if not available(kind):
         return _not_timed(task, sources, jobs=jobs, configs=configs, say=say)
     secret = secrets.randbits(62)

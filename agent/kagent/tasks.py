@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kagent_sandbox.data.language import LANGUAGES, language_of
-from kagent_sandbox.data.task import Task, load_task
+from kagent_sandbox.data.task import Kind, Task, load_task
 from kagent_sandbox.errors import TaskError, UserError
+from kagent_sandbox.judge.task_check import TaskCheck, check_task
 
 from kagent.resources import resource
 
@@ -58,6 +60,24 @@ def find_task(name_or_path: str | Path) -> Task:
     close = difflib.get_close_matches(text, names, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}."
     raise TaskError(f"no task {text!r}: {hint} A folder with a task.toml works by its path.")
+
+
+def sound_task(task: Task, kind: Kind, say: Callable[[str], None] = lambda _: None) -> TaskCheck:
+    """Make sure that kernels can be held against a task: checked once, then recalled.
+
+    Args:
+        task: The task.
+        kind: Whose cases.
+        say: Is told what the check costs, and that wrong results pass.
+
+    Raises:
+        TaskError: It has a fault; one line that names its file and what in it.
+    """
+    found = check_task(task, kind, say)
+    if found.holes:
+        count = f"{len(found.holes)} wrong result" + ("s" if len(found.holes) > 1 else "")
+        say(f"{task.name}: {count} would pass: kagent check {task.folder} names them")
+    return found
 
 
 def is_task(name_or_path: str) -> bool:

@@ -51,10 +51,32 @@ bench = [{ name = "gb", dtype = "float32", M = 2, N = 3 }]
 """
 
 
+REFERENCE = """
+import torch
+
+
+def inputs(case, generator, device):
+    shape = (case.dims["M"], case.dims["N"])
+    return {"x": torch.randn(shape, generator=generator, device=device)}
+
+
+def reference(x):
+    return 2 * x.double()
+
+
+def eager(x):
+    return x * 2
+
+
+def experts():
+    return {}
+"""
+
+
 def toy_task(folder: Path) -> Task:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "task.toml").write_text(TASK_TOML)
-    (folder / "reference.py").write_text("")
+    (folder / "reference.py").write_text(REFERENCE)
     return load_task(folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from kagent_sandbox.data.language import ANY, language, languages_of
@@ -17,29 +18,37 @@ from kagent.evolve.session import kind_for, new_manifest, seeds_for
 from kagent.runs.ask import Nobody
 from kagent.runs.lineage import Operator, Proposal
 from kagent.runs.store import RunStore
-from kagent.tasks import find_task
+from kagent.tasks import find_task, sound_task
 
 DEFAULT_TARGET = "sm_90a"
 
 
-def new_run(task_name: str, config: Config, target: str | None) -> Path:
+def new_run(
+    task_name: str,
+    config: Config,
+    target: str | None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Path:
     """Make a run and accept the task's seeds into it. No device is needed.
 
     Args:
         task_name: Name of a task, or its folder.
         config: Settings of the run.
         target: Target of compilation; None: this machine's GPU, else its CPU.
+        say: Is told what is being done.
 
     Returns:
         The run's folder.
 
     Raises:
+        TaskError: The task has a fault.
         UserError: There is no such task or target, no seed for it, or the language is not its own.
         RunError: The folder cannot be written.
     """
     task = find_task(task_name)
     kind, target = device_for(config.lang, target)
     seeds = seeds_for(task, kind, config.lang)
+    sound_task(task, kind, say)
     config = config.model_copy(update={"proposer": Nobody.name})
     with RunStore.create(config.runs, new_manifest(task, kind, target, config, {})) as store:
         _accept(store, seeds)

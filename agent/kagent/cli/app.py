@@ -109,12 +109,10 @@ def complete_run_or_task(ctx: typer.Context, incomplete: str) -> list[str]:
 RunArgument = Annotated[
     str, typer.Argument(help="A run's name, path, or 'latest'.", autocompletion=complete_run)
 ]
-TaskOption = Annotated[
-    str,
-    typer.Option(
-        "--task", help="A task's name, or its folder's path.", autocompletion=complete_task
-    ),
-]
+TASK = typer.Option(
+    "--task", help="A task's name, or its folder's path.", autocompletion=complete_task
+)
+TaskOption = Annotated[str, TASK]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 JobsOption = Annotated[int | None, typer.Option(help="Builds at once (all cores).", min=1)]
 IsolationOption = Annotated[

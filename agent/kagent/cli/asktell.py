@@ -89,7 +89,8 @@ def ask(
     if is_task(run):
         if list_:
             raise UserError(f"{run}: a task; --list is for a run (kagent runs)")
-        folder = open_run.new_run(run, config, target)
+        with status(quiet=json_) as say:
+            folder = open_run.new_run(run, config, target, say)
     else:
         given = {"--target": target, "--lang": lang, "--seed": seed}
         try:

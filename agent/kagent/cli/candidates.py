@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
+from kagent_sandbox.errors import UserError
 from rich.text import Text
 
 from kagent.cli.app import (
     EVOLVE,
+    TASK,
     FreshOption,
     IsolationOption,
     JobsOption,
@@ -92,24 +94,31 @@ def build(
 
 @app.command(rich_help_panel=EVOLVE)
 def check(
-    file: Annotated[Path, typer.Argument(help="A candidate.")],
-    task: TaskOption,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE|TASK", help="A candidate; or a task, to check it itself.")
+    ],
+    task: Annotated[str | None, TASK] = None,
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Check a candidate on all cases, against float64 and torch's own error."""
+    """Check a candidate on all cases, against float64 and torch's own error; or a task itself."""
     from kagent_sandbox.data.records import to_json
     from kagent_sandbox.data.verdict import Rejected
 
     from kagent.candidate_file import check_file
-    from kagent.tasks import find_task
+    from kagent.tasks import find_task, is_task
     from kagent.ui import tables
 
+    if task is None:
+        if not is_task(file):
+            raise UserError(f"{file}: no task: for a candidate, name its task with --task")
+        _check_task(file, json_=json_)
+        return
     isolate(isolation)
+    path = Path(file)
     with status(quiet=json_) as say:
-        say(f"building and checking {file.name}")
-        checked = check_file(find_task(task), file, jobs=jobs or load_config().jobs)
+        checked = check_file(find_task(task), path, jobs=jobs or load_config().jobs, say=say)
     verdict = checked.verdict
     failed = isinstance(verdict, Rejected)
     if json_:
@@ -124,7 +133,7 @@ def check(
             }
         )
     elif isinstance(verdict, Rejected):
-        out.print(tables.rejected_text(file.name, verdict))
+        out.print(tables.rejected_text(path.name, verdict))
     else:
         where = f"{'in' if checked.interpreted else 'on'} {checked.device}"
         title = f"relative errors against the reference, {where}"
@@ -134,8 +143,30 @@ def check(
             skipped = f"; too large for it, or too slow in it: {names}" if names else ""
             out.print(Text(f"interpreted, not run on a GPU: values only{skipped}", "yellow"))
         count = f"{len(verdict)} result" + ("s" if len(verdict) != 1 else "")
-        out.print(Text(f"{file.name}: correct in {count}", "bold green"))
+        out.print(Text(f"{path.name}: correct in {count}", "bold green"))
     if failed:
+        raise typer.Exit(1)
+
+
+def _check_task(name: str, *, json_: bool) -> None:
+    """Check a task itself, for both kinds of device."""
+    from kagent_sandbox.data.kind import Kind
+    from kagent_sandbox.data.records import to_json
+    from kagent_sandbox.judge.task_check import check_task
+
+    from kagent.tasks import find_task
+    from kagent.ui import tables
+
+    task = find_task(name)
+    with status(quiet=json_) as say:
+        found = [check_task(task, kind, say) for kind in get_args(Kind)]
+    holes = any(f.holes for f in found)
+    if json_:
+        outcome = "holes" if holes else "passed"
+        print_json({"outcome": outcome, "checks": [to_json(f) for f in found]})
+    else:
+        out.print(tables.task_check_text(task.name, found))
+    if holes:
         raise typer.Exit(1)
 
 

@@ -20,6 +20,7 @@ from kagent.config.settings import Config
 from kagent.evolve.machine import Machine
 from kagent.runs.manifest import versions
 from kagent.runs.selftest_record import in_environment
+from kagent.tasks import sound_task
 
 
 @contextlib.contextmanager
@@ -41,8 +42,13 @@ def open_machine(
 
     Returns:
         The machine, the device's facts, and the environment as a run stores it.
+
+    Raises:
+        TaskError: The task has a fault.
+        MachineError: This machine cannot judge.
     """
     ask_for(config.isolation)
+    sound_task(task, kind, say)
     device = device_for(kind)
     with (
         Builder(config.jobs) as builder,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from kagent_sandbox.data.race import BEST_OF_TORCH, Race, RaceCase, Ratio
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import CaseError, Comparison, Passed, Rejected, SpeedVerdict
+from kagent_sandbox.judge.task_check import TaskCheck
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -69,6 +70,26 @@ def rejected_text(name: str, verdict: Rejected) -> Text:
     text = Text(f"{name}: ", style="bold")
     text.append(f"{verdict.status} ({verdict.stage}){where}\n", "bold red")
     text.append(verdict.message, "red")
+    return text
+
+
+def task_check_text(name: str, found: Iterable[TaskCheck]) -> Text:
+    """What was checked of a task for each kind of device, what it cost, and the holes."""
+    text = Text()
+    for check in found:
+        text.append(f"{name}, {check.kind} cases: ", "bold")
+        passing = f"{len(check.holes)} of {check.wrong} wrong results pass"
+        text.append(passing if check.holes else f"all {check.wrong} wrong results fail")
+        text.append(
+            f"; {check.cases} cases computed, eager errs by {check.eager_eps:.2g} machine epsilons "
+            f"at most ({check.seconds:.1f} s)\n"
+        )
+        if check.skipped:
+            names = ", ".join(check.skipped)
+            text.append(f"  too large for this CPU, in a GPU's place: {names}\n", "yellow")
+        for hole in check.holes:
+            text.append(f"  {hole}\n", "red")
+    text.rstrip()
     return text
 
 

@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Mapping
+from typing import cast
 
 from kagent_sandbox.syntax import parse_expression
+
+MOST_BITS = 1024
+"""Bits of a power's whole numbers: a larger one is a typo, and would take for ever."""
+
+
+def _power(base: float, exponent: float) -> float:
+    """`base ** exponent`.
+
+    Raises:
+        OverflowError: It has more than `MOST_BITS` bits.
+    """
+    whole = isinstance(base, int) and isinstance(exponent, int)
+    if whole and abs(exponent) * int(abs(base)).bit_length() > MOST_BITS:
+        raise OverflowError(f"{base}**{exponent} is too large")
+    return cast("float", base**exponent)
+
 
 _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -15,7 +33,16 @@ _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
+    ast.Pow: _power,
+}
+
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[float, float], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
 }
 
 
@@ -30,7 +57,7 @@ def evaluate(formula: str, names: Mapping[str, float]) -> float:
     """Evaluate an arithmetic formula over named numbers, and nothing else.
 
     Raises:
-        ValueError: It is not arithmetic, or names something unknown.
+        ValueError: It is not arithmetic, names something unknown, or its value is no finite number.
     """
 
     def value(node: ast.expr) -> float:
@@ -42,6 +69,13 @@ def evaluate(formula: str, names: Mapping[str, float]) -> float:
             return _BINARY[type(node.op)](value(node.left), value(node.right))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -value(node.operand)
+        if (
+            isinstance(node, ast.Compare)
+            and len(node.ops) == 1
+            and type(node.ops[0]) in _COMPARISONS
+        ):
+            compare = _COMPARISONS[type(node.ops[0])]
+            return compare(value(node.left), value(node.comparators[0]))
         if isinstance(node, ast.IfExp):
             return value(node.body) if value(node.test) else value(node.orelse)
         if (
@@ -53,6 +87,9 @@ def evaluate(formula: str, names: Mapping[str, float]) -> float:
         raise ValueError(f"formula {formula!r}: cannot read {ast.unparse(node)!r}")
 
     try:
-        return value(parse_expression(formula))
-    except (SyntaxError, ZeroDivisionError, OverflowError) as e:
+        found = value(parse_expression(formula))
+    except (SyntaxError, ArithmeticError, TypeError, RecursionError, MemoryError) as e:
         raise ValueError(f"formula {formula!r}: {e}") from None
+    if isinstance(found, complex) or not math.isfinite(found):
+        raise ValueError(f"formula {formula!r}: its value is {found}, expected a finite number")
+    return found

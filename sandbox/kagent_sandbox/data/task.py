@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, cast
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from kagent_sandbox.data.build import BuildCase, ScalarSpec, TensorSpec
 from kagent_sandbox.data.formula import evaluate
@@ -29,24 +29,63 @@ from kagent_sandbox.errors import TaskError
 if TYPE_CHECKING:
     import torch
 
+CASE_DTYPE = "$dtype"  # the case's own
+MOST_SIZE = (1 << 31) - 1  # of a range: finding a prime near it takes a moment
 Size = int | str  # a number, or a formula over the case's dimensions
+_MOST_VALUE = 1 << 63
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _known_dtype(dtype: str) -> str:
+    if dtype not in (CASE_DTYPE, *ITEMSIZE):
+        raise ValueError(f"no dtype {dtype!r}: expected {CASE_DTYPE} or one of {_dtypes()}")
+    return dtype
+
+
+def _known_case_dtype(dtype: str) -> str:
+    if dtype not in ITEMSIZE:
+        raise ValueError(f"no dtype {dtype!r}: expected one of {_dtypes()}")
+    return dtype
+
+
+def _dtypes() -> str:
+    return ", ".join(ITEMSIZE)
+
+
+def _identifier(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError(f"{name!r} is no name that Python takes")
+    return name
+
+
+Dtype = Annotated[str, AfterValidator(_known_dtype)]
+CaseDtype = Annotated[str, AfterValidator(_known_case_dtype)]
+Identifier = Annotated[str, AfterValidator(_identifier)]
 
 
 class Argument(_Model):
     """One parameter of the entry function: a tensor, or with `value` a plain number or flag."""
 
-    name: str
+    name: Identifier
     shape: tuple[Size, ...] | None = None
-    dtype: str = "$dtype"  # a torch dtype, or "$dtype": the case's
+    dtype: Dtype = CASE_DTYPE  # a torch dtype, or "$dtype": the case's
     value: Size | float | bool | None = (
         None  # a scalar: a constant, or a formula over the dimensions
     )
     mutates: bool = False  # the function may change it; all others are compared bit for bit
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.shape is None) == (self.value is None):
+            what = "neither shape nor value" if self.shape is None else "both shape and value"
+            raise ValueError(f"{self.name} has {what}: a tensor has a shape, a number a value")
+        if self.mutates and self.shape is None:
+            raise ValueError(f"{self.name}: mutates is for tensors")
+        return self
 
 
 class ResultSpec(_Model):
@@ -61,7 +100,7 @@ class ResultSpec(_Model):
 
     name: str
     shape: tuple[Size, ...]
-    dtype: str = "$dtype"
+    dtype: Dtype = CASE_DTYPE
     k: float = Field(gt=0)
     floor: float = Field(default=1.0, ge=0)
     bias: float = Field(default=0.0, ge=0, le=1)
@@ -73,10 +112,10 @@ class ResultSpec(_Model):
 class Case(_Model):
     """Shapes, dtype and input distribution of one call; extra keys are dimensions and flags."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     name: str
-    dtype: str
+    dtype: CaseDtype
     inputs: str = "normal"  # a distribution that reference.py's `inputs` knows
     scale: float = 1.0
     noncontiguous: bool = False  # each row of an input starts 8 elements after the one before ends
@@ -93,7 +132,7 @@ class Range(_Model):
     """Whole numbers from min to max, evenly in the logarithm; multiples of one, or primes only."""
 
     min: int = Field(ge=1)
-    max: int = Field(ge=1)
+    max: int = Field(ge=1, le=MOST_SIZE)
     multiple: int = Field(default=1, ge=1)
     prime: bool = False
 
@@ -101,6 +140,8 @@ class Range(_Model):
     def _consistent(self) -> Self:
         if self.prime and self.multiple > 1:
             raise ValueError("prime or multiple, not both")
+        if self.min > self.max:
+            raise ValueError(f"min is {self.min}, and max {self.max}: expected min <= max")
         if self.nearest(self.min, self.max) is None:
             raise ValueError(f"nothing to draw from {self.min} to {self.max}")
         return self
@@ -111,9 +152,12 @@ class Range(_Model):
         None if there is none up to `limit`.
         """
         start = min(max(math.floor(value), self.min), limit)
-        for candidates in (range(start, self.min - 1, -1), range(start + 1, limit + 1)):
+        step = self.multiple
+        below = range(start // step * step, self.min - 1, -step)
+        above = range((start // step + 1) * step, limit + 1, step)
+        for candidates in (below, above):
             for n in candidates:
-                if n % self.multiple == 0 and (not self.prime or _is_prime(n)):
+                if not self.prime or _is_prime(n):
                     return n
         return None
 
@@ -127,7 +171,7 @@ class Generator(_Model):
     """
 
     count: int = Field(ge=1, le=32)
-    dtype: tuple[str, ...] = Field(min_length=1)
+    dtype: tuple[CaseDtype, ...] = Field(min_length=1)
     inputs: tuple[str, ...] = Field(default=("normal",), min_length=1)
     scale: tuple[float, ...] = Field(default=(1.0,), min_length=1)
     noncontiguous: tuple[bool, ...] = Field(default=(False,), min_length=1)
@@ -139,6 +183,8 @@ class Generator(_Model):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.least > self.most:
+            raise ValueError(f"least is {self.least:g}, and most {self.most:g}")
         if self.cost is None and (self.least > 0 or self.most < math.inf):
             raise ValueError("least and most need a cost")
         if self.cost is not None:
@@ -162,11 +208,11 @@ class Task(_Model):
 
     name: Name
     summary: str
-    entry: str
+    entry: Identifier
     signature: str  # as a person would write it, for prompts and messages
     dims: Mapping[str, str]  # dimension -> what it means
     arguments: tuple[Argument, ...]
-    results: tuple[ResultSpec, ...]
+    results: tuple[ResultSpec, ...] = Field(min_length=1)
     allow: tuple[str, ...] = ()  # torch operations beyond allocation, views, copies and fills
     bytes: str  # formula: fewest bytes that must move through memory
     flops: str  # formula: operations, 0 for none worth counting
@@ -192,12 +238,22 @@ class Task(_Model):
         return hashlib.sha256(b"\0".join(f.read_bytes() for f in files)).hexdigest()[:16]
 
     def shape(self, shape: Sequence[Size], case: Case) -> tuple[int, ...]:
-        """Sizes of a declared shape in a case."""
-        return tuple(int(self.formula(s, case)) for s in shape)
+        """Sizes of a declared shape in a case.
+
+        Raises:
+            ValueError: One is no whole number, or negative.
+        """
+        sizes = []
+        for declared in shape:
+            size = self.formula(declared, case)
+            if size != int(size) or size < 0:
+                raise ValueError(f"size {declared!r} is {size:g}, expected a whole number")
+            sizes.append(int(size))
+        return tuple(sizes)
 
     def dtype(self, declared: str, case: Case) -> str:
         """Torch dtype name of a declaration in a case."""
-        return case.dtype if declared == "$dtype" else declared
+        return case.dtype if declared == CASE_DTYPE else declared
 
     def formula(self, text: Size | float, case: Case) -> float:
         """Value of a formula (+ - * / // % ** comparison, min, max, cdiv) over a case's dimensions.
@@ -229,32 +285,74 @@ class Task(_Model):
         names = [a.name for a in self.arguments]
         if len(set(names)) != len(names):
             raise ValueError(f"arguments: a name appears twice in {names}")
-        seen: set[str] = set()
-        for kind in (self.gpu, self.cpu):
-            for case in (*kind.check, *kind.bench):
-                missing = self.dims.keys() - case.dims.keys()
-                odd = case.dims.keys() - self.dims.keys()
-                if missing or odd:
-                    raise ValueError(
-                        f"case {case.name}: dimensions missing {sorted(missing)}, "
-                        f"unknown {sorted(odd)}"
-                    )
-                if case.dtype not in ITEMSIZE:
-                    raise ValueError(f"case {case.name}: unknown dtype {case.dtype!r}")
-                shapes = [a.shape for a in self.arguments] + [r.shape for r in self.results]
-                for shape in shapes:
-                    if shape is not None:
-                        self.shape(shape, case)
-                for text in (self.bytes, self.flops, self.written):
-                    self.formula(text, case)
-            # Libraries are timed on aligned inputs: they would be compared with another case.
-            if any(c.offset for c in kind.bench) or any(any(g.offset) for g in kind.hidden_bench):
-                raise ValueError("offset is for check and hidden_check: bench inputs are aligned")
-            for name in [c.name for c in (*kind.check, *kind.bench)]:
-                if name in seen:
-                    raise ValueError(f"two cases are named {name}")
-                seen.add(name)
+        for name in self.dims:
+            if _identifier(name) in (*Case.model_fields, "itemsize"):
+                raise ValueError(f"dims: {name} has a meaning of its own in cases: rename it")
+        self._check_cases("gpu", self.gpu)
+        self._check_cases("cpu", self.cpu)
+        visible = [c.name for k in (self.gpu, self.cpu) for c in (*k.check, *k.bench)]
+        for name in visible:
+            if visible.count(name) > 1:
+                raise ValueError(f"two cases are named {name}")
         return self
+
+    def _check_cases(self, kind: Kind, cases: Cases) -> None:
+        """Make sure that all cases of a kind of device, and some drawn ones, fit the task.
+
+        Raises:
+            ValueError: One does not; the text begins with its key.
+        """
+        for key, visible in (("check", cases.check), ("bench", cases.bench)):
+            for case in visible:
+                self._check_case(f"{kind}.{key}", case)
+        for key, generators in (
+            ("hidden_check", cases.hidden_check),
+            ("hidden_bench", cases.hidden_bench),
+        ):
+            for number, generator in enumerate(generators, 1):
+                where = f"{kind}.{key}, generator {number}"
+                self._check_names(where, generator.dims)
+                for values in _draw(generator, random.Random(number)):  # noqa: S311 - no secret
+                    self._check_case(where, Case(name="drawn", **values))
+        # Libraries are timed on aligned inputs: they would be compared with another case.
+        if any(c.offset for c in cases.bench) or any(any(g.offset) for g in cases.hidden_bench):
+            raise ValueError(
+                f"{kind}.bench: offset is for check and hidden_check: bench inputs are aligned"
+            )
+
+    def _check_names(self, where: str, dims: Iterable[str]) -> None:
+        missing, odd = self.dims.keys() - set(dims), set(dims) - self.dims.keys()
+        if missing or odd:
+            raise ValueError(
+                f"{where}: dimensions missing {sorted(missing)}, unknown {sorted(odd)}"
+            )
+
+    def _check_case(self, where: str, case: Case) -> None:
+        where = f"{where}, case {case.name}"
+        self._check_names(where, case.dims)
+        for name, value in case.dims.items():
+            if not isinstance(value, int | float) or not abs(value) < _MOST_VALUE:
+                raise ValueError(f"{where}: {name} = {value!r}, expected a number, true or false")
+
+        def check(key: str, value: Callable[[], object]) -> None:
+            try:
+                value()
+            except ValueError as e:
+                raise ValueError(f"{key} in {where}: {e}") from None
+
+        for a in self.arguments:
+            if a.shape is not None:
+                check(f"arguments.{a.name}", functools.partial(self.shape, a.shape, case))
+            else:
+                check(f"arguments.{a.name}", functools.partial(scalar, self, a, case))
+        for r in self.results:
+            check(f"results.{r.name}", functools.partial(self.shape, r.shape, case))
+        for key in ("bytes", "flops", "written"):
+            check(key, functools.partial(self._positive, getattr(self, key), case))
+
+    def _positive(self, text: str, case: Case) -> None:
+        if (value := self.formula(text, case)) < 0:
+            raise ValueError(f"{text!r} is {value:g}, expected 0 or more")
 
 
 class Reference(Protocol):
@@ -295,17 +393,24 @@ def load_task(folder: Path) -> Task:
     except FileNotFoundError:
         raise TaskError(f"{folder}: no task.toml there; see docs/tasks.md") from None
     except (OSError, ValueError, RecursionError) as e:
-        raise TaskError(f"{path}: {e}") from None
+        raise TaskError(_one_line(f"{path}: {e}")) from None
     if not (folder / "reference.py").is_file():
         raise TaskError(f"{folder}: no reference.py there; see docs/tasks.md")
+    if "folder" in data:
+        raise TaskError(f"{path}: folder: no key of a task: remove it")
     try:
-        return Task(**data, folder=folder.resolve())
+        return Task.model_validate({**data, "folder": folder.resolve()})
     except pydantic.ValidationError as e:
-        first = e.errors()[0]
-        where = ".".join(str(p) for p in first["loc"]) or "task"
-        raise TaskError(f"{path}: {where}: {first['msg']}") from None
-    except TypeError as e:
-        raise TaskError(f"{path}: {e}") from None
+        # Of a value with several forms (a list or a range), what is wrong with the one that fits.
+        errors = sorted(e.errors(), key=lambda found: found["type"] != "value_error")
+        keys = [p for p in errors[0]["loc"] if isinstance(p, int) or p.isidentifier()]
+        where = ".".join(str(p) for p in keys if p != Range.__name__)
+        text = errors[0]["msg"].removeprefix("Value error, ")
+        raise TaskError(_one_line(f"{path}: {where + ': ' if where else ''}{text}")) from None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def load_reference(path: Path) -> Reference:
@@ -341,15 +446,25 @@ def draw_hidden(task: Task, kind: Kind, which: Literal["check", "bench"], seed: 
         kind: "gpu" or "cpu".
         which: The generators: of check cases, or of benchmark cases for the final race.
         seed: The run's secret seed.
+
+    Raises:
+        TaskError: A cost cannot be computed for what was drawn.
     """
     rng = random.Random(f"{seed}/{task.name}/{kind}/{which}")  # noqa: S311 - secrecy is the seed's
     cases = task.cases(kind)
     generators = cases.hidden_check if which == "check" else cases.hidden_bench
     drawn: list[Case] = []
-    for generator in generators:
-        for values in _draw(generator, rng):
-            drawn.append(Case(name=f"hidden_{which}_{len(drawn)}", **values))
+    try:
+        for generator in generators:
+            for values in _draw(generator, rng):
+                drawn.append(Case(name=f"hidden_{which}_{len(drawn)}", **values))
+    except ValueError as e:
+        raise _unfit(task, f"{kind}.hidden_{which}", e) from None
     return drawn
+
+
+def _unfit(task: Task, where: str, error: ValueError) -> TaskError:
+    return TaskError(_one_line(f"{task.folder / 'task.toml'}: {where}: {error}"))
 
 
 def _draw(generator: Generator, rng: random.Random) -> Iterable[dict[str, Any]]:
@@ -411,10 +526,16 @@ def build_case(task: Task, case: Case) -> BuildCase:
 
     Non-contiguous cases pad the last dimension: each row of an input starts 8 elements after the
     end of the one before. With an offset, inputs start as many elements behind an aligned address.
+
+    Raises:
+        TaskError: A formula has no value in this case, or a size is no whole number.
     """
     key = (case.name, case.dtype, case.noncontiguous, case.offset, *sorted(case.dims.items()))
     if key not in task.known_build_cases:
-        task.known_build_cases[key] = _build_case(task, case)
+        try:
+            task.known_build_cases[key] = _build_case(task, case)
+        except ValueError as e:
+            raise _unfit(task, f"case {case.name}", e) from None
     return task.known_build_cases[key]
 
 

@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,6 +154,23 @@ def test_checking_runs_every_case_on_the_cpu(task, warm):
     data = json.loads(wrong.out)
     assert (data["outcome"], data["interpreted"]) == ("rejected", False)
     assert data["verdict"]["status"] == "INCORRECT_NUMERICAL"
+
+
+def test_a_task_is_checked_without_a_candidate(task, warm, tmp_path):
+    good = warm("check", task)
+    assert good.code == 0, good.err
+    assert "double, cpu cases: all 4 wrong results fail" in good.out
+    unknown = warm("check", task / "wrong.py")
+    assert unknown.code == 2
+    assert "name its task with --task" in unknown.err
+    reference = (task / "reference.py").read_text()
+    bad = shutil.copytree(task, tmp_path / "bad")
+    (bad / "reference.py").write_text(reference.replace("x.double() * 2", "x.mul_(2).double()"))
+    for command in (("check", bad), ("check", bad / "wrong.py", "--task", bad)):
+        refused = warm(*command)
+        assert refused.code == 2
+        assert refused.err.splitlines()[-1].startswith(f"kagent: {bad / 'reference.py'}: reference")
+        assert "Traceback" not in refused.err
 
 
 @without_gpu

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -123,6 +123,7 @@ class InputSampler:
     def __init__(self, task: Task, device: torch.device, policy: InputPolicy) -> None:
         self.task = task
         self.device = device
+        self._file = task.folder / "reference.py"  # that errors name
         self._pool = policy.pool
         self._reference: Reference = task.reference()
         self._pools: dict[str, list[InputSet]] = {}
@@ -170,7 +171,7 @@ class InputSampler:
         """Return the stale values of a case; made once."""
         if case.name not in self._stale:
             input_set = self.fresh(case)
-            outputs = self._call("eager", input_set)
+            outputs = self.call("eager", input_set)
             dtypes = [dtype_of(r.dtype) for r in build_case(self.task, case).results]
             own = [o.to(d).contiguous() for o, d in zip(outputs, dtypes, strict=True)]
             self._stale[case.name] = StaleValues(
@@ -212,23 +213,19 @@ class InputSampler:
         """
         by_rows = getattr(self._reference, "reference_rows", None)
         if by_rows is None:
-            full = input_set.known_results or self._call("reference", input_set)
+            full = input_set.known_results or self.call("reference", input_set)
             return [f.reshape(-1, max(1, w))[r] for f, w, r in zip(full, widths, rows, strict=True)]
         try:
             with torch.no_grad():
                 found = by_rows(tuple(rows), **input_set.arguments)
         except Exception as e:  # see fresh
-            raise TaskError(
-                f"{self.task.name}: reference_rows of {input_set.case.name}: {e!r}"
-            ) from e
-        found = found if isinstance(found, tuple | list) else (found,)
+            raise self._error("reference_rows", input_set.case, _raised(e)) from e
+        found = self._tensors("reference_rows", input_set.case, found)
         shapes = [tuple(f.shape) for f in found]
         expected = [(len(r), w) for r, w in zip(rows, widths, strict=True)]
         if shapes != expected:
-            raise TaskError(
-                f"{self.task.name}: reference_rows of {input_set.case.name} returns shapes "
-                f"{shapes}, expected {expected}"
-            )
+            text = f"returns shapes {shapes}, expected {expected}"
+            raise self._error("reference_rows", input_set.case, text)
         return list(found)
 
     def draw(self, case: Case, *, other_than: InputSet | None = None) -> InputSet:
@@ -248,7 +245,7 @@ class InputSampler:
     def expected(self, input_set: InputSet) -> tuple[torch.Tensor, ...]:
         """The reference's results, float64 or float32, computed once per draw."""
         if input_set.known_results is None:
-            input_set.known_results = self._call("reference", input_set)
+            input_set.known_results = self.call("reference", input_set)
         return input_set.known_results
 
     def torch_errors(
@@ -275,7 +272,7 @@ class InputSampler:
     def _errors(self, input_set: InputSet) -> tuple[numerics.Errors, ...]:
         """Return torch's errors on one draw, computed once."""
         if input_set.known_errors is None:
-            outputs = self._call("eager", input_set)
+            outputs = self.call("eager", input_set)
             input_set.known_errors = tuple(
                 numerics.measure_errors(out, ref, result.row_dims)
                 for out, ref, result in zip(
@@ -295,34 +292,67 @@ class InputSampler:
         pool += [self.fresh(input_set.case) for _ in range(self._pool - len(pool))]
         return [d for d in pool if d is not input_set][: YARDSTICKS - 1]
 
-    def fresh(self, case: Case) -> InputSet:
-        """Inputs of a case that nothing has seen before.
+    def fresh(self, case: Case, seed: int | None = None) -> InputSet:
+        """Inputs of a case that nothing has seen before, or those of a seed.
 
         Raises:
             TaskError: `inputs` of the task fails or does not give what task.toml declares.
         """
-        generator = torch.Generator(device=self.device).manual_seed(secrets.randbits(63))
+        seed = secrets.randbits(63) if seed is None else seed
+        generator = torch.Generator(device=self.device).manual_seed(seed)
         try:
-            tensors = self._reference.inputs(case, generator, self.device)
+            tensors: object = self._reference.inputs(case, generator, self.device)
         except Exception as e:  # a user's reference.py: one clear line instead of its traceback
-            raise TaskError(f"{self.task.name}: inputs of {case.name}: {e!r}") from e
+            raise self._error("inputs", case, _raised(e)) from e
+        if not isinstance(tensors, dict):
+            text = f"returns {type(tensors).__name__}, expected a dict of tensors by argument"
+            raise self._error("inputs", case, text)
         spec = build_case(self.task, case)
         for argument in spec.arguments:
             if isinstance(argument, TensorSpec):
                 self._check_input(case, argument, tensors.get(argument.name))
+        odd = tensors.keys() - {a.name for a in spec.arguments if isinstance(a, TensorSpec)}
+        if odd:
+            text = f"returns {sorted(map(str, odd))} too: task.toml declares no such tensors"
+            raise self._error("inputs", case, text)
         scalars = {a.name: a.value for a in spec.arguments if isinstance(a, ScalarSpec)}
         return InputSet(case, tensors, scalars)
 
-    def _check_input(self, case: Case, spec: TensorSpec, tensor: torch.Tensor | None) -> None:
-        if tensor is None:
-            raise TaskError(f"{self.task.name}: inputs of {case.name} lack {spec.name}")
+    def _check_input(self, case: Case, spec: TensorSpec, tensor: object) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            raise self._error("inputs", case, f"lacks the tensor {spec.name}")
         if tuple(tensor.shape) != spec.shape or tensor.dtype != dtype_of(spec.dtype):
-            raise TaskError(
-                f"{self.task.name}: inputs of {case.name}: {spec.name} is {tensor.dtype} "
-                f"{list(tensor.shape)}, task.toml says {spec.dtype} {list(spec.shape)}"
+            raise self._error(
+                "inputs",
+                case,
+                f"{spec.name} is {tensor.dtype} {list(tensor.shape)}, "
+                f"task.toml says {spec.dtype} {list(spec.shape)}",
             )
+        if tensor.device.type != self.device.type:
+            text = f"{spec.name} lies on {tensor.device}, expected {self.device}: use `device`"
+            raise self._error("inputs", case, text)
 
-    def _call(self, which: str, input_set: InputSet) -> tuple[torch.Tensor, ...]:
+    def _error(self, function: str, case: Case, text: str) -> TaskError:
+        """One line that names the file, the function and the case."""
+        line = " ".join(f"{self._file}: {function}: case {case.name}: {text}".split())
+        return TaskError(line)
+
+    def _tensors(self, function: str, case: Case, value: object) -> tuple[torch.Tensor, ...]:
+        """What a function has returned, as a tuple of tensors."""
+        values = tuple(value) if isinstance(value, tuple | list) else (value,)
+        for each in values:
+            if not isinstance(each, torch.Tensor):
+                text = f"returns {type(each).__name__}, expected a tensor for each result"
+                raise self._error(function, case, text)
+        return values
+
+    def call(self, which: str, input_set: InputSet) -> tuple[torch.Tensor, ...]:
+        """The results of `reference` or `eager`. Arguments that may be changed are copies.
+
+        Raises:
+            TaskError: It fails, or does not return what task.toml declares.
+        """
+        case = input_set.case
         mutable = [a.name for a in self.task.arguments if a.mutates]
         arguments = input_set.arguments
         for name in mutable:
@@ -332,16 +362,17 @@ class InputSampler:
             with torch.no_grad():
                 value = function(**arguments)
         except Exception as e:  # see fresh
-            raise TaskError(f"{self.task.name}: {which} of {input_set.case.name}: {e!r}") from e
-        results = value if isinstance(value, tuple | list) else (value,)
-        shapes = [r.shape for r in build_case(self.task, input_set.case).results]
-        got = [tuple(t.shape) for t in results if isinstance(t, torch.Tensor)]
+            raise self._error(which, case, _raised(e)) from e
+        results = self._tensors(which, case, value)
+        shapes = [r.shape for r in build_case(self.task, case).results]
+        got = [tuple(t.shape) for t in results]
         if got != shapes:
-            raise TaskError(
-                f"{self.task.name}: {which} of {input_set.case.name} returns shapes {got}, "
-                f"task.toml says {shapes}"
-            )
-        return tuple(t.detach() for t in cast("Sequence[torch.Tensor]", results))
+            raise self._error(which, case, f"returns shapes {got}, task.toml says {shapes}")
+        return tuple(t.detach() for t in results)
+
+
+def _raised(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _wrong(result: torch.Tensor) -> torch.Tensor:

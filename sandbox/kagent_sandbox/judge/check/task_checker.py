@@ -1,0 +1,512 @@
+"""Checks a task: `python -m kagent_sandbox.judge.check.task_checker`.
+
+Trusted code: torch and the task's reference.py. It reads one JSON request from standard input and
+writes one JSON object: {"ok": a `TaskCheck`} or {"error": one line}.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from kagent_sandbox.builder.policy import base_name
+from kagent_sandbox.data.build import TensorSpec
+from kagent_sandbox.data.plan import ITEMSIZE
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.task import build_case, draw_hidden, load_task
+from kagent_sandbox.device.plan_ops import dtype_of
+from kagent_sandbox.device.traits import InputPolicy
+from kagent_sandbox.errors import TaskError
+from kagent_sandbox.judge.check import numerics
+from kagent_sandbox.judge.check.inputs import YARDSTICKS, InputSampler
+from kagent_sandbox.judge.check.omissions import Omission, Omitter, Recorder
+from kagent_sandbox.judge.task_check import TaskCheck
+from kagent_sandbox.process.exit import exit_fast
+
+if TYPE_CHECKING:
+    from kagent_sandbox.data.task import Case, Kind, ResultSpec, Task
+    from kagent_sandbox.judge.check.inputs import InputSet
+
+SEEDS = 8
+"""Draws of all hidden cases that are looked at. Each distribution and dtype is computed once."""
+USUAL_WORK = 1e6
+"""Elements, or operations, of the hidden cases that are computed, as far as there are such."""
+MOST_WORK = 5e8
+"""Elements, or operations, of a case that a CPU computes in a GPU's place, and of those that wrong
+results are tried on.
+"""
+MOST_EAGER_EPS = 1024.0
+"""Most machine epsilons that `eager` may err by, of the result's dtype or the inputs', whichever
+are coarser; and never more than `numerics.MOST_TORCH_ERROR`."""
+BYTES_SLACK = 1.05
+FLOPS_FACTOR = 100.0
+"""How far `flops` may lie from what eager does: it is an estimate, of another algorithm."""
+SAME = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Relative differences that two orders of a reference's sums may make, by its dtype."""
+
+
+def main() -> None:
+    """Serve one request, and end the process."""
+    request = json.load(sys.stdin)
+    # Output of reference.py must not be taken for the answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        task = load_task(Path(request["task"]))
+        found = check(task, request["kind"], torch.device(request["device"]))
+        answer: dict[str, object] = {"ok": to_json(found)}
+    except TaskError as e:
+        answer = {"error": str(e)}
+    answers.write(json.dumps(answer))
+    answers.close()
+    exit_fast()
+
+
+def check(task: Task, kind: Kind, device: torch.device) -> TaskCheck:
+    """Check a task.
+
+    Args:
+        task: The task.
+        kind: Whose cases.
+        device: Where they are computed. Wrong results are tried on the CPU: an operation that is
+            left out may send an index astray, which no CUDA context survives.
+
+    Raises:
+        TaskError: It has a fault.
+    """
+    began = time.perf_counter()
+    _check_allow(task)
+    bench, checked = _bench_cases(task, kind), _check_cases(task, kind)
+    for case in (*bench, *checked):
+        _check_bytes(task, case)
+    stands_in = kind == "gpu" and device.type == "cpu"
+    most = MOST_WORK if stands_in else math.inf
+    sampler = InputSampler(task, device, InputPolicy(pool=YARDSTICKS))
+    checker = _CaseChecker(task, sampler)
+    computed = [c for c in checked if _work(task, c) <= most]
+    for case in computed:
+        checker.check(case)
+    checker.require_finite()
+    drawn = [c for c in bench if _elements(task, c) <= (MOST_WORK / 8 if stands_in else MOST_WORK)]
+    checker.check_draws(drawn, computed)
+    if device.type != "cpu":
+        sampler = InputSampler(task, torch.device("cpu"), InputPolicy(pool=YARDSTICKS))
+    tried = [c for c in checked if _work(task, c) <= MOST_WORK]
+    wrong, holes = _find_holes(task, sampler, tried)
+    return TaskCheck(
+        kind=kind,
+        device=device.type,
+        cases=len(computed),
+        skipped=tuple(c.name for c in checked if c not in computed),
+        wrong=wrong,
+        holes=tuple(holes),
+        eager_eps=checker.eager_eps,
+        seconds=time.perf_counter() - began,
+    )
+
+
+# -- task.toml -------------------------------------------------------------------------------------
+
+
+def _toml(task: Task, key: str, text: str) -> TaskError:
+    return TaskError(f"{task.folder / 'task.toml'}: {key}: {text}")
+
+
+def _check_allow(task: Task) -> None:
+    """Make sure that torch has the operations that host code may call."""
+    for entry in task.allow:
+        bare = entry.split("::")[-1] if "::" in entry else entry.removeprefix("torch.")
+        name, _, overload = bare.partition(".")
+        schemas = torch._C._jit_get_schemas_for_operator(f"aten::{base_name(name)}")  # noqa: SLF001
+        if not schemas:
+            raise _toml(task, "allow", f"torch has no operation {entry!r}: as in aten::mm")
+        if overload and overload not in {s.overload_name for s in schemas}:
+            known = ", ".join(s.overload_name for s in schemas if s.overload_name)
+            raise _toml(task, "allow", f"{entry!r}: no such overload; there are {known}")
+
+
+def _hidden(task: Task, kind: Kind, which: Any) -> list[Case]:
+    """Hidden cases of some draws: of each distribution and dtype the one nearest `USUAL_WORK`."""
+    found: dict[tuple[str, str], Case] = {}
+
+    def distance(case: Case) -> float:
+        return abs(math.log(max(1.0, _work(task, case)) / USUAL_WORK))
+
+    for seed in range(SEEDS):
+        for case in draw_hidden(task, kind, which, seed):
+            build_case(task, case)
+            best = found.setdefault((case.inputs, case.dtype), case)
+            found[case.inputs, case.dtype] = min(best, case, key=distance)
+    return [
+        c.model_copy(update={"name": f"hidden_{which}_{i}_{c.inputs}"})
+        for i, c in enumerate(found.values())
+    ]
+
+
+def _check_cases(task: Task, kind: Kind) -> list[Case]:
+    return [*task.cases(kind).check, *_hidden(task, kind, "check")]
+
+
+def _bench_cases(task: Task, kind: Kind) -> list[Case]:
+    return [*task.cases(kind).bench, *_hidden(task, kind, "bench")]
+
+
+def _sizes(task: Task, case: Case) -> Iterator[tuple[int, int, bool, bool]]:
+    """Of each tensor: elements, bytes, whether it is read, whether it is written."""
+    spec = build_case(task, case)
+    mutates = {a.name for a in task.arguments if a.mutates}
+    inputs = [a for a in spec.arguments if isinstance(a, TensorSpec)]
+    for tensor in inputs:
+        count = math.prod(tensor.shape)
+        yield count, count * ITEMSIZE[tensor.dtype], True, tensor.name in mutates
+    for tensor in spec.results:
+        count = math.prod(tensor.shape)
+        yield count, count * ITEMSIZE[tensor.dtype], False, True
+
+
+def _elements(task: Task, case: Case) -> int:
+    return sum(count for count, *_ in _sizes(task, case))
+
+
+def _work(task: Task, case: Case) -> float:
+    return max(_elements(task, case), task.flop_count(case))
+
+
+def _check_bytes(task: Task, case: Case) -> None:
+    """Hold `bytes` and `written` against the sizes of the tensors."""
+    read = sum(n for _, n, is_read, _ in _sizes(task, case) if is_read)
+    written = sum(n for _, n, _, is_written in _sizes(task, case) if is_written)
+    if not read + written:
+        return
+    for key, value, most in (
+        ("bytes", task.min_bytes(case), read + written),
+        ("written", task.min_written(case), min(written, task.min_bytes(case))),
+    ):
+        if value > BYTES_SLACK * most or (key == "bytes" and value == 0):
+            raise _toml(
+                task,
+                key,
+                f"case {case.name}: {task.bytes if key == 'bytes' else task.written!r} is "
+                f"{value:g}, and the tensors allow for {most:g} at most (each input read once, "
+                "each result written once): expected the fewest bytes",
+            )
+
+
+# -- reference.py ----------------------------------------------------------------------------------
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the elements that operations give."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operation, and count its results."""
+        out = func(*args, **(kwargs or {}))
+        for each in out if isinstance(out, tuple | list) else (out,):
+            self.elements += each.numel() if isinstance(each, torch.Tensor) else 0
+        return out
+
+
+@dataclass
+class _CaseChecker:
+    """Holds the functions of reference.py against what docs/tasks.md promises of them."""
+
+    task: Task
+    sampler: InputSampler
+    eager_eps: float = 0.0
+    _overflow: TaskError | None = None
+    _finite: bool = False  # eager was, in a case
+    _fixed: dict[str, bool] = field(default_factory=dict)  # by case: inputs know no seed
+
+    def check(self, case: Case) -> None:
+        """Compute a case twice.
+
+        Raises:
+            TaskError: Something is wrong with it.
+        """
+        input_set = self.sampler.fresh(case, 1)
+        self._check_seeds(input_set)
+        before = {n: t.clone() for n, t in input_set.tensors.items()}
+        expected = self._call("reference", input_set, before)
+        again = self._call("reference", input_set, before)
+        for result, one, two in zip(self.task.results, expected, again, strict=True):
+            self._check_reference(case, result, one, two)
+        with FlopCounterMode(display=False) as products, _Operations() as operations:
+            outputs = self._call("eager", input_set, before)
+        for result, out, ref in zip(self.task.results, outputs, expected, strict=True):
+            self._check_eager(case, result, out, ref)
+        self._check_flops(case, products.get_total_flops(), operations.elements)
+
+    def require_finite(self) -> None:
+        """Make sure that `eager` was finite in one case at least.
+
+        Raises:
+            TaskError: It was not.
+        """
+        if self._overflow is not None and not self._finite:
+            raise self._overflow
+
+    def check_draws(self, bench: Iterable[Case], checked: Iterable[Case]) -> None:
+        """Make sure that inputs depend on the generator: in all benchmark cases, whose executions
+        all have inputs of their own, and in one check case at least.
+
+        Raises:
+            TaskError: They do not.
+        """
+        for case in bench:
+            self._check_seeds(self.sampler.fresh(case, 1))
+            if self._fixed[case.name]:
+                raise self._error("inputs", case, "all seeds give the same: use the generator")
+        fixed = [self._fixed[c.name] for c in checked]
+        if fixed and all(fixed):
+            case = next(iter(checked))
+            raise self._error("inputs", case, "all seeds give the same: use the generator")
+
+    def _check_seeds(self, input_set: InputSet) -> None:
+        case, first = input_set.case, input_set.tensors
+        again = self.sampler.fresh(case, 1).tensors
+        for name, tensor in first.items():
+            if not _same_bits(tensor, again[name]):
+                text = f"{name} differs between two generators of one seed: draw it all from them"
+                raise self._error("inputs", case, text)
+        others = (self.sampler.fresh(case, seed).tensors for seed in (2, 3, 4))
+        self._fixed[case.name] = all(
+            _same_bits(tensor, other[name]) for other in others for name, tensor in first.items()
+        )
+
+    def _call(
+        self, which: str, input_set: InputSet, before: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """Results of a function, which must leave its inputs as they were."""
+        results = self.sampler.call(which, input_set)
+        for name, tensor in input_set.tensors.items():
+            if not _same_bits(tensor, before[name]):
+                text = f"overwrites its input {name}: work on a copy"
+                raise self._error(which, input_set.case, text)
+        return results
+
+    def _check_reference(
+        self, case: Case, result: ResultSpec, one: torch.Tensor, two: torch.Tensor
+    ) -> None:
+        declared = dtype_of(self.task.dtype(result.dtype, case))
+        if declared.is_floating_point:
+            fine = (torch.float64,) if declared.itemsize >= 4 else (torch.float64, torch.float32)
+            if one.dtype not in fine:
+                names = " or ".join(map(str, fine))
+                text = f"result {result.name} is {one.dtype}, expected {names}"
+                raise self._error("reference", case, text)
+            errors = numerics.measure_errors(two, one, result.row_dims)
+            same = max(errors.row, errors.element) <= SAME[one.dtype]
+        else:
+            same = bool(torch.equal(one, two))
+        if not same:
+            text = f"result {result.name} differs between two calls with the same inputs"
+            raise self._error("reference", case, text)
+
+    def _check_eager(
+        self, case: Case, result: ResultSpec, out: torch.Tensor, ref: torch.Tensor
+    ) -> None:
+        declared = dtype_of(self.task.dtype(result.dtype, case))
+        if out.dtype != declared:
+            text = f"result {result.name} is {out.dtype}, task.toml says {declared}"
+            raise self._error("eager", case, text)
+        if not out.dtype.is_floating_point:
+            if numerics.measure_errors(out, ref, result.row_dims).row:
+                text = f"result {result.name} differs from the reference's: one of the two is wrong"
+                raise self._error("eager", case, text)
+            return
+        dtypes = (declared, *self._input_dtypes(case))
+        finite = torch.isfinite(out)
+        if bool((finite & ~torch.isfinite(ref)).any()):
+            text = f"result {result.name} is not finite where eager is"
+            raise self._error("reference", case, text)
+        errors = numerics.measure_errors(out, ref, row_dims=0)  # rows of tails may be far off
+        if not math.isfinite(errors.row):
+            text = f"result {result.name} is not finite where the reference is"
+            self._overflow = self._error("eager", case, text)
+            # float16 may overflow on the way: no yardstick in that case (numerics), and no fault.
+            nan = bool((out.isnan() & torch.isfinite(ref)).any())
+            if nan or torch.float16 not in dtypes:
+                raise self._overflow
+            return
+        self._finite = True
+        eps = max(map(numerics.epsilon, dtypes))
+        most = min(MOST_EAGER_EPS * eps, numerics.MOST_TORCH_ERROR)
+        if errors.row > most:
+            raise self._error(
+                "eager",
+                case,
+                f"result {result.name} differs from the reference by {errors.row:.3g} of its "
+                f"norm, {errors.row / eps:.0f} machine epsilons, expected {most / eps:.0f} at "
+                "most: it is the yardstick of kernels",
+            )
+        self.eager_eps = max(self.eager_eps, errors.row / eps)
+
+    def _input_dtypes(self, case: Case) -> list[torch.dtype]:
+        inputs = build_case(self.task, case).arguments
+        return [dtype_of(a.dtype) for a in inputs if isinstance(a, TensorSpec)]
+
+    def _check_flops(self, case: Case, products: float, elements: float) -> None:
+        """Hold `flops` against the products and elements that eager computes."""
+        flops, done = self.task.flop_count(case), products + elements + _elements(self.task, case)
+        if flops > FLOPS_FACTOR * done:
+            done_text = f"eager does about {done:g}"
+        elif self.task.matrix and flops * FLOPS_FACTOR < products:
+            done_text = f"the matrix products of eager are {products:g}"
+        else:
+            return
+        text = f"case {case.name}: {self.task.flops!r} is {flops:g}, and {done_text}"
+        raise _toml(self.task, "flops", text)
+
+    def _error(self, function: str, case: Case, text: str) -> TaskError:
+        file = self.task.folder / "reference.py"
+        return TaskError(f"{file}: {function}: case {case.name}: {text}")
+
+
+def _same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors hold the same bytes: NaN equals NaN, and 0 is not -0."""
+    pair = [t.contiguous().reshape(-1).view(torch.uint8) for t in (one, two) if t.numel()]
+    return len(pair) < 2 or bool(torch.equal(*pair))
+
+
+# -- wrong results ---------------------------------------------------------------------------------
+
+Wrong = Omission | tuple[str, str]
+"""A wrong result: of a reference without an operation, or of a change to the result of a name."""
+_ZEROS, _SCALED, _MOVED = "zeros", "1.01 times the result", "rows in another order"
+_CHANGES = (_ZEROS, _SCALED, _MOVED)
+
+
+@dataclass
+class _Seen:
+    """What the check cases show of a wrong result so far."""
+
+    found: bool = False
+    largest: float = 0.0  # difference from the reference, over what sums in another order explain
+
+
+def _find_holes(task: Task, sampler: InputSampler, cases: Sequence[Case]) -> tuple[int, list[str]]:
+    """Hold wrong results against the task's tolerance, the smallest cases first.
+
+    Returns:
+        The number of wrong results, and a line for each that passes every case.
+
+    Raises:
+        TaskError: Zeros pass.
+    """
+    seen: dict[Wrong, _Seen] = {}
+    for case in sorted(cases, key=lambda c: _work(task, c)):
+        input_set = sampler.fresh(case, 1)
+        for wrong, results in _wrong_results(task, sampler, input_set, seen):
+            _compare(task, sampler, input_set, results, seen.setdefault(wrong, _Seen()))
+    holes = []
+    for wrong, so_far in seen.items():
+        if so_far.found:
+            continue
+        if isinstance(wrong, Omission):
+            # Of no more than rounding, it is the same operation: a maximum that is subtracted
+            # before exponentials, where float64 does not overflow.
+            if not 0 < so_far.largest <= 1:
+                holes.append(f"{wrong} passes every check case")
+            continue
+        name, change = wrong
+        if change == _ZEROS:
+            raise _toml(
+                task,
+                f"results.{name}",
+                f"zeros pass every check case ({len(cases)}): k and floor allow for too much, or "
+                "every case's result is about zero",
+            )
+        holes.append(f"task.toml: results.{name}: {change} passes every check case")
+    return len(seen), holes
+
+
+def _wrong_results(
+    task: Task, sampler: InputSampler, input_set: InputSet, seen: Mapping[Wrong, _Seen]
+) -> Iterator[tuple[Wrong, tuple[torch.Tensor, ...] | None]]:
+    """Wrong results that no case has shown yet; None where the reference fails without that."""
+
+    def open_(wrong: Wrong) -> bool:
+        return wrong not in seen or not seen[wrong].found
+
+    for i, result in enumerate(task.results):
+        changes = [c for c in _CHANGES if open_((result.name, c))]
+        expected = sampler.expected(input_set) if changes else ()
+        for change in changes:
+            value = _changed(expected[i], change, result.row_dims)
+            if value is not None:
+                yield (result.name, change), (*expected[:i], value, *expected[i + 1 :])
+    file = task.folder / "reference.py"
+    with Recorder(file) as recorder:
+        sampler.call("reference", input_set)
+    for omission in recorder.found:
+        if not open_(omission):
+            continue
+        try:
+            with Omitter(file, omission):
+                results = sampler.call("reference", input_set)
+        except TaskError:
+            yield omission, None
+        else:
+            yield omission, results
+
+
+def _changed(ref: torch.Tensor, change: str, row_dims: int) -> torch.Tensor | None:
+    """A wrong result; None if there is no such."""
+    if change == _ZEROS:
+        return torch.zeros_like(ref)
+    if change == _SCALED:
+        return ref * 1.01 if ref.dtype.is_floating_point else None
+    rows = math.prod(ref.shape[: ref.dim() - row_dims]) if row_dims else 1
+    if rows < 2 or not ref.numel():
+        return None
+    return ref.reshape(rows, -1).roll(1, 0).reshape(ref.shape)
+
+
+def _compare(
+    task: Task,
+    sampler: InputSampler,
+    input_set: InputSet,
+    results: tuple[torch.Tensor, ...] | None,
+    seen: _Seen,
+) -> None:
+    """Hold a wrong result against the reference, as a candidate's is."""
+    if results is None:
+        seen.found = True
+        return
+    case = input_set.case
+    for result, wrong, ref, yardstick in zip(
+        task.results,
+        results,
+        sampler.expected(input_set),
+        sampler.torch_errors(input_set),
+        strict=True,
+    ):
+        out = wrong.to(dtype_of(task.dtype(result.dtype, case)))
+        errors = numerics.measure_errors(out, ref, result.row_dims)
+        limit = numerics.allowed(yardstick, result, out.dtype)
+        seen.found |= not numerics.share(errors, limit) <= 1
+        if not _same_bits(wrong, ref):
+            exact = numerics.measure_errors(wrong, ref, result.row_dims)
+            difference = max(exact.row, exact.element) / SAME.get(ref.dtype, 1.0)
+            seen.largest = max(seen.largest, difference, sys.float_info.min)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The check of a task itself, before any kernel is held against it. Needs no torch.
+
+It is done once per task (by its digest), kind of device and version of torch, in a process of its
+own; what it found is kept in the cache. A task with a fault is not kept: it will be mended.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kagent_sandbox import cache
+from kagent_sandbox.data.records import from_json
+from kagent_sandbox.device.table import available
+from kagent_sandbox.errors import TaskError
+from kagent_sandbox.runtime.text import printable
+
+if TYPE_CHECKING:
+    from kagent_sandbox.data.task import Kind, Task
+
+VERSION = 1
+"""Version of what is checked: part of the cache's key."""
+LIMIT_S = 900.0
+_WORKER: tuple[str, ...] = ("-m", "kagent_sandbox.judge.check.task_checker")
+_LOG_TAIL = 1000
+
+
+@dataclass(frozen=True)
+class TaskCheck:
+    """Findings about a task without a fault.
+
+    Attributes:
+        kind: Whose cases were checked.
+        device: Where: "cpu" or "cuda".
+        cases: Number of cases that were drawn and computed, visible and hidden.
+        skipped: Names of check cases that are too large for the device that stands in.
+        wrong: Number of wrong results that were held against the task's tolerance.
+        holes: What of them passes every check case, a line each.
+        eager_eps: The largest error of `eager`, in machine epsilons of the result or the inputs,
+            whichever are coarser.
+        seconds: Time that the check took.
+    """
+
+    kind: str
+    device: str
+    cases: int
+    skipped: tuple[str, ...]
+    wrong: int
+    holes: tuple[str, ...]
+    eager_eps: float
+    seconds: float
+
+
+def check_task(
+    task: Task, kind: Kind, say: Callable[[str], None] = lambda _: None, *, cached: bool = True
+) -> TaskCheck:
+    """Check a task for a kind of device, or recall what an earlier check found.
+
+    A machine without a GPU checks the cases for one on its CPU, as far as they are small enough.
+
+    Args:
+        task: The task.
+        kind: Whose cases: "gpu" or "cpu".
+        say: Is told what is being done, and what it cost.
+        cached: Whether an earlier check counts.
+
+    Raises:
+        TaskError: The task has a fault; one line that names its file and what in it.
+    """
+    on_gpu = kind == "gpu" and available("gpu")
+    torch_version = importlib.metadata.version("torch")
+    name = cache.named("task", task.digest, kind, on_gpu, torch_version, VERSION)
+    known = cache.load(name, TaskCheck) if cached else None
+    if known is not None:
+        return known
+    say(f"checking the task {task.name} itself, once")
+    request = {"task": str(task.folder), "kind": kind, "device": "cuda" if on_gpu else "cpu"}
+    found = _run(task, request)
+    cache.save(name, found)
+    say(f"the task was checked in {found.seconds:.1f} s; that is kept until it changes")
+    return found
+
+
+def _run(task: Task, request: dict[str, str]) -> TaskCheck:
+    reference = task.folder / "reference.py"
+    with tempfile.TemporaryFile() as log:
+        try:
+            done = subprocess.run(
+                [sys.executable, *_WORKER],
+                input=json.dumps(request).encode(),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                timeout=LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise TaskError(
+                f"{reference}: the check of the task took longer than {LIMIT_S:g} s: make the "
+                "check cases smaller, or the reference faster"
+            ) from None
+        log.seek(max(0, log.seek(0, 2) - _LOG_TAIL))
+        tail = " ".join(printable(log.read().decode(errors="replace")).split())
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        code = done.returncode
+        how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        raise TaskError(f"{reference}: the process that checks the task {how}: {tail}") from None
+    if "error" in answer:
+        raise TaskError(answer["error"])
+    return from_json(TaskCheck, answer["ok"])
