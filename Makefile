@@ -1,6 +1,7 @@
 # kagent: two commands do everything.
 #   make evolve   create .venv, install, evolve a softmax kernel
 #   make test     create .venv, install, run the tests (make test-fast: those of short files)
+#   make docs     build the docs as a site in site/; a dead link is an error
 # On a machine whose python3 already has torch and triton (a GPU box), add TORCH=host to use those.
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ BUDGET ?= 50
 WORKERS ?= 3
 BIN    := .venv/bin
 
-.PHONY: evolve test test-fast check format clean
+.PHONY: evolve test test-fast check format docs clean
 
 # kagent exits with 3 where the final race found TIE or SLOWER: no failure of make.
 evolve: .venv/ready
@@ -34,10 +35,17 @@ format: .venv/ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: .venv/docs
+	$(BIN)/mkdocs build
+
 clean:
-	rm -rf .venv
+	rm -rf .venv site
 
 # Rebuilt only when what it was made from changes, so a second `make` installs nothing.
 .venv/ready: pyproject.toml constraints.txt setup.sh
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh setup.sh
+	@touch $@
+
+.venv/docs: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@

@@ -39,5 +39,5 @@ host)
 esac
 
 echo "setup: installing into .venv (about a minute) ..."
-.venv/bin/python -m pip install --quiet --disable-pip-version-check "$@" --editable '.[dev]' ||
+.venv/bin/python -m pip install --quiet --disable-pip-version-check "$@" --editable '.[cuda,dev]' ||
     fail "pip could not install kagent's dependencies; the reason is above"

@@ -1,5 +1,6 @@
 """The wheel holds what is promised, and nothing else."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -39,6 +40,30 @@ def test_seeds_prompts_licence_and_types_are_inside(wheel):
     assert {"kagent/py.typed", "kagent_sandbox/py.typed"} <= names
     licence = next(data for name, data in wheel.items() if name.endswith("licenses/LICENSE"))
     assert b"Apache License" in licence
+
+
+def test_the_toolkit_comes_with_an_extra_only(wheel):
+    lines = metadata(wheel).partition("\n\n")[0].splitlines()
+    needed = [line for line in lines if line.startswith("Requires-Dist: ")]
+    toolkit = [
+        line
+        for line in needed
+        if line.startswith(("Requires-Dist: cuda-", "Requires-Dist: nvidia-"))
+    ]
+    assert len(toolkit) == 6
+    assert all(line.endswith("; extra == 'cuda'") for line in toolkit)
+    assert {"Provides-Extra: cpu", "Provides-Extra: cuda", "Provides-Extra: docs"} <= set(lines)
+
+
+def test_the_description_links_to_nothing_that_is_not_there(wheel):
+    text = metadata(wheel).partition("\n\n")[2]
+    assert "# kagent" in text
+    assert "docs/measuring.md" in text
+    assert not re.findall(r"\]\((?!https?:|#)[^)]*\)", text)
+
+
+def metadata(wheel):
+    return next(data for name, data in wheel.items() if name.endswith("/METADATA")).decode()
 
 
 def test_all_modules_of_the_tree_are_in_the_wheel(wheel):

@@ -39,7 +39,7 @@ class Run:
     end of the `with` block. Settings that are not given come from KAGENT_* and kagent.toml.
 
     Example:
-        Ask for two prompts, answer them with a model, and print the best kernel::
+        Ask for two prompts, answer them with a model, and print the best kernel:
 
             import kagent
 
@@ -49,7 +49,7 @@ class Run:
                     print(result)
                 print(run.best)
 
-        Tell a kernel that nobody asked for, without timing it::
+        Tell a kernel that nobody asked for, without timing it:
 
             with kagent.Run.open("latest") as run:
                 print(run.tell(None, open("mine.py").read(), queue=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -19,15 +20,21 @@ from kagent_sandbox.data.build import Built
 from kagent_sandbox.data.task import Kind, Task, load_task
 from kagent_sandbox.data.verdict import CaseError, Rejected
 from kagent_sandbox.device.detect import has_gpu
-from kagent_sandbox.device.table import available, device_for
-from kagent_sandbox.errors import KagentError, MachineError, UserError
+from kagent_sandbox.device.table import available, device_for, find_device
+from kagent_sandbox.errors import (
+    INSTALL_CUDA,
+    KagentError,
+    MachineError,
+    ToolchainError,
+    UserError,
+)
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.process.isolation_probe import probe
 
 from kagent.candidate_file import DEFAULT_TARGET
 from kagent.config.settings import NO_MODEL, load_config
 from kagent.evolve.open_machine import request_maker, visible_cases
-from kagent.runs.manifest import PACKAGES, versions
+from kagent.runs.manifest import CUDA_PACKAGES, PACKAGES, versions
 from kagent.runs.selftest_record import newest
 
 
@@ -161,10 +168,11 @@ def _versions() -> Finding:
             texts.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(package)
-    if missing:
-        remedy = f"not installed: {', '.join(missing)}; run make, or pip install them"
-        return Finding(Level.BROKEN, "packages", f"{', '.join(texts)}; {remedy}")
-    return Finding(Level.OK, "packages", ", ".join(texts))
+    if not missing:
+        return Finding(Level.OK, "packages", ", ".join(texts))
+    spared = not has_gpu() and set(missing) <= set(CUDA_PACKAGES)
+    text = f"{', '.join(texts)}; not installed: {', '.join(missing)}: {INSTALL_CUDA}"
+    return Finding(Level.MISSING if spared else Level.BROKEN, "packages", text)
 
 
 def _gcc() -> Finding:
@@ -202,8 +210,12 @@ def _tried(kind: Kind, task: Task, builder: Builder) -> Iterator[Finding]:
     cases = visible_cases(task, kind)
     if not available(kind):
         for name, source in _LANGUAGES[kind]:
-            built = builder.build(request_maker(task, DEFAULT_TARGET, cases, 1)(source))
-            yield _built(name, DEFAULT_TARGET, built)
+            try:
+                built = builder.build(request_maker(task, DEFAULT_TARGET, cases, 1)(source))
+            except ToolchainError as e:
+                yield Finding(Level.MISSING, name, str(e))
+            else:
+                yield _built(name, DEFAULT_TARGET, built)
         return
     with JudgeClient(task.folder, device_for(kind), 0) as judge:
         for name, source in _LANGUAGES[kind]:
@@ -245,10 +257,8 @@ def _gpu() -> Finding:
             "no NVIDIA GPU: C++ kernels are evolved and timed on the CPU; Triton and CUDA kernels "
             "are compiled, Triton ones interpreted, and not timed",
         )
-    from kagent_sandbox.device.cuda.backend import GpuBackend
-
     try:
-        with GpuBackend() as backend:
+        with contextlib.closing(find_device("gpu").open(0, products=True)) as backend:
             facts = backend.facts
             healthy = backend.healthy()
     except MachineError as e:

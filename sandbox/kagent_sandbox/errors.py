@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.verdict import Rejected
 
 
+INSTALL_CUDA = "pip install 'kagent[cuda]'"
+"""What brings the CUDA toolkit's wheels: NVRTC, its headers, and the driver's bindings."""
+
+
 class KagentError(Exception):
     """Base of all errors that a user may see; the text is complete without a traceback."""
 

@@ -4,8 +4,9 @@ import pytest
 from commands import run
 from kagent import doctor
 from kagent.doctor import Level
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
-from kagent_sandbox.errors import MachineError
+from kagent_sandbox.errors import MachineError, ToolchainError
 from kagent_sandbox.process.isolation_probe import probe
 
 
@@ -54,7 +55,7 @@ def test_what_is_missing_comes_with_a_remedy(monkeypatch):
     monkeypatch.setattr(doctor, "PACKAGES", ("torch", "no-such-package"))
     versions = doctor._versions()
     assert versions.level is Level.BROKEN
-    assert "not installed: no-such-package; run make" in versions.text
+    assert versions.text.endswith("not installed: no-such-package: pip install 'kagent[cuda]'")
     verdict = Rejected(Stage.BUILD, Status.COMPILE_ERROR, "cc1plus is missing")
     assert doctor._built("C++", "cpu", verdict).level is Level.BROKEN
 
@@ -63,6 +64,26 @@ def test_what_is_missing_comes_with_a_remedy(monkeypatch):
 
     monkeypatch.setattr(doctor, "probe", no_landlock)
     assert "Landlock is missing" in doctor._isolation().text
+
+
+def test_a_machine_without_the_cuda_extra_is_not_broken(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "PACKAGES", ("torch", "no-such-bindings"))
+    monkeypatch.setattr(doctor, "CUDA_PACKAGES", ("no-such-bindings",))
+    monkeypatch.setattr(doctor, "has_gpu", lambda: False)
+    assert doctor._versions().level is Level.MISSING
+    monkeypatch.setattr(doctor, "has_gpu", lambda: True)  # which nothing else can drive
+    assert doctor._versions().level is Level.BROKEN
+
+    class Bare:
+        def build(self, request):
+            raise ToolchainError("NVRTC cannot be loaded: pip install 'kagent[cuda]'")
+
+    monkeypatch.setattr(doctor, "available", lambda kind: False)
+    (tmp_path / "task.toml").write_text(doctor._TASK)
+    (tmp_path / "reference.py").write_text(doctor._REFERENCE)
+    found = list(doctor._tried("gpu", load_task(tmp_path), Bare()))
+    assert [f.level for f in found] == [Level.MISSING, Level.MISSING]
+    assert "kagent[cuda]" in found[0].text
 
 
 def test_the_command_prints_findings_and_fails_when_something_is_broken(monkeypatch, capsys):

@@ -32,13 +32,20 @@ _HEADER = re.compile(
 class OpenAsk:
     """One prompt that waits for an answer."""
 
-    id: int  # number of the ask
+    id: int
+    """Number of the ask."""
     operator: Operator
-    parent: int  # candidate that is to be improved
-    card: str  # the technique in it; empty where there is none
+    """How the answer comes to be: rewrite, repair, crossover, ..."""
+    parent: int
+    """Id of the candidate that is to be improved."""
+    card: str
+    """Name of the technique in the prompt; empty where there is none."""
     system: str
+    """The system message."""
     user: str
-    path: Path  # the prompt's file
+    """The user message."""
+    path: Path
+    """The prompt's file."""
 
     @property
     def prompt(self) -> str:

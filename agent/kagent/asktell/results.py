@@ -17,14 +17,22 @@ from kagent.runs.store import History, RunStore
 class Result:
     """The result of an answer. `str(result)` describes it in a line."""
 
-    id: int  # the candidate that it is
+    id: int
+    """Id of the candidate that the answer is."""
     ask: int | None
-    again: bool  # it had been told before: nothing was added
-    fault: str  # why the reply holds no kernel; empty if it holds one
-    verdict: Verdict | None  # None: queued, and not judged yet
-    speed_up: float | None  # over the best of torch; None if it was rejected or is not judged
-    looked: Precheck | None  # of a queued answer: whether it builds, and is right as far as seen
-    promoted: bool  # it is the best now
+    """Number of the ask that it answers; None for a kernel that nobody asked for."""
+    again: bool
+    """Whether it had been told before, so that nothing was added."""
+    fault: str
+    """Why the reply holds no kernel; empty if it holds one."""
+    verdict: Verdict | None
+    """The judge's verdict; None while it is queued."""
+    speed_up: float | None
+    """Ratio to the best of torch; None if it was rejected or is not judged."""
+    looked: Precheck | None
+    """Of a queued answer: whether it builds, and is right as far as seen."""
+    promoted: bool
+    """Whether it is the best now."""
 
     @property
     def passed(self) -> bool:
@@ -55,11 +63,17 @@ class Best:
     """The fastest correct candidate of a run. Its text form says which, and how fast."""
 
     id: int
+    """Id of the candidate."""
     name: str
+    """Name of the seed that it descends from."""
     source: str
+    """Text of the kernel file."""
     path: Path
-    speed_up: float  # over the best of torch, as the search has it; the final race decides
+    """The kernel file in the run's folder."""
+    speed_up: float
+    """Ratio to the best of torch, as the search has it. The final race decides."""
     verdict: Passed
+    """The judge's verdict, with the times of every case."""
 
     def __str__(self) -> str:
         return f"#{self.id} {self.name}: {self.speed_up:.3f}× the best of torch, {self.path}"

@@ -17,6 +17,7 @@ from kagent_sandbox.cache import cache_folder
 from kagent_sandbox.data.language import CUDA
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.replay.library_tests import run_tests
+from kagent_sandbox.runtime.errors import TOOLKIT
 from kagent_sandbox.syntax import parse
 
 from kagent.export.generic import needs_reference
@@ -28,13 +29,7 @@ from kagent.runs.files import write_file
 
 _TORCH = "torch>=2.11"
 _BACKENDS = {"cpu": "cpu", "gpu": "cuda"}  # kinds of devices, as Hugging Face calls them
-_CUDA = (
-    "cuda-bindings>=13",
-    "nvidia-cuda-nvrtc>=13",
-    "nvidia-cuda-runtime>=13",
-    "nvidia-cuda-crt>=13",
-    "nvidia-cuda-cccl>=13",
-)
+_CUDA = tuple(f"{package}>=13" for package in TOOLKIT)
 
 
 @dataclass(frozen=True, slots=True)

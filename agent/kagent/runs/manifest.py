@@ -146,7 +146,9 @@ def fresh_folder(runs: Path, stem: str) -> Path:
     raise RunError(f"{runs}: too many runs named {stem}")
 
 
-PACKAGES = ("kagent", "torch", "triton", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy")
+CUDA_PACKAGES = ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
+"""Packages of the extra `cuda` that figures depend on."""
+PACKAGES = ("kagent", "torch", "triton", *CUDA_PACKAGES, "numpy")
 
 
 def versions() -> dict[str, str]:

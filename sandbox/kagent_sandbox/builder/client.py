@@ -278,7 +278,7 @@ class _Answers:
         if self._request.target == "cpu":
             cpp.compiler()
         else:
-            cuda.include_dirs()
+            cuda.look_for_toolkit()
         return self._rejected(Status.RUNTIME_ERROR, text)
 
     def _ended(self, exit_: Exit) -> Rejected:

@@ -129,7 +129,9 @@ def set_limits(confinement: Confinement, *, others: int) -> None:
     `others` is how many tasks the user runs already: the limit counts them too.
     """
     limits = {
-        resource.RLIMIT_DATA: confinement.memory_bytes,  # AS would refuse CUDA's reservations
+        # AS would refuse CUDA's reservations. A child is born with its fork-server's data: 0.2 GB
+        # of torch's libraries, 0.8 GB of its build for CUDA. That is shared, and not its own.
+        resource.RLIMIT_DATA: confinement.memory_bytes + _data_bytes(),
         resource.RLIMIT_CPU: confinement.cpu_s,
         resource.RLIMIT_NPROC: confinement.processes + others,
         resource.RLIMIT_NOFILE: confinement.files,
@@ -178,6 +180,12 @@ def lock(confinement: Confinement, private: Path) -> None:
     seccomp.install_allow_list(
         execute=confinement.execute, memfd=confinement.memfd, tightens=confinement.tightens
     )
+
+
+def _data_bytes() -> int:
+    """Bytes of this process that RLIMIT_DATA counts."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmData:")[2].split(maxsplit=1)[0]) << 10
 
 
 def _tasks_of_user() -> int:

@@ -2,6 +2,7 @@
 
 KernelError
 ├── KernelUnavailable   this machine cannot compile or run it: the text says what to install
+│   └── ToolkitMissing  a part of the CUDA toolkit is not installed
 ├── CompileError        the compiler refused its source
 └── LaunchError         the device refused the launch
 """
@@ -14,6 +15,14 @@ from .text import printable
 
 MAX_MESSAGE_CHARS = 2000
 NOT_THERE = "No such file or directory"
+TOOLKIT = (
+    "cuda-bindings",
+    "nvidia-cuda-nvrtc",
+    "nvidia-cuda-runtime",
+    "nvidia-cuda-crt",
+    "nvidia-cuda-cccl",
+)
+"""Packages that compile and launch CUDA sources: NVRTC, its headers, the driver's bindings."""
 _OUT_OF_REACH = re.compile(
     r": (?:Permission denied|Operation not permitted|Not a directory|Is a directory"
     r"|Too many levels of symbolic links|File name too long)$",
@@ -27,6 +36,14 @@ class KernelError(Exception):
 
 class KernelUnavailable(KernelError):  # noqa: N818
     """A compiler, its headers or a driver is missing here. The kernel may be fine elsewhere."""
+
+
+class ToolkitMissing(KernelUnavailable):
+    """A part of the CUDA toolkit is not installed. `what` is the text without the remedy."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: install it with `pip install {' '.join(TOOLKIT)}`")
+        self.what = what
 
 
 class CompileError(KernelError):

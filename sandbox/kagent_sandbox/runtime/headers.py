@@ -11,14 +11,10 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import KernelUnavailable
+from .errors import ToolkitMissing
 
 OWN_HEADERS = Path(__file__).with_name("nvrtc_include")
 _NEEDED = ("cuda_fp16.h", "cuda_bf16.h", "mma.h", "cooperative_groups.h", "cuda_runtime.h")
-_REMEDY = (
-    "install them with `pip install nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl`, "
-    "or a CUDA toolkit under /usr/local/cuda"
-)
 
 
 @functools.cache
@@ -26,14 +22,16 @@ def include_dirs() -> tuple[str, ...]:
     """Folders for NVRTC to search, in order.
 
     Raises:
-        KernelUnavailable: There is no toolkit; the text says what to install.
+        ToolkitMissing: There is no toolkit; the text says what to install.
     """
     for folder in _candidates():
         if all((folder / name).is_file() for name in _NEEDED):
             found = [OWN_HEADERS, folder]
             found += [d for d in _libcudacxx(folder) if (d / "cuda" / "barrier").is_file()][:1]
             return tuple(str(d) for d in found)
-    raise KernelUnavailable(f"the headers of the CUDA toolkit are not to be found: {_REMEDY}")
+    raise ToolkitMissing(
+        "the headers of the CUDA toolkit are neither in NVIDIA's wheels nor under /usr/local/cuda"
+    )
 
 
 def wheel_folders() -> list[Path]:

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .compiling import check_options, define_text, refuse_clock, with_line
-from .errors import NOT_THERE, CompileError, KernelUnavailable
+from .errors import NOT_THERE, CompileError, KernelUnavailable, ToolkitMissing
 from .headers import include_dirs, wheel_folders
 
 DEFAULT_STANDARD = "-std=c++17"
 _FILE = "/kernel.cu"  # absolute: line tables hold the current folder otherwise
-_REMEDY = "install it with `pip install cuda-bindings nvidia-cuda-nvrtc`"
 _LIMITED_GROUPS = "_CG_LIMIT_INCLUDED_DEPENDENCIES"
 _MAX_LOG_BYTES = 1 << 20
 
@@ -102,12 +101,12 @@ def nvrtc_version() -> str:
     """Version of the library that compiles: 13.4.
 
     Raises:
-        KernelUnavailable: There is none.
+        ToolkitMissing: There is none.
     """
     try:
         major, minor = _checked(_nvrtc().nvrtcVersion())
     except RuntimeError as e:  # the library is not to be found
-        raise KernelUnavailable(f"NVRTC cannot be loaded ({e}): {_REMEDY}") from None
+        raise ToolkitMissing(f"NVRTC cannot be loaded ({e})") from None
     return f"{major}.{minor}"
 
 
@@ -119,12 +118,12 @@ def _nvrtc() -> Any:
     that a path file names (`make TORCH=host`). It takes a library that is loaded already.
 
     Raises:
-        KernelUnavailable: There is no cuda-bindings.
+        ToolkitMissing: There is no cuda-bindings.
     """
     try:
         nvrtc = importlib.import_module("cuda.bindings.nvrtc")
     except ImportError as e:
-        raise KernelUnavailable(f"CUDA sources cannot be compiled here ({e}): {_REMEDY}") from None
+        raise ToolkitMissing(f"CUDA sources cannot be compiled here ({e})") from None
     for folder in wheel_folders():
         for library in sorted(folder.glob("*/lib/libnvrtc.so.*")):
             with contextlib.suppress(OSError):  # a build for another system: the loader decides
@@ -140,7 +139,7 @@ def _compile(name: str, source: str, target: str, flags: Sequence[str]) -> CudaB
     try:
         program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), _FILE.encode(), 0, [], []))
     except RuntimeError as e:  # the library is not to be found
-        raise KernelUnavailable(f"NVRTC cannot be loaded ({e}): {_REMEDY}") from None
+        raise ToolkitMissing(f"NVRTC cannot be loaded ({e})") from None
     try:
         _checked(nvrtc.nvrtcAddNameExpression(program, name.encode()))
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])

@@ -1,12 +1,15 @@
 """Real processes that try to exceed every limit of a subtree, under every tier there is here."""
 
 import contextlib
+import mmap
+import os
 import resource
 from dataclasses import replace
 
 import pytest
 from confined_handlers import ask
 from kagent_sandbox.confine import Confinement, Tier
+from kagent_sandbox.confine.policy import set_limits
 from kagent_sandbox.confine.presets import toolchain
 from kagent_sandbox.errors import ConfinementError
 from kagent_sandbox.process.channel import ChannelClosed
@@ -181,3 +184,19 @@ def test_a_stack_ends_also_where_the_users_does_not():
     with server, server.spawn(wall_limit_s=WALL_S) as child:
         soft = "import resource; result = resource.getrlimit(resource.RLIMIT_STACK)[0]"
         assert ask(child, soft) == 8 << 20
+
+
+def test_the_memory_of_the_fork_server_is_not_its_childs():
+    """torch's build for CUDA brings more than a launcher's share of a small machine."""
+    brought = mmap.mmap(-1, 512 << 20, flags=mmap.MAP_PRIVATE)
+    pid = os.fork()
+    if pid == 0:
+        taken = 0
+        with contextlib.suppress(BaseException):  # the fork never gets back into pytest
+            set_limits(LIMITS, others=1000)
+            for size in (200 << 20, 300 << 20):
+                mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
+                taken += 1
+        os._exit(taken)
+    brought.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1  # of 200 and 300 MiB

@@ -16,6 +16,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent_sandbox.builder.binary.inspect import kernel_info
+from kagent_sandbox.builder.compile import cuda
+from kagent_sandbox.device.table import find_device
+from kagent_sandbox.errors import DeviceError, ToolchainError
 from kagent_sandbox.runtime import (
     CudaKernel,
     KernelUnavailable,
@@ -24,6 +27,8 @@ from kagent_sandbox.runtime import (
     cuda_kernel,
     cuda_kernels,
     cuda_loading,
+    headers,
+    nvrtc,
     observing,
     tensor_map,
 )
@@ -323,6 +328,41 @@ def test_without_a_gpu_or_cuda_bindings_it_says_what_is_missing(monkeypatch):
     with pytest.raises(KernelUnavailable, match="pip install cuda-bindings"):
         driver_module.driver()
     driver_module.driver.cache_clear()
+
+
+@pytest.fixture
+def no_toolkit(monkeypatch):
+    """A machine without NVIDIA's wheels and without a toolkit of its own."""
+    caches = (nvrtc._nvrtc, headers.include_dirs)
+    for each in caches:
+        each.cache_clear()
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
+    monkeypatch.setattr(headers, "_candidates", lambda: iter(()))
+    yield
+    for each in caches:
+        each.cache_clear()
+
+
+def test_without_the_toolkit_a_library_names_packages_and_kagent_its_extra(no_toolkit):
+    with pytest.raises(KernelUnavailable, match=r"here .*: install it with `pip install cuda"):
+        nvrtc.compile_cuda("k", "", "sm_90a")
+    with pytest.raises(KernelUnavailable, match="the headers of the CUDA toolkit are neither"):
+        headers.include_dirs()
+    for look in (cuda.look_for_toolkit, lambda: cuda.compile_cuda("k", "", "sm_90a")):
+        with pytest.raises(ToolchainError) as error:
+            look()
+        assert str(error.value).endswith(": pip install 'kagent[cuda]'")
+        assert "\n" not in str(error.value)
+
+
+def test_without_bindings_the_device_says_what_to_install(no_toolkit):
+    entry = find_device("gpu")
+    opens = (entry.facts, lambda i: entry.open(i, products=True), entry.baselines)
+    for each in opens:
+        with pytest.raises(DeviceError, match=r"no GPU can be used .*: pip install 'kagent\[cuda"):
+            each(0)
+    assert entry.timing_version() >= 1  # stored figures can be read without
 
 
 NUMBERS = st.one_of(

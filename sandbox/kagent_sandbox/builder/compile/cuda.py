@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from kagent_sandbox.builder.compile import ptx
 from kagent_sandbox.data.language import CUDA
 from kagent_sandbox.data.plan import KernelInfo
-from kagent_sandbox.errors import ToolchainError
+from kagent_sandbox.errors import INSTALL_CUDA, ToolchainError
 from kagent_sandbox.runtime import headers, nvrtc
-from kagent_sandbox.runtime.errors import KernelUnavailable
+from kagent_sandbox.runtime.errors import KernelUnavailable, ToolkitMissing
 from kagent_sandbox.runtime.source import Source
 
 if TYPE_CHECKING:
@@ -50,16 +50,24 @@ def compile_cuda(
     try:
         return nvrtc.compile_cuda(name, source, target, options, defines)
     except KernelUnavailable as e:
-        raise ToolchainError(str(e)) from None
+        raise _as_toolchain_error(e) from None
 
 
-def include_dirs() -> tuple[str, ...]:
-    """Folders for NVRTC to search, in order.
+def look_for_toolkit() -> None:
+    """Return if NVRTC and its headers are here.
 
     Raises:
-        ToolchainError: There is no toolkit; the text says what to install.
+        ToolchainError: They are not; the text says what to install.
     """
     try:
-        return headers.include_dirs()
+        nvrtc.nvrtc_version()
+        headers.include_dirs()
     except KernelUnavailable as e:
-        raise ToolchainError(str(e)) from None
+        raise _as_toolchain_error(e) from None
+
+
+def _as_toolchain_error(error: KernelUnavailable) -> ToolchainError:
+    """The runtime's text names packages, since libraries carry it; here an extra has them all."""
+    if isinstance(error, ToolkitMissing):
+        return ToolchainError(f"{error.what}: {INSTALL_CUDA}")
+    return ToolchainError(str(error))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kagent_sandbox.data.race import COMPILE_MODES
@@ -17,12 +19,15 @@ from kagent_sandbox.device.traits import (
     Schedule,
     Traits,
 )
-from kagent_sandbox.errors import MachineError
+from kagent_sandbox.errors import INSTALL_CUDA, DeviceError
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.device import DeviceFacts
     from kagent_sandbox.device.baseline_calls import BaselineCall, MeasuredBaseline
     from kagent_sandbox.device.interface import Backend
+
+TIMING_VERSION = 1
+"""Changes whenever times are no longer comparable with earlier ones: part of all caches' keys."""
 
 TRAITS = Traits(
     # Every sample costs fresh inputs and a verification, which cost more than the sample itself.
@@ -57,30 +62,36 @@ TRAITS = Traits(
 )
 
 
-def _facts(index: int) -> DeviceFacts:
-    from kagent_sandbox.device.cuda.facts import gpu_facts
+@contextlib.contextmanager
+def _bindings() -> Iterator[None]:
+    """Imports of what drives a GPU. Launchers import cuda.core; torch alone brings the rest.
 
+    Raises:
+        DeviceError: A package is missing; the text says what to install.
+    """
+    try:
+        if importlib.util.find_spec("cuda.core") is None:
+            raise ImportError("No module named 'cuda.core'")  # noqa: TRY301
+        yield
+    except ImportError as e:
+        raise DeviceError(f"no GPU can be used here ({e}): {INSTALL_CUDA}") from None
+
+
+def _facts(index: int) -> DeviceFacts:
+    with _bindings():
+        from kagent_sandbox.device.cuda.facts import gpu_facts
     return gpu_facts(index)
 
 
 def _open(index: int, *, products: bool) -> Backend:
-    try:
+    with _bindings():
         from kagent_sandbox.device.cuda.backend import GpuBackend
-    except ImportError as e:
-        raise MachineError(f"no GPU can be used here: {e}") from None
     return GpuBackend(index, products=products)
 
 
-def _timing_version() -> int:
-    """Needs no GPU, but a torch that was built for one may take a while."""
-    from kagent_sandbox.device.cuda.timing import TIMING_VERSION
-
-    return TIMING_VERSION
-
-
 def _baselines(index: int) -> Callable[[BaselineCall], MeasuredBaseline]:
-    from kagent_sandbox.device.cuda.baselines import measurer
-
+    with _bindings():
+        from kagent_sandbox.device.cuda.baselines import measurer
     return measurer(index)
 
 
@@ -91,7 +102,7 @@ ENTRY = TableEntry(
     environment={},
     available=has_gpu,
     facts=_facts,
-    timing_version=_timing_version,
+    timing_version=lambda: TIMING_VERSION,
     open=_open,
     baselines=_baselines,
 )

@@ -20,9 +20,6 @@ import torch
 
 from kagent_sandbox.device.cuda.driver import GpuError, call
 
-TIMING_VERSION = 1
-"""Changes whenever times are no longer comparable with earlier ones: part of all caches' keys."""
-
 FLUSH_BYTES = 256 << 20
 Work = Callable[[], None]
 """Enqueues one execution on the current stream."""
