@@ -421,7 +421,7 @@ def _case(task: Task, case: Case) -> str:
     """Arguments of a `Case` of the test, but for defaults."""
     scalars = {a.name: scalar(task, a, case) for a in task.arguments if a.shape is None}
     given = [python(case.name), python(case.dtype), python(dict(case.dims))]
-    plain = Case(name="", dtype="")
+    plain = Case(name=case.name, dtype=case.dtype)
     options = {n: getattr(case, n) for n in ("inputs", "scale", "noncontiguous")}
     options = {n: v for n, v in options.items() if v != getattr(plain, n)}
     options |= {"scalars": scalars} if scalars else {}
