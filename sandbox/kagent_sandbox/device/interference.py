@@ -35,23 +35,33 @@ class HostReading:
     busy_s: float  # of all cores, by everybody
     stolen_s: float  # by the hypervisor
     own_s: float  # busy, by this process and all under it
-    waited_s: float  # threads of these that were ready and had no core
+    waited_s: float  # threads of those under it that were ready and had no core
     core_mhz: tuple[float, ...] = ()  # empty where the host does not tell
 
 
-def read_host(root: Path = Path("/"), pid: int | None = None) -> HostReading:
-    """Read the kernel's counters of the processors. `root` has proc/ and sys/ in it."""
+def read_host(
+    root: Path = Path("/"), pid: int | None = None, children: Sequence[int] | None = None
+) -> HostReading:
+    """Read the kernel's counters of the processors.
+
+    Kernels run in the processes under this one. Its own threads prepare and compare data between
+    samples, more of them than there are cores: that they wait says nothing about the times.
+
+    Args:
+        root: Has proc/ and sys/ in it.
+        pid: The judge's process; this one by default.
+        children: Processes under it; those that the kernel lists by default.
+    """
     proc = root / "proc"
     pid = os.getpid() if pid is None else pid
+    children = process_tree.descendants(pid) if children is None else children
     busy = stolen = 0.0
     with contextlib.suppress(OSError, ValueError):
         fields = [float(v) for v in (proc / "stat").read_text().split("\n", 1)[0].split()[1:]]
         user, nice, system, _, _, irq, softirq, stolen = fields[:8]
         busy = user + nice + system + irq + softirq
-    own = waited = 0.0
-    for process in (pid, *(process_tree.descendants(pid) if root == Path("/") else ())):
-        own += _ticks(proc / str(process) / "stat")
-        waited += sum(_waited_s(path) for path in (proc / str(process) / "task").glob("*"))
+    own = sum(_ticks(proc / str(process) / "stat") for process in (pid, *children))
+    waited = sum(_waited_s(t) for c in children for t in (proc / str(c) / "task").glob("*"))
     return HostReading(
         time.monotonic(), busy * _TICK_S, stolen * _TICK_S, own * _TICK_S, waited, _clocks(root)
     )
@@ -104,7 +114,7 @@ def host_notes(before: HostReading, after: HostReading) -> list[str]:
         notes.append(f"the hypervisor took {stolen:.1f} cores away")
     waited = (after.waited_s - before.waited_s) / seconds
     if waited > WAITED_SHARE:
-        notes.append(f"threads were ready and had no core for {waited:.0%} of the time")
+        notes.append(f"kernels' threads were ready and had no core for {waited:.0%} of the time")
     if before.core_mhz and after.core_mhz:
         then, now = max(before.core_mhz), max(after.core_mhz)
         if abs(now / then - 1) > CLOCK_CHANGE:

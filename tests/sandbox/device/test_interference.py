@@ -44,21 +44,22 @@ def test_readings_of_the_host_say_what_disturbed(after, said):
 
 def test_the_host_is_read_from_what_the_kernel_tells(tmp_path):
     tick = 1 / os.sysconf("SC_CLK_TCK")
-    process = tmp_path / "proc" / "77"
-    (process / "task" / "77").mkdir(parents=True)
+    for pid, ticks, waited_ns in ((77, 30, 900000000), (78, 12, 2500000000)):
+        process = tmp_path / "proc" / str(pid)
+        (process / "task" / str(pid)).mkdir(parents=True)
+        (process / "stat").write_text(f"1 (a) b) S 1 1 1 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0 1 0\n")
+        (process / "task" / str(pid) / "schedstat").write_text(f"5 {waited_ns} 3\n")
     (tmp_path / "proc" / "stat").write_text("cpu 100 20 30 900 50 1 2 40 0 0\ncpu0 1 2 3\n")
-    (process / "stat").write_text("77 (a) b) S 1 1 1 0 -1 0 0 0 0 0 30 12 0 0 20 0 1 0 0\n")
-    (process / "task" / "77" / "schedstat").write_text("5 2500000000 3\n")
     cpu = tmp_path / "sys/devices/system/cpu/cpu0/cpufreq"
     cpu.mkdir(parents=True)
     (cpu / "scaling_cur_freq").write_text("2450000\n")
-    found = read_host(tmp_path, 77)
+    found = read_host(tmp_path, 77, children=[78])
     assert found.busy_s == pytest.approx(153 * tick)
     assert found.stolen_s == pytest.approx(40 * tick)
     assert found.own_s == pytest.approx(42 * tick)
-    assert found.waited_s == pytest.approx(2.5)
+    assert found.waited_s == pytest.approx(2.5)  # the judge's own threads time nothing
     assert found.core_mhz == (2450.0,)
-    nothing = read_host(tmp_path / "absent", 77)
+    nothing = read_host(tmp_path / "absent", 77, children=[78])
     assert (nothing.busy_s, nothing.waited_s, nothing.core_mhz) == (0.0, 0.0, ())
 
 
