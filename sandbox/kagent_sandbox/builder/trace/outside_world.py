@@ -4,8 +4,8 @@ machine: clocks, random numbers, the names of host and user.
 A plan holds for all calls of its shapes. Host code that reads a clock would be judged by today's
 plan, and its library would do something else on another day. The functions of the standard library
 refuse whoever calls them from the candidate's file, directly or through other modules of the
-standard library. Torch, Triton and kagent's own code are answered. Like all rules for host code these
-are for files that do not hide what they do: see `kagent_sandbox.builder.policy`.
+standard library. Torch, Triton and kagent's own code are answered. Like all rules for host code
+these are for files that do not hide what they do: see `kagent_sandbox.builder.policy`.
 """
 
 from __future__ import annotations
