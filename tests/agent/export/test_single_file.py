@@ -195,7 +195,7 @@ def test_a_single_file_is_what_was_judged_or_refused(before, after):
     (kernel,) = operator.kernels
     assert before in kernel.source
     changed = kernel.source.replace(before, after, 1)
-    with pytest.raises(UserError, match="cannot be taken apart|can change names"):
+    with pytest.raises(UserError, match=r"cannot be taken apart|can change names"):
         refuse_single_file(operator, kernel.id, changed)
 
 
