@@ -78,7 +78,7 @@ def main() -> None:
     options = parser.parse_args()
     with Builder(2) as builder:
         for name in options.tasks.split(","):
-            margin(builder, find_task(name), options.sampler)
+            margin(builder, find_task(name), options.draws)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """A kernel's file as it is judged, and as a library has it: the same but for one import.
 
+The two are compared as syntax trees. A file that asks where it is could be another one in a library
+than in the judge's hands, and is refused.
+
 Candidates take `cuda_kernel`, `cpp_kernel` and `tensor_map` from `kagent_sandbox.lang`; a library
 brings its own copy of what these are outside of a build, `_runtime`.
 """
@@ -14,14 +17,20 @@ from kagent_sandbox.syntax import parse
 
 JUDGED = "kagent_sandbox.lang"
 SHIPPED = ".._runtime"
+_PLACES = frozenset(
+    {"__file__", "__loader__", "__module__", "__name__", "__package__", "__path__", "__spec__"}
+)
+"""Names that tell a file where it is."""
 
 
 def as_shipped(source: str) -> str:
     """The file with its import taken from the library.
 
     Raises:
-        UserError: It imports more of kagent than a library has, or in a form without a name.
+        UserError: It imports more of kagent than a library has, or in a form without a name; or it
+            asks where it is.
     """
+    _refuse_curious(parse(source))
     return _rewritten(source, _shipped_import)
 
 
@@ -60,7 +69,59 @@ def _rewritten(source: str, replace: object) -> str:
         head = first.encode()[: node.col_offset].decode()
         tail = last.encode()[node.end_col_offset :].decode()
         lines[node.lineno - 1 : node.end_lineno] = [head + text + tail]
-    return "".join(lines)
+    rewritten = "".join(lines)
+    if _without_imports(rewritten) != _without_imports(source):
+        raise UserError(
+            "its file would be another one with its import rewritten: write the import on a line "
+            "of its own, and no characters that end a line for some programs only"
+        )
+    return rewritten
+
+
+def _without_imports(source: str) -> str:
+    """The syntax tree but for what its imports name; empty where it is no Python."""
+    try:
+        tree = parse(source)
+    except SyntaxError:
+        return ""
+    return ast.dump(_Unnamed().visit(tree))
+
+
+class _Unnamed(ast.NodeTransformer):
+    """Takes the names out of imports."""
+
+    def visit_Import(self, _: ast.Import) -> ast.Pass:
+        return ast.Pass()
+
+    def visit_ImportFrom(self, _: ast.ImportFrom) -> ast.Pass:
+        return ast.Pass()
+
+
+def _refuse_curious(tree: ast.Module) -> None:
+    """Refuse a file that asks where it is: its module's name is another one in a library.
+
+    Raises:
+        UserError: It does; `if __name__ == "__main__"` is no such question.
+    """
+    main = {
+        id(node.left)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and [ast.unparse(c) for c in node.comparators] == ["'__main__'"]
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(level=level, lineno=line) if level:
+                what = ast.unparse(node)
+            case ast.Name(id=what, lineno=line) | ast.Attribute(attr=what, lineno=line):
+                if what not in _PLACES or (what == "__name__" and id(node) in main):
+                    continue
+            case _:
+                continue
+        raise UserError(
+            f"its line {line} asks where it is ({what}): in a library it would get another answer "
+            "than when it was judged; remove it"
+        )
 
 
 def _imports(source: str) -> Iterator[ast.Import | ast.ImportFrom]:

@@ -2,8 +2,9 @@
 
 A case shows that one shape works. Between two checked sizes of a dimension lie sizes that were not
 checked; the check cases are chosen odd, prime and extreme so that what holds for them holds between
-them. That is not so for a dimension of which a task has two or three sizes: a kernel for heads of
-64 and of 128 elements may not know 96.
+them, and the check of a task finds ranges of shapes that no case can lie in (`shape_gaps`). That is
+not so for a dimension of which a task has two or three sizes: a kernel for heads of 64 and of 128
+elements may not know 96.
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ from dataclasses import replace
 
 from kagent_sandbox.data.task import Case
 from kagent_sandbox.data.verdict import CaseError
+from kagent_sandbox.judge.check.shape_gaps import ranged_dims
 
 from kagent.export.record import RegionRecord
-
-FEW = 3
-"""Distinct sizes up to which a dimension must be one of those that were checked."""
 
 
 def regions_of(cases: Iterable[Case], errors: Iterable[CaseError] = ()) -> tuple[RegionRecord, ...]:
@@ -38,20 +37,11 @@ def regions_of(cases: Iterable[Case], errors: Iterable[CaseError] = ()) -> tuple
     for error in errors:
         if (dtype := dtypes.get(error.case)) is not None:
             worst[dtype] = max(error.element, worst.get(dtype, 0.0))
-    sizes: dict[str, set[int | float | bool]] = defaultdict(set)
-    for dims in (d for found in by_dtype.values() for d in found):
-        for name, value in dims.items():
-            sizes[name].add(value)
-    ranged = [n for n, values in sizes.items() if _is_range(values)]
+    ranged = ranged_dims(dims for found in by_dtype.values() for dims in found)
     return tuple(
         replace(_region(d, by_dtype[d], ranged), element_error=worst.get(d))
         for d in sorted(by_dtype)
     )
-
-
-def _is_range(values: set[int | float | bool]) -> bool:
-    whole = all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in values)
-    return whole and len(values) > FEW
 
 
 def _region(

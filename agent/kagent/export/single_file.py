@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import symtable
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ _CTYPES = {
     "f32": "c_float", "f64": "c_double",
 }  # fmt: skip
 _MOST = 88  # characters of a case in one line
+_DYNAMIC = frozenset({"__builtins__", "eval", "exec", "globals", "locals", "vars"})
 _TRITON_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
@@ -166,8 +168,12 @@ def _parts(entry: str, source: str) -> _Parts:
     launch = _launch_name(entry)
     nodes = list(ast.walk(tree))
     taken = {n.arg for n in nodes if isinstance(n, ast.arg | ast.keyword) and n.arg}
-    own = [n for n in tree.body if not _is_kagents(n)]
-    names = {n for node in own for n in _defined(node)}
+    names = _module_names(source) - {n for k in tree.body if _is_kagents(k) for n in _defined(k)}
+    if dynamic := sorted({n.id for n in nodes if isinstance(n, ast.Name)} & _DYNAMIC):
+        raise UserError(
+            f"its {dynamic[0]} can change names of the file that it would share with what calls "
+            "it: export it into a library (omit --single-file)"
+        )
     if launch in names or entry in taken:
         raise UserError(
             f"its name {launch if launch in names else entry} is taken in a single file: rename it "
@@ -193,7 +199,55 @@ def _parts(entry: str, source: str) -> _Parts:
         assert node.end_lineno is not None
         left_out += range(node.lineno - 1, node.end_lineno)
     code = "".join(line for i, line in enumerate(lines) if i not in left_out)
+    kept = [
+        n for n in tree.body[docstring != "" :] if not isinstance(n, ast.Import | ast.ImportFrom)
+    ]
+    if _dumped(code) != [ast.dump(_renamed(n, entry, launch)) for n in kept]:
+        raise UserError(
+            "its file cannot be taken apart: write each import, the docstring and the line "
+            f'"def {entry}(" by itself, with one blank, or export a library (omit --single-file)'
+        )
     return _Parts(docstring, imports, code, (names - {entry}) | {launch})
+
+
+def _dumped(code: str) -> list[str] | None:
+    """The syntax trees of statements; None where it is no Python."""
+    try:
+        return [ast.dump(node) for node in parse(code).body]
+    except SyntaxError:
+        return None
+
+
+def _renamed(statement: ast.stmt, entry: str, launch: str) -> ast.stmt:
+    """A statement of the module in which the entry has another name."""
+    if isinstance(statement, ast.FunctionDef) and statement.name == entry:
+        statement.name = launch
+    changed: ast.stmt = _Renamed(entry, launch).visit(statement)
+    return changed
+
+
+class _Renamed(ast.NodeTransformer):
+    """Renames what names the entry."""
+
+    def __init__(self, entry: str, launch: str) -> None:
+        self._names = {entry: launch}
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self._names.get(node.id, node.id), node.ctx)
+
+
+def _module_names(source: str) -> set[str]:
+    """Names that a file binds in its module, wherever it does."""
+
+    def bound(table: symtable.SymbolTable, *, top: bool) -> Iterator[str]:
+        for symbol in table.get_symbols():
+            here = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+            if here and (top or symbol.is_declared_global()):
+                yield symbol.get_name()
+        for child in table.get_children():
+            yield from bound(child, top=False)
+
+    return set(bound(symtable.symtable(source, "kernel", "exec"), top=True))
 
 
 def _is_kagents(node: ast.stmt) -> bool:

@@ -23,6 +23,7 @@ from kagent_sandbox.judge.check.cases import bench_cases, check_cases, race_case
 from kagent_sandbox.judge.check.checker import Checker, check_results
 from kagent_sandbox.judge.check.guests import refuse_bad_guests
 from kagent_sandbox.judge.check.inputs import InputSampler
+from kagent_sandbox.judge.check.time_budget import TimeBudget
 from kagent_sandbox.judge.timing.measure import CANDIDATE, INCUMBENT, Meter, promising
 from kagent_sandbox.judge.timing.noise import Noise, measure_noise
 from kagent_sandbox.judge.timing.race import Racer
@@ -155,16 +156,17 @@ class Judge:
             nbytes = max(nbytes, min(roomy, self._arenas.limit_bytes))
         arena = self._arena(nbytes)
         errors: list[CaseError] = []
+        budget = self._time_budget(self.check_cases, Stage.CHECK)
         with contextlib.ExitStack() as stack:
             session = stack.enter_context(
                 LauncherSession(self.backend, arena, built.binaries, Stage.CHECK)
             )
             for case in self.check_cases:
-                errors += self._checker.check(session, built, case)
+                errors += self._checker.check(session, built, case, budget=budget)
             self._checker.reject_decoys(session, built, self.check_cases)
             if self._most_kept:
                 stack.pop_all()
-        self._refuse_bad_guests(Contender("", built, {}), self.check_cases, Stage.CHECK)
+        self._refuse_bad_guests(Contender("", built, {}), self.check_cases, budget)
         self._checked[key] = _Checked(
             time.perf_counter() - began, session if self._most_kept else None
         )
@@ -284,13 +286,21 @@ class Judge:
             choice = {t.case: t.config for t in passed.timings}
             with clock.part("guest"):
                 cases = bench_cases(self.task, self.kind)
-                self._refuse_bad_guests(Contender("", built, choice), cases, Stage.MEASURE)
+                budget = self._time_budget(cases, Stage.MEASURE)
+                self._refuse_bad_guests(Contender("", built, choice), cases, budget)
         return passed
 
-    def _refuse_bad_guests(self, contender: Contender, cases: Sequence[Case], stage: Stage) -> None:
+    def _time_budget(self, cases: Sequence[Case], stage: Stage) -> TimeBudget:
+        """A full budget for the executions of these cases."""
+        sampler = self._checker.sampler
+        return TimeBudget(lambda: sum(map(sampler.eager_s, cases)), stage)
+
+    def _refuse_bad_guests(
+        self, contender: Contender, cases: Sequence[Case], budget: TimeBudget
+    ) -> None:
         """See `guests.refuse_bad_guests`."""
         draws = self._checker.sampler
-        refuse_bad_guests(self.task, self.backend, self._arenas, draws, contender, cases, stage)
+        refuse_bad_guests(self.task, self.backend, self._arenas, draws, contender, cases, budget)
 
     def race(
         self,

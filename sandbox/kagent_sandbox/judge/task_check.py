@@ -25,7 +25,7 @@ from kagent_sandbox.runtime.text import printable
 if TYPE_CHECKING:
     from kagent_sandbox.data.task import Kind, Task
 
-VERSION = 1
+VERSION = 2
 """Version of what is checked: part of the cache's key."""
 LIMIT_S = 900.0
 _WORKER: tuple[str, ...] = ("-m", "kagent_sandbox.judge.check.task_checker")

@@ -150,6 +150,32 @@ def test_what_a_library_does_not_have(line):
         as_shipped(f"{line}\n")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "try:\n    from .. import _library\nexcept ImportError:\n    pass",
+        'HERE = "/site-packages/" in __file__',
+        'HERE = __name__ != "candidate"',
+        "HERE = softmax.__module__",
+        "HERE = bool(__package__)",
+    ],
+)
+def test_a_file_that_asks_where_it_is_is_not_exported(line):
+    with pytest.raises(UserError, match=r"line \d asks where it is"):
+        as_shipped(f"import torch\n{line}\n")
+
+
+def test_a_file_may_be_a_program_too():
+    source = 'import torch\nif __name__ == "__main__":\n    print(1)\n'
+    assert as_shipped(source) == source
+
+
+def test_a_file_is_the_same_but_for_its_import():
+    """Some characters end a line for `str.splitlines`, and none for Python."""
+    with pytest.raises(UserError, match="would be another one"):
+        as_shipped('A = "\x0c"\nfrom kagent_sandbox.lang import cpp_kernel\nB = 1\n')
+
+
 def test_names_of_libraries():
     assert valid_name("my_kernels2")
     assert not any(map(valid_name, ["", "a", "ab_", "2x", "My", "a-b", "a" * 51, "a.b", "é1"]))

@@ -178,6 +178,44 @@ def test_what_cannot_be_a_single_file_is_refused_before_it_is_measured(
         refuse_single_file(operator, kernel.id, kernel.source + added)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("import torch\n", "import torch; GUARD = 1\n"),  # a statement that would be lost
+        ('"""Softmax', '"doc"; GUARD = 1\n"""Softmax'),
+        ("def softmax(", "def  softmax("),
+        ("def softmax(", "def \\\n softmax("),
+        ("def softmax(", "def \uff53oftmax("),  # the same name to Python
+        ("import torch\n", "import torch\nglobals()['MEASURED'] = []\n"),
+        ("import torch\n", "import torch\nexec('CHECKED = []')\n"),
+    ],
+)
+def test_a_single_file_is_what_was_judged_or_refused(before, after):
+    operator = operator_with("softmax", "cpp_rows.py")
+    (kernel,) = operator.kernels
+    assert before in kernel.source
+    changed = kernel.source.replace(before, after, 1)
+    with pytest.raises(UserError, match=r"cannot be taken apart|can change names"):
+        refuse_single_file(operator, kernel.id, changed)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def again():\n    global MEASURED\n    MEASURED = []\n",
+        "if True:\n    def uses_kernel(*_): return True\n",
+        "if True:\n    import math as eager\n",
+        "match 0:\n    case CHECKED: pass\n",
+    ],
+)
+def test_all_names_of_a_module_are_known(line):
+    operator = operator_with("softmax", "cpp_rows.py")
+    (kernel,) = operator.kernels
+    changed = replace(kernel, source=f"{kernel.source}\n\n{line}")
+    with pytest.raises(UserError, match="two meanings"):
+        single_files(replace(operator, kernels=(changed,)))
+
+
 def test_names_with_two_meanings_and_several_configurations_are_refused():
     operator = operator_with("softmax", "cpp_rows.py")
     (kernel,), (device,) = operator.kernels, operator.devices

@@ -9,6 +9,8 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.interface import nothing
+from kagent_sandbox.judge.arena.session import CandidateRejected
+from kagent_sandbox.judge.check import time_budget
 from kagent_sandbox.judge.judge import Judge
 
 SEED = 7
@@ -104,6 +106,32 @@ def test_a_wrong_kernel_is_rejected_for_the_right_reason(judge, name):
     assert verdict.status is (status or Status.INCORRECT_NUMERICAL), verdict
     assert text in verdict.message
     assert verdict.case is not None
+
+
+SLEEPS = "#include <unistd.h>\n" + BODY % (
+    "if (!i && !j) usleep(50000); y[i * cols + j] = 2 * x[i * step + j];"
+)
+
+
+def test_a_check_that_takes_too_long_in_all_ends(judge, monkeypatch):
+    """Every execution is well within its own limit."""
+    monkeypatch.setattr(time_budget, "LEAST_S", 0.2)
+    verdict = check(judge, SLEEPS)
+    assert isinstance(verdict, Rejected)
+    assert (verdict.stage, verdict.status) == (Stage.CHECK, Status.TIMEOUT)
+    assert "too slow to be checked" in verdict.message
+    assert "may take 0.2 s together" in verdict.message
+
+
+def test_a_check_has_longer_where_torch_is_slow(monkeypatch):
+    monkeypatch.setattr(time_budget, "LEAST_S", 1e-9)
+    monkeypatch.setattr(time_budget, "TIMES_EAGER", 3.0)
+    budget = time_budget.TimeBudget(lambda: 10.0, Stage.CHECK)
+    with budget.spend("odd"):
+        pass
+    monkeypatch.setattr(time_budget, "TIMES_EAGER", 1e-12)
+    with pytest.raises(CandidateRejected, match="too slow"), budget.spend("odd"):
+        pass
 
 
 def test_shape_and_dtype_are_refused_before_anything_runs(judge):

@@ -20,7 +20,7 @@ import torch
 
 from kagent_sandbox.builder.compile.errors import compile_rejection
 from kagent_sandbox.builder.policy import CANDIDATE_FILE, BuildRejected, rejected
-from kagent_sandbox.builder.trace import dispatch, kernel_launches
+from kagent_sandbox.builder.trace import dispatch, kernel_launches, outside_world
 from kagent_sandbox.builder.trace import torch_stubs as fakes
 from kagent_sandbox.builder.trace import triton as triton_backend
 from kagent_sandbox.builder.trace.recorder import Recorder
@@ -41,6 +41,7 @@ def load_candidate(source: str, tmp: Path, target: Target) -> ModuleType:
         BuildRejected: It does not parse, or fails or does something forbidden while it is imported.
     """
     fakes.install(target)
+    outside_world.install()
     kernel_launches.install()
     triton_backend.install(target)
     device = device_of(target)
@@ -59,7 +60,9 @@ def load_candidate(source: str, tmp: Path, target: Target) -> ModuleType:
         with dispatch.TraceDispatch(device), dispatch.Factories(device):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as e:  # noqa: BLE001 - whatever host code raises is its verdict
-        raise _rejection(e, module) from None
+        raise _rejection(outside_world.first_refusal() or e, module) from None
+    if (refusal := outside_world.first_refusal()) is not None:
+        raise rejected(refusal, Stage.BUILD)
     return module
 
 

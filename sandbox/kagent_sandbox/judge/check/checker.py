@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from kagent_sandbox.judge.check.spot_checks import worst_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from kagent_sandbox.data.build import Built
     from kagent_sandbox.data.plan import Plan
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.judge.arena.session import LauncherSession
     from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
     from kagent_sandbox.judge.check.spot_checks import SpotReading
+    from kagent_sandbox.judge.check.time_budget import TimeBudget
 
 
 def check_results(task: Task, built: Built, cases: Sequence[Case]) -> None:
@@ -121,6 +124,7 @@ class Checker:
         *,
         config: int = 0,
         thorough: bool = True,
+        budget: TimeBudget | None = None,
     ) -> list[CaseError]:
         """Run one case: on one draw in two places, then on another draw where it ran last.
 
@@ -133,6 +137,7 @@ class Checker:
             case: The case.
             config: Index of the configuration.
             thorough: False: one run in all, for further configurations of a checked candidate.
+            budget: Seconds for the executions of all cases; None: each has its own limit only.
 
         Returns:
             The error of each result.
@@ -152,11 +157,11 @@ class Checker:
         )
         session.prepare(placements, case.name)
         input_set = self.sampler.draw(case)
-        errors = self._run(session, placements[0], input_set, placements[1] if thorough else None)
+        again = placements[1] if thorough else None
+        errors = self._run(session, placements[0], input_set, again, budget)
         if thorough:
-            other = self._run(
-                session, placements[-1], self.sampler.draw(case, other_than=input_set), None
-            )
+            other_set = self.sampler.draw(case, other_than=input_set)
+            other = self._run(session, placements[-1], other_set, None, budget)
             errors = [
                 max(pair, key=lambda e: e.share_of_tolerance)
                 for pair in zip(errors, other, strict=True)
@@ -169,6 +174,7 @@ class Checker:
         placement: PlanPlacement,
         input_set: InputSet,
         again: PlanPlacement | None,
+        budget: TimeBudget | None,
     ) -> list[CaseError]:
         """One run on a draw, and with `again` a second one on the same inputs in another place."""
         name = input_set.case.name
@@ -177,7 +183,8 @@ class Checker:
             placement.write(input_set, stale)
             if again is not None:
                 again.write(input_set, stale)
-        session.run(placement, name)
+        with _spend(budget, name):
+            session.run(placement, name)
         with session.paused():
             self.reject_tampering(placement, input_set.case, Stage.CHECK)
             first = (
@@ -188,7 +195,8 @@ class Checker:
             errors = [] if again is not None else self.compare(first, input_set, Stage.CHECK)
         if again is None:
             return errors
-        session.run(again, name)
+        with _spend(budget, name):
+            session.run(again, name)
         with session.paused():
             self.reject_tampering(again, input_set.case, Stage.CHECK)
             self._compare_runs(first, again.outputs(), input_set)
@@ -329,6 +337,10 @@ class Checker:
                     "torch's own alignment holds for?)"
                 )
                 raise _out(Status.NONDETERMINISTIC, text, input_set.case)
+
+
+def _spend(budget: TimeBudget | None, case: str) -> AbstractContextManager[None]:
+    return contextlib.nullcontext() if budget is None else budget.spend(case)
 
 
 def _out(status: Status, text: str, case: Case, stage: Stage = Stage.CHECK) -> CandidateRejected:

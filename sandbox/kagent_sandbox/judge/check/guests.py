@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from kagent_sandbox.data.build import Built, Contender
     from kagent_sandbox.data.task import Case, Task
-    from kagent_sandbox.data.verdict import Stage
     from kagent_sandbox.device.interface import Arena, Backend, GuestHost
     from kagent_sandbox.judge.arena.layout import Layout
     from kagent_sandbox.judge.check.inputs import InputSampler
+    from kagent_sandbox.judge.check.time_budget import TimeBudget
 
 REPEAT_S = 0.005
 """Seconds for which runs of a case are repeated from one look at its memory to the next."""
@@ -56,7 +56,7 @@ def refuse_bad_guests(
     sampler: InputSampler,
     contender: Contender,
     cases: Sequence[Case],
-    stage: Stage,
+    budget: TimeBudget,
 ) -> None:
     """Run a candidate's native code, which is known to compute what it should, as a guest.
 
@@ -69,10 +69,10 @@ def refuse_bad_guests(
         sampler: Source of the inputs.
         contender: The candidate, and its configuration for each case.
         cases: The cases whose plans are run.
-        stage: Stage of a rejection.
+        budget: Seconds that its executions may take, and the stage of a rejection.
 
     Raises:
-        CandidateRejected: It changes its host or an input, or keeps memory.
+        CandidateRejected: It changes its host or an input, keeps memory, or takes too long.
     """
     plans = {c.name: contender.plan(c.name) for c in cases}
     if not backend.traits.native or not any(map(_is_native, plans.values())):
@@ -81,16 +81,16 @@ def refuse_bad_guests(
     arena = arenas.at_least(max(layout.stop for layout in layouts.values()))
     host = cast("GuestHost", backend.launcher(arena))  # as `Backend.launcher` says
     try:
-        visit = _Visit(task, host, arena, stage)
+        visit = _Visit(task, host, arena, budget)
         try:
             visit.begin(contender.built)
             for case in cases:
                 if _is_native(plans[case.name]):
                     visit.case(case, plans[case.name], layouts[case.name], sampler)
         except LaunchFailed as e:
-            raise CandidateRejected(Rejected(stage, e.status, str(e), visit.at)) from e
+            raise CandidateRejected(Rejected(budget.stage, e.status, str(e), visit.at)) from e
         except PlanError as e:
-            raise CandidateRejected(Rejected(stage, Status.TAMPER, str(e), visit.at)) from e
+            raise CandidateRejected(Rejected(budget.stage, Status.TAMPER, str(e), visit.at)) from e
     finally:
         host.close()
 
@@ -102,7 +102,7 @@ class _Visit:
     task: Task
     host: GuestHost
     arena: Arena
-    stage: Stage
+    budget: TimeBudget
     at: str | None = None
     """The case that runs."""
     _before: ProcessSnapshot | None = None
@@ -129,7 +129,8 @@ class _Visit:
         }
         self.host.lend(list(lent.values()))
         try:
-            self.host.run(placement.key, limit_s=bounded(RUN_LIMIT_S))
+            with self.budget.spend(case.name):
+                self.host.run(placement.key, limit_s=bounded(RUN_LIMIT_S))
         except LaunchFailed as e:
             if "SIGSEGV" not in str(e):
                 raise
@@ -185,13 +186,15 @@ class _Visit:
         while took_s < (REPEAT_S / 2 if count >= _FEW_RUNS else _FEW_S) and count < _MOST_RUNS:
             count *= 2
             began = time.perf_counter()
-            self.host.repeat(key, count, limit_s=limit_s)
+            with self.budget.spend(self.at):
+                self.host.repeat(key, count, limit_s=limit_s)
             took_s = time.perf_counter() - began
         limit_s += 10 * took_s
         kept, steady = 0, 0
         self._grown()
         for _ in range(_LOOKS):
-            self.host.repeat(key, count, limit_s=limit_s)
+            with self.budget.spend(self.at):
+                self.host.repeat(key, count, limit_s=limit_s)
             more = self._grown()
             kept += more
             steady += not more
@@ -212,7 +215,7 @@ class _Visit:
         return max(0, more, self.host.more_bytes())
 
     def _out(self, status: Status, text: str) -> CandidateRejected:
-        return CandidateRejected(Rejected(self.stage, status, text, self.at))
+        return CandidateRejected(Rejected(self.budget.stage, status, text, self.at))
 
 
 def _is_native(plan: Plan) -> bool:

@@ -14,8 +14,9 @@ import operator
 import os
 import random
 import secrets
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -132,6 +133,7 @@ class InputSampler:
         self._stock: OrderedDict[str, list[InputSet]] = OrderedDict()  # the case in use last
         self._stocked_bytes = 0
         self._stale: dict[str, StaleValues] = {}
+        self._eager_s: dict[str, float] = {}
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._most_stocked_bytes = int(policy.stock_share * memory)
         self._threads = ThreadPoolExecutor(policy.threads) if policy.threads else None
@@ -182,6 +184,16 @@ class InputSampler:
                 ),
             )
         return self._stale[case.name]
+
+    def eager_s(self, case: Case) -> float:
+        """Return the seconds of one call of eager on the case; measured once."""
+        if case.name not in self._eager_s:
+            input_set = self.fresh(case)
+            _wait_for(input_set.tensors.values())
+            began = time.perf_counter()
+            _wait_for(self.call("eager", input_set))
+            self._eager_s[case.name] = time.perf_counter() - began
+        return self._eager_s[case.name]
 
     def spot_checks(self, input_set: InputSet) -> tuple[SpotChecks, ...]:
         """Secret places of each result, and what the reference has there; chosen once per draw."""
@@ -369,6 +381,12 @@ class InputSampler:
         if got != shapes:
             raise self._error(which, case, f"returns shapes {got}, task.toml says {shapes}")
         return tuple(t.detach() for t in results)
+
+
+def _wait_for(tensors: Iterable[torch.Tensor]) -> None:
+    """Wait until they are computed, on any device."""
+    for tensor in tensors:
+        tensor.flatten()[:1].cpu()
 
 
 def _raised(error: Exception) -> str:

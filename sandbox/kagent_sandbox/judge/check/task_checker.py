@@ -31,6 +31,7 @@ from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.inputs import YARDSTICKS, InputSampler
 from kagent_sandbox.judge.check.omissions import Omission, Omitter, Recorder
+from kagent_sandbox.judge.check.shape_gaps import find_gaps
 from kagent_sandbox.judge.task_check import TaskCheck
 from kagent_sandbox.process.exit import exit_fast
 
@@ -104,13 +105,14 @@ def check(task: Task, kind: Kind, device: torch.device) -> TaskCheck:
         sampler = InputSampler(task, torch.device("cpu"), InputPolicy(pool=YARDSTICKS))
     tried = [c for c in checked if _work(task, c) <= MOST_WORK]
     wrong, holes = _find_holes(task, sampler, tried)
+    windows, gaps = find_gaps(task, kind)
     return TaskCheck(
         kind=kind,
         device=device.type,
         cases=len(computed),
         skipped=tuple(c.name for c in checked if c not in computed),
-        wrong=wrong,
-        holes=tuple(holes),
+        wrong=wrong + windows,
+        holes=(*holes, *gaps),
         eager_eps=checker.eager_eps,
         seconds=time.perf_counter() - began,
     )

@@ -6,20 +6,29 @@ import pytest
 import torch
 from judging import REFERENCE, TASK, write_task
 from kagent.resources import resource
-from kagent.tasks import task_names
+from kagent.tasks import find_task, task_names
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge import task_check
+from kagent_sandbox.judge.check import shape_gaps
+from kagent_sandbox.judge.check.shape_gaps import find_gaps
 from kagent_sandbox.judge.check.task_checker import check
 
 CPU = torch.device("cpu")
 RETURN = "return 2 * x.double()"
 DRAWN = "torch.randn(shape, generator=generator, device=device)"
 
+EVERYWHERE = TASK.replace(
+    "dims = { M = { min = 1, max = 9 }, N = { min = 2, max = 40, prime = true } }",
+    "dims = { M = { min = 1, max = 2048 }, N = { min = 2, max = 2048 } }\n"
+    'cost = "M * N"\nmost = 131072',
+)
+"""The task with hidden cases of all shapes that an export would serve."""
+
 TUPLE = "def inputs(case, generator, device):\n    return 1, 2\n\ndef experts"
 
 
-def checked(folder, task=TASK, reference=REFERENCE):
+def checked(folder, task=EVERYWHERE, reference=REFERENCE):
     write_task(folder)
     (folder / "task.toml").write_text(task)
     (folder / "reference.py").write_text(reference)
@@ -39,13 +48,46 @@ def test_a_sound_task_has_no_holes(tmp_path):
     found = checked(tmp_path)
     assert found.holes == ()
     assert found.cases == 3  # two, and a hidden one
-    assert found.wrong == 4  # zeros, scaled, moved; and the product left out
+    windows, _ = find_gaps(load_task(tmp_path), "cpu")
+    assert found.wrong == 4 + windows  # zeros, scaled, moved; and the product left out
     assert found.eager_eps <= 1
 
 
 @pytest.mark.parametrize("name", [*task_names(), "../corpus/tasks/rows", "../corpus/tasks/product"])
 def test_our_own_tasks_have_no_holes(name):
     assert check(load_task(resource("seeds") / name), "cpu", CPU).holes == ()
+
+
+# -- shapes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gelu", "linear_cross_entropy"])
+def test_hidden_cases_of_a_gpu_leave_no_range_of_shapes_out(name):
+    count, gaps = find_gaps(find_task(name), "gpu")
+    assert count > 100
+    assert gaps == []
+
+
+def test_a_range_of_shapes_without_cases_is_a_hole(monkeypatch):
+    """Large calls of many rows: between the largest check case and the smallest benchmark. There
+    are cases with so many elements, of few rows, and cases with so many rows.
+    """
+    monkeypatch.setattr(shape_gaps, "MOST_RUNS", 100)
+    task = find_task("softmax")
+    below = tuple(g for g in task.cpu.hidden_check if not g.least)
+    cpu = task.cpu.model_copy(update={"hidden_check": below})
+    _, gaps = find_gaps(task.model_copy(update={"cpu": cpu}), "cpu")
+    said = "\n".join(gaps)
+    assert "cpu: a float32 kernel that is wrong where M is 128 to 512 and the product" in said
+    assert "add a hidden_check generator" in said
+
+
+def test_a_range_of_one_dimension_without_cases_is_a_hole(tmp_path, monkeypatch):
+    monkeypatch.setattr(shape_gaps, "MOST_RUNS", 100)
+    text = TASK.replace("max = 9", "max = 7")
+    (write_task(tmp_path) / "task.toml").write_text(text)  # 7 rows, and then 64
+    _, gaps = find_gaps(load_task(tmp_path), "cpu")
+    assert "a float32 kernel that is wrong where M is 8 to 32 " in gaps[0]
 
 
 @pytest.mark.parametrize(
