@@ -22,6 +22,7 @@ class TaskText:
 
     arguments: tuple[str, ...]
     results: tuple[str, ...]
+    written: tuple[str, ...]  # names of the arguments that are compared like results
     tolerances: tuple[str, ...]
     meaning: str  # source of torch's own implementation
     inputs: str  # reference.py's text about the distributions
@@ -45,7 +46,8 @@ def about_task(task: Task, kind: Kind) -> TaskText:
     return TaskText(
         arguments=tuple(_argument(a, task, case) for a in task.arguments),
         results=tuple(f"{r.name}: {_tensor(r.shape, r.dtype)}" for r in task.results),
-        tolerances=tuple(_tolerance(r, tuple(dtypes)) for r in task.results),
+        written=tuple(a.name for a in task.arguments if a.writes is not None),
+        tolerances=tuple(_tolerance(r, tuple(dtypes)) for r in task.compared),
         meaning=_cut(eager[0]) if eager is not None else "",
         inputs=" ".join(inputs[1].split()) if inputs is not None else "",
         checks=tuple(case_line(task, c) for c in cases.check),
@@ -82,6 +84,8 @@ def _argument(argument: Argument, task: Task, case: Case) -> str:
         always = f", always {value}" if not isinstance(argument.value, str) else ""
         return f"{argument.name}: a plain Python {kind}{always}"
     text = f"{argument.name}: {_tensor(argument.shape, argument.dtype)}"
+    if argument.writes is not None:
+        return f"{text} (written in place)"
     return text + (" (may be written)" if argument.mutates else "")
 
 

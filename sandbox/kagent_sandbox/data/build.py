@@ -29,6 +29,10 @@ class TensorSpec:
         """Elements of its buffer: up to the last one that it reaches."""
         return TensorRef(0, self.offset, self.shape, self.strides, "uint8").extent_bytes[1]
 
+    def ref(self, buffer: int) -> TensorRef:
+        """All of it, where it is the argument in a plan's buffer."""
+        return TensorRef(buffer, self.offset, self.shape, self.strides, self.dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class ScalarSpec:
@@ -40,11 +44,31 @@ class ScalarSpec:
 
 @dataclass(frozen=True, slots=True)
 class BuildCase:
-    """One call to trace: arguments in the order of the entry's parameters, results in order."""
+    """One call to trace: arguments in the order of the entry's parameters, results in order.
+
+    `writes` names the arguments that are compared like results after the call. A plan's outputs are
+    the results, then these.
+    """
 
     name: str
     arguments: tuple[TensorSpec | ScalarSpec, ...]
     results: tuple[TensorSpec, ...]
+    writes: tuple[str, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The arguments that are tensors."""
+        return tuple(a for a in self.arguments if isinstance(a, TensorSpec))
+
+    @property
+    def written(self) -> tuple[TensorSpec, ...]:
+        """The arguments that are compared like results."""
+        return tuple(a for a in self.tensors if a.name in self.writes)
+
+    @property
+    def compared(self) -> tuple[TensorSpec, ...]:
+        """What a plan's outputs are: the results, then the arguments that are written."""
+        return (*self.results, *self.written)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,24 @@ CaseDtype = Annotated[str, AfterValidator(_known_case_dtype)]
 Identifier = Annotated[str, AfterValidator(_identifier)]
 
 
+class Tolerance(_Model):
+    """What a result may err.
+
+    The candidate may err by at most `k` times what torch's own implementation errs in the same
+    dtype, plus `floor` times the dtype's machine epsilon; see
+    `kagent_sandbox.judge.check.numerics`. `bias` is the part of that floor by which the whole
+    result may be off in one direction: 0 where rounding averages out, 0.5 where many nearly equal
+    numbers are rounded alike on the way.
+    """
+
+    k: float = Field(gt=0)
+    floor: float = Field(default=1.0, ge=0)
+    bias: float = Field(default=0.0, ge=0, le=1)
+    row_dims: int = Field(
+        default=1, ge=0
+    )  # trailing dimensions that make one row; 0: the whole tensor
+
+
 class Argument(_Model):
     """One parameter of the entry function: a tensor, or with `value` a plain number or flag."""
 
@@ -76,37 +94,35 @@ class Argument(_Model):
     value: Size | float | bool | None = (
         None  # a scalar: a constant, or a formula over the dimensions
     )
-    mutates: bool = False  # the function may change it; all others are compared bit for bit
+    mutates: bool = False  # the function may change it, and nobody looks at what it leaves there
+    writes: Tolerance | None = None  # the function must write it: compared as a result is
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the function may write it. All others are compared bit for bit."""
+        return self.mutates or self.writes is not None
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.shape is None) == (self.value is None):
             what = "neither shape nor value" if self.shape is None else "both shape and value"
             raise ValueError(f"{self.name} has {what}: a tensor has a shape, a number a value")
-        if self.mutates and self.shape is None:
-            raise ValueError(f"{self.name}: mutates is for tensors")
+        if self.may_change and self.shape is None:
+            key = "mutates" if self.mutates else "writes"
+            raise ValueError(f"{self.name}: {key} is for tensors")
+        if self.mutates and self.writes is not None:
+            raise ValueError(
+                f"{self.name}: writes or mutates, not both: what is written may change"
+            )
         return self
 
 
-class ResultSpec(_Model):
-    """One result of the entry function, in order, with what it may err.
-
-    The candidate may err by at most `k` times what torch's own implementation errs in the same
-    dtype, plus `floor` times the dtype's machine epsilon; see
-    `kagent_sandbox.judge.check.numerics`. `bias` is the part of that floor by which the whole
-    result may be off in one direction: 0 where rounding averages out, 0.5 where many nearly equal
-    numbers are rounded alike on the way.
-    """
+class ResultSpec(Tolerance):
+    """One result of the entry function, in order, with what it may err."""
 
     name: str
     shape: tuple[Size, ...]
     dtype: Dtype = CASE_DTYPE
-    k: float = Field(gt=0)
-    floor: float = Field(default=1.0, ge=0)
-    bias: float = Field(default=0.0, ge=0, le=1)
-    row_dims: int = Field(
-        default=1, ge=0
-    )  # trailing dimensions that make one row; 0: the whole tensor
 
 
 class Case(_Model):
@@ -212,7 +228,7 @@ class Task(_Model):
     signature: str  # as a person would write it, for prompts and messages
     dims: Mapping[str, str]  # dimension -> what it means
     arguments: tuple[Argument, ...]
-    results: tuple[ResultSpec, ...] = Field(min_length=1)
+    results: tuple[ResultSpec, ...] = ()  # what the entry returns, in order
     allow: tuple[str, ...] = ()  # torch operations beyond allocation, views, copies and fills
     bytes: str  # formula: fewest bytes that must move through memory
     flops: str  # formula: operations, 0 for none worth counting
@@ -225,6 +241,21 @@ class Task(_Model):
     def cases(self, kind: Kind) -> Cases:
         """Cases for the kind of device that kernels run on."""
         return self.gpu if kind == "gpu" else self.cpu
+
+    @property
+    def mutates(self) -> tuple[str, ...]:
+        """Names of the arguments that the function may write."""
+        return tuple(a.name for a in self.arguments if a.may_change)
+
+    @functools.cached_property
+    def compared(self) -> tuple[ResultSpec, ...]:
+        """What is compared with the reference: the results, then the arguments that are written."""
+        written = tuple(
+            ResultSpec(name=a.name, shape=a.shape or (), dtype=a.dtype, **a.writes.model_dump())
+            for a in self.arguments
+            if a.writes is not None
+        )
+        return (*self.results, *written)
 
     @functools.cached_property
     def known_build_cases(self) -> dict[tuple[object, ...], BuildCase]:
@@ -285,6 +316,16 @@ class Task(_Model):
         names = [a.name for a in self.arguments]
         if len(set(names)) != len(names):
             raise ValueError(f"arguments: a name appears twice in {names}")
+        if not self.compared:
+            raise ValueError(
+                "results: none, and no argument has writes: nothing could be compared. Declare "
+                "what the function returns, or writes = { k = ... } of what it writes"
+            )
+        names = [r.name for r in self.compared]
+        if len(set(names)) != len(names):
+            raise ValueError(
+                f"results: a name appears twice in {names}, written arguments included"
+            )
         for name in self.dims:
             if _identifier(name) in (*Case.model_fields, "itemsize"):
                 raise ValueError(f"dims: {name} has a meaning of its own in cases: rename it")
@@ -345,7 +386,7 @@ class Task(_Model):
                 check(f"arguments.{a.name}", functools.partial(self.shape, a.shape, case))
             else:
                 check(f"arguments.{a.name}", functools.partial(scalar, self, a, case))
-        for r in self.results:
+        for r in self.compared:
             check(f"results.{r.name}", functools.partial(self.shape, r.shape, case))
         for key in ("bytes", "flops", "written"):
             check(key, functools.partial(self._positive, getattr(self, key), case))
@@ -360,6 +401,8 @@ class Reference(Protocol):
 
     Tensors of `inputs` are named like the task's tensor arguments; all functions take the arguments
     of the entry function by keyword (tensors and scalars) and return a tensor or a tuple of them.
+    Where the task has arguments that are written, `reference` returns their new values after the
+    results; `eager` and experts write them, as torch does, and return the results alone.
     """
 
     def inputs(
@@ -371,7 +414,9 @@ class Reference(Protocol):
         """The result in float64 (float32 where memory forbids), from inputs in their own dtype."""
 
     def eager(self, **arguments: object) -> object:
-        """Torch's own implementation in the inputs' dtype: baseline and yardstick of rounding."""
+        """Torch's own implementation in the inputs' dtype: baseline and yardstick of rounding. It
+        gets arguments of its own to write.
+        """
 
     def experts(self) -> Mapping[str, Callable[..., object]]:
         """Expert libraries that can be imported here, by name: further baselines. May be empty."""
@@ -558,7 +603,8 @@ def _build_case(task: Task, case: Case) -> BuildCase:
         elif a.value is not None:
             arguments.append(ScalarSpec(a.name, scalar(task, a, case)))
     results = tuple(spec(r.name, r.shape, r.dtype) for r in task.results)
-    return BuildCase(case.name, tuple(arguments), results)
+    writes = tuple(a.name for a in task.arguments if a.writes is not None)
+    return BuildCase(case.name, tuple(arguments), results, writes)
 
 
 def scalar(task: Task, argument: Argument, case: Case) -> int | float | bool:

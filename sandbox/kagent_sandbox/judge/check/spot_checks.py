@@ -54,15 +54,28 @@ class SpotChecks:
         return SpotChecks(self.index[:, kept], self.expected[:, kept], self.magnitude[:, kept])
 
 
-def choose_rows(rows: int, device: torch.device) -> torch.Tensor:
-    """`ROWS` rows of a result of `rows`, or all of them where it has fewer. int64."""
+def choose_rows(
+    rows: int, device: torch.device, changed: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`ROWS` rows of a result of `rows`, or all of them where it has fewer. int64.
+
+    Where `changed` says which elements of an argument are written (bool [rows, width]), all but one
+    are rows with such.
+    """
     if rows <= ROWS:
         return torch.arange(rows, device=device)
-    return torch.randint(rows, (ROWS,), device=device)
+    chosen = torch.randint(rows, (ROWS,), device=device)
+    if changed is not None and len(written := changed.any(1).nonzero().flatten()):
+        chosen[1:] = written[torch.randint(len(written), (ROWS - 1,), device=device)]
+    return chosen
 
 
 def choose_spot_checks(
-    rows: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, typical: float
+    rows: torch.Tensor,
+    reference: torch.Tensor,
+    dtype: torch.dtype,
+    typical: float,
+    changed: torch.Tensor | None = None,
 ) -> SpotChecks:
     """Elements of chosen rows.
 
@@ -72,10 +85,16 @@ def choose_spot_checks(
         dtype: Of the result.
         typical: Root mean square norm of the result's rows on such inputs: a row of zeros is held
             against a typical row's rounding.
+        changed: Which elements of them are written, bool [n, width]: of a row that has such, places
+            are among these.
     """
     count, width = reference.shape
     reference = reference.double()
     at = torch.randint(width, (count, min(PER_ROW, width)), device=rows.device)
+    if changed is not None:
+        for i, written in enumerate(changed):
+            if len(places := written.nonzero().flatten()):
+                at[i] = places[torch.randint(len(places), at[i].shape, device=rows.device)]
     least = numerics.least_magnitude(numerics.epsilon(dtype), typical, reference)
     finite = torch.nan_to_num(reference, nan=0.0, posinf=0.0, neginf=0.0).abs_()
     expected = reference.gather(1, at)

@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from kagent_sandbox.builder.policy import base_name
-from kagent_sandbox.data.build import TensorSpec
 from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.task import build_case, draw_hidden, load_task
@@ -165,11 +164,9 @@ def _bench_cases(task: Task, kind: Kind) -> list[Case]:
 def _sizes(task: Task, case: Case) -> Iterator[tuple[int, int, bool, bool]]:
     """Of each tensor: elements, bytes, whether it is read, whether it is written."""
     spec = build_case(task, case)
-    mutates = {a.name for a in task.arguments if a.mutates}
-    inputs = [a for a in spec.arguments if isinstance(a, TensorSpec)]
-    for tensor in inputs:
+    for tensor in spec.tensors:
         count = math.prod(tensor.shape)
-        yield count, count * ITEMSIZE[tensor.dtype], True, tensor.name in mutates
+        yield count, count * ITEMSIZE[tensor.dtype], True, tensor.name in task.mutates
     for tensor in spec.results:
         count = math.prod(tensor.shape)
         yield count, count * ITEMSIZE[tensor.dtype], False, True
@@ -245,11 +242,11 @@ class _CaseChecker:
         before = {n: t.clone() for n, t in input_set.tensors.items()}
         expected = self._call("reference", input_set, before)
         again = self._call("reference", input_set, before)
-        for result, one, two in zip(self.task.results, expected, again, strict=True):
+        for result, one, two in zip(self.task.compared, expected, again, strict=True):
             self._check_reference(case, result, one, two)
         with FlopCounterMode(display=False) as products, _Operations() as operations:
             outputs = self._call("eager", input_set, before)
-        for result, out, ref in zip(self.task.results, outputs, expected, strict=True):
+        for result, out, ref in zip(self.task.compared, outputs, expected, strict=True):
             self._check_eager(case, result, out, ref)
         self._check_flops(case, products.get_total_flops(), operations.elements)
 
@@ -359,8 +356,7 @@ class _CaseChecker:
         self.eager_eps = max(self.eager_eps, errors.row / eps)
 
     def _input_dtypes(self, case: Case) -> list[torch.dtype]:
-        inputs = build_case(self.task, case).arguments
-        return [dtype_of(a.dtype) for a in inputs if isinstance(a, TensorSpec)]
+        return [dtype_of(a.dtype) for a in build_case(self.task, case).tensors]
 
     def _check_flops(self, case: Case, products: float, elements: float) -> None:
         """Hold `flops` against the products and elements that eager computes."""
@@ -391,6 +387,12 @@ Wrong = Omission | tuple[str, str]
 """A wrong result: of a reference without an operation, or of a change to the result of a name."""
 _ZEROS, _SCALED, _MOVED = "zeros", "1.01 times the result", "rows in another order"
 _CHANGES = (_ZEROS, _SCALED, _MOVED)
+_KEPT = "the argument as it was"
+_FAULTS = {
+    _ZEROS: "every case's result is about zero",
+    _KEPT: "no case's inputs need the write",
+}
+"""Wrong results that no task may let pass, and what else than the tolerance may be the reason."""
 
 
 @dataclass
@@ -408,7 +410,7 @@ def _find_holes(task: Task, sampler: InputSampler, cases: Sequence[Case]) -> tup
         The number of wrong results, and a line for each that passes every case.
 
     Raises:
-        TaskError: Zeros pass.
+        TaskError: Zeros pass, or a written argument as it was before.
     """
     seen: dict[Wrong, _Seen] = {}
     for case in sorted(cases, key=lambda c: _work(task, c)):
@@ -426,14 +428,15 @@ def _find_holes(task: Task, sampler: InputSampler, cases: Sequence[Case]) -> tup
                 holes.append(f"{wrong} passes every check case")
             continue
         name, change = wrong
-        if change == _ZEROS:
+        key = f"results.{name}" if name in {r.name for r in task.results} else f"arguments.{name}"
+        if change in _FAULTS:
             raise _toml(
                 task,
-                f"results.{name}",
-                f"zeros pass every check case ({len(cases)}): k and floor allow for too much, or "
-                "every case's result is about zero",
+                key,
+                f"{change} passes every check case ({len(cases)}): k and floor allow for too much, "
+                f"or {_FAULTS[change]}",
             )
-        holes.append(f"task.toml: results.{name}: {change} passes every check case")
+        holes.append(f"task.toml: {key}: {change} passes every check case")
     return len(seen), holes
 
 
@@ -445,11 +448,16 @@ def _wrong_results(
     def open_(wrong: Wrong) -> bool:
         return wrong not in seen or not seen[wrong].found
 
-    for i, result in enumerate(task.results):
-        changes = [c for c in _CHANGES if open_((result.name, c))]
+    for i, result in enumerate(task.compared):
+        before = input_set.tensors[result.name] if i >= len(task.results) else None
+        kinds = _CHANGES if before is None else (*_CHANGES, _KEPT)
+        changes = [c for c in kinds if open_((result.name, c))]
         expected = sampler.expected(input_set) if changes else ()
         for change in changes:
-            value = _changed(expected[i], change, result.row_dims)
+            if change == _KEPT and before is not None:
+                value: torch.Tensor | None = before.to(expected[i].dtype)
+            else:
+                value = _changed(expected[i], change, result.row_dims)
             if value is not None:
                 yield (result.name, change), (*expected[:i], value, *expected[i + 1 :])
     file = task.folder / "reference.py"
@@ -492,7 +500,7 @@ def _compare(
         return
     case = input_set.case
     for result, wrong, ref, yardstick in zip(
-        task.results,
+        task.compared,
         results,
         sampler.expected(input_set),
         sampler.torch_errors(input_set),
