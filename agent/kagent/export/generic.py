@@ -51,7 +51,7 @@ def template_values(task: Task) -> dict[str, object]:
         raise _needs_own(task, f"its names {', '.join(sorted(taken or names))} are taken here")
     shapes = [
         *(s for a in task.arguments for s in a.shape or ()),
-        *(s for r in task.results for s in r.shape),
+        *(s for r in task.compared for s in r.shape),
     ]
     formulas = " ".join(map(str, (*shapes, *(a.value for a in task.arguments))))
     return {
@@ -77,13 +77,19 @@ def template_values(task: Task) -> dict[str, object]:
             }
             for r in task.results
         ],
-        "returns": "torch.Tensor"
-        if len(task.results) == 1
-        else f"tuple[{', '.join('torch.Tensor' for _ in task.results)}]",
+        "returns": _returns(len(task.results)),
         "itemsize": "itemsize" in formulas,
         "cdiv": "cdiv(" in formulas,
-        "mutates": any(a.mutates for a in task.arguments),
+        "mutates": bool(task.mutates),
     }
+
+
+def _returns(count: int) -> str:
+    """Type of what a function returns that has so many results."""
+    if count == 0:
+        return "None"
+    names = ", ".join(["torch.Tensor"] * count)
+    return names if count == 1 else f"tuple[{names}]"
 
 
 def needs_reference(operator_py: str) -> bool:
@@ -140,7 +146,7 @@ def _parameter(task: Task, argument: Argument) -> dict[str, object]:
             "default": None,
             "doc": f"[{', '.join(map(str, argument.shape))}]"
             + ("" if argument.dtype == "$dtype" else f", {argument.dtype}")
-            + (", written to" if argument.mutates else ""),
+            + (", written to" if argument.may_change else ""),
         }
     constant = not isinstance(argument.value, str)
     return {
@@ -160,7 +166,7 @@ def _schema(task: Task) -> str:
             parts.append(f"{_scalar_type(task, argument)} {argument.name}")
         else:
             parts.append(
-                f"Tensor{'(a' + str(len(parts)) + '!)' if argument.mutates else ''} {argument.name}"
+                f"Tensor{f'(a{len(parts)}!)' if argument.may_change else ''} {argument.name}"
             )
     results = ", ".join("Tensor" for _ in task.results)
     return f"({', '.join(parts)}) -> " + (results if len(task.results) == 1 else f"({results})")
