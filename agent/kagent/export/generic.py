@@ -53,7 +53,8 @@ def template_values(task: Task) -> dict[str, object]:
         *(s for a in task.arguments for s in a.shape or ()),
         *(s for r in task.compared for s in r.shape),
     ]
-    formulas = " ".join(map(str, (*shapes, *(a.value for a in task.arguments))))
+    values = (a.value for a in task.arguments)
+    formulas = " ".join(map(str, (*shapes, *values, *task.constraints)))
     return {
         "task": task,
         "summary": _in_docstring(task.summary),
@@ -126,7 +127,7 @@ def _checks(task: Task, known: Mapping[str, str]) -> list[str]:
         elif known.get(str(argument.value)) != name:
             value = argument.value
             found.append(f"{name} == {f'({value})' if isinstance(value, str) else repr(value)}")
-    return found
+    return [*found, *(f"({c})" for c in task.constraints)]
 
 
 def _parameters(task: Task) -> list[dict[str, object]]:

@@ -16,7 +16,14 @@ from kagent.prompting.run_facts import RunFacts
 from kagent.prompting.text import amount, microseconds, table
 
 LATENCY_US = 20.0  # floors below this are as much about launching and filling the device as bytes
-SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+SHORT_DTYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
 
 
 @dataclass(frozen=True, slots=True)

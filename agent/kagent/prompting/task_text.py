@@ -12,7 +12,14 @@ from kagent.prompting.cases import SHORT_DTYPES, case_line
 from kagent.prompting.hidden_cases import generator_line, strides_text
 
 MEANING_LINES = 30
-EPSILON = {"bfloat16": 2**-7, "float16": 2**-10, "float32": 2**-23, "float64": 2**-52}
+EPSILON = {
+    "float8_e5m2": 2**-2,
+    "float8_e4m3fn": 2**-3,
+    "bfloat16": 2**-7,
+    "float16": 2**-10,
+    "float32": 2**-23,
+    "float64": 2**-52,
+}
 """Machine epsilons of the dtypes that results have. torch itself takes a second to import."""
 
 
@@ -106,6 +113,6 @@ def _tolerance(result: ResultSpec, dtypes: tuple[str, ...]) -> str:
     )
     of = dtypes if result.dtype == "$dtype" else (result.dtype,)
     floors = ", ".join(
-        f"{SHORT_DTYPES[d]} {result.floor * EPSILON[d]:.2g}" for d in of if d in EPSILON
+        f"{SHORT_DTYPES.get(d, d)} {result.floor * EPSILON[d]:.2g}" for d in of if d in EPSILON
     )
     return f"{result.name}: k = {result.k:g}, floor = {result.floor:g} eps ({floors}); {rows}"

@@ -76,6 +76,11 @@ def evaluate(formula: str, names: Mapping[str, float]) -> float:
         ):
             compare = _COMPARISONS[type(node.ops[0])]
             return compare(value(node.left), value(node.comparators[0]))
+        if isinstance(node, ast.BoolOp):
+            every = isinstance(node.op, ast.And)
+            return all(map(value, node.values)) if every else any(map(value, node.values))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return not value(node.operand)
         if isinstance(node, ast.IfExp):
             return value(node.body) if value(node.test) else value(node.orelse)
         if (

@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import math
 import random
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,10 @@ CASE_DTYPE = "$dtype"  # the case's own
 MOST_SIZE = (1 << 31) - 1  # of a range: finding a prime near it takes a moment
 Size = int | str  # a number, or a formula over the case's dimensions
 _MOST_VALUE = 1 << 63
+MOST_REDRAWS = 50
+"""Draws of dimensions until some meet the constraints."""
+MOST_NEAR = 512
+"""Values of a range that are tried around one that does not."""
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
@@ -229,6 +234,7 @@ class Task(_Model):
     dims: Mapping[str, str]  # dimension -> what it means
     arguments: tuple[Argument, ...]
     results: tuple[ResultSpec, ...] = ()  # what the entry returns, in order
+    constraints: tuple[str, ...] = ()  # formulas over the dimensions that hold in every case
     allow: tuple[str, ...] = ()  # torch operations beyond allocation, views, copies and fills
     bytes: str  # formula: fewest bytes that must move through memory
     flops: str  # formula: operations, 0 for none worth counting
@@ -293,7 +299,19 @@ class Task(_Model):
         """
         if not isinstance(text, str):
             return text
-        return evaluate(text, {**case.dims, "itemsize": ITEMSIZE[case.dtype]})
+        return evaluate(text, self._names(case.dims, case.dtype))
+
+    def _names(self, dims: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+        """What formulas may name."""
+        return {**dims, "itemsize": ITEMSIZE[dtype]}
+
+    def unmet(self, dims: Mapping[str, Any], dtype: str) -> list[str]:
+        """The constraints that do not hold for a case's dimensions.
+
+        Raises:
+            ValueError: One is no formula over them.
+        """
+        return [c for c in self.constraints if not evaluate(c, self._names(dims, dtype))]
 
     def min_bytes(self, case: Case) -> float:
         """Fewest bytes that a call must move through the device's memory."""
@@ -353,8 +371,13 @@ class Task(_Model):
             for number, generator in enumerate(generators, 1):
                 where = f"{kind}.{key}, generator {number}"
                 self._check_names(where, generator.dims)
-                for values in _draw(generator, random.Random(number)):  # noqa: S311 - no secret
-                    self._check_case(where, Case(name="drawn", **values))
+                rng = random.Random(number)  # noqa: S311 - no secret
+                try:
+                    drawn = [Case(name="drawn", **v) for v in _draw(generator, rng, self.unmet)]
+                except ValueError as e:
+                    raise ValueError(f"{where}: {e}") from None
+                for case in drawn:
+                    self._check_case(where, case)
         # Libraries are timed on aligned inputs: they would be compared with another case.
         if any(c.offset for c in cases.bench) or any(any(g.offset) for g in cases.hidden_bench):
             raise ValueError(
@@ -374,6 +397,10 @@ class Task(_Model):
         for name, value in case.dims.items():
             if not isinstance(value, int | float) or not abs(value) < _MOST_VALUE:
                 raise ValueError(f"{where}: {name} = {value!r}, expected a number, true or false")
+
+        for constraint in self.constraints:
+            if not evaluate(constraint, self._names(case.dims, case.dtype)):
+                raise ValueError(f"{where}: the constraint {constraint!r} does not hold")
 
         def check(key: str, value: Callable[[], object]) -> None:
             try:
@@ -501,7 +528,7 @@ def draw_hidden(task: Task, kind: Kind, which: Literal["check", "bench"], seed: 
     drawn: list[Case] = []
     try:
         for generator in generators:
-            for values in _draw(generator, rng):
+            for values in _draw(generator, rng, task.unmet):
                 drawn.append(Case(name=f"hidden_{which}_{len(drawn)}", **values))
     except ValueError as e:
         raise _unfit(task, f"{kind}.hidden_{which}", e) from None
@@ -512,8 +539,16 @@ def _unfit(task: Task, where: str, error: ValueError) -> TaskError:
     return TaskError(_one_line(f"{task.folder / 'task.toml'}: {where}: {error}"))
 
 
-def _draw(generator: Generator, rng: random.Random) -> Iterable[dict[str, Any]]:
-    """Fields of a generator's cases."""
+Unmet = Callable[[Mapping[str, Any], str], list[str]]
+"""The constraints that dimensions in a dtype do not meet."""
+
+
+def _draw(generator: Generator, rng: random.Random, unmet: Unmet) -> Iterable[dict[str, Any]]:
+    """Fields of a generator's cases.
+
+    Raises:
+        ValueError: No dimensions were found that meet the constraints.
+    """
     count = generator.count
     fields = ("dtype", "inputs", "scale", "noncontiguous", "offset")
     columns = {f: _dealt(getattr(generator, f), count, rng) for f in fields}
@@ -530,7 +565,57 @@ def _draw(generator: Generator, rng: random.Random) -> Iterable[dict[str, Any]]:
         dims |= {n: r.min for n, (r, _) in ranges.items()}
         for n, (r, positions) in ranges.items():
             dims[n] = _size(generator, r, n, dims, positions[i])
+        dims = _constrained(generator, dims, case["dtype"], rng, unmet)
         yield {**case, **{n: dims[n] for n in generator.dims}}
+
+
+def _constrained(
+    generator: Generator,
+    dims: dict[str, Any],
+    dtype: str,
+    rng: random.Random,
+    unmet: Unmet,
+) -> dict[str, Any]:
+    """The dimensions, or ones near them that meet the constraints: one dimension of those that a
+    constraint names takes the nearest value that will do; where none does, they are drawn again.
+
+    Raises:
+        ValueError: None were found.
+    """
+
+    def fits(found: Mapping[str, Any]) -> bool:
+        affordable = generator.cost is None or evaluate(generator.cost, found) <= generator.most
+        return affordable and not unmet(found, dtype)
+
+    for _ in range(MOST_REDRAWS):
+        broken = unmet(dims, dtype)
+        if not broken:
+            return dims
+        named = [n for n in dims if any(re.search(rf"\b{n}\b", c) for c in broken)]
+        for name in rng.sample(named, len(named)):
+            for value in _near(generator.dims[name], dims[name]):
+                if fits({**dims, name: value}):
+                    return {**dims, name: value}
+        dims = dims | {n: _any_of(generator.dims[n], rng) for n in named}
+    raise ValueError(f"nothing was found in its dimensions for which {' and '.join(broken)}")
+
+
+def _near(values: Sequence[Any] | Range, value: Any) -> Iterable[Any]:
+    """Values of a dimension, the nearest first, and not all of a large range."""
+    if not isinstance(values, Range):
+        return values
+    step = values.multiple
+    steps = ((k + 1) // 2 * (step if k % 2 else -step) for k in range(1, MOST_NEAR))
+    near = (value + s for s in steps)
+    return (n for n in near if values.min <= n <= values.max and (not values.prime or _is_prime(n)))
+
+
+def _any_of(values: Sequence[Any] | Range, rng: random.Random) -> Any:
+    """Any value of a dimension."""
+    if not isinstance(values, Range):
+        return rng.choice(values)
+    at = values.min * ((values.max + 1) / values.min) ** rng.random()
+    return values.nearest(at, values.max)
 
 
 def _dealt(values: Sequence[Any], count: int, rng: random.Random) -> list[Any]:

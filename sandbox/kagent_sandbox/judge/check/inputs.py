@@ -414,6 +414,8 @@ def _wrong(result: torch.Tensor) -> torch.Tensor:
         return ~result
     if not result.dtype.is_floating_point:
         return result + 1
+    if result.dtype.itemsize == 1:  # torch computes nothing in 8 bits
+        return _wrong(result.float()).to(result.dtype)
     norm = numerics.typical_norm(result.reshape(1, -1), 1) if result.numel() else 0.0
     usual = norm / math.sqrt(max(1, result.numel())) or 1.0
     there = torch.isfinite(result) & (result != 0)

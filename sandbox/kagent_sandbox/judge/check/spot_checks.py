@@ -37,7 +37,7 @@ class SpotChecks:
 
     Attributes:
         index: Flat numbers of the elements, [rows, per row], int64.
-        expected: The reference's values there, [rows, per row], float64.
+        expected: The reference's values there, [rows, per row], float64, or whole numbers or flags.
         magnitude: Magnitudes that errors are relative to: the element's plus its row's mean.
             [rows, per row], float64.
     """
@@ -89,6 +89,7 @@ def choose_spot_checks(
             are among these.
     """
     count, width = reference.shape
+    exact = reference if not reference.dtype.is_floating_point else reference.double()
     reference = reference.double()
     at = torch.randint(width, (count, min(PER_ROW, width)), device=rows.device)
     if changed is not None:
@@ -97,7 +98,7 @@ def choose_spot_checks(
                 at[i] = places[torch.randint(len(places), at[i].shape, device=rows.device)]
     least = numerics.least_magnitude(numerics.epsilon(dtype), typical, reference)
     finite = torch.nan_to_num(reference, nan=0.0, posinf=0.0, neginf=0.0).abs_()
-    expected = reference.gather(1, at)
+    expected = exact.gather(1, at)  # whole numbers may be too large for float64
     magnitude = finite.gather(1, at).add_(finite.mean(1, keepdim=True).clamp_min_(least))
     return SpotChecks(rows[:, None] * width + at, expected, magnitude)
 

@@ -329,7 +329,7 @@ class _CaseChecker:
                 raise self._error("eager", case, text)
             return
         dtypes = (declared, *self._input_dtypes(case))
-        finite = torch.isfinite(out)
+        finite = torch.isfinite(out.float() if out.dtype.itemsize == 1 else out)
         if bool((finite & ~torch.isfinite(ref)).any()):
             text = f"result {result.name} is not finite where eager is"
             raise self._error("reference", case, text)
@@ -386,7 +386,9 @@ def _same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
 Wrong = Omission | tuple[str, str]
 """A wrong result: of a reference without an operation, or of a change to the result of a name."""
 _ZEROS, _SCALED, _MOVED = "zeros", "1.01 times the result", "rows in another order"
-_CHANGES = (_ZEROS, _SCALED, _MOVED)
+_COARSE = "1.25 times the result"
+"""In 8 bits, where 1.01 times a number mostly is the number."""
+_FACTORS = {_SCALED: 1.01, _COARSE: 1.25}
 _KEPT = "the argument as it was"
 _FAULTS = {
     _ZEROS: "every case's result is about zero",
@@ -449,15 +451,17 @@ def _wrong_results(
         return wrong not in seen or not seen[wrong].found
 
     for i, result in enumerate(task.compared):
-        before = input_set.tensors[result.name] if i >= len(task.results) else None
-        kinds = _CHANGES if before is None else (*_CHANGES, _KEPT)
+        kept = i >= len(task.results)
+        small = dtype_of(task.dtype(result.dtype, input_set.case)).itemsize == 1
+        kinds = [_ZEROS, _COARSE if small else _SCALED, _MOVED, *([_KEPT] if kept else [])]
         changes = [c for c in kinds if open_((result.name, c))]
         expected = sampler.expected(input_set) if changes else ()
         for change in changes:
-            if change == _KEPT and before is not None:
-                value: torch.Tensor | None = before.to(expected[i].dtype)
-            else:
-                value = _changed(expected[i], change, result.row_dims)
+            value = (
+                input_set.tensors[result.name].to(expected[i].dtype)
+                if change == _KEPT
+                else _changed(expected[i], change, result.row_dims)
+            )
             if value is not None:
                 yield (result.name, change), (*expected[:i], value, *expected[i + 1 :])
     file = task.folder / "reference.py"
@@ -479,8 +483,8 @@ def _changed(ref: torch.Tensor, change: str, row_dims: int) -> torch.Tensor | No
     """A wrong result; None if there is no such."""
     if change == _ZEROS:
         return torch.zeros_like(ref)
-    if change == _SCALED:
-        return ref * 1.01 if ref.dtype.is_floating_point else None
+    if change in _FACTORS:
+        return ref * _FACTORS[change] if ref.dtype.is_floating_point else None
     rows = math.prod(ref.shape[: ref.dim() - row_dims]) if row_dims else 1
     if rows < 2 or not ref.numel():
         return None
