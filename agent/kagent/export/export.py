@@ -17,7 +17,7 @@ from kagent_sandbox.errors import KagentError, UserError
 from kagent.config.settings import Config
 from kagent.export.certify import entrant_of
 from kagent.export.dispatch_table import best_of
-from kagent.export.generic import operator_source
+from kagent.export.generic import operator_source, refuse_unsuited
 from kagent.export.import_rewrite import as_shipped
 from kagent.export.measuring import LibraryEntrant, LibraryTimes, Say, TimedResult, measure
 from kagent.export.merging import merge_library, merge_operator
@@ -364,7 +364,12 @@ def _blank(task: Task) -> OperatorRecord:
 
 
 def _operator_text(task: Task) -> str:
-    """operator.py of the task, of kagent's own copy of the same task, or a generic one."""
+    """operator.py of the task, of kagent's own copy of the same task, or a generic one.
+
+    Raises:
+        TaskError: No operator can be made of the task.
+    """
+    refuse_unsuited(task)
     places = [task.folder]
     with contextlib.suppress(KagentError):
         shipped = load_task(resource("seeds") / task.name)

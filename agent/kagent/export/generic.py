@@ -38,6 +38,7 @@ def template_values(task: Task) -> dict[str, object]:
     Raises:
         TaskError: A dimension cannot be read off the arguments.
     """
+    refuse_unsuited(task)
     known = _bindings(task)
     tensors = [a for a in task.arguments if a.shape is not None]
     first = next((a.name for a in tensors if a.dtype == "$dtype"), None)
@@ -83,6 +84,28 @@ def template_values(task: Task) -> dict[str, object]:
         "cdiv": "cdiv(" in formulas,
         "mutates": bool(task.mutates),
     }
+
+
+def refuse_unsuited(task: Task) -> None:
+    """Refuse tasks whose calls an exported operator could not tell apart, whoever writes it.
+
+    Raises:
+        TaskError: It has optional arguments, lists, or dimensions that are texts.
+    """
+    for argument in task.arguments:
+        if argument.optional is not None:
+            raise TaskError(
+                f"{task.folder}: argument {argument.name} is optional, which exported operators' "
+                "arguments cannot be: export a task for each of the two"
+            )
+    cases = [*task.gpu.check, *task.gpu.bench, *task.cpu.check, *task.cpu.bench]
+    odd = [n for c in cases for n, v in c.dims.items() if isinstance(v, tuple | str)]
+    odd += [a.name for a in task.arguments if isinstance(a.value, tuple)]
+    if odd:
+        raise TaskError(
+            f"{task.folder}: {odd[0]} is a list or a text: exported operators choose kernels by "
+            "numbers and flags alone"
+        )
 
 
 def _returns(count: int) -> str:
@@ -149,11 +172,13 @@ def _parameter(task: Task, argument: Argument) -> dict[str, object]:
             + ("" if argument.dtype == "$dtype" else f", {argument.dtype}")
             + (", written to" if argument.may_change else ""),
         }
-    constant = not isinstance(argument.value, str)
+    first = next(iter((*task.gpu.check, *task.cpu.check)))
+    value = argument.value
+    constant = not isinstance(value, str) or value.startswith("'")
     return {
         "name": argument.name,
         "type": _scalar_type(task, argument),
-        "default": repr(argument.value) if constant else None,
+        "default": repr(scalar(task, argument, first)) if constant else None,
         "doc": _in_docstring(
             task.dims.get(str(argument.value), f"kernels were checked with {argument.value} alone")
         ),
@@ -176,8 +201,8 @@ def _schema(task: Task) -> str:
 def _scalar_type(task: Task, argument: Argument) -> str:
     cases: Sequence[Case] = [*task.gpu.check, *task.gpu.bench, *task.cpu.check, *task.cpu.bench]
     kinds = {type(scalar(task, argument, c)) for c in cases}
-    if kinds == {bool}:
-        return "bool"
+    if kinds in ({bool}, {str}):
+        return kinds.pop().__name__
     return "int" if kinds == {int} else "float"
 
 

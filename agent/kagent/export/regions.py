@@ -12,7 +12,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import cast
 
+from kagent_sandbox.data.build import Value
 from kagent_sandbox.data.task import Case
 from kagent_sandbox.data.verdict import CaseError
 
@@ -30,7 +32,7 @@ def regions_of(cases: Iterable[Case], errors: Iterable[CaseError] = ()) -> tuple
         errors: Its errors in them, by the cases' names.
     """
     dtypes: dict[str, str] = {}
-    by_dtype: dict[str, list[Mapping[str, int | float | bool]]] = defaultdict(list)
+    by_dtype: dict[str, list[Mapping[str, Value]]] = defaultdict(list)
     for case in cases:
         by_dtype[case.dtype].append(case.dims)
         dtypes[case.name] = case.dtype
@@ -38,7 +40,7 @@ def regions_of(cases: Iterable[Case], errors: Iterable[CaseError] = ()) -> tuple
     for error in errors:
         if (dtype := dtypes.get(error.case)) is not None:
             worst[dtype] = max(error.element, worst.get(dtype, 0.0))
-    sizes: dict[str, set[int | float | bool]] = defaultdict(set)
+    sizes: dict[str, set[Value]] = defaultdict(set)
     for dims in (d for found in by_dtype.values() for d in found):
         for name, value in dims.items():
             sizes[name].add(value)
@@ -49,21 +51,20 @@ def regions_of(cases: Iterable[Case], errors: Iterable[CaseError] = ()) -> tuple
     )
 
 
-def _is_range(values: set[int | float | bool]) -> bool:
+def _is_range(values: set[Value]) -> bool:
     whole = all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in values)
     return whole and len(values) > FEW
 
 
-def _region(
-    dtype: str, cases: list[Mapping[str, int | float | bool]], ranged: list[str]
-) -> RegionRecord:
-    low = {n: min(int(c[n]) for c in cases) for n in ranged}
-    high = {n: max(int(c[n]) for c in cases) for n in ranged}
+def _region(dtype: str, cases: list[Mapping[str, Value]], ranged: list[str]) -> RegionRecord:
+    low = {n: min(int(cast("int", c[n])) for c in cases) for n in ranged}
+    high = {n: max(int(cast("int", c[n])) for c in cases) for n in ranged}
     others = [n for n in cases[0] if n not in ranged]
     flags = {n: tuple(sorted({_plain(c[n]) for c in cases})) for n in others}
-    volume = max(math.prod(int(c[n]) for n in ranged) for c in cases)
+    volume = max(math.prod(int(cast("int", c[n])) for n in ranged) for c in cases)
     return RegionRecord(dtype, low, high, flags, volume, len(cases))
 
 
-def _plain(value: float | bool) -> int | bool:
+def _plain(value: Value) -> int | bool:
+    assert not isinstance(value, tuple | str), "such tasks are not exported"
     return value if isinstance(value, bool) else int(value)

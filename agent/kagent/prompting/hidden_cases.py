@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kagent_sandbox.data.task import Cases, Generator, Range
+from kagent_sandbox.data.task import Cases, Generator, ListRange, Range
 
 from kagent.prompting.cases import SHORT_DTYPES
 
@@ -29,7 +29,10 @@ def generator_line(generator: Generator) -> str:
     return f"{text}; {', '.join(notes)}" if notes else text
 
 
-def _size(values: Sequence[int | bool] | Range) -> str:
+def _size(values: Sequence[object] | Range | ListRange) -> str:
+    if isinstance(values, ListRange):
+        total = "" if values.total is None else f", in all {values.total}"
+        return f"{values.count} numbers from {values.min} to {values.max}{total}"
     if not isinstance(values, Range):
         return _choice([str(v) for v in values])
     span = f"{values.min} to {values.max}"  # evenly in the logarithm

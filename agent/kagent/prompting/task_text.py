@@ -87,10 +87,13 @@ def _cut(text: str) -> str:
 def _argument(argument: Argument, task: Task, case: Case) -> str:
     if argument.shape is None:
         value = scalar(task, argument, case)
-        kind = {bool: "flag", int: "integer"}.get(type(value), "number")
+        kinds = {bool: "flag", int: "integer", str: "string", tuple: "list of integers"}
+        kind = kinds.get(type(value), "number")
         always = f", always {value}" if not isinstance(argument.value, str) else ""
         return f"{argument.name}: a plain Python {kind}{always}"
     text = f"{argument.name}: {_tensor(argument.shape, argument.dtype)}"
+    if argument.optional is not None:
+        text += f", or None unless {argument.optional}"
     if argument.writes is not None:
         return f"{text} (written in place)"
     return text + (" (may be written)" if argument.mutates else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from kagent_sandbox.data.plan import Plan, TensorRef
 from kagent_sandbox.data.target import Device
@@ -34,12 +34,21 @@ class TensorSpec:
         return TensorRef(buffer, self.offset, self.shape, self.strides, self.dtype)
 
 
+Value: TypeAlias = int | float | bool | str | tuple[int, ...]
+"""A dimension or flag of a case, or what a call is given for an argument that is no tensor."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScalarSpec:
-    """A plain number or flag that host code receives."""
+    """A plain value that host code receives: a number, a flag, a text, whole numbers, or None."""
 
     name: str
-    value: int | float | bool
+    value: Value | None
+
+    @property
+    def given(self) -> object:
+        """The value as a call has it: a list of whole numbers is a list."""
+        return list(self.value) if isinstance(self.value, tuple) else self.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, cast
 import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from kagent_sandbox.data.build import BuildCase, ScalarSpec, TensorSpec
-from kagent_sandbox.data.formula import evaluate
+from kagent_sandbox.data.build import BuildCase, ScalarSpec, TensorSpec, Value
+from kagent_sandbox.data.formula import MOST_NUMBERS, evaluate
 from kagent_sandbox.data.kind import Kind as Kind
 from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.errors import TaskError
@@ -34,6 +34,8 @@ CASE_DTYPE = "$dtype"  # the case's own
 MOST_SIZE = (1 << 31) - 1  # of a range: finding a prime near it takes a moment
 Size = int | str  # a number, or a formula over the case's dimensions
 _MOST_VALUE = 1 << 63
+_TEXT = re.compile(r"[A-Za-z_][\w .-]*")  # as a dimension: it must not look like a number
+_QUOTED = re.compile(r"'[^']*'")
 MOST_REDRAWS = 50
 """Draws of dimensions until some meet the constraints."""
 MOST_NEAR = 512
@@ -96,9 +98,10 @@ class Argument(_Model):
     name: Identifier
     shape: tuple[Size, ...] | None = None
     dtype: Dtype = CASE_DTYPE  # a torch dtype, or "$dtype": the case's
-    value: Size | float | bool | None = (
-        None  # a scalar: a constant, or a formula over the dimensions
+    value: Size | float | bool | tuple[int, ...] | None = (
+        None  # a scalar: a constant (a text in quotes within), or a formula over the dimensions
     )
+    optional: str | None = None  # a formula: the tensor is there, where it is not 0; else None
     mutates: bool = False  # the function may change it, and nobody looks at what it leaves there
     writes: Tolerance | None = None  # the function must write it: compared as a result is
 
@@ -115,6 +118,8 @@ class Argument(_Model):
         if self.may_change and self.shape is None:
             key = "mutates" if self.mutates else "writes"
             raise ValueError(f"{self.name}: {key} is for tensors")
+        if self.optional is not None and (self.shape is None or self.writes is not None):
+            raise ValueError(f"{self.name}: optional is for tensors that need not be written")
         if self.mutates and self.writes is not None:
             raise ValueError(
                 f"{self.name}: writes or mutates, not both: what is written may change"
@@ -144,9 +149,10 @@ class Case(_Model):
     """Elements by which every input starts behind its aligned place."""
 
     @property
-    def dims(self) -> dict[str, int | float | bool]:
+    def dims(self) -> dict[str, Value]:
         """Values of the task's dimensions and flags."""
-        return cast("dict[str, int | float | bool]", dict(self.model_extra or {}))
+        extra = self.model_extra or {}
+        return {n: tuple(v) if isinstance(v, list) else v for n, v in extra.items()}
 
 
 class Range(_Model):
@@ -183,6 +189,49 @@ class Range(_Model):
         return None
 
 
+class ListRange(_Model):
+    """`count` whole numbers from min to max, evenly in the logarithm; with `total`, their sum."""
+
+    count: int = Field(ge=1, le=MOST_NUMBERS)
+    min: int = Field(ge=0)
+    max: int = Field(ge=1, le=MOST_SIZE)
+    total: int | None = Field(default=None, ge=1)
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min is {self.min}, and max {self.max}: expected min <= max")
+        least, most = self.count * self.min, self.count * self.max
+        if self.total is not None and not least <= self.total <= most:
+            raise ValueError(
+                f"total is {self.total}: {self.count} numbers from {self.min} to {self.max} have "
+                f"sums from {least} to {most}"
+            )
+        return self
+
+    def draw(self, rng: random.Random) -> tuple[int, ...]:
+        """Draw the numbers."""
+        low, high = max(1, self.min), self.max + 1
+        found = [int(low * (high / low) ** rng.random()) for _ in range(self.count)]
+        if self.min == 0:  # one in eight: an empty one is a case of its own
+            found = [0 if rng.random() < 1 / 8 else n for n in found]
+        found = [min(n, self.max) for n in found]
+        if self.total is None:
+            return tuple(found)
+        scale = self.total / max(1, sum(found))
+        found = [min(self.max, max(self.min, int(n * scale))) for n in found]
+        left = self.total - sum(found)
+        while left:  # what rounding and the bounds have left over
+            places = [i for i, n in enumerate(found) if self.min < n + (left > 0) <= self.max]
+            share = max(1, abs(left) // len(places))
+            for i in rng.sample(places, min(len(places), abs(left))):
+                room = self.max - found[i] if left > 0 else found[i] - self.min
+                step = min(share, room, abs(left))
+                found[i] += step if left > 0 else -step
+                left += -step if left > 0 else step
+        return tuple(found)
+
+
 class Generator(_Model):
     """Draws `count` hidden cases.
 
@@ -197,7 +246,7 @@ class Generator(_Model):
     scale: tuple[float, ...] = Field(default=(1.0,), min_length=1)
     noncontiguous: tuple[bool, ...] = Field(default=(False,), min_length=1)
     offset: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0,), min_length=1)
-    dims: Mapping[str, Annotated[tuple[int | bool, ...], Field(min_length=1)] | Range]
+    dims: Mapping[str, Annotated[tuple[Value, ...], Field(min_length=1)] | Range | ListRange]
     cost: str | None = None
     least: float = 0.0
     most: float = math.inf
@@ -209,10 +258,21 @@ class Generator(_Model):
         if self.cost is None and (self.least > 0 or self.most < math.inf):
             raise ValueError("least and most need a cost")
         if self.cost is not None:
-            lowest = {n: v.min if isinstance(v, Range) else max(v) for n, v in self.dims.items()}
+            lowest = {n: self._costliest(v) for n, v in self.dims.items()}
             if (value := evaluate(self.cost, lowest)) > self.most:
                 raise ValueError(f"the cost is {value:g} at least, and most {self.most:g}")
         return self
+
+    @staticmethod
+    def _costliest(values: Sequence[Any] | Range | ListRange) -> Any:
+        """What a case may have to have of a dimension, whatever is drawn."""
+        if isinstance(values, Range):
+            return values.min
+        if isinstance(values, ListRange):
+            each = values.max if values.total is None else values.total // values.count
+            return (each,) * values.count
+        numbers = all(isinstance(v, int | float) for v in values)
+        return max(values) if numbers else values[0]
 
 
 class Cases(_Model):
@@ -293,7 +353,7 @@ class Task(_Model):
         return case.dtype if declared == CASE_DTYPE else declared
 
     def formula(self, text: Size | float, case: Case) -> float:
-        """Value of a formula (+ - * / // % ** comparison, min, max, cdiv) over a case's dimensions.
+        """Value of a formula (`kagent_sandbox.data.formula`) over a case's dimensions.
 
         `itemsize` is the size in bytes of the case's dtype.
         """
@@ -395,8 +455,16 @@ class Task(_Model):
         where = f"{where}, case {case.name}"
         self._check_names(where, case.dims)
         for name, value in case.dims.items():
-            if not isinstance(value, int | float) or not abs(value) < _MOST_VALUE:
-                raise ValueError(f"{where}: {name} = {value!r}, expected a number, true or false")
+            if isinstance(value, str) and _TEXT.fullmatch(value):
+                continue
+            numbers = value if isinstance(value, tuple) else (value,)
+            whole = not isinstance(value, tuple) or all(type(n) is int for n in value)
+            small = all(isinstance(n, int | float) and abs(n) < _MOST_VALUE for n in numbers)
+            if not small or not whole or len(numbers) > MOST_NUMBERS:
+                raise ValueError(
+                    f"{where}: {name} = {value!r}, expected a number, true or false, a text or a "
+                    f"list of at most {MOST_NUMBERS} whole numbers"
+                )
 
         for constraint in self.constraints:
             if not evaluate(constraint, self._names(case.dims, case.dtype)):
@@ -409,6 +477,8 @@ class Task(_Model):
                 raise ValueError(f"{key} in {where}: {e}") from None
 
         for a in self.arguments:
+            if a.optional is not None:
+                check(f"arguments.{a.name}", functools.partial(self.formula, a.optional, case))
             if a.shape is not None:
                 check(f"arguments.{a.name}", functools.partial(self.shape, a.shape, case))
             else:
@@ -554,7 +624,9 @@ def _draw(generator: Generator, rng: random.Random, unmet: Unmet) -> Iterable[di
     columns = {f: _dealt(getattr(generator, f), count, rng) for f in fields}
     ranges: dict[str, tuple[Range, list[float]]] = {}
     for name, values in generator.dims.items():
-        if isinstance(values, Range):
+        if isinstance(values, ListRange):
+            columns[name] = [values.draw(rng) for _ in range(count)]
+        elif isinstance(values, Range):
             shift = rng.random()
             ranges[name] = values, rng.sample([(i + shift) / count for i in range(count)], count)
         else:
@@ -600,8 +672,10 @@ def _constrained(
     raise ValueError(f"nothing was found in its dimensions for which {' and '.join(broken)}")
 
 
-def _near(values: Sequence[Any] | Range, value: Any) -> Iterable[Any]:
+def _near(values: Sequence[Any] | Range | ListRange, value: Any) -> Iterable[Any]:
     """Values of a dimension, the nearest first, and not all of a large range."""
+    if isinstance(values, ListRange):
+        return ()
     if not isinstance(values, Range):
         return values
     step = values.multiple
@@ -610,8 +684,10 @@ def _near(values: Sequence[Any] | Range, value: Any) -> Iterable[Any]:
     return (n for n in near if values.min <= n <= values.max and (not values.prime or _is_prime(n)))
 
 
-def _any_of(values: Sequence[Any] | Range, rng: random.Random) -> Any:
+def _any_of(values: Sequence[Any] | Range | ListRange, rng: random.Random) -> Any:
     """Any value of a dimension."""
+    if isinstance(values, ListRange):
+        return values.draw(rng)
     if not isinstance(values, Range):
         return rng.choice(values)
     at = values.min * ((values.max + 1) / values.min) ** rng.random()
@@ -660,7 +736,8 @@ def build_case(task: Task, case: Case) -> BuildCase:
     Raises:
         TaskError: A formula has no value in this case, or a size is no whole number.
     """
-    key = (case.name, case.dtype, case.noncontiguous, case.offset, *sorted(case.dims.items()))
+    dims = sorted(case.dims.items(), key=lambda item: item[0])
+    key = (case.name, case.dtype, case.noncontiguous, case.offset, *dims)
     if key not in task.known_build_cases:
         try:
             task.known_build_cases[key] = _build_case(task, case)
@@ -682,7 +759,9 @@ def _build_case(task: Task, case: Case) -> BuildCase:
 
     arguments: list[TensorSpec | ScalarSpec] = []
     for a in task.arguments:
-        if a.shape is not None:
+        if a.optional is not None and not task.formula(a.optional, case):
+            arguments.append(ScalarSpec(a.name, None))
+        elif a.shape is not None:
             pad, offset = case.noncontiguous, case.offset
             arguments.append(spec(a.name, a.shape, a.dtype, pad=pad, offset=offset))
         elif a.value is not None:
@@ -692,10 +771,14 @@ def _build_case(task: Task, case: Case) -> BuildCase:
     return BuildCase(case.name, tuple(arguments), results, writes)
 
 
-def scalar(task: Task, argument: Argument, case: Case) -> int | float | bool:
-    """Value of a scalar argument: a dimension keeps its type, a formula gives a number."""
+def scalar(task: Task, argument: Argument, case: Case) -> Value:
+    """Value of a scalar argument: a dimension keeps its type, a formula gives a number, and what is
+    in quotes is a text.
+    """
     value = argument.value
     if isinstance(value, str):
+        if _QUOTED.fullmatch(value):
+            return value[1:-1]
         return case.dims[value] if value in case.dims else task.formula(value, case)
     assert value is not None
     return value

@@ -245,7 +245,7 @@ class Interpreter:
         blobs: list[bytes] = []
         for a in spec.arguments:
             if isinstance(a, ScalarSpec):
-                arguments.append({"value": a.value})
+                arguments.append({"value": a.given})
                 continue
             placed = {"shape": list(a.shape), "strides": list(a.strides), "offset": a.offset}
             writes = a.name in spec.writes

@@ -171,7 +171,7 @@ class _Candidate:
         self, recorder: RealRecorder, spec: TensorSpec | ScalarSpec, values: Mapping[str, bytes]
     ) -> object:
         if isinstance(spec, ScalarSpec):
-            return spec.value
+            return spec.given
         dtype = getattr(torch, spec.dtype)
         whole = torch.empty(spec.extent, dtype=dtype, device=self._device)
         tensor = whole.as_strided(spec.shape, spec.strides, spec.offset)

@@ -140,7 +140,7 @@ def _entry(module: ModuleType, entry: str, case: BuildCase) -> Any:
 
 def _argument(recorder: Recorder, spec: TensorSpec | ScalarSpec) -> object:
     if isinstance(spec, ScalarSpec):
-        return spec.value
+        return spec.given
     dtype = getattr(torch, spec.dtype)
     whole = torch.empty(spec.extent, dtype=dtype, device="meta")
     return recorder.input(spec.name, whole.as_strided(spec.shape, spec.strides, spec.offset))

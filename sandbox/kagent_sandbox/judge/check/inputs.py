@@ -48,7 +48,7 @@ class InputSet:
 
     case: Case
     tensors: dict[str, torch.Tensor]
-    scalars: dict[str, int | float | bool]
+    scalars: dict[str, object]
     number: int = field(default_factory=itertools.count().__next__)
     known_results: tuple[torch.Tensor, ...] | None = field(default=None, repr=False)
     known_spot_checks: tuple[SpotChecks, ...] | None = field(default=None, repr=False)
@@ -339,7 +339,7 @@ class InputSampler:
         if odd:
             text = f"returns {sorted(map(str, odd))} too: task.toml declares no such tensors"
             raise self._error("inputs", case, text)
-        scalars = {a.name: a.value for a in spec.arguments if isinstance(a, ScalarSpec)}
+        scalars = {a.name: a.given for a in spec.arguments if isinstance(a, ScalarSpec)}
         return InputSet(case, tensors, scalars)
 
     def _check_input(self, case: Case, spec: TensorSpec, tensor: object) -> None:
