@@ -90,9 +90,21 @@ def refuse_unsuited(task: Task) -> None:
     """Refuse tasks whose calls an exported operator could not tell apart, whoever writes it.
 
     Raises:
-        TaskError: It has optional arguments, lists, or dimensions that are texts.
+        TaskError: It has optional arguments, layouts, lists, dimensions that are texts, or results
+            of which only a part is valid.
     """
+    for result in task.results:
+        if result.valid is not None:
+            raise TaskError(
+                f"{task.folder}: of result {result.name} only {result.valid} rows are valid, which "
+                "exported libraries cannot test"
+            )
     for argument in task.arguments:
+        if argument.layout != "contiguous":
+            raise TaskError(
+                f"{task.folder}: argument {argument.name} is {argument.layout}: exported operators "
+                "pass contiguous tensors to kernels"
+            )
         if argument.optional is not None:
             raise TaskError(
                 f"{task.folder}: argument {argument.name} is optional, which exported operators' "

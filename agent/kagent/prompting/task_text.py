@@ -23,6 +23,14 @@ EPSILON = {
 """Machine epsilons of the dtypes that results have. torch itself takes a second to import."""
 
 
+LAYOUTS = {
+    "contiguous": "",
+    "transposed": ", with its last two dimensions swapped in memory (the last stride is not 1)",
+    "channels_last": ", channels last in memory (the second dimension has stride 1)",
+    "strided": ", every other element of its memory (the last stride is 2)",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class TaskText:
     """Lines for a prompt."""
@@ -52,7 +60,11 @@ def about_task(task: Task, kind: Kind) -> TaskText:
     drawn = {c.inputs + (f" times {c.scale:g}" if c.scale != 1 else "") for c in cases.bench}
     return TaskText(
         arguments=tuple(_argument(a, task, case) for a in task.arguments),
-        results=tuple(f"{r.name}: {_tensor(r.shape, r.dtype)}" for r in task.results),
+        results=tuple(
+            f"{r.name}: {_tensor(r.shape, r.dtype)}"
+            + ("" if r.valid is None else f" (only the first {r.valid} are compared)")
+            for r in task.results
+        ),
         written=tuple(a.name for a in task.arguments if a.writes is not None),
         tolerances=tuple(_tolerance(r, tuple(dtypes)) for r in task.compared),
         meaning=_cut(eager[0]) if eager is not None else "",
@@ -60,7 +72,7 @@ def about_task(task: Task, kind: Kind) -> TaskText:
         checks=tuple(case_line(task, c) for c in cases.check),
         hidden_checks=tuple(generator_line(g) for g in cases.hidden_check),
         hidden_bench=tuple(generator_line(g) for g in cases.hidden_bench),
-        strides=strides_text(cases),
+        strides=strides_text(cases, all(a.layout == "contiguous" for a in task.arguments)),
         bench_inputs=" or ".join(sorted(drawn)),
         allowed=tuple(a.replace("aten::", "torch.") for a in task.allow),
     )
@@ -92,6 +104,7 @@ def _argument(argument: Argument, task: Task, case: Case) -> str:
         always = f", always {value}" if not isinstance(argument.value, str) else ""
         return f"{argument.name}: a plain Python {kind}{always}"
     text = f"{argument.name}: {_tensor(argument.shape, argument.dtype)}"
+    text += LAYOUTS[argument.layout]
     if argument.optional is not None:
         text += f", or None unless {argument.optional}"
     if argument.writes is not None:

@@ -24,7 +24,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from kagent_sandbox.data.build import BuildCase, ScalarSpec, TensorSpec, Value
 from kagent_sandbox.data.formula import MOST_NUMBERS, evaluate
 from kagent_sandbox.data.kind import Kind as Kind
-from kagent_sandbox.data.plan import ITEMSIZE
+from kagent_sandbox.data.plan import COPIED_DTYPES, ITEMSIZE
 from kagent_sandbox.errors import TaskError
 
 if TYPE_CHECKING:
@@ -92,6 +92,9 @@ class Tolerance(_Model):
     )  # trailing dimensions that make one row; 0: the whole tensor
 
 
+Layout = Literal["contiguous", "transposed", "channels_last", "strided"]
+
+
 class Argument(_Model):
     """One parameter of the entry function: a tensor, or with `value` a plain number or flag."""
 
@@ -101,6 +104,7 @@ class Argument(_Model):
     value: Size | float | bool | tuple[int, ...] | None = (
         None  # a scalar: a constant (a text in quotes within), or a formula over the dimensions
     )
+    layout: Layout = "contiguous"  # in memory; see `strides_of`
     optional: str | None = None  # a formula: the tensor is there, where it is not 0; else None
     mutates: bool = False  # the function may change it, and nobody looks at what it leaves there
     writes: Tolerance | None = None  # the function must write it: compared as a result is
@@ -118,6 +122,11 @@ class Argument(_Model):
         if self.may_change and self.shape is None:
             key = "mutates" if self.mutates else "writes"
             raise ValueError(f"{self.name}: {key} is for tensors")
+        least = {"contiguous": 0, "strided": 1, "transposed": 2, "channels_last": 3}[self.layout]
+        if (0 if self.shape is None else len(self.shape)) < least:
+            raise ValueError(
+                f"{self.name}: layout {self.layout} is for tensors of {least} dimensions or more"
+            )
         if self.optional is not None and (self.shape is None or self.writes is not None):
             raise ValueError(f"{self.name}: optional is for tensors that need not be written")
         if self.mutates and self.writes is not None:
@@ -133,6 +142,18 @@ class ResultSpec(Tolerance):
     name: str
     shape: tuple[Size, ...]
     dtype: Dtype = CASE_DTYPE
+    valid: str | None = None  # a result of one whole number: so many first rows are compared
+
+    @pydantic.model_validator(mode="after")
+    def _comparable(self) -> Self:
+        if self.dtype in COPIED_DTYPES:
+            raise ValueError(
+                f"{self.name}: results in {self.dtype} cannot be compared: declare uint8, whose "
+                "bytes must be equal"
+            )
+        if self.valid is not None and not 0 < self.row_dims < len(self.shape):
+            raise ValueError(f"{self.name}: valid needs a dimension beside those of a row")
+        return self
 
 
 class Case(_Model):
@@ -399,6 +420,13 @@ class Task(_Model):
                 "results: none, and no argument has writes: nothing could be compared. Declare "
                 "what the function returns, or writes = { k = ... } of what it writes"
             )
+        for r in self.results:
+            counts = [c for c in self.results if c.name == r.valid]
+            if r.valid is not None and not any(c.dtype in ("int32", "int64") for c in counts):
+                raise ValueError(
+                    f"results.{r.name}: valid = {r.valid!r}: expected a result of one int32 or "
+                    "int64"
+                )
         names = [r.name for r in self.compared]
         if len(set(names)) != len(names):
             raise ValueError(
@@ -484,9 +512,16 @@ class Task(_Model):
             else:
                 check(f"arguments.{a.name}", functools.partial(scalar, self, a, case))
         for r in self.compared:
-            check(f"results.{r.name}", functools.partial(self.shape, r.shape, case))
+            check(f"results.{r.name}", functools.partial(self._result, r, case))
         for key in ("bytes", "flops", "written"):
             check(key, functools.partial(self._positive, getattr(self, key), case))
+
+    def _result(self, result: ResultSpec, case: Case) -> None:
+        shapes = {r.name: self.shape(r.shape, case) for r in self.compared}
+        if result.valid is not None and math.prod(shapes[result.valid]) != 1:
+            raise ValueError(f"valid = {result.valid!r}, which is not one number")
+        if self.dtype(result.dtype, case) in COPIED_DTYPES:
+            raise ValueError(f"results in {case.dtype} cannot be compared: declare uint8")
 
     def _positive(self, text: str, case: Case) -> None:
         if (value := self.formula(text, case)) < 0:
@@ -748,14 +783,17 @@ def build_case(task: Task, case: Case) -> BuildCase:
 
 def _build_case(task: Task, case: Case) -> BuildCase:
     def spec(
-        name: str, shape: Sequence[Size], dtype: str, *, pad: bool = False, offset: int = 0
+        name: str,
+        shape: Sequence[Size],
+        dtype: str,
+        *,
+        layout: Layout = "contiguous",
+        pad: bool = False,
+        offset: int = 0,
     ) -> TensorSpec:
         sizes = task.shape(shape, case)
-        strides = [1] * len(sizes)
-        for i in range(len(sizes) - 2, -1, -1):
-            step = sizes[i + 1] + (8 if pad and i == len(sizes) - 2 else 0)
-            strides[i] = strides[i + 1] * step
-        return TensorSpec(name, sizes, tuple(strides), task.dtype(dtype, case), offset)
+        strides = strides_of(sizes, layout, pad=pad)
+        return TensorSpec(name, sizes, strides, task.dtype(dtype, case), offset)
 
     arguments: list[TensorSpec | ScalarSpec] = []
     for a in task.arguments:
@@ -763,12 +801,38 @@ def _build_case(task: Task, case: Case) -> BuildCase:
             arguments.append(ScalarSpec(a.name, None))
         elif a.shape is not None:
             pad, offset = case.noncontiguous, case.offset
-            arguments.append(spec(a.name, a.shape, a.dtype, pad=pad, offset=offset))
+            arguments.append(
+                spec(a.name, a.shape, a.dtype, layout=a.layout, pad=pad, offset=offset)
+            )
         elif a.value is not None:
             arguments.append(ScalarSpec(a.name, scalar(task, a, case)))
     results = tuple(spec(r.name, r.shape, r.dtype) for r in task.results)
     writes = tuple(a.name for a in task.arguments if a.writes is not None)
     return BuildCase(case.name, tuple(arguments), results, writes)
+
+
+def strides_of(
+    sizes: Sequence[int], layout: Layout = "contiguous", *, pad: bool = False
+) -> tuple[int, ...]:
+    """Strides in elements of a tensor in a layout.
+
+    Args:
+        sizes: Its shape.
+        layout: "transposed": the last two dimensions are swapped in memory; "channels_last": the
+            second dimension is the innermost; "strided": every other element of its memory.
+        pad: Whether the rows of a contiguous one lie 8 elements further apart.
+    """
+    order = list(range(len(sizes)))  # outermost first
+    if layout == "transposed":
+        order[-2:] = order[-1], order[-2]
+    elif layout == "channels_last":
+        order.append(order.pop(1))
+    strides, step = [1] * len(sizes), 2 if layout == "strided" else 1
+    for place, i in enumerate(reversed(order)):
+        strides[i] = step
+        gap = 8 if pad and layout == "contiguous" and place == 0 and len(sizes) > 1 else 0
+        step *= sizes[i] + gap
+    return tuple(strides)
 
 
 def scalar(task: Task, argument: Argument, case: Case) -> Value:

@@ -196,9 +196,9 @@ class InputSampler:
             ]
             kept = input_set.known_results
             changed = self._changed_elements(input_set, specs, widths)
+            counts = self._compared_rows(input_set, specs, widths)
             rows = tuple(
-                choose_rows(math.prod(s.shape) // max(1, w), self.device, c)
-                for s, w, c in zip(specs, widths, changed, strict=True)
+                choose_rows(n, self.device, c) for n, c in zip(counts, changed, strict=True)
             )
             found = self._reference_rows(input_set, rows, widths)
             input_set.known_results = kept  # whole arguments in float64, of every draw
@@ -207,6 +207,16 @@ class InputSampler:
                 for r, f, s, n, c in zip(rows, found, specs, norms, changed, strict=True)
             )
         return input_set.known_spot_checks
+
+    def _compared_rows(
+        self, input_set: InputSet, specs: Sequence[TensorSpec], widths: Sequence[int]
+    ) -> list[int]:
+        """Number of rows of each result that are compared."""
+        counts = [math.prod(s.shape) // max(1, w) for s, w in zip(specs, widths, strict=True)]
+        if any(r.valid for r in self.task.compared):
+            (parts,) = self.valid_parts(input_set, self.expected(input_set))
+            counts = [p.numel() // max(1, w) for p, w in zip(parts, widths, strict=True)]
+        return counts
 
     def _changed_elements(
         self, input_set: InputSet, specs: Sequence[TensorSpec], widths: Sequence[int]
@@ -272,6 +282,21 @@ class InputSampler:
             input_set.known_results = self.call("reference", input_set)
         return input_set.known_results
 
+    def valid_parts(
+        self, input_set: InputSet, *results: Sequence[torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
+        """Several calls' results without the rows that nobody has to compute: of a result with
+        `valid`, those beyond the reference's own number.
+        """
+        names = [r.name for r in self.task.compared]
+        rows = [
+            None if r.valid is None else int(self.expected(input_set)[names.index(r.valid)])
+            for r in self.task.compared
+        ]
+        return [
+            [t if n is None else t[:n] for t, n in zip(each, rows, strict=True)] for each in results
+        ]
+
     def torch_errors(
         self, input_set: InputSet, *, typical: bool = False
     ) -> tuple[numerics.Errors, ...]:
@@ -296,12 +321,12 @@ class InputSampler:
     def _errors(self, input_set: InputSet) -> tuple[numerics.Errors, ...]:
         """Return torch's errors on one draw, computed once."""
         if input_set.known_errors is None:
-            outputs = self.call("eager", input_set)
+            outputs, expected = self.valid_parts(
+                input_set, self.call("eager", input_set), self.expected(input_set)
+            )
             input_set.known_errors = tuple(
                 numerics.measure_errors(out, ref, result.row_dims)
-                for out, ref, result in zip(
-                    outputs, self.expected(input_set), self.task.compared, strict=True
-                )
+                for out, ref, result in zip(outputs, expected, self.task.compared, strict=True)
             )
         return input_set.known_errors
 

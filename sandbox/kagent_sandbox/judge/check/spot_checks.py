@@ -166,7 +166,7 @@ def worst_errors(readings: Sequence[SpotReading]) -> list[float]:
             torch.cat(values),
             torch.cat([r.spot_checks[i].expected for r in readings]),
             torch.cat([r.spot_checks[i].magnitude for r in readings]),
-        ).amax()
+        )
         for i, values in enumerate(columns)
     ]
-    return torch.stack(worst).tolist() if worst else []
+    return [float(w.amax()) if w.numel() else 0.0 for w in worst]
