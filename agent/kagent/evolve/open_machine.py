@@ -123,7 +123,6 @@ def request_maker(
     """
     target, known = (device, None) if isinstance(device, str) else (device.target, device.device)
     built_cases = tuple(build_case(task, c) for c in cases)
-    mutates = tuple(a.name for a in task.arguments if a.mutates)
 
     def request(source: str) -> BuildRequest:
         return BuildRequest(
@@ -132,7 +131,7 @@ def request_maker(
             target=target,
             cases=built_cases,
             allow=task.allow,
-            mutates=mutates,
+            mutates=task.mutates,
             max_configs=configs,
             device=known,
         )

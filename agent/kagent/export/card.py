@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from kagent_sandbox.data.build import Value
 from kagent_sandbox.data.verdict import SpeedVerdict, speed_verdict
 
 from kagent.export.dispatch_table import mean_gain
@@ -114,7 +115,7 @@ def _row(point: PointRecord) -> Row:
     )
 
 
-def shape_text(dtype: str, dims: Mapping[str, int | float | bool]) -> str:
+def shape_text(dtype: str, dims: Mapping[str, Value]) -> str:
     """A call in words: float32 M=1536 N=1024."""
     return " ".join([dtype, *(f"{n}={str(v).lower()}" for n, v in dims.items())])
 

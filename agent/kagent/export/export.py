@@ -17,7 +17,7 @@ from kagent_sandbox.errors import KagentError, UserError
 from kagent.config.settings import Config
 from kagent.export.certify import entrant_of
 from kagent.export.dispatch_table import best_of
-from kagent.export.generic import operator_source
+from kagent.export.generic import operator_source, refuse_unsuited
 from kagent.export.import_rewrite import as_shipped
 from kagent.export.measuring import LibraryEntrant, LibraryTimes, Say, TimedResult, measure
 from kagent.export.merging import merge_library, merge_operator
@@ -30,6 +30,7 @@ from kagent.export.record import (
     OperatorRecord,
     valid_name,
 )
+from kagent.export.references import shipped_reference
 from kagent.export.single_file import refuse_others, refuse_single_file, single_files
 from kagent.export.winners import Winner
 from kagent.export.writing import files_of, refuse_edited, write_library
@@ -299,7 +300,7 @@ def _beside(
         return []
     task = group[0].task
     there = (old.task_toml, old.reference_py)
-    ours = tuple((task.folder / n).read_text("utf-8") for n in ("task.toml", "reference.py"))
+    ours = ((task.folder / "task.toml").read_text("utf-8"), shipped_reference(task))
     if there != ours:
         raise UserError(
             f"{folder}: its {task.name} is another version of that task than the run's: results do "
@@ -358,13 +359,18 @@ def _blank(task: Task) -> OperatorRecord:
         kernels=(),
         devices=(),
         task_toml=(task.folder / "task.toml").read_text(encoding="utf-8"),
-        reference_py=(task.folder / "reference.py").read_text(encoding="utf-8"),
+        reference_py=shipped_reference(task),
         operator_py=_operator_text(task),
     )
 
 
 def _operator_text(task: Task) -> str:
-    """operator.py of the task, of kagent's own copy of the same task, or a generic one."""
+    """operator.py of the task, of kagent's own copy of the same task, or a generic one.
+
+    Raises:
+        TaskError: No operator can be made of the task.
+    """
+    refuse_unsuited(task)
     places = [task.folder]
     with contextlib.suppress(KagentError):
         shipped = load_task(resource("seeds") / task.name)

@@ -16,6 +16,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from kagent_sandbox.data.language import TRITON
 from kagent_sandbox.data.task import Case, Task
@@ -140,7 +141,7 @@ def _input(task: Task, name: str, dtype: str) -> Json:
     return {"shape": None, "dtype": _SCALARS[type(value)]}
 
 
-def _value(task: Task, name: str, case: Case) -> int | float | bool:
+def _value(task: Task, name: str, case: Case) -> Any:
     """A scalar argument's value in a case: a dimension keeps its type, a formula gives a number."""
     value = next(a for a in task.arguments if a.name == name).value
     assert value is not None, "it is no tensor"

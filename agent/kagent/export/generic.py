@@ -38,6 +38,7 @@ def template_values(task: Task) -> dict[str, object]:
     Raises:
         TaskError: A dimension cannot be read off the arguments.
     """
+    refuse_unsuited(task)
     known = _bindings(task)
     tensors = [a for a in task.arguments if a.shape is not None]
     first = next((a.name for a in tensors if a.dtype == "$dtype"), None)
@@ -51,9 +52,10 @@ def template_values(task: Task) -> dict[str, object]:
         raise _needs_own(task, f"its names {', '.join(sorted(taken or names))} are taken here")
     shapes = [
         *(s for a in task.arguments for s in a.shape or ()),
-        *(s for r in task.results for s in r.shape),
+        *(s for r in task.compared for s in r.shape),
     ]
-    formulas = " ".join(map(str, (*shapes, *(a.value for a in task.arguments))))
+    values = (a.value for a in task.arguments)
+    formulas = " ".join(map(str, (*shapes, *values, *task.constraints)))
     return {
         "task": task,
         "summary": _in_docstring(task.summary),
@@ -77,13 +79,53 @@ def template_values(task: Task) -> dict[str, object]:
             }
             for r in task.results
         ],
-        "returns": "torch.Tensor"
-        if len(task.results) == 1
-        else f"tuple[{', '.join('torch.Tensor' for _ in task.results)}]",
+        "returns": _returns(len(task.results)),
         "itemsize": "itemsize" in formulas,
         "cdiv": "cdiv(" in formulas,
-        "mutates": any(a.mutates for a in task.arguments),
+        "mutates": bool(task.mutates),
     }
+
+
+def refuse_unsuited(task: Task) -> None:
+    """Refuse tasks whose calls an exported operator could not tell apart, whoever writes it.
+
+    Raises:
+        TaskError: It has optional arguments, layouts, lists, dimensions that are texts, or results
+            of which only a part is valid.
+    """
+    for result in task.results:
+        if result.valid is not None:
+            raise TaskError(
+                f"{task.folder}: of result {result.name} only {result.valid} rows are valid, which "
+                "exported libraries cannot test"
+            )
+    for argument in task.arguments:
+        if argument.layout != "contiguous":
+            raise TaskError(
+                f"{task.folder}: argument {argument.name} is {argument.layout}: exported operators "
+                "pass contiguous tensors to kernels"
+            )
+        if argument.optional is not None:
+            raise TaskError(
+                f"{task.folder}: argument {argument.name} is optional, which exported operators' "
+                "arguments cannot be: export a task for each of the two"
+            )
+    cases = [*task.gpu.check, *task.gpu.bench, *task.cpu.check, *task.cpu.bench]
+    odd = [n for c in cases for n, v in c.dims.items() if isinstance(v, tuple | str)]
+    odd += [a.name for a in task.arguments if isinstance(a.value, tuple)]
+    if odd:
+        raise TaskError(
+            f"{task.folder}: {odd[0]} is a list or a text: exported operators choose kernels by "
+            "numbers and flags alone"
+        )
+
+
+def _returns(count: int) -> str:
+    """Type of what a function returns that has so many results."""
+    if count == 0:
+        return "None"
+    names = ", ".join(["torch.Tensor"] * count)
+    return names if count == 1 else f"tuple[{names}]"
 
 
 def needs_reference(operator_py: str) -> bool:
@@ -120,7 +162,7 @@ def _checks(task: Task, known: Mapping[str, str]) -> list[str]:
         elif known.get(str(argument.value)) != name:
             value = argument.value
             found.append(f"{name} == {f'({value})' if isinstance(value, str) else repr(value)}")
-    return found
+    return [*found, *(f"({c})" for c in task.constraints)]
 
 
 def _parameters(task: Task) -> list[dict[str, object]]:
@@ -140,13 +182,15 @@ def _parameter(task: Task, argument: Argument) -> dict[str, object]:
             "default": None,
             "doc": f"[{', '.join(map(str, argument.shape))}]"
             + ("" if argument.dtype == "$dtype" else f", {argument.dtype}")
-            + (", written to" if argument.mutates else ""),
+            + (", written to" if argument.may_change else ""),
         }
-    constant = not isinstance(argument.value, str)
+    first = next(iter((*task.gpu.check, *task.cpu.check)))
+    value = argument.value
+    constant = not isinstance(value, str) or value.startswith("'")
     return {
         "name": argument.name,
         "type": _scalar_type(task, argument),
-        "default": repr(argument.value) if constant else None,
+        "default": repr(scalar(task, argument, first)) if constant else None,
         "doc": _in_docstring(
             task.dims.get(str(argument.value), f"kernels were checked with {argument.value} alone")
         ),
@@ -160,7 +204,7 @@ def _schema(task: Task) -> str:
             parts.append(f"{_scalar_type(task, argument)} {argument.name}")
         else:
             parts.append(
-                f"Tensor{'(a' + str(len(parts)) + '!)' if argument.mutates else ''} {argument.name}"
+                f"Tensor{f'(a{len(parts)}!)' if argument.may_change else ''} {argument.name}"
             )
     results = ", ".join("Tensor" for _ in task.results)
     return f"({', '.join(parts)}) -> " + (results if len(task.results) == 1 else f"({results})")
@@ -169,8 +213,8 @@ def _schema(task: Task) -> str:
 def _scalar_type(task: Task, argument: Argument) -> str:
     cases: Sequence[Case] = [*task.gpu.check, *task.gpu.bench, *task.cpu.check, *task.cpu.bench]
     kinds = {type(scalar(task, argument, c)) for c in cases}
-    if kinds == {bool}:
-        return "bool"
+    if kinds in ({bool}, {str}):
+        return kinds.pop().__name__
     return "int" if kinds == {int} else "float"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kagent_sandbox.data.build import Value
 from kagent_sandbox.data.language import LANGUAGES, Language, language
 from kagent_sandbox.data.verdict import SpeedVerdict
 
@@ -128,7 +129,7 @@ class PointRecord:
 
     case: str
     dtype: str
-    dims: Mapping[str, int | float | bool]
+    dims: Mapping[str, Value]
     times: Mapping[str, Timing]
     config: Mapping[str, int]
     best: str  # a kernel's id, or TORCH where none is FASTER than eager, the operator's other way

@@ -13,7 +13,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import cast
 
+from kagent_sandbox.data.build import Value
 from kagent_sandbox.data.task import Case
 from kagent_sandbox.data.verdict import CaseError
 from kagent_sandbox.judge.check.shape_gaps import ranged_dims
@@ -29,7 +31,7 @@ def regions_of(cases: Iterable[Case], errors: Iterable[CaseError] = ()) -> tuple
         errors: Its errors in them, by the cases' names.
     """
     dtypes: dict[str, str] = {}
-    by_dtype: dict[str, list[Mapping[str, int | float | bool]]] = defaultdict(list)
+    by_dtype: dict[str, list[Mapping[str, Value]]] = defaultdict(list)
     for case in cases:
         by_dtype[case.dtype].append(case.dims)
         dtypes[case.name] = case.dtype
@@ -44,16 +46,15 @@ def regions_of(cases: Iterable[Case], errors: Iterable[CaseError] = ()) -> tuple
     )
 
 
-def _region(
-    dtype: str, cases: list[Mapping[str, int | float | bool]], ranged: list[str]
-) -> RegionRecord:
-    low = {n: min(int(c[n]) for c in cases) for n in ranged}
-    high = {n: max(int(c[n]) for c in cases) for n in ranged}
+def _region(dtype: str, cases: list[Mapping[str, Value]], ranged: list[str]) -> RegionRecord:
+    low = {n: min(int(cast("int", c[n])) for c in cases) for n in ranged}
+    high = {n: max(int(cast("int", c[n])) for c in cases) for n in ranged}
     others = [n for n in cases[0] if n not in ranged]
     flags = {n: tuple(sorted({_plain(c[n]) for c in cases})) for n in others}
-    volume = max(math.prod(int(c[n]) for n in ranged) for c in cases)
+    volume = max(math.prod(int(cast("int", c[n])) for n in ranged) for c in cases)
     return RegionRecord(dtype, low, high, flags, volume, len(cases))
 
 
-def _plain(value: float | bool) -> int | bool:
+def _plain(value: Value) -> int | bool:
+    assert not isinstance(value, tuple | str), "such tasks are not exported"
     return value if isinstance(value, bool) else int(value)

@@ -74,7 +74,7 @@ def refuse_single_file(operator: OperatorRecord, kernel_id: str, source: str) ->
             f"{kernel_id}: a CUDA kernel needs NVRTC, launch attributes and cubins, which no "
             f"readable file has room for: {library}"
         )
-    if any(a.mutates for a in task.arguments):
+    if task.mutates:
         raise UserError(f"{kernel_id}: {task.name} writes to its arguments: {library}")
     for name in kagent_imports(source):
         if name != "cpp_kernel":

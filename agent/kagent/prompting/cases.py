@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kagent_sandbox.data.build import TensorSpec
+from kagent_sandbox.data.build import Value
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.race import TORCH
 from kagent_sandbox.data.task import Case, Kind, Task, build_case
@@ -15,8 +15,16 @@ from kagent.prompting.hardware import Hardware
 from kagent.prompting.run_facts import RunFacts
 from kagent.prompting.text import amount, microseconds, table
 
+MOST_SHOWN = 16  # numbers of a list
 LATENCY_US = 20.0  # floors below this are as much about launching and filling the device as bytes
-SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+SHORT_DTYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +106,17 @@ def bounds_of(task: Task, cases: list[BenchCase], launches: int | None) -> froze
 
 def shape_text(case: Case) -> str:
     """'bf16 M=16384 N=1024'."""
-    dims = " ".join(f"{k}={v}" for k, v in case.dims.items())
+    dims = " ".join(f"{k}={_value(v)}" for k, v in case.dims.items())
     return f"{SHORT_DTYPES.get(case.dtype, case.dtype)} {dims}"
+
+
+def _value(value: Value) -> str:
+    """A number; of a long list the first ones and the sum."""
+    if not isinstance(value, tuple):
+        return str(value)
+    shown = ",".join(map(str, value[:MOST_SHOWN]))
+    more = f",... of {len(value)}, sum {sum(value)}" if len(value) > MOST_SHOWN else ""
+    return f"[{shown}{more}]"
 
 
 def case_line(task: Task, case: Case) -> str:
@@ -107,7 +124,7 @@ def case_line(task: Task, case: Case) -> str:
     notes = [f"inputs {case.inputs}"] if case.inputs != "normal" else []
     notes += [f"scale {case.scale:g}"] if case.scale != 1.0 else []
     if case.noncontiguous:
-        tensors = [a for a in build_case(task, case).arguments if isinstance(a, TensorSpec)]
+        tensors = build_case(task, case).tensors
         strides = ", ".join(
             f"{t.name} has strides {tuple(t.strides)}" for t in tensors if len(t.shape) > 1
         )

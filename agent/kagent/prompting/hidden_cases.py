@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kagent_sandbox.data.task import Cases, Generator, Range
+from kagent_sandbox.data.task import Cases, Generator, ListRange, Range
 
 from kagent.prompting.cases import SHORT_DTYPES
 
@@ -29,7 +29,10 @@ def generator_line(generator: Generator) -> str:
     return f"{text}; {', '.join(notes)}" if notes else text
 
 
-def _size(values: Sequence[int | bool] | Range) -> str:
+def _size(values: Sequence[object] | Range | ListRange) -> str:
+    if isinstance(values, ListRange):
+        total = "" if values.total is None else f", in all {values.total}"
+        return f"{values.count} numbers from {values.min} to {values.max}{total}"
     if not isinstance(values, Range):
         return _choice([str(v) for v in values])
     span = f"{values.min} to {values.max}"  # evenly in the logarithm
@@ -42,8 +45,11 @@ def _choice(values: Sequence[str]) -> str:
     return values[0] if len(values) == 1 else f"{', '.join(values[:-1])} or {values[-1]}"
 
 
-def strides_text(cases: Cases) -> str:
-    """Describe the strides and offsets that inputs can have."""
+def strides_text(cases: Cases, contiguous: bool = True) -> str:
+    """Describe the strides and offsets that inputs can have, but for those with a layout of their
+    own if not all are `contiguous`.
+    """
+    inputs = "Inputs" if contiguous else "Inputs without strides of their own"
     own = (*cases.check, *cases.bench)
     drawn = (*cases.hidden_check, *cases.hidden_bench)
     padded = [c.name for c in own if c.noncontiguous]
@@ -53,13 +59,13 @@ def strides_text(cases: Cases) -> str:
     if padded or hidden_padded:
         where = [*padded, *(["some hidden check cases"] if hidden_padded else [])]
         lines.append(
-            f"Inputs are contiguous but for {_choice(where)}: there each row starts 8 elements "
+            f"{inputs} are contiguous but for {_choice(where)}: there each row starts 8 elements "
             "after the end of the one before. The last stride is always 1, no stride is 0. The gap "
             "between two rows may be read (it holds NaN), nothing before the first or after the "
             "last."
         )
     else:
-        lines.append("Inputs are contiguous in every case, hidden ones included.")
+        lines.append(f"{inputs} are contiguous in every case, hidden ones included.")
     if shifted:
         lines.append(
             "In some check cases, hidden ones too, inputs start a few elements after an aligned "

@@ -12,8 +12,23 @@ from kagent.prompting.cases import SHORT_DTYPES, case_line
 from kagent.prompting.hidden_cases import generator_line, strides_text
 
 MEANING_LINES = 30
-EPSILON = {"bfloat16": 2**-7, "float16": 2**-10, "float32": 2**-23, "float64": 2**-52}
+EPSILON = {
+    "float8_e5m2": 2**-2,
+    "float8_e4m3fn": 2**-3,
+    "bfloat16": 2**-7,
+    "float16": 2**-10,
+    "float32": 2**-23,
+    "float64": 2**-52,
+}
 """Machine epsilons of the dtypes that results have. torch itself takes a second to import."""
+
+
+LAYOUTS = {
+    "contiguous": "",
+    "transposed": ", with its last two dimensions swapped in memory (the last stride is not 1)",
+    "channels_last": ", channels last in memory (the second dimension has stride 1)",
+    "strided": ", every other element of its memory (the last stride is 2)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +37,7 @@ class TaskText:
 
     arguments: tuple[str, ...]
     results: tuple[str, ...]
+    written: tuple[str, ...]  # names of the arguments that are compared like results
     tolerances: tuple[str, ...]
     meaning: str  # source of torch's own implementation
     inputs: str  # reference.py's text about the distributions
@@ -44,14 +60,19 @@ def about_task(task: Task, kind: Kind) -> TaskText:
     drawn = {c.inputs + (f" times {c.scale:g}" if c.scale != 1 else "") for c in cases.bench}
     return TaskText(
         arguments=tuple(_argument(a, task, case) for a in task.arguments),
-        results=tuple(f"{r.name}: {_tensor(r.shape, r.dtype)}" for r in task.results),
-        tolerances=tuple(_tolerance(r, tuple(dtypes)) for r in task.results),
+        results=tuple(
+            f"{r.name}: {_tensor(r.shape, r.dtype)}"
+            + ("" if r.valid is None else f" (only the first {r.valid} are compared)")
+            for r in task.results
+        ),
+        written=tuple(a.name for a in task.arguments if a.writes is not None),
+        tolerances=tuple(_tolerance(r, tuple(dtypes)) for r in task.compared),
         meaning=_cut(eager[0]) if eager is not None else "",
         inputs=" ".join(inputs[1].split()) if inputs is not None else "",
         checks=tuple(case_line(task, c) for c in cases.check),
         hidden_checks=tuple(generator_line(g) for g in cases.hidden_check),
         hidden_bench=tuple(generator_line(g) for g in cases.hidden_bench),
-        strides=strides_text(cases),
+        strides=strides_text(cases, all(a.layout == "contiguous" for a in task.arguments)),
         bench_inputs=" or ".join(sorted(drawn)),
         allowed=tuple(a.replace("aten::", "torch.") for a in task.allow),
     )
@@ -78,10 +99,16 @@ def _cut(text: str) -> str:
 def _argument(argument: Argument, task: Task, case: Case) -> str:
     if argument.shape is None:
         value = scalar(task, argument, case)
-        kind = {bool: "flag", int: "integer"}.get(type(value), "number")
+        kinds = {bool: "flag", int: "integer", str: "string", tuple: "list of integers"}
+        kind = kinds.get(type(value), "number")
         always = f", always {value}" if not isinstance(argument.value, str) else ""
         return f"{argument.name}: a plain Python {kind}{always}"
     text = f"{argument.name}: {_tensor(argument.shape, argument.dtype)}"
+    text += LAYOUTS[argument.layout]
+    if argument.optional is not None:
+        text += f", or None unless {argument.optional}"
+    if argument.writes is not None:
+        return f"{text} (written in place)"
     return text + (" (may be written)" if argument.mutates else "")
 
 
@@ -102,6 +129,6 @@ def _tolerance(result: ResultSpec, dtypes: tuple[str, ...]) -> str:
     )
     of = dtypes if result.dtype == "$dtype" else (result.dtype,)
     floors = ", ".join(
-        f"{SHORT_DTYPES[d]} {result.floor * EPSILON[d]:.2g}" for d in of if d in EPSILON
+        f"{SHORT_DTYPES.get(d, d)} {result.floor * EPSILON[d]:.2g}" for d in of if d in EPSILON
     )
     return f"{result.name}: k = {result.k:g}, floor = {result.floor:g} eps ({floors}); {rows}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from kagent_sandbox.data.task import Case, Task
 from kagent_sandbox.data.verdict import Passed
@@ -96,8 +97,13 @@ def best_crossing(setting: Setting, lineage: Lineage, a: Candidate, b: Candidate
 
 def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[Choice, list[str]]]:
     """Conditions on a call's arguments that hold for some of the cases, and for which."""
-    expressions = _expressions(task)
-    values_of = {dim: sorted({c.dims[dim] for c in cases}) for dim in expressions}
+    found = {d: {c.dims[d] for c in cases} for d in _expressions(task)}
+    values_of = {
+        dim: sorted(cast("set[float]", values))
+        for dim, values in found.items()
+        if all(isinstance(v, int | float) for v in values)
+    }
+    expressions = {d: e for d, e in _expressions(task).items() if d in values_of}
     # Where two dimensions separate the cases alike, the one that varies more is the likelier cause,
     # and then the inner one: the length of a row rather than the number of rows.
     inner_first = list(expressions)[::-1]
@@ -118,7 +124,7 @@ def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[Choice, list[str
                 value=value,
                 values=tuple(values[:-1]),
             )
-            yield choice, [c.name for c in cases if c.dims[dim] <= value]
+            yield choice, [c.name for c in cases if cast("float", c.dims[dim]) <= value]
     dtypes = sorted({c.dtype for c in cases})
     tensor = next(
         (i for i, a in enumerate(task.arguments) if a.dtype == "$dtype" and a.shape), None
@@ -172,7 +178,8 @@ def _expressions(task: Task) -> dict[str, str]:
             found[argument.value] = f"{{{position}}}"
     for position, argument in enumerate(task.arguments):
         for i, size in enumerate(argument.shape or ()):
-            if isinstance(size, str) and size in task.dims and argument.shape:
+            if isinstance(size, str) and size in task.dims and not argument.optional:
+                assert argument.shape is not None, "it has this size"
                 index = -1 if i == len(argument.shape) - 1 else i
                 found.setdefault(size, f"{{{position}}}.shape[{index}]")
     return found

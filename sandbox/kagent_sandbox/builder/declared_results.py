@@ -19,11 +19,25 @@ def wrong_results(plan: Plan, case: BuildCase, source: str, entry: str) -> Rejec
     The message names the line of the entry's last `return`.
     """
     where = _return_line(source, entry)
-    if len(plan.outputs) != len(case.results):
-        counts = f"{len(plan.outputs)} tensors, the task declares {len(case.results)}"
-        message = f"{where}{entry} returns {counts}"
+    if len(plan.outputs) != len(case.compared):
+        found = len(plan.outputs) - len(case.written)
+        message = f"{where}{entry} returns {found} tensors, the task declares {len(case.results)}"
         return Rejected(Stage.BUILD, Status.INCORRECT_SHAPE, message, case.name)
-    for got, expected in zip(plan.outputs, case.results, strict=True):
+    returned = plan.outputs[: len(case.results)]
+    places = {b.id: b.name for b in plan.buffers if b.kind == "input"}
+    for got, written in zip(plan.outputs[len(returned) :], case.written, strict=True):
+        if got != written.ref(got.buffer) or places.get(got.buffer) != written.name:
+            message = f"the plan's outputs are not the argument {written.name} that it must write"
+            return Rejected(Stage.BUILD, Status.INCORRECT_SHAPE, message, case.name)
+    for got, expected in zip(returned, case.results, strict=True):
+        if places.get(got.buffer) in case.writes:
+            return Rejected(
+                Stage.BUILD,
+                Status.INCORRECT_SHAPE,
+                f"{where}result {expected.name} lies in the memory of the argument "
+                f"{places[got.buffer]}, which is written: allocate the result (torch.empty_like)",
+                case.name,
+            )
         if got.shape != expected.shape:
             return Rejected(
                 Stage.BUILD,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from kagent_sandbox.data.plan import Plan, TensorRef
 from kagent_sandbox.data.target import Device
@@ -29,22 +29,55 @@ class TensorSpec:
         """Elements of its buffer: up to the last one that it reaches."""
         return TensorRef(0, self.offset, self.shape, self.strides, "uint8").extent_bytes[1]
 
+    def ref(self, buffer: int) -> TensorRef:
+        """All of it, where it is the argument in a plan's buffer."""
+        return TensorRef(buffer, self.offset, self.shape, self.strides, self.dtype)
+
+
+Value: TypeAlias = int | float | bool | str | tuple[int, ...]
+"""A dimension or flag of a case, or what a call is given for an argument that is no tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScalarSpec:
-    """A plain number or flag that host code receives."""
+    """A plain value that host code receives: a number, a flag, a text, whole numbers, or None."""
 
     name: str
-    value: int | float | bool
+    value: Value | None
+
+    @property
+    def given(self) -> object:
+        """The value as a call has it: a list of whole numbers is a list."""
+        return list(self.value) if isinstance(self.value, tuple) else self.value
 
 
 @dataclass(frozen=True, slots=True)
 class BuildCase:
-    """One call to trace: arguments in the order of the entry's parameters, results in order."""
+    """One call to trace: arguments in the order of the entry's parameters, results in order.
+
+    `writes` names the arguments that are compared like results after the call. A plan's outputs are
+    the results, then these.
+    """
 
     name: str
     arguments: tuple[TensorSpec | ScalarSpec, ...]
     results: tuple[TensorSpec, ...]
+    writes: tuple[str, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The arguments that are tensors."""
+        return tuple(a for a in self.arguments if isinstance(a, TensorSpec))
+
+    @property
+    def written(self) -> tuple[TensorSpec, ...]:
+        """The arguments that are compared like results."""
+        return tuple(a for a in self.tensors if a.name in self.writes)
+
+    @property
+    def compared(self) -> tuple[TensorSpec, ...]:
+        """What a plan's outputs are: the results, then the arguments that are written."""
+        return (*self.results, *self.written)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Arithmetic formulas over named numbers, and nothing else."""
+"""Arithmetic formulas over named numbers, texts and lists of numbers, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 from kagent_sandbox.syntax import parse_expression
 
@@ -25,6 +25,10 @@ def _power(base: float, exponent: float) -> float:
         raise OverflowError(f"{base}**{exponent} is too large")
     return cast("float", base**exponent)
 
+
+Value: TypeAlias = int | float | bool | str | tuple[int | float, ...]
+"""A name's value: a number, a flag, a text, or a list of numbers."""
+MOST_NUMBERS = 1 << 16  # of a list
 
 _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -46,29 +50,51 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[float, float], bool]] = {
 }
 
 
-_CALLS: Mapping[str, Callable[..., float]] = {
+_CALLS: Mapping[str, Callable[..., Any]] = {
     "min": min,
     "max": max,
-    "cdiv": lambda a, b: -(-a // b),
+    "sum": lambda numbers: sum(numbers),
+    "len": lambda numbers: len(numbers),
+    "cdiv": lambda a, b: _each(lambda x, y: -(-x // y), a, b),
 }
 
 
-def evaluate(formula: str, names: Mapping[str, float]) -> float:
-    """Evaluate an arithmetic formula over named numbers, and nothing else.
+def _each(operation: Callable[[Any, Any], Any], a: Value, b: Value) -> Any:
+    """The operation on numbers; on a list, element by element.
+
+    Raises:
+        TypeError: One is a text, or two lists are not of one length.
+    """
+    lists = [v for v in (a, b) if isinstance(v, tuple)]
+    if any(isinstance(v, str) for v in (a, b)):
+        raise TypeError("a text is no number")
+    if not lists:
+        return operation(a, b)
+    if len({len(v) for v in lists}) > 1:
+        raise TypeError(f"lists of {len(lists[0])} and {len(lists[1])} numbers")
+    count = len(lists[0])
+    pairs = zip(*(v if isinstance(v, tuple) else (v,) * count for v in (a, b)), strict=True)
+    return tuple(operation(x, y) for x, y in pairs)
+
+
+def evaluate(formula: str, names: Mapping[str, Value]) -> float:
+    """Evaluate an arithmetic formula over named values, and nothing else.
+
+    On a list arithmetic goes element by element: `sum(cdiv(lengths, 16))`.
 
     Raises:
         ValueError: It is not arithmetic, names something unknown, or its value is no finite number.
     """
 
-    def value(node: ast.expr) -> float:
-        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float | str):
             return node.value
         if isinstance(node, ast.Name) and node.id in names:
             return names[node.id]
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-            return _BINARY[type(node.op)](value(node.left), value(node.right))
+            return _each(_BINARY[type(node.op)], value(node.left), value(node.right))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return -value(node.operand)
+            return _each(operator.sub, 0, value(node.operand))
         if (
             isinstance(node, ast.Compare)
             and len(node.ops) == 1
@@ -76,6 +102,11 @@ def evaluate(formula: str, names: Mapping[str, float]) -> float:
         ):
             compare = _COMPARISONS[type(node.ops[0])]
             return compare(value(node.left), value(node.comparators[0]))
+        if isinstance(node, ast.BoolOp):
+            every = isinstance(node.op, ast.And)
+            return all(map(value, node.values)) if every else any(map(value, node.values))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return not value(node.operand)
         if isinstance(node, ast.IfExp):
             return value(node.body) if value(node.test) else value(node.orelse)
         if (
@@ -90,6 +121,6 @@ def evaluate(formula: str, names: Mapping[str, float]) -> float:
         found = value(parse_expression(formula))
     except (SyntaxError, ArithmeticError, TypeError, RecursionError, MemoryError) as e:
         raise ValueError(f"formula {formula!r}: {e}") from None
-    if isinstance(found, complex) or not math.isfinite(found):
-        raise ValueError(f"formula {formula!r}: its value is {found}, expected a finite number")
+    if not isinstance(found, int | float) or not math.isfinite(found):
+        raise ValueError(f"formula {formula!r}: its value is {found!r}, expected a finite number")
     return found

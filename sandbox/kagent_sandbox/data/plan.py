@@ -31,6 +31,8 @@ ITEMSIZE: Mapping[str, int] = {
     "int8": 1,
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
     "uint16": 2,
     "int16": 2,
     "float16": 2,
@@ -43,6 +45,8 @@ ITEMSIZE: Mapping[str, int] = {
     "float64": 8,
 }
 """Bytes per element, by torch's dtype name."""
+COPIED_DTYPES = ("float8_e8m0fnu", "float4_e2m1fn_x2")
+"""Dtypes of scales and of pairs of numbers: torch copies them, and computes nothing in them."""
 
 
 class PlanError(ValueError):

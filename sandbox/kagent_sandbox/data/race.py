@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kagent_sandbox.data.build import Value
 from kagent_sandbox.data.verdict import (
     CaseTiming,
     Comparison,
@@ -49,7 +50,7 @@ class RaceCase:
 
     case: str
     dtype: str
-    dims: Mapping[str, int | float | bool]
+    dims: Mapping[str, Value]
     candidates: Mapping[str, CaseTiming]
     baselines: Mapping[str, CaseTiming]
     ratios: tuple[Ratio, ...]

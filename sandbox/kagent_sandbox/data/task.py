@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import math
 import random
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,10 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, cast
 import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from kagent_sandbox.data.build import BuildCase, ScalarSpec, TensorSpec
-from kagent_sandbox.data.formula import evaluate
+from kagent_sandbox.data.build import BuildCase, ScalarSpec, TensorSpec, Value
+from kagent_sandbox.data.formula import MOST_NUMBERS, evaluate
 from kagent_sandbox.data.kind import Kind as Kind
-from kagent_sandbox.data.plan import ITEMSIZE
+from kagent_sandbox.data.plan import COPIED_DTYPES, ITEMSIZE
 from kagent_sandbox.errors import TaskError
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ CASE_DTYPE = "$dtype"  # the case's own
 MOST_SIZE = (1 << 31) - 1  # of a range: finding a prime near it takes a moment
 Size = int | str  # a number, or a formula over the case's dimensions
 _MOST_VALUE = 1 << 63
+_TEXT = re.compile(r"[A-Za-z_][\w .-]*")  # as a dimension: it must not look like a number
+_QUOTED = re.compile(r"'[^']*'")
+MOST_REDRAWS = 50
+"""Draws of dimensions until some meet the constraints."""
+MOST_NEAR = 512
+"""Values of a range that are tried around one that does not."""
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
@@ -67,29 +74,8 @@ CaseDtype = Annotated[str, AfterValidator(_known_case_dtype)]
 Identifier = Annotated[str, AfterValidator(_identifier)]
 
 
-class Argument(_Model):
-    """One parameter of the entry function: a tensor, or with `value` a plain number or flag."""
-
-    name: Identifier
-    shape: tuple[Size, ...] | None = None
-    dtype: Dtype = CASE_DTYPE  # a torch dtype, or "$dtype": the case's
-    value: Size | float | bool | None = (
-        None  # a scalar: a constant, or a formula over the dimensions
-    )
-    mutates: bool = False  # the function may change it; all others are compared bit for bit
-
-    @pydantic.model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if (self.shape is None) == (self.value is None):
-            what = "neither shape nor value" if self.shape is None else "both shape and value"
-            raise ValueError(f"{self.name} has {what}: a tensor has a shape, a number a value")
-        if self.mutates and self.shape is None:
-            raise ValueError(f"{self.name}: mutates is for tensors")
-        return self
-
-
-class ResultSpec(_Model):
-    """One result of the entry function, in order, with what it may err.
+class Tolerance(_Model):
+    """What a result may err.
 
     The candidate may err by at most `k` times what torch's own implementation errs in the same
     dtype, plus `floor` times the dtype's machine epsilon; see
@@ -98,15 +84,76 @@ class ResultSpec(_Model):
     numbers are rounded alike on the way.
     """
 
-    name: str
-    shape: tuple[Size, ...]
-    dtype: Dtype = CASE_DTYPE
     k: float = Field(gt=0)
     floor: float = Field(default=1.0, ge=0)
     bias: float = Field(default=0.0, ge=0, le=1)
     row_dims: int = Field(
         default=1, ge=0
     )  # trailing dimensions that make one row; 0: the whole tensor
+
+
+Layout = Literal["contiguous", "transposed", "channels_last", "strided"]
+
+
+class Argument(_Model):
+    """One parameter of the entry function: a tensor, or with `value` a plain number or flag."""
+
+    name: Identifier
+    shape: tuple[Size, ...] | None = None
+    dtype: Dtype = CASE_DTYPE  # a torch dtype, or "$dtype": the case's
+    value: Size | float | bool | tuple[int, ...] | None = (
+        None  # a scalar: a constant (a text in quotes within), or a formula over the dimensions
+    )
+    layout: Layout = "contiguous"  # in memory; see `strides_of`
+    optional: str | None = None  # a formula: the tensor is there, where it is not 0; else None
+    mutates: bool = False  # the function may change it, and nobody looks at what it leaves there
+    writes: Tolerance | None = None  # the function must write it: compared as a result is
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the function may write it. All others are compared bit for bit."""
+        return self.mutates or self.writes is not None
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.shape is None) == (self.value is None):
+            what = "neither shape nor value" if self.shape is None else "both shape and value"
+            raise ValueError(f"{self.name} has {what}: a tensor has a shape, a number a value")
+        if self.may_change and self.shape is None:
+            key = "mutates" if self.mutates else "writes"
+            raise ValueError(f"{self.name}: {key} is for tensors")
+        least = {"contiguous": 0, "strided": 1, "transposed": 2, "channels_last": 3}[self.layout]
+        if (0 if self.shape is None else len(self.shape)) < least:
+            raise ValueError(
+                f"{self.name}: layout {self.layout} is for tensors of {least} dimensions or more"
+            )
+        if self.optional is not None and (self.shape is None or self.writes is not None):
+            raise ValueError(f"{self.name}: optional is for tensors that need not be written")
+        if self.mutates and self.writes is not None:
+            raise ValueError(
+                f"{self.name}: writes or mutates, not both: what is written may change"
+            )
+        return self
+
+
+class ResultSpec(Tolerance):
+    """One result of the entry function, in order, with what it may err."""
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: Dtype = CASE_DTYPE
+    valid: str | None = None  # a result of one whole number: so many first rows are compared
+
+    @pydantic.model_validator(mode="after")
+    def _comparable(self) -> Self:
+        if self.dtype in COPIED_DTYPES:
+            raise ValueError(
+                f"{self.name}: results in {self.dtype} cannot be compared: declare uint8, whose "
+                "bytes must be equal"
+            )
+        if self.valid is not None and not 0 < self.row_dims < len(self.shape):
+            raise ValueError(f"{self.name}: valid needs a dimension beside those of a row")
+        return self
 
 
 class Case(_Model):
@@ -123,9 +170,10 @@ class Case(_Model):
     """Elements by which every input starts behind its aligned place."""
 
     @property
-    def dims(self) -> dict[str, int | float | bool]:
+    def dims(self) -> dict[str, Value]:
         """Values of the task's dimensions and flags."""
-        return cast("dict[str, int | float | bool]", dict(self.model_extra or {}))
+        extra = self.model_extra or {}
+        return {n: tuple(v) if isinstance(v, list) else v for n, v in extra.items()}
 
 
 class Range(_Model):
@@ -162,6 +210,49 @@ class Range(_Model):
         return None
 
 
+class ListRange(_Model):
+    """`count` whole numbers from min to max, evenly in the logarithm; with `total`, their sum."""
+
+    count: int = Field(ge=1, le=MOST_NUMBERS)
+    min: int = Field(ge=0)
+    max: int = Field(ge=1, le=MOST_SIZE)
+    total: int | None = Field(default=None, ge=1)
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min is {self.min}, and max {self.max}: expected min <= max")
+        least, most = self.count * self.min, self.count * self.max
+        if self.total is not None and not least <= self.total <= most:
+            raise ValueError(
+                f"total is {self.total}: {self.count} numbers from {self.min} to {self.max} have "
+                f"sums from {least} to {most}"
+            )
+        return self
+
+    def draw(self, rng: random.Random) -> tuple[int, ...]:
+        """Draw the numbers."""
+        low, high = max(1, self.min), self.max + 1
+        found = [int(low * (high / low) ** rng.random()) for _ in range(self.count)]
+        if self.min == 0:  # one in eight: an empty one is a case of its own
+            found = [0 if rng.random() < 1 / 8 else n for n in found]
+        found = [min(n, self.max) for n in found]
+        if self.total is None:
+            return tuple(found)
+        scale = self.total / max(1, sum(found))
+        found = [min(self.max, max(self.min, int(n * scale))) for n in found]
+        left = self.total - sum(found)
+        while left:  # what rounding and the bounds have left over
+            places = [i for i, n in enumerate(found) if self.min < n + (left > 0) <= self.max]
+            share = max(1, abs(left) // len(places))
+            for i in rng.sample(places, min(len(places), abs(left))):
+                room = self.max - found[i] if left > 0 else found[i] - self.min
+                step = min(share, room, abs(left))
+                found[i] += step if left > 0 else -step
+                left += -step if left > 0 else step
+        return tuple(found)
+
+
 class Generator(_Model):
     """Draws `count` hidden cases.
 
@@ -176,7 +267,7 @@ class Generator(_Model):
     scale: tuple[float, ...] = Field(default=(1.0,), min_length=1)
     noncontiguous: tuple[bool, ...] = Field(default=(False,), min_length=1)
     offset: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0,), min_length=1)
-    dims: Mapping[str, Annotated[tuple[int | bool, ...], Field(min_length=1)] | Range]
+    dims: Mapping[str, Annotated[tuple[Value, ...], Field(min_length=1)] | Range | ListRange]
     cost: str | None = None
     least: float = 0.0
     most: float = math.inf
@@ -188,10 +279,21 @@ class Generator(_Model):
         if self.cost is None and (self.least > 0 or self.most < math.inf):
             raise ValueError("least and most need a cost")
         if self.cost is not None:
-            lowest = {n: v.min if isinstance(v, Range) else max(v) for n, v in self.dims.items()}
+            lowest = {n: self._costliest(v) for n, v in self.dims.items()}
             if (value := evaluate(self.cost, lowest)) > self.most:
                 raise ValueError(f"the cost is {value:g} at least, and most {self.most:g}")
         return self
+
+    @staticmethod
+    def _costliest(values: Sequence[Any] | Range | ListRange) -> Any:
+        """What a case may have to have of a dimension, whatever is drawn."""
+        if isinstance(values, Range):
+            return values.min
+        if isinstance(values, ListRange):
+            each = values.max if values.total is None else values.total // values.count
+            return (each,) * values.count
+        numbers = all(isinstance(v, int | float) for v in values)
+        return max(values) if numbers else values[0]
 
 
 class Cases(_Model):
@@ -212,7 +314,8 @@ class Task(_Model):
     signature: str  # as a person would write it, for prompts and messages
     dims: Mapping[str, str]  # dimension -> what it means
     arguments: tuple[Argument, ...]
-    results: tuple[ResultSpec, ...] = Field(min_length=1)
+    results: tuple[ResultSpec, ...] = ()  # what the entry returns, in order
+    constraints: tuple[str, ...] = ()  # formulas over the dimensions that hold in every case
     allow: tuple[str, ...] = ()  # torch operations beyond allocation, views, copies and fills
     bytes: str  # formula: fewest bytes that must move through memory
     flops: str  # formula: operations, 0 for none worth counting
@@ -225,6 +328,21 @@ class Task(_Model):
     def cases(self, kind: Kind) -> Cases:
         """Cases for the kind of device that kernels run on."""
         return self.gpu if kind == "gpu" else self.cpu
+
+    @property
+    def mutates(self) -> tuple[str, ...]:
+        """Names of the arguments that the function may write."""
+        return tuple(a.name for a in self.arguments if a.may_change)
+
+    @functools.cached_property
+    def compared(self) -> tuple[ResultSpec, ...]:
+        """What is compared with the reference: the results, then the arguments that are written."""
+        written = tuple(
+            ResultSpec(name=a.name, shape=a.shape or (), dtype=a.dtype, **a.writes.model_dump())
+            for a in self.arguments
+            if a.writes is not None
+        )
+        return (*self.results, *written)
 
     @functools.cached_property
     def known_build_cases(self) -> dict[tuple[object, ...], BuildCase]:
@@ -256,13 +374,25 @@ class Task(_Model):
         return case.dtype if declared == CASE_DTYPE else declared
 
     def formula(self, text: Size | float, case: Case) -> float:
-        """Value of a formula (+ - * / // % ** comparison, min, max, cdiv) over a case's dimensions.
+        """Value of a formula (`kagent_sandbox.data.formula`) over a case's dimensions.
 
         `itemsize` is the size in bytes of the case's dtype.
         """
         if not isinstance(text, str):
             return text
-        return evaluate(text, {**case.dims, "itemsize": ITEMSIZE[case.dtype]})
+        return evaluate(text, self._names(case.dims, case.dtype))
+
+    def _names(self, dims: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+        """What formulas may name."""
+        return {**dims, "itemsize": ITEMSIZE[dtype]}
+
+    def unmet(self, dims: Mapping[str, Any], dtype: str) -> list[str]:
+        """The constraints that do not hold for a case's dimensions.
+
+        Raises:
+            ValueError: One is no formula over them.
+        """
+        return [c for c in self.constraints if not evaluate(c, self._names(dims, dtype))]
 
     def min_bytes(self, case: Case) -> float:
         """Fewest bytes that a call must move through the device's memory."""
@@ -285,6 +415,23 @@ class Task(_Model):
         names = [a.name for a in self.arguments]
         if len(set(names)) != len(names):
             raise ValueError(f"arguments: a name appears twice in {names}")
+        if not self.compared:
+            raise ValueError(
+                "results: none, and no argument has writes: nothing could be compared. Declare "
+                "what the function returns, or writes = { k = ... } of what it writes"
+            )
+        for r in self.results:
+            counts = [c for c in self.results if c.name == r.valid]
+            if r.valid is not None and not any(c.dtype in ("int32", "int64") for c in counts):
+                raise ValueError(
+                    f"results.{r.name}: valid = {r.valid!r}: expected a result of one int32 or "
+                    "int64"
+                )
+        names = [r.name for r in self.compared]
+        if len(set(names)) != len(names):
+            raise ValueError(
+                f"results: a name appears twice in {names}, written arguments included"
+            )
         for name in self.dims:
             if _identifier(name) in (*Case.model_fields, "itemsize"):
                 raise ValueError(f"dims: {name} has a meaning of its own in cases: rename it")
@@ -312,8 +459,13 @@ class Task(_Model):
             for number, generator in enumerate(generators, 1):
                 where = f"{kind}.{key}, generator {number}"
                 self._check_names(where, generator.dims)
-                for values in _draw(generator, random.Random(number)):  # noqa: S311 - no secret
-                    self._check_case(where, Case(name="drawn", **values))
+                rng = random.Random(number)  # noqa: S311 - no secret
+                try:
+                    drawn = [Case(name="drawn", **v) for v in _draw(generator, rng, self.unmet)]
+                except ValueError as e:
+                    raise ValueError(f"{where}: {e}") from None
+                for case in drawn:
+                    self._check_case(where, case)
         # Libraries are timed on aligned inputs: they would be compared with another case.
         if any(c.offset for c in cases.bench) or any(any(g.offset) for g in cases.hidden_bench):
             raise ValueError(
@@ -331,8 +483,20 @@ class Task(_Model):
         where = f"{where}, case {case.name}"
         self._check_names(where, case.dims)
         for name, value in case.dims.items():
-            if not isinstance(value, int | float) or not abs(value) < _MOST_VALUE:
-                raise ValueError(f"{where}: {name} = {value!r}, expected a number, true or false")
+            if isinstance(value, str) and _TEXT.fullmatch(value):
+                continue
+            numbers = value if isinstance(value, tuple) else (value,)
+            whole = not isinstance(value, tuple) or all(type(n) is int for n in value)
+            small = all(isinstance(n, int | float) and abs(n) < _MOST_VALUE for n in numbers)
+            if not small or not whole or len(numbers) > MOST_NUMBERS:
+                raise ValueError(
+                    f"{where}: {name} = {value!r}, expected a number, true or false, a text or a "
+                    f"list of at most {MOST_NUMBERS} whole numbers"
+                )
+
+        for constraint in self.constraints:
+            if not evaluate(constraint, self._names(case.dims, case.dtype)):
+                raise ValueError(f"{where}: the constraint {constraint!r} does not hold")
 
         def check(key: str, value: Callable[[], object]) -> None:
             try:
@@ -341,14 +505,23 @@ class Task(_Model):
                 raise ValueError(f"{key} in {where}: {e}") from None
 
         for a in self.arguments:
+            if a.optional is not None:
+                check(f"arguments.{a.name}", functools.partial(self.formula, a.optional, case))
             if a.shape is not None:
                 check(f"arguments.{a.name}", functools.partial(self.shape, a.shape, case))
             else:
                 check(f"arguments.{a.name}", functools.partial(scalar, self, a, case))
-        for r in self.results:
-            check(f"results.{r.name}", functools.partial(self.shape, r.shape, case))
+        for r in self.compared:
+            check(f"results.{r.name}", functools.partial(self._result, r, case))
         for key in ("bytes", "flops", "written"):
             check(key, functools.partial(self._positive, getattr(self, key), case))
+
+    def _result(self, result: ResultSpec, case: Case) -> None:
+        shapes = {r.name: self.shape(r.shape, case) for r in self.compared}
+        if result.valid is not None and math.prod(shapes[result.valid]) != 1:
+            raise ValueError(f"valid = {result.valid!r}, which is not one number")
+        if self.dtype(result.dtype, case) in COPIED_DTYPES:
+            raise ValueError(f"results in {case.dtype} cannot be compared: declare uint8")
 
     def _positive(self, text: str, case: Case) -> None:
         if (value := self.formula(text, case)) < 0:
@@ -360,6 +533,8 @@ class Reference(Protocol):
 
     Tensors of `inputs` are named like the task's tensor arguments; all functions take the arguments
     of the entry function by keyword (tensors and scalars) and return a tensor or a tuple of them.
+    Where the task has arguments that are written, `reference` returns their new values after the
+    results; `eager` and experts write them, as torch does, and return the results alone.
     """
 
     def inputs(
@@ -371,7 +546,9 @@ class Reference(Protocol):
         """The result in float64 (float32 where memory forbids), from inputs in their own dtype."""
 
     def eager(self, **arguments: object) -> object:
-        """Torch's own implementation in the inputs' dtype: baseline and yardstick of rounding."""
+        """Torch's own implementation in the inputs' dtype: baseline and yardstick of rounding. It
+        gets arguments of its own to write.
+        """
 
     def experts(self) -> Mapping[str, Callable[..., object]]:
         """Expert libraries that can be imported here, by name: further baselines. May be empty."""
@@ -456,7 +633,7 @@ def draw_hidden(task: Task, kind: Kind, which: Literal["check", "bench"], seed: 
     drawn: list[Case] = []
     try:
         for generator in generators:
-            for values in _draw(generator, rng):
+            for values in _draw(generator, rng, task.unmet):
                 drawn.append(Case(name=f"hidden_{which}_{len(drawn)}", **values))
     except ValueError as e:
         raise _unfit(task, f"{kind}.hidden_{which}", e) from None
@@ -467,14 +644,24 @@ def _unfit(task: Task, where: str, error: ValueError) -> TaskError:
     return TaskError(_one_line(f"{task.folder / 'task.toml'}: {where}: {error}"))
 
 
-def _draw(generator: Generator, rng: random.Random) -> Iterable[dict[str, Any]]:
-    """Fields of a generator's cases."""
+Unmet = Callable[[Mapping[str, Any], str], list[str]]
+"""The constraints that dimensions in a dtype do not meet."""
+
+
+def _draw(generator: Generator, rng: random.Random, unmet: Unmet) -> Iterable[dict[str, Any]]:
+    """Fields of a generator's cases.
+
+    Raises:
+        ValueError: No dimensions were found that meet the constraints.
+    """
     count = generator.count
     fields = ("dtype", "inputs", "scale", "noncontiguous", "offset")
     columns = {f: _dealt(getattr(generator, f), count, rng) for f in fields}
     ranges: dict[str, tuple[Range, list[float]]] = {}
     for name, values in generator.dims.items():
-        if isinstance(values, Range):
+        if isinstance(values, ListRange):
+            columns[name] = [values.draw(rng) for _ in range(count)]
+        elif isinstance(values, Range):
             shift = rng.random()
             ranges[name] = values, rng.sample([(i + shift) / count for i in range(count)], count)
         else:
@@ -485,7 +672,61 @@ def _draw(generator: Generator, rng: random.Random) -> Iterable[dict[str, Any]]:
         dims |= {n: r.min for n, (r, _) in ranges.items()}
         for n, (r, positions) in ranges.items():
             dims[n] = _size(generator, r, n, dims, positions[i])
+        dims = _constrained(generator, dims, case["dtype"], rng, unmet)
         yield {**case, **{n: dims[n] for n in generator.dims}}
+
+
+def _constrained(
+    generator: Generator,
+    dims: dict[str, Any],
+    dtype: str,
+    rng: random.Random,
+    unmet: Unmet,
+) -> dict[str, Any]:
+    """The dimensions, or ones near them that meet the constraints: one dimension of those that a
+    constraint names takes the nearest value that will do; where none does, they are drawn again.
+
+    Raises:
+        ValueError: None were found.
+    """
+
+    def fits(found: Mapping[str, Any]) -> bool:
+        affordable = generator.cost is None or evaluate(generator.cost, found) <= generator.most
+        return affordable and not unmet(found, dtype)
+
+    for _ in range(MOST_REDRAWS):
+        broken = unmet(dims, dtype)
+        if not broken:
+            return dims
+        named = [n for n in dims if any(re.search(rf"\b{n}\b", c) for c in broken)]
+        for name in rng.sample(named, len(named)):
+            for value in _near(generator.dims[name], dims[name]):
+                if fits({**dims, name: value}):
+                    return {**dims, name: value}
+        dims = dims | {n: _any_of(generator.dims[n], rng) for n in named}
+    raise ValueError(f"nothing was found in its dimensions for which {' and '.join(broken)}")
+
+
+def _near(values: Sequence[Any] | Range | ListRange, value: Any) -> Iterable[Any]:
+    """Values of a dimension, the nearest first, and not all of a large range."""
+    if isinstance(values, ListRange):
+        return ()
+    if not isinstance(values, Range):
+        return values
+    step = values.multiple
+    steps = ((k + 1) // 2 * (step if k % 2 else -step) for k in range(1, MOST_NEAR))
+    near = (value + s for s in steps)
+    return (n for n in near if values.min <= n <= values.max and (not values.prime or _is_prime(n)))
+
+
+def _any_of(values: Sequence[Any] | Range | ListRange, rng: random.Random) -> Any:
+    """Any value of a dimension."""
+    if isinstance(values, ListRange):
+        return values.draw(rng)
+    if not isinstance(values, Range):
+        return rng.choice(values)
+    at = values.min * ((values.max + 1) / values.min) ** rng.random()
+    return values.nearest(at, values.max)
 
 
 def _dealt(values: Sequence[Any], count: int, rng: random.Random) -> list[Any]:
@@ -530,7 +771,8 @@ def build_case(task: Task, case: Case) -> BuildCase:
     Raises:
         TaskError: A formula has no value in this case, or a size is no whole number.
     """
-    key = (case.name, case.dtype, case.noncontiguous, case.offset, *sorted(case.dims.items()))
+    dims = sorted(case.dims.items(), key=lambda item: item[0])
+    key = (case.name, case.dtype, case.noncontiguous, case.offset, *dims)
     if key not in task.known_build_cases:
         try:
             task.known_build_cases[key] = _build_case(task, case)
@@ -541,30 +783,66 @@ def build_case(task: Task, case: Case) -> BuildCase:
 
 def _build_case(task: Task, case: Case) -> BuildCase:
     def spec(
-        name: str, shape: Sequence[Size], dtype: str, *, pad: bool = False, offset: int = 0
+        name: str,
+        shape: Sequence[Size],
+        dtype: str,
+        *,
+        layout: Layout = "contiguous",
+        pad: bool = False,
+        offset: int = 0,
     ) -> TensorSpec:
         sizes = task.shape(shape, case)
-        strides = [1] * len(sizes)
-        for i in range(len(sizes) - 2, -1, -1):
-            step = sizes[i + 1] + (8 if pad and i == len(sizes) - 2 else 0)
-            strides[i] = strides[i + 1] * step
-        return TensorSpec(name, sizes, tuple(strides), task.dtype(dtype, case), offset)
+        strides = strides_of(sizes, layout, pad=pad)
+        return TensorSpec(name, sizes, strides, task.dtype(dtype, case), offset)
 
     arguments: list[TensorSpec | ScalarSpec] = []
     for a in task.arguments:
-        if a.shape is not None:
+        if a.optional is not None and not task.formula(a.optional, case):
+            arguments.append(ScalarSpec(a.name, None))
+        elif a.shape is not None:
             pad, offset = case.noncontiguous, case.offset
-            arguments.append(spec(a.name, a.shape, a.dtype, pad=pad, offset=offset))
+            arguments.append(
+                spec(a.name, a.shape, a.dtype, layout=a.layout, pad=pad, offset=offset)
+            )
         elif a.value is not None:
             arguments.append(ScalarSpec(a.name, scalar(task, a, case)))
     results = tuple(spec(r.name, r.shape, r.dtype) for r in task.results)
-    return BuildCase(case.name, tuple(arguments), results)
+    writes = tuple(a.name for a in task.arguments if a.writes is not None)
+    return BuildCase(case.name, tuple(arguments), results, writes)
 
 
-def scalar(task: Task, argument: Argument, case: Case) -> int | float | bool:
-    """Value of a scalar argument: a dimension keeps its type, a formula gives a number."""
+def strides_of(
+    sizes: Sequence[int], layout: Layout = "contiguous", *, pad: bool = False
+) -> tuple[int, ...]:
+    """Strides in elements of a tensor in a layout.
+
+    Args:
+        sizes: Its shape.
+        layout: "transposed": the last two dimensions are swapped in memory; "channels_last": the
+            second dimension is the innermost; "strided": every other element of its memory.
+        pad: Whether the rows of a contiguous one lie 8 elements further apart.
+    """
+    order = list(range(len(sizes)))  # outermost first
+    if layout == "transposed":
+        order[-2:] = order[-1], order[-2]
+    elif layout == "channels_last":
+        order.append(order.pop(1))
+    strides, step = [1] * len(sizes), 2 if layout == "strided" else 1
+    for place, i in enumerate(reversed(order)):
+        strides[i] = step
+        gap = 8 if pad and layout == "contiguous" and place == 0 and len(sizes) > 1 else 0
+        step *= sizes[i] + gap
+    return tuple(strides)
+
+
+def scalar(task: Task, argument: Argument, case: Case) -> Value:
+    """Value of a scalar argument: a dimension keeps its type, a formula gives a number, and what is
+    in quotes is a text.
+    """
     value = argument.value
     if isinstance(value, str):
+        if _QUOTED.fullmatch(value):
+            return value[1:-1]
         return case.dims[value] if value in case.dims else task.formula(value, case)
     assert value is not None
     return value

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
 
+from kagent_sandbox.data.build import Value
 from kagent_sandbox.data.race import COMPILE_MODES, EAGER
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class BaselineCall:
     name: str  # "eager", "compile", "compile max-autotune", or an expert's name
     reference: str  # path of reference.py
     case: Mapping[str, str | int | float | bool]  # the case's fields but for its dimensions
-    dims: Mapping[str, int | float | bool]
-    scalars: Mapping[str, int | float | bool]  # arguments of the entry that are no tensors
+    dims: Mapping[str, Value]
+    scalars: Mapping[str, Value | None]  # arguments of the entry that are no tensors
     seed: int
     strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # where not contiguous
 
@@ -61,7 +62,9 @@ def make_inputs(call: BaselineCall, device: torch.device, module: ModuleType) ->
     generator = torch.Generator(device=device).manual_seed(call.seed)
     case = SimpleNamespace(**call.case, **call.dims, dims=dict(call.dims))
     tensors: dict[str, torch.Tensor] = module.inputs(case, generator, device)
-    arguments: dict[str, object] = dict(call.scalars)
+    arguments: dict[str, object] = {
+        n: list(v) if isinstance(v, tuple) else v for n, v in call.scalars.items()
+    }
     for name, tensor in tensors.items():
         strides = call.strides.get(name)
         if strides is not None and strides != tensor.stride():

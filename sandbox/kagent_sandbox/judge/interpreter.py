@@ -21,7 +21,7 @@ import torch
 from kagent_sandbox.builder.client import syntax_error
 from kagent_sandbox.builder.identity import source_hash
 from kagent_sandbox.confine import Tier, interpreter_confinement
-from kagent_sandbox.data.build import Built, ScalarSpec, TensorSpec
+from kagent_sandbox.data.build import Built, ScalarSpec
 from kagent_sandbox.data.plan import ITEMSIZE, Launch, TorchOp
 from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.data.task import build_case
@@ -222,8 +222,7 @@ class Interpreter:
 
     def _elements(self, case: Case) -> int:
         spec = build_case(self._task, case)
-        tensors = [a for a in spec.arguments if isinstance(a, TensorSpec)]
-        return sum(torch.Size(t.shape).numel() for t in (*tensors, *spec.results))
+        return sum(torch.Size(t.shape).numel() for t in (*spec.tensors, *spec.results))
 
     def _load(self, child: ChildHandle, source: str) -> None:
         target = self._target
@@ -246,26 +245,27 @@ class Interpreter:
         blobs: list[bytes] = []
         for a in spec.arguments:
             if isinstance(a, ScalarSpec):
-                arguments.append({"value": a.value})
+                arguments.append({"value": a.given})
                 continue
             placed = {"shape": list(a.shape), "strides": list(a.strides), "offset": a.offset}
-            arguments.append({**placed, "extent": a.extent, "dtype": a.dtype})
+            writes = a.name in spec.writes
+            arguments.append({**placed, "extent": a.extent, "dtype": a.dtype, "writes": writes})
             flat = input_set.tensors[a.name].contiguous().reshape(-1)
             blobs.append(bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
         answer = self._ask(child, {"arguments": arguments}, blobs, case, CASE_LIMIT_S)
         if answer is None:
             return None
         records, data = answer
-        shapes = [list(r.shape) for r in spec.results]
+        shapes = [list(r.shape) for r in spec.compared]
         if [r["shape"] for r in records] != shapes:
             got = [r["shape"] for r in records]
             raise _out(Status.INCORRECT_SHAPE, f"returns shapes {got}, expected {shapes}", case)
-        dtypes = [r.dtype for r in spec.results]
+        dtypes = [r.dtype for r in spec.compared]
         if [r["dtype"] for r in records] != dtypes:
             got = [r["dtype"] for r in records]
             raise _out(Status.INCORRECT_DTYPE, f"returns {got}, expected {dtypes}", case)
         outputs = []
-        for result, blob in zip(spec.results, data, strict=True):
+        for result, blob in zip(spec.compared, data, strict=True):
             if len(blob) != ITEMSIZE[result.dtype] * torch.Size(result.shape).numel():
                 raise _out(Status.TAMPER, "a result of another size than its shape", case)
             dtype = dtype_of(result.dtype)

@@ -55,7 +55,12 @@ def serve(context: Context) -> None:
             try:
                 with OnCpu(), torch.no_grad():
                     results = entry(*arguments)
-                answer, blobs = _results(results)
+                written = [
+                    a
+                    for a, spec in zip(arguments, request["arguments"], strict=True)
+                    if spec.get("writes")
+                ]
+                answer, blobs = _results(results, written)
             except BaseException as e:  # noqa: BLE001 - see above
                 answer, blobs = {"failed": [str(_status(e)), _first_error(e, path)]}, []
             context.channel.send(answer, blobs)
@@ -89,8 +94,12 @@ def _arguments(specs: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> li
     return values
 
 
-def _results(results: object) -> tuple[dict[str, object], list[bytes]]:
+def _results(results: object, written: Sequence[object]) -> tuple[dict[str, object], list[bytes]]:
+    """The answer: what the entry returned, then the arguments that it must write."""
     tensors = list(results) if isinstance(results, tuple | list) else [results]
+    if written and results is None:
+        tensors = []
+    tensors += written
     records: list[dict[str, object]] = []
     blobs = []
     for i, t in enumerate(tensors):

@@ -146,7 +146,7 @@ class _Candidate:
             self._function = getattr(module, self._asked["entry"])
         with no_garbage_collection(), recorder, observing(recorder.saw_launch):
             result = self._call(recorder, arguments)
-            plan = self._do(_plan, recorder, case, result)
+            plan = self._do(_plan, recorder, case, result, arguments)
         if recorder.violation is not None:
             return {"failed": str(recorder.violation)[:_MAX_TEXT]}, []
         if self._device.type == "cuda":
@@ -171,7 +171,7 @@ class _Candidate:
         self, recorder: RealRecorder, spec: TensorSpec | ScalarSpec, values: Mapping[str, bytes]
     ) -> object:
         if isinstance(spec, ScalarSpec):
-            return spec.value
+            return spec.given
         dtype = getattr(torch, spec.dtype)
         whole = torch.empty(spec.extent, dtype=dtype, device=self._device)
         tensor = whole.as_strided(spec.shape, spec.strides, spec.offset)
@@ -187,11 +187,17 @@ class _Candidate:
         return tensor
 
 
-def _plan(recorder: RealRecorder, case: BuildCase, result: object) -> Plan:
-    """Return the recorded plan, with the results of the call."""
+def _plan(
+    recorder: RealRecorder, case: BuildCase, result: object, arguments: Sequence[object]
+) -> Plan:
+    """Return the recorded plan, with the results of the call and the arguments that it writes."""
+    given = {a.name: v for a, v in zip(case.arguments, arguments, strict=True)}
     if isinstance(result, Mapping):
         result = tuple(result[r.name] for r in case.results)
     values = tuple(result) if isinstance(result, tuple | list) else (result,)
+    if not case.results and result is None:
+        values = ()
+    values = (*values, *(given[a.name] for a in case.written))
     if wrong := [type(v).__name__ for v in values if not recorder.here(v)]:
         raise TypeError(f"it returns a {wrong[0]}")
     return recorder.plan([recorder.tensor(v) for v in values])

@@ -17,7 +17,8 @@ from .tensor_maps import Described, TensorMapArgument, described
 
 _TENSOR_MAP_DTYPE = {
     "bool": "UINT8", "uint8": "UINT8", "int8": "UINT8", "float8_e4m3fn": "UINT8",
-    "float8_e5m2": "UINT8", "uint16": "UINT16", "int16": "UINT16", "float16": "FLOAT16",
+    "float8_e5m2": "UINT8", "float8_e8m0fnu": "UINT8", "float4_e2m1fn_x2": "UINT8",
+    "uint16": "UINT16", "int16": "UINT16", "float16": "FLOAT16",
     "bfloat16": "BFLOAT16", "uint32": "UINT32", "int32": "INT32", "float32": "FLOAT32",
     "uint64": "UINT64", "int64": "INT64", "float64": "FLOAT64",
 }  # fmt: skip

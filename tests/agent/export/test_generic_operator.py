@@ -231,6 +231,22 @@ def test_arguments_that_are_written(tmp_path, kernel):
         lib.add_into.add_into(torch.randn(3, 5), torch.randn(3, 5, requires_grad=True))
 
 
+def test_an_operator_without_results(tmp_path):
+    toml = ADD.replace("mutates = true", "writes = { k = 2.0 }").replace("add_into", "add_only")
+    toml = "\n".join(line for line in toml.splitlines() if not line.startswith("results"))
+    reference = ADD_REFERENCE.replace("    before = x.clone()\n", "").replace("before", "None")
+    kernel = "CALLS = []\ndef add_only(x, y):\n    CALLS.append(1)\n    x += y\n"
+    lib, _ = library_of(tmp_path, toml, reference, kernel)
+    x, y = torch.randn(3, 5), torch.randn(3, 5)
+    expected = x + y
+    assert lib.add_only.add_only(x, y) is None
+    torch.testing.assert_close(x, expected)
+    assert calls(lib, "add_only") == [1]
+    torch.library.opcheck(lib.add_only._operator.op, (x, y))
+    assert lib.add_only._operator._by_reference((x, y)) is None
+    torch.testing.assert_close(x, expected + y)  # opcheck works on copies
+
+
 def test_a_reference_that_returns_its_argument_is_copied(tmp_path):
     lib, _ = library_of(tmp_path, SAME, SAME_REFERENCE)
     x = torch.randn(3, 5)

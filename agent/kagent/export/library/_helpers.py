@@ -99,6 +99,8 @@ def with_autograd(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     key = torch._C.DispatchKey.AutogradFunctionality  # noqa: SLF001
     with torch._C._SetExcludeDispatchKeyGuard(key, False), torch.enable_grad():  # noqa: SLF001
         result = function(*map(_detached, args), **{k: _detached(v) for k, v in kwargs.items()})
+    if result is None:  # it only writes to its arguments
+        return None
     taken = {a.data_ptr() for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)}
     results = result if isinstance(result, tuple | list) else (result,)
     found = tuple(r.clone() if r.data_ptr() in taken else r for r in map(_detached, results))

@@ -299,8 +299,8 @@ class Operator:
 
     def _by_reference(self, args: Sequence[Any]) -> Any:
         result = self._reference(*args)
-        if isinstance(result, torch.Tensor):
-            return result.contiguous()
+        if result is None or isinstance(result, torch.Tensor):
+            return None if result is None else result.contiguous()
         return tuple(r.contiguous() for r in result)
 
     def _refuse_tangents(self, args: Sequence[Any]) -> None:

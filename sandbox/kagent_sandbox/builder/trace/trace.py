@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -108,7 +108,7 @@ def trace_case(
             with dispatch.TraceDispatch(device), dispatch.Factories(device):
                 result = function(*arguments)
             gc.collect()  # objects in cycles are dead, too
-            outputs = _outputs(recorder, result, case)
+            outputs = _outputs(recorder, result, case, arguments)
     except (Exception, SystemExit) as e:  # noqa: BLE001 - whatever host code raises is its verdict
         raise _rejection(recorder.violation or e, module) from None
     if recorder.violation is not None:
@@ -143,15 +143,25 @@ def _entry(module: ModuleType, entry: str, case: BuildCase) -> Any:
 
 def _argument(recorder: Recorder, spec: TensorSpec | ScalarSpec) -> object:
     if isinstance(spec, ScalarSpec):
-        return spec.value
+        return spec.given
     dtype = getattr(torch, spec.dtype)
     whole = torch.empty(spec.extent, dtype=dtype, device="meta")
     return recorder.input(spec.name, whole.as_strided(spec.shape, spec.strides, spec.offset))
 
 
-def _outputs(recorder: Recorder, result: object, case: BuildCase) -> list[TensorRef]:
-    """The results as references; shapes and dtypes are compared by the caller."""
+def _outputs(
+    recorder: Recorder, result: object, case: BuildCase, arguments: Sequence[object]
+) -> list[TensorRef]:
+    """The results, then the arguments that are written, as references; shapes and dtypes are
+    compared by the caller.
+    """
+    given = {a.name: v for a, v in zip(case.arguments, arguments, strict=True)}
+    written = [recorder.tensor(cast("torch.Tensor", given[a.name])) for a in case.written]
     names = [r.name for r in case.results]
+    if not names:
+        if result is not None:
+            raise _wrong_results(f"a {type(result).__name__}", names)
+        return written
     if isinstance(result, Mapping):
         if set(result) != set(names):
             raise _wrong_results(f"a dictionary of {sorted(map(str, result))}", names)
@@ -162,11 +172,13 @@ def _outputs(recorder: Recorder, result: object, case: BuildCase) -> list[Tensor
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, torch.Tensor):
             raise _wrong_results(f"a {type(value).__name__} as {name!r}", names)
-    return [recorder.tensor(v) for v in values]
+    return [*(recorder.tensor(v) for v in values), *written]
 
 
 def _wrong_results(what: str, names: Sequence[str]) -> BuildRejected:
     expected = f"the tensor {names[0]}" if len(names) == 1 else f"the tensors ({', '.join(names)})"
+    if not names:
+        expected = "nothing: the results of this task are the arguments that it writes"
     return BuildRejected(
         Stage.BUILD,
         Status.INCORRECT_SHAPE,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kagent_sandbox.data.plan import ITEMSIZE, Buffer, Plan, PlanError, TensorRef
+from kagent_sandbox.device.plan_ops import strided_view
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -58,9 +59,10 @@ class PlanPlacement:
         self._images: dict[int, torch.Tensor] = {}  # of inputs with gaps before or in them
         specs = {s.name: s for s in inputs}
         self._inputs: list[tuple[Buffer, torch.Tensor, bool]] = []
+        self._refs: dict[int, TensorRef] = {}
         for buffer in plan.buffers:
             if buffer.kind == "input":
-                ref = _input_ref(buffer, specs.get(buffer.name or ""))
+                ref = self._refs[buffer.id] = _input_ref(buffer, specs.get(buffer.name or ""))
                 view = arena.view(ref, layout.offsets[buffer.id])
                 whole = view.is_contiguous() and ref.offset == 0
                 self._inputs.append((buffer, view, whole))
@@ -129,6 +131,9 @@ class PlanPlacement:
         for buffer, view, contiguous in self._inputs:
             assert buffer.name is not None
             if buffer.name in self._mutates:
+                if not contiguous:  # the memory between its rows is somebody else's
+                    text = f"memory between the rows of argument {buffer.name} was written"
+                    checks.append((text, (self._bytes(buffer) != self._image_with(buffer)).any()))
                 continue
             if contiguous:
                 original = bit_view(self._draw.tensors[buffer.name])
@@ -139,6 +144,13 @@ class PlanPlacement:
         if not checks or not bool(torch.stack([c for _, c in checks]).any()):
             return None
         return next(text for text, changed in checks if bool(changed))
+
+    def _image_with(self, buffer: Buffer) -> torch.Tensor:
+        """The bytes that were written for an input with gaps, but its elements as they are now."""
+        image = self._images[buffer.id].clone()
+        ref = self._refs[buffer.id]
+        strided_view(image, ref, 0).copy_(self._arena.view(ref, self.layout.offsets[buffer.id]))
+        return image
 
     def _bytes(self, buffer: Buffer) -> torch.Tensor:
         at = self.layout.offsets[buffer.id]
@@ -196,7 +208,7 @@ def bit_view(t: torch.Tensor) -> torch.Tensor:
 def _input_ref(buffer: Buffer, spec: TensorSpec | None) -> TensorRef:
     if spec is None:
         raise PlanError(f"the plan has an input {buffer.name!r} that the task does not")
-    ref = TensorRef(buffer.id, spec.offset, spec.shape, spec.strides, spec.dtype)
+    ref = spec.ref(buffer.id)
     if ref.extent_bytes[1] > buffer.nbytes:
         raise PlanError(f"the plan's input {buffer.name} has {buffer.nbytes} bytes: too few")
     return ref

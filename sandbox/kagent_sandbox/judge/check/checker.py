@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kagent_sandbox.data.build import TensorSpec
 from kagent_sandbox.data.plan import Launch, PlanError, TorchOp
 from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status
@@ -53,7 +52,7 @@ def check_results(task: Task, built: Built, cases: Sequence[Case]) -> None:
         if name not in by_name:
             continue
         case = by_name[name]
-        results = build_case(task, case).results
+        results = build_case(task, case).compared
         got = [list(t.shape) for t in plan.outputs]
         if got != [list(r.shape) for r in results]:
             want = ", ".join(f"{r.name} {list(r.shape)}" for r in results)
@@ -93,11 +92,12 @@ def place_plan(
         CandidateRejected: The plan's inputs are not the case's.
     """
     layouts = lay_out_many(plan, count, pitch, beyond=beyond)
-    inputs = [a for a in build_case(task, case).arguments if isinstance(a, TensorSpec)]
-    mutates = {a.name for a in task.arguments if a.mutates}
+    inputs = build_case(task, case).tensors
     try:
         return [
-            PlanPlacement(f"{prefix}/{case.name}/{i}", plan, layout, arena, inputs, mutates, owner)
+            PlanPlacement(
+                f"{prefix}/{case.name}/{i}", plan, layout, arena, inputs, task.mutates, owner
+            )
             for i, layout in enumerate(layouts)
         ]
     except PlanError as e:
@@ -227,10 +227,12 @@ class Checker:
             CandidateRejected: One is not within its tolerance.
         """
         errors: list[CaseError] = []
-        expected = self.sampler.expected(input_set)
+        outputs, expected = self.sampler.valid_parts(
+            input_set, outputs, self.sampler.expected(input_set)
+        )
         yardsticks = self.sampler.torch_errors(input_set, typical=typical)
         for result, out, ref, yardstick in zip(
-            self.task.results, outputs, expected, yardsticks, strict=True
+            self.task.compared, outputs, expected, yardsticks, strict=True
         ):
             found = numerics.measure_errors(out, ref, result.row_dims)
             error = numerics.case_error(input_set.case.name, result, found, yardstick, out.dtype)
@@ -250,8 +252,8 @@ class Checker:
         """
         yardsticks = self.sampler.typical_errors(case)
         for result, spec, worst, yardstick in zip(
-            self.task.results,
-            build_case(self.task, case).results,
+            self.task.compared,
+            build_case(self.task, case).compared,
             worst_errors(readings),
             yardsticks,
             strict=True,
@@ -320,7 +322,8 @@ class Checker:
         self, first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], input_set: InputSet
     ) -> None:
         """Refuse results that differ between two runs by more than rounding explains."""
-        for i, (result, one, two) in enumerate(zip(self.task.results, first, second, strict=True)):
+        first, second = self.sampler.valid_parts(input_set, first, second)
+        for i, (result, one, two) in enumerate(zip(self.task.compared, first, second, strict=True)):
             if torch.equal(bit_view(one), bit_view(two)):
                 continue
             yardstick = self.sampler.torch_errors(input_set)[i]

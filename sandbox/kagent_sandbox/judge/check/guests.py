@@ -15,7 +15,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from kagent_sandbox.data.build import TensorSpec
 from kagent_sandbox.data.plan import Launch, Plan, PlanError
 from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import Rejected, Status
@@ -125,7 +124,7 @@ class _Visit:
         lent = {
             b.name: _pages(layout.offsets[b.id], b.nbytes)
             for b in plan.buffers
-            if b.kind == "input" and b.nbytes and b.name not in self._mutated()
+            if b.kind == "input" and b.nbytes and b.name not in self.task.mutates
         }
         self.host.lend(list(lent.values()))
         try:
@@ -148,11 +147,8 @@ class _Visit:
         self.host.forget(placement.key)
 
     def _seat(self, case: Case, plan: Plan, layout: Layout) -> PlanPlacement:
-        specs = [a for a in build_case(self.task, case).arguments if isinstance(a, TensorSpec)]
-        return PlanPlacement(f"guest/{case.name}", plan, layout, self.arena, specs, self._mutated())
-
-    def _mutated(self) -> set[str]:
-        return {a.name for a in self.task.arguments if a.mutates}
+        specs, mutates = build_case(self.task, case).tensors, self.task.mutates
+        return PlanPlacement(f"guest/{case.name}", plan, layout, self.arena, specs, mutates)
 
     def _look(self) -> ProcessSnapshot:
         self.host.stop()

@@ -49,7 +49,7 @@ class InputSet:
 
     case: Case
     tensors: dict[str, torch.Tensor]
-    scalars: dict[str, int | float | bool]
+    scalars: dict[str, object]
     number: int = field(default_factory=itertools.count().__next__)
     known_results: tuple[torch.Tensor, ...] | None = field(default=None, repr=False)
     known_spot_checks: tuple[SpotChecks, ...] | None = field(default=None, repr=False)
@@ -174,13 +174,13 @@ class InputSampler:
         if case.name not in self._stale:
             input_set = self.fresh(case)
             outputs = self.call("eager", input_set)
-            dtypes = [dtype_of(r.dtype) for r in build_case(self.task, case).results]
+            dtypes = [dtype_of(r.dtype) for r in build_case(self.task, case).compared]
             own = [o.to(d).contiguous() for o, d in zip(outputs, dtypes, strict=True)]
             self._stale[case.name] = StaleValues(
                 tuple(_wrong(o).flatten().view(torch.uint8) for o in own),
                 tuple(
                     numerics.typical_norm(o, r.row_dims)
-                    for o, r in zip(own, self.task.results, strict=True)
+                    for o, r in zip(own, self.task.compared, strict=True)
                 ),
             )
         return self._stale[case.name]
@@ -199,23 +199,57 @@ class InputSampler:
         """Secret places of each result, and what the reference has there; chosen once per draw."""
         if input_set.known_spot_checks is None:
             norms = self.stale(input_set.case).norms
-            specs = build_case(self.task, input_set.case).results
+            specs = build_case(self.task, input_set.case).compared
             widths = [
                 math.prod(s.shape[len(s.shape) - min(r.row_dims, len(s.shape)) :])
                 if r.row_dims
                 else math.prod(s.shape)
-                for s, r in zip(specs, self.task.results, strict=True)
+                for s, r in zip(specs, self.task.compared, strict=True)
             ]
+            kept = input_set.known_results
+            changed = self._changed_elements(input_set, specs, widths)
+            counts = self._compared_rows(input_set, specs, widths)
             rows = tuple(
-                choose_rows(math.prod(s.shape) // max(1, w), self.device)
-                for s, w in zip(specs, widths, strict=True)
+                choose_rows(n, self.device, c) for n, c in zip(counts, changed, strict=True)
             )
             found = self._reference_rows(input_set, rows, widths)
+            input_set.known_results = kept  # whole arguments in float64, of every draw
             input_set.known_spot_checks = tuple(
-                choose_spot_checks(r, f, dtype_of(s.dtype), n)
-                for r, f, s, n in zip(rows, found, specs, norms, strict=True)
+                choose_spot_checks(r, f, dtype_of(s.dtype), n, None if c is None else c[r])
+                for r, f, s, n, c in zip(rows, found, specs, norms, changed, strict=True)
             )
         return input_set.known_spot_checks
+
+    def _compared_rows(
+        self, input_set: InputSet, specs: Sequence[TensorSpec], widths: Sequence[int]
+    ) -> list[int]:
+        """Number of rows of each result that are compared."""
+        counts = [math.prod(s.shape) // max(1, w) for s, w in zip(specs, widths, strict=True)]
+        if any(r.valid for r in self.task.compared):
+            (parts,) = self.valid_parts(input_set, self.expected(input_set))
+            counts = [p.numel() // max(1, w) for p, w in zip(parts, widths, strict=True)]
+        return counts
+
+    def _changed_elements(
+        self, input_set: InputSet, specs: Sequence[TensorSpec], widths: Sequence[int]
+    ) -> list[torch.Tensor | None]:
+        """Where the reference changes the arguments that are written, bool [rows, width]; None for
+        results. Most of a cache stays as it is: places anywhere would seldom see a write.
+        """
+        count = len(self.task.results)
+        found: list[torch.Tensor | None] = [None] * count
+        if len(specs) == count:
+            return found
+        if input_set.known_results is None:
+            input_set.known_results = self.call("reference", input_set)
+        for spec, width, ref in zip(
+            specs[count:], widths[count:], input_set.known_results[count:], strict=True
+        ):
+            before = input_set.tensors[spec.name]
+            after = ref.to(before.dtype)
+            same = (after == before) | (after.isnan() & before.isnan())
+            found.append(~same.reshape(-1, max(1, width)))
+        return found
 
     def _reference_rows(
         self, input_set: InputSet, rows: Sequence[torch.Tensor], widths: Sequence[int]
@@ -224,7 +258,7 @@ class InputSampler:
         own `reference_rows` where it has one, else from all of its results.
         """
         by_rows = getattr(self._reference, "reference_rows", None)
-        if by_rows is None:
+        if by_rows is None or len(self.task.compared) > len(self.task.results):
             full = input_set.known_results or self.call("reference", input_set)
             return [f.reshape(-1, max(1, w))[r] for f, w, r in zip(full, widths, rows, strict=True)]
         try:
@@ -260,6 +294,21 @@ class InputSampler:
             input_set.known_results = self.call("reference", input_set)
         return input_set.known_results
 
+    def valid_parts(
+        self, input_set: InputSet, *results: Sequence[torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
+        """Several calls' results without the rows that nobody has to compute: of a result with
+        `valid`, those beyond the reference's own number.
+        """
+        names = [r.name for r in self.task.compared]
+        rows = [
+            None if r.valid is None else int(self.expected(input_set)[names.index(r.valid)])
+            for r in self.task.compared
+        ]
+        return [
+            [t if n is None else t[:n] for t, n in zip(each, rows, strict=True)] for each in results
+        ]
+
     def torch_errors(
         self, input_set: InputSet, *, typical: bool = False
     ) -> tuple[numerics.Errors, ...]:
@@ -284,18 +333,18 @@ class InputSampler:
     def _errors(self, input_set: InputSet) -> tuple[numerics.Errors, ...]:
         """Return torch's errors on one draw, computed once."""
         if input_set.known_errors is None:
-            outputs = self.call("eager", input_set)
+            outputs, expected = self.valid_parts(
+                input_set, self.call("eager", input_set), self.expected(input_set)
+            )
             input_set.known_errors = tuple(
                 numerics.measure_errors(out, ref, result.row_dims)
-                for out, ref, result in zip(
-                    outputs, self.expected(input_set), self.task.results, strict=True
-                )
+                for out, ref, result in zip(outputs, expected, self.task.compared, strict=True)
             )
         return input_set.known_errors
 
     def _others(self, input_set: InputSet) -> list[InputSet]:
         """Further draws of the case, unless one says enough."""
-        results = build_case(self.task, input_set.case).results
+        results = build_case(self.task, input_set.case).compared
         if max(math.prod(r.shape) for r in results) >= MANY_ELEMENTS:
             return []
         if not self._pool:
@@ -327,7 +376,7 @@ class InputSampler:
         if odd:
             text = f"returns {sorted(map(str, odd))} too: task.toml declares no such tensors"
             raise self._error("inputs", case, text)
-        scalars = {a.name: a.value for a in spec.arguments if isinstance(a, ScalarSpec)}
+        scalars = {a.name: a.given for a in spec.arguments if isinstance(a, ScalarSpec)}
         return InputSet(case, tensors, scalars)
 
     def _check_input(self, case: Case, spec: TensorSpec, tensor: object) -> None:
@@ -359,24 +408,33 @@ class InputSampler:
         return values
 
     def call(self, which: str, input_set: InputSet) -> tuple[torch.Tensor, ...]:
-        """The results of `reference` or `eager`. Arguments that may be changed are copies.
+        """The results of `reference` or `eager`, and what is written. Arguments that may be changed
+        are copies.
 
         Raises:
             TaskError: It fails, or does not return what task.toml declares.
         """
         case = input_set.case
-        mutable = [a.name for a in self.task.arguments if a.mutates]
         arguments = input_set.arguments
-        for name in mutable:
-            arguments[name] = input_set.tensors[name].clone()
+        copies = {name: input_set.tensors[name].clone() for name in self.task.mutates}
+        arguments.update(copies)
         function = getattr(self._reference, which)
         try:
             with torch.no_grad():
                 value = function(**arguments)
         except Exception as e:  # see fresh
             raise self._error(which, case, _raised(e)) from e
-        results = self._tensors(which, case, value)
-        shapes = [r.shape for r in build_case(self.task, case).results]
+        spec = build_case(self.task, case)
+        if which == "reference" or spec.results:
+            results = self._tensors(which, case, value)
+        elif value is None:
+            results = ()
+        else:
+            text = f"returns {type(value).__name__}: the task has no results but what it writes"
+            raise self._error(which, case, text)
+        if which != "reference":
+            results = (*results, *(copies[a.name] for a in spec.written))
+        shapes = [r.shape for r in spec.compared]
         got = [tuple(t.shape) for t in results]
         if got != shapes:
             raise self._error(which, case, f"returns shapes {got}, task.toml says {shapes}")
@@ -399,6 +457,8 @@ def _wrong(result: torch.Tensor) -> torch.Tensor:
         return ~result
     if not result.dtype.is_floating_point:
         return result + 1
+    if result.dtype.itemsize == 1:  # torch computes nothing in 8 bits
+        return _wrong(result.float()).to(result.dtype)
     norm = numerics.typical_norm(result.reshape(1, -1), 1) if result.numel() else 0.0
     usual = norm / math.sqrt(max(1, result.numel())) or 1.0
     there = torch.isfinite(result) & (result != 0)

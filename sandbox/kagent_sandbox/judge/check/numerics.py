@@ -226,6 +226,8 @@ def _chunk_sums(
 
 def typical_norm(result: torch.Tensor, row_dims: int) -> float:
     """Root mean square norm of a result's rows, of what is finite."""
+    if result.dtype.itemsize == 1 or not result.dtype.is_floating_point:
+        result = result.double()  # torch computes nothing in 8 bits, and no norm of whole numbers
     return _scale(_rows(result, row_dims))[0] if result.numel() else 0.0
 
 
@@ -238,7 +240,7 @@ def element_errors(
 
     Args:
         out: Elements in the result's own dtype, [n].
-        expected: What the reference has there, [n] float64.
+        expected: What the reference has there, [n], float64 or of the result's kind.
         magnitude: What the error is relative to, [n] float64.
     """
     if not out.dtype.is_floating_point:

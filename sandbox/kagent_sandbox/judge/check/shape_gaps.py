@@ -18,11 +18,12 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kagent_sandbox.data.task import draw_hidden
 
 if TYPE_CHECKING:
+    from kagent_sandbox.data.build import Value
     from kagent_sandbox.data.task import Case, Kind, Task
 
 WINDOW = 4
@@ -33,14 +34,14 @@ case of the most lies, none can lie, or hardly ever does."""
 FEW = 3
 """Distinct sizes up to which a dimension of a call must be one of those that were checked."""
 
-Sizes = Mapping[str, int | float | bool]
+Sizes: TypeAlias = "Mapping[str, Value]"
 
 
 def ranged_dims(cases: Iterable[Sizes]) -> list[str]:
     """Dimensions that a checked kernel serves from the least to the largest size: those that have
     more than `FEW` sizes, all of them positive whole numbers. The others must be as checked.
     """
-    sizes: dict[str, set[int | float | bool]] = defaultdict(set)
+    sizes: dict[str, set[Value]] = defaultdict(set)
     for dims in cases:
         for name, value in dims.items():
             sizes[name].add(value)
@@ -98,7 +99,7 @@ def _look(cases: Sequence[Case]) -> tuple[int, list[list[Window]]]:
     ranged = ranged_dims(c.dims for c in cases)
     by_dtype: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for case in cases:
-        by_dtype[case.dtype].add(tuple(int(case.dims[n]) for n in ranged))
+        by_dtype[case.dtype].add(tuple(int(cast("int", case.dims[n])) for n in ranged))
     count, found = 0, []
     for (dtype, sizes), (position, dim) in itertools.product(
         sorted(by_dtype.items()), enumerate(ranged)

@@ -37,7 +37,7 @@ class SpotChecks:
 
     Attributes:
         index: Flat numbers of the elements, [rows, per row], int64.
-        expected: The reference's values there, [rows, per row], float64.
+        expected: The reference's values there, [rows, per row], float64, or whole numbers or flags.
         magnitude: Magnitudes that errors are relative to: the element's plus its row's mean.
             [rows, per row], float64.
     """
@@ -54,15 +54,28 @@ class SpotChecks:
         return SpotChecks(self.index[:, kept], self.expected[:, kept], self.magnitude[:, kept])
 
 
-def choose_rows(rows: int, device: torch.device) -> torch.Tensor:
-    """`ROWS` rows of a result of `rows`, or all of them where it has fewer. int64."""
+def choose_rows(
+    rows: int, device: torch.device, changed: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`ROWS` rows of a result of `rows`, or all of them where it has fewer. int64.
+
+    Where `changed` says which elements of an argument are written (bool [rows, width]), all but one
+    are rows with such.
+    """
     if rows <= ROWS:
         return torch.arange(rows, device=device)
-    return torch.randint(rows, (ROWS,), device=device)
+    chosen = torch.randint(rows, (ROWS,), device=device)
+    if changed is not None and len(written := changed.any(1).nonzero().flatten()):
+        chosen[1:] = written[torch.randint(len(written), (ROWS - 1,), device=device)]
+    return chosen
 
 
 def choose_spot_checks(
-    rows: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, typical: float
+    rows: torch.Tensor,
+    reference: torch.Tensor,
+    dtype: torch.dtype,
+    typical: float,
+    changed: torch.Tensor | None = None,
 ) -> SpotChecks:
     """Elements of chosen rows.
 
@@ -72,13 +85,20 @@ def choose_spot_checks(
         dtype: Of the result.
         typical: Root mean square norm of the result's rows on such inputs: a row of zeros is held
             against a typical row's rounding.
+        changed: Which elements of them are written, bool [n, width]: of a row that has such, places
+            are among these.
     """
     count, width = reference.shape
+    exact = reference if not reference.dtype.is_floating_point else reference.double()
     reference = reference.double()
     at = torch.randint(width, (count, min(PER_ROW, width)), device=rows.device)
+    if changed is not None:
+        for i, written in enumerate(changed):
+            if len(places := written.nonzero().flatten()):
+                at[i] = places[torch.randint(len(places), at[i].shape, device=rows.device)]
     least = numerics.least_magnitude(numerics.epsilon(dtype), typical, reference)
     finite = torch.nan_to_num(reference, nan=0.0, posinf=0.0, neginf=0.0).abs_()
-    expected = reference.gather(1, at)
+    expected = exact.gather(1, at)  # whole numbers may be too large for float64
     magnitude = finite.gather(1, at).add_(finite.mean(1, keepdim=True).clamp_min_(least))
     return SpotChecks(rows[:, None] * width + at, expected, magnitude)
 
@@ -146,7 +166,7 @@ def worst_errors(readings: Sequence[SpotReading]) -> list[float]:
             torch.cat(values),
             torch.cat([r.spot_checks[i].expected for r in readings]),
             torch.cat([r.spot_checks[i].magnitude for r in readings]),
-        ).amax()
+        )
         for i, values in enumerate(columns)
     ]
-    return torch.stack(worst).tolist() if worst else []
+    return [float(w.amax()) if w.numel() else 0.0 for w in worst]

@@ -25,7 +25,7 @@ from kagent_sandbox.data.build import ScalarSpec, TensorSpec
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.race import TORCH
 from kagent_sandbox.data.records import to_json
-from kagent_sandbox.data.task import Case, Task, build_case
+from kagent_sandbox.data.task import Case, Task, build_case, strides_of
 from kagent_sandbox.device import interference
 from kagent_sandbox.device.baseline_calls import BaselineCall, all_names
 from kagent_sandbox.device.table import find_device
@@ -178,7 +178,7 @@ def baseline_call(task: Task, case: Case, name: str, seed: int) -> BaselineCall:
         dims=case.dims,
         scalars={a.name: a.value for a in built.arguments if isinstance(a, ScalarSpec)},
         seed=seed,
-        strides={a.name: a.strides for a in tensors} if case.noncontiguous else {},
+        strides={a.name: a.strides for a in tensors if a.strides != strides_of(a.shape)},
     )
 
 

@@ -91,8 +91,11 @@ class Sweeper:
         for plan in race_baselines:
             placements = seats_of(plan, "rival", "b")
             session.prepare(placements, case.name)
-            self._write(session, placements, self.sampler.draw(case))
-            rival_us = [session.sample(placements, case.name) for _ in range(number)]
+            input_set = self.sampler.draw(case)
+            self._write(session, placements, input_set)
+            for _ in range(number):
+                rival_us.append(session.sample(placements, case.name))
+                self._restore(session, placements, input_set)
             session.forget(placements)
 
         seated = {i: seats_of(plan, f"s{i}") for i, plan in plans.items()}
@@ -110,7 +113,7 @@ class Sweeper:
                 if wanted != places:
                     self._write(session, seated[i], input_set)
                     places = wanted
-                if not self._time(session, case, seated[i], number, samples, i):
+                if not self._time(session, case, seated[i], number, samples, i, input_set):
                     alive.remove(i)
                     for j in samples:
                         session.prepare(seated[j], case.name)
@@ -136,13 +139,17 @@ class Sweeper:
         number: int,
         samples: dict[int, list[float]],
         config: int,
+        input_set: InputSet,
     ) -> bool:
         """Add samples of one configuration. False if it failed: the session was restarted."""
         try:
             if config not in samples:
                 session.prepare(placements, case.name)
             limit_s = SAMPLE_LIMIT_S if config == 0 else RUN_LIMIT_S
-            more = [session.sample(placements, case.name, limit_s=limit_s) for _ in range(number)]
+            more: list[float] = []
+            for _ in range(number):
+                more.append(session.sample(placements, case.name, limit_s=limit_s))
+                self._restore(session, placements, input_set)
         except CandidateRejected:
             if config == 0:
                 raise
@@ -151,6 +158,13 @@ class Sweeper:
             return False
         samples.setdefault(config, []).extend(more)
         return True
+
+    def _restore(
+        self, session: LauncherSession, placements: Sequence[PlanPlacement], input_set: InputSet
+    ) -> None:
+        """Write the inputs again where the plan may have changed them."""
+        if self.task.mutates:
+            self._write(session, placements, input_set)
 
     def _write(
         self, session: LauncherSession, placements: Sequence[PlanPlacement], input_set: InputSet

@@ -10,6 +10,7 @@ from kagent_sandbox.data.verdict import CaseTiming
 from kagent_sandbox.judge.timing import estimates
 
 if TYPE_CHECKING:
+    from kagent_sandbox.data.build import Value
     from kagent_sandbox.data.device import Ceilings, DeviceFacts
     from kagent_sandbox.data.plan import Plan
     from kagent_sandbox.data.task import Case, Task
@@ -47,11 +48,19 @@ def _distance(known: Case, case: Case) -> float:
     total = 100.0 if known.dtype != case.dtype else 0.0
     for name, value in case.dims.items():
         other = known.dims.get(name, value)
-        if isinstance(value, bool) or value <= 0 or other <= 0:
+        one, two = _amount(value), _amount(other)
+        if one <= 0 or two <= 0:
             total += 10.0 * (value != other)
         else:
-            total += abs(math.log(value / other))
+            total += abs(math.log(one / two))
     return total
+
+
+def _amount(value: Value) -> float:
+    """A size, of a list the sum; 0 for flags and texts."""
+    if isinstance(value, bool | str):
+        return 0
+    return sum(value) if isinstance(value, tuple) else value
 
 
 def attainable_us(task: Task, case: Case, ceilings: Ceilings) -> float:

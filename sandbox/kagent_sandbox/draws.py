@@ -1,0 +1,84 @@
+"""Inputs that tasks have in common: what reference.py may import for its `inputs`.
+
+    from kagent_sandbox.draws import draw_index, offsets, segments
+
+An exported library has these functions in its copy of reference.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+INDEX_KINDS = ("uniform", "zipf", "sorted", "distinct", "same")
+
+
+def draw_index(
+    kind: str,
+    shape: Sequence[int],
+    count: int,
+    generator: torch.Generator,
+    device: torch.device,
+) -> torch.Tensor:
+    """Draw indices from 0 to `count - 1`.
+
+    Args:
+        kind: "uniform"; "zipf": the i-th most frequent one about 1/i as often as the first (words,
+            popular experts); "sorted": uniform, in ascending order along the last dimension;
+            "distinct": none twice; "same": one index everywhere (all writes collide).
+        shape: Shape of the result.
+        count: Number of values to choose from.
+        generator: The source of chance.
+        device: Where the result is.
+
+    Returns:
+        int64 of `shape`.
+
+    Raises:
+        ValueError: An unknown kind, or more distinct indices than there are.
+    """
+    if kind not in INDEX_KINDS:
+        raise ValueError(f"no indices of kind {kind!r}: expected one of {', '.join(INDEX_KINDS)}")
+    elements = math.prod(shape)
+    if kind == "distinct":
+        if elements > count:
+            raise ValueError(f"{elements} distinct indices, and {count} to choose from")
+        drawn = torch.randperm(count, generator=generator, device=device)[:elements]
+        return drawn.reshape(tuple(shape))
+    if kind == "zipf":
+        position = torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float64)
+        rank = ((count + 1) ** position - 1).long().clamp_(0, count - 1)
+        first = torch.randint(count, (), generator=generator, device=device)
+        return (rank + first) % count  # the frequent ones are not always the first
+    many = torch.randint(
+        count, () if kind == "same" else tuple(shape), generator=generator, device=device
+    )
+    if kind == "same":
+        return many.expand(tuple(shape)).contiguous()
+    return many.sort(-1).values if kind == "sorted" else many
+
+
+def offsets(
+    lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """Where each of several sequences starts when they are joined, and where the last one ends.
+
+    Returns:
+        [len(lengths) + 1] in `dtype`, the first is 0.
+    """
+    joined = torch.tensor([0, *lengths], device=device, dtype=torch.int64)
+    return joined.cumsum(0).to(dtype)
+
+
+def segments(
+    lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """The number of the sequence that each element of the joined ones belongs to.
+
+    Returns:
+        [sum(lengths)] in `dtype`, ascending.
+    """
+    each = torch.tensor([*lengths], device=device, dtype=torch.int64)
+    return torch.repeat_interleave(each).to(dtype)
