@@ -6,11 +6,12 @@ checked, and binaries are read and hashed again. A mismatch is TAMPER.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +27,7 @@ from kagent_sandbox.data.language import how_to_write
 from kagent_sandbox.data.plan import MAX_PLAN_BYTES, Plan
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.process.channel import ChannelClosed, ChannelError, ChannelTimeout, Message
+from kagent_sandbox.process.device_lock import CPU, DeviceLock
 from kagent_sandbox.process.forkserver import ChildHandle, Exit, ForkServer, Isolation
 from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.syntax import refuse_unseen
@@ -56,9 +58,21 @@ class Builder:
         jobs: Number of candidates that are built at once. Spare cores trace and compile several
             cases of one candidate at once.
         confinement: Rights of the child; `builder_confinement()` if None.
+        on_wait: Is told, from the thread of a call, which process times on the CPU while a build
+            waits for that.
+        take_turns: Whether builds make way for other processes' timings on the CPU. Otherwise the
+            caller has the CPU (`kagent_sandbox.process.device_lock`).
     """
 
-    def __init__(self, jobs: int = 1, *, confinement: Confinement | None = None) -> None:
+    def __init__(
+        self,
+        jobs: int = 1,
+        *,
+        confinement: Confinement | None = None,
+        on_wait: Callable[[str], None] | None = None,
+        take_turns: bool = True,
+    ) -> None:
+        self._turns = DeviceLock(CPU, on_wait) if take_turns else None
         self._slots = threading.BoundedSemaphore(jobs)
         self._active = 0  # builds that run
         self._lock = threading.Lock()
@@ -84,6 +98,8 @@ class Builder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._turns is not None:
+            self._turns.close()
         self._server.close()
 
     @property
@@ -119,6 +135,7 @@ class Builder:
             return syntax_error(e, request.source)
         with (
             self._slots,
+            self._turns.turn("work") if self._turns is not None else contextlib.nullcontext(),
             self._server.spawn(wall_limit_s=request.wall_limit_s + _GRACE_S) as child,
         ):
             with self._lock:

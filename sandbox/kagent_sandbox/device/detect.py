@@ -27,6 +27,20 @@ def _of(major: int, minor: int) -> str:
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
+def gpu_uuid(index: int) -> str:
+    """What tells a GPU from all others: its UUID, or that of its slice (MIG); makes no context.
+
+    The index in its place where the driver does not tell.
+    """
+    if not has_gpu():
+        return str(index)
+    driver = ctypes.CDLL("libcuda.so.1")  # initialised by has_gpu
+    device, uuid = ctypes.c_int(0), (ctypes.c_ubyte * 16)()
+    if driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetUuid_v2(uuid, device):
+        return str(index)
+    return bytes(uuid).hex()
+
+
 @functools.cache
 def has_gpu() -> bool:
     """Whether the driver knows an NVIDIA GPU that this process may use. Makes no context."""

@@ -259,6 +259,9 @@ class Backend(Protocol):
     def synchronize(self) -> None:
         """Wait until what the judge has asked torch for on `device` is done: launchers see it."""
 
+    def wait_until_idle(self) -> None:
+        """Wait until no process is being started or ended on the device: others may time then."""
+
     def settle(self) -> None:
         """Empty caches and let threads rest before a sample; asked where `traits.judges_clock`."""
 

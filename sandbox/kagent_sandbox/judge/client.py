@@ -34,6 +34,7 @@ from kagent_sandbox.judge.protocol import (
 )
 from kagent_sandbox.judge.timing.noise import Noise
 from kagent_sandbox.process.channel import Channel, ChannelClosed, ChannelError
+from kagent_sandbox.process.device_lock import DeviceLock, Mode
 
 T = TypeVar("T")
 
@@ -41,6 +42,11 @@ KEPT = 16
 """Candidates whose plans and binaries the judge keeps at a time."""
 MOST_SET_ASIDE = 2
 """Candidates in a row that judges may die of before it is the machine that is not to be trusted."""
+_USES: Mapping[str, Mode] = {
+    **dict.fromkeys(("ceilings", "noise", "baselines", "measure", "race"), "timing"),
+    **dict.fromkeys(("open", "check", "health"), "work"),
+}
+"""Requests for which the device is needed, and how."""
 _LOG_TAIL = 4000
 _CLOSE_S = 15.0  # longer than it waits for its own fork-server
 # Importing torch would collect garbage often, and find next to nothing.
@@ -99,6 +105,8 @@ class JudgeClient:
         eager_only: bool = False,
         race_s: float = 0.0,
         tier: Tier | None = None,
+        on_wait: Callable[[str], None] | None = None,
+        take_turns: bool = True,
     ) -> None:
         """Start the process and open the device.
 
@@ -114,6 +122,9 @@ class JudgeClient:
                 everybody gets, while a verdict beside torch is not clear. A device whose
                 comparisons have no further rounds ignores it.
             tier: How launchers are confined: None is as KAGENT_ISOLATION says.
+            on_wait: Is told, from the thread of a call, who has the device while this waits for it.
+            take_turns: Whether the device is taken for each request. Otherwise the caller has it
+                (`kagent_sandbox.process.device_lock`).
         """
         self._entry = find_device(device)
         self._tier = tier
@@ -126,6 +137,7 @@ class JudgeClient:
             "eager_only": eager_only,
             "race_s": race_s,
         }
+        self._lock = DeviceLock(self._entry.unit_name(index), on_wait) if take_turns else None
         self._choices: dict[str, Mapping[str, int]] = {}
         self._set_aside = 0  # candidates since the last one that was judged
         self._start()
@@ -153,7 +165,7 @@ class JudgeClient:
         try:
             self.facts: DeviceFacts = from_json(DeviceFacts, self._ask("open", self._opened))
         except BaseException:
-            self.close()
+            self._end()
             raise
 
     def __enter__(self) -> Self:
@@ -298,7 +310,12 @@ class JudgeClient:
         return str(cast("dict[str, object]", self._ask("printed"))["text"])
 
     def close(self) -> None:
-        """End the process and all that it started."""
+        """End the process and all that it started. Whoever waits for the device gives up."""
+        if self._lock is not None:
+            self._lock.close()
+        self._end()
+
+    def _end(self) -> None:
         self._channel.close()
         try:
             self._process.wait(_CLOSE_S)
@@ -346,7 +363,7 @@ class JudgeClient:
 
     def _restart(self) -> None:
         """A new process in the place of one that is gone. It has no candidates yet."""
-        self.close()
+        self._end()
         self._start()
 
     # -- the protocol ----------------------------------------------------------------------------
@@ -375,6 +392,23 @@ class JudgeClient:
         request: Mapping[str, object] | None = None,
         blobs: Sequence[bytes] = (),
         *,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> object:
+        """Send a request and return its answer; the device is this judge's turn meanwhile."""
+        mode = _USES.get(verb)
+        if self._lock is None or mode is None:
+            return self._exchange(verb, request, blobs, on_progress)
+        with self._lock.turn(mode):
+            answer = self._exchange(verb, request, blobs, on_progress)
+            if self._lock.awaited():  # processes are made ahead, which the next one should not see
+                self._exchange("rest")
+            return answer
+
+    def _exchange(
+        self,
+        verb: str,
+        request: Mapping[str, object] | None = None,
+        blobs: Sequence[bytes] = (),
         on_progress: Callable[[str], None] | None = None,
     ) -> object:
         try:

@@ -72,6 +72,7 @@ class JudgeServer:
             "health": self._health,
             "printed": self._printed,
             "isolation": self._isolation,
+            "rest": self._rest,
         }
         try:
             with contextlib.suppress(ChannelClosed):
@@ -181,6 +182,10 @@ class JudgeServer:
 
     def _isolation(self, _request: Json, _: Sequence[bytes]) -> Json:
         return to_json(self.judge.backend.isolation)
+
+    def _rest(self, _request: Json, _: Sequence[bytes]) -> Json:
+        self.judge.backend.wait_until_idle()
+        return {}
 
     def _contender(self, entrant: Entrant) -> Contender:
         return Contender(entrant.id, self._kept[entrant.key], entrant.choice)

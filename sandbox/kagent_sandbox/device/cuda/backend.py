@@ -237,6 +237,10 @@ class GpuBackend:
         """See `Backend`."""
         torch.cuda.synchronize(self.device)
 
+    def wait_until_idle(self) -> None:
+        """See `Backend`."""
+        self._spares.quiet()
+
     def settle(self) -> None:
         """See `Backend`: launchers flush L2 by themselves."""
 
