@@ -147,6 +147,7 @@ def uncompiled():
     compiling takes longer than most tests, and test_session and test_baselines are about it.
     """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KAGENT_PASS", "TORCHDYNAMO_DISABLE")
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
         yield
 

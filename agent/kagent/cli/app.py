@@ -18,6 +18,7 @@ from kagent_sandbox.errors import KagentError
 from rich.text import Text
 from typer.core import TyperGroup
 
+from kagent.config.devices import use_device
 from kagent.config.settings import load_config
 from kagent.ui.terminal import Terminal
 
@@ -114,6 +115,23 @@ TASK = typer.Option(
 )
 TaskOption = Annotated[str, TASK]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def _use_device(name: str | None) -> None:
+    use_device(name)
+
+
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="cpu|cuda:N|UUID",
+        help="Device to use (the first GPU, else the CPU); kagent devices lists them.",
+        envvar="KAGENT_DEVICE",
+        callback=_use_device,
+        is_eager=True,  # before anything asks whether there is a GPU
+    ),
+]
 JobsOption = Annotated[int | None, typer.Option(help="Builds at once (all cores).", min=1)]
 IsolationOption = Annotated[
     Literal["auto", "T0", "T1", "T2", "T3"] | None,

@@ -92,12 +92,17 @@ def evolve(
         most_search_s=config.max_time,
     )
     phases.begin(Phase.START)
-    opened = open_machine(task, kind, config, secret, lambda text: observe(Progress(text)))
-    with opened as (machine, facts, environment):
-        if manifest is not None and resume is not None:
+    with contextlib.ExitStack() as opened:
+        resumed = None  # its lock first: nothing is measured for a run that somebody else works on
+        if resume is not None:
+            resumed = opened.enter_context(RunStore.open(resume))
+        machine, facts, environment = opened.enter_context(
+            open_machine(task, kind, config, secret, lambda text: observe(Progress(text)))
+        )
+        if manifest is not None and resume is not None and resumed is not None:
             same_machine(manifest, environment, facts, resume)
-            store = RunStore.open(resume)
-            note_isolation_change(store, environment, observe)
+            note_isolation_change(resumed, environment, observe)
+            store = resumed
         else:
             made = new_manifest(task, kind, facts.target, config, environment)
             store = RunStore.create(config.runs, made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from uuid import UUID
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
@@ -38,7 +39,7 @@ def gpu_uuid(index: int) -> str:
     device, uuid = ctypes.c_int(0), (ctypes.c_ubyte * 16)()
     if driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetUuid_v2(uuid, device):
         return str(index)
-    return bytes(uuid).hex()
+    return f"GPU-{UUID(bytes=bytes(uuid))}"
 
 
 @functools.cache

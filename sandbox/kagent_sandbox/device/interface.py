@@ -279,7 +279,7 @@ class Backend(Protocol):
         """Return the output of launchers that have ended since the last call, the end of each."""
 
     def ceilings(self, *, again: bool = False) -> Ceilings:
-        """Return the ceilings. They are measured once per `facts.key` and cached.
+        """Return the ceilings. They are measured once per device and versions and cached.
 
         `again`: they are measured now as well, and the larger figure of each is kept.
         """

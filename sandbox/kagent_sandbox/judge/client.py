@@ -35,6 +35,7 @@ from kagent_sandbox.judge.protocol import (
 from kagent_sandbox.judge.timing.noise import Noise
 from kagent_sandbox.process.channel import Channel, ChannelClosed, ChannelError
 from kagent_sandbox.process.device_lock import DeviceLock, Mode
+from kagent_sandbox.process.environment import for_trusted
 
 T = TypeVar("T")
 
@@ -146,8 +147,7 @@ class JudgeClient:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
         self._channel, theirs = Channel.pair()
         compiled = str(cache_folder() / "inductor")
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": compiled}
-        environment.pop("TRITON_INTERPRET", None)  # a user's: the judge's own kernels are compiled
+        environment = {**for_trusted(), "TORCHINDUCTOR_CACHE_DIR": compiled}
         if self._tier is not None:
             environment[ISOLATION] = self._tier
         environment |= self._entry.environment

@@ -76,13 +76,14 @@ class DeviceLock:
 
     def awaited(self) -> bool:
         """Whether another process has a turn on the device, or waits for one."""
+        return any(process != os.getpid() for process, _ in self.turns())
+
+    def turns(self) -> list[tuple[int, str]]:
+        """Processes that have a turn or wait for one, in their order, each with what it does."""
         folder = self._folder()
-        own = f"{os.getpid()} "
-        return any(
-            not text.startswith(own)
-            for name in _tickets(folder)
-            if (text := _read_held(folder / name)) is not None
-        )
+        texts = [_read_held(folder / name) for name in _tickets(folder)]
+        parts = [text.partition(" ") for text in texts if text is not None]
+        return [(int(number), what) for number, _, what in parts if number.isdigit()]
 
     def close(self) -> None:
         """Let no thread wait any longer."""

@@ -144,4 +144,4 @@ def test_a_folder_that_cannot_be_used_says_what_to_set(tmp_path, monkeypatch):
 
 
 def test_a_gpu_has_a_name_of_its_own():
-    assert len(gpu_uuid(0)) == (32 if has_gpu() else 1)
+    assert len(gpu_uuid(0)) == (40 if has_gpu() else 1)

@@ -209,7 +209,7 @@ class GpuBackend:
         Raises:
             DeviceError: The device fails.
         """
-        name = cache.named("gpu-ceilings", self.facts.key, TIMING_VERSION)
+        name = cache.named("gpu-ceilings", *self.facts.unique, TIMING_VERSION)
         cached = cache.load(name, Ceilings)
         if cached is not None and not again:
             return cached
