@@ -105,26 +105,25 @@ def evolve(
             store = resumed
         else:
             made = new_manifest(task, kind, facts.target, config, environment)
-            store = RunStore.create(config.runs, made)
-        with store:
-            for call in trials:
-                store.tried(call)
-            setting = _setting(task, store.manifest, budget)
-            limits = Limits(seconds=config.max_time, stop_at=config.stop_at)
+            store = opened.enter_context(RunStore.create(config.runs, made))
+        for call in trials:
+            store.tried(call)
+        setting = _setting(task, store.manifest, budget)
+        limits = Limits(seconds=config.max_time, stop_at=config.stop_at)
 
-            async def search() -> Stop:
-                async with contextlib.AsyncExitStack() as stack:
-                    proposer = await open_proposer(config, task, store, observe, stack)
-                    evolution = Evolution(
-                        setting, seeds, store, machine, proposer, observe, limits, phases
-                    )
-                    return await evolution.run()
+        async def search() -> Stop:
+            async with contextlib.AsyncExitStack() as stack:
+                proposer = await open_proposer(config, task, store, observe, stack)
+                evolution = Evolution(
+                    setting, seeds, store, machine, proposer, observe, limits, phases
+                )
+                return await evolution.run()
 
-            try:
-                stop = asyncio.run(search())
-            except KeyboardInterrupt:
-                stop = Stop.INTERRUPTED
-            return Outcome(store.folder, stop, store.history())
+        try:
+            stop = asyncio.run(search())
+        except KeyboardInterrupt:
+            stop = Stop.INTERRUPTED
+        return Outcome(store.folder, stop, store.history())
 
 
 def _try_models(config: Config, observe: Observer) -> Sequence[ModelCall]:

@@ -77,6 +77,7 @@ class ForkServer:
 
     def start(self) -> None:
         """Start the process without waiting for its imports; `spawn` and `isolation` do."""
+        self._isolation = None  # a successor is observed anew
         self._root = Path(tempfile.mkdtemp(prefix=self._prefix)).resolve()
         self._root.chmod(0o711)  # children of another user reach their own folder in it
         self._channel, theirs = Channel.pair()
