@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -144,8 +145,21 @@ FreshOption = Annotated[
 RunsOption = Annotated[Path | None, typer.Option("--runs", help="Folder of run folders (runs/).")]
 
 
+def _end_as_by_ctrl_c(number: int, _frame: object) -> None:
+    """Handle a signal that asks the program to end: what runs is ended, and what is recorded is
+    kept.
+    """
+    name = signal.Signals(number).name
+    with contextlib.suppress(OSError):  # after SIGHUP there may be no terminal
+        os.write(2, f"kagent: {name}: ending as after Ctrl-C\n".encode())
+    signal.raise_signal(signal.SIGINT)
+
+
 def main() -> None:
     """Run the command line; every error is one clear text and a non-zero exit."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a first process of a container ignores others
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end_as_by_ctrl_c)
     try:
         app(standalone_mode=True)
     except KagentError as e:

@@ -20,7 +20,7 @@ from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage, Status
 from kagent_sandbox.device.table import find_device
-from kagent_sandbox.errors import ChildDied, IncumbentWrong
+from kagent_sandbox.errors import ChildDied, DeviceWedged, IncumbentWrong
 from kagent_sandbox.judge.protocol import (
     ERRORS,
     CheckAnswer,
@@ -33,7 +33,8 @@ from kagent_sandbox.judge.protocol import (
     pack,
 )
 from kagent_sandbox.judge.timing.noise import Noise
-from kagent_sandbox.process.channel import Channel, ChannelClosed, ChannelError
+from kagent_sandbox.process import process_tree
+from kagent_sandbox.process.channel import Channel, ChannelClosed, ChannelError, ChannelTimeout
 from kagent_sandbox.process.device_lock import DeviceLock, Mode
 from kagent_sandbox.process.environment import for_trusted
 
@@ -49,6 +50,9 @@ _USES: Mapping[str, Mode] = {
 }
 """Requests for which the device is needed, and how."""
 _LOG_TAIL = 4000
+_LOOK_S = 5.0  # between looks at a judge that says nothing
+_MOST_STOPPED = 3  # looks in a row that find it stopped
+_KILL_S = 60.0  # the kernel takes a large process apart
 _CLOSE_S = 15.0  # longer than it waits for its own fork-server
 # Importing torch would collect garbage often, and find next to nothing.
 _SERVER: tuple[str, ...] = (
@@ -321,7 +325,14 @@ class JudgeClient:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            try:
+                self._process.wait(_KILL_S)
+            except subprocess.TimeoutExpired:
+                raise DeviceWedged(
+                    f"the judge's process {self._process.pid} cannot be ended: it hangs in a "
+                    "driver. What is recorded is kept: reset the device or restart the machine, "
+                    "then resume"
+                ) from None
         self._log.close()
 
     # -- when the judge dies -----------------------------------------------------------------------
@@ -414,7 +425,7 @@ class JudgeClient:
         try:
             self._channel.send({"do": verb, **(request or {})}, blobs)
             while True:
-                answer = cast("dict[str, Any]", self._channel.recv(None).obj)
+                answer = self._receive()
                 if "progress" in answer:
                     if on_progress is not None:
                         on_progress(str(answer["progress"]))
@@ -427,6 +438,23 @@ class JudgeClient:
         except ChannelError as e:
             self._process.kill()
             raise ChildDied(f"the judge's process broke the protocol: {e}{self._how()}") from None
+
+    def _receive(self) -> dict[str, Any]:
+        """The next message. A judge that somebody has stopped would not send any: it is ended.
+
+        Raises:
+            ChannelError: It has ended, or broke the protocol.
+        """
+        stopped = 0
+        while True:
+            try:
+                return cast("dict[str, Any]", self._channel.recv(_LOOK_S).obj)
+            except ChannelTimeout:
+                stopped = stopped + 1 if process_tree.is_stopped(self._process.pid) else 0
+                if stopped == _MOST_STOPPED:
+                    self._process.kill()
+                    seconds = _MOST_STOPPED * _LOOK_S
+                    raise ChannelClosed(f"stopped for {seconds:.0f} s") from None
 
     def _how(self) -> str:
         """Exit code and the end of the log."""

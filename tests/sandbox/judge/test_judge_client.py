@@ -113,6 +113,15 @@ def test_a_judge_waits_for_its_turn_and_says_for_whom(client, task):
     assert not isinstance(answers[0], Rejected)
 
 
+def test_a_judge_that_is_stopped_is_replaced(folder, task, monkeypatch):
+    monkeypatch.setattr("kagent_sandbox.judge.client._LOOK_S", 0.1)
+    with JudgeClient(folder, "cpu", SEED) as client:
+        first = client.pid
+        os.kill(first, signal.SIGSTOP)
+        assert not isinstance(client.check(built(task, SEED, GOOD)), Rejected)
+        assert client.pid != first
+
+
 def test_errors_of_the_user_cross_the_process(tmp_path):
     with pytest.raises(TaskError, match=r"no task\.toml"):
         JudgeClient(tmp_path, "cpu", 0)
