@@ -136,6 +136,8 @@ def measured_once(tmp_path_factory):
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(shared))
+        # Workers run side by side: what they time is not compared.
+        patch.setenv("KAGENT_LOCKS", str(base / "locks"))
         yield shared
 
 
@@ -145,6 +147,7 @@ def uncompiled():
     compiling takes longer than most tests, and test_session and test_baselines are about it.
     """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KAGENT_PASS", "TORCHDYNAMO_DISABLE")
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
         yield
 

@@ -141,7 +141,11 @@ def check_file(
     if not available(kind):
         return _interpret(task, path, source, jobs)
     secret = secrets.randbits(62)
-    with Builder(jobs) as builder, JudgeClient(task.folder, device_for(kind), secret) as judge:
+    device = device_for(kind)
+    with (
+        Builder(jobs, on_wait=say) as builder,
+        JudgeClient(task.folder, device, secret, on_wait=say) as judge,
+    ):
         request = request_maker(task, judge.facts, search_cases(task, kind, secret), 1)
         built = builder.build(request(source))
         verdict = built if isinstance(built, Rejected) else judge.check(built)
@@ -194,7 +198,11 @@ def bench_files(
     if not available(kind):
         return _not_timed(task, sources, jobs=jobs, configs=configs, say=say)
     secret = secrets.randbits(62)
-    with Builder(jobs) as builder, JudgeClient(task.folder, device_for(kind), secret) as judge:
+    device = device_for(kind)
+    with (
+        Builder(jobs, on_wait=say) as builder,
+        JudgeClient(task.folder, device, secret, on_wait=say) as judge,
+    ):
         request = request_maker(task, judge.facts, search_cases(task, kind, secret), configs)
         baselines = judge.baselines(say, cached=not fresh)
         judge.ceilings()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from kagent_sandbox.errors import KagentError
 from rich.text import Text
 from typer.core import TyperGroup
 
+from kagent.config.devices import use_device
 from kagent.config.settings import load_config
 from kagent.ui.terminal import Terminal
 
@@ -114,6 +116,23 @@ TASK = typer.Option(
 )
 TaskOption = Annotated[str, TASK]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def _use_device(name: str | None) -> None:
+    use_device(name)
+
+
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="cpu|cuda:N|UUID",
+        help="Device to use (the first GPU, else the CPU); kagent devices lists them.",
+        envvar="KAGENT_DEVICE",
+        callback=_use_device,
+        is_eager=True,  # before anything asks whether there is a GPU
+    ),
+]
 JobsOption = Annotated[int | None, typer.Option(help="Builds at once (all cores).", min=1)]
 IsolationOption = Annotated[
     Literal["auto", "T0", "T1", "T2", "T3"] | None,
@@ -126,8 +145,21 @@ FreshOption = Annotated[
 RunsOption = Annotated[Path | None, typer.Option("--runs", help="Folder of run folders (runs/).")]
 
 
+def _end_as_by_ctrl_c(number: int, _frame: object) -> None:
+    """Handle a signal that asks the program to end: what runs is ended, and what is recorded is
+    kept.
+    """
+    name = signal.Signals(number).name
+    with contextlib.suppress(OSError):  # after SIGHUP there may be no terminal
+        os.write(2, f"kagent: {name}: ending as after Ctrl-C\n".encode())
+    signal.raise_signal(signal.SIGINT)
+
+
 def main() -> None:
     """Run the command line; every error is one clear text and a non-zero exit."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a first process of a container ignores others
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end_as_by_ctrl_c)
     try:
         app(standalone_mode=True)
     except KagentError as e:

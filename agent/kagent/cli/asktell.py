@@ -17,6 +17,7 @@ from rich.text import Text
 from kagent.cli.app import (
     DRIVE,
     INTERRUPTED,
+    DeviceOption,
     IsolationOption,
     JobsOption,
     JsonOption,
@@ -77,6 +78,7 @@ def ask(
     ] = None,
     runs: RunsOption = None,
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Write a run's next prompts as files, for whoever answers them."""
     from kagent.asktell import open_asks, open_run, views
@@ -145,6 +147,7 @@ def tell(
     isolation: IsolationOption = None,
     runs: RunsOption = None,
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Take answers into a run, and evaluate them here unless they are queued."""
     from kagent.asktell import answers, judging, views
@@ -210,6 +213,7 @@ def judge(
     isolation: IsolationOption = None,
     runs: RunsOption = None,
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Judge what waits in a run, from its folder alone: on the machine that has the device."""
     from kagent.asktell import judging, views

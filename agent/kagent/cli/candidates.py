@@ -12,6 +12,7 @@ from rich.text import Text
 from kagent.cli.app import (
     EVOLVE,
     TASK,
+    DeviceOption,
     FreshOption,
     IsolationOption,
     JobsOption,
@@ -101,6 +102,7 @@ def check(
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Check a candidate on all cases, against float64 and torch's own error; or a task itself."""
     from kagent_sandbox.data.records import to_json
@@ -179,6 +181,7 @@ def bench(
     isolation: IsolationOption = None,
     fresh: FreshOption = None,
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Time candidates beside every baseline on the task's benchmark cases."""
     from kagent_sandbox.data.records import to_json

@@ -14,6 +14,7 @@ from kagent.cli.app import (
     EVOLVE,
     INTERRUPTED,
     NOT_FASTER,
+    DeviceOption,
     FreshOption,
     IsolationOption,
     JobsOption,
@@ -100,6 +101,7 @@ def evolve(
             help="Continue a run: its name, path, or 'latest'.", autocompletion=complete_run
         ),
     ] = None,
+    _device: DeviceOption = None,
 ) -> None:
     """Evolve a task's kernel: propose, build, check, measure, keep the fastest lineage."""
     from kagent.evolve import session

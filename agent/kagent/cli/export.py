@@ -10,6 +10,7 @@ from kagent_sandbox.errors import UserError
 
 from kagent.cli.app import (
     EXPORT,
+    DeviceOption,
     IsolationOption,
     JobsOption,
     JsonOption,
@@ -55,6 +56,7 @@ def export(
     isolation: IsolationOption = None,
     folder: RunsOption = None,
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Write the winners of runs into a kernel library: verified and measured once more, here."""
     from kagent.asktell.judging import can_judge
@@ -98,6 +100,7 @@ def certify(
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Check and measure an exported library again: after a new compiler, driver or GPU."""
     from kagent.export.certify import certify as certify_library

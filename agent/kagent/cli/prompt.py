@@ -11,6 +11,7 @@ from kagent_sandbox.errors import UserError
 
 from kagent.cli.app import (
     DRIVE,
+    DeviceOption,
     JsonOption,
     LangName,
     RunsOption,
@@ -57,6 +58,7 @@ def prompt(
     ] = None,
     runs: RunsOption = None,
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Print exactly what a model would be sent."""
     if task is None and run is None:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from kagent.cli.app import (
     LOOK,
+    DeviceOption,
     IsolationOption,
     JobsOption,
     JsonOption,
@@ -132,6 +133,7 @@ def ablate(
     isolation: IsolationOption = None,
     folder: RunsOption = None,
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Take the winner's edits back one at a time, and measure what each of them is worth."""
     from kagent_sandbox.data.verdict import Rejected
@@ -198,6 +200,7 @@ def profile(
     isolation: IsolationOption = None,
     folder: RunsOption = None,
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Say what a GPU candidate's kernels do: occupancy and waves, and counters where ncu is."""
     from kagent_sandbox.data.verdict import Passed

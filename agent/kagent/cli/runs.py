@@ -12,6 +12,7 @@ from rich.text import Text
 from kagent.cli.app import (
     LOOK,
     TRUST,
+    DeviceOption,
     IsolationOption,
     JobsOption,
     JsonOption,
@@ -125,6 +126,7 @@ def doctor(
     base_url: Annotated[str | None, typer.Option(help="Its address.")] = None,
     isolation: IsolationOption = None,
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Say what works here: compilers, GPU, isolation as observed, and the models that are set."""
     from kagent.doctor import Level, examine

@@ -15,6 +15,7 @@ from rich.text import Text
 from kagent.cli.app import (
     INTERRUPTED,
     TRUST,
+    DeviceOption,
     IsolationOption,
     JobsOption,
     JsonOption,
@@ -53,6 +54,7 @@ def selftest(
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Attack the judge with every fault, attack and cheat of the corpus, on this machine."""
     from kagent.selftest import table

@@ -51,8 +51,8 @@ def open_machine(
     sound_task(task, kind, say)
     device = device_for(kind)
     with (
-        Builder(config.jobs) as builder,
-        JudgeClient(task.folder, device, secret, race_s=config.race_time) as judge,
+        Builder(config.jobs, on_wait=say) as builder,
+        JudgeClient(task.folder, device, secret, race_s=config.race_time, on_wait=say) as judge,
     ):
         facts = judge.facts
         say("trying the isolation")

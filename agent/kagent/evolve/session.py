@@ -92,34 +92,38 @@ def evolve(
         most_search_s=config.max_time,
     )
     phases.begin(Phase.START)
-    opened = open_machine(task, kind, config, secret, lambda text: observe(Progress(text)))
-    with opened as (machine, facts, environment):
-        if manifest is not None and resume is not None:
+    with contextlib.ExitStack() as opened:
+        resumed = None  # its lock first: nothing is measured for a run that somebody else works on
+        if resume is not None:
+            resumed = opened.enter_context(RunStore.open(resume))
+        machine, facts, environment = opened.enter_context(
+            open_machine(task, kind, config, secret, lambda text: observe(Progress(text)))
+        )
+        if manifest is not None and resume is not None and resumed is not None:
             same_machine(manifest, environment, facts, resume)
-            store = RunStore.open(resume)
-            note_isolation_change(store, environment, observe)
+            note_isolation_change(resumed, environment, observe)
+            store = resumed
         else:
             made = new_manifest(task, kind, facts.target, config, environment)
-            store = RunStore.create(config.runs, made)
-        with store:
-            for call in trials:
-                store.tried(call)
-            setting = _setting(task, store.manifest, budget)
-            limits = Limits(seconds=config.max_time, stop_at=config.stop_at)
+            store = opened.enter_context(RunStore.create(config.runs, made))
+        for call in trials:
+            store.tried(call)
+        setting = _setting(task, store.manifest, budget)
+        limits = Limits(seconds=config.max_time, stop_at=config.stop_at)
 
-            async def search() -> Stop:
-                async with contextlib.AsyncExitStack() as stack:
-                    proposer = await open_proposer(config, task, store, observe, stack)
-                    evolution = Evolution(
-                        setting, seeds, store, machine, proposer, observe, limits, phases
-                    )
-                    return await evolution.run()
+        async def search() -> Stop:
+            async with contextlib.AsyncExitStack() as stack:
+                proposer = await open_proposer(config, task, store, observe, stack)
+                evolution = Evolution(
+                    setting, seeds, store, machine, proposer, observe, limits, phases
+                )
+                return await evolution.run()
 
-            try:
-                stop = asyncio.run(search())
-            except KeyboardInterrupt:
-                stop = Stop.INTERRUPTED
-            return Outcome(store.folder, stop, store.history())
+        try:
+            stop = asyncio.run(search())
+        except KeyboardInterrupt:
+            stop = Stop.INTERRUPTED
+        return Outcome(store.folder, stop, store.history())
 
 
 def _try_models(config: Config, observe: Observer) -> Sequence[ModelCall]:

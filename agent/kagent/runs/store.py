@@ -153,8 +153,9 @@ class RunStore:
             folder = fresh_folder(runs, f"{manifest.task}-{time.strftime('%Y%m%d-%H%M%S')}")
             (folder / "kernels").mkdir()
             (folder / "logs").mkdir()
-            write_file(folder / "run.json", json.dumps(to_json(manifest), indent=2) + "\n")
             connect(folder / "lineage.sqlite").close()
+            # Last: a folder with a manifest has a database.
+            write_file(folder / "run.json", json.dumps(to_json(manifest), indent=2) + "\n")
         store = cls.open(folder)
         store._begin_to_write()
         return store
@@ -176,8 +177,11 @@ class RunStore:
             lock = take_lock(folder) if write and (folder / "lock").exists() else None
             db: sqlite3.Connection | None = None
             try:
-                if write and not path.exists():  # the process that made the folder was killed
-                    connect(path).close()
+                if not path.exists():
+                    raise RunError(
+                        f"{folder}: lineage.sqlite is missing, and with it all that was measured: "
+                        "put it back, or start a new run"
+                    )
                 db = connect_to_read(path, alone=lock is not None)
                 manifest = _as_measured(folder, manifest, db)
                 return cls(folder, manifest, db, lock, write=write)

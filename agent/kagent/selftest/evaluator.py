@@ -89,7 +89,7 @@ class SelftestEvaluator:
             self._threads = ThreadPoolExecutor(self._jobs + _STARTERS, "build")
             self._stack.callback(self._threads.shutdown)
             confinement = builder_confinement(tier=self._asked_for)
-            builder = Builder(self._jobs, confinement=confinement)
+            builder = Builder(self._jobs, confinement=confinement, take_turns=False)
             self._builder = self._stack.enter_context(builder)
             self._stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
             self._stack = self._stack.pop_all()
@@ -270,7 +270,13 @@ class SelftestEvaluator:
     def _new_judge(self, key: tuple[Path, Kind]) -> JudgeClient:
         (task, kind), patience, tier = key, self.patience, self._asked_for
         return JudgeClient(
-            task, device_for(kind), self._secret, patience=patience, eager_only=True, tier=tier
+            task,
+            device_for(kind),
+            self._secret,
+            patience=patience,
+            eager_only=True,
+            tier=tier,
+            take_turns=False,
         )
 
     def _new_interpreter(self, task: Path) -> Interpreter:

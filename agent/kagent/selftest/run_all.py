@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.device.table import available, device_for, find_device
 from kagent_sandbox.judge.timing.noise import Noise
+from kagent_sandbox.process.device_lock import DeviceLock
 
 from kagent.runs import selftest_record
 from kagent.runs.manifest import versions
@@ -51,6 +55,18 @@ class Report:
         return sum(r.seen is not None for r in self.results) + len(self.checks)
 
 
+@contextlib.contextmanager
+def _all_devices(observe: Observer) -> Iterator[None]:
+    """This machine's devices, alone: its judges and builders run side by side, without turns."""
+    names = sorted(
+        {find_device(device_for(k)).unit_name(0) for k in get_args(Kind) if available(k)}
+    )
+    with contextlib.ExitStack() as turns:
+        for name in names:  # in one order everywhere, so that two selftests cannot block each other
+            turns.enter_context(DeviceLock(name, observe).turn("timing"))
+        yield
+
+
 def selftest(
     entries: Collection[Entry], jobs: int, observe: Observer, *, checks: bool = True
 ) -> Report:
@@ -62,7 +78,7 @@ def selftest(
     began, report, token = time.monotonic(), Report(), secrets.token_hex(16)
     results: list[EntryResult] = []
     with contextlib.closing(Leftovers(name_for(token))) as outside:
-        with SelftestEvaluator(jobs, token) as evaluator:
+        with _all_devices(observe), SelftestEvaluator(jobs, token) as evaluator:
             for result in run(evaluator, list(entries), observe):
                 results.append(result)
                 observe(result)

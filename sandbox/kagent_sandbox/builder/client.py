@@ -6,16 +6,19 @@ checked, and binaries are read and hashed again. A mismatch is TAMPER.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
 from kagent_sandbox.builder.compile import cpp, cuda
 from kagent_sandbox.builder.crash_report import crash_line, printed_before
+from kagent_sandbox.builder.health import disk_was_full, known_request
 from kagent_sandbox.builder.identity import source_hash, tree_hash
 from kagent_sandbox.builder.validate import Forged, checked_configs, checked_plan, checked_rejection
 from kagent_sandbox.confine import builder_confinement
@@ -25,7 +28,10 @@ from kagent_sandbox.data.build import BuildRequest, Built
 from kagent_sandbox.data.language import how_to_write
 from kagent_sandbox.data.plan import MAX_PLAN_BYTES, Plan
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.errors import ChildDied, MachineError
 from kagent_sandbox.process.channel import ChannelClosed, ChannelError, ChannelTimeout, Message
+from kagent_sandbox.process.child_handle import LOSSES
+from kagent_sandbox.process.device_lock import CPU, DeviceLock
 from kagent_sandbox.process.forkserver import ChildHandle, Exit, ForkServer, Isolation
 from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.syntax import refuse_unseen
@@ -44,6 +50,7 @@ _NO_LAUNCH = (
     "host code launches no kernel in any case: a candidate is a kernel and the host code that "
     f"launches it. Write the kernel with {how_to_write()}, and launch it from the entry function"
 )
+_TRIES = 3  # of a build whose process is lost
 _DUMP_S = 1.0  # for the child to say which line it hangs at
 
 
@@ -56,11 +63,24 @@ class Builder:
         jobs: Number of candidates that are built at once. Spare cores trace and compile several
             cases of one candidate at once.
         confinement: Rights of the child; `builder_confinement()` if None.
+        on_wait: Is told, from the thread of a call, which process times on the CPU while a build
+            waits for that.
+        take_turns: Whether builds make way for other processes' timings on the CPU. Otherwise the
+            caller has the CPU (`kagent_sandbox.process.device_lock`).
     """
 
-    def __init__(self, jobs: int = 1, *, confinement: Confinement | None = None) -> None:
+    def __init__(
+        self,
+        jobs: int = 1,
+        *,
+        confinement: Confinement | None = None,
+        on_wait: Callable[[str], None] | None = None,
+        take_turns: bool = True,
+    ) -> None:
+        self._turns = DeviceLock(CPU, on_wait) if take_turns else None
         self._slots = threading.BoundedSemaphore(jobs)
         self._active = 0  # builds that run
+        self._generation = 0  # fork-servers that were replaced
         self._lock = threading.Lock()
         self._server = ForkServer(
             "kagent_sandbox.builder.worker:handle",
@@ -84,6 +104,8 @@ class Builder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._turns is not None:
+            self._turns.close()
         self._server.close()
 
     @property
@@ -98,7 +120,9 @@ class Builder:
     def build(self, request: BuildRequest) -> Built | Rejected:
         """Trace and compile a candidate for all its cases.
 
-        The call blocks while `jobs` other candidates are being built.
+        The call blocks while `jobs` other candidates are being built. A process that is lost for no
+        reason that the candidate could have given is no verdict: a known file is built, then the
+        candidate once more.
 
         Args:
             request: The source, the target, the cases and the limits in seconds.
@@ -107,8 +131,9 @@ class Builder:
             Plans and binaries by configuration and case, or the rejection.
 
         Raises:
-            MachineError: This machine lacks a compiler or its headers, or cannot confine.
-            ChildDied: The fork-server is gone.
+            MachineError: This machine lacks a compiler or its headers, cannot confine, or does not
+                build a known file.
+            ChildDied: The fork-server is gone, and so is its successor.
             ValueError: Two cases of the request have one name.
         """
         if len({c.name for c in request.cases}) != len(request.cases):
@@ -117,18 +142,58 @@ class Builder:
             tree = _parse(request.source)
         except SyntaxError as e:
             return syntax_error(e, request.source)
+        for _ in range(_TRIES - 1):
+            generation = self._generation
+            try:
+                found, lost = self._built(request, tree)
+                if not lost:
+                    return found
+                self._prove(request.target, found)
+            except ChildDied:
+                self._restart(generation)
+        return self._built(request, tree)[0]
+
+    def _prove(self, target: str, lost: Built | Rejected) -> None:
+        """Build a known file.
+
+        Raises:
+            MachineError: It does not build.
+        """
+        request = known_request(target)
+        found, _ = self._built(request, tree_hash(request.source))
+        if isinstance(found, Rejected):
+            assert isinstance(lost, Rejected)
+            raise MachineError(
+                f"a file that is known to build does not build here: {found.message}. Before it, a "
+                f"candidate did not: {lost.message}. What is recorded is kept: see to memory and "
+                "disk, then resume the run"
+            )
+
+    def _restart(self, generation: int) -> None:
+        """A fork-server in the place of one that is gone, unless another thread was first."""
+        with self._lock:
+            if self._generation == generation:
+                self._server.close()
+                self._server.start()
+                self._generation += 1
+
+    def _built(self, request: BuildRequest, tree: str) -> tuple[Built | Rejected, bool]:
+        """What one try gives, and whether its process was lost for no reason that is known."""
         with (
             self._slots,
+            self._turns.turn("work") if self._turns is not None else contextlib.nullcontext(),
             self._server.spawn(wall_limit_s=request.wall_limit_s + _GRACE_S) as child,
         ):
             with self._lock:
                 self._active += 1
                 forks = max(1, len(os.sched_getaffinity(0)) // self._active)
             try:
-                found = _Answers(request, child, tree, min(forks, _MAX_FORKS)).collect()
+                answers = _Answers(request, child, tree, min(forks, _MAX_FORKS))
+                found = answers.collect()
                 if isinstance(found, Built):
                     found = dataclasses.replace(found, log=child.kill().log_tail)
-                return found
+                    return found, False
+                return found, answers.lost or disk_was_full(found)
             finally:
                 with self._lock:
                     self._active -= 1
@@ -153,6 +218,7 @@ class _Answers:
         self._ptx: dict[str, str] = {}
         self._ptx_bytes = 0
         self._dropped: list[str] = []
+        self.lost = False  # the process ended for no reason that is known
 
     def collect(self) -> Built | Rejected:
         try:
@@ -285,7 +351,9 @@ class _Answers:
         """The child ended without a last word."""
         if exit_.timed_out:
             return self._timeout(exit_)
-        resource = exit_.reason is not None and exit_.reason != "killed"
+        outside = exit_.reason in LOSSES
+        self.lost = outside or (exit_.reason is None and exit_.signal == signal.SIGKILL)
+        resource = exit_.reason is not None and exit_.reason != "killed" and not outside
         status = Status.RESOURCE_LIMIT if resource else Status.RUNTIME_ERROR
         line = crash_line(exit_.log_tail, self._request.source)
         text = f"{line}the builder's process was lost while {self._phase()}: {exit_.describe()}"

@@ -23,6 +23,12 @@ class DeviceFacts:
     l2_bytes: int
     units: int  # multiprocessors, or cores
     theoretical_gb_per_s: float  # from the memory clock and bus width; 0 where unknown
+    unit: str = ""  # tells it from other devices of this name: a GPU's UUID
+
+    @property
+    def unique(self) -> tuple[str, str]:
+        """What figures that are kept for later belong to: equal cards differ by some percent."""
+        return self.key, self.unit
 
     @property
     def device(self) -> Device | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from uuid import UUID
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
@@ -25,6 +26,20 @@ def gpu_target() -> str | None:
 def _of(major: int, minor: int) -> str:
     """Name the target as devices do: from Hopper on with the architecture's own instructions."""
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def gpu_uuid(index: int) -> str:
+    """What tells a GPU from all others: its UUID, or that of its slice (MIG); makes no context.
+
+    The index in its place where the driver does not tell.
+    """
+    if not has_gpu():
+        return str(index)
+    driver = ctypes.CDLL("libcuda.so.1")  # initialised by has_gpu
+    device, uuid = ctypes.c_int(0), (ctypes.c_ubyte * 16)()
+    if driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetUuid_v2(uuid, device):
+        return str(index)
+    return f"GPU-{UUID(bytes=bytes(uuid))}"
 
 
 @functools.cache

@@ -43,6 +43,10 @@ class TableEntry:
     traits: Traits
     environment: Mapping[str, str]
     """Environment of the judge's process, set before libraries are loaded."""
+    unit: Callable[[int], str] = str
+    """Return what tells one of several such devices from the others, on this machine, for good.
+    Opens none.
+    """
     available: Callable[[], bool]
     """Whether this machine has one; opens none."""
     facts: Callable[[int], DeviceFacts]
@@ -54,3 +58,7 @@ class TableEntry:
     baselines: Callable[[int], Callable[[BaselineCall], MeasuredBaseline]]
     """Return what measures baselines on the device of an index, in a trusted process of their own.
     """
+
+    def unit_name(self, index: int) -> str:
+        """The name by which processes take turns on a device of this machine."""
+        return f"{self.name}-{self.unit(index)}"

@@ -259,6 +259,9 @@ class Backend(Protocol):
     def synchronize(self) -> None:
         """Wait until what the judge has asked torch for on `device` is done: launchers see it."""
 
+    def wait_until_idle(self) -> None:
+        """Wait until no process is being started or ended on the device: others may time then."""
+
     def settle(self) -> None:
         """Empty caches and let threads rest before a sample; asked where `traits.judges_clock`."""
 
@@ -276,7 +279,7 @@ class Backend(Protocol):
         """Return the output of launchers that have ended since the last call, the end of each."""
 
     def ceilings(self, *, again: bool = False) -> Ceilings:
-        """Return the ceilings. They are measured once per `facts.key` and cached.
+        """Return the ceilings. They are measured once per device and versions and cached.
 
         `again`: they are measured now as well, and the larger figure of each is kept.
         """

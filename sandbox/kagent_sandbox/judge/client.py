@@ -20,7 +20,7 @@ from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage, Status
 from kagent_sandbox.device.table import find_device
-from kagent_sandbox.errors import ChildDied, IncumbentWrong
+from kagent_sandbox.errors import ChildDied, DeviceWedged, IncumbentWrong
 from kagent_sandbox.judge.protocol import (
     ERRORS,
     CheckAnswer,
@@ -33,7 +33,10 @@ from kagent_sandbox.judge.protocol import (
     pack,
 )
 from kagent_sandbox.judge.timing.noise import Noise
-from kagent_sandbox.process.channel import Channel, ChannelClosed, ChannelError
+from kagent_sandbox.process import process_tree
+from kagent_sandbox.process.channel import Channel, ChannelClosed, ChannelError, ChannelTimeout
+from kagent_sandbox.process.device_lock import DeviceLock, Mode
+from kagent_sandbox.process.environment import for_trusted
 
 T = TypeVar("T")
 
@@ -41,7 +44,15 @@ KEPT = 16
 """Candidates whose plans and binaries the judge keeps at a time."""
 MOST_SET_ASIDE = 2
 """Candidates in a row that judges may die of before it is the machine that is not to be trusted."""
+_USES: Mapping[str, Mode] = {
+    **dict.fromkeys(("ceilings", "noise", "baselines", "measure", "race"), "timing"),
+    **dict.fromkeys(("open", "check", "health"), "work"),
+}
+"""Requests for which the device is needed, and how."""
 _LOG_TAIL = 4000
+_LOOK_S = 5.0  # between looks at a judge that says nothing
+_MOST_STOPPED = 3  # looks in a row that find it stopped
+_KILL_S = 60.0  # the kernel takes a large process apart
 _CLOSE_S = 15.0  # longer than it waits for its own fork-server
 # Importing torch would collect garbage often, and find next to nothing.
 _SERVER: tuple[str, ...] = (
@@ -99,6 +110,8 @@ class JudgeClient:
         eager_only: bool = False,
         race_s: float = 0.0,
         tier: Tier | None = None,
+        on_wait: Callable[[str], None] | None = None,
+        take_turns: bool = True,
     ) -> None:
         """Start the process and open the device.
 
@@ -114,6 +127,9 @@ class JudgeClient:
                 everybody gets, while a verdict beside torch is not clear. A device whose
                 comparisons have no further rounds ignores it.
             tier: How launchers are confined: None is as KAGENT_ISOLATION says.
+            on_wait: Is told, from the thread of a call, who has the device while this waits for it.
+            take_turns: Whether the device is taken for each request. Otherwise the caller has it
+                (`kagent_sandbox.process.device_lock`).
         """
         self._entry = find_device(device)
         self._tier = tier
@@ -126,6 +142,7 @@ class JudgeClient:
             "eager_only": eager_only,
             "race_s": race_s,
         }
+        self._lock = DeviceLock(self._entry.unit_name(index), on_wait) if take_turns else None
         self._choices: dict[str, Mapping[str, int]] = {}
         self._set_aside = 0  # candidates since the last one that was judged
         self._start()
@@ -134,8 +151,7 @@ class JudgeClient:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
         self._channel, theirs = Channel.pair()
         compiled = str(cache_folder() / "inductor")
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": compiled}
-        environment.pop("TRITON_INTERPRET", None)  # a user's: the judge's own kernels are compiled
+        environment = {**for_trusted(), "TORCHINDUCTOR_CACHE_DIR": compiled}
         if self._tier is not None:
             environment[ISOLATION] = self._tier
         environment |= self._entry.environment
@@ -153,7 +169,7 @@ class JudgeClient:
         try:
             self.facts: DeviceFacts = from_json(DeviceFacts, self._ask("open", self._opened))
         except BaseException:
-            self.close()
+            self._end()
             raise
 
     def __enter__(self) -> Self:
@@ -298,13 +314,25 @@ class JudgeClient:
         return str(cast("dict[str, object]", self._ask("printed"))["text"])
 
     def close(self) -> None:
-        """End the process and all that it started."""
+        """End the process and all that it started. Whoever waits for the device gives up."""
+        if self._lock is not None:
+            self._lock.close()
+        self._end()
+
+    def _end(self) -> None:
         self._channel.close()
         try:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            try:
+                self._process.wait(_KILL_S)
+            except subprocess.TimeoutExpired:
+                raise DeviceWedged(
+                    f"the judge's process {self._process.pid} cannot be ended: it hangs in a "
+                    "driver. What is recorded is kept: reset the device or restart the machine, "
+                    "then resume"
+                ) from None
         self._log.close()
 
     # -- when the judge dies -----------------------------------------------------------------------
@@ -346,7 +374,7 @@ class JudgeClient:
 
     def _restart(self) -> None:
         """A new process in the place of one that is gone. It has no candidates yet."""
-        self.close()
+        self._end()
         self._start()
 
     # -- the protocol ----------------------------------------------------------------------------
@@ -377,10 +405,27 @@ class JudgeClient:
         *,
         on_progress: Callable[[str], None] | None = None,
     ) -> object:
+        """Send a request and return its answer; the device is this judge's turn meanwhile."""
+        mode = _USES.get(verb)
+        if self._lock is None or mode is None:
+            return self._exchange(verb, request, blobs, on_progress)
+        with self._lock.turn(mode):
+            answer = self._exchange(verb, request, blobs, on_progress)
+            if self._lock.awaited():  # processes are made ahead, which the next one should not see
+                self._exchange("rest")
+            return answer
+
+    def _exchange(
+        self,
+        verb: str,
+        request: Mapping[str, object] | None = None,
+        blobs: Sequence[bytes] = (),
+        on_progress: Callable[[str], None] | None = None,
+    ) -> object:
         try:
             self._channel.send({"do": verb, **(request or {})}, blobs)
             while True:
-                answer = cast("dict[str, Any]", self._channel.recv(None).obj)
+                answer = self._receive()
                 if "progress" in answer:
                     if on_progress is not None:
                         on_progress(str(answer["progress"]))
@@ -393,6 +438,23 @@ class JudgeClient:
         except ChannelError as e:
             self._process.kill()
             raise ChildDied(f"the judge's process broke the protocol: {e}{self._how()}") from None
+
+    def _receive(self) -> dict[str, Any]:
+        """The next message. A judge that somebody has stopped would not send any: it is ended.
+
+        Raises:
+            ChannelError: It has ended, or broke the protocol.
+        """
+        stopped = 0
+        while True:
+            try:
+                return cast("dict[str, Any]", self._channel.recv(_LOOK_S).obj)
+            except ChannelTimeout:
+                stopped = stopped + 1 if process_tree.is_stopped(self._process.pid) else 0
+                if stopped == _MOST_STOPPED:
+                    self._process.kill()
+                    seconds = _MOST_STOPPED * _LOOK_S
+                    raise ChannelClosed(f"stopped for {seconds:.0f} s") from None
 
     def _how(self) -> str:
         """Exit code and the end of the log."""

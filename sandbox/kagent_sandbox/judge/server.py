@@ -55,6 +55,7 @@ class JudgeServer:
         self._race_baselines: RaceBaselines | None = None
         self._eager_only = False
         self._device = ""
+        self._index = 0
         self._kept: dict[str, Built] = {}
 
     def serve(self) -> None:
@@ -72,6 +73,7 @@ class JudgeServer:
             "health": self._health,
             "printed": self._printed,
             "isolation": self._isolation,
+            "rest": self._rest,
         }
         try:
             with contextlib.suppress(ChannelClosed):
@@ -100,7 +102,8 @@ class JudgeServer:
         task = load_task(Path(str(request["task"])))
         self._device = str(request["device"])
         entry = find_device(self._device)
-        backend = entry.open(int(str(request["index"])), products=bool(task.allow))
+        self._index = int(str(request["index"]))
+        backend = entry.open(self._index, products=bool(task.allow))
         self._race_baselines = RaceBaselines.on(backend, task)
         self._eager_only = bool(request["eager_only"])
         self._judge = Judge(
@@ -131,6 +134,7 @@ class JudgeServer:
             judge.backend.facts,
             lambda line: self._channel.send({"progress": line}),
             names=names,
+            index=self._index,
             cached=cached,
             noise=judge.find_noise(),
         )
@@ -181,6 +185,10 @@ class JudgeServer:
 
     def _isolation(self, _request: Json, _: Sequence[bytes]) -> Json:
         return to_json(self.judge.backend.isolation)
+
+    def _rest(self, _request: Json, _: Sequence[bytes]) -> Json:
+        self.judge.backend.wait_until_idle()
+        return {}
 
     def _contender(self, entrant: Entrant) -> Contender:
         return Contender(entrant.id, self._kept[entrant.key], entrant.choice)

@@ -16,6 +16,9 @@ from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.channel import Channel, ChannelError
 from kagent_sandbox.runtime.text import printable
 
+LOST_SUPERVISOR, LOST_SERVER = "loss of its supervisor", "loss of its fork-server"
+LOSSES = (LOST_SUPERVISOR, LOST_SERVER)
+"""Reasons of an end that no child can give: somebody ended what watches it."""
 _LOG_CHARS = 64 << 10
 
 
@@ -155,7 +158,7 @@ class ChildHandle:
             report = {
                 "code": None,
                 "signal": int(signal.SIGKILL),
-                "reason": "loss of its supervisor",
+                "reason": LOST_SUPERVISOR,
             }
         return Exit(
             code=cast("int | None", report["code"]),

@@ -30,21 +30,12 @@ from kagent_sandbox.data.language import PLUGINS
 from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.process.channel import Channel, ChannelError
 from kagent_sandbox.process.child_handle import ChildHandle, Exit
+from kagent_sandbox.process.environment import for_confined
 from kagent_sandbox.process.remove_tree import remove_tree
 from kagent_sandbox.runtime.text import printable
 
 __all__ = ["ChildHandle", "Exit", "ForkServer", "Isolation", "printable"]
 
-_INHERITED = (
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "CPATH",
-    "LIBRARY_PATH",
-)
 _BOOTSTRAP = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]); sys.dont_write_bytecode = True; "
     "from kagent_sandbox.process.zygote import main; main(int(sys.argv[1]))"
@@ -86,10 +77,11 @@ class ForkServer:
 
     def start(self) -> None:
         """Start the process without waiting for its imports; `spawn` and `isolation` do."""
+        self._isolation = None  # a successor is observed anew
         self._root = Path(tempfile.mkdtemp(prefix=self._prefix)).resolve()
         self._root.chmod(0o711)  # children of another user reach their own folder in it
         self._channel, theirs = Channel.pair()
-        environment = {k: os.environ[k] for k in _INHERITED if k in os.environ}
+        environment = for_confined()
         environment |= {"LANG": "C.UTF-8", "HOME": str(self._root), "TMPDIR": str(self._root)}
         # OpenBLAS, which numpy loads, starts threads at once: this process must not have any.
         environment |= {"TRITON_DISABLE_LINE_INFO": "1", "OPENBLAS_NUM_THREADS": "1"} | self._env

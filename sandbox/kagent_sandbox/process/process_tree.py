@@ -91,6 +91,12 @@ def _stopped(pid: int) -> bool:
     return all(fields[0] in "TtZX" for _, fields in _tasks(pid))
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process exists and every thread of it is stopped: somebody sent it SIGSTOP."""
+    states = [fields[0] for _, fields in _tasks(pid)]
+    return bool(states) and all(s in "Tt" for s in states)
+
+
 def exiting(pid: int) -> bool:
     """Whether all of a process has ended and the kernel takes it apart: that of a GPU's context
     may last seconds. Not one that is done, and that only its parent's question keeps.

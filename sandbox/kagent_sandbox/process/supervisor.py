@@ -25,13 +25,13 @@ from kagent_sandbox.confine.policy import Tier
 from kagent_sandbox.process import child_main as child
 from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.channel import Channel, ChannelError
+from kagent_sandbox.process.child_handle import LOST_SERVER
 from kagent_sandbox.process.remove_tree import remove_tree
 from kagent_sandbox.process.resource_limits import SubtreeLimits
 from kagent_sandbox.process.spawn import Spawn
 
 _LOG_BYTES = 64 << 10
 _TICK_S = 0.25
-_ORPHANED = "loss of its fork-server"
 
 
 def main(spawn: Spawn) -> NoReturn:
@@ -100,7 +100,7 @@ class _Supervisor:
         pidfd = os.pidfd_open(self.pid)
         server = os.pidfd_open(self.spawn.server)
         if os.getppid() != self.spawn.server:
-            self.reason = _ORPHANED
+            self.reason = LOST_SERVER
         poller = select.poll()
         for fd in (pidfd, server, self.control.fileno(), self.log_fd):
             poller.register(fd, select.POLLIN)
@@ -111,7 +111,7 @@ class _Supervisor:
             if pidfd in events:
                 break
             if server in events:
-                self.reason = _ORPHANED
+                self.reason = LOST_SERVER
             if self.control.fileno() in events:
                 self.command()
             if self.log_fd in events and not self.drain():
@@ -171,7 +171,7 @@ class _Supervisor:
             if not self.drain() or self.log_total == before:
                 break
         remove_tree(self.spawn.tmp)
-        if self.reason == _ORPHANED:
+        if self.reason == LOST_SERVER:
             _remove_server_folder(self.spawn.tmp.parent)
         status = self.status if self.status is not None else signal.SIGKILL
         signaled = os.WIFSIGNALED(status)

@@ -331,6 +331,18 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_nothing(task, tmp_path
         assert store.history().race is not None
 
 
+@pytest.mark.usefixtures("orphans_come_here")
+def test_sigterm_ends_as_ctrl_c_does_and_is_named(task, tmp_path):
+    run = Run(task, tmp_path, runs="runs", budget=60)
+    run.wait_until("^proposals come from")
+    run.process.send_signal(signal.SIGTERM)
+    _, said = run.process.communicate(timeout=60.0)
+    assert run.process.returncode == 130
+    assert "kagent: SIGTERM: ending as after Ctrl-C" in said
+    assert "Traceback" not in said
+    run.assert_nothing_left()
+
+
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_another_system_is_one_line(platform):
     code = f"import sys; sys.platform = {platform!r}; import kagent.cli"

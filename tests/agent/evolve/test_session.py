@@ -48,6 +48,7 @@ def test_a_real_run_is_resumed_and_replayed(task, own_cache, tmp_path, monkeypat
     assert first.history.race.winner is not None
     assert set(first.history.baselines) == {"baselines", "ceilings"}
 
+    monkeypatch.setenv("KAGENT_PASS", "TORCHDYNAMO_DISABLE")
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # what torch compiles was in the first race
     config = load_config(runs=tmp_path / "runs", budget=3, seed=99)
     outcome = evolve(str(task), config, lambda e: None, resume=first.folder)

@@ -1,6 +1,9 @@
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
+import threading
 
 import pytest
 from caches import with_ceilings
@@ -86,6 +89,37 @@ def test_facts_name_the_device(client):
     assert client.facts.kind == "cpu"
     assert client.facts.target == "cpu"
     client.health()
+
+
+def test_a_judge_waits_for_its_turn_and_says_for_whom(client, task):
+    good, told = built(task, SEED, GOOD), []
+    waits, answers = threading.Event(), []
+    client._lock.on_wait = lambda text: (told.append(text), waits.set())
+    asking = threading.Thread(target=lambda: answers.append(client.check(good)), daemon=True)
+    script = (
+        "import sys; from kagent_sandbox.process.device_lock import CPU, DeviceLock\n"
+        "with DeviceLock(CPU).turn('timing'): print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        other.stdout.readline()
+        asking.start()
+        assert waits.wait(60)
+        assert not answers
+        other.stdin.close()
+        asking.join(60)
+    assert told[0].startswith(f"the device is shared: waiting for process {other.pid}")
+    assert not isinstance(answers[0], Rejected)
+
+
+def test_a_judge_that_is_stopped_is_replaced(folder, task, monkeypatch):
+    monkeypatch.setattr("kagent_sandbox.judge.client._LOOK_S", 0.1)
+    with JudgeClient(folder, "cpu", SEED) as client:
+        first = client.pid
+        os.kill(first, signal.SIGSTOP)
+        assert not isinstance(client.check(built(task, SEED, GOOD)), Rejected)
+        assert client.pid != first
 
 
 def test_errors_of_the_user_cross_the_process(tmp_path):

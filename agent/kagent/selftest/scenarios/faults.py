@@ -126,7 +126,12 @@ def _judge(scenario_run: ScenarioRun) -> Iterator[JudgeClient]:
     task = corpus_folder() / "tasks" / "rows"
     patience = scenario_run.evaluator.patience
     with JudgeClient(
-        task, "cpu", scenario_run.evaluator.seed, patience=patience, eager_only=True
+        task,
+        "cpu",
+        scenario_run.evaluator.seed,
+        patience=patience,
+        eager_only=True,
+        take_turns=False,
     ) as judge:
         judge.health()
         yield judge

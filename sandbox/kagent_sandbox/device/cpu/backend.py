@@ -146,6 +146,9 @@ class CpuBackend:
     def synchronize(self) -> None:
         """See `Backend`: torch's own work on a CPU is done when it returns."""
 
+    def wait_until_idle(self) -> None:
+        """See `Backend`: processes start and end within a request."""
+
     def settle(self) -> None:
         """See `Backend`."""
         settle()

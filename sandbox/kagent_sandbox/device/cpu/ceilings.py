@@ -109,7 +109,7 @@ def cached_ceilings(facts: DeviceFacts, open_launcher: Open, *, again: bool = Fa
         ToolchainError: There is no g++.
         MachineError: Times make no sense: the host is busy.
     """
-    name = cache.named("ceilings-cpu", _VERSION, facts.key)
+    name = cache.named("ceilings-cpu", _VERSION, *facts.unique)
     cached = cache.load(name, Ceilings)
     if cached is not None and not again:
         return cached

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.interface import LaunchFailed
-from kagent_sandbox.process.forkserver import Exit
+from kagent_sandbox.process.child_handle import LOST_SUPERVISOR, Exit
 
 _HINTS: Mapping[int, str] = {
     4: ": an instruction that this CPU lacks",
@@ -35,6 +35,6 @@ def blame(exit_: Exit, limit_s: float, *, hung: str) -> LaunchFailed:
     elif exit_.reason is not None and "limit" in exit_.reason:
         status = Status.RESOURCE_LIMIT
     # Killed by nobody of ours: by the kernel for want of memory, or by somebody at the keyboard.
-    stray = exit_.signal == signal.SIGKILL and exit_.reason in (None, "loss of its supervisor")
+    stray = exit_.signal == signal.SIGKILL and exit_.reason in (None, LOST_SUPERVISOR)
     text = f"{message}\n{tail}" if tail else message
     return LaunchFailed(status, text, blame="unclear" if stray else "kernel")

@@ -209,7 +209,7 @@ class GpuBackend:
         Raises:
             DeviceError: The device fails.
         """
-        name = cache.named("gpu-ceilings", self.facts.key, TIMING_VERSION)
+        name = cache.named("gpu-ceilings", *self.facts.unique, TIMING_VERSION)
         cached = cache.load(name, Ceilings)
         if cached is not None and not again:
             return cached
@@ -236,6 +236,10 @@ class GpuBackend:
     def synchronize(self) -> None:
         """See `Backend`."""
         torch.cuda.synchronize(self.device)
+
+    def wait_until_idle(self) -> None:
+        """See `Backend`."""
+        self._spares.quiet()
 
     def settle(self) -> None:
         """See `Backend`: launchers flush L2 by themselves."""

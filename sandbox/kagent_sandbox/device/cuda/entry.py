@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kagent_sandbox.data.race import COMPILE_MODES
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.detect import gpu_uuid, has_gpu
 from kagent_sandbox.device.entry import TableEntry
 from kagent_sandbox.device.traits import (
     InputPolicy,
@@ -100,6 +100,7 @@ ENTRY = TableEntry(
     kind="gpu",
     traits=TRAITS,
     environment={},
+    unit=gpu_uuid,
     available=has_gpu,
     facts=_facts,
     timing_version=lambda: TIMING_VERSION,

@@ -12,6 +12,7 @@ import triton
 
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.device.cuda.driver import GpuError, call, device_attribute
+from kagent_sandbox.device.detect import gpu_uuid
 from kagent_sandbox.errors import DeviceError
 
 
@@ -37,6 +38,7 @@ def gpu_facts(index: int) -> DeviceFacts:
         l2_bytes=properties.L2_cache_size,
         units=properties.multi_processor_count,
         theoretical_gb_per_s=theoretical_gb_per_s(index),
+        unit=gpu_uuid(index),
     )
 
 

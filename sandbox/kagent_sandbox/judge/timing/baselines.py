@@ -31,6 +31,7 @@ from kagent_sandbox.device.baseline_calls import BaselineCall, all_names
 from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.judge.timing.noise import Noise
+from kagent_sandbox.process.environment import for_trusted, passed
 from kagent_sandbox.runtime.text import printable
 
 VERSION = 1
@@ -96,7 +97,7 @@ def measure_baselines(
     Args:
         task: The task.
         device: Its name (`kagent_sandbox.device.table`).
-        facts: Of the device: `facts.key` is part of the cache's key.
+        facts: Of the device: what is unique to it is part of the cache's key.
         on_progress: Is told one line per baseline.
         cases: Other cases than the visible benchmark ones; not cached.
         names: Of the baselines that are wanted, if not all.
@@ -111,7 +112,8 @@ def measure_baselines(
     """
     say = on_progress or (lambda _: None)
     clock = find_device(device).timing_version()
-    parts = (facts.key, task.name, task.digest, device, VERSION, clock, *(names or ()))
+    parts = (*facts.unique, task.name, task.digest, device, VERSION, clock, *(names or ()))
+    parts += tuple(sorted(passed().items()))
     name = cache.named("baselines", *parts)
     if cached and cases is None:
         known = cache.load(name, Baselines)
@@ -248,7 +250,8 @@ def _run_worker(
     """Run one worker until it is through, or gone, or takes too long over one baseline."""
     folder = cache.cache_folder() / "inductor"
     environment = {
-        **os.environ,
+        **for_trusted(),
+        **find_device(device).environment,
         "TORCHINDUCTOR_CACHE_DIR": str(folder),
         "TRITON_CACHE_DIR": str(folder / "triton"),
         # Memory is kept between calls, like a GPU's allocator does: candidates are timed on

@@ -149,6 +149,9 @@ class ToyBackend:
     def synchronize(self):
         CALLS["synchronize"] += 1
 
+    def wait_until_idle(self):
+        pass
+
     def settle(self):
         CALLS["settle"] += 1
 

@@ -1,0 +1,51 @@
+"""The device that a command uses, as its user names it."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.errors import UserError
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_HOW = "expected cpu, cuda, cuda:N or a GPU's UUID (kagent devices lists them)"
+
+
+def use_device(name: str | None) -> None:
+    """Make one device the only one that this process, and all that it starts, sees of its kind.
+
+    The driver reads which GPUs it shows once. So this comes before anything asks for one.
+
+    Args:
+        name: "cpu", "cuda", "cuda:3" or "GPU-..." or "MIG-..."; None changes nothing.
+
+    Raises:
+        UserError: There is no such device.
+    """
+    if name is None:
+        return
+    if name == "cpu":
+        os.environ[_VISIBLE] = ""
+        return
+    number = re.fullmatch(r"cuda(?::(\d+))?", name)
+    if number is not None:
+        chosen = _visible(int(number[1] or 0), name)
+    elif name.startswith(("GPU-", "MIG-")):
+        chosen = name
+    else:
+        raise UserError(f"no device {name!r}: {_HOW}")
+    os.environ |= {_VISIBLE: chosen, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if not has_gpu():
+        raise UserError(f"no device {name!r} on this machine: {_HOW}")
+
+
+def _visible(index: int, name: str) -> str:
+    """What the driver calls a GPU, by its number among those that are visible so far."""
+    visible = os.environ.get(_VISIBLE)
+    if visible is None:
+        return str(index)
+    names = [v.strip() for v in visible.split(",") if v.strip()]
+    if index >= len(names):
+        raise UserError(f"no device {name!r}: {_VISIBLE}={visible} shows {len(names)} of them")
+    return names[index]

@@ -1,0 +1,192 @@
+"""Turns on a device between processes: who times has it alone, who only works shares it.
+
+Every request takes a ticket: a file with the next number, which its process keeps locked (flock).
+Timings wait for all lower tickets, other work for those of timings alone. So turns come in the
+order in which they were asked for, and a process that dies loses its turn, since the kernel lets go
+of its locks. Files lie in shared memory, which is local to a machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from kagent_sandbox.errors import MachineError
+from kagent_sandbox.runtime.text import printable
+
+FOLDER = "KAGENT_LOCKS"
+"""Environment variable: folder of the locks of all devices. Containers that share a device share
+it.
+"""
+CPU = "cpu-0"
+"""The CPU as a device. Builds work on it, whatever they are for."""
+_DEFAULT = Path("/dev/shm/kagent-locks")  # noqa: S108 - world-writable on purpose, see _folder
+_POLL_S = 0.02
+_MOST_TEXT = 200
+_TICKET = re.compile(r"([0-9]{12})-(timing|work)")
+
+Mode = Literal["timing", "work"]
+
+
+class LockClosed(Exception):  # noqa: N818
+    """The lock was closed while a thread waited for its turn."""
+
+
+class DeviceLock:
+    """Turns on one device. Several threads may ask; each has a turn of its own.
+
+    Args:
+        device: Name of the device, such as `CPU`.
+        on_wait: Is told who has the device, once for each process that is waited for.
+    """
+
+    def __init__(self, device: str, on_wait: Callable[[str], None] | None = None) -> None:
+        self.device = device
+        self.on_wait = on_wait
+        self._told: set[str] = set()
+        self._closed = threading.Event()
+
+    @contextlib.contextmanager
+    def turn(self, mode: Mode) -> Iterator[None]:
+        """Have the device, alone ("timing") or beside others that do not time ("work").
+
+        Raises:
+            LockClosed: `close` was called while this waited.
+            MachineError: The folder of locks cannot be used.
+        """
+        folder = self._folder()
+        path, ticket = _take_ticket(folder, mode)
+        try:
+            while (holder := _conflict(folder, path.name)) is not None:
+                self._tell(holder)
+                if self._closed.wait(_POLL_S):
+                    raise LockClosed
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            os.close(ticket)
+
+    def awaited(self) -> bool:
+        """Whether another process has a turn on the device, or waits for one."""
+        return any(process != os.getpid() for process, _ in self.turns())
+
+    def turns(self) -> list[tuple[int, str]]:
+        """Processes that have a turn or wait for one, in their order, each with what it does."""
+        folder = self._folder()
+        texts = [_read_held(folder / name) for name in _tickets(folder)]
+        parts = [text.partition(" ") for text in texts if text is not None]
+        return [(int(number), what) for number, _, what in parts if number.isdigit()]
+
+    def close(self) -> None:
+        """Let no thread wait any longer."""
+        self._closed.set()
+
+    def _tell(self, holder: str) -> None:
+        number, _, command = holder.partition(" ")
+        if self.on_wait is None or number in self._told or number == str(os.getpid()):
+            return
+        self._told.add(number)
+        self.on_wait(f"the device is shared: waiting for process {number} ({command})")
+
+    def _folder(self) -> Path:
+        """The device's folder, made if need be, for all users of this machine."""
+        base = Path(os.environ.get(FOLDER) or _DEFAULT)
+        folder = base / re.sub(r"[^A-Za-z0-9.-]", "_", self.device)
+        try:
+            for each in (base, folder):
+                if not each.is_dir():
+                    each.mkdir(parents=each == base, exist_ok=True)
+                    each.chmod(0o1777)
+        except OSError as e:
+            raise _unusable(folder, e) from None
+        return folder
+
+
+def _unusable(folder: Path, error: OSError) -> MachineError:
+    return MachineError(
+        f"{folder}: the locks that keep two processes from timing at once cannot be used "
+        f"({error.strerror}): set {FOLDER} to a folder that every process on this machine can write"
+    )
+
+
+def _take_ticket(folder: Path, mode: Mode) -> tuple[Path, int]:
+    """The next ticket's path and its open, locked file."""
+    try:
+        with _open_queue(folder) as queue:
+            fcntl.flock(queue, fcntl.LOCK_EX)
+            number = max((int(name[:12]) for name in _tickets(folder)), default=0) + 1
+            path = folder / f"{number:012d}-{mode}"
+            ticket = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fcntl.flock(ticket, fcntl.LOCK_EX)  # at once, but for one who reads it (`awaited`)
+            os.fchmod(ticket, 0o644)
+            os.write(ticket, f"{os.getpid()} {_command()}".encode()[:_MOST_TEXT])
+    except OSError as e:
+        raise _unusable(folder, e) from None
+    return path, ticket
+
+
+@contextlib.contextmanager
+def _open_queue(folder: Path) -> Iterator[int]:
+    """The file whose lock is held while a ticket is taken."""
+    path, flags = folder / "queue", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        queue = os.open(path, flags)
+    except FileNotFoundError:  # Linux refuses O_CREAT for another user's file in such a folder
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+            path.chmod(0o666)
+        queue = os.open(path, flags)
+    try:
+        yield queue
+    finally:
+        os.close(queue)
+
+
+def _tickets(folder: Path) -> list[str]:
+    """Names of all tickets, in the order of their numbers."""
+    return sorted(name for name in os.listdir(folder) if _TICKET.fullmatch(name))
+
+
+def _conflict(folder: Path, own: str) -> str | None:
+    """Who has a turn that this ticket waits for; None: it is this ticket's turn."""
+    timing = own.endswith("-timing")
+    for name in _tickets(folder):
+        if name >= own:
+            return None
+        if not timing and name.endswith("-work"):
+            continue
+        holder = _read_held(folder / name)
+        if holder is not None:
+            return holder
+        with contextlib.suppress(OSError):  # its process died; another user's stays until theirs
+            (folder / name).unlink()
+    return None
+
+
+def _read_held(path: Path) -> str | None:
+    """What a ticket says of its process; None if it is no longer held."""
+    try:
+        ticket = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(ticket, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return printable(os.read(ticket, _MOST_TEXT).decode(errors="replace"))
+    finally:
+        os.close(ticket)
+    return None
+
+
+def _command() -> str:
+    """What this process does, for those who wait for it: "kagent evolve softmax"."""
+    name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    return " ".join([name, *sys.argv[1:3]])

@@ -1,0 +1,87 @@
+"""--device and kagent devices, without a GPU: nvidia-smi is a script here."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from kagent.config.devices import use_device
+from kagent.devices import list_devices
+from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.process.device_lock import CPU, DeviceLock
+
+UUID = "GPU-5c9e0f7d-0000-4000-8000-000000000001"
+SMI = f"""#!/bin/sh
+echo "0, {UUID}, NVIDIA H200, 1034, 143771, 87, P0"
+echo "1, GPU-2, NVIDIA H200, 4, 143771, 0, P8"
+echo "no comma here"
+"""
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("KAGENT_LOCKS", str(tmp_path / "locks"))
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(SMI)
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.fixture
+def visible(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-7")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("machine")
+def test_devices_are_listed_with_who_uses_them():
+    with DeviceLock(f"gpu-{UUID}").turn("timing"), DeviceLock(CPU).turn("work"):
+        cpu, first, second = list_devices()
+    assert (cpu.name, first.name, second.name) == ("cpu", "cuda:0", "cuda:1")
+    assert first.state == "87 % busy, 1034 of 143771 MiB in use, P0"
+    assert [number for number, _ in first.turns] == [os.getpid()] == [cpu.turns[0][0]]
+    assert second.turns == ()
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_command_prints_them():
+    command = [sys.executable, "-m", "kagent", "devices"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"cuda:0 is {UUID}" in text
+    assert "NVIDIA H200" in text
+    found = json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True).stdout)
+    assert [d["name"] for d in found] == ["cpu", "cuda:0", "cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("cuda:1", "GPU-7"), ("cuda", "2"), ("GPU-9", "GPU-9"), ("MIG-1", "MIG-1")]
+)
+def test_a_gpu_is_the_only_one_that_is_seen(name, shown, visible):
+    visible.setattr("kagent.config.devices.has_gpu", lambda: True)
+    use_device(name)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == shown
+
+
+def test_the_cpu_hides_all_gpus(visible):
+    use_device("cpu")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    use_device(None)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "cuda:", "cuda:-1", "cuda:2", "CPU", "cuda:1 "])
+def test_what_is_no_device_is_refused(name, visible):
+    with pytest.raises(UserError, match="no device"):
+        use_device(name)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,GPU-7"
+
+
+@pytest.mark.skipif(has_gpu(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_refused_by_the_command():
+    command = [sys.executable, "-m", "kagent", "check", "x.py", "--task", "softmax"]
+    done = subprocess.run([*command, "--device", "cuda:3"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("kagent: no device 'cuda:3' on this machine")

@@ -1,0 +1,95 @@
+"""What happens to a build when something else on the machine goes wrong."""
+
+import dataclasses
+import os
+import signal
+import threading
+
+import pytest
+from kagent_sandbox.builder import health
+from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.verdict import Rejected, Status
+from kagent_sandbox.errors import MachineError
+from kagent_sandbox.process import process_tree
+
+REQUEST = health.known_request("cpu")
+
+
+@pytest.fixture(scope="module")
+def builder():
+    with Builder() as builder:
+        assert isinstance(builder.build(REQUEST), Built)
+        yield builder
+
+
+class Killer(threading.Thread):
+    """Kills children of the fork-server (supervisors, or what they watch) as they come."""
+
+    def __init__(self, builder, most, *, supervisors):
+        super().__init__(daemon=True)
+        self.killed, self._most, self._end = 0, most, threading.Event()
+        self._server, self._supervisors = builder._server, supervisors
+
+    def run(self):
+        seen = set()
+        while self.killed < self._most and not self._end.wait(0.001):
+            for supervisor in process_tree.children(self._server.pid):
+                below = process_tree.children(supervisor)
+                victims = (
+                    [supervisor] if self._supervisors else process_tree.descendants(supervisor)
+                )
+                if below and supervisor not in seen and self.killed < self._most:
+                    seen.add(supervisor)
+                    self.killed += 1
+                    for victim in victims:
+                        process_tree.send(victim, signal.SIGKILL)
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self._end.set()
+        self.join(10)
+
+
+@pytest.mark.parametrize("supervisors", [True, False])
+def test_a_build_whose_process_somebody_kills_is_done_once_more(builder, supervisors):
+    with Killer(builder, 1, supervisors=supervisors) as killer:
+        built = builder.build(REQUEST)
+    assert killer.killed == 1
+    assert isinstance(built, Built), built
+
+
+def test_where_no_build_survives_the_machine_is_at_fault(builder):
+    with (
+        Killer(builder, 99, supervisors=True),
+        pytest.raises(MachineError, match="known to build does not build here"),
+    ):
+        builder.build(REQUEST)
+    assert isinstance(builder.build(REQUEST), Built)
+
+
+def test_a_fork_server_that_is_killed_has_a_successor(builder):
+    os.kill(builder._server.pid, signal.SIGKILL)
+    assert isinstance(builder.build(REQUEST), Built)
+
+
+def with_first_line(line):
+    return dataclasses.replace(REQUEST, source=f"{line}\n{REQUEST.source}")
+
+
+def test_a_process_that_ends_itself_is_judged_after_its_tries(builder):
+    """The known file builds, so it is the candidate's doing."""
+    found = builder.build(with_first_line("import os; os.kill(os.getpid(), 9)"))
+    assert isinstance(found, Rejected)
+    assert found.status is not Status.TIMEOUT
+
+
+def test_a_disk_that_is_full_for_every_build_is_no_verdict(builder, monkeypatch):
+    full = with_first_line("raise OSError(28, 'No space left on device')")
+    assert isinstance(builder.build(full), Rejected)  # the known file builds: it filled its own
+    monkeypatch.setattr("kagent_sandbox.builder.client.known_request", lambda target: full)
+    with pytest.raises(MachineError, match="see to memory and disk"):
+        builder.build(full)

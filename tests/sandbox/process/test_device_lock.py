@@ -1,0 +1,147 @@
+"""Turns on a device: order, who shares, what dies, who is told."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+
+import pytest
+from kagent_sandbox.device.detect import gpu_uuid, has_gpu
+from kagent_sandbox.errors import MachineError
+from kagent_sandbox.process.device_lock import CPU, DeviceLock, LockClosed
+
+HOLD = """
+import sys
+from kagent_sandbox.process.device_lock import DeviceLock
+with DeviceLock("toy-0").turn(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def locks(tmp_path, monkeypatch):
+    monkeypatch.setenv("KAGENT_LOCKS", str(tmp_path / "locks"))
+    return tmp_path / "locks" / "toy-0"
+
+
+class Asking:
+    """A thread that asks for a turn, and keeps it until it is told to end it."""
+
+    def __init__(self, mode, order=None, name=""):
+        self.told, self.done = [], threading.Event()
+        self.waits, self.has = threading.Event(), threading.Event()
+        self.lock = DeviceLock("toy-0", self._wait)
+        self.thread = threading.Thread(target=self._ask, args=(mode, order, name), daemon=True)
+        self.thread.start()
+
+    def _wait(self, text):
+        self.told.append(text)
+        self.waits.set()
+
+    def _ask(self, mode, order, name):
+        with self.lock.turn(mode):
+            if order is not None:
+                order.append(name)
+            self.has.set()
+            self.done.wait(30)
+
+    def end(self):
+        self.done.set()
+        self.thread.join(30)
+
+
+def tickets(folder):
+    return [p.name for p in folder.glob("0*")]
+
+
+def wait_for(folder, count):
+    deadline = threading.Event()
+    for _ in range(1000):
+        if len(tickets(folder)) == count:
+            return
+        deadline.wait(0.01)
+    raise AssertionError(tickets(folder))
+
+
+def test_timings_have_the_device_alone_and_in_the_order_in_which_they_asked(locks):
+    order = []
+    first = Asking("timing", order, "first")
+    assert first.has.wait(30)
+    rest = []
+    for i, name in enumerate(("second", "third", "fourth")):
+        rest.append(Asking("timing", order, name))
+        wait_for(locks, i + 2)
+    assert not any(r.has.is_set() for r in rest)
+    first.end()
+    for each in rest:
+        assert each.has.wait(30)
+        each.end()
+    assert order == ["first", "second", "third", "fourth"]
+    assert tickets(locks) == []
+
+
+def test_work_is_shared_and_a_timing_that_waits_is_not_overtaken(locks):
+    one, two = Asking("work"), Asking("work")
+    assert one.has.wait(30)
+    assert two.has.wait(30)
+    timing = Asking("timing")
+    wait_for(locks, 3)
+    late = Asking("work")
+    wait_for(locks, 4)
+    one.end()
+    assert not timing.has.is_set()
+    two.end()
+    assert timing.has.wait(30)
+    assert not late.has.is_set()
+    timing.end()
+    assert late.has.wait(30)
+    late.end()
+
+
+@pytest.mark.parametrize("mode", ["timing", "work"])
+def test_a_process_that_is_killed_loses_its_turn_and_is_named_before(mode, locks):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    with holder:
+        asking = Asking("timing")
+        assert asking.waits.wait(30)
+        assert DeviceLock("toy-0").awaited()
+        assert not asking.has.is_set()
+        os.kill(holder.pid, signal.SIGKILL)
+        assert asking.has.wait(30)
+    assert asking.told == [f"the device is shared: waiting for process {holder.pid} (-c {mode})"]
+    asking.end()
+    assert tickets(locks) == []
+    assert not DeviceLock("toy-0").awaited()
+
+
+def test_nobody_waits_for_a_lock_that_is_closed(locks):
+    lock = DeviceLock("toy-0")
+    with DeviceLock("toy-0").turn("timing"):
+        lock.close()
+        with pytest.raises(LockClosed), lock.turn("timing"):
+            pass
+    assert tickets(locks) == []
+
+
+def test_devices_do_not_wait_for_each_other():
+    with ExitStack() as turns:
+        for name in ("gpu-1", "gpu-2", CPU):
+            turns.enter_context(DeviceLock(name).turn("timing"))
+
+
+def test_a_folder_that_cannot_be_used_says_what_to_set(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KAGENT_LOCKS", str(tmp_path / "file"))
+    with pytest.raises(MachineError, match="KAGENT_LOCKS"), DeviceLock(CPU).turn("work"):
+        pass
+
+
+def test_a_gpu_has_a_name_of_its_own():
+    assert len(gpu_uuid(0)) == (40 if has_gpu() else 1)
