@@ -17,8 +17,10 @@ from kagent_sandbox.syntax import parse
 from kagent.export.generic import needs_reference
 from kagent.export.import_rewrite import as_judged
 from kagent.export.record import FORMAT, CompiledRecord, KernelRecord, LibraryRecord, OperatorRecord
+from kagent.runs.files import read_regular
 
 PROVENANCE = "PROVENANCE.json"
+_MOST_BYTES = 256 << 20  # of it
 PACKAGES = "build/torch-universal"
 """Folder of the Python package: where pip and Hugging Face's loader both take it from."""
 
@@ -79,7 +81,7 @@ def read_library(folder: Path) -> OnDisk:
     """
     path = folder / PROVENANCE
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_regular(path, _MOST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{folder}: no library there (no {PROVENANCE}): kagent export makes one"

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from kagent_sandbox.errors import RunError
+from kagent_sandbox.errors import RunError, UserError
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.records import RecordError, from_json
 
+from kagent.runs.files import read_regular
 from kagent.runs.lineage import Operator
 import contextlib
 import importlib.metadata
 
 FORMAT = 2
+MOST_BYTES = 16 << 20  # of a manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,11 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / "run.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_regular(path, MOST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(f"{folder}: no run there (no run.json)") from None
-    except (OSError, ValueError, RecursionError) as e:
-        raise RunError(f"{path}: {e}") from None
+    except (OSError, ValueError, RecursionError, UserError) as e:
+        raise RunError(str(e) if isinstance(e, UserError) else f"{path}: {e}") from None
     version = data.get("format") if isinstance(data, dict) else None
     if isinstance(version, int) and version > FORMAT:
         raise RunError(
@@ -106,9 +108,9 @@ def _started(folder: Path) -> float:
     A copy's folder, and one that was looked into, has a time of its own.
     """
     try:
-        text = json.loads((folder / "run.json").read_bytes())["started"]
+        text = json.loads(read_regular(folder / "run.json", MOST_BYTES))["started"]
         return datetime.fromisoformat(text).timestamp()
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError, UserError):
         return folder.stat().st_mtime
 
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from kagent.asktell.open_asks import named_by_header
+from kagent.runs.manifest import find_run, list_runs, read_manifest
 from kagent.runs.store import RunStore
 from kagent_sandbox.errors import RunError
 from outside import (
@@ -153,6 +154,21 @@ def test_manifests_that_are_none(copy, text):
     (copy / "run.json").write_text(text, encoding="latin-1")
     with pytest.raises(RunError):
         RunStore.open(copy, write=False)
+
+
+def test_a_neighbour_that_is_no_run_stops_nobody(tmp_path):
+    """Every command looks at all folders of runs, for their order."""
+    deep, pipe = tmp_path / "deep", tmp_path / "pipe"
+    for folder in (deep, pipe):
+        folder.mkdir()
+    (deep / "run.json").write_text("[" * 100_000)
+    os.mkfifo(pipe / "run.json")
+    assert {p.name for p in list_runs(tmp_path)} == {"deep", "pipe"}
+    with pytest.raises(RunError, match="no run 'mine'"):
+        find_run(tmp_path, "mine")
+    for folder in (deep, pipe):
+        with pytest.raises(RunError, match=r"run\.json: "):
+            read_manifest(folder)
 
 
 def test_finding_which_ask_an_answer_names_is_quick():
