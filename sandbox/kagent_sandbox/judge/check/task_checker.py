@@ -396,10 +396,12 @@ _COARSE = "1.25 times the result"
 _FACTORS = {_SCALED: 1.01, _COARSE: 1.25}
 _KEPT = "the argument as it was"
 _FAULTS = {
-    _ZEROS: "every case's result is about zero",
-    _KEPT: "no case's inputs need the write",
+    _ZEROS: ("zeros pass", "every case's result is about zero"),
+    _KEPT: ("the argument as it was passes", "no case's inputs need the write"),
 }
-"""Wrong results that no task may let pass, and what else than the tolerance may be the reason."""
+"""Wrong results that no task may let pass: in words, and what else than the tolerance may be the
+reason.
+"""
 
 
 @dataclass
@@ -437,11 +439,12 @@ def _find_holes(task: Task, sampler: InputSampler, cases: Sequence[Case]) -> tup
         name, change = wrong
         key = f"results.{name}" if name in {r.name for r in task.results} else f"arguments.{name}"
         if change in _FAULTS:
+            passes, reason = _FAULTS[change]
             raise _toml(
                 task,
                 key,
-                f"{change} passes every check case ({len(cases)}): k and floor allow for too much, "
-                f"or {_FAULTS[change]}",
+                f"{passes} every check case ({len(cases)}): k and floor allow for too much, or "
+                f"{reason}",
             )
         holes.append(f"task.toml: {key}: {change} passes every check case")
     return len(seen), holes
