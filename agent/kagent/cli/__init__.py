@@ -17,6 +17,8 @@ try:
         candidates,
         evolve,
         export,
+        import_,
+        new,
         prompt,
         review,
         runs,
