@@ -157,10 +157,10 @@ def find_room(operation: Operation, vary: Mapping[tuple[str, int], str] | None =
     if vary:
         names = _axes_of(operation, vary)
         room = _room(operation, list(names), names)
-        if room is None:
-            raise AuthoringError(
-                f"{', '.join(vary.values())}: the operation takes no other sizes there"
-            )
+        lost = dict.fromkeys(n for n in vary.values() if room is None or n not in room.trace.dims)
+        if room is None or lost:
+            text = "the operation takes no other sizes there, or ties it to another dimension"
+            raise AuthoringError(f"{', '.join(lost)}: {text}")
         return room
     refusal: AuthoringError | None = None
     for axes in _freedoms(operation):
@@ -173,6 +173,21 @@ def find_room(operation: Operation, vary: Mapping[tuple[str, int], str] | None =
             return room
     assert refusal is not None
     raise refusal
+
+
+def parse_vary(given: Iterable[str]) -> dict[tuple[str, int], str]:
+    """Dimensions that the user named.
+
+    Raises:
+        UserError: One is not ARG:DIM=NAME.
+    """
+    found = {}
+    for text in given:
+        match = re.fullmatch(r"(\w+):(\d+)=(\w+)", text)
+        if match is None:
+            raise UserError(f"--vary {text}: expected ARG:DIM=NAME, as in x:0=B")
+        found[match[1], int(match[2])] = match[3]
+    return found
 
 
 def _axes_of(operation: Operation, vary: Mapping[tuple[str, int], str]) -> dict[Axis, str]:

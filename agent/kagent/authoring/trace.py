@@ -6,12 +6,14 @@ follow the dimensions, the shapes as formulas, the cost, and the operation's own
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
 import math
+import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +24,12 @@ from kagent_sandbox.data.formula import evaluate
 from sympy.printing.precedence import precedence
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
+    GuardOnDataDependentSymNode,
     ShapeEnv,
     StatelessSymbolicContext,
 )
@@ -39,7 +43,6 @@ from kagent.authoring.operation import Operation
 Axis = tuple[int, int]
 """A tensor of the example call by its number, and a dimension of it."""
 
-logging.getLogger("torch").setLevel(logging.CRITICAL)  # sizes that do not fit are no errors here
 _MOST_FORMULA = 300
 """Characters of a formula of costs. A longer one is replaced by its largest part."""
 _SPARE = "NKPQRSTUVXYZ"
@@ -138,7 +141,7 @@ class Trace:
         """Whether the function itself runs, with results as declared."""
         shapes = [self.sizes(s, dims) for s in self.shapes]
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            with _quiet(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
                 tensors = [
                     torch.empty(s, dtype=e.dtype)
                     for s, e in zip(shapes, self.operation.examples, strict=True)
@@ -148,6 +151,18 @@ class Trace:
             return False
         expected = [self.sizes(r.shape, dims) for r in self.results]
         return [tuple(f.shape) for f in found] == expected
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from writing about sizes that do not fit: they are tried on purpose."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def trace(
@@ -194,6 +209,8 @@ def trace(
         raise
     except Exception as e:
         text = " ".join(str(e).split())[:200]
+        if isinstance(e, GuardOnDataDependentSymNode | DataDependentOutputException):
+            text = "a size, a branch or a Python number depends on a tensor's values"
         raise AuthoringError(f"{operation.origin} does not run on symbolic tensors: {text}") from e
     for example, fake, version in zip(operation.examples, fakes, versions, strict=True):
         if fake._version != version:  # noqa: SLF001 - the one way to see a write
@@ -262,11 +279,48 @@ def _cleaned(graph: GraphModule) -> list[str]:
         if dropout or same or node.target in (aten.detach.default, aten.alias.default):
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
+        elif _of_one(node):
+            notes.append(f"aten.{node.target.overloadpacket.__name__} over one element is left out")
+            _replace_by_input(node)
     graph.graph.eliminate_dead_code()
     for node in list(graph.graph.nodes):  # the mode of gradients
         if node.op == "call_function" and node.target is torch._C._set_grad_enabled:  # noqa: SLF001
             graph.graph.erase_node(node)
     return list(dict.fromkeys(notes))
+
+
+_REDUCTIONS = frozenset({"max", "min", "amax", "amin", "sum", "mean", "logsumexp", "prod"})
+
+
+def _of_one(node: Node) -> bool:
+    """Whether a node reduces dimensions of one element, whatever the other sizes, and keeps them:
+    its result is its input. No kernel can show whether it did that.
+    """
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload) or len(node.args) < 3:  # noqa: SLF001
+        return False
+    if target.overloadpacket.__name__ not in _REDUCTIONS or node.args[2] is not True:
+        return False
+    value = node.args[0].meta["val"]  # type: ignore[union-attr]
+    dims = node.args[1] if isinstance(node.args[1], list) else [node.args[1]]
+    if not dims or not all(type(d) is int and type(value.shape[d]) is int for d in dims):
+        return False
+    out = node.meta["val"]
+    first = out[0] if isinstance(out, tuple | list) else out
+    indices = isinstance(out, tuple | list) and any(
+        u.target is operator.getitem and u.args[1] != 0 for u in node.users
+    )
+    return all(value.shape[d] == 1 for d in dims) and first.dtype == value.dtype and not indices
+
+
+def _replace_by_input(node: Node) -> None:
+    """Take a reduction of one element out of its graph."""
+    for user in list(node.users):
+        if user.target is operator.getitem:
+            user.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+            user.graph.erase_node(user)
+    node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+    node.graph.erase_node(node)
 
 
 def _described(

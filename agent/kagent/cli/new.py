@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,7 +37,7 @@ def new(
     json_: JsonOption = False,
 ) -> None:
     """Make a task of a PyTorch function or module, and check it."""
-    from kagent.authoring.new_task import make_task
+    from kagent.authoring.new_task import make_task, parse_vary
     from kagent.authoring.operation import load_module, make_operation, named
 
     path, _, attribute = target.rpartition(":")
@@ -60,21 +59,6 @@ def new(
         out.print(made_text(made))
     if made.holes:
         raise typer.Exit(1)
-
-
-def parse_vary(given: list[str]) -> dict[tuple[str, int], str]:
-    """Dimensions that the user named.
-
-    Raises:
-        UserError: One is not ARG:DIM=NAME.
-    """
-    found = {}
-    for text in given:
-        match = re.fullmatch(r"(\w+):(\d+)=(\w+)", text)
-        if match is None:
-            raise UserError(f"--vary {text}: expected ARG:DIM=NAME, as in x:0=B")
-        found[match[1], int(match[2])] = match[3]
-    return found
 
 
 def made_json(made: Made) -> dict[str, object]:
