@@ -1,6 +1,7 @@
 """Evolve GPU kernels and keep only the speed-ups that can be proved.
 
-`kagent.Run` lets a program ask for prompts and tell answers; docs/agents.md shows how. Names are
+`kagent.Run` lets a program ask for prompts and tell answers; docs/agents.md shows how.
+`kagent.Task.of` makes a task of a PyTorch function or module; docs/tasks.md shows how. Names are
 loaded when they are used, so that the command line starts quickly.
 """
 
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kagent_sandbox.errors import KagentError
 
-    from kagent.api import Best, OpenAsk, Result, Run
+    from kagent.api import Best, OpenAsk, Result, Run, Task
 
-__all__ = ["Best", "KagentError", "OpenAsk", "Result", "Run"]
+__all__ = ["Best", "KagentError", "OpenAsk", "Result", "Run", "Task"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,5 @@
-"""Python interface of kagent: `kagent ask`, `tell`, `judge` and `merge` as methods of a run.
+"""Python interface of kagent: `kagent ask`, `tell`, `judge` and `merge` as methods of a run, and
+`kagent new` as `Task.of`.
 
 Every method does the same as the command of its name. docs/agents.md has more examples.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,7 +31,64 @@ from kagent.runs.events import Event, Observer, Stop
 from kagent.runs.manifest import Manifest, find_run, read_manifest
 from kagent.runs.store import History, RunStore, read_history
 
-__all__ = ["Best", "OpenAsk", "Result", "Run"]
+__all__ = ["Best", "OpenAsk", "Result", "Run", "Task"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task that was made of PyTorch code.
+
+    Attributes:
+        folder: Its folder. `kagent.Run` takes it.
+        signature: Signature of the function that kernels define.
+        dims: The dimensions that vary, with their sizes in the example.
+        notes: What was changed or left out, a line each.
+        holes: Wrong results that would pass all check cases, a line each.
+    """
+
+    folder: Path
+    signature: str
+    dims: Mapping[str, int]
+    notes: tuple[str, ...]
+    holes: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[..., object],
+        example_inputs: object,
+        *,
+        vary: Mapping[str, str] | None = None,
+        to: str | Path | None = None,
+        name: str | None = None,
+        backward: bool = False,
+    ) -> Self:
+        """Make a task of a function or module, as `kagent new` does.
+
+        Args:
+            function: A function over tensors, an nn.Module (its parameters and buffers become
+                arguments), or the class of one that needs no arguments.
+            example_inputs: Arguments of a call: a tensor, a tuple or list, a dict by name, or a
+                function without parameters that returns such.
+            vary: Names of the dimensions that vary, as in {"x:0": "B"}. By default all do that can.
+            to: Folder of the task; by default ./NAME.
+            name: Name of the task; by default that of the function.
+            backward: Whether the task is the function's gradient.
+
+        Returns:
+            The task, checked.
+
+        Raises:
+            UserError: The function cannot become a task, or the folder is there already.
+            TaskError: The task has a fault.
+        """
+        from kagent.authoring.new_task import make_task, parse_vary
+        from kagent.authoring.operation import make_operation
+
+        axes = parse_vary(f"{where}={dim}" for where, dim in (vary or {}).items())
+        operation = make_operation(function, example_inputs, name=name, backward=backward)
+        made = make_task(operation, Path(to or operation.name), vary=axes)
+        return cls(made.folder, made.task.signature, made.trace.dims, made.notes, made.holes)
 
 
 class Run:

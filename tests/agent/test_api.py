@@ -38,7 +38,7 @@ def run(task, tmp_path):
 
 
 def test_the_names_are_those_that_are_documented():
-    assert kagent.__all__ == ["Best", "KagentError", "OpenAsk", "Result", "Run"]
+    assert kagent.__all__ == ["Best", "KagentError", "OpenAsk", "Result", "Run", "Task"]
     assert dir(kagent) == kagent.__all__
     for name in kagent.__all__:
         assert getattr(kagent, name).__name__ == name

@@ -18,6 +18,8 @@ try:
         devices,
         evolve,
         export,
+        import_,
+        new,
         prompt,
         review,
         runs,

@@ -55,6 +55,11 @@ class Omission:
     operation: str
     how: str
 
+    @property
+    def operation_id(self) -> tuple[str, int, int, str, str]:
+        """What is equal for all ways of leaving out one operation."""
+        return self.function, self.line, self.column, self.text, self.operation
+
     def __str__(self) -> str:
         return f"reference.py:{self.line}: {self.text} without its {self.operation} ({self.how})"
 

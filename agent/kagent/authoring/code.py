@@ -1,0 +1,179 @@
+"""Python text of a recorded graph: one line per operation."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from kagent.authoring.errors import AuthoringError
+
+_MOST_CONSTANT = 64
+"""Elements of a constant tensor that are written down."""
+_DROPPED = frozenset({"pin_memory", "layout"})
+_SKIPPED = frozenset({"_assert_scalar", "_assert_async", "sym_constrain_range_for_size"})
+_RANDOM = {"rand", "randn", "randint", "randperm", "normal", "uniform_", "normal_", "bernoulli_"}
+_RANDOM |= {"bernoulli", "rand_like", "randn_like", "randint_like", "random_", "exponential_"}
+_PLAIN_RANDOM = frozenset({"rand", "randn", "randint", "randperm"})  # that take a generator
+
+
+class CodeWriter:
+    """Writes the lines of a graph."""
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        *,
+        names: Mapping[str, str],
+        taken: set[str],
+        size: Callable[[Any], str],
+        device: str,
+        dtype: Callable[[torch.dtype], str],
+        generator: str | None = None,
+    ) -> None:
+        """Prepare to write a graph.
+
+        Args:
+            graph: The graph.
+            names: Names of its placeholders.
+            taken: Names that lines must not use.
+            size: Text of an int, SymInt, SymFloat or SymBool.
+            device: Text of the device on which tensors are made.
+            dtype: Text of a dtype.
+            generator: Text of the generator that random operations use; None where there must be
+                none.
+        """
+        self._graph = graph
+        self._names = dict(names)
+        self._taken = set(taken) | set(names.values())
+        self._size = size
+        self._device = device
+        self._dtype = dtype
+        self._generator = generator
+
+    def lines(self, wanted: Node | None = None) -> Iterator[str]:
+        """Lines of all nodes, or of those that a node needs.
+
+        Raises:
+            AuthoringError: Something cannot be written down.
+        """
+        needed = None if wanted is None else _ancestors(wanted)
+        for node in self._graph.graph.nodes:
+            if needed is not None and node not in needed:
+                continue
+            if node.op in ("placeholder", "output") or isinstance(
+                node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool
+            ):
+                continue
+            text = self._line(node)
+            if text is not None:
+                self._names[node.name] = self._name(node.name)
+                yield f"{self._names[node.name]} = {text}"
+
+    def name_of(self, node: Node) -> str:
+        """The variable that holds a node's value."""
+        return self._value(node)
+
+    def _name(self, name: str) -> str:
+        found = name.lstrip("_") or "x"
+        while found in self._taken:
+            found += "_"
+        self._taken.add(found)
+        return found
+
+    def _line(self, node: Node) -> str | None:
+        if node.op == "get_attr":
+            return self._constant(node)
+        target: Any = node.target
+        if target is operator.getitem:
+            return f"{self._value(node.args[0])}[{self._value(node.args[1])}]"
+        if not isinstance(target, torch._ops.OpOverload):  # noqa: SLF001 - torch's own name
+            if node.users:
+                raise AuthoringError(f"{target} cannot be written down as an operation of torch")
+            return None
+        name = target.overloadpacket.__name__
+        if name in _SKIPPED:
+            return None
+        args = [self._value(a) for a in node.args]
+        kwargs = {k: self._value(v) for k, v in node.kwargs.items() if k not in _DROPPED}
+        kwargs = {k: v for k, v in kwargs.items() if v != "None"}
+        function = f"aten.{name}.{target._overloadname}"  # noqa: SLF001 - torch's own name
+        if target.namespace != "aten":
+            function = f"torch.ops.{target.namespace}.{name}.{target._overloadname}"  # noqa: SLF001
+        if name in _RANDOM:
+            if self._generator is None:
+                raise AuthoringError(
+                    f"it draws random numbers (aten.{name}): pass them as an argument"
+                )
+            kwargs["generator"] = self._generator
+            if name in _PLAIN_RANDOM:
+                function = f"torch.{name}"
+                kwargs.setdefault("device", self._device)
+            elif name.endswith("_like"):
+                raise AuthoringError(f"aten.{name} takes no generator")
+        text = ", ".join([*args, *(f"{k}={v}" for k, v in kwargs.items())])
+        return f"{function}({text})"
+
+    def _constant(self, node: Node) -> str:
+        value = getattr(self._graph, str(node.target))
+        if not isinstance(value, torch.Tensor) or value.numel() > _MOST_CONSTANT:
+            shape = list(getattr(value, "shape", []))
+            raise AuthoringError(f"it holds a tensor {shape} that is no argument: make it one")
+        made = f"dtype={self._dtype(value.dtype)}, device={self._device}"
+        return f"torch.tensor({_numbers(value.tolist())}, {made})"
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, Node):
+            symbol = value.meta.get("val")
+            if isinstance(symbol, torch.SymInt | torch.SymFloat | torch.SymBool):
+                return self._size(symbol)
+            return self._names[value.name]
+        if isinstance(value, bool) or value is None:
+            return str(value)
+        if isinstance(value, int | torch.SymInt | torch.SymFloat):
+            return self._size(value)
+        if isinstance(value, float):
+            return _numbers(value)
+        if isinstance(value, torch.dtype):
+            return self._dtype(value)
+        if isinstance(value, torch.device):
+            return self._device
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(self._value, value))}]"
+        if isinstance(value, slice):
+            return f"slice({value.start}, {value.stop}, {value.step})"
+        if isinstance(value, str | torch.layout | torch.memory_format):
+            return repr(value)
+        raise AuthoringError(f"a constant {type(value).__name__} cannot be written down")
+
+
+def _numbers(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_numbers, value))}]"
+    if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
+        return f'float("{value}")'
+    return repr(value)
+
+
+def _ancestors(node: Node) -> set[Node]:
+    """A node, what it needs, and what writes into that."""
+    found: set[Node] = set()
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if each in found:
+            continue
+        found.add(each)
+        waiting += each.all_input_nodes
+        waiting += [u for u in each.users if u < node and _writes(u)]
+    return found
+
+
+def _writes(node: Node) -> bool:
+    target: Any = node.target
+    return isinstance(target, torch._ops.OpOverload) and bool(  # noqa: SLF001 - torch's own name
+        target._schema.is_mutable  # noqa: SLF001 - torch's own name
+    )

@@ -1,0 +1,191 @@
+"""How the tensors of an example call are drawn, so that a task draws others like them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.utils._pytree as pytree
+from torch._subclasses import FakeTensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+Kind: TypeAlias = Literal[
+    "uniform", "normal", "integers", "chance", "lower", "upper", "counted", "code"
+]
+_MOST_LOOKED_AT = 1 << 20
+"""Elements of a tensor that are looked at."""
+_UNIFORM_SPREAD = 0.3
+"""A uniform distribution's deviation is 0.289 of its width; a normal one's, of a thousand values,
+about 0.15."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A distribution.
+
+    Attributes:
+        kind: "uniform" from `a` to `b`; "normal" with mean `a` and deviation `b`; "integers" from
+            `a` to below `b`; "chance", 1 with probability `a`, else 0; "lower" and "upper",
+            matrices with `a` in that triangle and `b` elsewhere; "counted", `a` and `b` more for
+            each further element; or "code" that was recorded.
+        a: First number.
+        b: Second number.
+        graph: What was recorded, where `kind` is "code".
+        node: The node of `graph` that is the tensor.
+    """
+
+    kind: Kind
+    a: float = 0.0
+    b: float = 1.0
+    graph: GraphModule | None = None
+    node: Node | None = None
+
+    @classmethod
+    def normal(cls, mean: float, deviation: float) -> Drawing:
+        """A normal distribution."""
+        return cls("normal", mean, deviation)
+
+    def words(self) -> str:
+        """The distribution in words."""
+        a, b = f"{self.a:.4g}", f"{self.b:.4g}"
+        return {
+            "uniform": f"evenly from {a} to {b}",
+            "normal": f"normal with mean {a} and deviation {b}",
+            "integers": f"whole numbers from {self.a:.0f} to {self.b - 1:.0f}",
+            "chance": f"1 with probability {a}, else 0",
+            "lower": f"{a} in the lower triangle, {b} elsewhere",
+            "upper": f"{a} in the upper triangle, {b} elsewhere",
+            "counted": f"{a}, and {b} more for each further element",
+            "code": "as the example's own code draws it",
+        }[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A tensor of the example call: what is known of it instead of its values."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    drawing: Drawing
+
+
+def observed(value: object, *, parameter: bool = False) -> Any:
+    """The value with a `Drawn` for each of its tensors, by what they hold.
+
+    Args:
+        value: A tensor, or tuples, lists and dicts of tensors and others.
+        parameter: Whether they belong to a module. Parameters that are all the same, such as a
+            bias of zeros, are drawn around their value: else nothing shows that a kernel reads
+            them.
+    """
+
+    def look(leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return Drawn(tuple(leaf.shape), leaf.dtype, _look(leaf, parameter=parameter))
+
+    return pytree.tree_map(look, value)
+
+
+def _look(tensor: torch.Tensor, *, parameter: bool) -> Drawing:
+    if isinstance(tensor, FakeTensor) or tensor.is_meta or not tensor.numel():
+        return Drawing.normal(0.0, 1.0)
+    structure = _structure(tensor.detach())
+    if structure is not None:
+        return structure
+    flat = tensor.detach().reshape(-1)[:_MOST_LOOKED_AT].cpu()
+    if tensor.dtype == torch.bool:
+        return Drawing("chance", round(float(flat.float().mean()), 3))
+    if not tensor.dtype.is_floating_point:
+        return Drawing("integers", int(flat.min()), int(flat.max()) + 1)
+    wide = flat.double()
+    wide = wide[torch.isfinite(wide)]
+    if not wide.numel():
+        return Drawing.normal(0.0, 1.0)
+    low, high = float(wide.min()), float(wide.max())
+    if low == high:
+        if not parameter:
+            return Drawing("uniform", _short(low), _short(high))
+        around = 0.5 * abs(low) or 0.1
+        return Drawing("uniform", _short(low - around), _short(low + around))
+    if bool(((wide == 0) | (wide == 1)).all()):
+        return Drawing("chance", round(float(wide.mean()), 3))
+    mean, deviation = float(wide.mean()), float(wide.std(correction=0))
+    if low >= 0 or deviation > _UNIFORM_SPREAD * (high - low) * 0.9:
+        return Drawing("uniform", _short(low), _short(high))
+    mean = 0.0 if abs(mean) < 4 * deviation / wide.numel() ** 0.5 else mean
+    return Drawing.normal(_short(mean), _short(deviation))
+
+
+def _structure(tensor: torch.Tensor) -> Drawing | None:
+    """The pattern of a tensor that is a mask or counts; None if it is neither."""
+    if tensor.dim() >= 2 and min(tensor.shape[-2:]) > 1:
+        corners = tensor[..., -1, 0].flatten()[0], tensor[..., 0, -1].flatten()[0]
+        low, high = (float(c) for c in corners)
+        begin = tensor[..., :8, :8].flatten(0, -3) if tensor.dim() > 2 else tensor[None, :8, :8]
+        if low != high and len(torch.unique(begin[:1])) <= 2:
+            for lower in (True, False):
+                inside = torch.ones(tensor.shape[-2:], dtype=torch.bool, device=tensor.device)
+                inside = inside.tril() if lower else inside.triu()
+                a, b = (low, high) if lower else (high, low)
+                if bool((tensor == torch.where(inside, a, b)).all()):
+                    return Drawing("lower" if lower else "upper", a, b)
+    if tensor.numel() > 2 and tensor.dtype != torch.bool and tensor.numel() == tensor.shape[-1]:
+        flat = tensor.flatten().double()
+        step = float(flat[1] - flat[0])
+        if step and bool((flat == flat[0] + step * torch.arange(len(flat))).all()):
+            return Drawing("counted", float(flat[0]), step)
+    return None
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def recorded(function: Callable[[], object]) -> Any:
+    """What a function without parameters returns, with a `Drawn` for each of its tensors.
+
+    The function runs without memory for its tensors: those of a benchmark may take gigabytes. Where
+    that cannot be, it runs as it is.
+    """
+    form: list[Any] = []
+
+    def tensors() -> list[torch.Tensor]:
+        value = function()
+        leaves, spec = pytree.tree_flatten(value)
+        form[:] = [leaves, spec]
+        return [x for x in leaves if isinstance(x, torch.Tensor)]
+
+    try:
+        graph = make_fx(tensors, tracing_mode="fake", _allow_non_fake_inputs=True)()
+    except Exception:  # noqa: BLE001 - whatever fake tensors cannot do
+        return observed(function())
+    (output,) = (n for n in graph.graph.nodes if n.op == "output")
+    nodes = iter(pytree.tree_leaves(output.args[0]))
+    leaves, spec = form
+    found = [
+        Drawn(tuple(x.shape), x.dtype, _of_node(graph, next(nodes)))
+        if isinstance(x, torch.Tensor)
+        else x
+        for x in leaves
+    ]
+    return pytree.tree_unflatten(found, spec)
+
+
+def _of_node(graph: GraphModule, node: Node) -> Drawing:
+    aten = torch.ops.aten
+    if node.op == "call_function":
+        if node.target is aten.rand.default:
+            return Drawing("uniform", 0.0, 1.0)
+        if node.target is aten.randn.default:
+            return Drawing.normal(0.0, 1.0)
+        if node.target is aten.randint.default:
+            return Drawing("integers", 0, node.args[0])  # type: ignore[arg-type]
+        if node.target is aten.randint.low:
+            return Drawing("integers", node.args[0], node.args[1])  # type: ignore[arg-type]
+    if node.op == "get_attr":  # made before: its values are there
+        return _look(getattr(graph, str(node.target)), parameter=False)
+    return Drawing("code", graph=graph, node=node)

@@ -1,0 +1,538 @@
+"""A task from an operation: traced, sized, tried, written, checked."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from kagent_sandbox.data.formula import evaluate
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.task import Task, load_task
+from kagent_sandbox.errors import TaskError, UserError
+from kagent_sandbox.judge.task_check import TaskCheck, check_task
+
+from kagent.authoring.draft import (
+    HALVES,
+    Draft,
+    DraftCase,
+    DraftGenerator,
+    DraftKind,
+    case_dtype,
+    plain,
+    require_writable,
+)
+from kagent.authoring.errors import AuthoringError
+from kagent.authoring.operation import Operation
+from kagent.authoring.sizes import (
+    Room,
+    Sizes,
+    above_power,
+    below_power,
+    boxes,
+    explore,
+    prime,
+)
+from kagent.authoring.trace import Axis, Trace, trace
+from kagent.authoring.trial import Trials, Tried, accepted, write, written
+from kagent.tasks import Seed, seeds_of
+
+Say = Callable[[str], None]
+
+LEAST_SIZE = 8
+"""Smaller dimensions stay as in the example: channels, kernels' widths, pairs."""
+MANY_ARGUMENTS = 12
+"""From so many tensors on, the sizes of a module's parameters stay as in the example."""
+CHECK_ELEMENTS, CHECK_WORK = 6e4, 2e7
+"""Elements and operations of a check case, about: a case takes milliseconds on a CPU."""
+LARGE_ELEMENTS, LARGE_WORK = 1e6, 3e8
+"""Those of the larger check cases for GPUs."""
+BENCH_ELEMENTS, BENCH_WORK = 3e6, 1e8
+"""Those of a benchmark case for CPUs, before it is timed."""
+BENCH_S = 1.5e-3
+"""Longest time of a call of a benchmark case for CPUs, where sizes allow it."""
+MANY_ELEMENTS, MANY_WORK = 1e6, 1e9
+"""Elements and operations of a case that is small for its operation, and still so large that few
+cases must do."""
+_ROWS = ("constant", "tiny", "large", "spiked", "zeros")
+_SCALES = (30.0, 1e-3)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A new task.
+
+    Attributes:
+        folder: Its folder.
+        trace: What was found out about the operation.
+        draft: What was written.
+        checks: What the check of the task found, for each kind of device.
+        seconds: Time that it took.
+    """
+
+    folder: Path
+    trace: Trace
+    draft: Draft
+    checks: tuple[TaskCheck, ...]
+    seconds: float
+
+    @property
+    def task(self) -> Task:
+        """The task."""
+        return load_task(self.folder)
+
+    @property
+    def seeds(self) -> tuple[Seed, ...]:
+        """Kernels that a run starts from."""
+        return tuple(seeds_of(self.task))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was changed or left out."""
+        return (*self.trace.operation.notes, *self.trace.notes, *self.draft.notes)
+
+    @property
+    def holes(self) -> tuple[str, ...]:
+        """Wrong results that would pass."""
+        return tuple(dict.fromkeys(h for c in self.checks for h in c.holes))
+
+
+def make_task(
+    operation: Operation,
+    folder: Path,
+    *,
+    vary: Mapping[tuple[str, int], str] | None = None,
+    say: Say = lambda _: None,
+) -> Made:
+    """Make a task of an operation.
+
+    Args:
+        operation: The operation.
+        folder: Folder that is written. It must not exist, or be empty.
+        vary: Names of the dimensions that vary, by argument and dimension. By default all do that
+            can, and that are not small.
+        say: Is told what is being done.
+
+    Raises:
+        UserError: The folder is there already, or `vary` names no dimension.
+        AuthoringError: The operation cannot become a task.
+        TaskError: The task has a fault that could not be mended.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: it is there already: name another with --to, or remove it")
+    began = time.perf_counter()
+    say(f"running {operation.origin} on symbolic tensors")
+    room = find_room(operation, vary)
+    say("trying cases")
+    draft = make_draft(room)
+    write(draft, folder)
+    try:
+        load_task(folder)
+        checks = tuple(_checked(folder, say))
+        if any(c.holes for c in checks):
+            draft, checks = _mended(draft, folder, checks, say)
+    except TaskError:
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return Made(folder, room.trace, draft, checks, time.perf_counter() - began)
+
+
+# -- dimensions ------------------------------------------------------------------------------------
+
+
+def find_room(operation: Operation, vary: Mapping[tuple[str, int], str] | None = None) -> Room:
+    """Find out which dimensions vary, and in which steps.
+
+    Raises:
+        UserError: `vary` names no dimension.
+        AuthoringError: The operation cannot be run on symbolic tensors.
+    """
+    if vary:
+        names = _axes_of(operation, vary)
+        room = _room(operation, list(names), names)
+        lost = dict.fromkeys(n for n in vary.values() if room is None or n not in room.trace.dims)
+        if room is None or lost:
+            text = "the operation takes no other sizes there, or ties it to another dimension"
+            raise AuthoringError(f"{', '.join(lost)}: {text}")
+        return room
+    refusal: AuthoringError | None = None
+    for axes in _freedoms(operation):
+        try:
+            room = _room(operation, axes, {})
+        except AuthoringError as e:
+            refusal = e
+            continue
+        if room is not None:
+            return room
+    assert refusal is not None
+    raise refusal
+
+
+def parse_vary(given: Iterable[str]) -> dict[tuple[str, int], str]:
+    """Dimensions that the user named.
+
+    Raises:
+        UserError: One is not ARG:DIM=NAME.
+    """
+    found = {}
+    for text in given:
+        match = re.fullmatch(r"(\w+):(\d+)=(\w+)", text)
+        if match is None:
+            raise UserError(f"--vary {text}: expected ARG:DIM=NAME, as in x:0=B")
+        found[match[1], int(match[2])] = match[3]
+    return found
+
+
+def _axes_of(operation: Operation, vary: Mapping[tuple[str, int], str]) -> dict[Axis, str]:
+    found = {}
+    names = [e.name for e in operation.examples]
+    for (argument, axis), name in vary.items():
+        if argument not in names:
+            raise UserError(f"--vary {argument}: no tensor of that name; there are {names}")
+        i = names.index(argument)
+        shape = operation.examples[i].shape
+        if not 0 <= axis < len(shape):
+            raise UserError(f"--vary {argument}:{axis}: it has shape {list(shape)}")
+        if shape[axis] == 1:
+            raise UserError(
+                f"--vary {argument}:{axis}: it is 1 in the example: give it a larger one"
+            )
+        if not name.isidentifier() or name in names:
+            what = "an argument's name" if name in names else "no name"
+            raise UserError(f"--vary {argument}:{axis}={name}: {name!r} is {what}: take another")
+        found[i, axis] = name
+    return found
+
+
+def _freedoms(operation: Operation) -> Iterator[list[Axis]]:
+    """Dimensions that may vary: as many as one may hope for, then fewer and fewer."""
+    large = [
+        (i, d)
+        for i, e in enumerate(operation.examples)
+        for d, n in enumerate(e.shape)
+        if n >= LEAST_SIZE and not (e.parameter and len(e.shape) > 2 and d > 1)
+    ]
+    inputs = [(i, d) for i, d in large if not operation.examples[i].parameter]
+    if len(operation.examples) <= MANY_ARGUMENTS:
+        yield large
+    yield inputs
+    yield [(i, d) for i, d in inputs if d == 0]
+    yield []
+
+
+def _room(operation: Operation, axes: Sequence[Axis], names: Mapping[Axis, str]) -> Room | None:
+    """The room that some dimensions have; None if it is none."""
+    free = list(axes)
+    while True:
+        found = trace(operation, free, names)
+        require_writable(Draft(found, DraftKind((), ()), DraftKind((), ())))
+        if not found.fits(found.dims):
+            return None
+        room, fixed = explore(found)
+        if room is not None:
+            return room
+        if names:
+            raise AuthoringError(f"{', '.join(fixed)}: the operation takes no other sizes there")
+        gone = {
+            (i, d)
+            for i, shape in enumerate(found.shapes)
+            for d, size in enumerate(shape)
+            if isinstance(size, str) and any(re.search(rf"\b{n}\b", size) for n in fixed)
+        }
+        if not gone & set(free):
+            return None
+        free = [axis for axis in free if axis not in gone]
+
+
+# -- cases -----------------------------------------------------------------------------------------
+
+
+def make_draft(room: Room) -> Draft:
+    """Choose cases and tolerances: what the operation computes well at, of what could be tried."""
+    found = room.trace
+    dtype = plain(case_dtype(found))
+    cpu_dtype = "float32" if case_dtype(found) in HALVES else dtype
+    small = _shrunk(room, CHECK_ELEMENTS, CHECK_WORK)
+    first = DraftCase(small, cpu_dtype)
+    draft = Draft(found, DraftKind((first,), (first,)), DraftKind((first,), (first,)), rows=_ROWS)
+    with written(draft) as folder:
+        trials = Trials(draft, folder)
+        tried = trials.case(first, "trial")
+        if tried.why:
+            raise AuthoringError(f"its own example cannot be a case: {tried.why}")
+        rows = _row_kinds(draft, trials, first)
+        nonfinite = bool(rows) and not draft.matrix and _takes_nonfinite(trials, first)
+        draft = draft.with_(rows=rows, nonfinite=nonfinite)
+    with written(draft) as folder:
+        trials = Trials(draft, folder)
+        plans = list(_check_plans(room, draft, small, cpu_dtype))
+        pairs = list(accepted(trials, plans))
+        noise = max([t.noise for _, t in pairs], default=0.0)
+        check = _distinct([c for c, _ in pairs] or [first])
+        bench, words = _cpu_bench(room, trials, cpu_dtype)
+        gpu_check = [_with_dtype(c, dtype) for c in check]
+        if dtype != cpu_dtype:
+            gpu_check = [c for c, _ in accepted(trials, gpu_check)] or gpu_check[:1]
+        large = _large_plans(room, draft, dtype)
+        gpu_check = _distinct([*gpu_check, *(c for c, _ in accepted(trials, large))])
+    scales = sorted({c.scale for c in check})
+    kinds = sorted({c.inputs for c in check} & {"mixed", "nonfinite", "normal"})
+    padded = sorted({c.noncontiguous for c in check})
+    offsets = sorted({c.offset for c in check})
+    fields: dict[str, Sequence[Any]] = {
+        "inputs": kinds,
+        "scale": scales,
+        "noncontiguous": padded,
+        "offset": offsets,
+    }
+    given = DraftCase(found.dims, dtype)
+    sums = math.sqrt(_summed(found))
+    floor = 2.0 if case_dtype(found) in HALVES else max(2.0, 1.5 * noise, min(32.0, 0.25 * sums))
+    return draft.with_(
+        floor=float(f"{min(floor, MOST_FLOOR):.2g}"),
+        gpu=DraftKind(
+            tuple(gpu_check),
+            (given,),
+            *_hidden(room, small, found.dims, 4.0, dtype, fields),
+            "The sizes of the example.",
+        ),
+        cpu=DraftKind(
+            tuple(check),
+            (bench,),
+            *_hidden(room, small, bench.sizes, 2.0, cpu_dtype, fields),
+            words,
+        ),
+    )
+
+
+MOST_FLOOR = 512.0
+"""Machine epsilons of a tolerance, at most."""
+
+
+def _shrunk(room: Room, elements: float, work: float) -> Sizes:
+    found = room.trace
+
+    def cost(sizes: Sizes) -> float:
+        return max(found.count(sizes) / elements, found.work(sizes) / work)
+
+    return room.shrunk(cost, 1.0)
+
+
+def _summed(found: Trace) -> float:
+    """Numbers that are added up for one of a result, about."""
+    dims = found.dims
+    results = sum(math.prod(found.sizes(r.shape, dims)) for r in found.results)
+    read = found.count(dims) - results
+    return max(1.0, read / max(1, results), evaluate(found.products, dims) / 2 / max(1, results))
+
+
+def _row_kinds(draft: Draft, trials: Trials, first: DraftCase) -> tuple[str, ...]:
+    """Kinds of rows that the operation computes well."""
+    if not any(e.dtype.is_floating_point and not e.parameter and e.shape for e in draft.arguments):
+        return ()
+    return tuple(r for r in _ROWS if not trials.case(replace(first, inputs=r), f"rows_{r}").why)
+
+
+def _takes_nonfinite(trials: Trials, first: DraftCase) -> bool:
+    return not trials.case(replace(first, inputs="nonfinite"), "rows_nonfinite").why
+
+
+def _check_plans(room: Room, draft: Draft, small: Sizes, dtype: str) -> Iterator[DraftCase]:
+    """Cases worth trying: odd and prime sizes, one of each, large and tiny magnitudes."""
+    primes = room.changed(small, prime) or small
+    below = room.changed(small, below_power) or small
+    above = room.changed(small, above_power) or small
+    yield DraftCase(small, dtype)
+    if room.trace.count(small) > MANY_ELEMENTS or room.trace.work(small) > MANY_WORK:
+        if draft.rows:
+            yield DraftCase(small, dtype, inputs="mixed", noncontiguous=True, words="mixed")
+        yield DraftCase(dict(room.least), dtype, words="least")
+        return
+    yield DraftCase(primes, dtype, words="prime")
+    yield DraftCase(below, dtype, words="below", noncontiguous=True)
+    yield DraftCase(above, dtype, words="above", offset=1)
+    for name in dict.fromkeys([*list(small)[:1], *list(small)[-1:]]):
+        one = {**small, name: room.least[name]}
+        if one != small and room.trace.fits(one):
+            yield DraftCase(one, dtype, words=f"least_{name}")
+    yield DraftCase(dict(room.least), dtype, words="least")
+    if draft.rows:
+        for scale in _SCALES:
+            yield DraftCase(primes, dtype, scale=scale, words="large" if scale > 1 else "tiny")
+        yield DraftCase(small, dtype, inputs="mixed", words="mixed")
+        yield DraftCase(above, dtype, inputs="mixed", noncontiguous=True, words="mixed_padded")
+        for kind in draft.rows:
+            if kind in ("constant", "spiked"):
+                yield DraftCase(below, dtype, inputs=kind, words=kind)
+    if draft.nonfinite:
+        yield DraftCase(primes, dtype, inputs="nonfinite", words="nonfinite")
+
+
+def _large_plans(room: Room, draft: Draft, dtype: str) -> Iterator[DraftCase]:
+    large = _shrunk(room, LARGE_ELEMENTS, LARGE_WORK)
+    yield DraftCase(large, dtype, words="large_sizes")
+    odd = room.changed(large, prime)
+    if odd is not None:
+        inputs = "mixed" if draft.rows else "normal"
+        yield DraftCase(odd, dtype, inputs=inputs, words="large_prime")
+
+
+def _with_dtype(case: DraftCase, dtype: str) -> DraftCase:
+    return replace(case, dtype=dtype)
+
+
+def _distinct(cases: Iterable[DraftCase]) -> list[DraftCase]:
+    """The first of cases that would have one name, or be equal but for it."""
+    found: dict[object, DraftCase] = {}
+    for c in cases:
+        key = (*c.sizes.values(), c.dtype, c.inputs, c.scale, c.noncontiguous, c.offset)
+        found.setdefault(key, c)
+    named: dict[str, DraftCase] = {}
+    for c in found.values():
+        named.setdefault(c.name(""), c)
+    return list(named.values())
+
+
+def _cpu_bench(room: Room, trials: Trials, dtype: str) -> tuple[DraftCase, str]:
+    """A case of about a millisecond, and what to say of it."""
+    elements, work = BENCH_ELEMENTS, BENCH_WORK
+    case, tried = DraftCase(room.trace.dims, dtype), Tried("not tried")
+    for _ in range(6):
+        case = DraftCase(_shrunk(room, elements, work), dtype)
+        tried = trials.case(case, f"bench_{elements:g}_{work:g}")
+        if tried.why or tried.seconds <= BENCH_S:
+            break
+        share = max(0.2, 0.8 * BENCH_S / tried.seconds)
+        elements, work = elements * share, work * share
+    if tried.why:  # it rounds badly, or is too large for this machine
+        return case, "The sizes of the example, scaled down."
+    same = dict(case.sizes) == room.trace.dims
+    took = f"torch took {tried.seconds * 1e3:.2g} ms here"
+    return case, f"The sizes of the example{'' if same else ', scaled down'}: {took}."
+
+
+def _hidden(
+    room: Room,
+    small: Mapping[str, int],
+    bench: Mapping[str, int],
+    most: float,
+    dtype: str,
+    fields: Mapping[str, Sequence[Any]],
+) -> tuple[tuple[DraftGenerator, ...], tuple[DraftGenerator, ...]]:
+    """Generators of hidden check and benchmark cases.
+
+    Args:
+        room: What dimensions may be.
+        small: Sizes of a usual check case.
+        bench: Sizes of the benchmark.
+        most: Elements or operations of a small hidden case, over those of `small`.
+        dtype: Of all.
+        fields: Distributions and others of the check cases.
+    """
+    found, steps = room.trace, room.steps
+    own = {"dtype": [dtype]}
+    if not found.dims:
+        return (DraftGenerator(1, {**own, **fields}, {}),), (DraftGenerator(1, own, {}),)
+    by_work = found.work(dict(bench)) > 4 * found.count(dict(bench))
+    cost = _work(found) if by_work else _elements(found)
+
+    def value(sizes: Mapping[str, int]) -> float:
+        return evaluate(cost, sizes)
+
+    usual = value(bench)
+    # Around the benchmark, with as much to do.
+    near = {n: max(room.least[n], bench[n] // 2 // s * s) for n, s in steps.items()}
+    far = {n: max(near[n], bench[n] * 3 // 2 // s * s) for n, s in steps.items()}
+    if not boxes(room, near, far):
+        near = far = dict(bench)
+    timed = DraftGenerator(2, own, _ranges(room, near, far), cost, 0.5 * usual, 1.5 * usual)
+    # From the least sizes to those: small cases of every kind, and some in between.
+    low = dict(room.least)
+    if not boxes(room, low, far):
+        low = dict(small)
+        far = {n: far[n] if boxes(room, low, {**low, n: far[n]}) else low[n] for n in low}
+        if not boxes(room, low, far):
+            far = low
+    dims = _ranges(room, low, far)
+    limit = max(most * value(small), value(low))
+    checks = [DraftGenerator(3, {**own, **fields}, dims, cost, 0.0, limit)]
+    if usual > 2 * limit and far != low:
+        plain_fields = {**own, "inputs": fields["inputs"]}
+        checks.append(DraftGenerator(2, plain_fields, dims, cost, limit, usual))
+    return tuple(checks), (timed,)
+
+
+def _ranges(room: Room, low: Mapping[str, int], high: Mapping[str, int]) -> dict[str, str]:
+    found = {}
+    for name in room.trace.dims:
+        if low[name] == high[name]:
+            found[name] = f"[{low[name]}]"
+            continue
+        step = room.steps[name]
+        multiple = f", multiple = {step}" if step > 1 else ""
+        found[name] = f"{{ min = {low[name]}, max = {high[name]}{multiple} }}"
+    return found
+
+
+def _elements(found: Trace) -> str:
+    """Formula: elements of all arguments and results."""
+    shapes = [found.shapes[i] for i in found.used] + [r.shape for r in found.results]
+    parts = dict.fromkeys(
+        " * ".join(
+            f"({s})" if isinstance(s, str) and not s.isidentifier() else str(s) for s in shape
+        )
+        or "1"
+        for shape in shapes
+    )
+    total = [p for p in parts if not re.fullmatch(r"[\d* ]+", p)]
+    return " + ".join(total or list(parts))
+
+
+def _work(found: Trace) -> str:
+    return " + ".join(p for p in (found.products, found.elements) if p != "0")
+
+
+# -- check of the task -----------------------------------------------------------------------------
+
+
+def _checked(folder: Path, say: Say) -> Iterator[TaskCheck]:
+    task = load_task(folder)
+    for kind in get_args(Kind):
+        yield check_task(task, kind, say)
+
+
+def _mended(
+    draft: Draft, folder: Path, checks: Sequence[TaskCheck], say: Say
+) -> tuple[Draft, tuple[TaskCheck, ...]]:
+    """The draft with further cases, if they close holes: inputs of other magnitudes."""
+    if not draft.rows:
+        return draft, tuple(checks)
+    say("some wrong results would pass: trying cases of other magnitudes")
+    first = draft.cpu.check[0]
+    scales = (10.0, 100.0, 1000.0, -1.0, -30.0, 0.05)
+    plans = [DraftCase(first.sizes, first.dtype, scale=s, words=f"times_{s:g}") for s in scales]
+    with written(draft) as path:
+        more = [c for c, _ in accepted(Trials(draft, path), plans)]
+    if not more:
+        return draft, tuple(checks)
+    own = draft.gpu.check[0].dtype
+    wider = draft.with_(
+        cpu=replace(draft.cpu, check=(*draft.cpu.check, *more)),
+        gpu=replace(draft.gpu, check=(*draft.gpu.check, *(_with_dtype(c, own) for c in more))),
+    )
+    write(wider, folder)
+    try:
+        found = tuple(_checked(folder, say))
+    except TaskError:
+        found = tuple(checks)
+    if sum(len(c.holes) for c in found) < sum(len(c.holes) for c in checks):
+        return wider, found
+    write(draft, folder)
+    return draft, tuple(checks)

@@ -1,0 +1,357 @@
+"""What a task is made of: a function over named tensors, and an example of a call."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import importlib.util
+import inspect
+import keyword
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from kagent_sandbox.data.plan import ITEMSIZE
+from kagent_sandbox.errors import UserError
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.func import functional_call
+
+from kagent.authoring.drawing import Drawing, Drawn, observed, recorded
+
+_TAKEN = frozenset({"case", "generator", "device", "dtype", "torch", "aten", "math", "wide"})
+"""Names with a meaning of their own in a reference.py that is written."""
+_LEAST_NAME = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One tensor of the example call.
+
+    Attributes:
+        name: Name of the argument.
+        shape: Sizes in the example.
+        dtype: Its dtype.
+        drawing: How such tensors are drawn.
+        parameter: Whether it belongs to a module: its parameter or buffer.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    drawing: Drawing
+    parameter: bool = False
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A function over tensors, with an example of a call.
+
+    Attributes:
+        name: Name of the task and of the function that candidates define.
+        summary: One line.
+        origin: Where it comes from, as a person would say it.
+        call: The function. It takes the tensors of `examples` in order.
+        examples: The tensors of the example call.
+        numbers: Its plain numbers and flags by name. `call` knows their values.
+        notes: What the user should know about it, a line each.
+    """
+
+    name: str
+    summary: str
+    origin: str
+    call: Callable[..., object]
+    examples: tuple[Example, ...]
+    numbers: Mapping[str, int | float | bool] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def load_module(path: Path) -> ModuleType:
+    """Import a user's Python file.
+
+    Raises:
+        UserError: It cannot be imported.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file: expected a Python file")
+    name = f"kagent_source_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    folder = str(path.parent.resolve())
+    sys.path.insert(0, folder)  # as `python FILE` has it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:  # whatever a user's file raises becomes one line
+        raise UserError(f"{path}: {type(e).__name__}: {_first_line(e)}") from e
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+def named(module: ModuleType, name: str, path: Path) -> Any:
+    """What a file defines under a name.
+
+    Raises:
+        UserError: It defines no such name.
+    """
+    if not hasattr(module, name):
+        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise UserError(f"{path}: defines no {name!r}; there are {', '.join(known) or 'none'}")
+    return getattr(module, name)
+
+
+def make_operation(
+    target: Any,
+    inputs: object,
+    *,
+    name: str | None = None,
+    origin: str = "",
+    backward: bool = False,
+) -> Operation:
+    """Make an operation of a function or module and example inputs.
+
+    Args:
+        target: A function over tensors, an nn.Module, or its class if it needs no arguments.
+        inputs: Its example arguments: a tensor, a tuple or list of arguments, a dict of them by
+            name; or a function without parameters that returns such. What a function draws, the
+            task draws in the same way.
+        name: Name of the task; by default the target's own.
+        origin: Where the target comes from.
+        backward: Whether the operation is the gradient: its arguments begin with the gradients of
+            the results, its results are the gradients of the floating-point arguments.
+
+    Raises:
+        UserError: The target or the inputs cannot be used; the text says why.
+    """
+    if inspect.isclass(target) and issubclass(target, nn.Module):
+        target = _instance(target)
+    if not callable(target):
+        raise UserError(f"{target!r} is {type(target).__name__}, expected a function or nn.Module")
+    name = identifier(name or _own_name(target), lower=True)
+    given = recorded(inputs) if callable(inputs) else observed(inputs)
+    args, kwargs = _split(given)
+    names, notes, forms = _argument_names(target, args, kwargs), [], []
+    examples: list[Example] = []
+    numbers: dict[str, int | float | bool] = {}
+    taken = set(_TAKEN)
+    for argument_name, value in zip(names, (*args, *kwargs.values()), strict=True):
+        leaves, form = pytree.tree_flatten(value)
+        places: list[object] = []
+        for i, leaf in enumerate(leaves):
+            label = argument_name if len(leaves) == 1 else f"{argument_name}_{i}"
+            if isinstance(leaf, Drawn):
+                label = _unique(identifier(label), taken)
+                examples.append(Example(label, leaf.shape, leaf.dtype, leaf.drawing))
+                places.append(leaf)
+            else:
+                if isinstance(leaf, bool | int | float):
+                    numbers[_unique(identifier(label), taken)] = leaf
+                elif leaf is not None:
+                    notes.append(f"{argument_name} = {leaf!r} is part of the operation")
+                places.append(leaf)
+        forms.append((places, form))
+    count = len(args)
+
+    def rebuild(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments as the target takes them."""
+        rest = iter(tensors)
+        values = [
+            pytree.tree_unflatten([next(rest) if isinstance(p, Drawn) else p for p in places], f)
+            for places, f in forms
+        ]
+        return values[:count], dict(zip(kwargs, values[count:], strict=True))
+
+    inputs_count = len(examples)
+    if isinstance(target, nn.Module):
+        target, more = _prepared(target)
+        notes += more
+        state = {**dict(target.named_parameters()), **dict(target.named_buffers())}
+        for path, tensor in state.items():
+            label = _unique(identifier(path.replace(".", "_")), taken)
+            seen = observed(tensor.detach(), parameter=True)
+            assert isinstance(seen, Drawn)
+            examples.append(Example(label, seen.shape, seen.dtype, seen.drawing, parameter=True))
+        module, paths = target, list(state)
+
+        def call(*tensors: torch.Tensor) -> object:
+            a, k = rebuild(tensors[:inputs_count])
+            values = dict(zip(paths, tensors[inputs_count:], strict=True))
+            return functional_call(module, values, tuple(a), k)
+
+    else:
+
+        def call(*tensors: torch.Tensor) -> object:
+            a, k = rebuild(tensors)
+            return target(*a, **k)
+
+    for example in examples:
+        if str(example.dtype).removeprefix("torch.") not in ITEMSIZE:
+            known = ", ".join(ITEMSIZE)
+            raise UserError(f"{example.name} is {example.dtype}, expected one of {known}")
+    operation = Operation(
+        name, _summary(target, name), origin or name, call, tuple(examples), numbers, tuple(notes)
+    )
+    return _gradient(operation) if backward else operation
+
+
+def _instance(cls: type[nn.Module]) -> nn.Module:
+    try:
+        return cls()
+    except TypeError as e:
+        raise UserError(
+            f"{cls.__name__} cannot be made without arguments ({_first_line(e)}): name an instance "
+            f"of it, as in `norm = {cls.__name__}(...)`"
+        ) from None
+
+
+def _own_name(target: object) -> str:
+    own = getattr(target, "__name__", type(target).__name__)
+    return "operation" if own == "<lambda>" else str(own)
+
+
+def _split(given: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(given, Mapping):
+        return (), dict(given)
+    return (tuple(given) if isinstance(given, tuple | list) else (given,)), {}
+
+
+def _argument_names(target: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> list[str]:
+    """Names of the target's parameters, of positional arguments first.
+
+    Raises:
+        UserError: The target does not take so many.
+    """
+    function = target.forward if isinstance(target, nn.Module) else target
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of C
+        return [f"x{i}" for i in range(len(args))] + list(kwargs)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as e:
+        raise UserError(f"{_own_name(target)}{signature}: {e} in the example call") from None
+    names: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}_{i}" for i in range(len(args) - len(names))]
+        else:
+            names.append(parameter.name)
+    return names[: len(args)] + list(kwargs)
+
+
+def identifier(text: str, *, lower: bool = False) -> str:
+    """A name that Python takes, close to a text; in lower case with underscores if asked."""
+    if lower:
+        text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", text).lower()
+    text = re.sub(r"\W+", "_", text).strip("_")
+    text = re.sub("__+", "_", text) or "x"
+    if text[0].isdigit():
+        text = f"n{text}"
+    taken = keyword.iskeyword(text) or (lower and hasattr(builtins, text))
+    return f"{text}_" if taken else text
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """The name, or the name with a number; it is taken from now on."""
+    found, i = name, 1
+    while found in taken or keyword.iskeyword(found):
+        i += 1
+        found = f"{name}_{i}"
+    taken.add(found)
+    return found
+
+
+def _summary(target: object, name: str) -> str:
+    text = inspect.getdoc(target if not isinstance(target, nn.Module) else type(target)) or ""
+    own = not isinstance(target, nn.Module) or not type(target).__module__.startswith("torch.")
+    line = text.split("\n\n")[0].replace("\n", " ").strip() if own else ""
+    plain = len(line) > _LEAST_NAME and len(line) <= 120
+    return line.rstrip(".") if plain else name.replace("_", " ").capitalize()
+
+
+def _prepared(module: nn.Module) -> tuple[nn.Module, list[str]]:
+    """A copy of a module whose results depend on its arguments alone, and what was changed."""
+    tensors = [*module.parameters(), *module.buffers()]  # shared: they may take gigabytes
+    module, notes = copy.deepcopy(module, {id(t): t for t in tensors}), []
+    for path, each in module.named_modules():
+        for label, value in list(vars(each).items()):
+            if isinstance(value, torch.Tensor):  # a plain attribute is a buffer, too
+                delattr(each, label)
+                each.register_buffer(label, value)
+        if isinstance(each, nn.modules.batchnorm._NormBase) and (  # noqa: SLF001 - the base
+            each.training and each.running_mean is not None
+        ):
+            each.running_mean = each.running_var = each.num_batches_tracked = None
+            each.track_running_stats = False
+            notes.append(
+                f"{path or 'it'}: normalises by the batch; running statistics are left out"
+            )
+        if isinstance(each, nn.modules.dropout._DropoutNd) and (  # noqa: SLF001 - the base
+            each.training and each.p > 0
+        ):
+            each.p = 0.0
+            notes.append(f"{path or 'it'}: dropout is left out: a task's results are no chance")
+        if isinstance(each, nn.RNNBase | nn.MultiheadAttention) and each.training and each.dropout:
+            each.dropout = 0.0
+            notes.append(f"{path}: dropout is left out: a task's results are no chance")
+    return module, notes
+
+
+def _gradient(forward: Operation) -> Operation:
+    """The operation's gradient.
+
+    Raises:
+        UserError: No result depends on a floating-point argument.
+    """
+    with FakeTensorMode(), torch.no_grad():
+        fakes = [torch.empty(e.shape, dtype=e.dtype) for e in forward.examples]
+        results = pytree.tree_leaves(forward.call(*fakes))
+    smooth = [
+        i for i, r in enumerate(results) if isinstance(r, torch.Tensor) and r.is_floating_point()
+    ]
+    inputs = [i for i, e in enumerate(forward.examples) if e.dtype.is_floating_point]
+    if not smooth or not inputs:
+        raise UserError(f"{forward.name}: no floating-point result, or argument: no gradient")
+    taken = {e.name for e in forward.examples} | _TAKEN
+    gradients = []
+    for i in smooth:
+        label = _unique("grad" if len(smooth) == 1 else f"grad_{i}", taken)
+        drawing = Drawing.normal(0.0, 1.0)
+        gradients.append(Example(label, tuple(results[i].shape), results[i].dtype, drawing))
+
+    def call(*tensors: torch.Tensor) -> object:
+        outer, rest = tensors[: len(smooth)], list(tensors[len(smooth) :])
+        with torch.enable_grad():
+            for i in inputs:
+                rest[i] = rest[i].detach().requires_grad_()
+            found = pytree.tree_leaves(forward.call(*rest))
+            wanted = [rest[i] for i in inputs]
+            pairs = [
+                (found[i], g) for i, g in zip(smooth, outer, strict=True) if found[i].requires_grad
+            ]
+            return torch.autograd.grad(
+                [f for f, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True
+            )
+
+    return Operation(
+        f"{forward.name}_backward",
+        f"Gradient of: {forward.summary}",
+        f"the gradient of {forward.origin}",
+        call,
+        (*gradients, *forward.examples),
+        forward.numbers,
+        forward.notes,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

@@ -1,0 +1,493 @@
+"""Runs an operation on symbolic tensors: what follows of a task without a single value.
+
+Sizes of the example become symbols, and torch notes what the function demands of them. From that
+follow the dimensions, the shapes as formulas, the cost, and the operation's own code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import math
+import operator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+import torch.utils._pytree as pytree
+from kagent_sandbox.data.formula import evaluate
+from sympy.printing.precedence import precedence
+from torch._dynamo.source import ConstantSource
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from kagent.authoring.errors import AuthoringError
+from kagent.authoring.operation import Operation
+
+Axis = tuple[int, int]
+"""A tensor of the example call by its number, and a dimension of it."""
+
+_MOST_FORMULA = 300
+"""Characters of a formula of costs. A longer one is replaced by its largest part."""
+_SPARE = "NKPQRSTUVXYZ"
+_LETTERS = {1: "N", 2: "MN", 3: "BMN", 4: "BCHW", 5: "BCDHW"}
+_CONVOLVED = {3: "BCL"}
+_MULTIPLIED = {2: "MK", 3: "BMK"}
+_GATHERS = frozenset({"index", "embedding", "gather", "index_select", "take_along_dim"})
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One result. `shape` has numbers and formulas."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+
+
+@dataclass
+class Trace:
+    """An operation with symbolic sizes.
+
+    Attributes:
+        operation: The operation.
+        graph: Its operations of torch, in order.
+        dims: Its dimensions with their sizes in the example.
+        shapes: Shape of each tensor of the example call: numbers and formulas.
+        used: Numbers of the tensors that results depend on.
+        results: Its results.
+        products: Formula: operations of matrix products and convolutions.
+        elements: Formula: elements that all other operations compute.
+        gathers: Whether it reads by index: it may read less than its inputs.
+        notes: What was changed, a line each.
+    """
+
+    operation: Operation
+    graph: GraphModule
+    dims: dict[str, int]
+    shapes: tuple[tuple[int | str, ...], ...]
+    used: tuple[int, ...]
+    results: tuple[Result, ...]
+    products: str
+    elements: str
+    gathers: bool
+    notes: tuple[str, ...]
+    _symbols: dict[sympy.Symbol, sympy.Expr] = field(repr=False, default_factory=dict)
+    _guards: tuple[Any, ...] = field(repr=False, default=())
+    _known: dict[tuple[int, ...], bool] = field(repr=False, default_factory=dict)
+    _env: Any = field(repr=False, default=None)
+    _named: dict[sympy.Symbol, sympy.Symbol] = field(repr=False, default_factory=dict)
+
+    def text(self, value: Any) -> str:
+        """A size as Python code over the dimensions' names."""
+        node = getattr(value, "node", None)
+        if node is None:
+            return repr(value)
+        return _printed(self._env.simplify(node.expr).xreplace(self._named))
+
+    def sizes(self, shape: Sequence[int | str], dims: Mapping[str, int]) -> tuple[int, ...]:
+        """A shape's sizes."""
+        return tuple(s if isinstance(s, int) else int(evaluate(s, dims)) for s in shape)
+
+    def count(self, dims: Mapping[str, int]) -> float:
+        """Elements of all arguments and results."""
+        shapes = [self.shapes[i] for i in self.used] + [r.shape for r in self.results]
+        return float(sum(math.prod(self.sizes(s, dims)) for s in shapes))
+
+    def work(self, dims: Mapping[str, int]) -> float:
+        """Operations of a call."""
+        return evaluate(self.products, dims) + evaluate(self.elements, dims)
+
+    def fits(self, dims: Mapping[str, int]) -> bool:
+        """Whether the operation takes such sizes, and does there what its code says."""
+        key = tuple(dims[n] for n in self.dims)
+        if key not in self._known:
+            self._known[key] = self._holds(dims) and self._runs(dims)
+        return self._known[key]
+
+    def _holds(self, dims: Mapping[str, int]) -> bool:
+        """Whether the demands on sizes hold, that torch noted. That a size differs from another
+        one, or from 1, is none: the function did not ask for it.
+        """
+        roots = {s: sympy.Integer(dims[str(n)]) for s, n in self._named.items()}
+        values = {s: e.xreplace(roots) for s, e in self._symbols.items()}
+        if not all(v.is_integer and v > 0 for v in values.values()):
+            return False
+        for guard in self._guards:
+            if (
+                not isinstance(guard, sympy.Ne)
+                and guard.xreplace({**values, **roots}) == sympy.false
+            ):
+                return False
+        return True
+
+    def _runs(self, dims: Mapping[str, int]) -> bool:
+        """Whether the function itself runs, with results as declared."""
+        shapes = [self.sizes(s, dims) for s in self.shapes]
+        try:
+            with _quiet(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+                tensors = [
+                    torch.empty(s, dtype=e.dtype)
+                    for s, e in zip(shapes, self.operation.examples, strict=True)
+                ]
+                found = _tensors(self.operation.call(*tensors))
+        except Exception:  # noqa: BLE001 - whatever a user's function does with odd sizes
+            return False
+        expected = [self.sizes(r.shape, dims) for r in self.results]
+        return [tuple(f.shape) for f in found] == expected
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from writing about sizes that do not fit: they are tried on purpose."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def trace(
+    operation: Operation, axes: Iterable[Axis], names: Mapping[Axis, str] | None = None
+) -> Trace:
+    """Run an operation with symbols for sizes.
+
+    Args:
+        operation: The operation.
+        axes: The dimensions that may vary. Others are as in the example.
+        names: Names that the user gave to some of them.
+
+    Raises:
+        AuthoringError: It cannot be run so, or does what no task can say.
+    """
+    free = set(axes)
+    env = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    fakes = []
+    for i, example in enumerate(operation.examples):
+        dynamic = [
+            DimDynamic.DYNAMIC if (i, d) in free and n > 1 else DimDynamic.STATIC
+            for d, n in enumerate(example.shape)
+        ]
+        meta = mode.from_tensor(
+            torch.empty(example.shape, dtype=example.dtype, device="meta"),
+            source=ConstantSource(f"argument{i}"),
+            symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic),
+        )
+        with mode:
+            fakes.append(torch.empty(meta.shape, dtype=example.dtype))
+    versions = [f._version for f in fakes]  # noqa: SLF001 - the one way to see a write
+    backward = operation.name.endswith("_backward")
+    try:
+        with torch.no_grad():
+            graph = make_fx(
+                lambda *tensors: tuple(_tensors(operation.call(*tensors))),
+                tracing_mode="symbolic",
+                pre_dispatch=not backward,  # operations as they were written
+                _allow_non_fake_inputs=True,
+            )(*fakes)
+        products, elements = _costs(operation, mode, fakes)
+    except AuthoringError:
+        raise
+    except Exception as e:
+        text = " ".join(str(e).split())[:200]
+        if isinstance(e, GuardOnDataDependentSymNode | DataDependentOutputException):
+            text = "a size, a branch or a Python number depends on a tensor's values"
+        raise AuthoringError(f"{operation.origin} does not run on symbolic tensors: {text}") from e
+    for example, fake, version in zip(operation.examples, fakes, versions, strict=True):
+        if fake._version != version:  # noqa: SLF001 - the one way to see a write
+            raise AuthoringError(
+                f"{operation.origin} writes into its argument {example.name}: tasks have no "
+                "results in place yet: work on a copy"
+            )
+    notes = _cleaned(graph)
+    return _described(operation, graph, env, fakes, products, elements, names or {}, notes)
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    leaves = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+    if not leaves:
+        raise AuthoringError("it returns no tensor")
+    return leaves
+
+
+class _Elements(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the elements that operations compute, products aside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements: Any = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operation, and count its results."""
+        out = func(*args, **(kwargs or {}))
+        known = func.overloadpacket in flop_registry
+        if not (known or func.is_view or func.overloadpacket.__name__ in _NO_WORK):
+            # A reduction computes on what it reads.
+            tensors = [t for t in (*args, *pytree.tree_leaves(out)) if isinstance(t, torch.Tensor)]
+            self.elements = self.elements + max((t.numel() for t in tensors), key=_hint, default=0)
+        return out
+
+
+_NO_WORK = frozenset({"empty", "clone", "_to_copy", "detach", "copy_", "zeros", "ones", "full"})
+
+
+def _hint(value: Any) -> int:
+    node = getattr(value, "node", None)
+    return int(value if node is None else node.hint)
+
+
+def _costs(operation: Operation, mode: FakeTensorMode, fakes: Sequence[Any]) -> tuple[Any, Any]:
+    """Operations of products, and elements of the others."""
+    counter, elements = FlopCounterMode(display=False), _Elements()
+    with torch.no_grad(), mode, elements, counter:
+        operation.call(*fakes)
+    return counter.get_total_flops(), elements.elements
+
+
+def _cleaned(graph: GraphModule) -> list[str]:
+    """Remove what has no effect on a result. Returns what else was changed."""
+    notes = []
+    aten = torch.ops.aten
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function":
+            continue
+        dropout = node.target in (aten.dropout.default, aten.feature_dropout.default)
+        if dropout and node.args[1] > 0 and node.args[2]:
+            notes.append("dropout is left out: a task's results are no chance")
+        same = node.target is aten.to.dtype and node.args[0].meta["val"].dtype == node.args[1]
+        if dropout or same or node.target in (aten.detach.default, aten.alias.default):
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+        elif _of_one(node):
+            notes.append(f"aten.{node.target.overloadpacket.__name__} over one element is left out")
+            _replace_by_input(node)
+    graph.graph.eliminate_dead_code()
+    for node in list(graph.graph.nodes):  # the mode of gradients
+        if node.op == "call_function" and node.target is torch._C._set_grad_enabled:  # noqa: SLF001
+            graph.graph.erase_node(node)
+    return list(dict.fromkeys(notes))
+
+
+_REDUCTIONS = frozenset({"max", "min", "amax", "amin", "sum", "mean", "logsumexp", "prod"})
+
+
+def _of_one(node: Node) -> bool:
+    """Whether a node reduces dimensions of one element, whatever the other sizes, and keeps them:
+    its result is its input. No kernel can show whether it did that.
+    """
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload) or len(node.args) < 3:  # noqa: SLF001
+        return False
+    if target.overloadpacket.__name__ not in _REDUCTIONS or node.args[2] is not True:
+        return False
+    value = node.args[0].meta["val"]  # type: ignore[union-attr]
+    dims = node.args[1] if isinstance(node.args[1], list) else [node.args[1]]
+    if not dims or not all(type(d) is int and type(value.shape[d]) is int for d in dims):
+        return False
+    out = node.meta["val"]
+    first = out[0] if isinstance(out, tuple | list) else out
+    indices = isinstance(out, tuple | list) and any(
+        u.target is operator.getitem and u.args[1] != 0 for u in node.users
+    )
+    return all(value.shape[d] == 1 for d in dims) and first.dtype == value.dtype and not indices
+
+
+def _replace_by_input(node: Node) -> None:
+    """Take a reduction of one element out of its graph."""
+    for user in list(node.users):
+        if user.target is operator.getitem:
+            user.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+            user.graph.erase_node(user)
+    node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+    node.graph.erase_node(node)
+
+
+def _described(
+    operation: Operation,
+    graph: GraphModule,
+    env: ShapeEnv,
+    fakes: Sequence[torch.Tensor],
+    products: Any,
+    elements: Any,
+    names: Mapping[Axis, str],
+    notes: Sequence[str],
+) -> Trace:
+    def expression(value: Any) -> sympy.Expr:
+        node = getattr(value, "node", None)
+        return sympy.Integer(value) if node is None else env.simplify(node.expr)
+
+    sizes = [[expression(n) for n in f.shape] for f in fakes]
+    symbols = {s: env.simplify(s) for s in env.backed_var_to_val if str(s).startswith("s")}
+    (output,) = (n for n in graph.graph.nodes if n.op == "output")
+    outputs: list[Node] = list(pytree.tree_leaves(output.args[0]))
+    values = [n.meta["val"] for n in outputs]
+    work = [expression(products), expression(elements)]
+    hints = {s: sympy.Integer(v) for s, v in env.backed_var_to_val.items()}
+    product_work, element_work = (float(w.xreplace(hints)) for w in work)
+    letters = dict(_LETTERS)
+    called = {
+        n.target.overloadpacket.__name__
+        for n in graph.graph.nodes
+        if isinstance(n.target, torch._ops.OpOverload)  # noqa: SLF001 - torch's own name
+    }
+    if any("conv" in name or "pool" in name for name in called):
+        letters |= _CONVOLVED
+    elif product_work > element_work:
+        letters |= _MULTIPLIED
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    used = tuple(i for i, n in enumerate(placeholders) if n.users or n in outputs)
+    needed = {s for i in used for e in sizes[i] for s in e.free_symbols}
+    rest = {s: hints[s] for each in sizes for e in each for s in e.free_symbols - needed}
+    sizes = [[e.xreplace(rest) for e in each] for each in sizes]  # of what no result depends on
+    symbols = {s: e.xreplace(rest) for s, e in symbols.items()}
+    named = _names(operation, sizes, letters, names)
+    there = {e for i in used for e in sizes[i]}
+    lost = [str(n) for s, n in named.items() if s not in there]
+    if lost:
+        raise AuthoringError(f"no argument's size is {', '.join(lost)} itself")
+    if not used:
+        raise AuthoringError("no result depends on a tensor")
+
+    def formulas(shape: Iterable[sympy.Expr]) -> tuple[int | str, ...]:
+        return tuple(int(e) if e.is_number else _printed(e.xreplace(named)) for e in shape)
+
+    dims = {str(n): int(hints[s]) for s, n in named.items()}
+    shapes = tuple(formulas(s) for s in sizes)
+    results = tuple(
+        Result(name, formulas(expression(n) for n in v.shape), v.dtype)
+        for name, v in zip(_result_names(operation, len(values)), values, strict=True)
+    )
+    found = Trace(
+        operation,
+        graph,
+        dims,
+        shapes,
+        used,
+        results,
+        _cost(work[0].xreplace(named), dims),
+        _cost(work[1].xreplace(named), dims),
+        bool(called & _GATHERS),
+        tuple(notes),
+        symbols,
+        tuple(g.expr for g in env.guards),
+        {},
+        env,
+        named,
+    )
+    for shape in (*shapes, *(r.shape for r in results)):
+        try:
+            found.sizes(shape, dims)
+        except ValueError as e:
+            raise AuthoringError(f"a size is no formula of a task: {e}") from None
+    return found
+
+
+def _names(
+    operation: Operation,
+    sizes: Sequence[Sequence[sympy.Expr]],
+    letters: Mapping[int, str],
+    given: Mapping[Axis, str],
+) -> dict[sympy.Symbol, sympy.Symbol]:
+    """Names of the symbols that are left, in the order in which arguments have them."""
+    found: dict[sympy.Symbol, str] = {}
+    for (i, d), name in given.items():
+        size = sizes[i][d]
+        if size.is_Symbol and size not in found:
+            found[size] = name
+    taken = {e.name for e in operation.examples} | set(operation.numbers) | set(found.values())
+
+    def fresh(wanted: str) -> str:
+        names = itertools.chain([wanted], _SPARE, (f"{wanted}{i}" for i in itertools.count(2)))
+        name = next(n for n in names if n not in taken)
+        taken.add(name)
+        return name
+
+    for shape in sizes:
+        usual = letters.get(len(shape), "")
+        for d, size in enumerate(shape):
+            for symbol in sorted(size.free_symbols, key=str):
+                if symbol not in found:
+                    found[symbol] = fresh(usual[d] if d < len(usual) else "N")
+    order = {s: n for shape in sizes for e in shape for s in sorted(e.free_symbols, key=str)
+             for n in [found[s]]}  # fmt: skip
+    return {s: sympy.Symbol(n, integer=True, positive=True) for s, n in order.items()}
+
+
+def _result_names(operation: Operation, count: int) -> list[str]:
+    taken = {e.name for e in operation.examples} | set(operation.numbers)
+    if count == 1:
+        return [next(n for n in ("y", "out", "result", "result_0") if n not in taken)]
+    if operation.name.endswith("_backward"):
+        inputs = [e.name for e in operation.examples if e.dtype.is_floating_point][-count:]
+        return [f"d{n}" for n in inputs]
+    stem = "y" if not any(re.fullmatch(r"y\d+", n) for n in taken) else "result_"
+    return [f"{stem}{i}" for i in range(count)]
+
+
+def _cost(expression: sympy.Expr, dims: Mapping[str, int]) -> str:
+    """A formula of costs, or its value at the example spread over the dimensions."""
+    text = _printed(sympy.expand(expression))
+    value = float(expression.xreplace({s: dims[str(s)] for s in expression.free_symbols}))
+    try:
+        same = evaluate(text, dims) == value
+    except ValueError:
+        same = False
+    if same and len(text) <= _MOST_FORMULA:
+        return text
+    names = sorted(str(s) for s in expression.free_symbols)
+    return " * ".join([f"{value / math.prod(dims[n] for n in names):.6g}", *names])
+
+
+class _Printer(PythonPrinter):
+    """Python text with differences written as such."""
+
+    def _print_Add(self, expr: Any, order: str | None = None) -> str:  # noqa: ARG002, N802 - its name
+        terms = sorted(expr.args, key=lambda t: (t.is_number, t.could_extract_minus_sign()))
+        text: str = self.parenthesize(terms[0], precedence(expr))
+        for term in terms[1:]:
+            minus = term.could_extract_minus_sign()
+            part = self.parenthesize(-term if minus else term, precedence(expr))
+            text += f" {'-' if minus else '+'} {part}"
+        return text
+
+
+@functools.cache
+def _printer() -> PythonPrinter:
+    return _Printer()
+
+
+def _printed(expression: sympy.Expr) -> str:
+    text: str = _printer().doprint(expression)
+    while text.startswith("(") and text.endswith(")") and _balanced(text[1:-1]):
+        text = text[1:-1]
+    return re.sub(r"(?<![*/])(\*\*|//|\*|(?<!/)/(?!/)|%)(?![*/])", r" \1 ", text).replace("  ", " ")
+
+
+def _balanced(text: str) -> bool:
+    depth = 0
+    for c in text:
+        depth += {"(": 1, ")": -1}.get(c, 0)
+        if depth < 0:
+            return False
+    return depth == 0

@@ -1,0 +1,214 @@
+"""Cases of a draft, tried on real tensors before they become part of a task."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from kagent_sandbox.data.task import Case, load_task
+from kagent_sandbox.device.traits import InputPolicy
+from kagent_sandbox.errors import TaskError, UserError
+from kagent_sandbox.judge.check import numerics
+from kagent_sandbox.judge.check.inputs import InputSampler
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kagent.authoring.draft import Draft, DraftCase
+
+MOST_NOISE = 256.0
+"""Machine epsilons that rounding may become in a case. Where it is more, a case says nothing."""
+_SAME = 1e-4
+_MOST_EAGER = 128.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a case showed.
+
+    Attributes:
+        why: Why it cannot be a case; empty if it can.
+        noise: Machine epsilons that rounding each operation otherwise makes of the worst result.
+        seconds: Time of torch's own implementation, the shorter of two calls.
+    """
+
+    why: str = ""
+    noise: float = 0.0
+    seconds: float = 0.0
+
+
+class Rounding(TorchDispatchMode):
+    """Rounds the result of each operation at random, within one machine epsilon."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator().manual_seed(0)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operation, and round."""
+        out = func(*args, **(kwargs or {}))
+        given = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+        if func.is_view or not any(t.is_floating_point() for t in given):
+            return out
+        if func.overloadpacket.__name__ in _EXACT:
+            return out
+        for each in pytree.tree_leaves(out):
+            if isinstance(each, torch.Tensor) and each.is_floating_point() and each.numel():
+                noise = torch.rand(each.shape, generator=self._generator, dtype=each.dtype)
+                eps = torch.finfo(each.dtype).eps
+                each.mul_(noise.sub_(0.5).mul_(eps).add_(1.0))
+        return out
+
+
+_EXACT = frozenset(
+    {"clone", "_to_copy", "copy_", "cat", "stack", "where", "masked_fill", "relu", "clamp"}
+    | {"max", "min", "amax", "amin", "maximum", "minimum", "neg", "abs", "sign", "floor", "ceil"}
+    | {"index", "gather", "max_pool2d_with_indices", "max_pool3d_with_indices", "constant_pad_nd"}
+    | {
+        "clamp_min",
+        "clamp_max",
+        "index_select",
+        "embedding",
+        "tril",
+        "triu",
+        "flip",
+        "_unsafe_view",
+    }
+    | {"detach", "detach_", "fill_", "zero_", "sort", "topk", "hardtanh", "repeat", "round"}
+)
+"""Operations that do not round."""
+
+
+class Trials:
+    """Tries the cases of one draft on the CPU."""
+
+    def __init__(self, draft: Draft, folder: Path) -> None:
+        """`folder`: of the draft, written."""
+        self._draft = draft
+        self._task = load_task(folder)
+        self._sampler = InputSampler(self._task, torch.device("cpu"), InputPolicy(pool=1))
+
+    def case(self, case: DraftCase, name: str) -> Tried:
+        """Compute a case: the reference, torch's own, the function as it was given."""
+        made = Case(
+            name=name,
+            dtype=case.dtype,
+            inputs=case.inputs,
+            scale=case.scale,
+            noncontiguous=case.noncontiguous,
+            offset=case.offset,
+            **case.sizes,
+        )
+        try:
+            return self._tried(made)
+        except (TaskError, RuntimeError, MemoryError) as e:
+            return Tried(" ".join(str(e).split())[:300])
+
+    def _tried(self, case: Case) -> Tried:
+        sampler, task = self._sampler, self._task
+        inputs = sampler.fresh(case, 1)
+        expected = sampler.call("reference", inputs)
+        outputs, seconds = self._timed(lambda: sampler.call("eager", inputs))
+        original = self._original(inputs.tensors, case.dims)
+        if original is not None:
+            for result, mine, its in zip(task.results, outputs, original, strict=True):
+                if mine.dtype != its.dtype or not _close(mine, its):
+                    return Tried(f"result {result.name} is not what the function itself gives")
+        with Rounding():
+            rounded = sampler.call("eager", inputs)
+        noise = 0.0
+        inputs_eps = [numerics.epsilon(t.dtype) for t in inputs.tensors.values()]
+        for result, out, other, ref in zip(task.results, outputs, rounded, expected, strict=True):
+            if not out.dtype.is_floating_point:
+                if not torch.equal(out, ref.to(out.dtype)):
+                    return Tried(f"result {result.name} depends on rounding")
+                continue
+            if not torch.isfinite(ref).all() and case.inputs != "nonfinite":
+                return Tried(f"result {result.name} is not finite")
+            if not ref.any() and case.inputs != "zeros":
+                return Tried(f"result {result.name} is 0 everywhere")
+            eps = max([numerics.epsilon(out.dtype), *inputs_eps])
+            whole = numerics.measure_errors(out, ref, row_dims=0).row
+            rows = numerics.measure_errors(out, ref, result.row_dims)
+            if not max(whole, rows.row, rows.element) < _MOST_EAGER * eps:
+                return Tried(f"result {result.name}: torch errs by {rows.row / eps:.3g} epsilons")
+            shaken = numerics.measure_errors(other, ref, result.row_dims)
+            noise = max(noise, shaken.row / eps, shaken.element / eps)
+        if not noise <= MOST_NOISE:
+            return Tried(f"rounding makes {noise:.3g} epsilons of the result", noise)
+        return Tried("", noise, seconds)
+
+    def _original(
+        self, tensors: Mapping[str, torch.Tensor], dims: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, ...] | None:
+        """Results of the function as it was given; None where it takes other dtypes only."""
+        operation, trace = self._draft.trace.operation, self._draft.trace
+        if any(tensors[operation.examples[i].name].dtype != operation.examples[i].dtype
+               for i in trace.used):  # fmt: skip
+            return None
+        given = []
+        for i, example in enumerate(operation.examples):
+            if i in trace.used:
+                given.append(tensors[example.name].clone())
+            else:
+                shape = trace.sizes(trace.shapes[i], dims)
+                given.append(torch.zeros(shape, dtype=example.dtype))
+        with torch.no_grad():
+            leaves = pytree.tree_leaves(operation.call(*given))
+        return tuple(t for t in leaves if isinstance(t, torch.Tensor))
+
+    @staticmethod
+    def _timed(function: Any) -> tuple[tuple[torch.Tensor, ...], float]:
+        best = math.inf
+        for _ in range(2):
+            began = time.perf_counter()
+            outputs = function()
+            best = min(best, time.perf_counter() - began)
+        return outputs, best
+
+
+def _close(one: torch.Tensor, two: torch.Tensor) -> bool:
+    if one.shape != two.shape:
+        return False
+    if not one.dtype.is_floating_point:
+        return torch.equal(one, two)
+    return torch.allclose(one.double(), two.double(), rtol=_SAME, atol=_SAME, equal_nan=True)
+
+
+@contextmanager
+def written(draft: Draft) -> Iterator[Path]:
+    """A draft as a folder, for as long as it is tried."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / draft.trace.operation.name
+        write(draft, path)
+        yield path
+
+
+def write(draft: Draft, folder: Path) -> None:
+    """Write the two files of a draft.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "task.toml").write_text(draft.toml(), encoding="utf-8")
+        (folder / "reference.py").write_text(draft.reference(), encoding="utf-8")
+    except OSError as e:
+        raise UserError(f"{folder}: {e}") from None
+
+
+def accepted(trials: Trials, cases: Iterable[DraftCase]) -> Iterator[tuple[DraftCase, Tried]]:
+    """The cases that can be cases of a task, with what they showed."""
+    for i, case in enumerate(cases):
+        tried = trials.case(case, f"trial_{i}")
+        if not tried.why:
+            yield case, tried

@@ -1,0 +1,109 @@
+"""`kagent new`: a task from a PyTorch function or module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from kagent_sandbox.errors import UserError
+from rich.text import Text
+
+from kagent.cli.app import EVOLVE, JsonOption, app, out, print_json, status
+
+if TYPE_CHECKING:
+    from kagent.authoring.new_task import Made
+
+ToOption = Annotated[Path | None, typer.Option(help="Folder of the task (./NAME).")]
+
+
+@app.command(rich_help_panel=EVOLVE)
+def new(
+    target: Annotated[
+        str, typer.Argument(metavar="FILE:NAME", help="A function, nn.Module or class of a file.")
+    ],
+    inputs: Annotated[
+        str, typer.Option(help="Function of the file that returns example arguments.")
+    ] = "make_inputs",
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ARG:DIM=NAME", help="A dimension that varies, as in x:0=B (all that can)."
+        ),
+    ] = None,
+    to: ToOption = None,
+    name: Annotated[str | None, typer.Option(help="Name of the task (that of the target).")] = None,
+    backward: Annotated[bool, typer.Option("--backward", help="Make its gradient a task.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Make a task of a PyTorch function or module, and check it."""
+    from kagent.authoring.new_task import make_task, parse_vary
+    from kagent.authoring.operation import load_module, make_operation, named
+
+    path, _, attribute = target.rpartition(":")
+    if not path:
+        raise UserError(f"{target}: expected FILE:NAME, as in my_module.py:RMSNorm")
+    axes = parse_vary(vary or [])
+    file = Path(path).expanduser()
+    with status(quiet=json_) as say:
+        say(f"reading {file}")
+        module = load_module(file)
+        wanted, example = named(module, attribute, file), named(module, inputs, file)
+        operation = make_operation(
+            wanted, example, name=name, origin=f"{file.name}:{attribute}", backward=backward
+        )
+        made = make_task(operation, to or Path(operation.name), vary=axes, say=say)
+    if json_:
+        print_json(made_json(made))
+    else:
+        out.print(made_text(made))
+    if made.holes:
+        raise typer.Exit(1)
+
+
+def made_json(made: Made) -> dict[str, object]:
+    """What was made, as JSON."""
+    task = made.task
+    return {
+        "name": task.name,
+        "folder": str(made.folder),
+        "signature": task.signature,
+        "dims": dict(made.trace.dims),
+        "seeds": [s.name for s in made.seeds],
+        "notes": list(made.notes),
+        "holes": list(made.holes),
+        "seconds": made.seconds,
+    }
+
+
+def made_text(made: Made) -> Text:
+    """What was made, and what to do next."""
+    task = made.task
+    text = Text(f"{task.signature}\n")
+    sizes = ", ".join(f"{n} = {s}" for n, s in made.trace.dims.items())
+    text.append(f"dimensions that vary, in the example: {sizes or 'none'}\n")
+    cases = [len(c) for k in (task.gpu, task.cpu) for c in (k.check, k.bench)]
+    text.append(
+        f"GPU: {cases[0]} check and {cases[1]} benchmark cases; CPU: {cases[2]} and {cases[3]}; "
+        f"tolerance: {task.results[0].k:g} times torch's error + {task.results[0].floor:g} eps\n"
+    )
+    for note in made.notes:
+        text.append(f"note: {note}\n", "yellow")
+    for hole in made.holes:
+        text.append(f"hole: {hole}\n", "yellow")
+    text.append(f"{made.folder}/task.toml, reference.py", "bold green")
+    text.append(f" written and checked in {made.seconds:.0f} s\n")
+    if made.seeds:
+        names = ", ".join(f"{s.name} ({s.language})" for s in made.seeds)
+        text.append(f"seeds: {names}\nnext: kagent evolve {shown(made.folder)} --budget 50")
+    else:
+        text.append(
+            "no seed: write a first kernel as triton_NAME.py, cuda_NAME.py or cpp_NAME.py there "
+            "(docs/candidates.md); kagent evolve begins with it"
+        )
+    return text
+
+
+def shown(folder: Path) -> str:
+    """A folder as an argument of a command: a path, not a name."""
+    return str(folder) if folder.is_absolute() else f"./{folder}"

@@ -1,0 +1,218 @@
+"""Tasks made of PyTorch code: everything but the check's own process is real."""
+
+import pytest
+import torch
+from kagent.authoring import new_task
+from kagent.authoring.draft import Draft, DraftKind
+from kagent.authoring.drawing import observed, recorded
+from kagent.authoring.errors import AuthoringError
+from kagent.authoring.kernelbench import problem_files, read_problem
+from kagent.authoring.new_task import find_room, make_task, parse_vary
+from kagent.authoring.operation import make_operation
+from kagent.authoring.sizes import Room
+from kagent.authoring.trace import trace
+from kagent_sandbox.data.task import Case, load_task
+from kagent_sandbox.errors import UserError
+from kagent_sandbox.judge.check import task_checker
+from torch import nn
+from torch.nn import functional as F
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalisation."""
+
+    def __init__(self, dim=64, eps=1e-6):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+BIG = torch.arange(999.0).sin()
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, channels, kernel):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 16, kernel)
+        self.norm = nn.BatchNorm2d(16)
+
+    def forward(self, x, sign):
+        return torch.relu(self.norm(self.conv(x))) * sign
+
+def get_inputs():
+    return [torch.rand(32, 8, 40, 24), torch.randint(0, 2, (32, 1, 1, 1)).float() * 2 - 1]
+
+def get_init_inputs():
+    return [8, 3]
+"""
+
+
+def every_axis(operation):
+    return [(i, d) for i, e in enumerate(operation.examples) for d in range(len(e.shape))]
+
+
+def traced(function, *inputs, **options):
+    operation = make_operation(function, inputs, **options)
+    return trace(operation, every_axis(operation))
+
+
+def written(found):
+    return Draft(found, DraftKind((), ()), DraftKind((), ())).reference()
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    def check(task, kind, say):
+        return task_checker.check(task, kind, torch.device("cpu"))
+
+    monkeypatch.setattr(new_task, "check_task", check)
+
+
+def test_a_module_becomes_a_sound_task(tmp_path, in_process):
+    operation = make_operation(RMSNorm, torch.randn(96, 64))
+    made = make_task(operation, tmp_path / "t")
+    task = load_task(tmp_path / "t")
+    assert made.holes == ()
+    assert task.signature == "rms_norm(x: Tensor[M, N], weight: Tensor[N]) -> Tensor[M, N]"
+    assert task.bytes == "(2 * M * N + N) * itemsize"
+    assert task.gpu.bench[0].dims == {"M": 96, "N": 64}
+    sizes = {tuple(c.dims.values()) for c in task.cpu.check}
+    assert any(1 in s for s in sizes)
+    assert {c.inputs for c in task.cpu.check} >= {"normal", "mixed", "spiked"}
+    with pytest.raises(UserError, match="it is there already"):
+        make_task(operation, tmp_path / "t")
+
+
+def test_shapes_are_formulas_and_equalities_are_kept():
+    found = traced(F.linear, torch.randn(16, 32), torch.randn(32, 32), torch.randn(32))
+    assert found.dims == {"M": 16, "K": 32, "N": 32}
+    assert found.shapes == (("M", "K"), ("N", "K"), ("N",))
+    assert found.results[0].shape == ("M", "N")
+    assert found.products == "2 * K * M * N"
+    pooled = traced(lambda x: F.avg_pool1d(x, 3, 2, 1), torch.randn(4, 8, 31))
+    assert pooled.results[0].shape == ("B", "C", "((L - 1) // 2) + 1")
+
+
+def test_ratios_stay_and_what_cannot_vary_is_fixed():
+    heads = make_operation(lambda x: x.view(x.shape[0], -1, 16).softmax(-1), torch.randn(24, 64))
+    room = find_room(heads)
+    assert isinstance(room, Room)
+    assert room.steps == {"M": 1, "N": 16}
+    norm = make_operation(lambda x: F.layer_norm(x, (64,)), torch.randn(24, 64))
+    assert find_room(norm).trace.shapes == (("M", 64),)
+    named = find_room(norm, {("x", 0): "tokens"})
+    assert named.trace.dims == {"tokens": 24}
+    with pytest.raises(AuthoringError, match="takes no other sizes"):
+        find_room(make_operation(lambda x: x.view(4, 8), torch.randn(4, 8)), {("x", 0): "B"})
+
+
+def test_the_reference_is_in_float64_also_where_the_code_names_a_dtype():
+    def mixed(x):
+        h = x.float()
+        return (h * torch.ones(x.shape[-1])).to(torch.bfloat16)
+
+    text = written(traced(mixed, torch.randn(8, 16, dtype=torch.bfloat16)))
+    space = {}
+    exec(text, space)
+    x = torch.randn(8, 16, dtype=torch.bfloat16)
+    assert space["reference"](x=x).dtype == torch.float64
+    assert torch.equal(space["eager"](x=x), mixed(x))
+
+
+def test_a_gradient_is_a_task():
+    operation = make_operation(
+        lambda x, w: torch.tanh(x * w), (torch.randn(8, 16), torch.randn(16)), backward=True
+    )
+    found = trace(operation, every_axis(operation))
+    assert [e.name for e in operation.examples] == ["grad", "x", "w"]
+    assert [r.name for r in found.results] == ["dx", "dw"]
+    space = {}
+    exec(written(found), space)
+    tensors = [torch.randn(8, 16), torch.randn(8, 16), torch.randn(16)]
+    named = dict(zip(["grad", "x", "w"], tensors, strict=True))
+    for mine, its in zip(space["eager"](**named), operation.call(*tensors), strict=True):
+        assert torch.allclose(mine, its)
+
+
+def test_numbers_are_arguments_and_unneeded_tensors_are_not():
+    operation = make_operation(
+        lambda x, unused, eps: x + eps,
+        {"x": torch.randn(8, 9), "unused": torch.randn(50, 60), "eps": 0.5},
+    )
+    found = trace(operation, every_axis(operation))
+    assert found.used == (0,)
+    text = Draft(found, DraftKind((), ()), DraftKind((), ())).toml()
+    assert 'name = "eps"\nvalue = 0.5' in text
+    assert "unused" not in text
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: x.add_(1), "writes into its argument x"),
+        (lambda x: x + torch.rand_like(x), "draws random numbers"),
+        (lambda x: x[: int(x.sum())], "depends on a tensor's values"),
+        (lambda x: None, "returns no tensor"),
+        (lambda x: x + BIG[:16], "holds a tensor"),
+    ],
+)
+def test_what_cannot_be_a_task_is_said(function, expected):
+    with pytest.raises(AuthoringError, match=expected):
+        written(traced(function, torch.randn(8, 16)))
+
+
+def test_bad_input_is_said():
+    with pytest.raises(UserError, match="cannot be made without arguments"):
+        make_operation(nn.Linear, torch.randn(4, 4))
+    with pytest.raises(UserError, match="missing a required argument"):
+        make_operation(lambda x, y: x, (torch.randn(4),))
+    with pytest.raises(UserError, match="expected ARG:DIM=NAME"):
+        parse_vary(["x=B"])
+    operation = make_operation(torch.tanh, (torch.randn(4, 1),))
+    with pytest.raises(UserError, match="no tensor of that name"):
+        find_room(operation, {("y", 0): "B"})
+
+
+def test_drawings_are_read_from_values_and_from_code():
+    def words(tensor, **options):
+        return observed(tensor, **options).drawing.words()
+
+    assert words(torch.arange(4000).reshape(40, 100) % 7) == "whole numbers from 0 to 6"
+    assert words(torch.ones(40, 40).tril()) == "1 in the lower triangle, 0 elsewhere"
+    assert words(torch.zeros(8), parameter=True) == "evenly from -0.1 to 0.1"
+    generator = torch.Generator().manual_seed(0)
+    assert words(torch.randn(9999, generator=generator)).startswith("normal with mean 0 ")
+    huge = recorded(lambda: torch.rand(1 << 20, 1 << 20))  # 4 TiB
+    assert huge.drawing.words() == "evenly from 0 to 1"
+
+
+def test_a_kernelbench_problem_is_an_operation(tmp_path):
+    file = tmp_path / "7_Conv2d_BatchNorm_ReLU_.py"
+    file.write_text(PROBLEM)
+    (tmp_path / "other.py").write_text("x = 1\n")
+    assert problem_files([tmp_path]) == [file]
+    operation = read_problem(file)
+    assert operation.name == "conv2d_batch_norm_re_lu"
+    assert any("running statistics" in n for n in operation.notes)
+    found = trace(operation, [(0, 0), (0, 2), (0, 3), (1, 0)])
+    assert found.shapes[:3] == (("B", 8, "H", "W"), ("B", 1, 1, 1), (16, 8, 3, 3))
+    assert found.results[0].shape == ("B", 16, "H - 2", "W - 2")
+    text = written(found)
+    space = {}
+    exec(text, space)
+    case = Case(name="c", dtype="float32", B=5, H=9, W=7)
+    drawn = space["inputs"](case, torch.Generator().manual_seed(0), torch.device("cpu"))
+    assert list(drawn)[:3] == ["x", "sign", "conv_weight"]
+    assert set(drawn["sign"].unique().tolist()) == {-1.0, 1.0}
+    assert torch.allclose(space["eager"](**drawn), operation.call(*drawn.values()), atol=1e-5)
+
+
+def test_what_reduces_one_element_is_left_out():
+    found = traced(lambda x: x.sum(1, keepdim=True).logsumexp(1, keepdim=True), torch.randn(8, 9))
+    assert found.notes == ("aten.logsumexp over one element is left out",)
+    assert "logsumexp" not in written(found)
