@@ -17,6 +17,8 @@ try:
         candidates,
         evolve,
         export,
+        hotspots,
+        patch,
         prompt,
         review,
         runs,
