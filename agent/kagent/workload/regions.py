@@ -76,7 +76,7 @@ def regions_of(recording: Recording) -> list[Region]:
         Regions in the order of their first operations.
     """
     ops = recording.ops
-    groups = [_single(ops, g) if len(g) == 1 else _fused(ops, g) for g in _groups(ops)]
+    groups = [_region(ops, group) for group in _groups(ops)]
     readers: dict[int, set[int]] = defaultdict(set)  # storage -> operations that read it
     for i, op in enumerate(ops):
         for value in op.reads:
@@ -146,9 +146,11 @@ def _connected(ops: Sequence[Op], stretch: Sequence[int]) -> Iterator[list[int]]
     yield from (sorted(p) for p in parts)
 
 
-def _single(ops: Sequence[Op], group: Sequence[int]) -> Region:
-    op = ops[group[0]]
-    return Region(_kind(op), list(group), phase=op.phase, modules=[op.module])
+def _region(ops: Sequence[Op], group: Sequence[int]) -> Region:
+    working = [i for i in group if not ops[i].is_view]
+    kind = _kind(ops[working[0]]) if len(working) == 1 else "fused"
+    modules = list(dict.fromkeys(ops[i].module for i in group))
+    return Region(kind, list(group), phase=ops[group[0]].phase, modules=modules)
 
 
 def _kind(op: Op) -> Kind:
@@ -162,11 +164,6 @@ def _kind(op: Op) -> Kind:
     if name in _COPIES:
         return "copy"
     return "fused" if fusible(op) else "other"
-
-
-def _fused(ops: Sequence[Op], group: Sequence[int]) -> Region:
-    modules = list(dict.fromkeys(ops[i].module for i in group))
-    return Region("fused", list(group), phase=ops[group[0]].phase, modules=modules)
 
 
 def _find_ends(

@@ -88,6 +88,12 @@ def test_parts_without_common_data_are_regions_of_their_own():
     assert named(recorded(lambda: (x.exp().neg(), y.exp().neg()))) == [("fused", "exp → neg")] * 2
 
 
+def test_a_copy_is_one_also_with_a_view_of_it():
+    x, w = torch.randn(4, 8), torch.randn(4, 4)
+    kinds = named(recorded(lambda: x.mT.contiguous().view(-1, 4).mm(w)))
+    assert kinds == [("copy", "clone"), ("product", "mm")]
+
+
 def test_what_is_used_elsewhere_is_written_and_what_is_not_stays_inside():
     x, w = torch.randn(64, 64), torch.randn(64, 64)
     recording = recorded(lambda: (x.exp() + 1).mul(x).mm(w))

@@ -1,7 +1,8 @@
 "use strict";
 // Draws the two icicles of a step: bars below each other, as wide as their share of the time.
 (() => {
-  const milli = (us) => `${(us / 1000).toPrecision(3)} ms`;
+  const digits = (ms) => (ms >= 100 ? 0 : ms >= 10 ? 1 : 2);
+  const milli = (us) => `${(us / 1000).toFixed(digits(us / 1000))} ms`;
   const percent = (x) => `${(100 * x).toFixed(1)} %`;
   const ROW_REM = 1.8, LEAST = 0.002; // a bar narrower than this share is left out
 
