@@ -85,6 +85,11 @@ class _Observer:
 
     # -- Observer ----------------------------------------------------------------------------------
 
+    def call_begins(self) -> None:
+        """Go on recording: `torch.inference_mode` around the last call has ended it."""
+        if self._recorder is not None:
+            self._recorder.resume()
+
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Nothing is to be done before it steps."""
 

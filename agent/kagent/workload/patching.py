@@ -87,6 +87,9 @@ class _Numbers:
                 self._now[name] = self._now.get(name, 0) + tensor.detach().double().cpu().view(1)
         return self._backward(tensors, *args, **kwargs)
 
+    def call_begins(self) -> None:
+        """Nothing is to be done before it is called."""
+
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep the gradients."""
         for g, group in enumerate(optimizer.param_groups):
@@ -196,6 +199,9 @@ class _Times:
         self.needed = len(self._plan) + 1
         self._us: list[list[float]] = [[] for _ in self._configurations]
         self._begun_s = 0.0
+
+    def call_begins(self) -> None:
+        """Nothing is to be done before it is called."""
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Nothing is to be done before it steps."""

@@ -117,8 +117,24 @@ class Recorder(TorchDispatchMode):
         )
         self._storages = {}
 
+    def resume(self) -> None:
+        """See operations again after the end of a context that was open at `__enter__`.
+
+        The end of `torch.inference_mode` brings back the dispatch keys of its beginning, which did
+        not have this mode's.
+        """
+        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and func._can_decompose():
+            # Autograd is not there to take it apart, as it does in training.
+            super().__enter__()  # type: ignore[no-untyped-call]
+            try:
+                return func.decompose(*args, **kwargs)
+            finally:
+                super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         taken, named = _map(self._value, args), _map(self._value, kwargs)
         if self._statistics:
             self._sample((args, kwargs))

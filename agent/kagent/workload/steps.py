@@ -56,6 +56,9 @@ class Observer(Protocol):
             Done: Nothing more is wanted of the script.
         """
 
+    def call_begins(self) -> None:
+        """The outermost module is about to be called. Not asked once an optimizer has stepped."""
+
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step: all gradients are there."""
 
@@ -114,6 +117,8 @@ class Steps:
         self._ends(optimizer, optimizer, None)
 
     def _before_call(self, _module: nn.Module, _args: Any) -> None:
+        if self._depth == 0:
+            self._observer.call_begins()
         self._depth += 1
 
     def _after_call(self, module: nn.Module, _args: Any, output: Any) -> None:

@@ -1,5 +1,6 @@
 """Hotspots of a script: its steps, the regions of a step, their ranking, files and pages."""
 
+import contextlib
 import importlib.util
 import json
 import re
@@ -8,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from commands import run
-from kagent.workload import hotspots
+from kagent.workload import hotspots, observing
 from kagent.workload.hotspots import rank, write_region
 from kagent.workload.hotspots_page import kernels_tree, modules_tree, render
 from kagent.workload.observing import _Regions
 from kagent.workload.recording import Recorder, plain_path, statistics_of
 from kagent.workload.regions import regions_of, title
-from kagent.workload.steps import Steps
+from kagent.workload.steps import Done, Steps
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.errors import UserError
 from torch import nn
@@ -240,6 +241,9 @@ class Ends:
     def step_ends(self, index, optimizer, output):
         self.ends.append((index, optimizer is not None))
 
+    def call_begins(self):
+        pass
+
     def optimizer_begins(self, optimizer):
         pass
 
@@ -264,6 +268,24 @@ def test_steps_of_inference_end_with_the_outermost_module():
         for _ in range(3):
             model(torch.ones(2))
     assert ends.ends == [(0, False), (1, False), (2, False)]
+
+
+def test_a_step_of_inference_mode_is_recorded():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1))
+    observer = observing._Observer(0, 1)
+
+    def run():
+        for _ in range(observer.needed):
+            with torch.inference_mode():
+                model(torch.ones(2, 2))
+
+    with Steps(observer), contextlib.suppress(Done):
+        run()
+    observer.close()
+    result = observer.result()
+    assert not result["trains"]
+    titles = {r["title"] for r in result["regions"]}
+    assert {"addmm", "_softmax"} <= titles
 
 
 @pytest.fixture
