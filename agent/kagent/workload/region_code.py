@@ -89,11 +89,12 @@ def _text(region: Region, recording: Recording) -> str:
 
 
 def _used(ops: Sequence[Op]) -> list[Op]:
-    """Operations without the views that nothing in the region reads."""
+    """Operations without the views that nothing in the region reads, or that change nothing."""
     kept: list[Op] = []
     read: set[Value] = set()
     for op in reversed(ops):
-        if not op.is_view or read & set(op.results):
+        same = op.result in op.reads  # a detached tensor is the same to a function
+        if not same and (not op.is_view or read & set(op.results)):
             kept.append(op)
             read.update(op.reads)
     return kept[::-1]
