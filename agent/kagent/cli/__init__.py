@@ -20,6 +20,8 @@ try:
         export,
         import_,
         new,
+        hotspots,
+        patch,
         prompt,
         review,
         runs,

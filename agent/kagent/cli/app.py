@@ -27,8 +27,9 @@ NOT_FASTER = 3  # exit code of a run whose final race found TIE or SLOWER
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
 EVOLVE, LOOK, EXPORT = "Evolve", "Look at runs", "Export"
+MODELS = "Whole models"
 DRIVE, TRUST = "Drive from outside", "Trust"
-_PANELS = (EVOLVE, LOOK, EXPORT, DRIVE, TRUST)
+_PANELS = (EVOLVE, LOOK, EXPORT, MODELS, DRIVE, TRUST)
 """Groups of commands, in the order in which --help shows them."""
 _FIRST = ("evolve", "runs", "show")
 """Commands that stand first in their group."""

@@ -19,6 +19,8 @@ from kagent.runs.store import History
 from kagent.ui.live import clock
 
 _HERE = Path(__file__).parent
+STYLE = _HERE / "page/report.css"
+"""Colours and type of every page of kagent's."""
 _SCRIPTS = ("vendor/diff2html.js", "page/report.js")
 _STYLES = ("vendor/diff2html.css", "page/report.css")
 
@@ -38,7 +40,7 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_visible,
+        finalize=visible,
     )
     scripts = [(_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     lineage, winner, final = history.lineage, winner_of(history), history.race
@@ -73,12 +75,12 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         data=embedded(report_data.page_data(manifest, history)),
         scripts=scripts,
         styles=[(_HERE / name).read_text(encoding="utf-8") for name in _STYLES],
-        policy=_policy(scripts, live=live),
+        policy=policy(scripts, live=live),
         live=live,
     )
 
 
-def _visible(value: Any) -> Any:
+def visible(value: Any) -> Any:
     """A template's value; kagent's own scripts and styles are marked as safe, and left alone."""
     return printable(value) if type(value) is str else value
 
@@ -92,8 +94,8 @@ def embedded(data: Any) -> str:
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
-def _policy(scripts: list[str], *, live: bool) -> str:
-    """Content security policy: the page's own scripts, by their hashes, and nothing else.
+def policy(scripts: list[str], *, live: bool) -> str:
+    """Content security policy: a page's own scripts, by their hashes, and nothing else.
 
     Candidates' sources and messages are written by models: should one get past the escaping, it
     is still not run.

@@ -76,14 +76,14 @@ def attainable_us(task: Task, case: Case, ceilings: Ceilings) -> float:
     """
     written = task.min_written(case)
     read = task.min_bytes(case) - written
-    us = _memory_us(read, written, ceilings)
+    us = memory_us(read, written, ceilings)
     peak = ceilings.tflop_per_s.get(case.dtype)
     if task.matrix and peak:
         us = max(us, task.flop_count(case) / peak / 1e6)
     return us
 
 
-def _memory_us(read: float, written: float, ceilings: Ceilings) -> float:
+def memory_us(read: float, written: float, ceilings: Ceilings) -> float:
     """µs to move bytes at the measured bandwidths of their mix."""
     paired = min(read, written)
     us = 2 * paired / ceilings.copy_gb_per_s
@@ -115,7 +115,7 @@ def suspicion(
     """
     read, written = task.min_bytes(case) - task.min_written(case), task.min_written(case)
     hidden = min(written, facts.l2_bytes / executions)
-    bound_us = _memory_us(read, written - hidden, ceilings)
+    bound_us = memory_us(read, written - hidden, ceilings)
     what = f"{(read + written) / 2**20:.1f} MiB must move"
     peak = ceilings.tflop_per_s.get(case.dtype)
     if task.matrix and peak:

@@ -1,0 +1,49 @@
+"""Runs a user's script in a process of its own, as the user, and reads what was seen there.
+
+The script is trusted: it is the user's own. It gets its arguments, folder and environment as if
+`python SCRIPT ARGS` had been typed. What it prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kagent_sandbox.errors import ChildDied, UserError
+
+
+def run_script(observer: str, script: Path, args: Sequence[str], request: Mapping[str, Any]) -> Any:
+    """Run a script under an observer.
+
+    Args:
+        observer: Module of this package with `observe(request, run) -> result` (`child.py`).
+        script: A Python file.
+        args: Its arguments.
+        request: For the observer, as JSON.
+
+    Returns:
+        The observer's result, which went through JSON.
+
+    Raises:
+        UserError: There is no such file, or the script fails or has no steps.
+        ChildDied: The process ended without a result.
+    """
+    if not script.is_file():
+        raise UserError(f"{script}: no such file: name the script as for `python {script}`")
+    with tempfile.TemporaryDirectory(prefix="kagent-") as name:
+        asked, told = Path(name, "request.json"), Path(name, "result.json")
+        given = {"script": str(script), "args": list(args), "observer": observer, **request}
+        asked.write_text(json.dumps(given), encoding="utf-8")
+        command = [sys.executable, "-m", "kagent.workload.child", str(asked), str(told)]
+        done = subprocess.run(command, stdout=2, check=False)  # stderr
+        if not told.is_file():
+            raise ChildDied(f"{script}: its process ended with {done.returncode} and no result")
+        result = json.loads(told.read_text(encoding="utf-8"))
+    if "error" in result:
+        raise UserError(f"{script}: {result['error']}")
+    return result["result"]

@@ -1,0 +1,252 @@
+"""Patches of a script: which functions are replaced, whether numbers stay, and what pays."""
+
+import importlib.util
+import json
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from assembled import ATTENTION, CROSS_ENTROPY, GELU, SOFTMAX, assemble, calls
+from commands import run
+from kagent.export.writing import files_of, write_library
+from kagent.workload import patching
+from kagent.workload.child import script_of
+from kagent.workload.patch import patch
+from kagent.workload.patch_file import Library, open_library, patch_text
+from kagent.workload.sites import parse_site, sites_of_torch
+from kagent.workload.steps import ScriptFailed
+from kagent_sandbox.errors import UserError
+from made_library import cpu_library
+from torch import nn
+
+NAMES = ("softmax", "gelu", "attention", "cross_entropy")
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory):
+    """A patch of torch by a library with real operators, and the library."""
+    folder = tmp_path_factory.mktemp("patched")
+    package = assemble(folder / "patched_ops", "patched_ops", NAMES)
+    package.add_kernel("softmax", SOFTMAX)
+    package.add_kernel("gelu", GELU)
+    package.add_kernel("attention", ATTENTION)
+    package.add_kernel("cross_entropy", CROSS_ENTROPY)
+    library = package.imported("patched_ops")
+    for name in NAMES:
+        setattr(library, name, getattr(sys.modules[f"patched_ops.operators.{name}"], name))
+    text = patch_text(
+        [Library("patched_ops", folder / "patched_ops/__init__.py", NAMES, known=True)],
+        sites_of_torch(NAMES),
+    )
+    path = folder / "a_patch.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("a_patch", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module, library
+    module.disable()
+
+
+@pytest.fixture
+def enabled(patched):
+    module, library = patched
+    module.enable()
+    yield lambda task: len(calls(library, task))
+    module.disable()
+
+
+x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+q = torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(0))
+target = torch.tensor([0, 5, -100, 2])
+TAKEN = {
+    "F.softmax": ("softmax", lambda: F.softmax(x, -1)),
+    "torch.softmax": ("softmax", lambda: torch.softmax(x, dim=1)),
+    "Tensor.softmax": ("softmax", lambda: x.softmax(-1)),
+    "nn.Softmax": ("softmax", lambda: nn.Softmax(dim=-1)(x)),
+    "gelu": ("gelu", lambda: F.gelu(x, approximate="tanh")),
+    "nn.GELU": ("gelu", lambda: nn.GELU(approximate="tanh")(x)),
+    "attention": ("attention", lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True)),
+    "cross_entropy": ("cross_entropy", lambda: F.cross_entropy(x, target)),
+}
+LEFT = {
+    "a softmax in another dtype": lambda: F.softmax(x, -1, dtype=torch.float64),
+    "a softmax in another dtype, of a tensor": lambda: x.softmax(-1, dtype=torch.float64),
+    "an exact gelu": lambda: F.gelu(x),
+    "attention with a mask": lambda: F.scaled_dot_product_attention(
+        q, q, q, attn_mask=torch.zeros(5, 5)
+    ),
+    "attention with a scale": lambda: F.scaled_dot_product_attention(q, q, q, scale=0.5),
+    "smoothed labels": lambda: F.cross_entropy(x, target, label_smoothing=0.1),
+    "a sum of losses": lambda: F.cross_entropy(x, target, reduction="sum"),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_functions_of_torch_become_the_librarys(patched, name):
+    module, library = patched
+    task, call = TAKEN[name]
+    wanted, before = call(), len(calls(library, task))
+    module.enable()
+    assert torch.allclose(call(), wanted, atol=1e-6)
+    module.disable()
+    assert len(calls(library, task)) == before + 1
+    assert torch.equal(call(), wanted)
+    assert len(calls(library, task)) == before + 1
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_no_operator_computes_stays_torchs(patched, name):
+    module, library = patched
+    wanted = LEFT[name]()
+    before = [len(calls(library, task)) for task in NAMES]
+    module.enable()
+    assert torch.equal(LEFT[name](), wanted)
+    module.disable()
+    assert [len(calls(library, task)) for task in NAMES] == before
+
+
+def test_what_the_library_leaves_to_torch_does_not_come_back_to_it(enabled):
+    half = x.to(torch.complex64)  # no kernel knows it
+    assert F.softmax(half.real.double()[:, ::2].mT, 0).shape == (3, 4)
+    with pytest.raises(RuntimeError):
+        F.gelu(half, approximate="tanh")
+    doubled = q.double().requires_grad_()  # no backward kernel: torch's own attention
+    F.scaled_dot_product_attention(doubled, doubled, doubled).sum().backward()
+    assert doubled.grad.isfinite().all()
+
+
+def test_gradients_and_compiled_functions_go_through(enabled):
+    a = x.clone().requires_grad_()
+    F.softmax(a, -1).square().sum().backward()
+    assert enabled("softmax") > 0
+    b = x.clone().requires_grad_()
+    torch.special.softmax(b, -1).square().sum().backward()
+    assert torch.allclose(a.grad, b.grad, atol=1e-6)
+
+
+def test_names_that_a_module_has_taken_are_replaced_too(patched):
+    module, library = patched
+    user = sys.modules["a_users_module"] = ModuleType("a_users_module")
+    user.softmax = F.softmax
+    before = len(calls(library, "softmax"))
+    module.enable()
+    user.softmax(x, -1)
+    module.disable()
+    del sys.modules["a_users_module"]
+    assert len(calls(library, "softmax")) == before + 1
+    assert user.softmax is F.softmax
+
+
+def test_a_library_says_what_it_offers(tmp_path):
+    library = cpu_library()
+    write_library(library, files_of(library, cubins={}), tmp_path / "lib")
+    opened = open_library(tmp_path / "lib")
+    assert (opened.name, opened.operators) == ("made_kernels", ("softmax", "cross_entropy"))
+    assert opened.file.is_file()
+    with pytest.raises(UserError, match="no exported library: expected a folder"):
+        open_library(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("softmax", "expected MODULE:NAME"),
+        ("m:f(x = own(x)", "expected"),
+        ("m:f(x) = other(x)", "names no function of the library: it has own"),
+    ],
+)
+def test_a_replacement_that_is_none(text, words):
+    with pytest.raises(UserError, match=words):
+        parse_site(text, ["own"])
+
+
+def test_a_replacement_in_words():
+    site = parse_site("model:RMSNorm.forward(self, x) = own(x, self.weight)", ["own"])
+    assert (site.name, site.operator) == ("model.RMSNorm.forward", "own")
+    assert (site.parameters, site.call) == ("self, x", "own(x, self.weight)")
+
+
+SCRIPT = """
+import sys, time
+import torch
+from torch import nn
+
+class Slow(nn.Module):
+    def forward(self, x):
+        time.sleep(0.05)
+        return torch.tanh(x)
+
+class Plain(nn.Module):
+    def forward(self, x):
+        return torch.sigmoid(x)
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), Slow(), Plain(), nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+KERNELS = """
+import torch
+__all__ = ["fast_tanh", "wrong_sigmoid", "same_sigmoid"]
+def fast_tanh(x):
+    return 2 * torch.sigmoid(2 * x) - 1
+def wrong_sigmoid(x):
+    return torch.sigmoid(x) * 1.001
+def same_sigmoid(x):
+    return torch.sigmoid(x)
+"""
+TANH = "__main__:Slow.forward(self, x) = fast_tanh(x)"
+WRONG = "__main__:Plain.forward(self, x) = wrong_sigmoid(x)"
+NEVER = "torch.nn.functional:hardswish(x) = same_sigmoid(x)"
+
+
+def here(observer, script, args, request):
+    """Runs a script in this process: starting one takes seconds, and test_hotspots does."""
+    given = {"script": str(script), "args": [str(a) for a in args], **request}
+    try:
+        return patching.observe(given, script_of(given))
+    except ScriptFailed as e:
+        raise UserError(f"{script}: {e}") from None
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr("kagent.workload.patch.run_script", here)
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path / "train.py"
+
+
+def test_what_is_right_and_pays_is_kept(script, monkeypatch, capsys, tmp_path):
+    to = tmp_path / "made_patch.py"
+    words = ("patch", script, tmp_path / "kernels.py", "--replace", TANH, "--replace", WRONG)
+    words = (*words, "--replace", NEVER, "--to", to, "--steps", 2, "--pairs", 6, "--json")
+    ended = run(monkeypatch, capsys, *words, "--", "99")
+    assert ended.code == 0, ended.err
+    data = json.loads(ended.out)
+    sites = {s["site"]: s for s in data["sites"]}
+    assert sites["__main__.Slow.forward"]["kept"]
+    assert sites["__main__.Slow.forward"]["calls"] == 1.0
+    assert sites["__main__.Plain.forward"]["why"].startswith("wrong: ")
+    assert sites["torch.nn.functional.hardswish"]["why"] == "the script never calls it"
+    assert data["ratio"]["low"] > 1
+    assert data["difference"]["share"] <= 1
+    text = to.read_text()
+    assert "fast_tanh" in text
+    assert "wrong_sigmoid" not in text
+
+
+def test_without_a_site_there_is_nothing_to_do(script, tmp_path):
+    with pytest.raises(UserError, match="say what to replace with --replace"):
+        patch(
+            script, [tmp_path / "kernels.py"], [], replace=[], to=tmp_path / "p.py", kind="auto",
+            steps=1, pairs=4, warmup=1,
+        )  # fmt: skip
