@@ -17,6 +17,7 @@ try:
         candidates,
         evolve,
         export,
+        import_,
         prompt,
         review,
         runs,
