@@ -433,18 +433,24 @@ def _draw_offsets(found: Inputs, sequences: Sequences, dtype: str) -> tuple[str,
 
 def _draw_last_pages(found: Inputs, name: str, tensor: Tensor, dtype: str) -> tuple[str, str]:
     size = found.sizes[(tensor.shape or ("",))[0]]
-    paged = [s for s in found.sequences if s.count == size and not s.queries]
+    # Some definitions give it the length of the offsets: the last number is not used.
+    longer = [s for s in found.sequences if found.tensors[s.name].shape == tensor.shape]
+    count = longer[0].count if longer else size
+    paged = [s for s in found.sequences if s.count == count and not s.queries]
     if not paged:
         raise TaskError(
             f"{found.definition.name}: {name}: no offsets of pages for {size} sequences: an input "
             "named *_indptr was expected"
         )
     queries = found.queries
-    same = queries is not None and queries.count == size
+    same = queries is not None and queries.count == count
     least = f't["{queries.name}"].diff()' if queries is not None and same else "least"
     note = f"tokens in each last page, 1 to {paged[0].page_size}; 0 where there is no page"
     arguments = f't["{paged[0].name}"], {paged[0].page_size}, {least}, {dtype}, generator'
-    return note, f"_last_page_lengths({arguments})"
+    drawn = f"_last_page_lengths({arguments})"
+    if longer:
+        return note + ", and behind the last", f"torch.nn.functional.pad({drawn}, (0, 1))"
+    return note, drawn
 
 
 def _draw_numbers(

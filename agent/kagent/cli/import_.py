@@ -50,6 +50,29 @@ def flashinfer(
     )
 
 
+@imports.command("kernelbench-hard")
+def kernelbench_hard(
+    folder: Annotated[Path, typer.Argument(help="A problem, or a folder of problems.")],
+    to: ToOption = Path(),
+    force: ForceOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Import problems of KernelBench-Hard."""
+    from kagent.authoring.kernelbench_hard import find_problems, import_problem
+
+    done: dict[str, tuple[Path, list[str]]] = {}
+    refused: dict[str, str] = {}
+    with status(quiet=json_) as say:
+        for problem in find_problems(folder):
+            say(f"importing {problem.name}")
+            try:
+                made = import_problem(problem, to, force=force)
+                done[made.name] = made, ["sizes of shapes.py"]
+            except KagentError as e:
+                refused[str(problem)] = str(e)
+    _print_imported(done, refused, json_=json_)
+
+
 def _notes(workloads: int, used: int, left_out: tuple[str, ...]) -> list[str]:
     notes = []
     if workloads:
