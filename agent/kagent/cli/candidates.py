@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from kagent_sandbox.errors import UserError
@@ -25,6 +28,57 @@ from kagent.cli.app import (
     status,
 )
 from kagent.config.settings import load_config
+
+if TYPE_CHECKING:
+    from kagent_sandbox.data.task import Task
+
+DefinitionOption = Annotated[
+    Path | None,
+    typer.Option("--definition", help="A FlashInfer-Bench definition, in the place of --task."),
+]
+
+
+@contextlib.contextmanager
+def _given_task(task: str | None, definition: Path | None) -> Iterator[Task]:
+    """The task that --task names, or the one that --definition becomes, while it is needed.
+
+    Raises:
+        UserError: Neither or both are given, or there is no such task.
+    """
+    from kagent.authoring.flashinfer_task import import_definition
+    from kagent.tasks import find_task
+
+    if task is not None and definition is not None:
+        raise UserError("--task and --definition: one of the two was expected")
+    if definition is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield find_task(import_definition(definition, None, Path(folder)).folder)
+    elif task is not None:
+        yield find_task(task)
+    else:
+        raise UserError("no task: name it with --task, or a definition with --definition")
+
+
+@contextlib.contextmanager
+def _as_candidates(files: Sequence[Path], task: Task) -> Iterator[list[Path]]:
+    """Files of candidates; solutions (.json) become such while they are needed.
+
+    Raises:
+        UserError: A solution cannot be a candidate.
+    """
+    from kagent.authoring.exchange import read_solution
+    from kagent.authoring.solution import candidate_of
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for i, file in enumerate(files):
+            path = file
+            if file.suffix == ".json":
+                path = Path(folder) / str(i) / f"{file.stem}.py"
+                path.parent.mkdir()
+                path.write_text(candidate_of(read_solution(file), task), encoding="utf-8")
+            paths.append(path)
+        yield paths
 
 
 @app.command(rich_help_panel=EVOLVE)
@@ -96,9 +150,14 @@ def build(
 @app.command(rich_help_panel=EVOLVE)
 def check(
     file: Annotated[
-        str, typer.Argument(metavar="FILE|TASK", help="A candidate; or a task, to check it itself.")
+        str,
+        typer.Argument(
+            metavar="FILE|TASK",
+            help="A candidate, or a solution (.json); or a task, to check it itself.",
+        ),
     ],
     task: Annotated[str | None, TASK] = None,
+    definition: DefinitionOption = None,
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
     json_: JsonOption = False,
@@ -109,18 +168,21 @@ def check(
     from kagent_sandbox.data.verdict import Rejected
 
     from kagent.candidate_file import check_file
-    from kagent.tasks import find_task, is_task
+    from kagent.tasks import is_task
     from kagent.ui import tables
 
-    if task is None:
+    if task is None and definition is None:
         if not is_task(file):
             raise UserError(f"{file}: no task: for a candidate, name its task with --task")
         _check_task(file, json_=json_)
         return
     isolate(isolation)
-    path = Path(file)
-    with status(quiet=json_) as say:
-        checked = check_file(find_task(task), path, jobs=jobs or load_config().jobs, say=say)
+    with (
+        status(quiet=json_) as say,
+        _given_task(task, definition) as found,
+        _as_candidates([Path(file)], found) as (path,),
+    ):
+        checked = check_file(found, path, jobs=jobs or load_config().jobs, say=say)
     verdict = checked.verdict
     failed = isinstance(verdict, Rejected)
     if json_:
@@ -174,8 +236,11 @@ def _check_task(name: str, *, json_: bool) -> None:
 
 @app.command(rich_help_panel=EVOLVE)
 def bench(
-    files: Annotated[list[Path], typer.Argument(help="Candidates.")],
-    task: TaskOption,
+    files: Annotated[
+        list[Path], typer.Argument(help="Candidates; or solutions of FlashInfer-Bench (.json).")
+    ],
+    task: Annotated[str | None, TASK] = None,
+    definition: DefinitionOption = None,
     configs: Annotated[int, typer.Option(help="Configurations tried per candidate.", min=1)] = 1,
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
@@ -187,16 +252,18 @@ def bench(
     from kagent_sandbox.data.records import to_json
 
     from kagent.candidate_file import bench_files
-    from kagent.tasks import find_task
     from kagent.ui import tables
     from kagent.ui.run_view import race_json
 
-    found = find_task(task)
     isolate(isolation)
-    with status(quiet=json_) as say:
+    with (
+        status(quiet=json_) as say,
+        _given_task(task, definition) as found,
+        _as_candidates(files, found) as paths,
+    ):
         config = load_config(jobs=jobs, fresh=fresh)
         result = bench_files(
-            found, files, jobs=config.jobs, configs=configs, say=say, fresh=config.fresh
+            found, paths, jobs=config.jobs, configs=configs, say=say, fresh=config.fresh
         )
     alone = {n: v for n, v in result.measured.items() if n not in result.race.overall}
     if json_:

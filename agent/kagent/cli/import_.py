@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from kagent_sandbox.errors import UserError
+from kagent_sandbox.errors import KagentError, UserError
+from rich.text import Text
 
-from kagent.cli.app import EVOLVE, JsonOption, app, out, print_json, status
+from kagent.cli.app import EVOLVE, JsonOption, app, err, out, print_json, status
 from kagent.cli.new import made_json, made_text
 
-imports = typer.Typer(no_args_is_help=True, help="Make tasks of other suites' files.")
+imports = typer.Typer(no_args_is_help=True, help="Make task folders of other suites' files.")
 app.add_typer(imports, name="import", rich_help_panel=EVOLVE)
+
+ToOption = Annotated[Path, typer.Option("--to", help="Folder of the task folders (here).")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite existing task folders.")]
 
 
 @imports.command()
@@ -53,4 +57,92 @@ def kernelbench(
     elif len(files) > 1:
         out.print(f"{len(files) - failed} of {len(files)} are tasks without fault or hole")
     if failed:
+        raise typer.Exit(1)
+
+
+@imports.command()
+def flashinfer(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DEFINITION.json [WORKLOADS.jsonl]",
+            help="Definitions and workloads, or folders.",
+        ),
+    ],
+    to: ToOption = Path(),
+    force: ForceOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Import definitions of FlashInfer-Bench, SOL-ExecBench and others of their format."""
+    from kagent.authoring.flashinfer_task import Imported, find_definitions, import_definition
+
+    done: list[Imported] = []
+    refused: dict[str, str] = {}
+    with status(quiet=json_) as say:
+        for path, workloads in find_definitions(files):
+            say(f"importing {path.name}")
+            try:
+                done.append(import_definition(path, workloads, to, force=force))
+            except KagentError as e:
+                refused[str(path)] = str(e)
+    _print_imported(
+        {i.name: (i.folder, _notes(i.workloads, i.used, i.left_out)) for i in done},
+        refused,
+        json_=json_,
+    )
+
+
+@imports.command("kernelbench-hard")
+def kernelbench_hard(
+    folder: Annotated[Path, typer.Argument(help="A problem, or a folder of problems.")],
+    to: ToOption = Path(),
+    force: ForceOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Import problems of KernelBench-Hard."""
+    from kagent.authoring.kernelbench_hard import find_problems, import_problem
+
+    done: dict[str, tuple[Path, list[str]]] = {}
+    refused: dict[str, str] = {}
+    with status(quiet=json_) as say:
+        for problem in find_problems(folder):
+            say(f"importing {problem.name}")
+            try:
+                made = import_problem(problem, to, force=force)
+                done[made.name] = made, ["sizes of shapes.py"]
+            except KagentError as e:
+                refused[str(problem)] = str(e)
+    _print_imported(done, refused, json_=json_)
+
+
+def _notes(workloads: int, used: int, left_out: tuple[str, ...]) -> list[str]:
+    notes = []
+    if workloads:
+        notes.append(f"sizes of {used} of {workloads} workloads")
+    else:
+        notes.append("usual sizes: no workloads")
+    if left_out:
+        notes.append(f"without optional {', '.join(left_out)}")
+    return notes
+
+
+def _print_imported(
+    done: dict[str, tuple[Path, list[str]]], refused: dict[str, str], *, json_: bool
+) -> None:
+    """Print what was imported, and end with 1 if anything was refused."""
+    if json_:
+        print_json(
+            {
+                "imported": {n: {"folder": str(f), "notes": s} for n, (f, s) in done.items()},
+                "refused": refused,
+            }
+        )
+    else:
+        for folder, notes in done.values():
+            out.print(Text(f"{folder}  ({'; '.join(notes)})"))
+        if done:
+            out.print("check each before a search: kagent check FOLDER")
+        for text in refused.values():
+            err.print(Text(f"not imported: {text}", style="red"))
+    if refused:
         raise typer.Exit(1)

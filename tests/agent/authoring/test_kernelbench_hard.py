@@ -1,0 +1,87 @@
+import pytest
+import torch
+from commands import run
+from kagent.authoring.kernelbench_hard import find_problems, import_problem
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.errors import TaskError, UserError
+from kagent_sandbox.judge.check.task_checker import check
+
+MODEL = '''"""A linear layer."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn as nn
+
+ROWS, width = 8, 4096
+
+
+class Model(nn.Module):
+    def __init__(self, rows, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2 * width, width, dtype=torch.bfloat16))
+        nn.init.normal_(self.weight, std=0.02)
+        self.register_buffer("saved", torch.zeros(1))
+
+    def forward(self, x):
+        return (x.float() @ self.weight.float().T).to(torch.bfloat16)
+
+
+def get_inputs():
+    torch.manual_seed(0)
+    return [torch.randn(ROWS, width, dtype=torch.bfloat16)]
+
+
+def get_init_inputs():
+    return [ROWS, width]
+'''
+SHAPES = 'SHAPES = [{"rows": 8, "width": 4096}, {"rows": 300, "width": 4096}]\n'
+YAML = 'display_name: "Linear"\nflops_formula: "4 * rows * width * width"\n'
+YAML += 'bytes_formula: "1 ** nope"\n'
+
+
+def problem(folder, model=MODEL, shapes=SHAPES):
+    where = folder / "suite" / "01_Linear"
+    where.mkdir(parents=True)
+    for name, text in (("reference.py", model), ("shapes.py", shapes), ("problem.yaml", YAML)):
+        (where / name).write_text(text)
+    return where
+
+
+def test_a_problem_becomes_a_task_that_passes_its_check(tmp_path):
+    task = load_task(import_problem(problem(tmp_path), tmp_path))
+    assert (task.name, task.summary) == ("kbh_01_linear", "Linear")
+    assert [(a.name, a.shape) for a in task.arguments] == [
+        ("x", ("rows", "width")),
+        ("weight", ("2 * width", "width")),
+    ]
+    assert task.results[0].shape == ("rows", "2 * width")
+    assert (task.flops, task.matrix) == ("4 * rows * width * width", True)
+    assert [c.dims["rows"] for c in task.gpu.bench] == [8, 300]
+    assert task.min_bytes(task.gpu.bench[0]) == 2 * (8 + 2 * 4096 + 2 * 8) * 4096
+    found = check(task, "cpu", torch.device("cpu"))
+    assert not found.holes
+
+
+def test_what_cannot_be_imported_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="no problem of KernelBench-Hard there"):
+        find_problems(tmp_path)
+    nothing = MODEL.replace("return [torch.randn(ROWS, width, dtype=torch.bfloat16)]", "return []")
+    folder = problem(tmp_path, nothing)
+    with pytest.raises(TaskError, match=r"its inputs are no arguments of Model\.forward"):
+        import_problem(folder, tmp_path)
+    needing = MODEL.replace("import torch\n", "import no_such_package\nimport torch\n", 1)
+    (folder / "reference.py").write_text(needing)
+    with pytest.raises(TaskError, match="imports no_such_package: pip install no"):
+        import_problem(folder, tmp_path)
+    (folder / "shapes.py").write_text("")
+    with pytest.raises(TaskError, match=r"shapes.py: no SHAPES"):
+        import_problem(folder, tmp_path)
+
+
+def test_the_command_imports_a_folder_of_problems(tmp_path, monkeypatch, capsys):
+    problem(tmp_path)
+    words = ("import", "kernelbench-hard", tmp_path / "suite", "--to", tmp_path / "tasks")
+    done = run(monkeypatch, capsys, *words)
+    assert done.code == 0
+    assert "tasks/kbh_01_linear  (sizes of shapes.py)" in done.out
