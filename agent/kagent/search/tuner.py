@@ -16,7 +16,6 @@ from kagent_sandbox.data.verdict import Rejected
 
 from kagent.runs.ask import Ask, Draft
 from kagent.runs.lineage import Candidate, Operator
-from kagent.search import recombine
 from kagent.search.tunables import Tunable, Tunables, Value, read_tunables, same, value_text
 
 CHANGES = (0.55, 0.30, 0.15)  # probability of changing 1, 2 or 3 tunables at once
@@ -47,7 +46,6 @@ def propose(ask: Ask) -> Draft | None:
     ways: Mapping[Operator, Callable[[Ask, random.Random, set[Key]], Draft | None]] = {
         Operator.TUNE: _tune,
         Operator.CROSSOVER: _cross,
-        Operator.RECOMBINE: _recombine,
     }
     rng, tried = ask.rng(), _tried(ask)
     for operator in sorted(ways, key=lambda o: o is not ask.operator):
@@ -163,20 +161,6 @@ def _cross(ask: Ask, rng: random.Random, tried: set[Key]) -> Draft | None:
             if values and _key(a, values) not in tried:
                 return _draft(Operator.CROSSOVER, (first, second), a, values)
     return None
-
-
-# -- recombine -----------------------------------------------------------------------------------
-
-
-def _recombine(ask: Ask, rng: random.Random, tried: set[Key]) -> Draft | None:
-    """The most promising file of two structures that was not tried."""
-    del rng
-
-    def is_new(source: str) -> bool:
-        file = read_tunables(source)
-        return file is not None and _key(file) not in tried
-
-    return recombine.best(ask, is_new)
 
 
 def _draft(

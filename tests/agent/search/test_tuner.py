@@ -153,7 +153,7 @@ PLAIN = candidate(0, toy_source(), passed({"short": 100.0, "middle": 99.0, "long
 
 
 def test_recombination_takes_each_kernel_where_it_is_faster(task):
-    draft = propose(brief(task, Lineage([PLAIN, WIDE]), Operator.RECOMBINE))
+    draft = recombine.best(setting(task, Tuner()), Lineage([PLAIN, WIDE]), lambda draft: True)
     assert draft.operator is Operator.RECOMBINE
     assert draft.parents == (0, 1)
     assert draft.name == "cpp_plain+cpp_wide"
@@ -163,6 +163,11 @@ def test_recombination_takes_each_kernel_where_it_is_faster(task):
     best = (100.0 * 99.0 * 60.0) ** (1 / 3)
     first = (100.0 * 99.0 * 100.0) ** (1 / 3)
     assert draft.predicted == pytest.approx(first / best)
+
+
+def test_a_gain_within_the_noise_is_no_reason_to_recombine(task):
+    noisy = [replace(c, verdict=replace(c.verdict, score_stderr=0.2)) for c in (PLAIN, WIDE)]
+    assert recombine.best(setting(task, Tuner()), Lineage(noisy), lambda draft: True) is None
 
 
 def test_nothing_is_recombined_where_one_is_always_faster(task):
@@ -233,6 +238,7 @@ def test_a_tuned_run_over_two_structures_recombines_them(tmp_path):
     search, store = evolution(tmp_path / "task", tmp_path / "runs", proposer=Tuner(), budget=60)
     with store:
         asyncio.run(search.run())
-    operators = {c.proposal.operator for c in search.lineage}
-    assert Operator.RECOMBINE in operators
+    joined = next(c for c in search.lineage if c.proposal.operator is Operator.RECOMBINE)
+    assert not joined.counts
+    assert joined.id == len(SEEDS)  # at once: before anything else was tried
     assert "+" in search.lineage.incumbent.proposal.name
