@@ -33,7 +33,7 @@ class Operator(StrEnum):
     SWEEP = "sweep"
     """A new incumbent as it is, with more configurations per case: of runs of earlier versions."""
     CROSSOVER = "crossover"
-    """Two parents mixed: their tunables by the tuner, their ideas by a model."""
+    """The ideas of two parents in one."""
     RECOMBINE = "recombine"
     """Two parents in one file that chooses between them by the call's shape."""
     STRUCTURE = "structure"
