@@ -31,6 +31,9 @@ from kagent.runs.ask import Ask, Setting
 from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal
 from kagent.search.config_search import ConfigSearch
 from kagent.search.select import mate, select
+from kagent.search.settled import nothing_to_gain
+from kagent.search.tunables import read_tunables
+from kagent.search.tuner import Tuner, propose
 from kagent_sandbox.data.verdict import (
     CaseTiming,
     Comparison,
@@ -300,6 +303,8 @@ def greedy(world: World, budget: int, repairs: bool = False) -> list[float]:
 class Search:
     """kagent's own selection, lineage and rule of promotion, around the simulated model."""
 
+    first = SEED
+
     def __init__(self, world: World, budget: int, configs: int) -> None:
         """Begin with the seed's verdict; `configs` are tried of each kernel before its own."""
         self.world, self.budget, self.configs = world, budget, configs
@@ -322,7 +327,7 @@ class Search:
         self.kernels: list[Kernel] = []
         self.known = {SEED}
         self.curve: list[float] = []
-        self.record(Operator.SEED, (), SEED)
+        self.record(Operator.SEED, (), self.first)
 
     def run(self) -> list[float]:
         """Log speed-up of the incumbent after each evaluation."""
@@ -386,7 +391,7 @@ class Search:
         origin = None if operator is Operator.SEED else Origin("simulated", seconds=30.0)
         name = f"k{sum(kernel.techniques)}"
         proposal = Proposal(
-            number, parents, operator, name, str(kernel), "", seen=number, origin=origin
+            number, parents, operator, name, source_of(kernel), "", seen=number, origin=origin
         )
         self.lineage.record(Candidate(proposal, verdict, facts))
         best = self.lineage.incumbent
@@ -411,6 +416,55 @@ class Search:
         return replace(passed, versus=versus, screened=high < SCREENED)
 
 
+NAMES = "ABCD"
+
+
+def source_of(kernel: Kernel) -> str:
+    """A file of the kernel."""
+    lists = {name: list(range(count)) for name, count in zip(NAMES, VALUES, strict=True)}
+    values = "".join(f"{n} = {v}\n" for n, v in zip(NAMES, kernel.values, strict=True))
+    return f"TUNE = {lists!r}\n{values}T = {kernel.techniques!r}, {kernel.fault!r}\n"
+
+
+class Constants(Search):
+    """kagent's tuner alone: the constants of one kernel, some techniques in it."""
+
+    def __init__(self, world: World, budget: int) -> None:
+        """Begin with the middle of the values' lists."""
+        drawn = world.rng.random(TECHNIQUES) < 0.3
+        used = tuple(int(t and not d) for t, d in zip(drawn, world.dead, strict=True))
+        self.first = Kernel(used, tuple(n // 2 for n in VALUES))
+        super().__init__(world, budget, 1)
+        self.setting = replace(self.setting, operators=Tuner.operators)
+        self.settled = 0  # evaluations at which nothing was left to gain
+
+    def run(self) -> list[float]:
+        """Share of the best gain by constants after each evaluation."""
+        while len(self.curve) < self.budget:
+            if not self.settled and nothing_to_gain(self.setting, self.lineage):
+                self.settled = len(self.curve)
+            ask = select(self.setting, self.lineage.as_of(len(self.lineage)), len(self.curve))
+            draft = propose(ask)
+            assert draft is not None
+            file = read_tunables(draft.source)
+            assert file is not None
+            values = tuple(t.index for t in file.items)
+            self.record(Operator.TUNE, draft.parents, replace(self.first, values=values))
+        every = (
+            self.world.log(replace(self.first, values=v))
+            for v in itertools.product(*map(range, VALUES))
+        )
+        base = self.world.log(self.first)
+        room = max(every) - base
+        return [(log - base) / room for log in self.curve]
+
+
+def constants(kind: str, budget: int, seed: int) -> tuple[list[float], int]:
+    """Shares of the best gain by constants, and the evaluations at which the tuner would stop."""
+    search = Constants(World(LANDSCAPES[kind], seed), budget)
+    return search.run(), search.settled or budget
+
+
 def kagent(world: World, budget: int, configs: int = 1) -> list[float]:
     """The search with a model; `configs` of each kernel are tried before its verdict."""
     return Search(world, budget, configs).run()
@@ -431,6 +485,18 @@ def shares(policy: str, landscape: str, budget: int, seed: int) -> list[float]:
     return [log / world.optimum for log in POLICIES[policy](world, budget)]
 
 
+def told(found: Sequence[tuple[list[float], int]]) -> str:
+    """What the tuner reached, how fast, and where it would have stopped."""
+    reached = [next((i + 1 for i, s in enumerate(c) if s >= 0.95), math.inf) for c, _ in found]
+    at = {n: statistics.mean(c[n - 1] for c, _ in found) for n in (8, 16, 25, 50)}
+    kept = statistics.mean(c[stop - 1] / c[-1] for c, stop in found if c[-1] > 0)
+    return (
+        "  ".join(f"@{n} {share:.3f}" for n, share in at.items())
+        + f"  .95 after {statistics.median(reached):g} (median); stops after "
+        f"{statistics.mean(s for _, s in found):.1f} (mean) with {kept:.3f} of its final share"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--policies", default=";".join(POLICIES))
@@ -438,11 +504,14 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument(
+        "--constants", action="store_true", help="the tuner alone, too (budget >= 50)"
+    )
     options = parser.parse_args()
     points = [n for n in (10, 25, 50, 100, 200, 500) if n <= options.budget]
     with ProcessPoolExecutor(options.jobs) as pool:
         for landscape in options.landscapes.split(","):
-            for policy in options.policies.split(";"):
+            for policy in filter(None, options.policies.split(";")):
                 work = partial(shares, policy, landscape, options.budget)
                 curves = list(pool.map(work, range(options.seeds), chunksize=8))
                 figures = []
@@ -451,6 +520,10 @@ def main() -> None:
                     error = 1.96 * statistics.stdev(at) / math.sqrt(len(at))
                     figures.append(f"@{n} {statistics.mean(at):.3f} ± {error:.3f}")
                 print(f"{landscape:15} {policy:22} " + "  ".join(figures), flush=True)
+            if options.constants:
+                work = partial(constants, landscape, options.budget)
+                found = list(pool.map(work, range(options.seeds), chunksize=8))
+                print(f"{landscape:15} {'tuner alone':22} {told(found)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -185,6 +185,8 @@ def _copy_files(news: _News, theirs: RunStore, ours: RunStore) -> None:
     """Texts of what is new, before any event names them; a file that is here stays as it is."""
     proposed = [e.data for e in news.events if e.kind == "proposed"]
     wanted = [theirs.kernel_path(p["kernel"]) for p in proposed]
+    tuned = [e.data.get("tuned") for e in news.events if e.kind == "recorded"]
+    wanted += [theirs.kernel_path(kernel) for kernel in tuned if kernel]
     answered = {p["ask"] for p in proposed if p.get("ask") is not None}
     for kind, asks in (("prompts", news.asks), ("replies", answered.union(news.asks))):
         folder = theirs.folder / kind

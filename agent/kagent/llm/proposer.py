@@ -46,7 +46,6 @@ class ModelProposer:
         Operator.STRUCTURE,
         Operator.REWRITE,
         Operator.CROSSOVER,
-        Operator.TUNE,
         Operator.RECOMBINE,
         Operator.REPAIR,
     )

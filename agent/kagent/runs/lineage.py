@@ -93,6 +93,7 @@ class Facts:
     work_hash: str
     configs: int
     build_s: float
+    tuned: str = ""  # the constants that were set before the verdict: "BLOCK 1024 → 2048"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,8 @@ class Candidate:
     facts: Facts | None = None
     withdrawals: tuple[Withdrawal, ...] = ()
     """Incumbents that were found wrong while it was timed; its verdict is beside the next one."""
+    written: str = ""
+    """Kernel id of the file as it was proposed, where `proposal` has it with tuned constants."""
 
     @property
     def id(self) -> int:

@@ -80,16 +80,12 @@ class ConfigSearch:
         gains = self.expected_gains(left, pending)
         return left[int(np.argmax(gains))]
 
-    def most_expected_gain(self) -> float:
-        """Largest expected gain in log speed over the best of what was not tried; 0 where nothing
-        is left, infinite while too little is known.
+    def most_expected_gain(self, over: float, tried: Sequence[Config] = ()) -> float:
+        """Largest expected gain over a log speed among configurations that were not tried; 0 where
+        nothing is left. Something must be known to have passed.
         """
-        left = [c for c in self._listed if c not in self._known]
-        if not left:
-            return 0.0
-        if len(self._known) <= len(self._start) // 2 + 1:
-            return math.inf
-        return float(np.max(self.expected_gains(left)))
+        left = [c for c in self._listed if c not in self._known and c not in tried]
+        return float(np.max(self.expected_gains(left, over=over))) if left else 0.0
 
     def _news(self, config: Config, taken: set[Config]) -> float:
         """How much of a configuration was seen little: one over each value's count."""

@@ -18,9 +18,10 @@ from kagent.runs.ask import CapReached, Prompt
 from kagent.runs.cost import ModelCall, Spent
 from kagent.runs.events import CallFailed, Proposed, Recorded, Stop
 from kagent.runs.lineage import Operator, roofline_share
+from kagent.search.tunables import read_tunables
 from kagent_sandbox.data.verdict import Status
 from replaying import replay
-from toy import FakeJudge, evolution, machine, setting, toy_source, toy_task
+from toy import FakeJudge, case_times, evolution, machine, setting, toy_source, toy_task
 
 PRICES = Prices(input=1.0, output=10.0)
 
@@ -280,6 +281,25 @@ def test_duplicates_are_asked_for_again_and_then_charged(tmp_path):
     for origin in (c.proposal.origin for c in duplicates):
         assert origin.calls in (2, 3)  # one of the drafts may have been the harness's own
         assert origin.dollars == pytest.approx(0.005 * origin.calls)
+
+
+def test_constants_are_tuned_before_the_verdict_and_inherited(tmp_path):
+    tuning = machine(tune=16)
+    _, history, _, _, _ = run(tmp_path, kernels, machine=tuning, budget=8, at_once=1)
+    tuned = [c for c in history.lineage if c.facts is not None and c.facts.tuned]
+    assert tuned
+    for candidate in tuned:
+        assert candidate.counts
+        (path,) = tmp_path.glob(f"runs/*/kernels/{candidate.written}.py")
+        written = path.read_text()
+        now = candidate.proposal.source
+        assert written != now
+        assert read_tunables(written).family == read_tunables(now).family
+        assert case_times(now)["middle"] < case_times(written)["middle"]
+        assert candidate.facts.tuned.count("→") in (1, 2)
+    best = {t.name: t.current for t in read_tunables(tuned[0].proposal.source).items}
+    assert best == {"X": 16, "Y": 3}
+    assert [c.facts.configs for c in tuned] == [16] * len(tuned)
 
 
 @pytest.mark.parametrize(
