@@ -25,15 +25,18 @@ def child(number, time_us, *, parents=(0,), operator=Operator.TUNE, versus=None,
     return Candidate(proposal, verdict, Facts("t", f"w{number}", 1, build_s))
 
 
-def failure(number, *, parents=(0,), operator=Operator.TUNE, status=Status.COMPILE_ERROR):
-    proposal = Proposal(number, parents, operator, "cpp_x", f"y = {number}", "")
+def failure(
+    number, *, parents=(0,), operator=Operator.TUNE, status=Status.COMPILE_ERROR, origin=None
+):
+    source = f"y = {number}"
+    proposal = Proposal(number, parents, operator, "cpp_x", source, "", origin=origin)
     return Candidate(proposal, Rejected(Stage.BUILD, status, "no"))
 
 
 SEED = candidate(0, "x = 0", passed({"short": 100.0}))
 
 
-OPERATORS = (Operator.TUNE, Operator.CROSSOVER, Operator.RECOMBINE)
+OPERATORS = (Operator.TUNE, Operator.CROSSOVER, Operator.STRUCTURE)
 
 
 @st.composite

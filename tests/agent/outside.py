@@ -18,10 +18,12 @@ from toy import machine, toy_source, toy_task
 FACTS = DeviceFacts("cpu", "Toy 1", "cpu", "Toy 1, driver 7", 0, 0, 1, 0.0)
 
 
-def make_task(folder):
+def make_task(folder, joins=False):
+    """The toy task with two seeds; with `joins`, each is faster than the other on some case."""
     task = toy_task(folder)
     (folder / "cpp_plain.py").write_text(toy_source())
-    (folder / "cpp_wide.py").write_text(toy_source(flavour="wide"))
+    other = toy_source(flavour="wide") if joins else toy_source(extra="WIDE = 1")
+    (folder / "cpp_wide.py").write_text(other)
     return task
 
 
@@ -58,9 +60,9 @@ def reply(x=1, y=1, note=0, predicted=1.2, hypothesis="wider loads", **more):
     )
 
 
-def start(folder, runs="runs", **options):
+def start(folder, runs="runs", joins=False, **options):
     """A new run of the toy task; its folder."""
-    make_task(folder / "toy")
+    make_task(folder / "toy", joins)
     config = load_config(runs=folder / runs, **options)
     return open_run.new_run(str(folder / "toy"), config, None)
 

@@ -12,6 +12,7 @@ from kagent.runs.ask import Ask, AskRecord, Proposer, Setting
 from kagent.runs.lineage import Lineage, Operator, Proposal
 from kagent.runs.source_index import SourceIndex
 from kagent.runs.store import History
+from kagent.search.recombine import best
 from kagent.search.select import select
 from kagent_sandbox.data.records import RecordError, from_json
 from kagent_sandbox.errors import RunError
@@ -60,6 +61,11 @@ async def replay(
             if ask is not None and proposer is not None:
                 found = await first_new(proposer, ask, known)
                 again = None if found is None else found[1].proposal(found[0], then.id)
+                if again != then:
+                    return Divergence(then, again)
+            if then.operator is Operator.RECOMBINE and then.ask is None:
+                draft = best(setting, lineage, lambda d: known.same(d) is None)
+                again = None if draft is None else draft.unasked(len(lineage), then.id)
                 if again != then:
                     return Divergence(then, again)
             known.add(then)

@@ -160,7 +160,7 @@ class FakeBuilder:
             source_hash=source_hash(request.source),
             tree_hash=tree_hash(request.source),
             target="cpu",
-            configs=({},),
+            configs=({"source": request.source},),
             plans={(0, "c"): plan_of(request.source)},
             binaries={},
             build_s=0.1,
@@ -178,6 +178,9 @@ class FakeJudge:
         if "WRONG" in built.log:
             return Rejected(Stage.CHECK, Status.INCORRECT_NUMERICAL, "element [0]", "c")
         return ()
+
+    def sweep(self, built):
+        return [case_times(config["source"]) for config in built.configs]
 
     def measure(self, built, errors, incumbent=None, against="", *, choice=None):
         time.sleep(self.delay_s)
@@ -265,7 +268,7 @@ def manifest(**changes):
     return Manifest(**{**fields, **changes})
 
 
-def machine(builder=None, judge=None, quiet=False, jobs=2):
+def machine(builder=None, judge=None, quiet=False, jobs=2, tune=1):
     return Machine(
         builder or FakeBuilder(),
         judge or FakeJudge(),
@@ -274,6 +277,8 @@ def machine(builder=None, judge=None, quiet=False, jobs=2):
         lambda source: BuildRequest(source, "toy", "cpu", ()),
         lambda source: BuildRequest(source, "toy", "cpu", ()),
         lambda say: say("baselines") or {"us": {}},
+        lambda source: BuildRequest(source, "toy", "cpu", ()),
+        tune,
     )
 
 

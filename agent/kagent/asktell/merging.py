@@ -2,7 +2,8 @@
 
 The copy's log begins like the run's. Its further events are added in their order: verdicts,
 baselines, the race, and asks and answers of its own if they do not clash with new ones of the run.
-Two verdicts for one candidate do clash. All new events are committed at once, or none.
+Two verdicts for one candidate do clash. Kernels that were joined there give way to answers that
+came here. All new events are committed at once, or none.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from kagent_sandbox.errors import RunError, UserError
 
 from kagent.evolve.stored_run import identity
 from kagent.runs.files import clear_errors
+from kagent.runs.lineage import Operator
 from kagent.runs.store import DAMAGE, History, RunStore, StoredEvent
 
 Key: TypeAlias = tuple[float, str, str]
@@ -83,6 +85,7 @@ class _News:
     verdicts: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     asks: list[int] = field(default_factory=list)
+    left_out: set[int] = field(default_factory=set)  # kernels joined there, where answers came here
 
     def __post_init__(self) -> None:
         self._known = {_key(e) for e in self.history.events}
@@ -118,10 +121,14 @@ class _News:
                 return data["ask"] in self.asks
             case "machine":
                 return self._device(event)
+            case "race":
+                return not self.left_out
             case _:
                 return True
 
     def _verdict(self, number: int) -> bool:
+        if number in self.left_out:
+            return False
         if number != self._judged:
             raise self._clash(
                 f"candidate {number} was judged in both, and only one measurement can count"
@@ -132,11 +139,14 @@ class _News:
 
     def _proposal(self, number: int, event: StoredEvent) -> bool:
         ours = self._proposals.get(number)
-        if ours is None and number == len(self._proposals):
+        if ours is None and number == len(self._proposals) and not self.left_out:
             self._proposals[number] = event.data
             self.accepted.append(number)
             return True
         if ours is None or any(ours[n] != event.data[n] for n in ("kernel", "ask", "fault")):
+            if event.data["operator"] == Operator.RECOMBINE and event.data["ask"] is None:
+                self.left_out.add(number)  # nobody's work: it is joined again where it pays
+                return False
             raise self._clash(f"candidate {number} is another kernel in each")
         return False
 
@@ -175,6 +185,8 @@ def _copy_files(news: _News, theirs: RunStore, ours: RunStore) -> None:
     """Texts of what is new, before any event names them; a file that is here stays as it is."""
     proposed = [e.data for e in news.events if e.kind == "proposed"]
     wanted = [theirs.kernel_path(p["kernel"]) for p in proposed]
+    tuned = [e.data.get("tuned") for e in news.events if e.kind == "recorded"]
+    wanted += [theirs.kernel_path(kernel) for kernel in tuned if kernel]
     answered = {p["ask"] for p in proposed if p.get("ask") is not None}
     for kind, asks in (("prompts", news.asks), ("replies", answered.union(news.asks))):
         folder = theirs.folder / kind

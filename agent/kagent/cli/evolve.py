@@ -80,6 +80,13 @@ def evolve(
     configs: Annotated[
         int | None, typer.Option(help="Configurations tried per candidate (1).", min=1)
     ] = None,
+    tune: Annotated[
+        int | None,
+        typer.Option(
+            help="Configurations of a model's kernel tried before its verdict (16; 1: none).",
+            min=1,
+        ),
+    ] = None,
     fresh: FreshOption = None,
     max_cost: Annotated[
         float | None, typer.Option(help="Dollars that the run may cost, calls in flight included.")
@@ -93,6 +100,14 @@ def evolve(
     ] = None,
     stop_at: Annotated[
         float | None, typer.Option(help="End at this share of the roofline, such as 0.95.")
+    ] = None,
+    early_stop: Annotated[
+        bool | None,
+        typer.Option(
+            "--early-stop/--no-early-stop",
+            help="End when there is nothing left to gain (on).",
+            show_default=False,
+        ),
     ] = None,
     runs: RunsOption = None,
     resume: Annotated[
@@ -124,11 +139,13 @@ def evolve(
         isolation=isolation,
         in_flight=in_flight,
         configs=configs,
+        tune=tune,
         fresh=fresh,
         max_cost=max_cost,
         max_tokens=max_tokens,
         max_time=max_time,
         stop_at=stop_at,
+        early_stop=early_stop,
         runs=runs,
     )
     folder = find_run(config.runs, resume) if resume is not None else None

@@ -108,6 +108,12 @@ class Config(BaseSettings):
     configs: int = Field(
         1, ge=1, le=64, description="configurations of its tunables tried per candidate"
     )
+    tune: int = Field(
+        16,
+        ge=1,
+        le=64,
+        description="configurations of a model's kernel tried before its verdict, the fastest kept",
+    )
     fresh: bool = Field(False, description="measure baselines again, whatever is stored")
     max_time: Seconds | None = Field(
         None, description="wall clock of the search, the final race not counted: 90s, 8m, 1h30m"
@@ -117,6 +123,7 @@ class Config(BaseSettings):
         None, gt=0, allow_inf_nan=False, description="dollars that the run may cost"
     )
     max_tokens: int | None = Field(None, gt=0, description="tokens that the run may use")
+    early_stop: bool = Field(True, description="end the search when there is nothing left to gain")
     stop_at: float | None = Field(
         None, gt=0, le=1, description="share of the roofline at which the run ends"
     )

@@ -7,22 +7,23 @@ evaluation before: whether a candidate is a duplicate, and its time against the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from kagent_sandbox.data.build import Built, Contender
+from kagent_sandbox.data.build import BuildRequest, Built, Contender
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status, Verdict
 from kagent_sandbox.errors import IncumbentWrong, RunError
 
 from kagent.evolve.device_slot import DeviceSlot
 from kagent.evolve.machine import Machine, contender
+from kagent.evolve.tuning import Tuned, Tuning
 from kagent.runs.ask import Ask
 from kagent.runs.events import Observer, Progress, Step, Withdrawn, Working
-from kagent.runs.lineage import Candidate, Facts, Lineage, Proposal, Withdrawal
+from kagent.runs.lineage import FREE, Candidate, Facts, Lineage, Proposal, Withdrawal
 from kagent.runs.source_index import SourceIndex
 from kagent.runs.store import RunStore
 
@@ -81,9 +82,22 @@ class Evaluator:
         built = await self.build(proposal)
         found, facts = await self._deduplicate(evaluation, built)
         withdrawals: list[Withdrawal] = []
+        tuned: Tuned | None = None
         if found is None:
-            found = await self._check_and_measure(evaluation, withdrawals)
-        return Candidate(proposal, found, facts, tuple(withdrawals))
+            found, tuned = await self._judged(evaluation, withdrawals)
+        if tuned is None:
+            return Candidate(proposal, found, facts, tuple(withdrawals))
+        assert facts is not None
+        facts = replace(facts, tuned=tuned.what, configs=tuned.configs)
+        if evaluation.built is not None:
+            facts = replace(facts, work_hash=evaluation.built.work_hash)
+        return Candidate(
+            replace(proposal, source=tuned.source),
+            found,
+            facts,
+            tuple(withdrawals),
+            written=proposal.kernel,
+        )
 
     def _read(self, proposal: Proposal) -> Rejected | None:
         """Decide what the text alone decides."""
@@ -148,21 +162,78 @@ class Evaluator:
         evaluation.built = built
         return None, facts
 
-    async def _check_and_measure(
+    async def _judged(
         self, evaluation: Evaluation, withdrawals: list[Withdrawal]
-    ) -> Verdict:
-        """Its verdict. Incumbents that are found wrong beside it are added to `withdrawals`."""
-        judge, built, number = self._machine.judge, evaluation.built, evaluation.proposal.id
-        assert built is not None
-        self._observe(Working(number, Step.WAIT))
-        async with self._slot.check():
-            self._observe(Working(number, Step.CHECK))
-            errors = await _in(self._judge_thread, lambda: judge.check(built))
+    ) -> tuple[Verdict, Tuned | None]:
+        """Its verdict, and the constants that it was given before. Incumbents that are found wrong
+        beside it are added to `withdrawals`.
+        """
+        assert evaluation.built is not None
+        number = evaluation.proposal.id
+        errors = await self._check(number, evaluation.built)
         if isinstance(errors, Rejected):
-            return errors
+            return errors, None
+        tuned = await self._tune(evaluation)
+        if tuned is not None:
+            built, errors = tuned[1:]
+            evaluation.built = built
         self._observe(Working(number, Step.WAIT))
         if evaluation.before is not None:  # the incumbent is known once all before it are recorded
             await evaluation.before.recorded.wait()
+        if tuned is not None:
+            same = self._work.get(evaluation.built.work_hash, number)
+            self._work[evaluation.built.work_hash] = min(same, number)
+            if same < number:
+                return _duplicate(Stage.BUILD, "machine code", same), tuned[0]
+        verdict = await self._measure_beside(number, evaluation.built, errors, withdrawals)
+        return verdict, None if tuned is None else tuned[0]
+
+    async def _check(self, number: int, built: Built) -> tuple[CaseError, ...] | Rejected:
+        self._observe(Working(number, Step.WAIT))
+        async with self._slot.check():
+            self._observe(Working(number, Step.CHECK))
+            return await _in(self._judge_thread, lambda: self._machine.judge.check(built))
+
+    async def _tune(
+        self, evaluation: Evaluation
+    ) -> tuple[Tuned, Built, tuple[CaseError, ...]] | None:
+        """Better constants, what was built with them, and its errors; None where there are none,
+        or they are not right.
+        """
+        proposal, machine = evaluation.proposal, self._machine
+        timed = machine.timed_request
+        if timed is None or machine.tune < 2 or proposal.operator in FREE:
+            return None
+
+        async def build(request: BuildRequest) -> Built | Rejected:
+            async with self._slot.build():
+                self._observe(Working(proposal.id, Step.BUILD))
+                return await _in(self._build_threads, lambda: machine.builder.build(request))
+
+        async def sweep(built: Built) -> Sequence[Mapping[str, float]] | Rejected:
+            async with self._slot.measure():
+                self._observe(Working(proposal.id, Step.MEASURE))
+                return await _in(self._judge_thread, lambda: machine.judge.sweep(built))
+
+        assert evaluation.built is not None
+        tuning = Tuning(machine.tune, timed, build, sweep)
+        found = await tuning.best(proposal.source, evaluation.built)
+        if found is None:
+            return None
+        built = await self.build(replace(proposal, source=found.source))
+        if isinstance(built, Rejected):
+            return None
+        errors = await self._check(proposal.id, built)
+        return None if isinstance(errors, Rejected) else (found, built, errors)
+
+    async def _measure_beside(
+        self,
+        number: int,
+        built: Built,
+        errors: tuple[CaseError, ...],
+        withdrawals: list[Withdrawal],
+    ) -> Verdict:
+        """The verdict beside the incumbent, or beside the one before it where it was wrong."""
         while True:
             try:
                 async with self._slot.measure():

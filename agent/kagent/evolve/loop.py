@@ -56,9 +56,16 @@ from kagent.runs.final_race import FinalRace, choose_finalists, winner
 from kagent.runs.lineage import FREE, Lineage, Operator, Proposal, roofline_share
 from kagent.runs.source_index import SourceIndex
 from kagent.runs.store import RunStore
+from kagent.search import recombine
 from kagent.search.select import restored_ask, select
+from kagent.search.settled import nothing_to_gain
 
-DUPLICATES_IN_A_ROW = 40  # duplicates are free; after so many nothing new is to be expected
+DUPLICATES_IN_A_ROW = 40  # after so many nothing new is to be expected
+ENDS_WITH_JOINING = (
+    Stop.BUDGET,
+    Stop.EXHAUSTED,
+    Stop.SETTLED,
+)  # once nothing more is asked, kernels are joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,7 @@ class Limits:
 
     seconds: float | None = None  # then work in flight is abandoned; the race follows
     stop_at: float | None = None  # share of the roofline that is enough, 0 to 1
+    early_stop: bool = False  # whether the search ends when there is nothing left to gain
     race: bool = True
 
 
@@ -112,6 +120,8 @@ class Evolution:
         self._ended: Stop | None = None  # why nothing more is asked, once that is so
         self._failure: ModelError | None = None
         self._search_from: int | None = None  # evaluations before the first ask of this session
+        self._joined_at = -1  # length of the lineage when two kernels were last joined
+        self._settled, self._settled_at = False, -1  # and the lineage's length when that was seen
         self._dry = -1  # length of the lineage at which there was nothing left to propose
 
     async def run(self) -> Stop:
@@ -191,6 +201,8 @@ class Evolution:
     async def _search(self) -> Stop:
         while True:
             stop = self._ended or self._reason_to_stop()
+            if (stop is None or stop in ENDS_WITH_JOINING) and self._join():
+                continue
             if stop is None and self._has_room():
                 self._ask()
             elif self._queue.tasks or self._evaluations:
@@ -212,6 +224,23 @@ class Evolution:
             and on_their_way < self._setting.in_flight
             and self._dry != len(self.lineage)
         )
+
+    def _join(self) -> bool:
+        """Send off two measured kernels in one file, where that should beat the incumbent. Nobody
+        is asked, and nothing is charged.
+        """
+        at_work = {f.proposal.operator for f in self._evaluations}
+        if (
+            Operator.RECOMBINE not in self._setting.operators
+            or self._joined_at == len(self.lineage)
+            or not at_work.isdisjoint((Operator.SEED, Operator.RECOMBINE))
+        ):
+            return False
+        self._joined_at = len(self.lineage)
+        draft = recombine.best(self._setting, self.lineage, lambda d: self._known.same(d) is None)
+        if draft is not None:
+            self._accept(draft.unasked(len(self.lineage), len(self._known)))
+        return draft is not None
 
     def _ask(self) -> None:
         if self._search_from is None:
@@ -318,7 +347,13 @@ class Evolution:
         recent = self.lineage.last(DUPLICATES_IN_A_ROW)
         if len(recent) == DUPLICATES_IN_A_ROW and all(c.is_duplicate for c in recent):
             return Stop.EXHAUSTED
-        return None
+        return Stop.SETTLED if self._is_settled() else None
+
+    def _is_settled(self) -> bool:
+        if self._limits.early_stop and self._settled_at != len(self.lineage):
+            self._settled_at = len(self.lineage)
+            self._settled = nothing_to_gain(self._setting, self.lineage)
+        return self._settled
 
     def _start(self, proposal: Proposal, ask: Ask | None = None) -> None:
         before = self._evaluations[-1] if self._evaluations else None
@@ -335,6 +370,8 @@ class Evolution:
         candidate = await evaluation.task
         self._evaluations.popleft()
         self._store.record(candidate)
+        if candidate.written:
+            self._known.tuned(candidate.proposal)
         promoted = self.lineage.record(candidate)
         if promoted:
             assert evaluation.built is not None

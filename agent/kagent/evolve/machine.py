@@ -30,6 +30,9 @@ class CandidateJudge(Protocol):
     def check(self, built: Built) -> tuple[CaseError, ...] | Rejected:
         """Check that it is correct on every case, hidden ones included."""
 
+    def sweep(self, built: Built) -> Sequence[Mapping[str, float]] | Rejected:
+        """Median µs by case of each configuration, by a few samples; see `JudgeClient.sweep`."""
+
     def measure(
         self,
         built: Built,
@@ -67,6 +70,8 @@ class Machine:
     race_request: Callable[[str], BuildRequest] | None  # for the final race; None: same cases
     prepare: Callable[[Callable[[str], None]], Mapping[str, object]]
     """Measures baselines and ceilings, says what it does, and returns them as JSON."""
+    timed_request: Callable[[str], BuildRequest] | None = None  # for the benchmark cases alone
+    tune: int = 1  # configurations of a candidate's tunables that are tried before its verdict
 
 
 def contender(candidate: Candidate, built: Built) -> Contender:

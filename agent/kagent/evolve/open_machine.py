@@ -92,6 +92,8 @@ def open_machine(
             request=request_maker(task, facts, search, config.configs),
             race_request=request_maker(task, facts, race, config.configs) if race else None,
             prepare=prepare,
+            timed_request=request_maker(task, facts, [*task.cases(kind).bench], 1),
+            tune=config.tune,
         )
         yield machine, facts, environment
 

@@ -15,7 +15,7 @@ from kagent.evolve.replayed import RecordedProposer
 from kagent.llm.model_config import ModelConfig
 from kagent.runs.ask import Ask, Nobody, Prompt, Proposer
 from kagent.runs.events import Observer
-from kagent.runs.lineage import FREE, Operator
+from kagent.runs.lineage import Operator
 from kagent.runs.manifest import find_run
 from kagent.runs.store import History, RunStore
 from kagent.search.tuner import Tuner
@@ -72,7 +72,7 @@ def operators_of(proposer: str) -> tuple[Operator, ...]:
     if proposer.startswith(REPLAY):
         return RecordedProposer.operators
     if proposer == Nobody.name:
-        return tuple(o for o in ModelProposer.operators if o not in (*FREE, Operator.RECOMBINE))
+        return ModelProposer.operators
     raise RunError(f"this kagent has no proposer {proposer!r}")
 
 

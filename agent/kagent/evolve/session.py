@@ -109,7 +109,12 @@ def evolve(
         for call in trials:
             store.tried(call)
         setting = _setting(task, store.manifest, budget)
-        limits = Limits(seconds=config.max_time, stop_at=config.stop_at)
+        limits = Limits(
+            seconds=config.max_time,
+            stop_at=config.stop_at,
+            # A run that is repeated is repeated whole.
+            early_stop=config.early_stop and config.proposer in (Tuner.name, "model"),
+        )
 
         async def search() -> Stop:
             async with contextlib.AsyncExitStack() as stack:
@@ -175,6 +180,8 @@ def resolve_config(
             update["budget"] = found.evaluations
         config = config.model_copy(update=update)
     check_models(config)
+    if config.proposer != "model":  # the tuner's evaluations are its configurations
+        config = config.model_copy(update={"tune": 1})
     return config
 
 

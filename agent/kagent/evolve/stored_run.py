@@ -12,7 +12,7 @@ from kagent_sandbox.errors import MachineError, RunError
 
 from kagent.resources import resource
 from kagent.runs.ask import Setting
-from kagent.runs.lineage import Operator
+from kagent.runs.lineage import FREE
 from kagent.runs.manifest import Manifest
 from kagent.runs.store import History, RunStore
 
@@ -21,7 +21,7 @@ def setting_for(store: RunStore, task: Task, history: History, budget: int) -> S
     """The setting of a run: its own budget, `budget` before its first session, and never less than
     what it was told.
     """
-    waiting = sum(p.operator is not Operator.SEED for p in history.pending)
+    waiting = sum(p.operator not in FREE for p in history.pending)
     most = max(history.budget or budget, history.lineage.counted + waiting)
     return replace(setting_of(store, task), budget=most)
 

@@ -18,9 +18,6 @@ from kagent.runs.ask import Ask, Draft, Prompt
 from kagent.runs.cost import ModelCall
 from kagent.runs.events import Called, Observer
 from kagent.runs.lineage import Operator
-from kagent.runs.source_index import text_identity
-from kagent.search import recombine
-from kagent.search.select import to_sweep
 
 
 class Chat(Protocol):
@@ -42,19 +39,15 @@ class Model:
 
 
 class ModelProposer:
-    """A `Proposer`. What needs no model (a sweep, two measured kernels in one file) is done without
-    one.
-    """
+    """A `Proposer`."""
 
     name = "model"
     operators: tuple[Operator, ...] = (
         Operator.STRUCTURE,
         Operator.REWRITE,
         Operator.CROSSOVER,
-        Operator.TUNE,
         Operator.RECOMBINE,
         Operator.REPAIR,
-        Operator.SWEEP,
     )
     resamples = 2  # a duplicate costs a call
 
@@ -80,14 +73,7 @@ class ModelProposer:
         self._paid: dict[int, list[ModelCall]] = {}  # by ask: failures and duplicates included
 
     async def propose(self, ask: Ask) -> Draft | None:
-        """Return the harness's own proposal, else the model's answer."""
-        if ask.operator is Operator.SWEEP:
-            return _sweep(ask)
-        if ask.operator is Operator.RECOMBINE:
-            draft = _recombine(ask)
-            if draft is not None:
-                return draft
-            ask = replace(ask, operator=Operator.STRUCTURE)
+        """Return the model's answer."""
         prompt = self._write(ask)
         reply = await self._call(ask, prompt)
         answer = read_reply(reply.text, ask.setting.task.entry, truncated=reply.truncated)
@@ -136,26 +122,3 @@ def most_of(model: ModelConfig, prompt: Prompt) -> CallBound:
     chars = len(prompt.system) + len(prompt.user)
     tokens = chars // CHARS_PER_TOKEN + model.reply_tokens
     return CallBound(tokens, most_dollars(model, chars))
-
-
-def _sweep(ask: Ask) -> Draft | None:
-    """The incumbent as it is, in more configurations."""
-    configs = to_sweep(ask.lineage, ())
-    proposal = ask.parent.proposal
-    if configs is None:
-        return None
-    return Draft(
-        parents=(ask.parent.id,),
-        operator=Operator.SWEEP,
-        name=proposal.name,
-        source=proposal.source,
-        hypothesis=f"{configs} configurations of its tunables, the fastest one per case",
-        configs=configs,
-    )
-
-
-def _recombine(ask: Ask) -> Draft | None:
-    """Two measured kernels in one file, where their measurements say that it gains."""
-    tried = {text_identity(c.proposal.source) for c in ask.lineage}
-    tried.update(text_identity(source) for source in ask.pending)
-    return recombine.best(ask, lambda source: text_identity(source) not in tried)

@@ -89,6 +89,19 @@ class Draft:
     fault: str = ""
     configs: int | None = None
 
+    def unasked(self, seen: int, number: int) -> Proposal:
+        """The draft as candidate `number` that nobody was asked for, made of `seen` records."""
+        return Proposal(
+            id=number,
+            parents=self.parents,
+            operator=self.operator,
+            name=self.name,
+            source=self.source,
+            hypothesis=self.hypothesis,
+            predicted=self.predicted,
+            seen=seen,
+        )
+
     def proposal(self, ask: Ask, number: int) -> Proposal:
         """The draft as the answer to an ask, and candidate `number`."""
         return Proposal(

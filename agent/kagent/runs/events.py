@@ -51,6 +51,8 @@ class Stop(StrEnum):
     """The next call of the model could take more than is left of the tokens."""
     GOAL = "goal"
     """The incumbent reached the share of the roofline that was asked for."""
+    SETTLED = "nothing left to gain"
+    """The incumbent is at the roofline, or what was not tried promises too little to be seen."""
     ANSWERED = "answered"
     """All answers that were given are judged; nothing was to be asked."""
     INTERRUPTED = "interrupted"

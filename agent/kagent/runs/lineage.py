@@ -31,9 +31,9 @@ class Operator(StrEnum):
     TUNE = "tune"
     """One parent with other values of its tunables."""
     SWEEP = "sweep"
-    """A new incumbent as it is, with more configurations of its tunables tried per case."""
+    """A new incumbent as it is, with more configurations per case: of runs of earlier versions."""
     CROSSOVER = "crossover"
-    """Two parents mixed: their tunables by the tuner, their ideas by a model."""
+    """The ideas of two parents in one."""
     RECOMBINE = "recombine"
     """Two parents in one file that chooses between them by the call's shape."""
     STRUCTURE = "structure"
@@ -44,8 +44,8 @@ class Operator(StrEnum):
     """A rejected proposal, mended with its error in view."""
 
 
-FREE = (Operator.SEED, Operator.SWEEP)
-"""Operators that are not charged to the budget. Duplicates are free, too."""
+FREE = (Operator.SEED, Operator.SWEEP, Operator.RECOMBINE)
+"""Operators that are not charged to the budget: nobody is asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,7 @@ class Facts:
     work_hash: str
     configs: int
     build_s: float
+    tuned: str = ""  # the constants that were set before the verdict: "BLOCK 1024 → 2048"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,8 @@ class Candidate:
     facts: Facts | None = None
     withdrawals: tuple[Withdrawal, ...] = ()
     """Incumbents that were found wrong while it was timed; its verdict is beside the next one."""
+    written: str = ""
+    """Kernel id of the file as it was proposed, where `proposal` has it with tuned constants."""
 
     @property
     def id(self) -> int:
@@ -140,8 +143,11 @@ class Candidate:
 
     @property
     def counts(self) -> bool:
-        """Whether it was charged to the budget: seeds, sweeps and duplicates are free."""
-        return self.proposal.operator not in FREE and not self.is_duplicate
+        """Whether it was charged to the budget. A duplicate is, where a model was asked for it:
+        else a model that repeats itself would be asked for ever.
+        """
+        asked = self.proposal.origin is not None
+        return self.proposal.operator not in FREE and (asked or not self.is_duplicate)
 
     @property
     def is_assumed(self) -> bool:
@@ -210,8 +216,7 @@ class Lineage:
         self._records.append(candidate)
         self._candidates.append(candidate)
         self._counted += candidate.counts
-        if not candidate.is_duplicate:
-            self._children.update(set(candidate.proposal.parents))
+        self._children.update(set(candidate.proposal.parents))
         if isinstance(candidate.verdict, Passed):
             self._speeds[candidate.id] = self._speed(candidate.verdict)
         promoted = self._promotes(candidate)
@@ -310,7 +315,7 @@ class Lineage:
 
     @property
     def counted(self) -> int:
-        """Evaluations charged to the budget."""
+        """Evaluations, and a model's duplicates, charged to the budget."""
         return self._counted
 
     @property
@@ -368,7 +373,7 @@ class Lineage:
         return [incumbent, *others][:count]
 
     def children(self, candidate_id: int) -> int:
-        """Recorded proposals that had this candidate as a parent; duplicates are not counted."""
+        """Recorded proposals that had this candidate as a parent, duplicates included."""
         return self._children[candidate_id]
 
     def path(self, candidate_id: int) -> list[Candidate]:

@@ -49,6 +49,11 @@ class SourceIndex:
         if not proposal.fault:
             self._ids.setdefault(_key(proposal), proposal.id)
 
+    def tuned(self, proposal: Proposal) -> None:
+        """An accepted proposal has other constants now: its id stands for both texts."""
+        self._sources[proposal.id] = proposal.source
+        self._ids.setdefault(_key(proposal), proposal.id)
+
     def same(self, text: HasSource) -> int | None:
         """Id of the first proposal with this text or syntax tree, built in as many configurations.
 

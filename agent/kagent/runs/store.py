@@ -44,7 +44,7 @@ from kagent.runs.files import (
     write_file,
 )
 from kagent.runs.events import Stop
-from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal, Withdrawal
+from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal, Withdrawal, kernel_id
 from kagent.runs.ask import AskRecord
 from kagent.runs.final_race import FinalRace
 from kagent.runs.manifest import Manifest, fresh_folder, read_manifest
@@ -96,6 +96,7 @@ class StoredVerdict:
     verdict: Verdict
     facts: Facts | None
     withdrawals: tuple[Withdrawal, ...] = ()
+    tuned: str = ""  # kernel id of the file with tuned constants, where it is another one
 
 
 @dataclass(frozen=True)
@@ -296,17 +297,26 @@ class RunStore:
         self._begin_to_write()
         rows = []
         for proposal in proposals:
-            path = self.kernel_path(proposal.kernel)
-            if not path.exists():
-                with clear_errors(self.folder):
-                    write_file(path, proposal.source)
+            self._write_kernel(proposal)
             fields = {n: getattr(proposal, n) for n in StoredProposal.__dataclass_fields__}
             rows.append(("proposed", to_json(StoredProposal(**fields))))
         self.append_all([*rows, *more])
 
+    def _write_kernel(self, proposal: Proposal) -> None:
+        self._begin_to_write()
+        path = self.kernel_path(proposal.kernel)
+        if not path.exists():
+            with clear_errors(self.folder):
+                write_file(path, proposal.source)
+
     def record(self, candidate: Candidate) -> None:
-        """Keep the verdict of an accepted proposal."""
-        row = StoredVerdict(candidate.id, candidate.verdict, candidate.facts, candidate.withdrawals)
+        """Keep the verdict of an accepted proposal; its text first, where constants were tuned."""
+        tuned = candidate.proposal.kernel if candidate.written else ""
+        if tuned:
+            self._write_kernel(candidate.proposal)
+        row = StoredVerdict(
+            candidate.id, candidate.verdict, candidate.facts, candidate.withdrawals, tuned
+        )
         self.append("recorded", to_json(row))
 
     def race(self, race: FinalRace) -> None:
@@ -377,8 +387,7 @@ class RunStore:
                     spent = spent.and_call(from_json(ModelCall, event.data))
                 elif event.kind == "recorded":
                     row = from_json(StoredVerdict, event.data)
-                    proposal = proposals.pop(row.id)
-                    lineage.record(Candidate(proposal, row.verdict, row.facts, row.withdrawals))
+                    lineage.record(self._candidate(proposals.pop(row.id), row))
                 elif event.kind == "baselines":
                     baselines = event.data
                 elif event.kind == "race":
@@ -412,17 +421,34 @@ class RunStore:
             except ValueError as e:
                 raise RunError(f"{analyses_path(self.folder)}: damaged: {e}") from None
 
-    def _proposal(self, row: StoredProposal) -> Proposal:
-        if not _KERNEL.fullmatch(row.kernel):
-            raise ValueError(f"{row.kernel!r:.40} is no kernel's id")
-        path = self.kernel_path(row.kernel)
+    def _candidate(self, proposal: Proposal, row: StoredVerdict) -> Candidate:
+        written = ""
+        if row.tuned:
+            written = proposal.kernel
+            proposal = replace(proposal, source=self._source(row.tuned))
+        return Candidate(proposal, row.verdict, row.facts, row.withdrawals, written)
+
+    def _source(self, kernel: str) -> str:
+        """A kernel's text.
+
+        Raises:
+            RunError: It was changed.
+            ValueError: This is no kernel's id.
+        """
+        if not _KERNEL.fullmatch(kernel):
+            raise ValueError(f"{kernel!r:.40} is no kernel's id")
+        path = self.kernel_path(kernel)
         source = read_file(path)
+        if kernel_id(source) != kernel:
+            raise RunError(f"{path}: its text was changed after it was stored")
+        return source
+
+    def _proposal(self, row: StoredProposal) -> Proposal:
+        source = self._source(row.kernel)
         fields = {n: getattr(row, n) for n in StoredProposal.__dataclass_fields__ if n != "kernel"}
         proposal = Proposal(**fields, source=source)
         if any(not 0 <= parent < row.id for parent in row.parents):
             raise ValueError(f"candidate {row.id} cannot have the parents {row.parents}")
-        if proposal.kernel != row.kernel:
-            raise RunError(f"{path}: its text was changed after it was stored")
         return proposal
 
     def close(self) -> None:

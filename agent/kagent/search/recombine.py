@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import cast
 
 from kagent_sandbox.data.task import Case, Task
-from kagent_sandbox.data.verdict import Passed
 
-from kagent.runs.ask import Ask, Draft, Setting
+from kagent.runs.ask import Draft, Setting
 from kagent.runs.lineage import Candidate, Lineage, Operator
 from kagent.search.merge_kernels import Choice, Part, labels, merge
 from kagent.search.tunables import read_tunables
 
 GAIN = 0.004  # log speed-up over the better of the two that is worth a longer file; or their noise
+ERRORS = 2.0  # standard errors of the two by which the file should beat the incumbent
 MAX_PARTS = 3
 FAMILIES = 12  # best structures that are paired
 PER_FAMILY = 2  # best candidates of each of them
@@ -36,15 +36,27 @@ class Crossing:
     gain: float  # log speed-up over the better of the two
     log: float  # predicted log speed-up over the baselines
 
+    @property
+    def parents(self) -> tuple[Candidate, Candidate]:
+        """Both candidates."""
+        return self.first, self.second
 
-def best(ask: Ask, is_new: Callable[[str], bool]) -> Draft | None:
-    """The most promising file of two structures that is new, if it should beat the incumbent."""
-    incumbent = ask.lineage.log_speed(ask.elites[0].id)
-    for crossing in crossings(ask.setting, ask.lineage):
-        if crossing.log < incumbent + GAIN:
+
+def best(setting: Setting, lineage: Lineage, is_new: Callable[[Draft], bool]) -> Draft | None:
+    """The most promising file of two structures that is new, if it should beat the incumbent by
+    more than noise.
+    """
+    incumbent = lineage.incumbent
+    if incumbent is None:
+        return None
+    for crossing in crossings(setting, lineage):
+        gain = crossing.log - lineage.log_speed(incumbent.id)
+        if gain < GAIN:
             return None  # the incumbent is as good as all that follow
-        draft = _draft(ask.setting, ask.lineage, crossing)
-        if draft is not None and is_new(draft.source):
+        if gain < ERRORS * math.hypot(*(_stderr(lineage, c) for c in crossing.parents)):
+            continue
+        draft = _draft(setting, lineage, crossing)
+        if draft is not None and is_new(draft):
             return draft
     return None
 
@@ -81,7 +93,7 @@ def best_crossing(setting: Setting, lineage: Lineage, a: Candidate, b: Candidate
     if any(c.name not in speed_a.cases or c.name not in speed_b.cases for c in cases):
         return []
     lead = {c.name: speed_a.cases[c.name] - speed_b.cases[c.name] for c in cases}  # of a over b
-    least = max(GAIN, math.hypot(_stderr(a), _stderr(b)))
+    least = max(GAIN, math.hypot(_stderr(lineage, a), _stderr(lineage, b)))
     best: Crossing | None = None
     for choice, holds in splits(setting.task, cases):
         inside = sum(lead[n] for n in holds)
@@ -164,8 +176,9 @@ def _parts(candidate: Candidate) -> list[str]:
     return candidate.proposal.name.split("+")
 
 
-def _stderr(candidate: Candidate) -> float:
-    return candidate.verdict.score_stderr if isinstance(candidate.verdict, Passed) else 0.0
+def _stderr(lineage: Lineage, candidate: Candidate) -> float:
+    speed = lineage.speed(candidate.id)
+    return speed.stderr if speed is not None else 0.0
 
 
 def _expressions(task: Task) -> dict[str, str]:

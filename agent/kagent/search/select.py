@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -17,8 +16,7 @@ from typing import TypeVar
 from kagent_sandbox.data.verdict import Passed, Rejected, Status
 
 from kagent.runs.ask import Ask, AskRecord, Setting
-from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal, assumed
-from kagent.search.tunables import read_tunables
+from kagent.runs.lineage import FREE, Candidate, Lineage, Operator, Proposal, assumed
 
 T = TypeVar("T")
 
@@ -26,7 +24,6 @@ INCUMBENT_SHARE = 0.7
 POOL = 8
 HOT, COLD = 0.1, 0.04  # temperature on log speed-up at the start and at the end of the budget
 GAIN = 0.005  # log speed-up over its parent that counts as an operator's success
-SWEEP_CONFIGS = 16  # at most, of a new incumbent's tunables
 FLOOR = 0.05  # no operator's share falls below this: it may be late that it pays
 
 REPAIRABLE = frozenset(Status) - {
@@ -68,9 +65,7 @@ def select(
     rng = random.Random(f"{setting.seed}/{number}/select")  # noqa: S311 - a search, not a secret
     progress = progress_of(lineage, setting.budget)
     failed = to_repair(lineage, pending) if Operator.REPAIR in setting.operators else None
-    if Operator.SWEEP in setting.operators and to_sweep(lineage, pending) is not None:
-        operator, parent = Operator.SWEEP, elites[0]
-    elif failed is not None:
+    if failed is not None:
         operator, parent = Operator.REPAIR, failed
     else:
         operator = _draw(rng, operator_shares(lineage, setting.operators))
@@ -110,7 +105,9 @@ def restored_ask(
     elites = tuple(before.elites(POOL))
     progress = progress_of(before, ask.budget)
     parent = before[ask.parent]
-    return Ask(setting, ask.number, before, ask.operator, parent, elites, progress)
+    # Earlier versions put asks for what the loop itself does now.
+    operator = Operator.STRUCTURE if ask.operator in FREE else ask.operator
+    return Ask(setting, ask.number, before, operator, parent, elites, progress)
 
 
 def progress_of(lineage: Lineage, budget: int) -> float:
@@ -177,10 +174,10 @@ def _succeeded(lineage: Lineage, candidate: Candidate) -> bool:
 def operator_shares(lineage: Lineage, operators: Sequence[Operator]) -> Mapping[Operator, float]:
     """Probability of each operator: its successes per second, smoothed, and never below `FLOOR`.
 
-    Repairs and sweeps are not drawn: they follow a failure (`to_repair`) and a promotion
-    (`to_sweep`).
+    Repairs are not drawn: they follow a failure (`to_repair`). Nor is what needs nobody
+    (`kagent.runs.lineage.FREE`).
     """
-    drawn = [o for o in operators if o not in (Operator.REPAIR, Operator.SWEEP)]
+    drawn = [o for o in operators if o is not Operator.REPAIR and o not in FREE]
     stats = arms(lineage, drawn)
     tried = sum(a.tried for a in stats.values())
     typical_s = sum(a.seconds for a in stats.values()) / tried if tried else 1.0
@@ -232,33 +229,6 @@ def mate(ask: Ask) -> Candidate | None:
 
     others = [c for c in ask.elites if c.id != ask.parent.id]
     return max(others, key=ahead, default=None)
-
-
-def to_sweep(lineage: Lineage, pending: Sequence[Ask]) -> int | None:
-    """Configurations of the incumbent's tunables to try: as many as take less time than a call of
-    the model. None if those are fewer than two, or it was swept.
-    """
-    incumbent = lineage.incumbent
-    calls = [
-        o.seconds / max(1, o.calls)
-        for o in (c.proposal.origin for c in lineage)
-        if o is not None and o.seconds > 0
-    ]
-    if incumbent is None or incumbent.facts is None or not calls:
-        return None
-    swept = {
-        p
-        for c in lineage
-        if c.proposal.operator is Operator.SWEEP
-        for p in (c.id, *c.proposal.parents)
-    }
-    swept.update(b.parent.id for b in pending if b.operator is Operator.SWEEP)
-    file = read_tunables(incumbent.proposal.source)
-    if incumbent.id in swept or file is None or all(len(t.values) < 2 for t in file.items):
-        return None
-    each_s = max(0.05, incumbent.facts.build_s / max(1, incumbent.facts.configs))
-    count = min(SWEEP_CONFIGS, int(statistics.median(calls) / each_s))
-    return count if count >= 2 else None
 
 
 def _draw(rng: random.Random, shares: Mapping[T, float]) -> T:

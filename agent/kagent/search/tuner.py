@@ -1,196 +1,116 @@
-"""The proposer that needs no model: other values of declared tunables, mixes, and recombined
-kernels.
+"""The proposer that needs no model: other values of declared tunables.
 
-Structure is a person's or a model's work; constants, and which kernel serves which shape, are this
-one's. It never proposes what was tried, and says so when nothing is left.
+Structure is a person's or a model's work; constants are this one's. It never proposes what was
+tried, and says so when nothing is left.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
-
-from kagent_sandbox.data.verdict import Rejected
+from collections.abc import Iterable, Mapping, Sequence
 
 from kagent.runs.ask import Ask, Draft
-from kagent.runs.lineage import Candidate, Operator
-from kagent.search import recombine
-from kagent.search.tunables import Tunable, Tunables, Value, read_tunables, same, value_text
-
-CHANGES = (0.55, 0.30, 0.15)  # probability of changing 1, 2 or 3 tunables at once
-DRAWS = 48  # at random before all neighbours are listed
-LISTED = 20_000  # neighbours at most, in spaces that no run exhausts
-SHY = 0.15  # weight of a value that nothing has passed with, and something was rejected with
-
-Key: TypeAlias = tuple[str, tuple[str, ...]]  # family and current values as text
+from kagent.runs.lineage import Candidate, Lineage, Operator
+from kagent.search.config_search import Config, ConfigSearch
+from kagent.search.tunables import Tunables, Value, read_tunables, same, value_text
 
 
 class Tuner:
-    """A `Proposer`. It prefers the ask's operator and parent, and falls back to whatever is
-    left.
-    """
+    """A `Proposer`. It prefers the ask's parent, and falls back to whatever is left."""
 
     name = "tune"
-    operators: tuple[Operator, ...] = (Operator.TUNE, Operator.CROSSOVER, Operator.RECOMBINE)
+    operators: tuple[Operator, ...] = (Operator.TUNE, Operator.RECOMBINE)
     at_once = 1
     resamples = 8
 
     async def propose(self, ask: Ask) -> Draft | None:
-        """The next untried file, or None when all neighbours of all that passed were tried."""
+        """The next untried file, or None when all configurations of all that passed were tried."""
         return propose(ask)
 
 
 def propose(ask: Ask) -> Draft | None:
     """Propose as `Tuner` does; pure."""
-    ways: Mapping[Operator, Callable[[Ask, random.Random, set[Key]], Draft | None]] = {
-        Operator.TUNE: _tune,
-        Operator.CROSSOVER: _cross,
-        Operator.RECOMBINE: _recombine,
-    }
-    rng, tried = ask.rng(), _tried(ask)
-    for operator in sorted(ways, key=lambda o: o is not ask.operator):
-        draft = ways[operator](ask, rng, tried)
-        if draft is not None:
-            return draft
+    seen: set[str] = set()
+    for parent in _parents(ask):
+        file = read_tunables(parent.proposal.source)
+        if file is None or file.size < 2 or file.family in seen:
+            continue
+        seen.add(file.family)
+        search, untold = known_configs(file, ask.lineage, ask.rng())
+        config = search.next([*untold, *_configs(file, ask.pending)])
+        if config is not None:
+            return _draft(parent, file, values_of(file, config))
     return None
 
 
-def _tried(ask: Ask) -> set[Key]:
-    sources = [*(c.proposal.source for c in ask.lineage), *ask.pending]
-    files = [read_tunables(s) for s in sources]
-    return {_key(f) for f in files if f is not None}
+def known_configs(
+    file: Tunables, lineage: Lineage, rng: random.Random
+) -> tuple[ConfigSearch, list[Config]]:
+    """What a run measured of the configurations of one file.
+
+    Args:
+        file: The file; candidates that differ from it in values alone count.
+        lineage: The run's.
+        rng: For `ConfigSearch`.
+
+    Returns:
+        The search, and configurations that were tried without a result of their own: duplicates.
+    """
+    search = ConfigSearch(
+        [len(t.values) for t in file.items], tuple(t.index for t in file.items), rng
+    )
+    untold: list[Config] = []
+    for candidate in lineage:
+        for config in _configs(file, [candidate.proposal.source]):
+            if candidate.is_duplicate:
+                untold.append(config)
+            elif candidate.score is None:
+                search.add(config, None)
+            else:
+                search.add(config, lineage.log_speed(candidate.id))
+    return search, [c for c in untold if not search.knows(c)]
 
 
-def _key(file: Tunables, values: Mapping[str, Value] | None = None) -> Key:
-    values = values or {}
-    # repr: True and 1 are equal, but not the same value.
-    return file.family, tuple(repr(values.get(t.name, t.current)) for t in file.items)
+def values_of(file: Tunables, config: Config) -> Mapping[str, Value]:
+    """A configuration's values by the names of the tunables."""
+    return {t.name: t.values[i] for t, i in zip(file.items, config, strict=True)}
 
 
-def _parents(ask: Ask) -> list[Candidate]:
+def changes(file: Tunables, values: Mapping[str, Value]) -> str:
+    """Describe what other values change: 'BLOCK 1024 → 2048, WARPS 4 → 8'."""
+    return ", ".join(
+        f"{t.name} {value_text(t.current)} → {value_text(values[t.name])}"
+        for t in file.items
+        if not same(t.current, values[t.name])
+    )
+
+
+def _parents(ask: Ask) -> Iterable[Candidate]:
     """The ask's parent, then the elites, then all that passed."""
     order = {c.id: c for c in (ask.parent, *ask.elites, *ask.lineage.passed())}
     return [c for c in order.values() if c.score is not None]
 
 
-# -- tune ----------------------------------------------------------------------------------------
-
-
-def _tune(ask: Ask, rng: random.Random, tried: set[Key]) -> Draft | None:
-    for parent in _parents(ask):
-        file = read_tunables(parent.proposal.source)
-        if file is None or not file.items:
+def _configs(file: Tunables, sources: Sequence[str]) -> Iterable[Config]:
+    """Configurations of those texts that differ from a file in values alone, if in listed ones."""
+    for source in sources:
+        other = read_tunables(source)
+        if other is None or other.family != file.family:
             continue
-        values = _neighbour(ask, file, rng, tried)
-        if values is not None:
-            return _draft(Operator.TUNE, (parent,), file, values)
-    return None
-
-
-def _neighbour(
-    ask: Ask, file: Tunables, rng: random.Random, tried: set[Key]
-) -> dict[str, Value] | None:
-    """Untried values of one to three tunables: near ones early in the run, any later."""
-    shy = _never_passed(ask, file)
-    # Distance loses its weight as the run goes on: 1/d² at the beginning, 1 at the end.
-    power = 2.0 * (1.0 - ask.progress)
-    free = [t for t in file.items if len(t.values) > 1]
-    if not free:
-        return None
-
-    def draw(tunable: Tunable) -> Value:
-        others = [v for v in tunable.values if not same(v, tunable.current)]
-        weights = [
-            tunable.steps_to(v) ** -power * (SHY if (tunable.name, repr(v)) in shy else 1.0)
-            for v in others
+        places = [
+            next((i for i, v in enumerate(ours.values) if same(v, theirs.current)), None)
+            for ours, theirs in zip(file.items, other.items, strict=True)
         ]
-        return rng.choices(others, weights)[0]
-
-    for _ in range(DRAWS):
-        count = rng.choices((1, 2, 3), CHANGES)[0]
-        chosen = rng.sample(free, min(count, len(free)))
-        values = {t.name: draw(t) for t in chosen}
-        if _key(file, values) not in tried:
-            return values
-    return next((v for v in _neighbours(free) if _key(file, v) not in tried), None)
+        config = tuple(place for place in places if place is not None)
+        if len(config) == len(places):
+            yield config
 
 
-def _neighbours(free: Sequence[Tunable]) -> Iterator[dict[str, Value]]:
-    """All changes of one, two and then three tunables."""
-    everything = (
-        dict(zip((t.name for t in chosen), values, strict=True))
-        for count in range(1, len(CHANGES) + 1)
-        for chosen in itertools.combinations(free, count)
-        for values in itertools.product(
-            *([v for v in t.values if not same(v, t.current)] for t in chosen)
-        )
-    )
-    return itertools.islice(everything, LISTED)
-
-
-def _never_passed(ask: Ask, file: Tunables) -> set[tuple[str, str]]:
-    """Values that candidates of this structure were rejected with, and none passed with."""
-    passed: set[tuple[str, str]] = set()
-    rejected: set[tuple[str, str]] = set()
-    for candidate in ask.lineage:
-        other = read_tunables(candidate.proposal.source)
-        if other is None or other.family != file.family or candidate.is_duplicate:
-            continue
-        pairs = {(t.name, repr(t.current)) for t in other.items}
-        (rejected if isinstance(candidate.verdict, Rejected) else passed).update(pairs)
-    return rejected - passed
-
-
-# -- crossover -----------------------------------------------------------------------------------
-
-
-def _cross(ask: Ask, rng: random.Random, tried: set[Key]) -> Draft | None:
-    """Values of two elites of one structure, mixed."""
-    parents = _parents(ask)[: len(ask.elites) + 1]
-    for first, second in itertools.combinations(parents, 2):
-        a, b = read_tunables(first.proposal.source), read_tunables(second.proposal.source)
-        if a is None or b is None or a.family != b.family:
-            continue
-        differing = {
-            theirs.name: theirs.current
-            for ours, theirs in zip(a.items, b.items, strict=True)
-            if not same(ours.current, theirs.current)
-        }
-        for _ in range(DRAWS if len(differing) > 1 else 0):
-            values = {n: v for n, v in differing.items() if rng.random() < 0.5}
-            if values and _key(a, values) not in tried:
-                return _draft(Operator.CROSSOVER, (first, second), a, values)
-    return None
-
-
-# -- recombine -----------------------------------------------------------------------------------
-
-
-def _recombine(ask: Ask, rng: random.Random, tried: set[Key]) -> Draft | None:
-    """The most promising file of two structures that was not tried."""
-    del rng
-
-    def is_new(source: str) -> bool:
-        file = read_tunables(source)
-        return file is not None and _key(file) not in tried
-
-    return recombine.best(ask, is_new)
-
-
-def _draft(
-    operator: Operator, parents: Sequence[Candidate], file: Tunables, values: Mapping[str, Value]
-) -> Draft:
-    changes = [
-        f"{t.name} {value_text(t.current)} → {value_text(values[t.name])}"
-        for t in file.items
-        if t.name in values
-    ]
+def _draft(parent: Candidate, file: Tunables, values: Mapping[str, Value]) -> Draft:
     return Draft(
-        parents=tuple(p.id for p in parents),
-        operator=operator,
-        name=parents[0].proposal.name,
+        parents=(parent.id,),
+        operator=Operator.TUNE,
+        name=parent.proposal.name,
         source=file.rewrite(values),
-        hypothesis=", ".join(changes),
+        hypothesis=changes(file, values),
     )

@@ -67,6 +67,11 @@ def end_of_run(
             str(folder / "kernels" / f"{won.proposal.kernel}.py"),
             "bold green" if faster else "bold",
         )
+    if outcome.stop is Stop.SETTLED:
+        yield Text("ended early: what was not tried promises less than a measurement can show")
+        yield Text("go on:  ").append_text(
+            resume_command(task, folder.name, {**flags, "--no-early-stop": ""})
+        )
     if outcome.stop in RESUMABLE:
         yield Text("resume: ").append_text(resume_command(task, folder.name, flags))
     more = [str(won.id)] if best is not None else []
@@ -92,7 +97,7 @@ def cost_text(history: History) -> Text:
 
 def _words(flags: Mapping[str, str]) -> Iterator[str]:
     for name, value in flags.items():
-        yield from (name, value)
+        yield from (name, value) if value else (name,)
 
 
 def _command(*words: str) -> Text:

@@ -30,6 +30,8 @@ from kagent_sandbox.judge.protocol import (
     MeasureAnswer,
     MeasureRequest,
     RaceRequest,
+    SweepAnswer,
+    Swept,
     pack,
 )
 from kagent_sandbox.judge.timing.noise import Noise
@@ -229,6 +231,26 @@ class JudgeClient:
             return result.errors if isinstance(result, Correct) else result
 
         return self._judged(Stage.CHECK, ask)
+
+    def sweep(self, built: Built) -> tuple[Mapping[str, float], ...] | Rejected:
+        """Time configurations that nobody has checked, with a few samples each. They count for
+        nothing but the choice of one.
+
+        Args:
+            built: The candidate, for the benchmark cases at least. It has passed `check` in its
+                declared configuration, the first.
+
+        Returns:
+            Median µs by case of each configuration, a case missing where it failed; the rejection
+            where the declared one failed.
+        """
+
+        def ask() -> tuple[Mapping[str, float], ...] | Rejected:
+            asked = {"key": self._keep(built), "sweep_s": self._entry.traits.sweep_s}
+            found = from_json(SweepAnswer, self._ask("sweep", asked)).result
+            return found.us if isinstance(found, Swept) else found
+
+        return self._judged(Stage.MEASURE, ask)
 
     def measure(
         self,

@@ -213,6 +213,30 @@ class Judge:
             watch=self._watch,
         )
 
+    def sweep(self, built: Built, sweep_s: float) -> Rejected | tuple[Mapping[str, float], ...]:
+        """Time configurations that nobody has checked, with a few samples each.
+
+        Args:
+            built: The candidate, for the benchmark cases at least. It has passed `check` in its
+                declared configuration, the first.
+            sweep_s: Seconds on the device per case, beyond the first samples of each.
+
+        Returns:
+            Median µs by case of each configuration, a case missing where it failed; the rejection
+            where the declared one failed.
+
+        Raises:
+            MachineError: The device or the host fails.
+        """
+
+        def timed() -> tuple[Mapping[str, float], ...]:
+            meter = self._meter()
+            arena = self._arena(meter.arena_bytes(built, (), None))
+            with LauncherSession(self.backend, arena, built.binaries, Stage.MEASURE) as session:
+                return meter.sweep(session, built, sweep_s)
+
+        return _tried(timed)
+
     def measure(
         self,
         built: Built,

@@ -34,6 +34,20 @@ class Correct:
 
 
 @dataclass(frozen=True)
+class SweepAnswer:
+    """Answer to a sweep."""
+
+    result: Rejected | Swept
+
+
+@dataclass(frozen=True)
+class Swept:
+    """Median µs by case of each configuration; a case is missing where it failed."""
+
+    us: tuple[Mapping[str, float], ...]
+
+
+@dataclass(frozen=True)
 class MeasureAnswer:
     """Answer to a measurement."""
 

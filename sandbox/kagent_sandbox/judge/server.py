@@ -33,6 +33,8 @@ from kagent_sandbox.judge.protocol import (
     MeasureAnswer,
     MeasureRequest,
     RaceRequest,
+    SweepAnswer,
+    Swept,
     unpack,
 )
 from kagent_sandbox.judge.timing.baselines import Baselines, measure_baselines
@@ -68,6 +70,7 @@ class JudgeServer:
             "keep": self._keep,
             "drop": self._drop,
             "check": self._check,
+            "sweep": self._sweep,
             "measure": self._measure,
             "race": self._race,
             "health": self._health,
@@ -153,6 +156,11 @@ class JudgeServer:
         found = self.judge.check(self._kept[str(request["key"])])
         result = found if isinstance(found, Rejected) else Correct(found)
         return to_json(CheckAnswer(result))
+
+    def _sweep(self, request: Json, _: Sequence[bytes]) -> Json:
+        built = self._kept[str(request["key"])]
+        found = self.judge.sweep(built, float(str(request["sweep_s"])))
+        return to_json(SweepAnswer(found if isinstance(found, Rejected) else Swept(found)))
 
     def _measure(self, request: Json, _: Sequence[bytes]) -> Json:
         wanted = from_json(MeasureRequest, request["request"])

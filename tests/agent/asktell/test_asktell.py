@@ -24,6 +24,7 @@ from kagent_sandbox.data.verdict import Passed, Rejected, Status
 from kagent_sandbox.errors import RunError, UserError
 from outside import (
     ask,
+    copied,
     desk_of,
     divergence,
     essence,
@@ -122,6 +123,30 @@ def test_once_measured_the_incumbent_is_asked_about_and_failures_are_repaired(tm
     assert divergence(run) is None
 
 
+def test_kernels_that_are_faster_on_some_shapes_are_joined_at_once(tmp_path):
+    run = start(tmp_path, joins=True)
+    ask(run)
+    judged = judge(run)
+    assert judged.recorded == (0, 1, 2)
+    joined = judged.history.lineage[2]
+    assert joined.proposal.operator is Operator.RECOMBINE
+    assert judged.history.lineage.incumbent is joined
+    assert judged.history.lineage.counted == 0
+    assert divergence(run) is None
+
+
+def test_what_was_joined_elsewhere_gives_way_to_an_answer_that_came_here(tmp_path):
+    run = start(tmp_path, joins=True)
+    copy = copied(run)
+    judge(copy)
+    tell(run, (None, kernel(4)))
+    merged = merge(run, copy)
+    assert (merged.verdicts, merged.accepted) == ((0, 1), ())
+    judge(run)
+    lineage = history_of(run).lineage
+    assert [c.proposal.operator for c in lineage][2:4] == [Operator.REWRITE, Operator.RECOMBINE]
+
+
 def test_what_holds_no_kernel_counts_and_says_why(tmp_path):
     run = start(tmp_path)
     ask(run, 1)
@@ -160,7 +185,7 @@ def test_a_second_answer_is_another_proposal_and_a_copied_one_a_duplicate(tmp_pa
     lineage = history_of(run).lineage
     assert [c.proposal.ask for c in lineage] == [None, None, 0, 0, 1]
     assert lineage[4].is_duplicate
-    assert lineage.counted == 2
+    assert lineage.counted == 3
     assert (run / "replies" / "0000-2.md").read_text() == reply(8)
     assert divergence(run) is None
 
@@ -276,7 +301,7 @@ def test_a_language_without_kernels_for_the_target_is_refused(lang, target):
 
 
 def test_a_run_that_was_answered_from_outside_is_measured_once_more(tmp_path):
-    run = start(tmp_path)
+    run = start(tmp_path, joins=True)
     ask(run, 3)
     tell(run, (1, reply(16, 3)), (None, kernel(8)), (0, "no kernel"), (1, reply(4)))
     judge(run)
@@ -341,7 +366,7 @@ class Interleaved(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(judging, "open_machine", opener())
-        self.run = start(Path(self.folder.name), seed=seed)
+        self.run = start(Path(self.folder.name), joins=True, seed=seed)
         self.texts = 0
         self.told = []
         self.copy = None
@@ -389,9 +414,10 @@ class Interleaved(RuleBasedStateMachine):
     @rule()
     def judge_there_and_merge(self):
         judge(self.copy)
-        waiting = len(history_of(self.run).pending)
+        waiting = {p.id for p in history_of(self.run).pending}
         merged = merge(self.run, self.copy)
-        assert len(history_of(self.run).pending) == waiting - len(merged.verdicts)
+        left = {p.id for p in history_of(self.run).pending}
+        assert left == waiting.union(merged.accepted).difference(merged.verdicts)
         assert merge(self.run, self.copy).events == 0
         self.apart = False
 

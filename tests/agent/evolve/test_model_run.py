@@ -18,9 +18,10 @@ from kagent.runs.ask import CapReached, Prompt
 from kagent.runs.cost import ModelCall, Spent
 from kagent.runs.events import CallFailed, Proposed, Recorded, Stop
 from kagent.runs.lineage import Operator, roofline_share
-from kagent_sandbox.data.verdict import Rejected, Status
+from kagent.search.tunables import read_tunables
+from kagent_sandbox.data.verdict import Status
 from replaying import replay
-from toy import FakeBuilder, FakeJudge, evolution, machine, setting, toy_source, toy_task
+from toy import FakeJudge, case_times, evolution, machine, setting, toy_source, toy_task
 
 PRICES = Prices(input=1.0, output=10.0)
 
@@ -268,13 +269,13 @@ def test_a_permanent_failure_ends_the_run_at_once(tmp_path):
     assert history.lineage.counted == 0
 
 
-def test_duplicates_are_asked_for_again_and_then_free(tmp_path):
+def test_duplicates_are_asked_for_again_and_then_charged(tmp_path):
     same = reply(toy_source(4, 2))
     stop, history, script, _, _ = run(
         tmp_path, lambda n: kernels(n) if n > 20 else same, budget=4, at_once=1
     )
     assert stop is Stop.BUDGET
-    assert script.calls > 20
+    assert script.calls <= 3 * 4
     duplicates = [c for c in history.lineage if c.is_duplicate and c.proposal.origin is not None]
     assert duplicates
     for origin in (c.proposal.origin for c in duplicates):
@@ -282,30 +283,23 @@ def test_duplicates_are_asked_for_again_and_then_free(tmp_path):
         assert origin.dollars == pytest.approx(0.005 * origin.calls)
 
 
-class TunableBuilder(FakeBuilder):
-    """More configurations are other work."""
-
-    def build(self, request):
-        built = super().build(request)
-        if isinstance(built, Rejected) or request.max_configs == 1:
-            return built
-        count = request.max_configs
-        plan = next(iter(built.plans.values()))
-        return replace(built, configs=({},) * count, plans={(i, "c"): plan for i in range(count)})
-
-
-def test_new_incumbents_are_swept_for_nothing(tmp_path):
-    _, history, _, _, _ = run(tmp_path, kernels, machine=machine(TunableBuilder()), budget=15)
-    sweeps = [c for c in history.lineage if c.proposal.operator is Operator.SWEEP]
-    assert sweeps
-    for sweep in sweeps:
-        parent = history.lineage[sweep.proposal.parents[0]]
-        assert sweep.proposal.source == parent.proposal.source
-        assert 2 <= sweep.proposal.configs <= 16
-        assert parent in history.lineage.as_of(sweep.proposal.seen).promotions
-        assert not sweep.counts
-    swept = [s.proposal.parents[0] for s in sweeps]
-    assert len(set(swept)) == len(swept)
+def test_constants_are_tuned_before_the_verdict_and_inherited(tmp_path):
+    tuning = machine(tune=16)
+    _, history, _, _, _ = run(tmp_path, kernels, machine=tuning, budget=8, at_once=1)
+    tuned = [c for c in history.lineage if c.facts is not None and c.facts.tuned]
+    assert tuned
+    for candidate in tuned:
+        assert candidate.counts
+        (path,) = tmp_path.glob(f"runs/*/kernels/{candidate.written}.py")
+        written = path.read_text()
+        now = candidate.proposal.source
+        assert written != now
+        assert read_tunables(written).family == read_tunables(now).family
+        assert case_times(now)["middle"] < case_times(written)["middle"]
+        assert candidate.facts.tuned.count("→") in (1, 2)
+    best = {t.name: t.current for t in read_tunables(tuned[0].proposal.source).items}
+    assert best == {"X": 16, "Y": 3}
+    assert [c.facts.configs for c in tuned] == [16] * len(tuned)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +338,7 @@ def test_a_recorded_run_is_repeated_with_the_same_decisions(tmp_path):
             return "nothing but prose"
         return (0.002 * (number % 4), kernels(number))
 
-    _, recorded, _, _, _ = run(tmp_path, answer, machine=machine(TunableBuilder()))
+    _, recorded, _, _, _ = run(tmp_path, answer, machine=machine())
     proposer = Repeater("recorded", recorded)
     budget = sum(c.counts for c in recorded.lineage)
     search, store = evolution(
@@ -352,7 +346,7 @@ def test_a_recorded_run_is_repeated_with_the_same_decisions(tmp_path):
         tmp_path / "again",
         proposer=proposer,
         budget=budget,
-        machine=machine(TunableBuilder()),
+        machine=machine(),
     )
     with store:
         assert asyncio.run(search.run()) is Stop.BUDGET

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from kagent.runs.lineage import Lineage, Operator, Withdrawal
+from kagent.runs.lineage import Lineage, Operator, Origin, Withdrawal
 from kagent_sandbox.data.language import language_of
 from kagent_sandbox.data.verdict import Comparison, Rejected, Stage, Status
 from made import SEED, child, failure, lineages
@@ -33,11 +33,16 @@ def test_seeds_and_duplicates_are_free():
         [SEED, child(1, 100.0), failure(2), failure(3, status=Status.DUPLICATE), failure(4)]
     )
     assert lineage.counted == 3
-    assert lineage.children(0) == 3
+    assert lineage.children(0) == 4
     assert lineage.rejections() == {
         (Stage.BUILD, Status.COMPILE_ERROR): 2,
         (Stage.BUILD, Status.DUPLICATE): 1,
     }
+
+
+def test_a_duplicate_that_a_model_was_asked_for_is_charged():
+    duplicate = failure(1, status=Status.DUPLICATE, origin=Origin("some-model", calls=3))
+    assert Lineage([SEED, duplicate]).counted == 1
 
 
 def test_the_path_leads_from_a_seed():

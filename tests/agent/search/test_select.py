@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent.runs.lineage import Lineage, Operator
+from kagent.runs.lineage import FREE, Lineage, Operator, Origin
 from kagent.search.select import (
     FLOOR,
     INCUMBENT_SHARE,
@@ -75,6 +75,10 @@ def test_it_cools(toy):
     assert late[2] < early[2]
 
 
+def test_what_needs_nobody_is_not_drawn():
+    assert set(operator_shares(Lineage([SEED]), tuple(Operator))).isdisjoint(FREE)
+
+
 def test_what_succeeds_per_second_is_drawn_more():
     lineage = Lineage([SEED])
     for number in range(1, 21):
@@ -105,6 +109,25 @@ def test_a_failure_of_a_good_parent_is_repaired_once(toy):
     assert to_repair(lineage, []) is None  # done, and repairs are not repaired
     lineage.record(failure(3))
     assert to_repair(lineage, []).id == 3
+
+
+def test_a_repair_that_comes_back_as_a_duplicate_is_not_asked_for_again(toy):
+    model = Origin("some-model")
+    lineage = Lineage([SEED, failure(1, origin=model)])
+    asked = []
+    while lineage.counted < toy.budget and len(asked) < 2 * toy.budget:
+        ask = select(toy, lineage, len(asked))
+        asked.append(ask.operator)
+        again = failure(
+            len(lineage),
+            parents=(ask.parent.id,),
+            operator=ask.operator,
+            status=Status.DUPLICATE,
+            origin=model,
+        )
+        lineage.record(again)
+    assert asked.count(Operator.REPAIR) == 1
+    assert len(asked) == toy.budget - 1
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,15 @@ def test_the_sweep_prefers_the_fast_configuration_and_drops_wrong_ones(judge):
     assert {t.config for t in passed.timings} == {2}
 
 
+def test_a_sweep_times_every_configuration_that_runs(judge):
+    crash = BODY % "abort();"
+    found = judge.sweep(built(judge.task, SEED, SLOW, crash, GOOD), 0.1)
+    slow, failed, good = found
+    assert failed == {}
+    assert set(slow) == set(good) == {"wide", "tall"}
+    assert all(slow[case] > 5 * good[case] for case in slow)
+
+
 def test_a_kernel_that_is_wrong_only_when_timed_is_rejected(judge):
     late = (
         HEADER

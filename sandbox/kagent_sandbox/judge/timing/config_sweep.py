@@ -131,6 +131,55 @@ class Sweeper:
         )
         return (*alive, *beaten)
 
+    def times(
+        self,
+        session: LauncherSession,
+        built: Built,
+        case: Case,
+        configs: Sequence[int],
+        count: int,
+    ) -> dict[int, float]:
+        """Median µs of configurations on one case, by a few samples each, in two turns.
+
+        Args:
+            session: The candidate's stay on the device.
+            built: The candidate.
+            case: The benchmark case.
+            configs: Indices of configurations, the declared one, 0, first.
+            count: Number of placements.
+
+        Returns:
+            The configurations that did not fail.
+
+        Raises:
+            CandidateRejected: The declared configuration failed.
+        """
+        plans = {i: built.plans[i, case.name] for i in configs}
+        pitch = pitch_of([*plans.values()])
+        seated = {
+            i: place_plan(
+                self.task, case, plan, session.arena, count=count, pitch=pitch, prefix=f"s{i}"
+            )
+            for i, plan in plans.items()
+        }
+        input_set = self.sampler.draw(case)
+        places: list[tuple[int, ...]] | None = None
+        samples: dict[int, list[float]] = {}
+        began = time.monotonic()
+        for turn in range(2):
+            for i in configs if not turn else [*samples]:
+                if turn and time.monotonic() - began > self.cap_s:
+                    break
+                wanted = [s.input_places for s in seated[i]]
+                if wanted != places:
+                    self._write(session, seated[i], input_set)
+                    places = wanted
+                if not self._time(session, case, seated[i], FIRST_SAMPLES, samples, i):
+                    for j in samples:
+                        session.prepare(seated[j], case.name)
+        session.forget([s for i in samples for s in seated[i]])
+        return {i: statistics.median(us) for i, us in samples.items()}
+
     def _time(
         self,
         session: LauncherSession,

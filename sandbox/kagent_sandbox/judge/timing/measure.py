@@ -156,6 +156,32 @@ class Meter:
 
     # -- configurations --------------------------------------------------------------------------
 
+    def sweep(
+        self, session: LauncherSession, built: Built, sweep_s: float
+    ) -> tuple[dict[str, float], ...]:
+        """Time configurations that nobody has checked, with a few samples each.
+
+        Args:
+            session: Has the binaries of all of them.
+            built: The candidate, for the benchmark cases at least.
+            sweep_s: Seconds on the device per case, beyond the first samples of each.
+
+        Returns:
+            Median µs by case of each configuration; a case is missing where it failed.
+
+        Raises:
+            CandidateRejected: The declared configuration failed.
+        """
+        sweeper = Sweeper(self.task, self.checker.sampler, sweep_s)
+        found: tuple[dict[str, float], ...] = tuple({} for _ in built.configs)
+        for case in self.task.cases(self.kind).bench:
+            configs = [i for i in range(len(found)) if (i, case.name) in built.plans]
+            session.wait_until_idle()
+            times = sweeper.times(session, built, case, configs, self._count(case))
+            for i, us in times.items():
+                found[i][case.name] = us
+        return found
+
     def _sweep(
         self,
         session: LauncherSession,
