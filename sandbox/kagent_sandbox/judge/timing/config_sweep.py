@@ -174,7 +174,7 @@ class Sweeper:
                 if wanted != places:
                     self._write(session, seated[i], input_set)
                     places = wanted
-                if not self._time(session, case, seated[i], FIRST_SAMPLES, samples, i):
+                if not self._time(session, case, seated[i], FIRST_SAMPLES, samples, i, input_set):
                     for j in samples:
                         session.prepare(seated[j], case.name)
         session.forget([s for i in samples for s in seated[i]])
