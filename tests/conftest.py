@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -24,6 +25,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("same")
 
+
+# Read when libgomp is loaded, with torch. Tests run side by side: a thread that spins until its
+# neighbour is done, several ms by default, keeps the core from just that neighbour.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 HERE = Path(__file__).parent
 DURATIONS = HERE / "durations.json"
@@ -125,6 +130,8 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=long)
         items[:] = [i for i in items if i not in set(long)]
     _long_files_first(items)
+    if torch := sys.modules.get("torch"):  # every worker has a core
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
