@@ -165,6 +165,23 @@ def own_cache(measured_once, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
+def lent_cpu():
+    """Makes backends of the CPU, of a given class, that share one fork-server, for one file's
+    tests: it takes seconds to start. Closing them leaves it running.
+    """
+    from kagent_sandbox.device.cpu.backend import CpuBackend
+
+    with CpuBackend() as warm:
+
+        def lend(kind=CpuBackend):
+            made = kind.__new__(kind)
+            vars(made).update(vars(warm), close=lambda: None)
+            return made
+
+        yield lend
+
+
+@pytest.fixture(scope="module")
 def builder():
     """A warm builder that may build two candidates at once, for one file's tests."""
     from kagent_sandbox.builder.client import Builder

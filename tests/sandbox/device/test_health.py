@@ -66,8 +66,8 @@ class Victims(CpuBackend):
 
 
 @pytest.fixture
-def judge(task):
-    with contextlib.closing(Judge(task, Victims(), SEED)) as judge:
+def judge(task, lent_cpu):
+    with contextlib.closing(Judge(task, lent_cpu(Victims), SEED)) as judge:
         yield judge
 
 

@@ -78,12 +78,6 @@ class GpuLike(CpuBackend):
 
     traits = dataclasses.replace(GPU, inputs=CPU.inputs)
 
-    def __init__(self):
-        super().__init__()
-        self.facts = dataclasses.replace(self.facts, kind="gpu", memory_bytes=32 * GIB)
-        self.log = []
-        self.started = 0
-
     def ceilings(self, *, again=False):
         return Ceilings(10.0, 10.0, 10.0, {})
 
@@ -93,11 +87,10 @@ class GpuLike(CpuBackend):
 
 
 class CpuTold(CpuBackend):
-    """A CPU whose launchers tell made-up times."""
+    """A CPU whose launchers tell made-up times, whatever the caches hold."""
 
-    def __init__(self):
-        super().__init__()
-        self.log = []
+    def settle(self):
+        """Flush nothing, which takes longer than all else."""
 
     def ceilings(self, *, again=False):
         return Ceilings(10.0, 10.0, 10.0, {})
@@ -112,9 +105,12 @@ def task(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def backend():
-    with GpuLike() as made:
-        yield made
+def backend(lent_cpu):
+    made = lent_cpu(GpuLike)
+    made.facts = dataclasses.replace(made.facts, kind="gpu", memory_bytes=32 * GIB)
+    made.log = []
+    made.started = 0
+    return made
 
 
 @pytest.fixture
@@ -282,8 +278,9 @@ TIMES.update({QUICK: 210.0, NEARLY: 502.5})
 
 
 @pytest.fixture
-def cpu(task):
-    backend = CpuTold()
+def cpu(task, lent_cpu):
+    backend = lent_cpu(CpuTold)
+    backend.log = []
     made = Judge(task, backend, SEED, {"wide": 100.0, "tall": 100.0})
     yield made
     made.close()
