@@ -278,7 +278,9 @@ TIMES.update({QUICK: 210.0, NEARLY: 502.5})
 
 
 @pytest.fixture
-def cpu(task, lent_cpu):
+def cpu(task, lent_cpu, monkeypatch):
+    """A judge whose comparisons have no further pairs: one test is about those."""
+    monkeypatch.setattr(versus_incumbent, "FURTHER_S", -1.0)
     backend = lent_cpu(CpuTold)
     backend.log = []
     made = Judge(task, backend, SEED, {"wide": 100.0, "tall": 100.0})
@@ -308,12 +310,11 @@ def test_on_a_cpu_a_sample_takes_no_more_runs_than_are_ample(cpu, source, places
 
 def test_on_a_cpu_more_pairs_are_taken_only_where_they_may_decide(cpu, monkeypatch):
     """0.5 % faster, and a machine may differ by 0.5 % from case to case: P stays at 0.92."""
-    monkeypatch.setattr(versus_incumbent, "FURTHER_S", -1.0)
     _, sides, _ = beside(cpu, GOOD, NEARLY)
     assert sides[:48] == "abba" * 12
     assert len(sides) <= 49  # all of one result is compared, if that has not come
     cpu.backend.log.clear()
-    monkeypatch.setattr(versus_incumbent, "FURTHER_S", 60.0)
+    monkeypatch.setattr(versus_incumbent, "FURTHER_S", 600.0)
     passed, sides, _ = beside(cpu, GOOD, NEARLY)
     assert sides == "abba" * 93
     assert passed.timings[0].samples == 24 + 9 * 18
@@ -398,7 +399,6 @@ def test_every_execution_has_inputs_that_nobody_has_seen(cpu, monkeypatch):
         write(placement, input_set, stale)
 
     monkeypatch.setattr(PlanPlacement, "write", note)
-    monkeypatch.setattr(versus_incumbent, "FURTHER_S", -1.0)
     beside(cpu, GOOD, NEARLY)
     assert len(drawn) > 300
     assert len(set(drawn)) == len(drawn)
