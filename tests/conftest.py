@@ -12,6 +12,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import shared_servers
 from caches import with_ceilings
 from turns import turn
 
@@ -164,25 +165,25 @@ def own_cache(measured_once, tmp_path, monkeypatch):
     return folder
 
 
+@pytest.fixture(scope="session")
+def _servers_end():
+    yield
+    shared_servers.close_all()
+
+
 @pytest.fixture(scope="module")
-def lent_cpu():
-    """Makes backends of the CPU, of a given class, that share one fork-server, for one file's
-    tests: it takes seconds to start. Closing them leaves it running.
+def shared(_servers_end):
+    """Builders, interpreters and backends of the CPU that one file's tests start in this process
+    have the fork-servers of earlier ones.
     """
-    from kagent_sandbox.device.cpu.backend import CpuBackend
-
-    with CpuBackend() as warm:
-
-        def lend(kind=CpuBackend):
-            made = kind.__new__(kind)
-            vars(made).update(vars(warm), close=lambda: None)
-            return made
-
-        yield lend
+    with pytest.MonkeyPatch.context() as patch:
+        for name in shared_servers.USERS:
+            patch.setattr(f"{name}.ForkServer", shared_servers.SharedServer)
+        yield
 
 
 @pytest.fixture(scope="module")
-def builder():
+def builder(shared):
     """A warm builder that may build two candidates at once, for one file's tests."""
     from kagent_sandbox.builder.client import Builder
 

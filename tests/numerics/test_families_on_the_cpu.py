@@ -2,12 +2,13 @@
 
 import pytest
 from families import RUN_SEED, Judges, a_judge, built_and_checked, expect_verdict, with_runs
+from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.judge.check.cases import check_cases
 
 
 @pytest.fixture(scope="module")
-def cpu_judges(lent_cpu):
-    judges = Judges(lambda task, stack: a_judge(task, lent_cpu(), stack))
+def cpu_judges(shared):
+    judges = Judges(lambda task, stack: a_judge(task, CpuBackend(), stack))
     with judges.open:
         yield judges
 

@@ -21,6 +21,7 @@ from kagent_sandbox.data.build import BuildRequest, Built, TensorSpec
 from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.task import Generator, Range, build_case, draw_hidden
 from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.judge.check.cases import check_cases
 from kagent_sandbox.judge.check.numerics import measure_errors
 from kagent_sandbox.judge.judge import Judge
@@ -221,7 +222,7 @@ def test_torchs_errors_are_a_measure_for_others(name, kind):
 
 
 @pytest.fixture(scope="module")
-def softmax_checks(builder, lent_cpu):
+def softmax_checks(builder):
     """A check of a file on the CPU, as in a run with a secret."""
     task = find_task("softmax")
 
@@ -229,7 +230,7 @@ def softmax_checks(builder, lent_cpu):
         cases = tuple(build_case(task, c) for c in check_cases(task, "cpu", secret))
         built = builder.build(BuildRequest(source, task.entry, "cpu", cases, task.allow))
         assert isinstance(built, Built), built
-        with contextlib.closing(Judge(task, lent_cpu(), secret)) as judge:
+        with contextlib.closing(Judge(task, CpuBackend(), secret)) as judge:
             return judge.check(built)
 
     return check

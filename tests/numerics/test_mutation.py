@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent.tasks import find_task, seeds_of, task_names
+from kagent_sandbox.device.cpu.backend import CpuBackend
 from mutation import cxx, python
 from mutation.conditions import of_values
 from mutation.edits import Edit, apply
@@ -211,7 +212,7 @@ def picked(path, text, kind, count=2):
     return found[:count]
 
 
-def test_mutants_of_cpp_seeds_are_caught(builder, lent_cpu):
+def test_mutants_of_cpp_seeds_are_caught(builder):
     for task_name in ("gelu", "softmax"):
         task = find_task(task_name)
         mutants = [
@@ -222,21 +223,19 @@ def test_mutants_of_cpp_seeds_are_caught(builder, lent_cpu):
             for m in picked(task.folder / Path(file).name, text, kind)
         ]
         files = {m.file: (task.folder.parent / m.file).read_text() for m in mutants}
-        with Real(task, lent_cpu(), builder, 2) as engine:
+        with Real(task, CpuBackend(), builder, 2) as engine:
             fates = [j.fate for j in engine.judge(files, mutants)]
         assert set(fates) <= {Fate.CAUGHT, Fate.SAME}
         assert fates.count(Fate.CAUGHT) >= 2
 
 
-def test_a_mutant_that_is_the_seed_is_recognised_and_one_that_does_not_build_counts_apart(
-    builder, lent_cpu
-):
+def test_a_mutant_that_is_the_seed_is_recognised_and_one_that_does_not_build_counts_apart(builder):
     task = find_task("gelu")
     source = (task.folder / "cpp_simd.py").read_text()
     at = source.index("constexpr int64_t STEP")
     comment = apply("gelu/cpp_simd.py", source, Edit(at, at, "// a comment\n", "operator"))
     broken = apply("gelu/cpp_simd.py", source, Edit(at, at, "broken ", "operator"))
-    with Real(task, lent_cpu(), builder, 2) as engine:
+    with Real(task, CpuBackend(), builder, 2) as engine:
         judged = list(engine.judge({"gelu/cpp_simd.py": source}, [comment, broken]))
     assert [j.fate for j in judged] == [Fate.SAME, Fate.NOT_BUILT]
     assert re.search("COMPILE_ERROR", judged[1].says)

@@ -50,7 +50,7 @@ class Backend(CpuBackend):
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory):
+def judge(tmp_path_factory, shared):
     task = load_task(write_task(tmp_path_factory.mktemp("scale")))
     judge = Judge(task, Backend(), SEED, BASELINES)
     yield judge

@@ -7,6 +7,7 @@ import pytest
 from judging import BODY, GOOD, TASK, built, write_task
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.judge.judge import Judge
 
 SEED = 7
@@ -39,9 +40,9 @@ x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="an instruction 
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory, lent_cpu):
+def judge(tmp_path_factory, shared):
     task = load_task(write_task(tmp_path_factory.mktemp("scale")))
-    judge = Judge(task, lent_cpu(), SEED, {"wide": 100.0, "tall": 100.0})
+    judge = Judge(task, CpuBackend(), SEED, {"wide": 100.0, "tall": 100.0})
     yield judge
     judge.close()
 
@@ -154,11 +155,11 @@ def test_an_input_that_is_written_and_put_back_is_tampering(judge):
     assert "may only read (x)" in found.message
 
 
-def test_an_argument_that_the_task_lets_be_written_may_be(tmp_path, lent_cpu):
+def test_an_argument_that_the_task_lets_be_written_may_be(tmp_path):
     folder = write_task(tmp_path)
     text = TASK.replace('name = "x",', 'name = "x", mutates = true,')
     (folder / "task.toml").write_text(text)
-    judge = Judge(load_task(folder), lent_cpu(), SEED)
+    judge = Judge(load_task(folder), CpuBackend(), SEED)
     try:
         assert not isinstance(check(judge, RESTORES), Rejected)
     finally:

@@ -10,6 +10,7 @@ from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import SpeedVerdict
+from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.cpu.entry import TRAITS
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.timing import race as race_module
@@ -51,12 +52,12 @@ class Neighbour:
 
 
 @pytest.fixture
-def race(tmp_path, lent_cpu):
+def race(tmp_path, shared):
     """A race of a good kernel beside times of eager torch."""
     task = load_task(write_task(tmp_path))
 
     def run(times_us, race_s):
-        with contextlib.closing(Judge(task, lent_cpu(), SEED, race_s=race_s)) as judge:
+        with contextlib.closing(Judge(task, CpuBackend(), SEED, race_s=race_s)) as judge:
             judge._watch = Neighbour()
             judge.backend.settle = lambda: None  # caches may hold what they like
             judge._ceilings = Ceilings(10.0, 10.0, 10.0, {"float32": 0.1})

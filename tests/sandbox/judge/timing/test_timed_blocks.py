@@ -22,6 +22,8 @@ from kagent_sandbox.judge.timing import versus_incumbent
 from kagent_sandbox.judge.timing.noise import Noise
 from neighbours import busy
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 SEED = 3
 GIB = 1 << 30
 SLOWER = BODY % "y[i * cols + j] = x[i * step + j] * 2.0f + 0.0f;"
@@ -78,6 +80,12 @@ class GpuLike(CpuBackend):
 
     traits = dataclasses.replace(GPU, inputs=CPU.inputs)
 
+    def __init__(self):
+        super().__init__()
+        self.facts = dataclasses.replace(self.facts, kind="gpu", memory_bytes=32 * GIB)
+        self.log = []
+        self.started = 0
+
     def ceilings(self, *, again=False):
         return Ceilings(10.0, 10.0, 10.0, {})
 
@@ -88,6 +96,10 @@ class GpuLike(CpuBackend):
 
 class CpuTold(CpuBackend):
     """A CPU whose launchers tell made-up times, whatever the caches hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.log = []
 
     def settle(self):
         """Flush nothing, which takes longer than all else."""
@@ -105,12 +117,9 @@ def task(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def backend(lent_cpu):
-    made = lent_cpu(GpuLike)
-    made.facts = dataclasses.replace(made.facts, kind="gpu", memory_bytes=32 * GIB)
-    made.log = []
-    made.started = 0
-    return made
+def backend():
+    with GpuLike() as made:
+        yield made
 
 
 @pytest.fixture
@@ -278,11 +287,10 @@ TIMES.update({QUICK: 210.0, NEARLY: 502.5})
 
 
 @pytest.fixture
-def cpu(task, lent_cpu, monkeypatch):
+def cpu(task, monkeypatch):
     """A judge whose comparisons have no further pairs: one test is about those."""
     monkeypatch.setattr(versus_incumbent, "FURTHER_S", -1.0)
-    backend = lent_cpu(CpuTold)
-    backend.log = []
+    backend = CpuTold()
     made = Judge(task, backend, SEED, {"wide": 100.0, "tall": 100.0})
     yield made
     made.close()
