@@ -6,11 +6,13 @@ import json
 import os
 import platform
 import signal
+import sys
 import time
 from pathlib import Path
 
 import hypothesis
 import pytest
+import shared_servers
 from caches import with_ceilings
 from turns import turn
 
@@ -24,6 +26,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("same")
 
+
+# Read when libgomp is loaded, with torch. Tests run side by side: a thread that spins until its
+# neighbour is done, several ms by default, keeps the core from just that neighbour.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 HERE = Path(__file__).parent
 DURATIONS = HERE / "durations.json"
@@ -125,6 +131,8 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=long)
         items[:] = [i for i in items if i not in set(long)]
     _long_files_first(items)
+    if torch := sys.modules.get("torch"):  # every worker has a core
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -160,8 +168,25 @@ def own_cache(measured_once, tmp_path, monkeypatch):
     return folder
 
 
+@pytest.fixture(scope="session")
+def _servers_end():
+    yield
+    shared_servers.close_all()
+
+
 @pytest.fixture(scope="module")
-def builder():
+def shared(_servers_end):
+    """Builders, interpreters and backends of the CPU that one file's tests start in this process
+    have the fork-servers of earlier ones.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in shared_servers.USERS:
+            patch.setattr(f"{name}.ForkServer", shared_servers.SharedServer)
+        yield
+
+
+@pytest.fixture(scope="module")
+def builder(shared):
     """A warm builder that may build two candidates at once, for one file's tests."""
     from kagent_sandbox.builder.client import Builder
 

@@ -9,7 +9,7 @@ RUN_SEED = 2
 
 
 @pytest.fixture(scope="module")
-def interpreters():
+def interpreters(shared):
     def make(task, stack):
         return stack.enter_context(Interpreter(task, RUN_SEED))
 

@@ -2,6 +2,8 @@
 find kernels that are wrong for some of them alone.
 """
 
+import contextlib
+import functools
 import itertools
 import math
 import random
@@ -15,7 +17,6 @@ from hypothesis import strategies as st
 from kagent.export.regions import regions_of
 from kagent.selftest.assemble import candidate_text, candidates
 from kagent.tasks import find_task, seeds_of, task_names
-from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import BuildRequest, Built, TensorSpec
 from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.task import Generator, Range, build_case, draw_hidden
@@ -32,9 +33,14 @@ from seed_cases import arguments, as_tuple
 PARTLY_WRONG = Path(__file__).parent / "partly_wrong"  # more of what item 122 of the corpus is
 
 
-def drawn(generator, seed, task="softmax"):
+@functools.cache
+def softmax():
+    return find_task("softmax")
+
+
+def drawn(generator, seed):
     """Cases of one generator, in a task of its own."""
-    task = find_task(task)
+    task = softmax()
     cases = task.cpu.model_copy(update={"hidden_check": (generator,)})
     return draw_hidden(task.model_copy(update={"cpu": cases}), "cpu", "check", seed)
 
@@ -216,22 +222,18 @@ def test_torchs_errors_are_a_measure_for_others(name, kind):
 
 
 @pytest.fixture(scope="module")
-def softmax_checks():
-    """A check of a file on the CPU, as in a run; the second result is its secret's."""
+def softmax_checks(builder):
+    """A check of a file on the CPU, as in a run with a secret."""
     task = find_task("softmax")
-    with Builder(1) as builder:
 
-        def check(source, secret):
-            judge = Judge(task, CpuBackend(), secret)
-            cases = tuple(build_case(task, c) for c in check_cases(task, "cpu", secret))
-            try:
-                built = builder.build(BuildRequest(source, task.entry, "cpu", cases, task.allow))
-                assert isinstance(built, Built), built
-                return judge.check(built)
-            finally:
-                judge.close()
+    def check(source, secret):
+        cases = tuple(build_case(task, c) for c in check_cases(task, "cpu", secret))
+        built = builder.build(BuildRequest(source, task.entry, "cpu", cases, task.allow))
+        assert isinstance(built, Built), built
+        with contextlib.closing(Judge(task, CpuBackend(), secret)) as judge:
+            return judge.check(built)
 
-        yield check
+    return check
 
 
 @pytest.mark.parametrize("path", candidates(PARTLY_WRONG), ids=lambda path: path.stem)

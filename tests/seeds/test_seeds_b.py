@@ -254,7 +254,7 @@ def shrunk(task):
 
 
 @pytest.fixture(scope="module")
-def interpreter(task):
+def interpreter(task, shared):
     with Interpreter(shrunk(task), run_seed=1) as i:
         yield i
 

@@ -157,8 +157,38 @@ def repair() -> None:
         tensor.__bool__ = _truth(tensor.__bool__)
 
     module._patch_lang_tensor = patch  # noqa: SLF001
+    module._patch_lang = _patch_once(module._patch_lang)  # noqa: SLF001
     tuner: Any = Autotuner
     tuner.run = _run_first
+
+
+def _patch_once(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Patch Triton's language once per launch for all functions that see it under the same names.
+
+    The interpreter patches all of it again at every call of a device function, `tl.sum` and
+    `tl.zeros` among them, which takes longer than most of them compute.
+    """
+    done: set[frozenset[str]] = set()
+
+    def patch(function: Any) -> Any:
+        found = function.__globals__.values()
+        seen = frozenset(m.__name__ for m in (tl, tl.core) if any(v is m for v in found))
+        if seen in done:
+            return SimpleNamespace(restore=lambda: None)
+        scope = original(function)
+        outermost = not done
+        done.add(seen)
+        if outermost and scope is not None:  # Triton 3.6 leaves it patched
+            restore = scope.restore
+
+            def end() -> None:
+                restore()
+                done.clear()
+
+            scope.restore = end
+        return scope
+
+    return patch
 
 
 # bfloat16, of which numpy knows nothing: the interpreter keeps its bits in uint16

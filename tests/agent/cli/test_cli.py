@@ -67,7 +67,7 @@ def kagent(monkeypatch, capsys):
 
 
 @pytest.fixture(scope="module")
-def machine(task):
+def machine(task, shared):
     with Builder(1) as builder, JudgeClient(task, "cpu", 1) as judge:
         yield builder, judge
 

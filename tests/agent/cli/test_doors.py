@@ -18,7 +18,6 @@ from kagent.evolve.open_machine import request_maker, search_cases
 from kagent.selftest.assemble import candidate_text
 from kagent.selftest.catalogue import Variant, load_catalogue
 from kagent.tasks import find_task, seeds_of
-from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.device.cpu.facts import cpu_facts
@@ -83,12 +82,6 @@ def sampled():
             yield pytest.param(e.path, e.task, id=e.id)
         seed = next(s for s in seeds if (s.language == "cpp") == cpp)
         yield pytest.param(seed.path, task.folder, id=f"{SEED}-{seed.name}")
-
-
-@pytest.fixture(scope="module")
-def builder():
-    with Builder(1) as builder:
-        yield builder
 
 
 @pytest.fixture(autouse=True)

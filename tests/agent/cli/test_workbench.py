@@ -23,6 +23,8 @@ CPP = "from kagent_sandbox.lang import cpp_kernel\nk = cpp_kernel('k', '')\n"
 TRITON = "@triton.jit\ndef k(): pass\n"
 CUDA = "k = cuda_kernel('k', '')\n"
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 
 def quiet(text):
     pass

@@ -11,6 +11,8 @@ from kagent_sandbox.errors import UserError
 from kagent_sandbox.replay.library_tests import Ran, run_tests
 from made_library import cpu_library
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 PACKAGE = "def twice(x):\n    return x + x\n"
 PASSES = "import tiny\n\ndef test_twice():\n    assert tiny.twice(2) == 4\n"
 HEAD = "def test_it():\n"

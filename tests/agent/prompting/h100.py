@@ -1,5 +1,7 @@
 """A short softmax run on an H100, with the figures of docs/results.md: what prompts look like."""
 
+import functools
+
 from kagent.prompting import RunFacts
 from kagent.runs.ask import Ask, Setting
 from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal
@@ -88,10 +90,14 @@ def against(number, mine, theirs):
     return Comparison(str(number), ratio, ratio * 0.997, ratio * 1.003, p, cases)
 
 
+@functools.cache
+def softmax():
+    return find_task("softmax")  # 11 ms, and some tests have hundreds of asks
+
+
 def history():
     """Seeds, a joined kernel that leads, a wrong one, one that does not compile, a slow one."""
-    task = find_task("softmax")
-    seeds = {s.name: s.source() for s in seeds_of(task)}
+    seeds = {s.name: s.source() for s in seeds_of(softmax())}
     lineage = Lineage()
 
     def record(parents, operator, name, source, idea, verdict, predicted=None, card=""):
@@ -183,7 +189,7 @@ def history():
 
 def setting(in_flight=4):
     operators = (Operator.STRUCTURE, Operator.REWRITE, Operator.CROSSOVER, Operator.REPAIR)
-    return Setting(find_task("softmax"), "gpu", "sm_90a", 50, 1, in_flight, operators)
+    return Setting(softmax(), "gpu", "sm_90a", 50, 1, in_flight, operators)
 
 
 def ask(operator=Operator.STRUCTURE, parent=3, number=7, lineage=None, in_flight=4):

@@ -20,6 +20,8 @@ from kagent_sandbox.judge.client import MOST_SET_ASIDE, JudgeClient
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.process import process_tree
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 SEED = 5
 SEGFAULT = BODY % "*(volatile int*)8 = 1;"
 ENDLESS = HEADER + (

@@ -118,7 +118,7 @@ def matmul(a, b):
 
 
 @pytest.fixture(scope="module")
-def interpreter(tmp_path_factory):
+def interpreter(tmp_path_factory, shared):
     folder = tmp_path_factory.mktemp("matmul")
     (folder / "task.toml").write_text(TASK)
     (folder / "reference.py").write_text(REFERENCE)

@@ -41,6 +41,9 @@ class ScriptedClock:
 
 
 class Backend(CpuBackend):
+    def settle(self):
+        """Flush nothing: times are made up."""
+
     def ceilings(self, *, again=False):
         return Ceilings(10.0, 10.0, 10.0, {})
 
@@ -49,7 +52,7 @@ class Backend(CpuBackend):
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory):
+def judge(tmp_path_factory, shared):
     task = load_task(write_task(tmp_path_factory.mktemp("scale")))
     judge = Judge(task, Backend(), SEED, BASELINES)
     yield judge

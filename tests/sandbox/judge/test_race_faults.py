@@ -31,6 +31,9 @@ class Flaky(CpuBackend):
     count = 0
     blame = "unclear"
 
+    def settle(self):
+        """Flush nothing: no time matters."""
+
     def launcher(self, arena):
         launcher = super().launcher(arena)
         sample = launcher.sample
@@ -46,7 +49,7 @@ class Flaky(CpuBackend):
 
 
 @pytest.fixture(scope="module")
-def judge(task):
+def judge(task, shared):
     with contextlib.closing(Judge(task, Flaky(), SEED)) as judge:
         judge._ceilings = Ceilings(10.0, 10.0, 10.0, {"float32": 0.1})
         yield judge

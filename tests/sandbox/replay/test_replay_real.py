@@ -78,7 +78,7 @@ def rows(x):
 
 
 @pytest.fixture(scope="module")
-def tools():
+def tools(shared):
     with Builder() as builder, Replayer() as replayer:
         yield builder, replayer
 

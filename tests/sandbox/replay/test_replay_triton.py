@@ -99,7 +99,7 @@ class Machine(Driver):
 
 
 @pytest.fixture(scope="module")
-def built():
+def built(shared):
     with Builder() as builder:
         found = builder.build(BuildRequest(SOURCE, "entry", TARGET, (CASE,), max_configs=4))
     assert isinstance(found, Built), found

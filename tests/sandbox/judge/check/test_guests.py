@@ -40,7 +40,7 @@ x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="an instruction 
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory):
+def judge(tmp_path_factory, shared):
     task = load_task(write_task(tmp_path_factory.mktemp("scale")))
     judge = Judge(task, CpuBackend(), SEED, {"wide": 100.0, "tall": 100.0})
     yield judge

@@ -52,13 +52,14 @@ class Neighbour:
 
 
 @pytest.fixture
-def race(tmp_path):
+def race(tmp_path, shared):
     """A race of a good kernel beside times of eager torch."""
     task = load_task(write_task(tmp_path))
 
     def run(times_us, race_s):
         with contextlib.closing(Judge(task, CpuBackend(), SEED, race_s=race_s)) as judge:
             judge._watch = Neighbour()
+            judge.backend.settle = lambda: None  # caches may hold what they like
             judge._ceilings = Ceilings(10.0, 10.0, 10.0, {"float32": 0.1})
             good = Contender("good", built(task, SEED, GOOD, race=True), {})
             return judge.race([good], hidden=True, race_baselines=Eager(times_us))
