@@ -1,0 +1,230 @@
+"""Inductor's C++ as a candidate: plain loops under OpenMP, without torch's headers."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kagent_sandbox.data.task import Task
+
+from kagent.authoring.inductor.host import host_function, kernels_of, wrapped
+from kagent.authoring.inductor.trace import NoSeed, Traced
+
+_OPTIONS = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
+_WORTH_TRYING = {
+    "SCHEDULE": ("static", ["static", "dynamic", "guided"]),
+    "VECTOR_BITS": (256, [128, 256, 512]),
+}
+_HEADERS = {
+    "<algorithm>": r"std::(min|max|fill)\b",
+    "<cmath>": r"std::\w+\(|INFINITY|NAN",
+    "<cstdint>": r"int\d+_t",
+    "<limits>": "numeric_limits",
+    "<memory>": "unique_ptr",
+    "<omp.h>": r"omp_get",
+}
+
+# What the loops use of torch's header, written anew: names to texts, which may use each other.
+_PRELUDE = {
+    "max_propagate_nan": """
+template <class T> static inline T max_propagate_nan(T a, T b) { return a > b || a != a ? a : b; }
+""",
+    "min_propagate_nan": """
+template <class T> static inline T min_propagate_nan(T a, T b) { return a < b || a != a ? a : b; }
+""",
+    "IndexValue": """
+template <class T> struct IndexValue {
+  int64_t index{};
+  T value{};
+};
+""",
+    "argmax_combine": """
+// The larger value, NaN before all; of equal ones the first.
+template <class T>
+static inline IndexValue<T>& argmax_combine(IndexValue<T>& a, T value, int64_t index) {
+  const bool nan = a.value != a.value, other = value != value;
+  const bool equal = nan ? other : a.value == value;
+  if (equal ? index < a.index : !nan && (other || value > a.value)) a = {index, value};
+  return a;
+}
+template <class T>
+static inline IndexValue<T>& argmax_combine(IndexValue<T>& a, const IndexValue<T>& b) {
+  return argmax_combine(a, b.value, b.index);
+}
+""",
+    "argmin_combine": """
+// The smaller value, NaN before all; of equal ones the first.
+template <class T>
+static inline IndexValue<T>& argmin_combine(IndexValue<T>& a, T value, int64_t index) {
+  const bool nan = a.value != a.value, other = value != value;
+  const bool equal = nan ? other : a.value == value;
+  if (equal ? index < a.index : !nan && (other || value < a.value)) a = {index, value};
+  return a;
+}
+template <class T>
+static inline IndexValue<T>& argmin_combine(IndexValue<T>& a, const IndexValue<T>& b) {
+  return argmin_combine(a, b.value, b.index);
+}
+""",
+    "floor_divide_integral": """
+template <class T, class U> static inline auto floor_divide_integral(T a, U b) {
+  const auto q = a / b;
+  return q * b != a && (a < 0) != (b < 0) ? q - 1 : q;
+}
+""",
+    "remainder_integral": """
+template <class T> static inline T remainder_integral(T a, T b) {
+  const T rest = a % b;
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+""",
+    "mod": """
+template <class T> static inline T mod(T a, T b) { return a % b; }
+static inline float mod(float a, float b) { return std::fmod(a, b); }
+""",
+    "relu": """
+template <class T> static inline T relu(T a) { return a > 0 || a != a ? a : T(0); }
+""",
+}
+
+
+@dataclass
+class CppFile:
+    """A candidate in the making."""
+
+    task: Task
+    kernels: list[str] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+
+    def add(self, traced: Traced, name: str, suffix: str) -> None:
+        """Add a trace: its kernels, and a host function.
+
+        Raises:
+            NoSeed: It has what a candidate cannot have.
+        """
+        module = ast.parse(traced.code)
+        names: dict[str, str] = {}
+        for made, texts in kernels_of(module, "cpp_pybinding"):
+            words = re.sub(r"^cpp_fused_?|_\d+$", "", made) or "kernel"
+            names[made] = f"{words[:40].strip('_')}_{len(self.kernels) + 1}{suffix}"
+            self.kernels.append(_kernel(texts[-1], names[made]))
+        if not names:
+            raise NoSeed("Inductor leaves all of it to libraries, and writes no kernel")
+
+        def launch(called: str, arguments: Sequence[str]) -> list[str]:
+            if called not in names:
+                raise NoSeed(f"Inductor's host code calls {called}, which a candidate may not")
+            return wrapped(f'_kernel("{names[called]}")', arguments)
+
+        self.hosts += ["", "", *host_function(self.task, traced, module, name, launch)]
+
+    def source(self, docstring: str) -> str:
+        """The file."""
+        body = "\n".join(self.kernels)
+        prelude = _prelude(body)
+        headers = [f"#include {h}" for h, p in _HEADERS.items() if re.search(p, prelude + body)]
+        if foreign := re.search(r"\b(at|c10|torch)::\w+", body):
+            raise NoSeed(f"Inductor's C++ uses torch's {foreign[0]}")
+        constants = [f"{name} = {json.dumps(value)}" for name, (value, _) in _WORTH_TRYING.items()]
+        tune = [
+            "TUNE = {",
+            *(f'    "{n}": {json.dumps(v)},' for n, (_, v) in _WORTH_TRYING.items()),
+            "}",
+        ]
+        host = "\n".join(self.hosts)
+        imports = ["import math", ""] if "math." in host else []
+        lines = [
+            *(
+                docstring,
+                "",
+                *imports,
+                "import torch",
+                "from kagent_sandbox.lang import cpp_kernel",
+                "",
+            ),
+            *(
+                *constants,
+                *tune,
+                f"OPTIONS = {json.dumps(_OPTIONS)}",
+                "",
+                'SOURCE = r"""',
+                *headers,
+                prelude,
+            ),
+            *(body, '"""', "", "", "def _kernel(name):"),
+            '    options = [*OPTIONS, f"-mprefer-vector-width={VECTOR_BITS}"]',
+            '    return cpp_kernel(name, SOURCE, options=options, defines={"SCHEDULE": SCHEDULE})',
+            host,
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def _kernel(text: str, name: str) -> str:
+    """A kernel's text under a name of its own, as a person might have written it."""
+    text = "\n".join(
+        x for x in text.splitlines() if "integer_div_error" not in x and "#include" not in x
+    )
+    text = re.sub(r'extern "C"\s+void\s+kernel\(', f'extern "C" void {name}(', text)
+    text = re.sub(r"static_cast<int64_t>\((-?\d+)LL?\)", r"\1", text)
+    text = re.sub(
+        r"for\(int64_t (\w+)=(.*?); \1<static_cast<int64_t>\((.*?)\); \1\+=1\)",
+        r"for (int64_t \1 = \2; \1 < \3; ++\1)",
+        re.sub(r"\+=static_cast<int64_t>\(1L\)", "+=1", text),
+    )
+    text = re.sub(r"\[static_cast<int64_t>\(([^\[\]]*)\)\]", r"[\1]", text)
+    text = re.sub(r"\b(\d+)LL?\b", r"\1", text)
+    text = re.sub(r"c10::convert<(\w+)>\(", r"static_cast<\1>(", text)
+    text = text.replace("#pragma omp for", "#pragma omp for schedule(SCHEDULE)")
+    if "[tid]" not in text:
+        text = re.sub(r"\n *int tid = omp_get_thread_num\(\);", "", text)
+    # One accumulator in float would lose what torch's many keep.
+    text = re.sub(r"\bfloat (tmp_acc\d+(?:_local)? = 0;)", r"double \1", text)
+    head, brace, rest = text.partition("{")
+    text = re.sub(r"\s*\n\s*", " ", head.strip()) + "\n" + brace + rest
+    return _indented(text)
+
+
+def _indented(text: str) -> str:
+    """Blocks that hold nothing but a block become one; two spaces a level."""
+    stack: list[list[object]] = [[]]
+    for line in (x.strip() for x in text.splitlines()):
+        if line == "{":
+            stack.append([])
+        elif line == "}":
+            block = stack.pop()
+            while len(block) == 1 and isinstance(block[0], list):
+                block = block[0]
+            stack[-1].append(block)
+        elif line:
+            stack[-1].append(line)
+    lines: list[str] = []
+
+    def write(block: Sequence[object], depth: int) -> None:
+        for item in block:
+            if isinstance(item, list):
+                if lines and re.match(r"(for|if|else|extern)\b.*[^;{]$", lines[-1].strip()):
+                    lines[-1] += " {"
+                else:
+                    lines.append("  " * depth + "{")
+                write(item, depth + 1)
+                lines.append("  " * depth + "}")
+            else:
+                lines.append("  " * depth + str(item))
+
+    write(stack[0], 0)
+    return "\n".join(lines)
+
+
+def _prelude(body: str) -> str:
+    """The functions that kernels use, in order."""
+    used: set[str] = set()
+    text = body
+    while True:
+        more = {n for n in _PRELUDE if n not in used and re.search(rf"(?<![:\w]){n}\b", text)}
+        if not more:
+            return "".join(_PRELUDE[n] for n in _PRELUDE if n in used)
+        used |= more
+        text = "".join(_PRELUDE[n] for n in more)

@@ -1,0 +1,159 @@
+"""Operations as loops that Inductor can write, where it would call a library or be less exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from kagent_sandbox.builder.policy import allows
+from kagent_sandbox.data.kind import Kind
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def plain_loops(kind: Kind, allow: Collection[str]) -> Mapping[Any, Callable[..., Any]]:
+    """Decompositions by overload.
+
+    Args:
+        kind: "gpu": products of matrices stay, which become `tl.dot`. "cpu": they become sums.
+        allow: The torch operations that the task allows: a library is called for them.
+    """
+    table = {
+        aten.var_mean.correction: _var_mean,
+        aten.logical_not.default: lambda x: x == 0,
+        aten.var.correction: lambda *a, **k: _var_mean(*a, **k)[0],
+    }
+    library: dict[Any, Callable[..., Any]] = {aten.convolution.default: _convolution}
+    if kind == "cpu":
+        library |= {aten.mm.default: _mm, aten.bmm.default: _bmm}
+        library |= {aten.cumsum.default: _cumsum, aten.cumprod.default: _cumprod}
+    table |= {op: f for op, f in library.items() if not allows(allow, op.name())}
+    if not all(allows(allow, name) for name in ("aten::addmm", "aten::baddbmm")):
+        table |= {aten.addmm.default: _addmm, aten.baddbmm.default: _addmm}
+    return table
+
+
+def _var_mean(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """In two passes: as right as Welford's way, without its state."""
+    dims = list(range(x.dim())) if not dim else list(dim)
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    count: Any = 1
+    for d in dims:
+        count = count * x.shape[d]
+    mean = wide.sum(dims, keepdim=True) / count
+    squares = (wide - mean).square().sum(dims, keepdim=True)
+    rest = count - (1 if correction is None else correction)
+    var = squares / rest
+    if not keepdim:
+        for d in sorted((d % x.dim() for d in dims), reverse=True):
+            var, mean = var.squeeze(d), mean.squeeze(d)
+    return var.to(x.dtype), mean.to(x.dtype)
+
+
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    """[M, K] @ [K, N] as a sum over K."""
+    return (a.unsqueeze(1) * b.t().unsqueeze(0)).sum(-1)
+
+
+def _bmm(a: Tensor, b: Tensor) -> Tensor:
+    """[B, M, K] @ [B, K, N] as a sum over K."""
+    return (a.unsqueeze(2) * b.mT.unsqueeze(1)).sum(-1)
+
+
+def _prefixes(x: Tensor, dim: int, fill: float) -> Tensor:
+    """X with a further dimension: for each place of `dim`, the values up to it, `fill` behind."""
+    wide = x.movedim(dim, -1)
+    place = torch.arange(wide.shape[-1], device=x.device)
+    behind = place.unsqueeze(0) > place.unsqueeze(1)
+    return torch.where(behind, fill, wide.unsqueeze(-2))
+
+
+def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """A sum of its own for each place: quadratic, but Inductor has no scan on the CPU."""
+    return _prefixes(x, dim, 0.0).sum(-1, dtype=dtype).movedim(-1, dim)
+
+
+def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    return _prefixes(x, dim, 1.0).prod(-1, dtype=dtype).movedim(-1, dim)
+
+
+def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = a @ b
+    if alpha != 1:
+        product = product * alpha
+    return product + (bias if beta == 1 else bias * beta)
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """A sum over the channels of a group and the places of a window."""
+    n = x.dim() - 2
+
+    def each(values: Sequence[int]) -> list[int]:
+        return list(values) * (n if len(values) == 1 else 1)
+
+    stride, padding, dilation = each(stride), each(padding), each(dilation)
+    window = list(weight.shape[2:])
+    depthwise = groups > 1 and weight.shape[1] == 1 and weight.shape[0] == groups
+    if transposed:
+        for d, s in enumerate(stride):
+            x = _spread(x, d + 2, s)
+        reach = [a * (k - 1) - p for a, k, p in zip(dilation, window, padding, strict=True)]
+        ends = [(r, r + m) for r, m in zip(reach, each(output_padding), strict=True)]
+        weight = weight.flip(list(range(2, n + 2)))
+        if groups == 1:
+            weight = weight.transpose(0, 1)
+        elif not depthwise:
+            weight = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+        stride = [1] * n
+    else:
+        ends = [(p, p) for p in padding]
+    if any(end != (0, 0) for end in ends):
+        x = F.pad(x, [p for end in reversed(ends) for p in end])
+    for d in range(n):
+        x = x.unfold(d + 2, dilation[d] * (window[d] - 1) + 1, stride[d])
+        if dilation[d] > 1:
+            x = aten.slice.Tensor(x, x.dim() - 1, 0, None, dilation[d])
+    for _ in range(n):  # [O, C / groups, 1..., window...]
+        weight = weight.unsqueeze(2)
+    places = list(range(-n, 0))
+    if depthwise:  # [N, C, places..., window...]
+        y = (x * weight.squeeze(1).unsqueeze(0)).sum(places)
+    elif groups == 1:  # [N, 1, C, places..., window...]
+        y = (x.unsqueeze(1) * weight.unsqueeze(0)).sum([2, *places])
+    else:  # [N, groups, 1, C / groups, places..., window...]
+        x = x.unflatten(1, (groups, -1)).unsqueeze(2)
+        y = (x * weight.unflatten(0, (groups, -1)).unsqueeze(0)).sum([3, *places]).flatten(1, 2)
+    if bias is None:
+        return y
+    for _ in range(n):
+        bias = bias.unsqueeze(-1)
+    return y + bias
+
+
+def _spread(x: Tensor, dim: int, step: int) -> Tensor:
+    """Zeros between neighbours of a dimension: L becomes (L - 1) * step + 1."""
+    if step == 1:
+        return x
+    length = x.shape[dim]
+    wide = F.pad(x.unsqueeze(dim + 1), [0, 0] * (x.dim() - 1 - dim) + [0, step - 1])
+    wide = wide.reshape(*x.shape[:dim], length * step, *x.shape[dim + 1 :])
+    return wide.narrow(dim, 0, (length - 1) * step + 1)

@@ -1,0 +1,268 @@
+"""A task's `eager`, traced for all of its shapes at once and written as kernels by Inductor.
+
+Dimensions that differ between cases stay symbols; flags and dimensions with one value become
+constants. What torch decides by comparing dimensions holds for some cases only: other cases get a
+trace of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+import torch.nn.functional as F
+from kagent_sandbox.data.task import Argument, Case, Kind, Task, build_case, draw_hidden
+from kagent_sandbox.errors import KagentError
+from torch._dynamo.source import ConstantSource
+from torch._inductor import config
+from torch._inductor.codegen.cpp import CppKernel
+from torch._inductor.debug import DebugContext
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._sympy.printers import PythonPrinter
+
+from kagent.authoring.inductor.decompositions import plain_loops
+
+MOST_TRACES = 6
+_DRAWS = 3  # runs' worth of hidden cases that are looked at
+_INT32 = (1 << 31) - 1
+_HALF = ("bfloat16", "float16")
+_SETTINGS = {
+    "assert_indirect_indexing": False,
+    "size_asserts": False,
+    "benchmark_kernel": False,
+    "implicit_fallbacks": True,
+    "cpp.dynamic_threads": True,
+    "cpp.simdlen": 1,  # plain loops, that g++ makes vectors of
+    "cpp.descriptive_names": "original_aten",
+    "cpp.enable_kernel_profile": False,
+    "triton.descriptive_names": "original_aten",
+    "triton.unique_kernel_names": True,
+    "triton.native_matmul": True,  # products as tl.dot in the same loops as all else
+    "triton.mix_order_reduction": False,
+    "triton.cooperative_reductions": False,
+}
+
+
+class NoSeed(Exception):  # noqa: N818 - a finding, not a fault
+    """Nothing can be made of this task; the text says why."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Inductor's code for some cases of a task.
+
+    Attributes:
+        code: Its Python module.
+        inputs: What the inputs of its `call` are, in order: a dimension's name or an argument's.
+        symbols: Dimensions by the names that they have in the code.
+        condition: Python expression over the dimensions that holds where the code does.
+        dtype: The dtype of cases that it was traced in, such as "bfloat16".
+    """
+
+    code: str
+    inputs: tuple[str, ...]
+    symbols: Mapping[str, str]
+    condition: str
+    dtype: str
+
+
+def install() -> None:
+    """Change what Inductor and torch have no setting for. Never taken back."""
+    # Sums on the CPU have wide accumulators instead (cpp.py).
+    CppKernel.need_use_acc_helper = lambda *_: False
+    attention = F.scaled_dot_product_attention
+
+    @functools.wraps(attention)
+    def plain_flags(*args: Any, **flags: Any) -> torch.Tensor:
+        known = {k: bool(v) if isinstance(v, torch.SymBool) else v for k, v in flags.items()}
+        return attention(*args, **known)
+
+    F.scaled_dot_product_attention = plain_flags
+
+
+def trace(task: Task, kind: Kind) -> list[Traced]:
+    """Trace a task's `eager` until every case is covered.
+
+    Raises:
+        NoSeed: It cannot be traced.
+    """
+    cases = [*task.cases(kind).check, *task.cases(kind).bench]
+    for draw in range(_DRAWS):
+        for which in ("check", "bench"):
+            cases += draw_hidden(task, kind, which, draw)  # type: ignore[arg-type]
+    varying = _varying(task, cases)
+    dtype = next((c.dtype for c in cases if c.dtype in _HALF), cases[0].dtype)
+    # The largest first: what counts elements must count those.
+    left = sorted(cases, key=task.min_bytes, reverse=True)
+    traces: list[Traced] = []
+    while left:
+        if len(traces) == MOST_TRACES:
+            raise NoSeed(f"torch goes more than {MOST_TRACES} ways, by the cases' sizes and flags")
+        traced, covers = _trace(task, kind, left[0], dtype, varying)
+        traces.append(traced)
+        left = [c for c in left[1:] if not covers(c)]
+    return traces
+
+
+def _varying(task: Task, cases: Sequence[Case]) -> dict[str, set[int]]:
+    """Dimensions that are whole numbers with several values, and these. Flags are none."""
+    values = {name: {c.dims[name] for c in cases} for name in task.dims}
+    return {
+        name: {int(x) for x in found}
+        for name, found in values.items()
+        if len(found - {0, 1}) + bool(found & {0, 1}) > 1 and all(type(x) is int for x in found)
+    }
+
+
+def _trace(
+    task: Task, kind: Kind, case: Case, dtype: str, varying: Mapping[str, set[int]]
+) -> tuple[Traced, Callable[[Case], bool]]:
+    """A trace with the sizes of one case in mind, and whether it holds for another."""
+    reference = task.reference()
+    environment = ShapeEnv()
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    dims: dict[str, Any] = dict(case.dims)
+    symbols: dict[str, str] = {}
+    for name, sizes in varying.items():
+        # torch has its own ways with sizes of 0 and 1. What it writes for others holds there too,
+        # or the check of the seed will tell.
+        size = any(name in str(a.shape) for a in task.arguments)
+        hint = int(case.dims[name]) if not size or case.dims[name] > 1 else min(sizes - {0, 1})
+        source = ConstantSource(name)
+        symbol = environment.create_symbol(
+            hint,
+            source,
+            DimDynamic.DYNAMIC,
+            positive=True if size else None,
+            do_not_specialize_zero_one=not size,
+        )
+        dims[name] = environment.create_symintnode(symbol, hint=hint, source=source)
+        symbols[str(symbol)] = name
+    specs = {
+        a.name: a for a in build_case(task, case.model_copy(update={"dtype": dtype})).arguments
+    }
+    shapes: dict[str, tuple[list[Any], torch.dtype]] = {}
+    scalars: dict[str, Any] = {}
+    for a in task.arguments:
+        if a.shape is not None:
+            element = getattr(torch, specs[a.name].dtype)  # type: ignore[union-attr]
+            shapes[a.name] = [_size(s, dims) for s in a.shape], element
+        else:
+            scalars[a.name] = _scalar(a, dims)
+    numbers = [dims[name] for name in symbols.values()]
+
+    def function(*inputs: Any) -> Any:
+        given = dict(zip(shapes, inputs[len(numbers) :], strict=True))
+        results = reference.eager(**given, **scalars)
+        return results if isinstance(results, tuple | list) else (results,)
+
+    table = {**select_decomp_table(), **plain_loops(kind, task.allow)}
+    try:
+        # First what autograd does, of which functionalize knows nothing, and which needs a device
+        # that is there.
+        with mode, sdpa_kernel(SDPBackend.MATH):
+            raw = make_fx(function, tracing_mode="symbolic")(*numbers, *_tensors(shapes, "cpu"))
+        device = "cuda:0" if kind == "gpu" else "cpu"
+        for node in raw.graph.nodes:
+            if "device" in node.kwargs:
+                node.update_kwarg("device", torch.device(device))
+        raw.recompile()
+        with mode:
+            arguments = [*numbers, *_tensors(shapes, device)]
+            functional = torch.func.functionalize(raw, remove="mutations")
+            traced = make_fx(functional, decomposition_table=table, tracing_mode="symbolic")
+            module = traced(*arguments)
+        # Without weights that a module draws and nobody reads.
+        module.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+        code = _generate(module, arguments, environment, mode)
+    except KagentError:
+        raise
+    except Exception as e:
+        lines = [line for line in str(e).splitlines() if line.strip()]
+        raise NoSeed(f"{type(e).__name__}: {lines[0] if lines else ''}"[:300]) from e
+
+    fixed = {n: v for n, v in case.dims.items() if n not in symbols.values()}
+    guards = [g.expr for g in environment.guards if _INT32 not in g.expr.atoms(sympy.Integer)]
+    conditions = [_text(n, v) for n, v in fixed.items() if n in varying or type(v) is not int]
+    conditions += [_renamed(PythonPrinter().doprint(g), symbols) for g in guards]
+
+    def covers(other: Case) -> bool:
+        if any(other.dims[n] != v for n, v in fixed.items()):
+            return False
+        sizes = {s: sympy.Integer(int(other.dims[n])) for s, n in symbols.items()}
+        return all(
+            g.xreplace({x: sizes[str(x)] for x in g.free_symbols}) is sympy.true for g in guards
+        )
+
+    inputs = (*symbols.values(), *shapes)
+    return Traced(code, inputs, symbols, " and ".join(conditions), dtype), covers
+
+
+def _tensors(
+    shapes: Mapping[str, tuple[list[Any], torch.dtype]], device: str
+) -> list[torch.Tensor]:
+    return [torch.empty(s, dtype=element, device=device) for s, element in shapes.values()]
+
+
+def _generate(
+    module: torch.fx.GraphModule, arguments: Sequence[Any], environment: ShapeEnv, mode: Any
+) -> str:
+    """Inductor's code for a graph."""
+    for node in module.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - kernels get their names
+            node.meta["original_aten"] = node.target
+    graph = GraphLowering(module, example_inputs=arguments, shape_env=environment)
+    with (
+        DebugContext(),
+        V.set_graph_handler(graph),
+        V.set_fake_mode(mode),
+        config.patch(_SETTINGS),
+    ):
+        graph.run(*arguments)
+        wrapper, _ = graph.codegen()
+    if graph.constants:
+        raise NoSeed("eager holds a tensor of constants")
+    text: str = wrapper.value
+    return text
+
+
+def _size(size: int | str, dims: Mapping[str, Any]) -> Any:
+    """A formula's value, where dimensions may be symbols; `evaluate` would ask for numbers."""
+    if not isinstance(size, str):
+        return size
+    names = {
+        **dims,
+        "min": torch.sym_min,
+        "max": torch.sym_max,
+        "cdiv": lambda a, b: operator.floordiv(a + b - 1, b),
+        "__builtins__": {},
+    }
+    return eval(size, names)  # noqa: S307 - loading the task found nothing but arithmetic in it
+
+
+def _scalar(argument: Argument, dims: Mapping[str, Any]) -> Any:
+    value = argument.value
+    return _size(value, dims) if isinstance(value, str) else value
+
+
+def _text(name: str, value: float) -> str:
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return f"{name} == {value!r}"
+
+
+def _renamed(text: str, symbols: Mapping[str, str]) -> str:
+    for symbol, name in symbols.items():
+        text = text.replace(symbol, name)
+    return text

@@ -1,0 +1,344 @@
+"""Inductor's Triton as a candidate: its kernels, without its run-time library, and host code."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kagent_sandbox.data.task import Task
+from torch._inductor.runtime import triton_helpers
+
+from kagent.authoring.inductor.host import INDENT, case_dtypes, host_function, kernels_of, wrapped
+from kagent.authoring.inductor.trace import NoSeed, Traced
+
+_MOST_Y_PROGRAMS = 65535
+_IN_LANGUAGE = (
+    *("abs", "ceil", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "rsqrt", "sin", "sqrt"),
+)
+"""Functions that Triton's language has itself, and its interpreter with it."""
+_OWN = {
+    "isnan": ("return x != x", ()),
+    "isinf": ("return tl.abs(x) == float('inf')", ()),
+    "trunc": ("return tl.where(x < 0, tl.ceil(x), tl.floor(x))", ()),
+    "nearbyint": (
+        """
+        low = tl.floor(x)
+        rest = x - low
+        odd = low - 2 * tl.floor(low / 2)
+        return low + tl.where((rest > 0.5) | ((rest == 0.5) & (odd == 1)), 1.0, 0.0)
+        """,
+        (),
+    ),
+    "expm1": (
+        """
+        y = tl.exp(x)
+        near = tl.where(y == 1, x, (y - 1) * x / tl.where(y == 1, 1.0, tl.log(y)))
+        return tl.where(tl.abs(x) < 1, near, y - 1)
+        """,
+        (),
+    ),
+    "log1p": (
+        """
+        y = 1 + x
+        near = tl.log(y) * x / tl.where(y == 1, 1.0, y - 1)
+        return tl.where((y == 1) | (y == float('inf')), x, near)
+        """,
+        (),
+    ),
+    "tanh": (
+        """
+        e = _expm1(-2 * tl.abs(x))
+        y = -e / (2 + e)
+        return tl.where(x < 0, -y, y)
+        """,
+        ("expm1",),
+    ),
+    "pow": ("return tl.exp2(y * tl.log2(x))", ()),
+}
+"""Functions of CUDA's library, which the interpreter lacks, written out; and their needs."""
+
+
+@dataclass
+class _Kernel:
+    """A kernel, and how Inductor meant it to be launched."""
+
+    name: str
+    lines: list[str]
+    parameters: list[str]
+    blocks: list[str]  # XBLOCK, ...: tunables
+    grid: str
+    inner: bool  # it sums along the dimension that is contiguous
+    dot: bool
+    hints: Mapping[str, int]
+    reduces: bool
+
+
+@dataclass
+class TritonFile:
+    """A candidate in the making."""
+
+    task: Task
+    tunables: dict[str, tuple[int, list[int]]] = field(default_factory=dict)
+    helpers: dict[str, str] = field(default_factory=dict)
+    kernels: list[str] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    _count: int = 0
+
+    def add(self, traced: Traced, name: str, suffix: str) -> None:
+        """Add a trace: its kernels, and a host function.
+
+        Raises:
+            NoSeed: It has what a candidate cannot have.
+        """
+        module = ast.parse(traced.code)
+        kernels = {
+            made: self._kernel(texts[1], made, traced, suffix)
+            for made, texts in kernels_of(module, "triton")
+        }
+        if not kernels:
+            raise NoSeed("Inductor leaves all of it to libraries, and writes no kernel")
+
+        def launch(called: str, arguments: Sequence[str]) -> list[str]:
+            if called not in kernels:
+                raise NoSeed(f"Inductor's host code calls {called}, which a candidate may not")
+            return self._launch(kernels[called], list(arguments))
+
+        self.hosts += ["", "", *host_function(self.task, traced, module, name, launch)]
+        for kernel in kernels.values():
+            self.kernels += ["", "", *kernel.lines]
+
+    def source(self, docstring: str) -> str:
+        """The file."""
+        constants = [f"{name} = {value}" for name, (value, _) in self.tunables.items()]
+        tune = ["TUNE = {", *(f'    "{n}": {v},' for n, (_, v) in self.tunables.items()), "}"]
+        helpers = [line for text in self.helpers.values() for line in ("", "", *text.splitlines())]
+        body = "\n".join([*helpers, *self.kernels, *self.hosts])
+        imports = ["import math", ""] if "math." in body else []
+        imports += ["import torch", "import triton", "import triton.language as tl", ""]
+        return "\n".join([docstring, "", *imports, *constants, *tune]) + "\n" + body + "\n"
+
+    # -- kernels ---------------------------------------------------------------------------------
+
+    def _kernel(self, text: str, made: str, traced: Traced, suffix: str) -> _Kernel:
+        tree = ast.parse(text)
+        found: _Kernel | None = None
+        for node in tree.body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            heuristics = [d for d in node.decorator_list if "triton_heuristics" in ast.unparse(d)]
+            if not heuristics:  # how a scan combines two values
+                if node.name not in self.helpers:
+                    self.helpers[node.name] = self._text(node, traced, {})
+                continue
+            node.decorator_list = [d for d in node.decorator_list if d not in heuristics]
+            found = self._described(node, heuristics[0], traced, made, suffix)
+        if found is None:
+            raise NoSeed(f"{made} is no kernel of a kind that is known here")
+        return found
+
+    def _described(
+        self, node: ast.FunctionDef, decorator: ast.expr, traced: Traced, made: str, suffix: str
+    ) -> _Kernel:
+        assert isinstance(decorator, ast.Call)
+        given = {k.arg: k.value for k in decorator.keywords}
+        hints = ast.literal_eval(given["size_hints"])
+        signature = ast.literal_eval(_entry(given["triton_meta"], "signature"))
+        grid = ast.literal_eval(_entry(given["inductor_meta"], "grid_type"))
+        words = re.sub(r"^triton_\w+?_fused_?|_\d+$", "", made) or "kernel"
+        self._count += 1
+        node.name = f"_{words[:40].strip('_')}_{self._count}{suffix}"
+        names = [a.arg for a in node.args.args]
+        blocks = [n for n in names if n.endswith("BLOCK")]
+        text = self._text(node, traced, signature)
+        reduction = given.get("reduction_hint")
+        return _Kernel(
+            name=node.name,
+            lines=text.splitlines(),
+            parameters=[n for n in names if n not in blocks],
+            blocks=blocks,
+            grid=grid,
+            inner=reduction is not None and ast.unparse(reduction).endswith("INNER"),
+            dot="tl.dot(" in text,
+            hints=hints,
+            reduces=reduction is not None,
+        )
+
+    def _text(self, node: ast.FunctionDef, traced: Traced, signature: Mapping[str, str]) -> str:
+        """A kernel's text, without Inductor's modules in it; what it needs of them is kept."""
+        numbers = {
+            name for name, kind in signature.items() if kind in ("i32", "i64", "fp32", "fp64")
+        }
+        _Casts(numbers).visit(node)
+        _drop_unused(node)
+        text = ast.unparse(ast.fix_missing_locations(node))
+        short = {"bfloat16": "bf16", "float16": "fp16"}.get(traced.dtype)
+        pointers = [n for n, kind in signature.items() if kind == f"*{short}"]
+        if pointers and len(case_dtypes(self.task)) > 1:
+            text = text.replace(f"tl.{traced.dtype}", f"{pointers[0]}.dtype.element_ty")
+        return self._without_modules(text)
+
+    def _without_modules(self, text: str) -> str:
+        def own(match: re.Match[str]) -> str:
+            name = match[1]
+            if name in _IN_LANGUAGE:
+                return f"tl.{name}("
+            if name not in _OWN:
+                raise NoSeed(f"Inductor calls libdevice.{name}, which is not written out here")
+            self._add_own(name)
+            return f"_{name}("
+
+        text = re.sub(r"\b(?:libdevice|tl_math)\.(\w+)\(", own, text)
+        for name in re.findall(r"\btriton_helpers\.(\w+)\(", text):
+            self._add_helper(name)
+        return text.replace("triton_helpers.", "")
+
+    def _add_own(self, name: str) -> None:
+        body, needs = _OWN[name]
+        for other in needs:
+            self._add_own(other)
+        parameters = "x, y" if name == "pow" else "x"
+        self.helpers.setdefault(
+            f"_{name}",
+            f"@triton.jit\ndef _{name}({parameters}):\n"
+            + "\n".join(INDENT + line.strip() for line in body.strip().splitlines()),
+        )
+
+    def _add_helper(self, name: str) -> None:
+        """A function of Inductor's run-time library, and those that it calls."""
+        if name in self.helpers:
+            return
+        function = getattr(triton_helpers, name)
+        source = inspect.getsource(getattr(function, "fn", function))
+        (node,) = ast.parse(inspect.cleandoc(source)).body
+        assert isinstance(node, ast.FunctionDef)
+        node.body = [s for s in node.body if not _is_text(s)] or node.body
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        text = re.sub(r"\bmath\.(\w+)\(", r"tl_math.\1(", ast.unparse(node))
+        for other in sorted(names - {name}):
+            if hasattr(getattr(triton_helpers, other, None), "fn"):
+                self._add_helper(other)
+            elif other == "_LOG_2_E":
+                text = text.replace(other, repr(triton_helpers._LOG_2_E.value))  # noqa: SLF001
+        text = self._without_modules(text)
+        self.helpers[name] = text
+
+    # -- launches --------------------------------------------------------------------------------
+
+    def _launch(self, kernel: _Kernel, arguments: list[str]) -> list[str]:
+        sizes = dict(zip(kernel.parameters, arguments, strict=True))
+        values: dict[str, str] = {}
+        for block in kernel.blocks:
+            values[block] = self._block(kernel, block, sizes)
+
+        def programs(axis: str) -> str:
+            return f"triton.cdiv({sizes[axis.lower() + 'numel']}, {values[axis + 'BLOCK']})"
+
+        match kernel.grid:
+            case "Grid1D":
+                grid = [programs("X")]
+            case "Grid2D":
+                grid = [programs("X"), programs("Y")]
+            case "Grid2DWithYZOverflow":
+                y = programs("Y")
+                most = _MOST_Y_PROGRAMS
+                grid = [programs("X"), f"min({y}, {most})", f"triton.cdiv({y}, {most})"]
+            case "Grid3D":
+                grid = [programs("X"), programs("Y"), programs("Z")]
+            case "BatchMatmulGrid3D":
+                grid = [programs("Z"), programs("Y"), programs("X")]
+            case "SplitScanGrid":
+                raise NoSeed("Inductor scans in one pass over programs that wait for each other")
+            case _:
+                raise NoSeed(f"Inductor launches {kernel.name} on a {kernel.grid}")
+        warps = self._tunable("NUM_WARPS", 4, [2, 4, 8])
+        keywords = [f"{b}={v}" for b, v in values.items()] + [f"num_warps={warps}"]
+        grid_text = f"({', '.join(grid)}{',' if len(grid) == 1 else ''})"
+        return wrapped(f"{kernel.name}[{grid_text}]", [*arguments, *keywords])
+
+    def _block(self, kernel: _Kernel, block: str, sizes: Mapping[str, str]) -> str:
+        axes = sum(b != "R0_BLOCK" for b in kernel.blocks)
+        if kernel.dot:
+            if kernel.grid == "BatchMatmulGrid3D" and block == "ZBLOCK":
+                return "1"
+            prefix, value = "DOT_", 32 if block == "R0_BLOCK" else 64
+            values = [32, 64] if block == "R0_BLOCK" else [32, 64, 128]
+        elif block == "R0_BLOCK":
+            prefix, value = ("INNER_", 2048) if kernel.inner else ("OUTER_", 64)
+            values = [1024, 2048, 4096] if kernel.inner else [16, 64, 256]
+        elif kernel.reduces:
+            prefix, value = ("INNER_", 1) if kernel.inner else ("OUTER_", 32)
+            values = [1, 2, 4] if kernel.inner else [16, 32, 64]
+        else:
+            prefix, value = "", 1024 if axes == 1 else 32
+            values = [256, 512, 1024, 2048] if axes == 1 else [16, 32, 64]
+        constant = self._tunable(prefix + block, value, values)
+        if block == "R0_BLOCK" and not kernel.dot:
+            return f"min({constant}, triton.next_power_of_2({sizes['r0_numel']}))"
+        return constant
+
+    def _tunable(self, name: str, value: int, values: list[int]) -> str:
+        self.tunables.setdefault(name, (value, values))
+        return name
+
+
+def _entry(node: ast.expr, key: str) -> ast.expr:
+    assert isinstance(node, ast.Dict)
+    for k, value in zip(node.keys, node.values, strict=True):
+        if isinstance(k, ast.Constant) and k.value == key:
+            return value
+    raise KeyError(key)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+class _Casts(ast.NodeTransformer):
+    """`(ks0 + 1).to(t)` as `tl.cast(ks0 + 1, t)`: Triton makes a constant, without `to`, of a 1."""
+
+    def __init__(self, numbers: set[str]) -> None:
+        self._numbers = numbers
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        function = node.func
+        if isinstance(function, ast.Attribute) and function.attr == "to":
+            names = {n.id for n in ast.walk(function.value) if isinstance(n, ast.Name)}
+            if names <= self._numbers:
+                cast: Any = ast.parse("tl.cast").body[0]
+                return ast.Call(cast.value, [function.value, *node.args], [])
+        return node
+
+
+def _drop_unused(node: ast.FunctionDef) -> None:
+    """Drop assignments whose names nobody reads."""
+    while True:
+        read = {
+            n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+        }
+        dropped = _Unread(read)
+        dropped.visit(node)
+        if not dropped.any:
+            return
+
+
+class _Unread(ast.NodeTransformer):
+    def __init__(self, read: set[str]) -> None:
+        self._read = read
+        self.any = False
+
+    def _visit(self, node: Any, target: ast.expr) -> ast.AST | None:
+        if isinstance(target, ast.Name) and target.id not in self._read:
+            self.any = True
+            return None
+        return node  # type: ignore[no-any-return]
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
+        return self._visit(node, node.targets[0])
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        return self._visit(node, node.target)

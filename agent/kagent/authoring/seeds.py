@@ -1,0 +1,126 @@
+"""Seeds for a task without writing one: Inductor's kernels for its `eager`, made into candidates.
+
+No GPU and no language model takes part. What is written is checked as `kagent check` does it, and
+kept only if it is right.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.errors import KagentError, TaskError, UserError
+from kagent_sandbox.runtime.text import printable
+
+from kagent.candidate_file import check_file
+from kagent.runs.files import write_file
+
+NAMES: dict[Kind, str] = {"gpu": "triton_inductor.py", "cpu": "cpp_inductor.py"}
+"""Files that seeds are written to, in the task's folder."""
+LIMIT_S = 600.0
+_WORKER = ("-m", "kagent.authoring.inductor.worker")
+_LOG_TAIL = 500
+
+
+@dataclass(frozen=True, slots=True)
+class SeedOutcome:
+    """What became of the seed for one kind of device.
+
+    Attributes:
+        kind: "gpu" or "cpu".
+        path: The file that was written; None if there is none.
+        reason: Why there is none; of a file that was kept, what is not known of it.
+        results: Number of results that were found right.
+    """
+
+    kind: Kind
+    path: Path | None
+    reason: str = ""
+    results: int = 0
+
+
+def write_seeds(
+    folder: Path,
+    kinds: Sequence[Kind] = ("gpu", "cpu"),
+    *,
+    jobs: int = 1,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[SeedOutcome]:
+    """Write a Triton and a C++ seed into a task's folder, if they can be had and are right.
+
+    Args:
+        folder: The task's folder. Earlier seeds of this origin in it are replaced.
+        kinds: Kinds of device to write seeds for.
+        jobs: Number of builds at once.
+        say: Is told what is being done.
+
+    Returns:
+        An outcome for each kind.
+
+    Raises:
+        TaskError: The task has a fault.
+        MachineError: This machine lacks what a check needs.
+    """
+    return [_write(folder, kind, jobs, say) for kind in kinds]
+
+
+def _write(folder: Path, kind: Kind, jobs: int, say: Callable[[str], None]) -> SeedOutcome:
+    say(f"tracing {folder.name} for a {'GPU' if kind == 'gpu' else 'CPU'}")
+    found = _generate(folder, kind)
+    if "source" not in found:
+        return SeedOutcome(kind, None, found["reason"])
+    path = folder / NAMES[kind]
+    with tempfile.TemporaryDirectory(prefix="kagent_seed_") as aside:
+        draft = Path(aside, path.name)
+        draft.write_text(found["source"], encoding="utf-8")
+        try:
+            checked = check_file(load_task(folder), draft, jobs=jobs, say=say)
+        except TaskError:
+            raise
+        except UserError as e:  # built, and all cases are too large for Triton's interpreter
+            verdict, reason = (), str(e).partition(": ")[2]
+        else:
+            if isinstance(checked.verdict, Rejected):
+                where = f" in {checked.verdict.case}" if checked.verdict.case else ""
+                text = checked.verdict.message.splitlines()[0]
+                return SeedOutcome(kind, None, f"{checked.verdict.status.value}{where}: {text}")
+            verdict = checked.verdict
+            reason = (
+                f"too large to interpret: {', '.join(checked.skipped)}" if checked.skipped else ""
+            )
+    write_file(path, found["source"])
+    return SeedOutcome(kind, path, reason, len(verdict))
+
+
+def _generate(folder: Path, kind: Kind) -> dict[str, str]:
+    """A seed's `source`, or the `reason` for none."""
+    request = json.dumps({"task": str(folder.resolve()), "kind": kind})
+    with tempfile.TemporaryFile() as log:
+        try:
+            done = subprocess.run(
+                [sys.executable, *_WORKER],
+                input=request.encode(),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                timeout=LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {"reason": f"Inductor took longer than {LIMIT_S:g} s"}
+        log.seek(max(0, log.seek(0, 2) - _LOG_TAIL))
+        tail = " ".join(printable(log.read().decode(errors="replace")).split())
+    try:
+        answer: dict[str, str] = json.loads(done.stdout)
+    except ValueError:
+        return {"reason": f"the process that traces ended with status {done.returncode}: {tail}"}
+    if "error" in answer:
+        raise KagentError(answer["error"])
+    return answer

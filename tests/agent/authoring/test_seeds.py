@@ -1,0 +1,86 @@
+"""Seeds that Inductor writes: traced for all shapes without a GPU, checked before they are kept."""
+
+import ast
+import textwrap
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from double_task import REFERENCE, TASK
+from kagent.authoring import seeds
+from kagent.authoring.inductor import cpp, triton
+from kagent.authoring.inductor.trace import NoSeed
+
+OWN = {
+    "expm1": np.expm1,
+    "log1p": np.log1p,
+    "tanh": np.tanh,
+    "trunc": np.trunc,
+    "nearbyint": np.rint,
+}
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A task folder whose function is a PyTorch expression of x: [M, N]."""
+
+    def made(expression, task=TASK):
+        (tmp_path / "task.toml").write_text(task)
+        text = REFERENCE.replace("x.double() * 2", expression.replace("x", "x.double()", 1))
+        (tmp_path / "reference.py").write_text(text.replace("return x * 2", f"return {expression}"))
+        return tmp_path
+
+    return made
+
+
+def test_a_cpu_seed_is_right_and_kept(make):
+    task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0")
+    (outcome,) = seeds.write_seeds(make("x.log_softmax(-1)", task), kinds=("cpu",))
+    assert outcome.path is not None, outcome.reason
+    assert outcome.results == 3  # two cases, and a hidden one
+    text = outcome.path.read_text()
+    assert "schedule(SCHEDULE)" in text
+    assert "double tmp_acc" in text  # a sum in one float would err with the row's length
+    assert "torch/" not in text
+
+
+def test_a_gpu_seed_holds_for_all_shapes(make):
+    source = seeds._generate(make("x.log_softmax(-1)"), "gpu")["source"]
+    ast.parse(source)
+    for line in (
+        "@triton.jit",
+        "def double(x):",
+        "    M, N = x.shape",
+        "    y = torch.empty((M, N), dtype=torch.float32, device=x.device)",
+        "        R0_BLOCK=min(INNER_R0_BLOCK, triton.next_power_of_2(N)),",
+        '    "INNER_R0_BLOCK": [1024, 2048, 4096],',
+    ):
+        assert line in source.splitlines()
+    assert "inductor" not in source.split('"""')[2]  # none of its library
+    assert "libdevice" not in source  # which the interpreter lacks
+
+
+def test_what_cannot_be_written_out_is_named():
+    with pytest.raises(NoSeed, match="cyl_bessel_i1"):
+        triton.TritonFile(None)._without_modules("y = libdevice.cyl_bessel_i1(x)")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_functions_that_the_interpreter_lacks(name):
+    """Their texts, run on float32 numbers."""
+    tl = SimpleNamespace(where=np.where, exp=np.exp, log=np.log, abs=np.abs, floor=np.floor,
+                         ceil=np.ceil)  # fmt: skip
+    scope = {"tl": tl}
+    for each in (*triton._OWN[name][1], name):
+        body = textwrap.dedent(triton._OWN[each][0]).strip()
+        exec(f"def _{each}(x):\n" + textwrap.indent(body, "    "), scope)
+    low = -0.9 if name == "log1p" else -60
+    x = np.concatenate([np.linspace(low, 60, 999), np.geomspace(1e-30, 1, 999), [0.5, 1.5, 2.5]])
+    x = x.astype(np.float32)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(scope[f"_{name}"](x), OWN[name](x.astype(float)), rtol=6e-7)
+
+
+def test_blocks_within_blocks_become_one():
+    nested = "for (int64_t i = 0; i < n; ++i)\n{\n{\n{\ny[i] = 0;\n}\n}\n}"
+    assert cpp._indented(nested) == "for (int64_t i = 0; i < n; ++i) {\n  y[i] = 0;\n}"
