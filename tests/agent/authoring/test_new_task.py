@@ -212,6 +212,16 @@ def test_a_kernelbench_problem_is_an_operation(tmp_path):
     assert torch.allclose(space["eager"](**drawn), operation.call(*drawn.values()), atol=1e-5)
 
 
+def test_equal_sizes_of_what_was_recorded_are_told_apart():
+    operation = make_operation(torch.tanh, lambda: torch.randn(16, 16) * 16 + torch.rand(16, 1))
+    found = trace(operation, every_axis(operation))
+    space = {}
+    exec(written(found), space)
+    case = Case(name="c", dtype="float32", M=5, N=9)
+    drawn = space["inputs"](case, torch.Generator().manual_seed(0), torch.device("cpu"))
+    assert drawn["input"].shape == (5, 9)
+
+
 def test_what_reduces_one_element_is_left_out():
     found = traced(lambda x: x.sum(1, keepdim=True).logsumexp(1, keepdim=True), torch.randn(8, 9))
     assert found.notes == ("aten.logsumexp over one element is left out",)
