@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class CodeWriter:
         names: Mapping[str, str],
         taken: set[str],
         size: Callable[[Any], str],
+        sizes: Callable[[Sequence[int]], str] = lambda sizes: str(list(sizes)),
         device: str,
         dtype: Callable[[torch.dtype], str],
         generator: str | None = None,
@@ -40,7 +41,8 @@ class CodeWriter:
             graph: The graph.
             names: Names of its placeholders.
             taken: Names that lines must not use.
-            size: Text of an int, SymInt, SymFloat or SymBool.
+            size: Text of a SymInt, SymFloat or SymBool.
+            sizes: Text of a list of plain whole numbers, which may be a shape.
             device: Text of the device on which tensors are made.
             dtype: Text of a dtype.
             generator: Text of the generator that random operations use; None where there must be
@@ -50,6 +52,7 @@ class CodeWriter:
         self._names = dict(names)
         self._taken = set(taken) | set(names.values())
         self._size = size
+        self._sizes = sizes
         self._device = device
         self._dtype = dtype
         self._generator = generator
@@ -131,17 +134,17 @@ class CodeWriter:
             if isinstance(symbol, torch.SymInt | torch.SymFloat | torch.SymBool):
                 return self._size(symbol)
             return self._names[value.name]
-        if isinstance(value, bool) or value is None:
-            return str(value)
-        if isinstance(value, int | torch.SymInt | torch.SymFloat):
-            return self._size(value)
-        if isinstance(value, float):
+        if value is None or isinstance(value, bool | int | float):
             return _numbers(value)
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return self._size(value)
         if isinstance(value, torch.dtype):
             return self._dtype(value)
         if isinstance(value, torch.device):
             return self._device
         if isinstance(value, list | tuple):
+            if value and all(type(v) is int for v in value):
+                return self._sizes(value)
             return f"[{', '.join(map(self._value, value))}]"
         if isinstance(value, slice):
             return f"slice({value.start}, {value.stop}, {value.step})"

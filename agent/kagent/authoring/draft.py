@@ -540,14 +540,21 @@ class Draft:
         assert drawing.node is not None
         by_value = {n: f for n, f in zip(example.shape, formulas, strict=True) if n > 1}
 
-        def size(value: Any) -> str:
-            return str(by_value.get(value, value))
+        def sizes(values: Sequence[int]) -> str:
+            """Of the argument's own size at that place, or of an equal one anywhere."""
+            same = len(values) == len(example.shape)
+            found = [
+                formulas[d] if same and v == example.shape[d] else by_value.get(v, v)
+                for d, v in enumerate(values)
+            ]
+            return f"[{', '.join(map(str, found))}]"
 
         writer = CodeWriter(
             drawing.graph,
             names={},
             taken={*self.trace.dims, *(e.name for e in self.trace.operation.examples), "dtype"},
-            size=size,
+            size=str,
+            sizes=sizes,
             device="device",
             dtype=str,
             generator="generator",

@@ -35,7 +35,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._sympy.printers import PythonPrinter
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import flop_registry
 
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.operation import Operation
@@ -229,11 +229,15 @@ def _tensors(value: object) -> list[torch.Tensor]:
     return leaves
 
 
-class _Elements(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the elements that operations compute, products aside."""
+class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up operations of products, and elements that all other operations compute.
+
+    torch's FlopCounterMode follows modules with hooks, which gradients inside of it do not bear.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.products: Any = 0
         self.elements: Any = 0
 
     def __torch_dispatch__(
@@ -241,8 +245,10 @@ class _Elements(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run the operation, and count its results."""
         out = func(*args, **(kwargs or {}))
-        known = func.overloadpacket in flop_registry
-        if not (known or func.is_view or func.overloadpacket.__name__ in _NO_WORK):
+        count = flop_registry.get(func.overloadpacket)
+        if count is not None:
+            self.products = self.products + count(*args, **(kwargs or {}), out_val=out)
+        elif not (func.is_view or func.overloadpacket.__name__ in _NO_WORK):
             # A reduction computes on what it reads.
             tensors = [t for t in (*args, *pytree.tree_leaves(out)) if isinstance(t, torch.Tensor)]
             self.elements = self.elements + max((t.numel() for t in tensors), key=_hint, default=0)
@@ -259,10 +265,10 @@ def _hint(value: Any) -> int:
 
 def _costs(operation: Operation, mode: FakeTensorMode, fakes: Sequence[Any]) -> tuple[Any, Any]:
     """Operations of products, and elements of the others."""
-    counter, elements = FlopCounterMode(display=False), _Elements()
-    with torch.no_grad(), mode, elements, counter:
+    costs = _Costs()
+    with torch.no_grad(), mode, costs:
         operation.call(*fakes)
-    return counter.get_total_flops(), elements.elements
+    return costs.products, costs.elements
 
 
 def _cleaned(graph: GraphModule) -> list[str]:

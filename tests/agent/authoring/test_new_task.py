@@ -125,16 +125,14 @@ def test_the_reference_is_in_float64_also_where_the_code_names_a_dtype():
 
 
 def test_a_gradient_is_a_task():
-    operation = make_operation(
-        lambda x, w: torch.tanh(x * w), (torch.randn(8, 16), torch.randn(16)), backward=True
-    )
+    operation = make_operation(RMSNorm(16), torch.randn(8, 16), backward=True)
     found = trace(operation, every_axis(operation))
-    assert [e.name for e in operation.examples] == ["grad", "x", "w"]
-    assert [r.name for r in found.results] == ["dx", "dw"]
+    assert [e.name for e in operation.examples] == ["grad", "x", "weight"]
+    assert [r.name for r in found.results] == ["dx", "dweight"]
     space = {}
     exec(written(found), space)
     tensors = [torch.randn(8, 16), torch.randn(8, 16), torch.randn(16)]
-    named = dict(zip(["grad", "x", "w"], tensors, strict=True))
+    named = dict(zip(["grad", "x", "weight"], tensors, strict=True))
     for mine, its in zip(space["eager"](**named), operation.call(*tensors), strict=True):
         assert torch.allclose(mine, its)
 
@@ -210,6 +208,16 @@ def test_a_kernelbench_problem_is_an_operation(tmp_path):
     assert list(drawn)[:3] == ["x", "sign", "conv_weight"]
     assert set(drawn["sign"].unique().tolist()) == {-1.0, 1.0}
     assert torch.allclose(space["eager"](**drawn), operation.call(*drawn.values()), atol=1e-5)
+
+
+def test_equal_sizes_of_what_was_recorded_are_told_apart():
+    operation = make_operation(torch.tanh, lambda: torch.randn(16, 16) * 16 + torch.rand(16, 1))
+    found = trace(operation, every_axis(operation))
+    space = {}
+    exec(written(found), space)
+    case = Case(name="c", dtype="float32", M=5, N=9)
+    drawn = space["inputs"](case, torch.Generator().manual_seed(0), torch.device("cpu"))
+    assert next(iter(drawn.values())).shape == (5, 9)
 
 
 def test_what_reduces_one_element_is_left_out():
