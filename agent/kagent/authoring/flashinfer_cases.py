@@ -201,12 +201,13 @@ def cases(inputs: Inputs, workloads: Sequence[Workload]) -> tuple[dict[str, Any]
         del points["empty"]
     points = {n: d for n, d in points.items() if fits(inputs, d)}
     work = min(elements(inputs, d) for d in points.values())
+    several = list(points) if work < HUGE else ["small", "tiny"]
     names = list(points) if work < LARGE else ["small", "tiny"] if work < HUGE else ["tiny"]
     found = of_workloads(inputs, workloads)
     usual = [d for d in (at_point(inputs, p) for p in USUAL) if fits(inputs, d)]
     bench = _each_once(spread(found) or usual)
     gpu = {
-        "check": [_case(inputs, n, n, d) for n, d in points.items()],
+        "check": [_case(inputs, n, n, points[n]) for n in several],
         "bench": [_case(inputs, _name(d), "", d) for d in bench],
         "hidden_check": [_generator(inputs, points["odd"], 2, ["normal"])],
         "hidden_bench": [_hidden_bench(inputs, found, bench)],

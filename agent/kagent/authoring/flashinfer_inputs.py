@@ -27,6 +27,7 @@ _TAKEN |= {"least", "first_is_empty"}
 _OFFSETS = re.compile(r"(indptr|offsets?|cu_?seq_?lens?|cu_lens)$")
 _LENGTHS = re.compile(r"(^|_)(seq|kv|context|cache|sequence)_?len(gth)?s?$|(^|_)lengths$")
 _NUMBERS = re.compile(r"(^|_)(indices|index|idx|ids?|table|tables|positions?|slots?|mapping)$")
+_LAST_PAGE = re.compile(r"last_page_len")
 _PAGES = re.compile(r"page|block")
 _TOKENS = re.compile(r"offset|token_idx|\btoken (index|indices)", re.IGNORECASE)
 _STATE = re.compile(r"^(initial_|recurrent_|ssm_|final_)?states?$")
@@ -212,6 +213,14 @@ def _equalities(definition: Definition) -> dict[str, str]:
         match = _PLUS_ONE.search(definition.axes[axis].description)
         if match and match[1] in variable & used and match[1] not in found:
             found[axis] = f"{match[1]} + 1"
+    # A number for each sequence says how many offsets there are, where nothing else does.
+    inputs = {n: t for n, t in definition.inputs.items() if len(t.shape or ()) == 1}
+    each = [t.shape[0] for n, t in inputs.items() if t.shape and _LAST_PAGE.search(n)]
+    counts = [b for b in each if b in variable - found.keys()]
+    for name, tensor in inputs.items():
+        axis = tensor.shape[0] if tensor.shape else ""
+        if _is_offsets(name, tensor) and axis in variable - found.keys() - set(each) and counts:
+            found[axis] = f"{counts[0]} + 1"
     return found
 
 
@@ -399,7 +408,7 @@ def _draw_whole(
         if s.name == name:
             return _draw_offsets(found, s, dtype)
     text = tensor.description
-    if re.search(r"last_page_len", name):
+    if _LAST_PAGE.search(name):
         return _draw_last_pages(found, name, tensor, dtype)
     for numbers in found.numbers:
         if numbers.name == name:

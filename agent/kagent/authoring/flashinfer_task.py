@@ -26,14 +26,13 @@ from kagent.authoring.exchange import (
     read_traces,
 )
 from kagent.authoring.flashinfer_inputs import Inputs, Size, understand
-from kagent.authoring.float64_source import (
-    SUFFIX,
+from kagent.authoring.task_toml import task_toml
+from kagent.authoring.widened_source import (
     definitions,
-    float64_source,
     random_calls,
     renamed_source,
+    widened_source,
 )
-from kagent.authoring.task_toml import task_toml
 
 ENTRY = "run"  # as in the format, so that solutions are candidates as they stand
 _MOST_MEASURED = 3e8
@@ -178,7 +177,8 @@ def reference_py(inputs: Inputs) -> str:
     source, future, run = _own_source(definition)
     names = definitions(source)
     arguments = ", ".join(definition.inputs)
-    wide = ", ".join(_widened(n, t) for n, t in definition.inputs.items())
+    dtype = _wide_dtype(inputs)
+    wide = ", ".join(_widened(n, t, dtype) for n, t in definition.inputs.items())
     statements = inputs.statements()
     helpers = _helpers(statements)
     kinds = ["normal", "empty"] if inputs.sequences else ["normal"]
@@ -212,8 +212,8 @@ def reference_py(inputs: Inputs) -> str:
         "",
         "",
         f"def reference({arguments}) -> tuple[torch.Tensor, ...]:",
-        '    """The definition\'s reference in float64."""',
-        f"    return _in_order({run}{SUFFIX}({wide}))",
+        f'    """The definition\'s reference in {dtype}."""',
+        f"    return _in_order({run}_{dtype}({wide}))",
         "",
         "",
         f"def eager({arguments}) -> tuple[torch.Tensor, ...]:",
@@ -239,10 +239,10 @@ def reference_py(inputs: Inputs) -> str:
         source.strip(),
         "",
         "",
-        "# -- the same in float64 " + "-" * 72,
+        f"# -- the same in {dtype} " + "-" * 72,
         "",
         "",
-        float64_source(source, names),
+        widened_source(source, names, dtype),
         "",
     ]
     text = "\n".join(lines)
@@ -274,12 +274,22 @@ def _own_source(definition: Definition) -> tuple[str, str, str]:
     return "\n".join(lines), future, taken.get(ENTRY, ENTRY)
 
 
-def _widened(name: str, tensor: Tensor) -> str:
-    """An input as the float64 reference gets it. 8-bit floats stay: torch computes with none, so
+def _wide_dtype(inputs: Inputs) -> str:
+    """What the reference computes in: float64, and float32 where all results have 16 bits and
+    weights are so many that their copies in float64 do not fit into memory.
+    """
+    narrow = all(ITEMSIZE[t.dtype] <= 2 for t in inputs.definition.outputs.values())
+    smallest = flashinfer_cases.at_point(inputs, flashinfer_cases.CHECK["one"])
+    huge = flashinfer_cases.elements(inputs, smallest) >= flashinfer_cases.HUGE
+    return "float32" if narrow and huge else "float64"
+
+
+def _widened(name: str, tensor: Tensor, dtype: str) -> str:
+    """An input as the widened reference gets it. 8-bit floats stay: torch computes with none, so
     the code itself widens them.
     """
     wide = tensor.shape is not None and tensor.dtype in ("float16", "bfloat16", "float32")
-    return f"{name}.double()" if wide else name
+    return f"{name}.to(torch.{dtype})" if wide else name
 
 
 def _input_docstring(inputs: Inputs) -> str:

@@ -22,8 +22,8 @@ from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.data.task import Case
 from kagent_sandbox.errors import TaskError, UserError
 
-from kagent.authoring.float64_source import definitions, float64_source, renamed_source
 from kagent.authoring.task_toml import task_toml
+from kagent.authoring.widened_source import definitions, renamed_source, widened_source
 from kagent.search.text_edits import Edit, EditableText
 
 if TYPE_CHECKING:
@@ -520,7 +520,7 @@ def _reference_py(problem: _Problem, data: Mapping[str, Any]) -> str:
             "# -- the same in float64 " + "-" * 72,
             "",
             "",
-            float64_source(source, names),
+            widened_source(source, names),
             "",
         ]
     )
@@ -536,6 +536,6 @@ def _where(dim: str, arguments: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _widened(name: str, tensor: torch.Tensor) -> str:
-    """A tensor as the float64 reference gets it. 8-bit floats stay: see `float64_source`."""
+    """A tensor as the float64 reference gets it. 8-bit floats stay: see `flashinfer_task`."""
     wide = tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1
     return f"{_argument(name)}.double()" if wide else _argument(name)

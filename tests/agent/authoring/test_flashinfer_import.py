@@ -5,6 +5,7 @@ import torch
 from commands import run
 from flashinfer_made import norm, paged, tensor, variable, workload, write
 from kagent.authoring.exchange import read_definition
+from kagent.authoring.flashinfer_cases import CHECK, at_point
 from kagent.authoring.flashinfer_inputs import understand
 from kagent.authoring.flashinfer_task import find_definitions, import_definition
 from kagent_sandbox.data.task import build_case, load_task
@@ -48,6 +49,23 @@ def test_offsets_pages_and_lengths_are_valid_in_every_case(tmp_path):
         assert bool(((t["kv_last_page_len"] >= 1) | (pages == 0)).all())
         assert bool((t["kv_last_page_len"] <= 4).all())
         assert bool((pages == 0).any()) == (case.inputs == "empty")
+
+
+@pytest.mark.parametrize(("axis", "size"), [("batch_size", 5), ("len_indptr", 6)])
+def test_lengths_of_last_pages_fit_offsets_of_any_length(tmp_path, axis, size):
+    definition = paged(constraints=["num_kv_indices == kv_indptr[-1].item()"])
+    definition["inputs"] |= {
+        "q": tensor("total", "head_dim"),
+        "kv_last_page_len": tensor(axis, dtype="int32"),
+    }
+    definition["axes"] |= variable("total")
+    definition["outputs"] = {"out": tensor("total", "head_dim")}
+    inputs = understand(read_definition(write(tmp_path, definition)), [])
+    dims = at_point(inputs, CHECK["empty"])
+    last = inputs.tensors["kv_last_page_len"]
+    assert [inputs.value(s, dims) for s in inputs.shape(last)] == [size]
+    offsets = inputs.tensors["kv_indptr"]
+    assert [inputs.value(s, dims) for s in inputs.shape(offsets)] == [6]
 
 
 def test_queries_never_outnumber_the_keys_that_they_see(tmp_path):

@@ -1,4 +1,4 @@
-"""PyTorch source rewritten to compute in float64.
+"""PyTorch source rewritten to compute in float64, or float32.
 
 A reference of another suite computes in fixed dtypes: `x.to(torch.float32)`. Its float64 twin is
 the same text with float64 in their places. It is text, not a mode of torch, so that a task's
@@ -23,19 +23,19 @@ _RANDOM = frozenset(
         *("exponential_", "dropout", "manual_seed"),
     }
 )
-SUFFIX = "_float64"
 
 
-def float64_source(source: str, renamed: Collection[str]) -> str:
-    """Rewrite a module's functions and classes to float64, under names with a suffix.
+def widened_source(source: str, renamed: Collection[str], dtype: str = "float64") -> str:
+    """Rewrite a module's functions and classes to one dtype, under names that end in it.
 
-    Casts to a narrower float become casts to float64, as do dtypes that are given or implied where
+    Casts to any other float become casts to it, as do dtypes that are given or implied where
     tensors are made. Reinterpreted bits (`x.view(dtype)`) stay. Statements that are neither
     functions nor classes are left out: the original holds them.
 
     Args:
         source: Python source.
-        renamed: Names that get the suffix: functions and classes of the module.
+        renamed: Names that get a suffix: functions and classes of the module.
+        dtype: "float64", or "float32" where memory forbids that.
 
     Raises:
         SyntaxError: It is no Python.
@@ -46,7 +46,7 @@ def float64_source(source: str, renamed: Collection[str]) -> str:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             part = source[whole.lines_of(node)[0] : whole.span(node)[1]]
             text = EditableText(part)
-            parts.append(text.apply(_edits(ast.parse(part), text, renamed)))
+            parts.append(text.apply(_edits(ast.parse(part), text, renamed, dtype)))
     return "\n\n\n".join(parts)
 
 
@@ -90,8 +90,10 @@ def _renames(root: ast.AST, text: EditableText, names: Mapping[str, str]) -> Ite
             yield Edit(start, start + len(node.name), names[node.name])
 
 
-def _edits(root: ast.AST, text: EditableText, renamed: Collection[str]) -> Iterator[Edit]:
-    yield from _renames(root, text, {n: n + SUFFIX for n in renamed})
+def _edits(
+    root: ast.AST, text: EditableText, renamed: Collection[str], dtype: str
+) -> Iterator[Edit]:
+    yield from _renames(root, text, {n: f"{n}_{dtype}" for n in renamed})
     kept = {
         id(argument)
         for node in ast.walk(root)
@@ -101,21 +103,23 @@ def _edits(root: ast.AST, text: EditableText, renamed: Collection[str]) -> Itera
     for node in ast.walk(root):
         if isinstance(node, ast.Attribute):
             if _is_torch(node) and node.attr in _FLOATS and id(node) not in kept:
-                yield Edit(*text.span(node), "torch.float64")
+                yield Edit(*text.span(node), f"torch.{dtype}")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            yield from _call_edits(node, node.func, text)
+            yield from _call_edits(node, node.func, text, dtype)
 
 
-def _call_edits(call: ast.Call, function: ast.Attribute, text: EditableText) -> Iterator[Edit]:
+def _call_edits(
+    call: ast.Call, function: ast.Attribute, text: EditableText, dtype: str
+) -> Iterator[Edit]:
     name, end = function.attr, text.span(call)[1]
     if name in _CASTS and not _is_torch(function) and not call.args:
-        yield Edit(text.span(function)[1] - len(name), end, "double()")
+        yield Edit(text.span(function)[1] - len(name), end, f"to(torch.{dtype})")
         return
     makes = name in _FACTORIES or (name == "full" and _is_float(call))
     if _is_torch(function) and makes and not any(k.arg == "dtype" for k in call.keywords):
         last = text.source[: end - 1].rstrip()[-1]
         separator = "" if last == "(" else " " if last == "," else ", "
-        yield Edit(end - 1, end, f"{separator}dtype=torch.float64)")
+        yield Edit(end - 1, end, f"{separator}dtype=torch.{dtype})")
 
 
 def _reinterprets(call: ast.Call) -> bool:

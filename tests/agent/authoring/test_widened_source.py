@@ -1,9 +1,9 @@
 import torch
-from kagent.authoring.float64_source import (
+from kagent.authoring.widened_source import (
     definitions,
-    float64_source,
     random_calls,
     renamed_source,
+    widened_source,
 )
 
 SOURCE = """
@@ -32,7 +32,7 @@ def run(x, packed):
 
 def test_all_of_it_computes_in_float64():
     names = {}
-    exec(SOURCE + "\n" + float64_source(SOURCE, definitions(SOURCE)), names)
+    exec(SOURCE + "\n" + widened_source(SOURCE, definitions(SOURCE)), names)
     x = torch.full((4,), 1 / 3, dtype=torch.float64)
     packed = torch.ones(4).bfloat16().view(torch.int16).to(torch.int32)
     out, more, count, least, same, eps = names["run_float64"](x, packed)
