@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -41,8 +41,10 @@ class ConfigSearch:
         self._start = start
         self._size = math.prod(sizes)
         listed = _all(sizes) if self._size <= LISTED else _near(sizes, start, rng)
-        self._listed = list(listed)
-        self._order = {c: (_changes(c, start), rng.random()) for c in self._listed}
+        ranked = [(_changes(c, start), rng.random(), c) for c in listed]
+        self._listed = [config for *_, config in sorted(ranked)]  # the nearest first
+        self._places = {config: place for place, config in enumerate(self._listed)}
+        self._rows = np.array(self._listed)
         self._known: dict[Config, float | None] = {}
 
     def add(self, config: Config, log_speed: float | None) -> None:
@@ -66,45 +68,48 @@ class ConfigSearch:
             pending: Configurations that are being tried: taken to be what is expected of them.
         """
         taken = {*self._known, *pending}
-        left = [c for c in self._listed if c not in taken]
-        if not left:
+        left = self._left(taken)
+        if not len(left):
             return None
-        if self._start not in taken:
-            return self._start
-        if self._size <= WHOLE:
-            return min(left, key=self._order.__getitem__)
-        if len(taken) <= len(self._start) // 2 + 1 or not any(
-            s is not None for s in self._known.values()
-        ):
-            return min(left, key=lambda c: (-self._news(c, taken), self._order[c]))
-        gains = self.expected_gains(left, pending)
-        return left[int(np.argmax(gains))]
+        first: Config = self._listed[left[0]]
+        if first == self._start or self._size <= WHOLE:
+            return first
+        none_passed = all(s is None for s in self._known.values())
+        if none_passed or len(taken) <= len(self._start) // 2 + 1:
+            worth = self._news(self._rows[left], taken)
+        else:
+            worth = self._expected_gains(self._rows[left], pending)
+        found: Config = self._listed[left[int(np.argmax(worth))]]
+        return found
+
+    def _left(self, taken: Collection[Config]) -> NDArray[np.int64]:
+        """Places of the configurations that are not taken, the nearest first."""
+        free = np.ones(len(self._listed), np.bool_)
+        free[[self._places[c] for c in taken if c in self._places]] = False
+        return np.flatnonzero(free)
 
     def most_expected_gain(self, over: float, tried: Sequence[Config] = ()) -> float:
         """Largest expected gain over a log speed among configurations that were not tried; 0 where
         nothing is left. Something must be known to have passed.
         """
-        left = [c for c in self._listed if c not in self._known and c not in tried]
-        return float(np.max(self.expected_gains(left, over=over))) if left else 0.0
+        left = self._left({*self._known, *tried})
+        if not len(left):
+            return 0.0
+        return float(np.max(self._expected_gains(self._rows[left], over=over)))
 
-    def _news(self, config: Config, taken: set[Config]) -> float:
-        """How much of a configuration was seen little: one over each value's count."""
-        return sum(
-            1 / (1 + 2 * sum(t[i] == value for t in taken)) for i, value in enumerate(config)
-        )
+    def _news(self, rows: NDArray[np.int64], taken: Collection[Config]) -> NDArray[np.float64]:
+        """How much of configurations was seen little: one over each value's count, float64 (n,)."""
+        counts = sum(np.equal(rows, np.array(t)).astype(np.float64) for t in taken)
+        return np.asarray(np.sum(1 / (1 + 2 * counts), axis=1))
 
-    def expected_gains(
+    def _expected_gains(
         self,
-        configs: Sequence[Config],
+        rows: NDArray[np.int64],
         pending: Sequence[Config] = (),
         over: float | None = None,
     ) -> NDArray[np.float64]:
-        """Expected improvement in log speed of configurations, float64 (n,).
-
-        Args:
-            configs: The n configurations.
-            pending: As in `next`.
-            over: Log speed that counts as the best so far; None: the best that is known.
+        """Expected improvement in log speed of n configurations, float64 (n,), over a log speed;
+        None: over the best that is known.
         """
         known = self._known_speeds()
         passed = [s for s in self._known.values() if s is not None]
@@ -112,9 +117,9 @@ class ConfigSearch:
         best = max(passed) if over is None else over
         model = _Ridge(known, spread)
         if pending:
-            means, _ = model.predict(pending)
+            means, _ = model.predict(np.array(pending))
             model = _Ridge({**known, **dict(zip(pending, means, strict=True))}, spread)
-        mean, deviation = model.predict(configs)
+        mean, deviation = model.predict(rows)
         z = (mean - best) / deviation
         below = 1 / (1 + np.exp(-np.clip(1.5976 * z + 0.07056 * z**3, -40, 40)))  # Φ to 2e-4
         density = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
@@ -151,9 +156,8 @@ class _Ridge:
         )
         return 100.0 * self._effect + self._effect * np.asarray(shared, np.float64)
 
-    def predict(self, configs: Sequence[Config]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and standard deviation of configurations' log speeds, float64 (n,)."""
-        rows = np.array(configs)
+    def predict(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and standard deviation of n configurations' log speeds, float64 (n,)."""
         cross = self._covariance(rows)
         own = (100.0 + rows.shape[1]) * self._effect
         explained = np.sum((cross @ self._inverse) * cross, axis=1)

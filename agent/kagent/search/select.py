@@ -192,8 +192,8 @@ def operator_shares(lineage: Lineage, operators: Sequence[Operator]) -> Mapping[
 
 
 def to_repair(lineage: Lineage, pending: Sequence[Ask]) -> Candidate | None:
-    """The latest failure that deserves its one repair: that of a good parent, not itself a
-    repair.
+    """The latest failure that deserves its one repair: of what a good parent led to. That of a
+    repair is repaired while the error changes.
     """
     arm = arms(lineage, [Operator.REPAIR])[Operator.REPAIR]
     if arm.tried >= REPAIR_TRIALS and arm.successes < REPAIR_RATE * arm.tried:
@@ -205,13 +205,24 @@ def to_repair(lineage: Lineage, pending: Sequence[Ask]) -> Candidate | None:
         if (
             isinstance(verdict, Rejected)
             and verdict.status in REPAIRABLE
-            and proposal.operator not in (Operator.REPAIR, Operator.SEED)
-            and good.intersection(proposal.parents)
+            and proposal.operator is not Operator.SEED
+            and (base := lineage.base(candidate.id)) is not None
+            and good.intersection((base.id, *proposal.parents))
+            and _is_news(lineage, candidate)
             and not lineage.children(candidate.id)
             and candidate.id not in under_way
         ):
             return candidate
     return None
+
+
+def _is_news(lineage: Lineage, failure: Candidate) -> bool:
+    """Whether a failure is no repair, or one that fails otherwise than what it was to mend."""
+    if failure.proposal.operator is not Operator.REPAIR:
+        return True
+    mended = lineage[failure.proposal.parents[0]].verdict
+    errors = [(v.status, v.message) for v in (failure.verdict, mended) if isinstance(v, Rejected)]
+    return len(set(errors)) == 2
 
 
 def mate(ask: Ask) -> Candidate | None:

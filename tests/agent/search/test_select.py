@@ -106,9 +106,18 @@ def test_a_failure_of_a_good_parent_is_repaired_once(toy):
     assert (ask.operator, ask.parent.id) == (Operator.REPAIR, 1)
     assert to_repair(lineage, [ask]) is None  # under way
     lineage.record(failure(2, parents=(1,), operator=Operator.REPAIR))
-    assert to_repair(lineage, []) is None  # done, and repairs are not repaired
+    assert to_repair(lineage, []) is None  # done, and the repair fails in the same way
     lineage.record(failure(3))
     assert to_repair(lineage, []).id == 3
+
+
+def test_a_repair_is_repaired_while_the_error_changes(toy):
+    lineage = Lineage([SEED, failure(1)])
+    wrong = failure(2, parents=(1,), operator=Operator.REPAIR, status=Status.INCORRECT_NUMERICAL)
+    lineage.record(wrong)
+    assert to_repair(lineage, []).id == 2
+    lineage.record(replace(wrong, proposal=replace(wrong.proposal, id=3, parents=(2,))))
+    assert to_repair(lineage, []) is None
 
 
 def test_a_repair_that_comes_back_as_a_duplicate_is_not_asked_for_again(toy):
