@@ -53,6 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
@@ -62,7 +63,8 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
-    model = Transformer(options.width, 4, options.depth, options.words).to(options.device)
+    model = Transformer(options.width, options.heads, options.depth, options.words)
+    model.to(options.device)
     run = torch.compile(model) if options.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(options.steps):

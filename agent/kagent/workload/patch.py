@@ -329,7 +329,10 @@ def numbers_text(found: Patch) -> str:
     count = f"{found.numbers} numbers (loss and gradients, or outputs) over {found.steps} steps"
     worst = found.difference
     if worst is None:
-        return f"{count} are the same bit for bit"
+        return (
+            f"{count} are the same bit for bit; so they are where the library leaves every call to "
+            "torch, by the rules of its dispatch"
+        )
     return (
         f"{count}: the furthest, {worst.number} of step {worst.step}, is off by {worst.off:.1e}, "
         f"{worst.share:.0%} of what is allowed"
