@@ -66,7 +66,7 @@ def read_problem(path: Path) -> Operation:
     if not isinstance(made, nn.Module):
         raise UserError(f"{path}: Model is no nn.Module")
     name = re.sub(r"^\d+_", "", path.stem).strip("_")
-    return make_operation(made, inputs, name=name, origin=path.name)
+    return make_operation(made, inputs, name=name, origin=path.name, own=True)
 
 
 _MOST_FILLED = 1 << 20

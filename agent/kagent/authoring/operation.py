@@ -116,6 +116,7 @@ def make_operation(
     name: str | None = None,
     origin: str = "",
     backward: bool = False,
+    own: bool = False,
 ) -> Operation:
     """Make an operation of a function or module and example inputs.
 
@@ -128,6 +129,8 @@ def make_operation(
         origin: Where the target comes from.
         backward: Whether the operation is the gradient: its arguments begin with the gradients of
             the results, its results are the gradients of the floating-point arguments.
+        own: Whether a module may be changed. Else a copy is; functions that the module holds, such
+            as lambdas, would go on to use the parameters of the original.
 
     Raises:
         UserError: The target or the inputs cannot be used; the text says why.
@@ -172,7 +175,7 @@ def make_operation(
 
     inputs_count = len(examples)
     if isinstance(target, nn.Module):
-        target, more = _prepared(target)
+        target, more = _prepared(target, own=own)
         notes += more
         state = {**dict(target.named_parameters()), **dict(target.named_buffers())}
         for path, tensor in state.items():
@@ -278,10 +281,11 @@ def _summary(target: object, name: str) -> str:
     return line.rstrip(".") if plain else name.replace("_", " ").capitalize()
 
 
-def _prepared(module: nn.Module) -> tuple[nn.Module, list[str]]:
-    """A copy of a module whose results depend on its arguments alone, and what was changed."""
+def _prepared(module: nn.Module, *, own: bool) -> tuple[nn.Module, list[str]]:
+    """A module, or a copy, whose results depend on its arguments alone, and what was changed."""
     tensors = [*module.parameters(), *module.buffers()]  # shared: they may take gigabytes
-    module, notes = copy.deepcopy(module, {id(t): t for t in tensors}), []
+    module = module if own else copy.deepcopy(module, {id(t): t for t in tensors})
+    notes = []
     for path, each in module.named_modules():
         for label, value in list(vars(each).items()):
             if isinstance(value, torch.Tensor):  # a plain attribute is a buffer, too

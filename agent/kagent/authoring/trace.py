@@ -275,6 +275,7 @@ def _cleaned(graph: GraphModule) -> list[str]:
     """Remove what has no effect on a result. Returns what else was changed."""
     notes = []
     aten = torch.ops.aten
+    graph.graph.eliminate_dead_code()
     for node in list(graph.graph.nodes):
         if node.op != "call_function":
             continue
@@ -285,6 +286,8 @@ def _cleaned(graph: GraphModule) -> list[str]:
         if dropout or same or node.target in (aten.detach.default, aten.alias.default):
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
+        elif _neutral(node):
+            _replace_by_input(node)
         elif _of_one(node):
             notes.append(f"aten.{node.target.overloadpacket.__name__} over one element is left out")
             _replace_by_input(node)
@@ -296,6 +299,22 @@ def _cleaned(graph: GraphModule) -> list[str]:
 
 
 _REDUCTIONS = frozenset({"max", "min", "amax", "amin", "sum", "mean", "logsumexp", "prod"})
+
+
+def _neutral(node: Node) -> bool:
+    """Whether a node adds zero, multiplies by one or takes the first power, as gradients do."""
+    aten = torch.ops.aten
+    neutral = {
+        aten.pow.Tensor_Scalar: 1,
+        aten.mul.Tensor: 1,
+        aten.div.Tensor: 1,
+        aten.add.Tensor: 0,
+        aten.sub.Tensor: 0,
+    }
+    if node.target not in neutral or isinstance(node.args[1], Node):
+        return False
+    value, out = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    return bool(node.args[1] == neutral[node.target]) and value.dtype == out.dtype
 
 
 def _of_one(node: Node) -> bool:
@@ -320,7 +339,7 @@ def _of_one(node: Node) -> bool:
 
 
 def _replace_by_input(node: Node) -> None:
-    """Take a reduction of one element out of its graph."""
+    """Take an operation whose result is its input out of its graph."""
     for user in list(node.users):
         if user.target is operator.getitem:
             user.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]

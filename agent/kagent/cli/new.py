@@ -50,7 +50,12 @@ def new(
         module = load_module(file)
         wanted, example = named(module, attribute, file), named(module, inputs, file)
         operation = make_operation(
-            wanted, example, name=name, origin=f"{file.name}:{attribute}", backward=backward
+            wanted,
+            example,
+            name=name,
+            origin=f"{file.name}:{attribute}",
+            backward=backward,
+            own=True,
         )
         made = make_task(operation, to or Path(operation.name), vary=axes, say=say)
     if json_:

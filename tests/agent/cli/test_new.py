@@ -1,0 +1,61 @@
+"""`kagent new` and `kagent import`: what they print, and how they refuse."""
+
+import json
+
+import pytest
+import torch
+from commands import run
+from kagent.authoring import new_task
+from kagent_sandbox.judge.check import task_checker
+
+MODULE = """
+import torch
+
+def half(x):
+    return x * 0.5
+
+def make_inputs():
+    return torch.randn(12, 9)
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    def check(task, kind, say):
+        return task_checker.check(task, kind, torch.device("cpu"))
+
+    monkeypatch.setattr(new_task, "check_task", check)  # not in processes of its own
+    path = tmp_path / "mine.py"
+    path.write_text(MODULE)
+    return path
+
+
+def test_a_new_task_is_described(file, tmp_path, monkeypatch, capsys):
+    words = ("new", f"{file}:half", "--vary", "x:0=rows", "--to", tmp_path / "half", "--json")
+    ended = run(monkeypatch, capsys, *words)
+    assert ended.code == 0, ended
+    found = json.loads(ended.out)
+    assert found["signature"] == "half(x: Tensor[rows, 9]) -> Tensor[rows, 9]"
+    assert found["dims"] == {"rows": 12}
+    assert found["holes"] == found["seeds"] == []
+    again = run(monkeypatch, capsys, *words)
+    assert again.code == 2
+    assert "it is there already" in again.err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("new", "mine.py"), "expected FILE:NAME"),
+        (("new", "{file}:third"), "defines no 'third'; there are half, make_inputs"),
+        (("new", "{file}:half", "--vary", "x=B"), "expected ARG:DIM=NAME"),
+        (("import", "kernelbench", "{file}"), "defines no 'Model'"),
+        (("import", "kernelbench", "{folder}"), "no file there with Model and get_inputs"),
+    ],
+)
+def test_bad_input_is_one_line(file, monkeypatch, capsys, words, expected):
+    words = [w.format(file=file, folder=file.parent) for w in words]
+    ended = run(monkeypatch, capsys, *words)
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1].startswith("kagent: ")
+    assert expected in ended.err
