@@ -26,6 +26,7 @@ class Run:
         self.before = set(process_tree.descendants(os.getpid()))
         self.objects = objects()
         words = ["evolve", task, "--lang", "cpp", "--budget", budget, "--runs", self.runs]
+        words.append("--no-early-stop")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "kagent", *map(str, words), "--isolation", tier],
             stdout=subprocess.PIPE,

@@ -53,6 +53,9 @@ def timing_table(candidate: Candidate, *, matrix: bool) -> RenderableType:
     used, versus = {t.config for t in verdict.timings}, verdict.versus
     if len(used) == 1:
         title += f", {config_text(verdict.configs[used.pop()])}"
+    if candidate.facts is not None and candidate.facts.tuned:
+        tried = candidate.facts.configs
+        title += f", tuned before its verdict ({tried} tried): {candidate.facts.tuned}"
     table = TextTable(
         (
             Column("case"),
