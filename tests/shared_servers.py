@@ -1,11 +1,11 @@
 """Fork-servers that many tests share: one takes seconds to start, a child of it milliseconds."""
 
-import os
 import sys
 
 from kagent_sandbox.data.language import PLUGINS
 from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.process import forkserver
+from kagent_sandbox.process.environment import for_confined
 
 USERS = (
     "kagent_sandbox.builder.client",
@@ -26,7 +26,7 @@ class SharedServer(forkserver.ForkServer):
     """
 
     def start(self):
-        inherited = [os.environ.get(name) for name in forkserver._INHERITED]
+        inherited = for_confined()
         confinement, env = repr(self._confinement), sorted(self._env.items())
         how = (self._handler, self._preload, confinement, env, self._prefix)
         key = repr((how, inherited, sys.path, PLUGINS))

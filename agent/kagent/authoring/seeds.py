@@ -86,18 +86,18 @@ def _write(folder: Path, kind: Kind, jobs: int, say: Callable[[str], None]) -> S
         except TaskError:
             raise
         except UserError as e:  # built, and all cases are too large for Triton's interpreter
-            verdict, reason = (), str(e).partition(": ")[2]
+            results, reason = 0, str(e).partition(": ")[2]
         else:
             if isinstance(checked.verdict, Rejected):
                 where = f" in {checked.verdict.case}" if checked.verdict.case else ""
                 text = checked.verdict.message.splitlines()[0]
                 return SeedOutcome(kind, None, f"{checked.verdict.status.value}{where}: {text}")
-            verdict = checked.verdict
+            results = len(checked.verdict)
             reason = (
                 f"too large to interpret: {', '.join(checked.skipped)}" if checked.skipped else ""
             )
     write_file(path, found["source"])
-    return SeedOutcome(kind, path, reason, len(verdict))
+    return SeedOutcome(kind, path, reason, results)
 
 
 def _generate(folder: Path, kind: Kind) -> dict[str, str]:

@@ -137,24 +137,16 @@ class CppFile:
         host = "\n".join(self.hosts)
         imports = ["import math", ""] if "math." in host else []
         lines = [
-            *(
-                docstring,
-                "",
-                *imports,
-                "import torch",
-                "from kagent_sandbox.lang import cpp_kernel",
-                "",
-            ),
-            *(
-                *constants,
-                *tune,
-                f"OPTIONS = {json.dumps(_OPTIONS)}",
-                "",
-                'SOURCE = r"""',
-                *headers,
-                prelude,
-            ),
-            *(body, '"""', "", "", "def _kernel(name):"),
+            docstring,
+            "",
+            *imports,
+            "import torch",
+            "from kagent_sandbox.lang import cpp_kernel",
+        ]
+        lines += ["", *constants, *tune, f"OPTIONS = {json.dumps(_OPTIONS)}", ""]
+        lines += ['SOURCE = r"""', *headers, prelude, body, '"""', "", ""]
+        lines += [
+            "def _kernel(name):",
             '    options = [*OPTIONS, f"-mprefer-vector-width={VECTOR_BITS}"]',
             '    return cpp_kernel(name, SOURCE, options=options, defines={"SCHEDULE": SCHEDULE})',
             host,
@@ -168,14 +160,19 @@ def _kernel(text: str, name: str) -> str:
         x for x in text.splitlines() if "integer_div_error" not in x and "#include" not in x
     )
     text = re.sub(r'extern "C"\s+void\s+kernel\(', f'extern "C" void {name}(', text)
-    text = re.sub(r"static_cast<int64_t>\((-?\d+)LL?\)", r"\1", text)
+    text = re.sub(r"static_cast<int64_t>\((-?\d+)LL?\)", r"\1L", text)
     text = re.sub(
-        r"for\(int64_t (\w+)=(.*?); \1<static_cast<int64_t>\((.*?)\); \1\+=1\)",
+        r"for\(int64_t (\w+)=(.*?); \1<static_cast<int64_t>\((.*?)\); \1\+=1L\)",
         r"for (int64_t \1 = \2; \1 < \3; ++\1)",
-        re.sub(r"\+=static_cast<int64_t>\(1L\)", "+=1", text),
+        text,
     )
     text = re.sub(r"\[static_cast<int64_t>\(([^\[\]]*)\)\]", r"[\1]", text)
-    text = re.sub(r"\b(\d+)LL?\b", r"\1", text)
+    # `std::max` needs one type for both: int64_t is long.
+    text = "\n".join(
+        x if re.search(r"std::(max|min)\(", x) else re.sub(r"\b(\d+)LL?\b", r"\1", x)
+        for x in text.splitlines()
+    )
+    text = text.replace("c10::div_floor_integer(", "floor_divide_integral(")
     text = re.sub(r"c10::convert<(\w+)>\(", r"static_cast<\1>(", text)
     text = text.replace("#pragma omp for", "#pragma omp for schedule(SCHEDULE)")
     if "[tid]" not in text:

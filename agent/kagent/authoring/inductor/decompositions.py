@@ -21,13 +21,15 @@ def plain_loops(kind: Kind, allow: Collection[str]) -> Mapping[Any, Callable[...
         kind: "gpu": products of matrices stay, which become `tl.dot`. "cpu": they become sums.
         allow: The torch operations that the task allows: a library is called for them.
     """
-    table = {
+    table: dict[Any, Callable[..., Any]] = {
         aten.var_mean.correction: _var_mean,
         aten.logical_not.default: lambda x: x == 0,
         aten.var.correction: lambda *a, **k: _var_mean(*a, **k)[0],
     }
     library: dict[Any, Callable[..., Any]] = {aten.convolution.default: _convolution}
-    if kind == "cpu":
+    if kind == "gpu":
+        library |= {aten.mm.default: _if_thin(_mm), aten.bmm.default: _if_thin(_bmm)}
+    else:
         library |= {aten.mm.default: _mm, aten.bmm.default: _bmm}
         library |= {aten.cumsum.default: _cumsum, aten.cumprod.default: _cumprod}
     table |= {op: f for op, f in library.items() if not allows(allow, op.name())}
@@ -67,6 +69,18 @@ def _mm(a: Tensor, b: Tensor) -> Tensor:
 def _bmm(a: Tensor, b: Tensor) -> Tensor:
     """[B, M, K] @ [B, K, N] as a sum over K."""
     return (a.unsqueeze(2) * b.mT.unsqueeze(1)).sum(-1)
+
+
+def _if_thin(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Any]:
+    """The product with a vector alone: `tl.dot` has no use for it."""
+
+    def thin(a: Tensor, b: Tensor) -> Any:
+        sizes = (*a.shape[-2:], b.shape[-1])
+        if any(type(n) is int and n == 1 for n in sizes):  # comparing a symbol would decide it
+            return product(a, b)
+        return NotImplemented
+
+    return thin
 
 
 def _prefixes(x: Tensor, dim: int, fill: float) -> Tensor:
@@ -122,7 +136,7 @@ def _convolution(
         if groups == 1:
             weight = weight.transpose(0, 1)
         elif not depthwise:
-            weight = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+            weight = _grouped(weight, 0, groups).transpose(1, 2).flatten(0, 1)
         stride = [1] * n
     else:
         ends = [(p, p) for p in padding]
@@ -140,13 +154,18 @@ def _convolution(
     elif groups == 1:  # [N, 1, C, places..., window...]
         y = (x.unsqueeze(1) * weight.unsqueeze(0)).sum([2, *places])
     else:  # [N, groups, 1, C / groups, places..., window...]
-        x = x.unflatten(1, (groups, -1)).unsqueeze(2)
-        y = (x * weight.unflatten(0, (groups, -1)).unsqueeze(0)).sum([3, *places]).flatten(1, 2)
+        x = _grouped(x, 1, groups).unsqueeze(2)
+        y = (x * _grouped(weight, 0, groups).unsqueeze(0)).sum([3, *places]).flatten(1, 2)
     if bias is None:
         return y
     for _ in range(n):
         bias = bias.unsqueeze(-1)
     return y + bias
+
+
+def _grouped(x: Tensor, dim: int, groups: int) -> Tensor:
+    """A dimension as groups and what is in one."""
+    return x.reshape(*x.shape[:dim], groups, x.shape[dim] // groups, *x.shape[dim + 1 :])
 
 
 def _spread(x: Tensor, dim: int, step: int) -> Tensor:

@@ -56,7 +56,7 @@ def install() -> None:
     driver.set_active(cast("Any", _Driver()))
     interface: Any = get_interface_for_device("cuda")
     for owner in (torch.cuda, interface, interface.Worker):
-        answers = {
+        answers: dict[str, Any] = {
             "is_available": lambda: True,
             "current_device": lambda: 0,
             "device_count": lambda: 1,

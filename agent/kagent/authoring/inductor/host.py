@@ -245,7 +245,7 @@ def dims_lines(task: Task, host: Sequence[str]) -> list[str]:
         if a.shape is None:
             if a.value in needed:
                 lines.append(f"{a.value} = {a.name}")
-                needed.remove(a.value)  # type: ignore[arg-type]
+                needed.remove(str(a.value))
             continue
         found = {s: i for i, s in enumerate(a.shape) if s in needed}
         if len(found) == len(a.shape) > 1:

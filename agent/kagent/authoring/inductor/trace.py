@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,11 +81,12 @@ class Traced:
 def install() -> None:
     """Change what Inductor and torch have no setting for. Never taken back."""
     # Sums on the CPU have wide accumulators instead (cpp.py).
-    CppKernel.need_use_acc_helper = lambda *_: False
-    attention = F.scaled_dot_product_attention
+    kernel: Any = CppKernel
+    kernel.need_use_acc_helper = lambda *_: False
+    attention: Any = F.scaled_dot_product_attention
 
     @functools.wraps(attention)
-    def plain_flags(*args: Any, **flags: Any) -> torch.Tensor:
+    def plain_flags(*args: Any, **flags: Any) -> Any:
         known = {k: bool(v) if isinstance(v, torch.SymBool) else v for k, v in flags.items()}
         return attention(*args, **known)
 
@@ -100,7 +102,7 @@ def trace(task: Task, kind: Kind) -> list[Traced]:
     cases = [*task.cases(kind).check, *task.cases(kind).bench]
     for draw in range(_DRAWS):
         for which in ("check", "bench"):
-            cases += draw_hidden(task, kind, which, draw)  # type: ignore[arg-type]
+            cases += draw_hidden(task, kind, which, draw)
     varying = _varying(task, cases)
     dtype = next((c.dtype for c in cases if c.dtype in _HALF), cases[0].dtype)
     # The largest first: what counts elements must count those.
@@ -109,7 +111,13 @@ def trace(task: Task, kind: Kind) -> list[Traced]:
     while left:
         if len(traces) == MOST_TRACES:
             raise NoSeed(f"torch goes more than {MOST_TRACES} ways, by the cases' sizes and flags")
-        traced, covers = _trace(task, kind, left[0], dtype, varying)
+        try:
+            traced, covers = _trace(task, kind, left[0], dtype, varying)
+        except NoSeed:  # the sizes of 1 may have to stay
+            ones = [n for n in varying if left[0].dims[n] in (0, 1)]
+            if not ones:
+                raise
+            traced, covers = _trace(task, kind, left[0], dtype, varying, ones)
         traces.append(traced)
         left = [c for c in left[1:] if not covers(c)]
     return traces
@@ -126,15 +134,25 @@ def _varying(task: Task, cases: Sequence[Case]) -> dict[str, set[int]]:
 
 
 def _trace(
-    task: Task, kind: Kind, case: Case, dtype: str, varying: Mapping[str, set[int]]
+    task: Task,
+    kind: Kind,
+    case: Case,
+    dtype: str,
+    varying: Mapping[str, set[int]],
+    constant: Sequence[str] = (),
 ) -> tuple[Traced, Callable[[Case], bool]]:
-    """A trace with the sizes of one case in mind, and whether it holds for another."""
+    """A trace with the sizes of one case in mind, and whether it holds for another.
+
+    Dimensions in `constant` keep the case's value, also if they vary.
+    """
     reference = task.reference()
     environment = ShapeEnv()
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     dims: dict[str, Any] = dict(case.dims)
     symbols: dict[str, str] = {}
     for name, sizes in varying.items():
+        if name in constant:
+            continue
         # torch has its own ways with sizes of 0 and 1. What it writes for others holds there too,
         # or the check of the seed will tell.
         size = any(name in str(a.shape) for a in task.arguments)
@@ -193,9 +211,14 @@ def _trace(
         raise NoSeed(f"{type(e).__name__}: {lines[0] if lines else ''}"[:300]) from e
 
     fixed = {n: v for n, v in case.dims.items() if n not in symbols.values()}
-    guards = [g.expr for g in environment.guards if _INT32 not in g.expr.atoms(sympy.Integer)]
-    conditions = [_text(n, v) for n, v in fixed.items() if n in varying or type(v) is not int]
-    conditions += [_renamed(PythonPrinter().doprint(g), symbols) for g in guards]
+    printer: Any = PythonPrinter
+    guards: list[Any] = [
+        g.expr for g in environment.guards if _INT32 not in g.expr.atoms(sympy.Integer)
+    ]
+    conditions = [
+        _text(n, v) for n, v in fixed.items() if n in varying or type(v) is not int or v in (0, 1)
+    ]
+    conditions += [_renamed(printer().doprint(g), symbols) for g in guards]
 
     def covers(other: Case) -> bool:
         if any(other.dims[n] != v for n, v in fixed.items()):
@@ -264,5 +287,5 @@ def _text(name: str, value: float) -> str:
 
 def _renamed(text: str, symbols: Mapping[str, str]) -> str:
     for symbol, name in symbols.items():
-        text = text.replace(symbol, name)
+        text = re.sub(rf"\b{symbol}\b", name, text)
     return text
