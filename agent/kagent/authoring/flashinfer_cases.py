@@ -206,10 +206,10 @@ def cases(inputs: Inputs, workloads: Sequence[Workload]) -> tuple[dict[str, Any]
     least = min(nbytes(inputs, d) for d in points.values())
     points = {n: d for n, d in points.items() if fits(inputs, d)}
     if "odd" not in points:
-        name, limit = inputs.definition.name, MOST_BYTES / 1e9
+        conditions = "; ".join(inputs.conditions) or "none"
         raise TaskError(
-            f"{name}: no sizes fit: its smallest case has {least / 1e9:.3g} GB of inputs and "
-            f"results ({limit:g} at most), and its constraints are {'; '.join(inputs.conditions) or 'none'}"
+            f"{inputs.definition.name}: no sizes fit: its smallest case has {least / 1e9:.3g} GB of "
+            f"inputs and results ({MOST_BYTES / 1e9:g} at most); its conditions: {conditions}"
         )
     work = min(elements(inputs, d) for d in points.values())
     several = list(points) if work < HUGE else ["small", "tiny"]

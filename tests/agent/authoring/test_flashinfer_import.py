@@ -12,7 +12,6 @@ from kagent_sandbox.data.task import build_case, load_task
 from kagent_sandbox.errors import TaskError, UserError
 from kagent_sandbox.judge.check.task_checker import check
 
-
 AXES = norm()["axes"]
 
 
