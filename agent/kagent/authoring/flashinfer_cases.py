@@ -208,8 +208,8 @@ def cases(inputs: Inputs, workloads: Sequence[Workload]) -> tuple[dict[str, Any]
     if "odd" not in points:
         conditions = "; ".join(inputs.conditions) or "none"
         raise TaskError(
-            f"{inputs.definition.name}: no sizes fit: its smallest case has {least / 1e9:.3g} GB of "
-            f"inputs and results ({MOST_BYTES / 1e9:g} at most); its conditions: {conditions}"
+            f"{inputs.definition.name}: no sizes fit: its smallest case has {least / 1e9:.3g} GB "
+            f"of inputs and results ({MOST_BYTES / 1e9:g} at most); its conditions: {conditions}"
         )
     work = min(elements(inputs, d) for d in points.values())
     several = list(points) if work < HUGE else ["small", "tiny"]
