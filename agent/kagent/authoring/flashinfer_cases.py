@@ -9,6 +9,7 @@ from typing import Any
 
 from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.plan import ITEMSIZE
+from kagent_sandbox.errors import TaskError
 
 from kagent.authoring.exchange import Workload
 from kagent.authoring.flashinfer_inputs import Inputs, Size
@@ -195,11 +196,21 @@ def cases(inputs: Inputs, workloads: Sequence[Workload]) -> tuple[dict[str, Any]
 
     Returns:
         Each as in task.toml: check, bench, hidden_check and hidden_bench.
+
+    Raises:
+        TaskError: No sizes fit, or their tensors are too large.
     """
     points = {n: at_point(inputs, p) for n, p in CHECK.items()}
     if not inputs.sequences:
         del points["empty"]
+    least = min(nbytes(inputs, d) for d in points.values())
     points = {n: d for n, d in points.items() if fits(inputs, d)}
+    if "odd" not in points:
+        conditions = "; ".join(inputs.conditions) or "none"
+        raise TaskError(
+            f"{inputs.definition.name}: no sizes fit: its smallest case has {least / 1e9:.3g} GB "
+            f"of inputs and results ({MOST_BYTES / 1e9:g} at most); its conditions: {conditions}"
+        )
     work = min(elements(inputs, d) for d in points.values())
     several = list(points) if work < HUGE else ["small", "tiny"]
     names = list(points) if work < LARGE else ["small", "tiny"] if work < HUGE else ["tiny"]

@@ -12,6 +12,8 @@ from kagent_sandbox.data.task import build_case, load_task
 from kagent_sandbox.errors import TaskError, UserError
 from kagent_sandbox.judge.check.task_checker import check
 
+AXES = norm()["axes"]
+
 
 def imported(folder, definition, *workloads):
     path = write(folder, definition, *workloads)
@@ -132,6 +134,7 @@ def test_products_are_counted_from_the_reference(tmp_path):
         ({"inputs": {"x": tensor("rows", dtype="int32")}}, "which whole numbers are valid"),
         ({"inputs": {"x": tensor("rows", dtype="float4_e2m1")}}, "no dtype 'float4_e2m1'"),
         ({"inputs": {"x_indptr": tensor("rows", dtype="int32")}}, "which axis they divide"),
+        ({"axes": {**AXES, "hidden": {"type": "const", "value": 1 << 34}}}, "no sizes fit"),
         ({"outputs": {"y": {"shape": None, "dtype": "float32"}}}, "outputs.y is a number"),
     ],
 )  # fmt: skip
