@@ -12,7 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -127,7 +127,7 @@ def _varying(task: Task, cases: Sequence[Case]) -> dict[str, set[int]]:
     """Dimensions that are whole numbers with several values, and these. Flags are none."""
     values = {name: {c.dims[name] for c in cases} for name in task.dims}
     return {
-        name: {int(x) for x in found}
+        name: {x for x in found if isinstance(x, int)}
         for name, found in values.items()
         if len(found - {0, 1}) + bool(found & {0, 1}) > 1 and all(type(x) is int for x in found)
     }
@@ -155,8 +155,9 @@ def _trace(
             continue
         # torch has its own ways with sizes of 0 and 1. What it writes for others holds there too,
         # or the check of the seed will tell.
-        size = any(name in str(a.shape) for a in task.arguments)
-        hint = int(case.dims[name]) if not size or case.dims[name] > 1 else min(sizes - {0, 1})
+        size, value = any(name in str(a.shape) for a in task.arguments), case.dims[name]
+        assert isinstance(value, int)  # `_varying`
+        hint = value if not size or value > 1 else min(sizes - {0, 1})
         source = ConstantSource(name)
         symbol = environment.create_symbol(
             hint,
@@ -223,7 +224,7 @@ def _trace(
     def covers(other: Case) -> bool:
         if any(other.dims[n] != v for n, v in fixed.items()):
             return False
-        sizes = {s: sympy.Integer(int(other.dims[n])) for s, n in symbols.items()}
+        sizes = {s: sympy.Integer(int(cast("int", other.dims[n]))) for s, n in symbols.items()}
         return all(
             g.xreplace({x: sizes[str(x)] for x in g.free_symbols}) is sympy.true for g in guards
         )
@@ -279,7 +280,7 @@ def _scalar(argument: Argument, dims: Mapping[str, Any]) -> Any:
     return _size(value, dims) if isinstance(value, str) else value
 
 
-def _text(name: str, value: float) -> str:
+def _text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return name if value else f"not {name}"
     return f"{name} == {value!r}"
