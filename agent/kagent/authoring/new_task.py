@@ -29,6 +29,7 @@ from kagent.authoring.draft import (
 )
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.operation import Operation
+from kagent.authoring.seeds import SeedOutcome, write_seeds
 from kagent.authoring.sizes import (
     Room,
     Sizes,
@@ -61,6 +62,7 @@ MANY_ELEMENTS, MANY_WORK = 1e6, 1e9
 cases must do."""
 _ROWS = ("constant", "tiny", "large", "spiked", "zeros")
 _SCALES = (30.0, 1e-3)
+_SEEDS: Mapping[Kind, str] = {"gpu": "Triton", "cpu": "C++"}
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Made:
         trace: What was found out about the operation.
         draft: What was written.
         checks: What the check of the task found, for each kind of device.
+        derived: What became of the seeds that were derived, for each kind of device.
         seconds: Time that it took.
     """
 
@@ -79,6 +82,7 @@ class Made:
     trace: Trace
     draft: Draft
     checks: tuple[TaskCheck, ...]
+    derived: tuple[SeedOutcome, ...]
     seconds: float
 
     @property
@@ -94,7 +98,8 @@ class Made:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was changed or left out."""
-        return (*self.trace.operation.notes, *self.trace.notes, *self.draft.notes)
+        none = (f"no {_SEEDS[d.kind]} seed: {d.reason}" for d in self.derived if d.path is None)
+        return (*self.trace.operation.notes, *self.trace.notes, *self.draft.notes, *none)
 
     @property
     def holes(self) -> tuple[str, ...]:
@@ -107,6 +112,7 @@ def make_task(
     folder: Path,
     *,
     vary: Mapping[tuple[str, int], str] | None = None,
+    seeds: bool = True,
     say: Say = lambda _: None,
 ) -> Made:
     """Make a task of an operation.
@@ -116,6 +122,7 @@ def make_task(
         folder: Folder that is written. It must not exist, or be empty.
         vary: Names of the dimensions that vary, by argument and dimension. By default all do that
             can, and that are not small.
+        seeds: Whether seeds are derived, too (`write_seeds`).
         say: Is told what is being done.
 
     Raises:
@@ -141,7 +148,8 @@ def make_task(
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return Made(folder, room.trace, draft, checks, time.perf_counter() - began)
+    derived = tuple(write_seeds(folder, say=say)) if seeds else ()
+    return Made(folder, room.trace, draft, checks, derived, time.perf_counter() - began)
 
 
 # -- dimensions ------------------------------------------------------------------------------------

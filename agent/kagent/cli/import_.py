@@ -10,7 +10,7 @@ from kagent_sandbox.errors import KagentError, UserError
 from rich.text import Text
 
 from kagent.cli.app import EVOLVE, JsonOption, app, err, out, print_json, status
-from kagent.cli.new import made_json, made_text
+from kagent.cli.new import SeedsOption, made_json, made_text
 
 imports = typer.Typer(no_args_is_help=True, help="Make task folders of other suites' files.")
 app.add_typer(imports, name="import", rich_help_panel=EVOLVE)
@@ -25,9 +25,10 @@ def kernelbench(
         list[Path], typer.Argument(help="Files with Model and get_inputs, or folders of them.")
     ],
     to: Annotated[Path, typer.Option(help="Folder that the tasks' folders are made in.")] = Path(),
+    seeds: SeedsOption = True,
     json_: JsonOption = False,
 ) -> None:
-    """Make a task of each KernelBench problem, and check it."""
+    """Make a task of each KernelBench problem, with seeds, and check it."""
     from kagent.authoring.kernelbench import problem_files, read_problem
     from kagent.authoring.new_task import make_task
 
@@ -39,7 +40,7 @@ def kernelbench(
             with status(quiet=json_) as say:
                 say(f"reading {file}")
                 operation = read_problem(file)
-                made = make_task(operation, to / operation.name, say=say)
+                made = make_task(operation, to / operation.name, seeds=seeds, say=say)
         except UserError as e:
             if len(files) == 1:
                 raise

@@ -14,6 +14,9 @@ from kagent.cli.app import EVOLVE, JsonOption, app, out, print_json, status
 if TYPE_CHECKING:
     from kagent.authoring.new_task import Made
 
+SeedsOption = Annotated[
+    bool, typer.Option("--seeds/--no-seeds", help="Derive a Triton and a C++ seed (Inductor's).")
+]
 ToOption = Annotated[Path | None, typer.Option(help="Folder of the task (./NAME).")]
 
 
@@ -34,9 +37,10 @@ def new(
     to: ToOption = None,
     name: Annotated[str | None, typer.Option(help="Name of the task (that of the target).")] = None,
     backward: Annotated[bool, typer.Option("--backward", help="Make its gradient a task.")] = False,
+    seeds: SeedsOption = True,
     json_: JsonOption = False,
 ) -> None:
-    """Make a task of a PyTorch function or module, and check it."""
+    """Make a task of a PyTorch function or module, with seeds, and check it."""
     from kagent.authoring.new_task import make_task, parse_vary
     from kagent.authoring.operation import load_module, make_operation, named
 
@@ -57,7 +61,7 @@ def new(
             backward=backward,
             own=True,
         )
-        made = make_task(operation, to or Path(operation.name), vary=axes, say=say)
+        made = make_task(operation, to or Path(operation.name), vary=axes, seeds=seeds, say=say)
     if json_:
         print_json(made_json(made))
     else:
