@@ -55,6 +55,8 @@ LARGE_ELEMENTS, LARGE_WORK = 1e6, 3e8
 """Those of the larger check cases for GPUs."""
 BENCH_ELEMENTS, BENCH_WORK = 3e6, 1e8
 """Those of a benchmark case for CPUs, before it is timed."""
+LEAST_BENCH = 1 / 16
+"""Share of these to which it is made smaller, at most: a slow moment must not make it tiny."""
 BENCH_S = 1.5e-3
 """Longest time of a call of a benchmark case for CPUs, where sizes allow it."""
 MANY_ELEMENTS, MANY_WORK = 1e6, 1e9
@@ -415,7 +417,8 @@ def _cpu_bench(room: Room, trials: Trials, dtype: str) -> tuple[DraftCase, str]:
     for _ in range(6):
         case = DraftCase(_shrunk(room, elements, work), dtype)
         tried = trials.case(case, f"bench_{elements:g}_{work:g}")
-        if tried.why or tried.seconds <= BENCH_S:
+        small = min(elements / BENCH_ELEMENTS, work / BENCH_WORK) <= LEAST_BENCH
+        if tried.why or tried.seconds <= BENCH_S or small:
             break
         share = max(0.2, 0.8 * BENCH_S / tried.seconds)
         elements, work = elements * share, work * share

@@ -274,9 +274,14 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 def _summary(target: object, name: str) -> str:
-    text = inspect.getdoc(target if not isinstance(target, nn.Module) else type(target)) or ""
-    own = not isinstance(target, nn.Module) or not type(target).__module__.startswith("torch.")
-    line = text.split("\n\n")[0].replace("\n", " ").strip() if own else ""
+    # A class without a docstring of its own would get its base's.
+    owner = type(target) if isinstance(target, nn.Module) else target
+    text = inspect.cleandoc(vars(owner).get("__doc__") or "") if isinstance(owner, type) else ""
+    if not isinstance(owner, type):
+        text = inspect.getdoc(owner) or ""
+    elif owner.__module__.startswith("torch."):
+        text = ""
+    line = text.split("\n\n")[0].replace("\n", " ").strip()
     plain = len(line) > _LEAST_NAME and len(line) <= 120
     return line.rstrip(".") if plain else name.replace("_", " ").capitalize()
 
