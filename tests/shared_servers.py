@@ -1,6 +1,5 @@
 """Fork-servers that many tests share: one takes seconds to start, a child of it milliseconds."""
 
-import os
 import sys
 
 from kagent_sandbox.data.language import PLUGINS
@@ -26,7 +25,7 @@ class SharedServer(forkserver.ForkServer):
     """
 
     def start(self):
-        inherited = [os.environ.get(name) for name in forkserver._INHERITED]
+        inherited = sorted(forkserver.for_confined().items())
         confinement, env = repr(self._confinement), sorted(self._env.items())
         how = (self._handler, self._preload, confinement, env, self._prefix)
         key = repr((how, inherited, sys.path, PLUGINS))
