@@ -237,11 +237,20 @@ def _check_task(name: str, *, json_: bool) -> None:
     with status(quiet=json_) as say:
         found = [check_task(task, kind, say) for kind in get_args(Kind)]
     holes = any(f.holes for f in found)
+    calibrated = {} if task.calibration is None else task.calibration.kinds
     if json_:
         outcome = "holes" if holes else "passed"
-        print_json({"outcome": outcome, "checks": [to_json(f) for f in found]})
+        print_json(
+            {
+                "outcome": outcome,
+                "checks": [to_json(f) for f in found],
+                "calibration": {kind: to_json(each) for kind, each in calibrated.items()},
+            }
+        )
     else:
         out.print(tables.task_check_text(task.name, found))
+        for kind, each in calibrated.items():
+            out.print(tables.calibration_text(task, kind, each))
     if holes:
         raise typer.Exit(1)
 

@@ -80,7 +80,7 @@ class Interpreter:
         most_elements: int = MOST_ELEMENTS,
         tier: Tier | None = None,
     ) -> None:
-        self._task = task
+        self._task = task = task.calibrated("gpu")
         self._target = parse_target(target)
         self._most_elements = most_elements
         self._cases = check_cases(task, "gpu", run_seed)

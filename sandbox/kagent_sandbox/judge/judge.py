@@ -94,9 +94,9 @@ class Judge:
         race_s: float = 0.0,
     ) -> None:
         """`race_s`: see `JudgeClient`."""
-        self.task = task
         self.backend = backend
         self.kind = backend.facts.kind  # whose cases of the task
+        self.task = task = task.calibrated(self.kind)
         self.check_cases = check_cases(task, self.kind, run_seed)
         self.race_cases = race_cases(task, self.kind, run_seed)
         self.baselines_us = dict(baselines_us or {})

@@ -238,7 +238,9 @@ class Checker:
             error = numerics.case_error(input_set.case.name, result, found, yardstick, out.dtype)
             if not error.share_of_tolerance <= slack:
                 limit = numerics.allowed(yardstick, result, out.dtype)
-                text = numerics.describe(error, limit, numerics.find_worst(out, ref))
+                text = numerics.describe(
+                    error, limit, numerics.find_worst(out, ref), result, self.task.tolerance_from
+                )
                 raise _out(Status.INCORRECT_NUMERICAL, text, input_set.case, stage)
             errors.append(error)
         return errors
@@ -262,7 +264,9 @@ class Checker:
             if not worst <= limit:
                 text = (
                     f"result {result.name} is wrong where it was timed: an element errs by "
-                    f"{worst:.3g} of its magnitude, allowed {limit:.3g}. Every timed execution has "
+                    f"{worst:.3g} of its magnitude, allowed {limit:.3g} "
+                    f"({numerics.tolerance_text(result, self.task.tolerance_from)}). "
+                    "Every timed execution has "
                     "inputs of its own, and secret elements of its results are compared"
                 )
                 raise _out(Status.INCORRECT_NUMERICAL, text, case, Stage.MEASURE)

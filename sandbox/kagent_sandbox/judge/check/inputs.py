@@ -16,7 +16,7 @@ import random
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -407,9 +407,14 @@ class InputSampler:
                 raise self._error(function, case, text)
         return values
 
-    def call(self, which: str, input_set: InputSet) -> tuple[torch.Tensor, ...]:
+    def call(
+        self,
+        which: str,
+        input_set: InputSet,
+        wrap: Callable[[Callable[..., object]], Callable[..., object]] = lambda f: f,
+    ) -> tuple[torch.Tensor, ...]:
         """The results of `reference` or `eager`, and what is written. Arguments that may be changed
-        are copies.
+        are copies. `wrap` gives what is called in the place of the function.
 
         Raises:
             TaskError: It fails, or does not return what task.toml declares.
@@ -418,7 +423,7 @@ class InputSampler:
         arguments = input_set.arguments
         copies = {name: input_set.tensors[name].clone() for name in self.task.mutates}
         arguments.update(copies)
-        function = getattr(self._reference, which)
+        function = wrap(getattr(self._reference, which))
         try:
             with torch.no_grad():
                 value = function(**arguments)

@@ -64,7 +64,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
-        task = load_task(Path(request["task"]))
+        task = load_task(Path(request["task"])).calibrated(request["kind"])
         found = check(task, request["kind"], torch.device(request["device"]))
         answer: dict[str, object] = {"ok": to_json(found)}
     except TaskError as e:
