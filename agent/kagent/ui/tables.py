@@ -98,7 +98,7 @@ def calibration_text(task: Task, kind: str, found: KindCalibration) -> Text:
     """The tolerances of a calibration, beside those of `task` as task.toml has it, and why."""
     text = Text()
     text.append(f"{task.name}, {kind} ({found.device})", "bold")
-    text.append(f": {found.cases} cases, {len(found.ways)} ways: {', '.join(found.ways)}\n")
+    text.append(f": {found.cases} cases, {len(found.ways)} ways: {'; '.join(found.ways)}\n")
     before = {r.name: r for r in task.compared}
     for name, each in found.results.items():
         text.append(f"  {name}: k = {each.k:g}, floor = {each.floor:g}", "bold green")

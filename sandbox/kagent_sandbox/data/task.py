@@ -321,6 +321,7 @@ class Task(_Model):
     allow: tuple[str, ...] = ()  # torch operations beyond allocation, views, copies and fills
     bytes: str  # formula: fewest bytes that must move through memory
     flops: str  # formula: operations, 0 for none worth counting
+    accept: bool = False  # reference.py has a rule for results that torch does not fix
     matrix: bool = False  # flops are matrix products: the tensor cores' ceiling applies
     written: str = "0"  # formula: the part of `bytes` that is written (may stay in L2)
     gpu: Cases
@@ -430,8 +431,20 @@ class Task(_Model):
         return self.formula(self.flops, case)
 
     def reference(self) -> Reference:
-        """The task's reference.py, imported."""
-        return load_reference(self.folder / "reference.py")
+        """The task's reference.py, imported.
+
+        Raises:
+            TaskError: It cannot be imported, lacks a function, or has a rule that is not declared.
+        """
+        path = self.folder / "reference.py"
+        found = load_reference(path)
+        if hasattr(found, "accept") != self.accept:
+            what = "lacks accept(results, expected, **inputs)" if self.accept else "defines accept"
+            raise TaskError(
+                f"{path}: {what}, and accept is {str(self.accept).lower()} in task.toml: a rule is "
+                "used if it is both declared and defined"
+            )
+        return found
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -449,6 +462,11 @@ class Task(_Model):
                 raise ValueError(
                     f"results.{r.name}: valid = {r.valid!r}: expected a result of one int32 or "
                     "int64"
+                )
+            if r.valid is not None and self.accept:
+                raise ValueError(
+                    f"results.{r.name}: valid, and the task has accept, which is asked about whole "
+                    "results: remove one of the two"
                 )
         names = [r.name for r in self.compared]
         if len(set(names)) != len(names):
@@ -575,6 +593,11 @@ class Reference(Protocol):
 
     def experts(self) -> Mapping[str, Callable[..., object]]:
         """Expert libraries that can be imported here, by name: further baselines. May be empty."""
+
+    def accept(self, results: object, expected: object, **arguments: object) -> object:
+        """Where a result's other value is as right as the reference's; only of tasks that declare
+        `accept = true`. Per result True, False, or a mask of its shape.
+        """
 
 
 def load_task(folder: Path, *, calibrated: bool = True) -> Task:

@@ -43,6 +43,10 @@ differs.
 """
 
 
+class NotAcceptable(Exception):  # noqa: N818
+    """The task's `accept` fails on a candidate's results, and not on the reference's."""
+
+
 @dataclass
 class InputSet:
     """One set of inputs of a case, on the judge's device, never shared with a launcher."""
@@ -294,6 +298,69 @@ class InputSampler:
             input_set.known_results = self.call("reference", input_set)
         return input_set.known_results
 
+    def accepted(
+        self, input_set: InputSet, outputs: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        """Results with the reference's values where others are as right, by the task's own rule.
+
+        The rule is asked on the CPU and about copies: a value that leads it astray, such as an
+        index out of range, ends no device's context, and what is compared is what it has seen.
+
+        Args:
+            input_set: The inputs.
+            outputs: Results on them, in their own dtypes.
+
+        Returns:
+            The results, and where the rule has accepted other values, bool of the result's shape;
+            None where it accepted none.
+
+        Raises:
+            NotAcceptable: The rule fails on these results.
+            TaskError: It fails on the reference's own, or returns something else than masks.
+        """
+        nowhere: list[torch.Tensor | None] = [None] * len(outputs)
+        if not self.task.accept:
+            return list(outputs), nowhere
+        expected = [e.to(o.dtype) for e, o in zip(self.expected(input_set), outputs, strict=True)]
+        own = [o.clone() for o in outputs]
+        if all(map(torch.equal, own, expected)):
+            return own, nowhere
+        try:
+            masks = self._ask_accept(input_set, own)
+        except TaskError as e:
+            self._ask_accept(input_set, expected)  # or it is the rule that is wrong
+            raise NotAcceptable(str(e)) from None
+        found = [torch.where(m, e, o) for m, e, o in zip(masks, expected, own, strict=True)]
+        return found, list(masks)
+
+    def _ask_accept(
+        self, input_set: InputSet, results: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """What the task's rule says of results, as a mask of each on its own device."""
+        arguments = {
+            n: v.cpu().clone() if isinstance(v, torch.Tensor) else v
+            for n, v in input_set.arguments.items()
+        }
+        expected = tuple(t.cpu().clone() for t in self.expected(input_set))
+        case = input_set.case
+        try:
+            with torch.no_grad():
+                said = self._reference.accept(
+                    tuple(t.cpu().clone() for t in results), expected, **arguments
+                )
+        except Exception as e:  # see fresh
+            raise self._error("accept", case, _raised(e)) from e
+        answers = tuple(said) if isinstance(said, tuple | list) else (said,)
+        masks = [torch.as_tensor(a) if isinstance(a, bool) else a for a in answers]
+        fine = len(masks) == len(results) and all(
+            isinstance(m, torch.Tensor) and m.dtype == torch.bool and m.shape in ((), r.shape)
+            for m, r in zip(masks, results, strict=True)
+        )
+        if not fine:
+            text = "expected True, False or a bool tensor of its shape for each result"
+            raise self._error("accept", case, text)
+        return [m.to(r.device).expand(r.shape) for m, r in zip(masks, results, strict=True)]
+
     def valid_parts(
         self, input_set: InputSet, *results: Sequence[torch.Tensor]
     ) -> list[list[torch.Tensor]]:
@@ -334,7 +401,9 @@ class InputSampler:
         """Return torch's errors on one draw, computed once."""
         if input_set.known_errors is None:
             outputs, expected = self.valid_parts(
-                input_set, self.call("eager", input_set), self.expected(input_set)
+                input_set,
+                self.accepted(input_set, self.call("eager", input_set))[0],
+                self.expected(input_set),
             )
             input_set.known_errors = tuple(
                 numerics.measure_errors(out, ref, result.row_dims)
