@@ -1,8 +1,9 @@
 """Tolerances from what rounding does: a task's results computed in other ways that are as right.
 
-The ways are torch.compile, float32 throughout, another number of threads, and `eager` with its
-sums and matrix products in other orders. Each is held against the float64 reference, as a
-candidate is. No candidate takes part, so none can widen what it is held against.
+The ways are torch.compile, float32 throughout, another number of threads, `eager` with its sums and
+matrix products in other orders, and the seed that was derived from torch's compiler. Each is held
+against the float64 reference, as a candidate is. No other candidate takes part, so none can widen
+what it is held against.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import contextlib
 import functools
 import math
 import platform
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.calibration import (
     FILE,
     LEAST_FLOOR,
@@ -31,6 +36,7 @@ from kagent_sandbox.data.calibration import (
     write_calibration,
 )
 from kagent_sandbox.data.task import build_case, load_task
+from kagent_sandbox.data.verdict import Examined, Rejected
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.device.table import device_for, find_device
 from kagent_sandbox.device.traits import InputPolicy
@@ -38,10 +44,13 @@ from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.cases import bench_cases, check_cases, race_cases
 from kagent_sandbox.judge.check.inputs import InputSampler
+from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.process.device_lock import DeviceLock
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kagent.authoring.seeds import NAMES
+from kagent.evolve.open_machine import request_maker
 from kagent.tasks import sound_task
 
 if TYPE_CHECKING:
@@ -56,6 +65,8 @@ more. A scale that is off by a thousandth is found by its bias, which this does 
 PARTS = 16
 """Parts of a sum whose results are added one after the other."""
 _KS = (LEAST_K, 3.0, 4.0, 6.0, 8.0, 12.0, MOST_K)
+DRAWS = 3
+"""Draws of each case that every way computes."""
 _SEED = 21  # of the hidden cases that are drawn
 _aten = torch.ops.aten
 
@@ -238,6 +249,7 @@ class _Seen:
 class _Found:
     seen: dict[str, list[_Seen]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    seeds: list[str] = field(default_factory=list)
 
 
 def calibrate(task: Task, kind: Kind, say: Callable[[str], None]) -> KindCalibration:
@@ -262,7 +274,12 @@ def calibrate(task: Task, kind: Kind, say: Callable[[str], None]) -> KindCalibra
         for case in cases:
             say(f"{kind}: {case.name}, {len(ways)} ways")
             with lock.turn("work"):
-                _try_case(task, sampler, case, ways, found)
+                for seed in range(DRAWS):
+                    _try_case(task, sampler, sampler.fresh(case, seed), ways, found)
+    derived = task.folder / NAMES[kind]
+    if derived.is_file():
+        say(f"{kind}: {derived.name}")
+        _try_seed(task, kind, derived, cases, found, say)
     results = {
         name: _tolerance(task, name, found.seen[name]) for name in found.seen if found.seen[name]
     }
@@ -273,7 +290,7 @@ def calibrate(task: Task, kind: Kind, say: Callable[[str], None]) -> KindCalibra
         torch=str(torch.__version__),
         made=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         cases=len(cases),
-        ways=tuple(w for w in ways if w not in found.left_out),
+        ways=tuple(w for w in (*ways, *found.seeds) if w not in found.left_out),
         results=results,
         left_out=found.left_out,
     )
@@ -319,11 +336,11 @@ def calibrate_folder(
 
 
 def _try_case(
-    task: Task, sampler: InputSampler, case: Case, ways: Mapping[str, Way], found: _Found
+    task: Task, sampler: InputSampler, inputs: InputSet, ways: Mapping[str, Way], found: _Found
 ) -> None:
-    """Compute one case in every way, on one draw."""
-    inputs = sampler.fresh(case)
-    yardsticks = sampler.torch_errors(sampler.fresh(case))
+    """Compute one draw in every way, beside torch's own errors as a check takes them."""
+    case = inputs.case
+    yardsticks = sampler.torch_errors(inputs)
     specs = build_case(task, case).compared
     for way, run in ways.items():
         if way in found.left_out:
@@ -346,6 +363,60 @@ def _try_case(
             seen = found.seen.setdefault(result.name, [])
             if math.isfinite(errors.row):  # float16 overflows in some ways
                 seen += _seen(way, case.name, result, errors, yardstick, dtype)
+
+
+def _try_seed(
+    task: Task,
+    kind: Kind,
+    path: Path,
+    cases: Sequence[Case],
+    found: _Found,
+    say: Callable[[str], None],
+) -> None:
+    """Check a derived seed as a candidate, with the largest tolerance that there may be.
+
+    Of its errors those of rows and elements count. A seed that fails is left out.
+    """
+    widest = ResultCalibration(MOST_K, MOST_FLOOR, 0.0, 0.0, "the most that a calibration allows")
+    results = dict.fromkeys((r.name for r in task.compared), widest)
+    with tempfile.TemporaryDirectory(prefix="kagent_calibrate_") as aside:
+        folder = Path(aside, task.folder.name)
+        folder.mkdir()
+        for name in ("task.toml", "reference.py"):
+            shutil.copyfile(task.folder / name, folder / name)
+        known = KindCalibration(task.digest, "", "", "", 0, (), results, {})
+        write_calibration(folder, Calibration({kind: known}))
+        with (
+            Builder(1, on_wait=say) as builder,
+            JudgeClient(folder, device_for(kind), _SEED, on_wait=say) as judge,
+        ):
+            request = request_maker(task, judge.facts, list(cases), 1)
+            built = builder.build(request(path.read_text(encoding="utf-8")))
+            checked = (
+                Examined((), (built,))
+                if isinstance(built, Rejected)
+                else judge.examine(built, bench_shapes=True)
+            )
+    if checked.failed:
+        first = checked.failed[0]
+        found.left_out[path.name] = f"{first.status} in {first.case or 'all cases'}"
+        return
+    found.seeds.append(path.name)
+    by_name = {c.name: c for c in cases}
+    for error in checked.errors:
+        case = by_name[error.case]
+        (result,) = (r for r in task.compared if r.name == error.output)
+        dtype = dtype_of(task.dtype(result.dtype, case))
+        if not dtype.is_floating_point:
+            continue
+        eps = numerics.epsilon(dtype)
+        for off, of_torch in (
+            (error.row, error.torch_row),
+            (error.element, error.torch_element),
+        ):
+            of_k = min(of_torch, numerics.MOST_TORCH_ERROR)
+            seen = _Seen(path.name, error.case, off, of_k, eps, eps, exact=True)
+            found.seen.setdefault(error.output, []).append(seen)
 
 
 def _seen(

@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from declared import write
+from declared import candidate, write
 from kagent.authoring import calibrate as module
 from kagent.authoring.calibrate import ORDERS, Reordered, calibrate
 from kagent_sandbox.data.calibration import Calibration, read_calibration, write_calibration
@@ -40,6 +40,29 @@ def reference(*, x):
 
 def eager(*, x):
     return x.sum(-1)%s, x.argmax(-1)
+"""
+
+
+SEED_CODE = """
+extern "C" void sums(const float* x, float* y, int64_t* at, int64_t m, int64_t n) {
+  for (int64_t i = 0; i < m; ++i) {
+    float sum = 0;
+    int64_t best = 0;
+    for (int64_t j = 0; j < n; ++j) {
+      sum += x[i * n + j];
+      if (x[i * n + j] > x[i * n + best]) best = j;
+    }
+    y[i] = sum;
+    at[i] = best;
+  }
+}
+"""
+SEED_HOST = """
+def run(x):
+    y = torch.empty(x.shape[0], dtype=x.dtype, device=x.device)
+    at = torch.empty(x.shape[0], dtype=torch.int64, device=x.device)
+    cpp_kernel("sums", SOURCE)(x, y, at, x.shape[0], x.shape[1])
+    return y, at
 """
 
 
@@ -102,6 +125,20 @@ def test_tolerances_leave_room_for_every_way_and_are_applied(tmp_path, ways):
     applied = again.calibrated("cpu")
     assert (applied.compared[0].k, applied.compared[0].floor) == (y.k, y.floor)
     assert applied.tolerance_from == "calibration.json"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared")
+def test_a_derived_seed_is_one_way_unless_it_fails(tmp_path, ways):
+    toml = TOML.replace('"bfloat16"', '"float32"')
+    task = write(tmp_path / "sums", toml, REFERENCE % "")
+    seed = task.folder / "cpp_inductor.py"
+    seed.write_text(candidate(SEED_CODE, SEED_HOST))
+    found = calibrate(task, "cpu", quiet)
+    assert seed.name in found.ways, found.left_out
+    seed.write_text(candidate(SEED_CODE.replace("at[i] = best", "at[i] = 0"), SEED_HOST))
+    found = calibrate(task, "cpu", quiet)
+    assert found.left_out[seed.name].startswith("INCORRECT_NUMERICAL in ")
 
 
 def test_eager_that_is_off_is_no_reason_for_a_tolerance(tmp_path, ways):

@@ -43,7 +43,7 @@ differs.
 """
 
 
-class NotAcceptable(Exception):  # noqa: N818
+class NotAcceptable(TaskError):  # noqa: N818
     """The task's `accept` fails on a candidate's results, and not on the reference's."""
 
 
