@@ -13,8 +13,8 @@ from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.language import language_of_source
 from kagent_sandbox.data.race import BEST_OF_TORCH, Race
 from kagent_sandbox.data.target import parse_target
-from kagent_sandbox.data.task import Kind, Task
-from kagent_sandbox.data.verdict import CaseError, Passed, Rejected
+from kagent_sandbox.data.task import Kind, Task, draw_hidden
+from kagent_sandbox.data.verdict import CaseError, Examined, Passed, Rejected
 from kagent_sandbox.device.table import available, device_for
 from kagent_sandbox.errors import KagentError, UserError
 from kagent_sandbox.judge.client import JudgeClient
@@ -42,6 +42,7 @@ class CheckedFile:
     device: str
     interpreted: bool = False
     skipped: tuple[str, ...] = ()  # cases that are too large to interpret, or take too long
+    failed: tuple[Rejected, ...] = ()  # of every case that failed; the first one is the verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +119,14 @@ def _kind_of(sources: Sequence[tuple[Path, str]]) -> Kind:
 
 
 def check_file(
-    task: Task, path: Path, *, jobs: int, say: Callable[[str], None] = lambda _: None
+    task: Task,
+    path: Path,
+    *,
+    jobs: int,
+    bench_shapes: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> CheckedFile:
-    """Build a candidate's file, then check it on all cases.
+    """Build a candidate's file, then check it on all cases, also after one that fails.
 
     It is checked on the device. Without a GPU a Triton candidate is checked in the interpreter.
 
@@ -128,6 +134,8 @@ def check_file(
         task: The task.
         path: The file.
         jobs: Number of builds at once.
+        bench_shapes: Whether benchmark cases, and hidden ones as a final race draws, are checked
+            against the reference, too.
         say: Is told what is being done.
 
     Raises:
@@ -139,21 +147,40 @@ def check_file(
     sound_task(task, kind, say)
     say(f"building and checking {path.name}")
     if not available(kind):
-        return _interpret(task, path, source, jobs)
+        return _interpret(task, path, source, jobs, bench_shapes=bench_shapes)
     secret = secrets.randbits(62)
     device = device_for(kind)
     with (
         Builder(jobs, on_wait=say) as builder,
         JudgeClient(task.folder, device, secret, on_wait=say) as judge,
     ):
-        request = request_maker(task, judge.facts, search_cases(task, kind, secret), 1)
+        cases = search_cases(task, kind, secret)
+        cases += draw_hidden(task, kind, "bench", secret) if bench_shapes else []
+        request = request_maker(task, judge.facts, cases, 1)
         built = builder.build(request(source))
-        verdict = built if isinstance(built, Rejected) else judge.check(built)
-        return CheckedFile(verdict, judge.facts.name)
+        if isinstance(built, Rejected):
+            found = Examined((), (built,))
+        else:
+            found = judge.examine(built, bench_shapes=bench_shapes)
+        return CheckedFile(_first(found), judge.facts.name, failed=found.failed)
 
 
-def _interpret(task: Task, path: Path, source: str, jobs: int) -> CheckedFile:
-    with OfflineChecker(task, "gpu", DEFAULT_TARGET, configs=1, jobs=jobs) as checker:
+def _first(found: Examined) -> tuple[CaseError, ...] | Rejected:
+    return found.failed[0] if found.failed else found.errors
+
+
+def _interpret(
+    task: Task, path: Path, source: str, jobs: int, *, bench_shapes: bool
+) -> CheckedFile:
+    with OfflineChecker(
+        task,
+        "gpu",
+        DEFAULT_TARGET,
+        configs=1,
+        jobs=jobs,
+        every=True,
+        bench_shapes=bench_shapes,
+    ) as checker:
         look = checker.look(source)
     if look.unchecked:
         raise UserError(
@@ -161,10 +188,17 @@ def _interpret(task: Task, path: Path, source: str, jobs: int) -> CheckedFile:
             "machine has no NVIDIA GPU. Check it where there is one"
         )
     if isinstance(look.built, Rejected):
-        return CheckedFile(look.built, f"the builder for {DEFAULT_TARGET}")
+        return CheckedFile(look.built, f"the builder for {DEFAULT_TARGET}", failed=(look.built,))
     assert look.values is not None, "or it would say why it is unchecked"
-    verdict = look.values if isinstance(look.values, Rejected) else look.values.errors
-    return CheckedFile(verdict, "Triton's interpreter", interpreted=True, skipped=look.skipped)
+    values = look.values
+    found = (
+        Examined((), (values,))
+        if isinstance(values, Rejected)
+        else Examined(values.errors, values.failed)
+    )
+    return CheckedFile(
+        _first(found), "Triton's interpreter", True, skipped=look.skipped, failed=found.failed
+    )
 
 
 def bench_files(

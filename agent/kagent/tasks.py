@@ -42,8 +42,10 @@ def task_names() -> list[str]:
     return sorted(p.parent.name for p in resource("seeds").glob("*/task.toml"))
 
 
-def find_task(name_or_path: str | Path) -> Task:
+def find_task(name_or_path: str | Path, *, calibrated: bool = True) -> Task:
     """Find a task by name, or by the path of its folder (or of the task.toml in it).
+
+    `calibrated`: see `load_task`.
 
     Raises:
         TaskError: There is none, or its files do not make sense; the text says which and why.
@@ -51,12 +53,12 @@ def find_task(name_or_path: str | Path) -> Task:
     text = str(name_or_path)
     names = task_names()
     if text in names:
-        return load_task(resource("seeds") / text)
+        return load_task(resource("seeds") / text, calibrated=calibrated)
     path = Path(text).expanduser()
     if path.name == "task.toml":
         path = path.parent
     if path.is_dir():
-        return load_task(path)
+        return load_task(path, calibrated=calibrated)
     close = difflib.get_close_matches(text, names, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}."
     raise TaskError(f"no task {text!r}: {hint} A folder with a task.toml works by its path.")

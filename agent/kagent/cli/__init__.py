@@ -14,6 +14,7 @@ if sys.platform != "linux":  # before modules are imported that only Linux has
 try:
     from kagent.cli import (  # noqa: F401 - they register their commands
         asktell,
+        calibrate,
         candidates,
         devices,
         evolve,

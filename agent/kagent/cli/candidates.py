@@ -158,6 +158,10 @@ def check(
     ],
     task: Annotated[str | None, TASK] = None,
     definition: DefinitionOption = None,
+    bench_shapes: Annotated[
+        bool,
+        typer.Option("--bench-shapes", help="Benchmark and hidden benchmark cases, too."),
+    ] = False,
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
     json_: JsonOption = False,
@@ -174,6 +178,8 @@ def check(
     if task is None and definition is None:
         if not is_task(file):
             raise UserError(f"{file}: no task: for a candidate, name its task with --task")
+        if bench_shapes:
+            raise UserError("--bench-shapes is for a candidate: name its task with --task")
         _check_task(file, json_=json_)
         return
     isolate(isolation)
@@ -182,7 +188,9 @@ def check(
         _given_task(task, definition) as found,
         _as_candidates([Path(file)], found) as (path,),
     ):
-        checked = check_file(found, path, jobs=jobs or load_config().jobs, say=say)
+        checked = check_file(
+            found, path, jobs=jobs or load_config().jobs, bench_shapes=bench_shapes, say=say
+        )
     verdict = checked.verdict
     failed = isinstance(verdict, Rejected)
     if json_:
@@ -193,11 +201,15 @@ def check(
                 "interpreted": checked.interpreted,
                 "skipped": list(checked.skipped),
                 "verdict": to_json(verdict) if isinstance(verdict, Rejected) else None,
+                "failed": [to_json(f) for f in checked.failed],
                 "errors": [] if isinstance(verdict, Rejected) else [to_json(e) for e in verdict],
             }
         )
     elif isinstance(verdict, Rejected):
-        out.print(tables.rejected_text(path.name, verdict))
+        for each in checked.failed:
+            out.print(tables.rejected_text(path.name, each))
+        if len(checked.failed) > 1:
+            out.print(Text(f"{path.name}: {len(checked.failed)} cases failed", "bold red"))
     else:
         where = f"{'in' if checked.interpreted else 'on'} {checked.device}"
         title = f"relative errors against the reference, {where}"
@@ -225,11 +237,20 @@ def _check_task(name: str, *, json_: bool) -> None:
     with status(quiet=json_) as say:
         found = [check_task(task, kind, say) for kind in get_args(Kind)]
     holes = any(f.holes for f in found)
+    calibrated = {} if task.calibration is None else task.calibration.kinds
     if json_:
         outcome = "holes" if holes else "passed"
-        print_json({"outcome": outcome, "checks": [to_json(f) for f in found]})
+        print_json(
+            {
+                "outcome": outcome,
+                "checks": [to_json(f) for f in found],
+                "calibration": {kind: to_json(each) for kind, each in calibrated.items()},
+            }
+        )
     else:
         out.print(tables.task_check_text(task.name, found))
+        for kind, each in calibrated.items():
+            out.print(tables.calibration_text(task, kind, each))
     if holes:
         raise typer.Exit(1)
 

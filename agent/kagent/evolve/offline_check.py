@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import Built
 from kagent_sandbox.data.language import Language, language
-from kagent_sandbox.data.task import Kind, Task
+from kagent_sandbox.data.task import Kind, Task, draw_hidden
 from kagent_sandbox.data.verdict import Rejected
 
 from kagent.evolve.open_machine import request_maker, search_cases
@@ -50,13 +50,29 @@ class OfflineChecker:
     Hidden check cases are drawn for it alone: they are not those of any judge.
     """
 
-    def __init__(self, task: Task, kind: Kind, target: str, *, configs: int, jobs: int) -> None:
+    def __init__(
+        self,
+        task: Task,
+        kind: Kind,
+        target: str,
+        *,
+        configs: int,
+        jobs: int,
+        every: bool = False,
+        bench_shapes: bool = False,
+    ) -> None:
+        """`every`: whether all cases are tried after one that fails. `bench_shapes`: whether the
+        benchmark cases and those of a final race are tried, too.
+        """
         self._task = task
         self._target = target
         self._jobs = jobs
         self._secret = secrets.randbits(62)
         cases = search_cases(task, kind, self._secret)
-        self._request = request_maker(task, target, cases, configs)
+        hidden = draw_hidden(task, kind, "bench", self._secret) if bench_shapes else []
+        self._request = request_maker(task, target, cases + hidden, configs)
+        self._every = every
+        self._more = [*task.cases(kind).bench, *hidden] if bench_shapes else []
         self._processes = contextlib.ExitStack()
         self._builder: Builder | None = None
         self._interpreter: Interpreter | None = None
@@ -88,8 +104,8 @@ class OfflineChecker:
 
             interpreter = Interpreter(self._task, self._secret, target=self._target)
             self._interpreter = self._processes.enter_context(interpreter)
-        values = self._interpreter.check(source, built)
-        if isinstance(values, Rejected) or values.errors:
+        values = self._interpreter.check(source, built, every=self._every, more=self._more)
+        if isinstance(values, Rejected) or values.errors or values.failed:
             return OfflineCheck(built, values)
         return OfflineCheck(
             built, values, "all its check cases are too large for Triton's interpreter"

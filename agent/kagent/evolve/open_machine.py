@@ -75,6 +75,8 @@ def open_machine(
             "selftest": in_environment(facts.key, versions()),
             "noise": to_json(noise),
         }
+        if task.calibration is not None and kind in task.calibration.kinds:
+            environment["calibration"] = to_json(task.calibration.kinds[kind])
         race = draw_hidden(task, kind, "bench", secret)
         search = search_cases(task, kind, secret)
 

@@ -90,9 +90,14 @@ def refuse_unsuited(task: Task) -> None:
     """Refuse tasks whose calls an exported operator could not tell apart, whoever writes it.
 
     Raises:
-        TaskError: It has optional arguments, layouts, lists, dimensions that are texts, or results
-            of which only a part is valid.
+        TaskError: It has optional arguments, layouts, lists, dimensions that are texts, results
+            of which only a part is valid, or a rule that accepts other results.
     """
+    if task.accept:
+        raise TaskError(
+            f"{task.folder}: the task accepts other results than the reference's, which exported "
+            "libraries cannot test"
+        )
     for result in task.results:
         if result.valid is not None:
             raise TaskError(

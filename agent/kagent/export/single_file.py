@@ -455,7 +455,7 @@ def _test(operator: OperatorRecord, task: Task, kernel: KernelRecord) -> str:
         cases=[_case(task, c) for c in task.cases(kind).check],
         results=[
             {"name": r.name, "k": r.k, "floor": r.floor, "bias": r.bias, "row_dims": r.row_dims}
-            for r in task.results
+            for r in task.calibrated(kind).results
         ],
         arguments=[a.name for a in task.arguments],
         tensors=[a.name for a in task.arguments if a.shape is not None],

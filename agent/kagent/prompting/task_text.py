@@ -66,7 +66,7 @@ def about_task(task: Task, kind: Kind) -> TaskText:
             for r in task.results
         ),
         written=tuple(a.name for a in task.arguments if a.writes is not None),
-        tolerances=tuple(_tolerance(r, tuple(dtypes)) for r in task.compared),
+        tolerances=tuple(_tolerance(r, tuple(dtypes)) for r in task.calibrated(kind).compared),
         meaning=_cut(eager[0]) if eager is not None else "",
         inputs=" ".join(inputs[1].split()) if inputs is not None else "",
         checks=tuple(case_line(task, c) for c in cases.check),

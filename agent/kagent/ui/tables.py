@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from kagent_sandbox.data.calibration import KindCalibration
 from kagent_sandbox.data.race import BEST_OF_TORCH, Race, RaceCase, Ratio
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import CaseError, Comparison, Passed, Rejected, SpeedVerdict
@@ -89,6 +90,27 @@ def task_check_text(name: str, found: Iterable[TaskCheck]) -> Text:
             text.append(f"  too large for this CPU, in a GPU's place: {names}\n", "yellow")
         for hole in check.holes:
             text.append(f"  {hole}\n", "red")
+    text.rstrip()
+    return text
+
+
+def calibration_text(task: Task, kind: str, found: KindCalibration) -> Text:
+    """The tolerances of a calibration, beside those of `task` as task.toml has it, and why."""
+    text = Text()
+    text.append(f"{task.name}, {kind} ({found.device})", "bold")
+    text.append(f": {found.cases} cases, {len(found.ways)} ways: {'; '.join(found.ways)}\n")
+    before = {r.name: r for r in task.compared}
+    for name, each in found.results.items():
+        text.append(f"  {name}: k = {each.k:g}, floor = {each.floor:g}", "bold green")
+        was = before[name]
+        text.append(
+            f" (task.toml: {was.k:g}, {was.floor:g}); largest error {each.of_torch:.3g} times "
+            f"torch's, {each.of_eps:.3g} eps\n    {each.why}\n"
+        )
+    if not found.results:
+        text.append("  no result that rounding changes: all must be equal\n")
+    for way, why in found.left_out.items():
+        text.append(f"  left out: {way}: {why}\n", "yellow")
     text.rstrip()
     return text
 

@@ -22,6 +22,8 @@ import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from kagent_sandbox.data.build import BuildCase, ScalarSpec, TensorSpec, Value
+from kagent_sandbox.data.calibration import FILE as CALIBRATION
+from kagent_sandbox.data.calibration import Calibration, read_calibration
 from kagent_sandbox.data.formula import MOST_NUMBERS, evaluate
 from kagent_sandbox.data.kind import Kind as Kind
 from kagent_sandbox.data.plan import COPIED_DTYPES, ITEMSIZE
@@ -319,11 +321,33 @@ class Task(_Model):
     allow: tuple[str, ...] = ()  # torch operations beyond allocation, views, copies and fills
     bytes: str  # formula: fewest bytes that must move through memory
     flops: str  # formula: operations, 0 for none worth counting
+    accept: bool = False  # reference.py has a rule for results that torch does not fix
     matrix: bool = False  # flops are matrix products: the tensor cores' ceiling applies
     written: str = "0"  # formula: the part of `bytes` that is written (may stay in L2)
     gpu: Cases
     cpu: Cases
     folder: Path
+    calibration: Calibration | None = None
+    tolerance_from: str = "task.toml"  # the file that k and floor come from
+
+    def calibrated(self, kind: Kind) -> Task:
+        """The task with the tolerances of calibration.json, where that has some for this kind."""
+        known = None if self.calibration is None else self.calibration.kinds.get(kind)
+        if known is None:
+            return self
+        found = {n: {"k": r.k, "floor": r.floor} for n, r in known.results.items()}
+        results = tuple(r.model_copy(update=found.get(r.name, {})) for r in self.results)
+        arguments = tuple(
+            a
+            if a.writes is None
+            else a.model_copy(update={"writes": a.writes.model_copy(update=found.get(a.name, {}))})
+            for a in self.arguments
+        )
+        task = self.model_copy(
+            update={"results": results, "arguments": arguments, "tolerance_from": CALIBRATION}
+        )
+        task.__dict__.pop("compared", None)  # what was worked out from the others
+        return task
 
     def cases(self, kind: Kind) -> Cases:
         """Cases for the kind of device that kernels run on."""
@@ -407,8 +431,20 @@ class Task(_Model):
         return self.formula(self.flops, case)
 
     def reference(self) -> Reference:
-        """The task's reference.py, imported."""
-        return load_reference(self.folder / "reference.py")
+        """The task's reference.py, imported.
+
+        Raises:
+            TaskError: It cannot be imported, lacks a function, or has a rule that is not declared.
+        """
+        path = self.folder / "reference.py"
+        found = load_reference(path)
+        if hasattr(found, "accept") != self.accept:
+            what = "lacks accept(results, expected, **inputs)" if self.accept else "defines accept"
+            raise TaskError(
+                f"{path}: {what}, and accept is {str(self.accept).lower()} in task.toml: a rule is "
+                "used if it is both declared and defined"
+            )
+        return found
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -426,6 +462,11 @@ class Task(_Model):
                 raise ValueError(
                     f"results.{r.name}: valid = {r.valid!r}: expected a result of one int32 or "
                     "int64"
+                )
+            if r.valid is not None and self.accept:
+                raise ValueError(
+                    f"results.{r.name}: valid, and the task has accept, which is asked about whole "
+                    "results: remove one of the two"
                 )
         names = [r.name for r in self.compared]
         if len(set(names)) != len(names):
@@ -553,12 +594,18 @@ class Reference(Protocol):
     def experts(self) -> Mapping[str, Callable[..., object]]:
         """Expert libraries that can be imported here, by name: further baselines. May be empty."""
 
+    def accept(self, results: object, expected: object, **arguments: object) -> object:
+        """Where a result's other value is as right as the reference's; only of tasks that declare
+        `accept = true`. Per result True, False, or a mask of its shape.
+        """
 
-def load_task(folder: Path) -> Task:
+
+def load_task(folder: Path, *, calibrated: bool = True) -> Task:
     """Read a task folder.
 
     Args:
-        folder: Folder with task.toml and reference.py.
+        folder: Folder with task.toml and reference.py, and perhaps calibration.json.
+        calibrated: Whether calibration.json is read, if there is one. See `Task.calibrated`.
 
     Raises:
         TaskError: A file is missing, not TOML, or does not fit the schema; the text names key and
@@ -573,10 +620,13 @@ def load_task(folder: Path) -> Task:
         raise TaskError(_one_line(f"{path}: {e}")) from None
     if not (folder / "reference.py").is_file():
         raise TaskError(f"{folder}: no reference.py there; see docs/tasks.md")
-    if "folder" in data:
-        raise TaskError(f"{path}: folder: no key of a task: remove it")
+    for key in ("folder", "calibration", "tolerance_from"):
+        if key in data:
+            raise TaskError(f"{path}: {key}: no key of a task: remove it")
     try:
-        return Task.model_validate({**data, "folder": folder.resolve()})
+        task = Task.model_validate({**data, "folder": folder.resolve()})
+        found = read_calibration(folder, task.digest) if calibrated else None
+        return task.model_copy(update={"calibration": found}) if found is not None else task
     except pydantic.ValidationError as e:
         # Of a value with several forms (a list or a range), what is wrong with the one that fits.
         errors = sorted(e.errors(), key=lambda found: found["type"] != "value_error")

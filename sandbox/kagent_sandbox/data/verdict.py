@@ -86,6 +86,19 @@ class CaseError:
 
 
 @dataclass(frozen=True, slots=True)
+class Examined:
+    """A check of every case, also after one that failed: correct where nothing `failed`.
+
+    Attributes:
+        errors: The error of each result, of cases that passed.
+        failed: A rejection for each case that failed; or one of the whole candidate.
+    """
+
+    errors: tuple[CaseError, ...]
+    failed: tuple[Rejected, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CaseTiming:
     """Device time of one benchmark case. `low_us` and `high_us` bound the median with 95 %
     confidence.

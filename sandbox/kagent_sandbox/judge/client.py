@@ -18,7 +18,7 @@ from kagent_sandbox.data.build import Built, Contender, key_of
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.records import from_json, to_json
-from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage, Status
+from kagent_sandbox.data.verdict import CaseError, Examined, Passed, Rejected, Stage, Status
 from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import ChildDied, DeviceWedged, IncumbentWrong
 from kagent_sandbox.judge.protocol import (
@@ -48,7 +48,7 @@ MOST_SET_ASIDE = 2
 """Candidates in a row that judges may die of before it is the machine that is not to be trusted."""
 _USES: Mapping[str, Mode] = {
     **dict.fromkeys(("ceilings", "noise", "baselines", "measure", "race"), "timing"),
-    **dict.fromkeys(("open", "check", "health"), "work"),
+    **dict.fromkeys(("open", "check", "examine", "health"), "work"),
 }
 """Requests for which the device is needed, and how."""
 _LOG_TAIL = 4000
@@ -231,6 +231,22 @@ class JudgeClient:
             return result.errors if isinstance(result, Correct) else result
 
         return self._judged(Stage.CHECK, ask)
+
+    def examine(self, built: Built, *, bench_shapes: bool = False) -> Examined:
+        """Check a candidate in every case, also after one that fails. A search ends at the first.
+
+        Args:
+            built: The candidate's plans and binaries.
+            bench_shapes: Whether the benchmark cases and the hidden ones of the final race are
+                checked, too. The candidate was built for them.
+        """
+
+        def ask() -> Examined:
+            asked = {"key": self._keep(built), "bench_shapes": bench_shapes}
+            return from_json(Examined, self._ask("examine", asked))
+
+        found = self._judged(Stage.CHECK, ask)
+        return Examined((), (found,)) if isinstance(found, Rejected) else found
 
     def sweep(self, built: Built) -> tuple[Mapping[str, float], ...] | Rejected:
         """Time configurations that nobody has checked, with a few samples each. They count for

@@ -61,10 +61,11 @@ _FAILURES = (Status.COMPILE_ERROR, Status.RUNTIME_ERROR)
 
 @dataclass(frozen=True, slots=True)
 class Interpreted:
-    """The candidate is right in the interpreter, in every case that is not `skipped`."""
+    """Right in the interpreter in every case that is not `skipped` or `failed`."""
 
     errors: tuple[CaseError, ...]
     skipped: tuple[str, ...]  # names of cases that are too large, or took too long for their size
+    failed: tuple[Rejected, ...] = ()  # where all cases were asked for: those that it fails
 
 
 class Interpreter:
@@ -79,7 +80,7 @@ class Interpreter:
         most_elements: int = MOST_ELEMENTS,
         tier: Tier | None = None,
     ) -> None:
-        self._task = task
+        self._task = task = task.calibrated("gpu")
         self._target = parse_target(target)
         self._most_elements = most_elements
         self._cases = check_cases(task, "gpu", run_seed)
@@ -112,12 +113,16 @@ class Interpreter:
         """
         return self._server.printed()
 
-    def check(self, source: str, built: Built) -> Interpreted | Rejected:
+    def check(
+        self, source: str, built: Built, *, every: bool = False, more: Sequence[Case] = ()
+    ) -> Interpreted | Rejected:
         """Interpret a candidate, and refuse it if no kernel has a part in its results.
 
         Args:
             source: Its file.
             built: What was built of it, for these check cases among others.
+            every: See `interpret`.
+            more: See `interpret`.
 
         Raises:
             TaskError: The task's reference.py fails.
@@ -126,8 +131,8 @@ class Interpreter:
         """
         if built.source_hash != source_hash(source):
             raise ValueError("this was built of another source")
-        found = self.interpret(source, programs=_programs(built))
-        if isinstance(found, Interpreted):
+        found = self.interpret(source, programs=_programs(built), every=every, more=more)
+        if isinstance(found, Interpreted) and not found.failed:
             try:
                 self._refuse_decoys(built, {e.case for e in found.errors})
             except CandidateRejected as e:
@@ -135,13 +140,20 @@ class Interpreter:
         return found
 
     def interpret(
-        self, source: str, *, programs: Mapping[str, int] | None = None
+        self,
+        source: str,
+        *,
+        programs: Mapping[str, int] | None = None,
+        every: bool = False,
+        more: Sequence[Case] = (),
     ) -> Interpreted | Rejected:
         """Run a candidate's file on the check cases that are small enough, the smallest first.
 
         Args:
             source: The file.
             programs: Number of programs that its plan launches, by case, where it is known.
+            every: Whether it goes on after a case that fails. Such cases are in `failed`.
+            more: Cases beside the check cases.
 
         Raises:
             TaskError: The task's reference.py fails.
@@ -152,21 +164,36 @@ class Interpreter:
         except SyntaxError as e:
             return syntax_error(e, source)
         launched = programs or {}
+        cases = [*self._cases, *more]
         small = [
             c
-            for c in self._cases
+            for c in cases
             if self._elements(c) <= self._most_elements and launched.get(c.name, 0) <= MOST_PROGRAMS
         ]
-        skipped = [c.name for c in self._cases if c not in small]
+        skipped = [c.name for c in cases if c not in small]
         small.sort(key=self._elements)
         errors: list[CaseError] = []
         took: list[tuple[int, float]] = []  # elements and seconds of each case that is done
-        child = self._server.spawn(wall_limit_s=_LOAD_LIMIT_S + CASE_LIMIT_S * len(small))
+        failed: list[Rejected] = []
+        child = self._loaded(source, len(small))
+        if isinstance(child, Rejected):
+            return child
         try:
-            self._load(child, source)
             for case in small:
                 began = time.monotonic()
-                found = self._check(child, case)
+                try:
+                    found = self._check(child, case)
+                except CandidateRejected as e:
+                    if not every:
+                        raise
+                    failed.append(e.verdict)
+                    child.close()
+                    fresh = self._loaded(source, len(small))
+                    if isinstance(fresh, Rejected):
+                        failed.append(fresh)
+                        break
+                    child = fresh
+                    continue
                 if found is None:
                     self._refuse_hanging(case, took)
                     skipped += [c.name for c in small[small.index(case) :]]
@@ -174,10 +201,22 @@ class Interpreter:
                 took.append((self._elements(case), time.monotonic() - began))
                 errors += found
         except CandidateRejected as e:
-            return e.verdict
+            if not failed:
+                return e.verdict
+            failed.append(e.verdict)
         finally:
             child.close()
-        return Interpreted(tuple(errors), tuple(skipped))
+        return Interpreted(tuple(errors), tuple(skipped), tuple(failed))
+
+    def _loaded(self, source: str, cases: int) -> ChildHandle | Rejected:
+        """A process that has imported a candidate, with the time that so many cases may take."""
+        child = self._server.spawn(wall_limit_s=_LOAD_LIMIT_S + CASE_LIMIT_S * cases)
+        try:
+            self._load(child, source)
+        except CandidateRejected as e:
+            child.close()
+            return e.verdict
+        return child
 
     def _refuse_hanging(self, case: Case, took: Sequence[tuple[int, float]]) -> None:
         """Tell a case that hangs from one that is too large for the interpreter's time.

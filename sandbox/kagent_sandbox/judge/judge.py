@@ -7,6 +7,7 @@ an arena of the judge's. `check` needs no exclusive device; `measure` and `race`
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import time
 from collections import OrderedDict
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from kagent_sandbox.data.build import Contender, key_of
-from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage
+from kagent_sandbox.data.verdict import CaseError, Examined, Passed, Rejected, Stage, Status
 from kagent_sandbox.errors import DeviceError, DeviceWedged
 from kagent_sandbox.judge.arena.layout import ALIGN, pitch_of
 from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
@@ -93,9 +94,9 @@ class Judge:
         race_s: float = 0.0,
     ) -> None:
         """`race_s`: see `JudgeClient`."""
-        self.task = task
         self.backend = backend
         self.kind = backend.facts.kind  # whose cases of the task
+        self.task = task = task.calibrated(self.kind)
         self.check_cases = check_cases(task, self.kind, run_seed)
         self.race_cases = race_cases(task, self.kind, run_seed)
         self.baselines_us = dict(baselines_us or {})
@@ -144,13 +145,58 @@ class Judge:
         """
         return _tried(lambda: tuple(self._check(built)))
 
+    def examine(self, built: Built, *, bench_shapes: bool) -> Examined:
+        """Check a candidate in every case, also after one that fails.
+
+        Args:
+            built: The candidate's plans and binaries.
+            bench_shapes: Whether the benchmark cases and the hidden ones of the final race are
+                checked, too. The candidate was built for them.
+
+        Raises:
+            TaskError: The task's reference.py fails.
+            MachineError: The device or the host does.
+            KeyError: A case was not built.
+        """
+        more = [*bench_cases(self.task, self.kind), *self.race_cases] if bench_shapes else []
+        found = self.check(built)
+        if isinstance(found, Rejected) and (found.case is None or found.status is Status.TIMEOUT):
+            return Examined((), (found,))  # nothing of one case, or every case would take as long
+        errors: list[CaseError] = [] if isinstance(found, Rejected) else [*found]
+        failed: list[Rejected] = []
+        for case in (*self.check_cases, *more) if isinstance(found, Rejected) else more:
+            each = _tried(functools.partial(self._check_alone, built, case))
+            if not isinstance(each, Rejected):
+                errors += each
+                continue
+            failed.append(each)
+            if each.status is Status.TIMEOUT:
+                break
+        # It may fail on some draws only, or on no case in particular.
+        if isinstance(found, Rejected) and found.case not in {f.case for f in failed}:
+            failed.insert(0, found)
+            errors = [e for e in errors if e.case != found.case]
+        return Examined(tuple(errors), tuple(failed))
+
+    def _check_alone(self, built: Built, case: Case) -> list[CaseError]:
+        """Check one case in a launcher of its own: one that failed leaves nothing behind."""
+        check_results(self.task, built, [case])
+        self._let_go()
+        arena = self._arena(self._checked_bytes(built, [case]))
+        with LauncherSession(self.backend, arena, built.binaries, Stage.CHECK) as session:
+            return self._checker.check(session, built, case)
+
+    def _checked_bytes(self, built: Built, cases: Sequence[Case]) -> int:
+        """Bytes of an arena in which each of these cases can be checked."""
+        plans = [built.plans[0, c.name] for c in cases]
+        return 2 * pitch_of(plans, beyond=self._checker.beyond)
+
     def _check(self, built: Built) -> list[CaseError]:
         began = time.perf_counter()
         key = key_of(built)
         self._forget(key)
         check_results(self.task, built, self.check_cases)
-        plans = [built.plans[0, c.name] for c in self.check_cases]
-        nbytes = 2 * pitch_of(plans, beyond=self._checker.beyond)
+        nbytes = self._checked_bytes(built, self.check_cases)
         if self._most_kept:  # room for `measure` beside an incumbent of the same size
             roomy = self._meter().arena_bytes(built, self.check_cases, None)
             nbytes = max(nbytes, min(roomy, self._arenas.limit_bytes))

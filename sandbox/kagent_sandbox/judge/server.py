@@ -70,6 +70,7 @@ class JudgeServer:
             "keep": self._keep,
             "drop": self._drop,
             "check": self._check,
+            "examine": self._examine,
             "sweep": self._sweep,
             "measure": self._measure,
             "race": self._race,
@@ -156,6 +157,10 @@ class JudgeServer:
         found = self.judge.check(self._kept[str(request["key"])])
         result = found if isinstance(found, Rejected) else Correct(found)
         return to_json(CheckAnswer(result))
+
+    def _examine(self, request: Json, _: Sequence[bytes]) -> Json:
+        built = self._kept[str(request["key"])]
+        return to_json(self.judge.examine(built, bench_shapes=bool(request["bench_shapes"])))
 
     def _sweep(self, request: Json, _: Sequence[bytes]) -> Json:
         built = self._kept[str(request["key"])]

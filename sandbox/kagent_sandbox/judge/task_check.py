@@ -76,7 +76,10 @@ def check_task(
     """
     on_gpu = kind == "gpu" and available("gpu")
     torch_version = importlib.metadata.version("torch")
-    name = cache.named("task", task.digest, kind, on_gpu, torch_version, VERSION)
+    calibration = None if task.calibration is None else task.calibration.kinds.get(kind)
+    parts = [task.digest, kind, on_gpu, torch_version, VERSION]
+    parts += [] if calibration is None else [repr(calibration.results)]
+    name = cache.named("task", *parts)
     known = cache.load(name, TaskCheck) if cached else None
     if known is not None:
         return known

@@ -135,6 +135,15 @@ def test_where_every_case_is_too_large_nothing_is_said_to_pass(tmp_path, monkeyp
 
 
 @without_gpu
+def test_every_case_that_fails_is_named_without_a_gpu_too(tmp_path):
+    honest = (corpus_folder() / "honest" / "rows_triton.py").read_text()
+    (path,) = write(tmp_path, wrong=honest.replace("    x = tl.load(", "    x = 2.0 * tl.load("))
+    found = check_file(find_task(corpus_folder() / "tasks" / "rows"), path, jobs=1)
+    assert found.verdict == found.failed[0]
+    assert len({f.case for f in found.failed}) > 1, found
+
+
+@without_gpu
 def test_a_hang_is_no_pass(tmp_path, monkeypatch):
     monkeypatch.setattr(interpret, "CASE_LIMIT_S", 2.0)
     honest = (corpus_folder() / "honest" / "rows_triton.py").read_text()

@@ -111,6 +111,28 @@ def test_a_wrong_kernel_is_rejected_for_the_right_reason(judge, name):
     assert verdict.case is not None
 
 
+def test_every_failing_case_is_named_and_benchmark_shapes_where_asked_for(judge):
+    wide = BODY % "y[i * cols + j] = (cols > 1000 || step != cols ? 3 : 2) * x[i * step + j];"
+    candidate = built(judge.task, SEED, wide, race=True)
+    found = judge.examine(candidate, bench_shapes=False)
+    assert [f.case for f in found.failed] == ["padded"]
+    assert {e.case for e in found.errors} == {"odd", "hidden_check_0"}
+    found = judge.examine(candidate, bench_shapes=True)
+    assert [f.case for f in found.failed] == ["padded", "wide", "hidden_bench_0"]
+    assert {f.status for f in found.failed} == {Status.INCORRECT_NUMERICAL}
+    assert {e.case for e in found.errors} == {"odd", "hidden_check_0", "tall"}
+    right = judge.examine(built(judge.task, SEED, GOOD, race=True), bench_shapes=True)
+    assert right.failed == ()
+    assert {"wide", "tall", "hidden_bench_0"} <= {e.case for e in right.errors}
+
+
+def test_a_launcher_that_dies_in_one_case_leaves_the_others_to_be_checked(judge):
+    crash = BODY % "if (rows == 7) *(volatile int*)8 = 0; y[i * cols + j] = 3 * x[i * step + j];"
+    found = judge.examine(built(judge.task, SEED, crash), bench_shapes=False)
+    assert [f.case for f in found.failed] == ["odd", "padded", "hidden_check_0"]
+    assert found.failed[0].status is Status.RUNTIME_ERROR
+
+
 SLEEPS = "#include <unistd.h>\n" + BODY % (
     "if (!i && !j) usleep(50000); y[i * cols + j] = 2 * x[i * step + j];"
 )

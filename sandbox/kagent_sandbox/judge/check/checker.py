@@ -16,6 +16,7 @@ from kagent_sandbox.judge.arena.layout import lay_out_many
 from kagent_sandbox.judge.arena.placement import PlanPlacement, bit_view
 from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.check import numerics
+from kagent_sandbox.judge.check.inputs import NotAcceptable
 from kagent_sandbox.judge.check.spot_checks import worst_errors
 
 if TYPE_CHECKING:
@@ -228,7 +229,9 @@ class Checker:
         """
         errors: list[CaseError] = []
         outputs, expected = self.sampler.valid_parts(
-            input_set, outputs, self.sampler.expected(input_set)
+            input_set,
+            self._accepted(input_set, outputs, stage),
+            self.sampler.expected(input_set),
         )
         yardsticks = self.sampler.torch_errors(input_set, typical=typical)
         for result, out, ref, yardstick in zip(
@@ -238,10 +241,46 @@ class Checker:
             error = numerics.case_error(input_set.case.name, result, found, yardstick, out.dtype)
             if not error.share_of_tolerance <= slack:
                 limit = numerics.allowed(yardstick, result, out.dtype)
-                text = numerics.describe(error, limit, numerics.find_worst(out, ref))
+                text = numerics.describe(
+                    error, limit, numerics.find_worst(out, ref), result, self.task.tolerance_from
+                )
                 raise _out(Status.INCORRECT_NUMERICAL, text, input_set.case, stage)
             errors.append(error)
         return errors
+
+    def _accepted(
+        self, input_set: InputSet, outputs: Sequence[torch.Tensor], stage: Stage
+    ) -> list[torch.Tensor]:
+        """See `InputSampler.accepted`.
+
+        Raises:
+            CandidateRejected: The task's rule fails on these results.
+        """
+        try:
+            return self.sampler.accepted(input_set, outputs)[0]
+        except NotAcceptable as e:
+            text = f"the results are not the reference's, and the task cannot accept them: {e}"
+            raise _out(Status.INCORRECT_NUMERICAL, text, input_set.case, stage) from None
+
+    def accept_spot_checks(
+        self,
+        reading: SpotReading,
+        placements: Sequence[PlanPlacement],
+        input_sets: Sequence[InputSet],
+    ) -> None:
+        """Ask the task's rule about what was read of one sample and is not the reference's.
+
+        The rule sees whole results, as they lie there after the sample. It speaks for a place only
+        if the value that was read in time is still there: no result is accepted that came late.
+        """
+        for number in reading.unequal():
+            outputs = [t.clone() for t in placements[number].outputs()]
+            input_set = input_sets[number]
+            kept = input_set.known_results
+            with contextlib.suppress(NotAcceptable):  # then its places count as they are
+                _, masks = self.sampler.accepted(input_set, outputs)
+                reading.accept(number, outputs, masks)
+            input_set.known_results = kept  # whole results in float64, of every draw
 
     def compare_spot_checks(self, readings: Sequence[SpotReading], case: Case) -> None:
         """Hold what was read of timed executions against the reference.
@@ -262,7 +301,9 @@ class Checker:
             if not worst <= limit:
                 text = (
                     f"result {result.name} is wrong where it was timed: an element errs by "
-                    f"{worst:.3g} of its magnitude, allowed {limit:.3g}. Every timed execution has "
+                    f"{worst:.3g} of its magnitude, allowed {limit:.3g} "
+                    f"({numerics.tolerance_text(result, self.task.tolerance_from)}). "
+                    "Every timed execution has "
                     "inputs of its own, and secret elements of its results are compared"
                 )
                 raise _out(Status.INCORRECT_NUMERICAL, text, case, Stage.MEASURE)
@@ -322,7 +363,11 @@ class Checker:
         self, first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], input_set: InputSet
     ) -> None:
         """Refuse results that differ between two runs by more than rounding explains."""
-        first, second = self.sampler.valid_parts(input_set, first, second)
+        first, second = self.sampler.valid_parts(
+            input_set,
+            self._accepted(input_set, first, Stage.CHECK),
+            self._accepted(input_set, second, Stage.CHECK),
+        )
         for i, (result, one, two) in enumerate(zip(self.task.compared, first, second, strict=True)):
             if torch.equal(bit_view(one), bit_view(two)):
                 continue

@@ -16,7 +16,7 @@ import random
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -41,6 +41,10 @@ MANY_ELEMENTS = 1 << 22
 """Elements of a result from which on one draw shows torch's error: its worst element hardly
 differs.
 """
+
+
+class NotAcceptable(TaskError):  # noqa: N818
+    """The task's `accept` fails on a candidate's results, and not on the reference's."""
 
 
 @dataclass
@@ -294,6 +298,69 @@ class InputSampler:
             input_set.known_results = self.call("reference", input_set)
         return input_set.known_results
 
+    def accepted(
+        self, input_set: InputSet, outputs: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        """Results with the reference's values where others are as right, by the task's own rule.
+
+        The rule is asked on the CPU and about copies: a value that leads it astray, such as an
+        index out of range, ends no device's context, and what is compared is what it has seen.
+
+        Args:
+            input_set: The inputs.
+            outputs: Results on them, in their own dtypes.
+
+        Returns:
+            The results, and where the rule has accepted other values, bool of the result's shape;
+            None where it accepted none.
+
+        Raises:
+            NotAcceptable: The rule fails on these results.
+            TaskError: It fails on the reference's own, or returns something else than masks.
+        """
+        nowhere: list[torch.Tensor | None] = [None] * len(outputs)
+        if not self.task.accept:
+            return list(outputs), nowhere
+        expected = [e.to(o.dtype) for e, o in zip(self.expected(input_set), outputs, strict=True)]
+        own = [o.clone() for o in outputs]
+        if all(map(torch.equal, own, expected)):
+            return own, nowhere
+        try:
+            masks = self._ask_accept(input_set, own)
+        except TaskError as e:
+            self._ask_accept(input_set, expected)  # or it is the rule that is wrong
+            raise NotAcceptable(str(e)) from None
+        found = [torch.where(m, e, o) for m, e, o in zip(masks, expected, own, strict=True)]
+        return found, list(masks)
+
+    def _ask_accept(
+        self, input_set: InputSet, results: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """What the task's rule says of results, as a mask of each on its own device."""
+        arguments = {
+            n: v.cpu().clone() if isinstance(v, torch.Tensor) else v
+            for n, v in input_set.arguments.items()
+        }
+        expected = tuple(t.cpu().clone() for t in self.expected(input_set))
+        case = input_set.case
+        try:
+            with torch.no_grad():
+                said = self._reference.accept(
+                    tuple(t.cpu().clone() for t in results), expected, **arguments
+                )
+        except Exception as e:  # see fresh
+            raise self._error("accept", case, _raised(e)) from e
+        answers = tuple(said) if isinstance(said, tuple | list) else (said,)
+        masks = [torch.as_tensor(a) if isinstance(a, bool) else a for a in answers]
+        fine = len(masks) == len(results) and all(
+            isinstance(m, torch.Tensor) and m.dtype == torch.bool and m.shape in ((), r.shape)
+            for m, r in zip(masks, results, strict=True)
+        )
+        if not fine:
+            text = "expected True, False or a bool tensor of its shape for each result"
+            raise self._error("accept", case, text)
+        return [m.to(r.device).expand(r.shape) for m, r in zip(masks, results, strict=True)]
+
     def valid_parts(
         self, input_set: InputSet, *results: Sequence[torch.Tensor]
     ) -> list[list[torch.Tensor]]:
@@ -334,7 +401,9 @@ class InputSampler:
         """Return torch's errors on one draw, computed once."""
         if input_set.known_errors is None:
             outputs, expected = self.valid_parts(
-                input_set, self.call("eager", input_set), self.expected(input_set)
+                input_set,
+                self.accepted(input_set, self.call("eager", input_set))[0],
+                self.expected(input_set),
             )
             input_set.known_errors = tuple(
                 numerics.measure_errors(out, ref, result.row_dims)
@@ -407,9 +476,14 @@ class InputSampler:
                 raise self._error(function, case, text)
         return values
 
-    def call(self, which: str, input_set: InputSet) -> tuple[torch.Tensor, ...]:
+    def call(
+        self,
+        which: str,
+        input_set: InputSet,
+        wrap: Callable[[Callable[..., object]], Callable[..., object]] = lambda f: f,
+    ) -> tuple[torch.Tensor, ...]:
         """The results of `reference` or `eager`, and what is written. Arguments that may be changed
-        are copies.
+        are copies. `wrap` gives what is called in the place of the function.
 
         Raises:
             TaskError: It fails, or does not return what task.toml declares.
@@ -418,7 +492,7 @@ class InputSampler:
         arguments = input_set.arguments
         copies = {name: input_set.tensors[name].clone() for name in self.task.mutates}
         arguments.update(copies)
-        function = getattr(self._reference, which)
+        function = wrap(getattr(self._reference, which))
         try:
             with torch.no_grad():
                 value = function(**arguments)

@@ -356,13 +356,20 @@ def find_worst(out: torch.Tensor, ref: torch.Tensor) -> Worst:
     return Worst(tuple(reversed(index)), float(r[at]), float(o[at]))
 
 
-def describe(error: CaseError, limit: Errors, worst: Worst) -> str:
+def tolerance_text(result: ResultSpec, source: str) -> str:
+    """What is allowed of a result, and by which file."""
+    return f"k = {result.k:g} times torch's + floor = {result.floor:g} eps, from {source}"
+
+
+def describe(error: CaseError, limit: Errors, worst: Worst, result: ResultSpec, source: str) -> str:
     """Describe an error in one paragraph for the next attempt.
 
     Args:
         error: The candidate's errors and torch's.
         limit: The allowed errors.
         worst: The worst element.
+        result: The task's tolerance.
+        source: The file that it comes from.
     """
     names = {"row": (error.row, error.torch_row, limit.row)}
     names["element"] = (error.element, error.torch_element, limit.element)
@@ -376,6 +383,7 @@ def describe(error: CaseError, limit: Errors, worst: Worst) -> str:
     index = ", ".join(str(i) for i in worst.index)
     return (
         f"result {error.output}: {what} is {value:.3g}, allowed {most:.3g} "
-        f"(torch's own {torch_value:.3g}); worst element [{index}]: "
+        f"(torch's own {torch_value:.3g}; {tolerance_text(result, source)}); "
+        f"worst element [{index}]: "
         f"expected {worst.expected:.6g}, got {worst.got:.6g}"
     )

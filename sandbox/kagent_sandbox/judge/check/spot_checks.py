@@ -119,12 +119,16 @@ class SpotReading:
         sizes = [ITEMSIZE[t.dtype] for t in placements[0].plan.outputs]
         per_row = max(LEAST_PER_ROW, MOST_READ // (ROWS * len(placements)))
         self.spot_checks: list[SpotChecks] = []
+        self._places: list[list[torch.Tensor]] = []  # by result and placement: flat numbers
         offsets: dict[int, list[torch.Tensor]] = {}
         for i in range(len(results)):
             some = [p[i].some(per_row) for p in spot_checks]
             found = [s.words(i, p.index.flatten()) for s, p in zip(placements, some, strict=True)]
             offsets.setdefault(sizes[i], []).append(torch.cat(found))
             self.spot_checks.append(_joined(some))
+            self._places.append([p.index.flatten() for p in some])
+        self.accepted = [torch.zeros_like(c.index, dtype=torch.bool) for c in self.spot_checks]
+        """Of each result the places at which another value is as right, bool [places]."""
         self._offsets = {size: torch.cat(parts) for size, parts in offsets.items()}
         self._sizes = sizes
         self._words: dict[int, torch.Tensor] = {}
@@ -146,6 +150,34 @@ class SpotReading:
             found.append(self._words[size][start : taken[size]].view(dtype))
         return found
 
+    def unequal(self) -> list[int]:
+        """Numbers of the placements with a value that is not the reference's."""
+        found: set[int] = set()
+        for i, values in enumerate(self.values()):
+            wrong = values != self.spot_checks[i].expected.to(values.dtype)
+            parts = torch.split(wrong, [len(p) for p in self._places[i]])
+            found |= {number for number, part in enumerate(parts) if bool(part.any())}
+        return sorted(found)
+
+    def accept(
+        self, number: int, outputs: Sequence[torch.Tensor], masks: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Accept what was read of one placement, where a rule accepts the same values.
+
+        Args:
+            number: Of the placement.
+            outputs: The whole results that the rule has seen.
+            masks: Where it accepts them, bool of their shapes; None: nowhere.
+        """
+        for i, (values, mask) in enumerate(zip(self.values(), masks, strict=True)):
+            if mask is None:
+                continue
+            start = sum(len(p) for p in self._places[i][:number])
+            at = self._places[i][number]
+            part = slice(start, start + len(at))
+            seen = outputs[i].reshape(-1)[at]
+            self.accepted[i][part] = mask.reshape(-1)[at] & (seen == values[part])
+
 
 def _joined(parts: Sequence[SpotChecks]) -> SpotChecks:
     """All places of several draws as one row."""
@@ -158,7 +190,8 @@ def _joined(parts: Sequence[SpotChecks]) -> SpotChecks:
 
 def worst_errors(readings: Sequence[SpotReading]) -> list[float]:
     """Return the largest error of an element of each result, over its magnitude. It is infinite
-    where a NaN or an infinity is not where it should be, and where integers differ.
+    where a NaN or an infinity is not where it should be, and where integers differ. Places that a
+    task's rule accepts have none.
     """
     columns = zip(*(r.values() for r in readings), strict=True)
     worst = [
@@ -169,4 +202,6 @@ def worst_errors(readings: Sequence[SpotReading]) -> list[float]:
         )
         for i, values in enumerate(columns)
     ]
-    return [float(w.amax()) if w.numel() else 0.0 for w in worst]
+    fine = [torch.cat(c) for c in zip(*(r.accepted for r in readings), strict=True)]
+    left = [w.masked_fill(f, 0.0) for w, f in zip(worst, fine, strict=True)]
+    return [float(w.amax()) if w.numel() else 0.0 for w in left]

@@ -175,8 +175,9 @@ def test_the_message_names_the_worst_element():
     yardstick = numerics.measure_errors(ref.float(), ref, 1)
     limit = numerics.allowed(yardstick, RESULT, out.dtype)
     error = numerics.case_error("small", RESULT, errors, yardstick, out.dtype)
-    text = numerics.describe(error, limit, numerics.find_worst(out, ref))
+    text = numerics.describe(error, limit, numerics.find_worst(out, ref), RESULT, "task.toml")
     assert "[2, 5]" in text
+    assert f"k = {RESULT.k:g} times torch's + floor = {RESULT.floor:g} eps, from task.toml" in text
     assert f"expected {float(ref[2, 5]):.6g}" in text
     assert error.share_of_tolerance > 1
 
