@@ -61,7 +61,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         at[1::4, 0] = columns - 1
         raised = torch.tensor([200.0, 100.0, 100.0], device=device).repeat(rows, 1)
         raised[2::3] = 0.0  # rows that a neighbour's maximum would sink
-        logits.scatter_add_(1, at, raised)
+        logits += torch.zeros_like(logits).scatter_add_(
+            1, at, raised
+        )  # whole numbers: any order of additions gives the same
     elif case.inputs not in ("normal", "constant"):
         raise ValueError(f"cross_entropy knows no distribution {case.inputs!r}")
     if case.inputs in ("constant", "trained", "spiked"):
@@ -102,7 +104,8 @@ def _mixed(case: Case, generator: torch.Generator, device: torch.device) -> dict
             some.scatter_(1, target[at, None], 4.0)
         elif kind == "spiked":
             raised = torch.tensor([200.0, 100.0, 100.0], device=device).repeat(n, 1)
-            some.scatter_add_(1, whole(columns, n, 3), raised)
+            at_random = whole(columns, n, 3)  # whole numbers: any order of additions gives the same
+            some += torch.zeros_like(some).scatter_add_(1, at_random, raised)
         elif kind == "constant":
             some = some[:, :1].expand(-1, columns)
         elif kind == "ignored" and rows > 1:  # `ignored` is the case for none at all

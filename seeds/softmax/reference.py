@@ -53,7 +53,9 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
         at[1::4, 0] = columns - 1
         raised = torch.tensor([200.0, 100.0, 100.0], device=device).repeat(rows, 1)
         raised[2::3] = 0.0  # rows that a neighbour's maximum would sink
-        x.scatter_add_(1, at, raised)
+        x += torch.zeros_like(x).scatter_add_(
+            1, at, raised
+        )  # whole numbers: any order of additions gives the same
     x = (x * case.scale).to(dtype)
     if case.inputs == "masked":
         masked = torch.rand(shape, generator=generator, device=device) < 1 / 3
@@ -93,7 +95,8 @@ def _mixed(case: Case, generator: torch.Generator, device: torch.device) -> torc
             hidden = torch.rand(some.shape, generator=generator, device=device) < 1 / 3
         elif kind == "spiked":
             raised = torch.tensor([200.0, 100.0, 100.0], device=device).repeat(n, 1)
-            some.scatter_add_(1, whole(columns, n, 3), raised)
+            at_random = whole(columns, n, 3)  # whole numbers: any order of additions gives the same
+            some += torch.zeros_like(some).scatter_add_(1, at_random, raised)
         elif kind == "constant":
             some = some[:, :1].expand(-1, columns)
         elif kind in ("rising", "falling"):

@@ -27,7 +27,7 @@ bench = [
 [[cpu.hidden_check]]
 count = 1
 dtype = ["float32"]
-dims = { M = { min = 1, max = 9 }, N = { min = 2, max = 300 } }
+dims = { M = { min = 1, max = 64 }, N = { min = 2, max = 1024 } }
 
 [[cpu.hidden_bench]]
 count = 1

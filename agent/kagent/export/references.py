@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-import inspect
+import importlib.util
+from pathlib import Path
 
-from kagent_sandbox import draws
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.syntax import parse
 
-_HELPERS = draws.__name__
+_HELPERS = "kagent_sandbox.draws"  # found without an import: it needs torch, and this does not
 
 
 def shipped_reference(task: Task) -> str:
@@ -40,7 +40,10 @@ def shipped_reference(task: Task) -> str:
 
 def _body() -> str:
     """The helpers' text without its docstring and what only a module's beginning may have."""
-    source = inspect.getsource(draws)
+    spec = importlib.util.find_spec(_HELPERS)
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).read_text(encoding="utf-8")
     first = next(
         n
         for n in parse(source).body

@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import functools
 import hashlib
-import importlib.util
 import math
 import random
 import re
@@ -28,6 +27,7 @@ from kagent_sandbox.data.formula import MOST_NUMBERS, evaluate
 from kagent_sandbox.data.kind import Kind as Kind
 from kagent_sandbox.data.plan import COPIED_DTYPES, ITEMSIZE
 from kagent_sandbox.errors import TaskError
+from kagent_sandbox.importing import import_file
 
 if TYPE_CHECKING:
     import torch
@@ -646,12 +646,8 @@ def load_reference(path: Path) -> Reference:
     Raises:
         TaskError: It cannot be imported or lacks a function.
     """
-    spec = importlib.util.spec_from_file_location(f"kagent_reference_{path.parent.name}", path)
-    if spec is None or spec.loader is None:
-        raise TaskError(f"{path}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        module = import_file(path, f"kagent_reference_{path.parent.name}")
     except Exception as e:  # noqa: BLE001 - whatever a user's module raises becomes one clear line
         raise TaskError(f"{path}: {type(e).__name__}: {e}") from None
     missing = [n for n in ("inputs", "reference", "eager", "experts") if not hasattr(module, n)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from kagent_sandbox.data.build import Value
 from kagent_sandbox.data.race import COMPILE_MODES, EAGER
+from kagent_sandbox.importing import import_file
 
 if TYPE_CHECKING:
     import torch
@@ -115,13 +115,7 @@ def all_names(reference: str, modes: Sequence[str]) -> list[str]:
 
 
 def _import(path: str) -> ModuleType:
-    name = f"kagent_baseline_{next(_modules)}_{Path(path).parent.name}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise BaselineUnavailableError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_file(Path(path), f"kagent_baseline_{next(_modules)}_{Path(path).parent.name}")
 
 
 def forget_compiled() -> None:

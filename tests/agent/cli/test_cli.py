@@ -76,8 +76,8 @@ def machine(task, shared):
 def warm(machine, kagent, monkeypatch):
     """`kagent` on a builder and a judge that have been started already."""
     builder, judge = machine
-    monkeypatch.setattr(workbench, "Builder", lambda jobs: contextlib.nullcontext(builder))
-    monkeypatch.setattr(workbench, "JudgeClient", lambda *_: contextlib.nullcontext(judge))
+    monkeypatch.setattr(workbench, "Builder", lambda *_, **__: contextlib.nullcontext(builder))
+    monkeypatch.setattr(workbench, "JudgeClient", lambda *_, **__: contextlib.nullcontext(judge))
     monkeypatch.setattr(workbench.secrets, "randbits", lambda _: 1)
     return kagent
 

@@ -34,7 +34,7 @@ class Judge:
 
     facts = cpu_facts()
 
-    def __init__(self, *_):
+    def __init__(self, *_, **__):
         pass
 
     def __enter__(self):
@@ -87,7 +87,7 @@ def sampled():
 @pytest.fixture(autouse=True)
 def _without_device(builder, monkeypatch):
     for module in (workbench, looker):
-        monkeypatch.setattr(module, "Builder", lambda _: contextlib.nullcontext(builder))
+        monkeypatch.setattr(module, "Builder", lambda *_, **__: contextlib.nullcontext(builder))
     monkeypatch.setattr(workbench, "JudgeClient", Judge)
     monkeypatch.setattr(workbench, "available", lambda kind: kind == "cpu")
     monkeypatch.setattr("kagent_sandbox.judge.interpreter.Interpreter", Uninterpreted)
@@ -105,12 +105,12 @@ class Uninterpreted:
     def __exit__(self, *_):
         pass
 
-    def check(self, source, built):
+    def check(self, source, built, **_):
         return Nothing()
 
 
 class Nothing:
-    errors = skipped = ()
+    errors = skipped = failed = ()
 
 
 def first_refusals(builder, task, path):

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import shared_servers
 from commands import stored_run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -392,6 +393,7 @@ def test_a_host_with_no_tier_but_t0_has_nothing_to_compare():
 
 @pytest.fixture
 def outside():
+    shared_servers.close_all()  # what runs below this process counts as left
     with contextlib.closing(Leftovers("escaped-0123")) as outside:
         yield outside
 

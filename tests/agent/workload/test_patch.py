@@ -22,6 +22,8 @@ from made_library import cpu_library
 from torch import nn
 
 NAMES = ("softmax", "gelu", "attention", "cross_entropy")
+# A class of this process's own: pytest-xdist could not pass it on.
+pytestmark = pytest.mark.filterwarnings("ignore:patched_ops")
 
 
 @pytest.fixture(scope="module")
