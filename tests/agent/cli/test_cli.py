@@ -159,7 +159,7 @@ def test_checking_runs_every_case_on_the_cpu(task, warm):
 def test_a_task_is_checked_without_a_candidate(task, warm, tmp_path):
     good = warm("check", task)
     assert good.code == 0, good.err
-    assert "double, cpu cases: all 4 wrong results fail" in good.out
+    assert re.search(r"double, cpu cases: all \d\d wrong results fail", good.out)
     unknown = warm("check", task / "wrong.py")
     assert unknown.code == 2
     assert "name its task with --task" in unknown.err

@@ -19,7 +19,7 @@ from kagent.selftest.assemble import candidate_text
 from kagent.selftest.catalogue import Variant, load_catalogue
 from kagent.tasks import find_task, seeds_of
 from kagent_sandbox.data.race import Race
-from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.data.verdict import Examined, Rejected, Stage, Status
 from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.errors import UserError
 
@@ -45,6 +45,9 @@ class Judge:
 
     def check(self, built):
         return ()
+
+    def examine(self, built, *, bench_shapes):
+        return Examined(self.check(built))
 
     def measure(self, built, errors):
         return NOT_TIMED
