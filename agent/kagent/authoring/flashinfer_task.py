@@ -475,7 +475,7 @@ def _products(inputs: Inputs, folder: Path, dims: Mapping[str, int]) -> float:
         TaskError: It fails, or writes to an input.
     """
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
+    from kagent_sandbox.judge.check.flop_counts import product_counter
 
     task = load_task(folder)
     module = task.reference()
@@ -487,7 +487,7 @@ def _products(inputs: Inputs, folder: Path, dims: Mapping[str, int]) -> float:
         before = {n: t.clone() for n, t in tensors.items()}
         values = {a.name: getattr(a, "value", None) for a in build_case(task, case).arguments}
         scalars = {n: v for n, v in values.items() if n not in tensors}
-        with FlopCounterMode(display=False) as counter:
+        with product_counter() as counter:
             module.eager(**tensors, **scalars)
     except Exception as e:  # noqa: BLE001 - whatever a definition's code raises becomes one clear line
         text = " ".join(str(e).split())[:300]

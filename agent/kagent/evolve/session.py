@@ -230,9 +230,11 @@ def seeds_for(task: Task, kind: Kind, lang: str) -> list[SeedText]:
     names = [each.name for each in wanted]
     seeds = [SeedText(s.name, s.source()) for s in seeds_of(task) if s.language in names]
     if not seeds:
+        other = sorted({s.language for s in seeds_of(task)})
         raise TaskError(
             f"{task.folder}: no {' or '.join(names)} seed there "
             f"(such as {wanted[0].seed_prefix}NAME.py)"
+            + (f"; those in another language need --lang {other[0]}" if other else "")
         )
     return seeds
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from kagent_sandbox.data.target import parse_target
 from torch._dynamo.device_interface import get_interface_for_device
+from torch._subclasses import fake_tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -72,3 +73,5 @@ def install() -> None:
             if hasattr(owner, name):
                 setattr(owner, name, answer if owner is torch.cuda else staticmethod(answer))
     torch.version.cuda = "13.0"
+    if hasattr(fake_tensor, "init_gpu_context"):  # would start CUDA, which may have no driver
+        fake_tensor.init_gpu_context = cast("Any", lambda _: None)

@@ -17,7 +17,8 @@ from kagent.authoring.inductor.trace import NoSeed, Traced
 INDENT = "    "
 _WIDTH = 100
 _SKIPPED = re.compile(
-    r"args\.clear\(|torch\.cuda\.set_device\(|assert_|del |raw_stream\d* = |# |with torch\.cuda"
+    r"args\.clear\(|torch\.cuda\.set_device\(|assert_|del |# |with torch\.cuda"
+    r"|(?:raw_)?stream\d* = "  # torch 2.13 writes raw_stream0, 2.11 stream0
 )
 _ALLOCATION = re.compile(r"empty_strided_(cuda|cpu)")
 _EXTERN = re.compile(r"(?:extern_kernels|aten|torch\.ops\.aten)\.(\w+)(?:\.\w+)?")

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from kagent_sandbox.builder.policy import base_name
 from kagent_sandbox.data.plan import ITEMSIZE
@@ -29,6 +28,7 @@ from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check import numerics
+from kagent_sandbox.judge.check.flop_counts import product_counter
 from kagent_sandbox.judge.check.inputs import YARDSTICKS, InputSampler, NotAcceptable
 from kagent_sandbox.judge.check.omissions import Omission, Omitter, Recorder
 from kagent_sandbox.judge.check.shape_gaps import find_gaps
@@ -249,7 +249,7 @@ class _CaseChecker:
         expected, twice = self.sampler.valid_parts(input_set, results, again)
         for result, one, two in zip(self.task.compared, expected, twice, strict=True):
             self._check_reference(case, result, one, two)
-        with FlopCounterMode(display=False) as products, _Operations() as operations:
+        with product_counter() as products, _Operations() as operations:
             outputs = self._call("eager", input_set, before)
         accepted, _ = self.sampler.accepted(input_set, outputs)
         (found,) = self.sampler.valid_parts(input_set, accepted)

@@ -11,6 +11,7 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge import task_check
 from kagent_sandbox.judge.check import shape_gaps
+from kagent_sandbox.judge.check.flop_counts import product_counter
 from kagent_sandbox.judge.check.shape_gaps import find_gaps
 from kagent_sandbox.judge.check.task_checker import check
 
@@ -189,3 +190,13 @@ def test_an_operation_that_one_shape_makes_idle_is_no_hole(tmp_path):
     task = TASK.replace("[[cpu.bench]]", column, 1)
     found = checked(tmp_path, task=task, reference=reference)
     assert not [h for h in found.holes if "mean" in h]
+
+
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+def test_attention_of_fewer_heads_of_keys_is_counted(kind):
+    """torch 2.11's own count refuses it."""
+    q, k, v = (torch.empty(2, h, n, 64, device="meta") for h, n in ((8, 16), (2, 24), (2, 24)))
+    more = () if kind == "flash" else (None, False)
+    with product_counter() as counter:
+        getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_attention")(q, k, v, *more)
+    assert counter.get_total_flops() == 2 * 2 * 8 * 16 * 24 * (64 + 64)
