@@ -206,10 +206,7 @@ def check(
             }
         )
     elif isinstance(verdict, Rejected):
-        for each in checked.failed:
-            out.print(tables.rejected_text(path.name, each))
-        if len(checked.failed) > 1:
-            out.print(Text(f"{path.name}: {len(checked.failed)} cases failed", "bold red"))
+        out.print(tables.failures_text(path.name, checked.failed))
     else:
         where = f"{'in' if checked.interpreted else 'on'} {checked.device}"
         title = f"relative errors against the reference, {where}"

@@ -74,6 +74,21 @@ def rejected_text(name: str, verdict: Rejected) -> Text:
     return text
 
 
+def failures_text(name: str, failed: Sequence[Rejected]) -> RenderableType:
+    """The first failure in full, and a line for each further case."""
+    first, *others = failed
+    if not others:
+        return rejected_text(name, first)
+    table = TextTable((Column("also failed"), Column("what", wrap=True)))
+    for each in others:
+        what = "" if each.status is first.status else f"{each.status}: "
+        numbers, _, place = each.message.partition(" (torch's own ")
+        _, _, got = place.partition("]: ")
+        table.add_row(each.case or "", f"{what}{numbers}" + (f"; {got}" if got else ""))
+    count = Text(f"{name}: {len(failed)} cases failed", "bold red")
+    return Group(rejected_text(name, first), Text(), table, count)
+
+
 def task_check_text(name: str, found: Iterable[TaskCheck]) -> Text:
     """What was checked of a task for each kind of device, what it cost, and the holes."""
     text = Text()

@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 from kagent.ui import tables
 from kagent.ui.table import Column, TextTable
 from kagent_sandbox.data.race import BEST_OF_TORCH, Ratio
-from kagent_sandbox.data.verdict import Comparison, Passed, SpeedVerdict, speed_verdict
+from kagent_sandbox.data.verdict import (
+    Comparison,
+    Passed,
+    Rejected,
+    SpeedVerdict,
+    Stage,
+    Status,
+    speed_verdict,
+)
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
@@ -140,3 +148,18 @@ def test_a_case_within_its_interval_is_a_tie():
     both = replace(race, cases=(lost, doubt(lost, "1")))
     expected = f"FASTER on 0 of 2 cases; TIE on {slow}; SLOWER on {slow}"
     assert tables.case_verdicts(both, "1") == expected
+
+
+def test_the_first_failure_is_told_in_full_and_others_in_a_line_each():
+    def wrong(case, error, status=Status.INCORRECT_NUMERICAL):
+        numbers = f"result y: worst row is {error}, allowed 1 (torch's own 0.5; k = 2); "
+        message = f"{numbers}worst element [3, 4]: expected 1, got {error}"
+        return Rejected(Stage.CHECK, status, message, case)
+
+    failed = (wrong("one", 7), wrong("two", 8), Rejected(Stage.CHECK, Status.TIMEOUT, "slow", "x"))
+    lines = rendered(tables.failures_text("mine.py", failed), 120)
+    assert lines[1].startswith("result y: worst row is 7, allowed 1 (torch's own 0.5")
+    assert "two          result y: worst row is 8, allowed 1; expected 1, got 8" in lines[-3]
+    assert "TIMEOUT: slow" in lines[-2]
+    assert lines[-1].strip() == "mine.py: 3 cases failed"
+    assert "failed" not in rendered(tables.failures_text("mine.py", failed[:1]), 120)[-1]
