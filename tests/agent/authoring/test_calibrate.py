@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from commands import run as run_command
 from declared import candidate, write
 from kagent.authoring import calibrate as module
 from kagent.authoring.calibrate import ORDERS, Reordered, calibrate
@@ -168,3 +169,9 @@ def test_a_calibration_has_bounds_and_is_of_one_version_of_the_task(tmp_path, wa
     with pytest.raises(TaskError, match=r"made for another task.toml or reference.py \(cpu\)"):
         load_task(task.folder)
     assert load_task(task.folder, calibrated=False).name == "tiny"
+
+
+def test_kagents_own_tasks_stay_as_they_are(monkeypatch, capsys):
+    refused = run_command(monkeypatch, capsys, "calibrate", "gelu")
+    assert refused.code == 2
+    assert "one of kagent's own tasks" in refused.err
