@@ -43,7 +43,7 @@ class Step(StrEnum):
     """What a problem failed at."""
 
     TASK = "task"
-    """It was read, or imported."""
+    """It was read or imported, and the task checked."""
     SEED = "seed"
     """A kernel to start from was made, found or checked."""
     SEARCH = "search"

@@ -10,7 +10,7 @@ from typing import Any
 
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Rejected
-from kagent_sandbox.errors import KagentError, MachineError, RunError
+from kagent_sandbox.errors import KagentError, MachineError, RunError, TaskError
 from kagent_sandbox.runtime.text import printable
 
 from kagent.config.settings import Config
@@ -96,7 +96,11 @@ class SuiteRunner:
         except ModelError:
             raise
         except KagentError as e:
-            return _failed(Step.MACHINE if isinstance(e, MachineError) else step, str(e))
+            if isinstance(e, MachineError):
+                step = Step.MACHINE
+            elif isinstance(e, TaskError) and step is Step.SEARCH:  # found when it is judged
+                step = Step.TASK
+            return _failed(step, str(e))
         except Exception as e:  # noqa: BLE001 - a fault of kagent's own costs one problem, too
             return _failed(step, f"{type(e).__name__}: {e}")
 

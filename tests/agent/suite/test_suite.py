@@ -42,11 +42,11 @@ def test_a_suite_runs_whatever_one_problem_does(kagent, searching, tmp_path):
     assert [name for name, _ in search.calls] == ["a", "b", "c", "d"]
     for words in (
         "a: FASTER beside the best of torch, 2.000× (95 %: 1.980–2.020); 4.000× eager",
-        "b: failed: search: b: no such luck",
+        "b: failed: task: b: no such luck",
         "c: failed: seed: no seed",
         "d: failed: search: KeyError",
         "e: failed: seed:",
-        "5 of 5 problems finished: 1 correct, 4 failed (2 search, 2 seed)",
+        "5 of 5 problems finished: 1 correct, 4 failed (1 task, 2 seed, 1 search)",
     ):
         assert words in done.out, done.out
     folder = tmp_path / "suites/p"
