@@ -48,7 +48,8 @@ def run(
     problems: Annotated[
         list[str],
         typer.Argument(
-            help="Tasks by name, folders of tasks or of other suites' problems, or such files."
+            metavar="PROBLEM...",
+            help="Tasks by name, folders of tasks or of other suites' problems, or such files.",
         ),
     ],
     budget: Annotated[
@@ -178,7 +179,7 @@ def compare(
     _device: DeviceOption = None,
 ) -> None:
     """Compare two suites: only problems with the same task, raced on the same device."""
-    from kagent.suite.compare import pair_json, pair_up, pair_view, race_winners
+    from kagent.suite.compare import NOT_RACED, pair_json, pair_up, pair_view, race_winners
     from kagent.suite.record import TASKS, read_suite
     from kagent.suite.results import read_results
 
@@ -194,6 +195,8 @@ def compare(
         print_json(pair_json(found))
     else:
         _print(pair_view(found))
+    if any(p.no_race == NOT_RACED for p in found.pairs):
+        raise typer.Exit(INTERRUPTED)
     if not found.pairs:
         raise RunError(
             f"{before} and {after}: no problem compares. A suite over the tasks that another one "

@@ -10,13 +10,15 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.race import BEST_OF_TORCH
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Comparison, Rejected, SpeedVerdict
-from kagent_sandbox.errors import KagentError, MachineError
+from kagent_sandbox.errors import KagentError
+from kagent_sandbox.runtime.text import printable
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -38,10 +40,13 @@ from kagent.suite.results import (
     figures_json,
     geometric_mean,
 )
+from kagent.text import short
 from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import ratio_text, verdict_text
 
 SAME_KERNEL = "the same kernel"
+NOT_RACED = "Ctrl-C"
+_MOST_REASON = 200  # characters
 _BEFORE, _AFTER = "before", "after"
 
 Say = Callable[[str], None]
@@ -96,6 +101,11 @@ class SuitePair:
         return len(both), geometric_mean(before), geometric_mean(after)
 
     @property
+    def raced(self) -> bool:
+        """Whether winners were to be raced."""
+        return any(p.race is not None or p.no_race for p in self.pairs)
+
+    @property
     def races(self) -> list[Comparison]:
         """Races of the two winners."""
         return [p.race for p in self.pairs if p.race is not None]
@@ -137,29 +147,28 @@ def _differs(before: ProblemResult, after: ProblemResult) -> str:
 def race_winners(
     found: SuitePair, folders: tuple[Path, Path], config: Config, say: Say
 ) -> SuitePair:
-    """Race the two winners of every problem, on hidden cases drawn now.
+    """Race the two winners of every problem, on hidden cases drawn now. Ctrl-C leaves out what is
+    not raced yet, and nothing else.
 
     Args:
         found: The suites.
         folders: Their folders.
         config: Jobs and isolation.
         say: Is told what is being done.
-
-    Raises:
-        MachineError: This machine cannot judge.
     """
-    pairs = []
-    for number, pair in enumerate(found.pairs, 1):
-        if pair.both_correct:
-            head = f"{number} of {len(found.pairs)}, {pair.after.name}"
-            say(f"{head}: race of the two winners")
-            try:
-                pair = _raced(pair, folders, config, say)
-            except MachineError:
-                raise
-            except KagentError as e:
-                pair = replace(pair, no_race=str(e))
-        pairs.append(pair)
+    pairs = list(found.pairs)
+    for i, pair in enumerate(pairs):
+        if not pair.both_correct:
+            continue
+        say(f"{i + 1} of {len(pairs)}, {pair.after.name}: race of the two winners")
+        try:
+            pairs[i] = _raced(pair, folders, config, say)
+        except KagentError as e:
+            pairs[i] = replace(pair, no_race=short(printable(str(e)), _MOST_REASON))
+        except KeyboardInterrupt:
+            left = (replace(p, no_race=NOT_RACED) if p.both_correct else p for p in pairs[i:])
+            pairs[i:] = left
+            break
     return replace(found, pairs=tuple(pairs))
 
 
@@ -243,7 +252,10 @@ def pair_view(found: SuitePair) -> Iterator[RenderableType]:
         )
     if found.races:
         yield _races_text(found)
-    elif found.pairs:
+    for p in found.pairs:
+        if p.no_race not in ("", SAME_KERNEL):
+            yield Text(f"{p.after.name}: not raced: {p.no_race}", "yellow")
+    if found.pairs and not found.raced:
         yield Text(
             "Each suite's ratios are of its own races, on hidden cases of its own: how much faster "
             "one winner is than the other, --race measures.",
@@ -265,34 +277,32 @@ def _races_text(found: SuitePair) -> Text:
 
 def _pairs_table(found: SuitePair) -> TextTable:
     names = found.before.name, found.after.name
-    raced = any(p.race is not None or p.no_race for p in found.pairs)
     beside = (
         Column(f"{names[1]} beside {names[0]}", right=True),
         Column("95 % interval", right=True, drop=1),
-        Column("verdict", wrap=True),
+        Column("verdict"),
     )
     table = TextTable(
         (
             Column("problem"),
-            *(
-                c
-                for name in names
-                for c in (Column(f"{name}, × torch", right=True), Column("verdict"))
+            *chain.from_iterable(
+                (Column(f"{name}, × torch", right=True), Column("verdict")) for name in names
             ),
-            *(beside if raced else ()),
+            *(beside if found.raced else ()),
         )
     )
     for p in found.pairs:
         cells = [cell for side in (p.before, p.after) for cell in _side(side)]
-        if raced:
-            verdict = (
-                Text(p.no_race, "dim")
-                if p.no_race
-                else verdict_text(p.race.verdict if p.race else None)
-            )
+        if found.raced:
+            same = p.no_race == SAME_KERNEL
+            verdict = Text(SAME_KERNEL, "dim") if same else _verdict(p.race)
             cells += [ratio_text(p.race), Text(view.interval_of(p.race)), verdict]
         table.add_row(Text(p.after.name, "bold"), *cells)
     return table
+
+
+def _verdict(c: Comparison | None) -> Text:
+    return verdict_text(None if c is None else c.verdict)
 
 
 def _side(p: ProblemResult) -> tuple[Text, Text]:

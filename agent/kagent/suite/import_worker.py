@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+from kagent_sandbox.confine.libc import prctl
 from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.data.task import load_task
@@ -59,7 +61,10 @@ def _import(problem: Problem, to: Path) -> tuple[Path, list[str]]:
 
 def main() -> None:
     """Answer one request."""
+    prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a suite that was killed may begin the import again
     request = json.load(sys.stdin)
+    if os.getppid() != request["parent"]:  # it was killed before that
+        return
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the problem prints

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,7 @@ def import_problem(
             shutil.rmtree(folder, ignore_errors=True)
         place.mkdir(parents=True)
     request = {
+        "parent": os.getpid(),
         "problem": to_json(problem),
         "to": str(place),
         "kind": kind,

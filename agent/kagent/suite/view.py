@@ -36,8 +36,9 @@ def results_view(results: SuiteResults) -> Iterator[RenderableType]:
             yield Text(f"{p.name}: {note}", "yellow")
     yield Text()
     yield figures_table(results)
-    yield Text()
-    yield opponents_table(results)
+    if results.opponents:
+        yield Text()
+        yield opponents_table(results)
     yield Text(f"\n{FAST}. {MEANS}. {RACES}.", "dim")
     if len(results.devices) > 1:
         yield Text(devices_text(results), "yellow")

@@ -1,12 +1,14 @@
 """`kagent suite` as a user meets it. Searches are stand-ins; tasks, records and runs are real."""
 
+import itertools
 import json
+import re
 
 import pytest
 from commands import run as run_command
 from kagent.authoring.seeds import SeedOutcome
 from kagent.evolve import session
-from kagent.suite import import_worker, importing
+from kagent.suite import compare, import_worker, importing
 from kagent.suite.importing import import_problem
 from kagent.suite.problems import Form, Problem
 from kagent.suite.record import State, Step, read_suite
@@ -98,7 +100,12 @@ def test_a_machine_that_fails_twice_in_a_row_ends_a_suite_that_can_go_on(
     assert [name for name, _ in search.calls] == ["a", "c", "d"]
 
 
-def test_two_suites_are_compared(kagent, searching, tmp_path):
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_two_suites_are_compared(kagent, searching, tmp_path, monkeypatch):
+    numbers = itertools.count()
     problems_in(tmp_path / "p", "a", "b")
     searching(a=2.0, b=None)
     assert kagent("run", "p", "--lang", "cpp", "--to", "x").code == 0
@@ -111,6 +118,13 @@ def test_two_suites_are_compared(kagent, searching, tmp_path):
     raced = kagent("compare", "x", "y", "--race", "--json")
     (a, b) = json.loads(raced.out)["problems"]
     assert (a["no_race"], b["no_race"]) == ("the same kernel", "")
+    monkeypatch.setattr(compare, "kernel_id", lambda _: next(numbers))  # of different kernels
+    raced = kagent("compare", "x", "y", "--race")
+    assert raced.code == 0
+    assert re.search("a: not raced: .*task", raced.out)  # the stand-in's task is another one
+    monkeypatch.setattr(compare, "_raced", interrupt)
+    ended = kagent("compare", "x", "y", "--race")
+    assert (ended.code, "a: not raced: Ctrl-C" in ended.out) == (130, True)
     problems_in(tmp_path / "q", "c")
     searching(c=2.0)
     assert kagent("run", "q", "--lang", "cpp", "--to", "z").code == 0
