@@ -122,7 +122,9 @@ def run(
         with status(quiet=False) as say:
 
             def finished(problem: Problem) -> None:
-                out.print(problem_line(result_of(folder, runner.suite, problem)), soft_wrap=True)
+                line = problem_line(result_of(folder, runner.suite, problem))
+                # Above the spinner, where there is one.
+                (err if err.is_terminal else out).print(line, soft_wrap=True)
 
             runner = SuiteRunner(folder, suite, config, import_s, say, finished)
             interrupted = False

@@ -310,7 +310,7 @@ def _side(p: ProblemResult) -> tuple[Text, Text]:
 
 
 def _figures_table(found: SuitePair) -> TextTable:
-    table = TextTable(tuple(Column(h, right=i > 0) for i, h in enumerate(view.FIGURES)))
+    table = view.empty_figures_table()
     for side, f in zip((found.before, found.after), found.figures, strict=True):
         _, *cells = view.figures_row(f)
         table.add_row(side.name, *cells)

@@ -136,10 +136,17 @@ def problems_table(results: SuiteResults) -> TextTable:
 
 def figures_table(results: SuiteResults) -> TextTable:
     """Figures over all problems, and over each group, beside the best of torch."""
-    table = TextTable(tuple(Column(h, right=i > 0) for i, h in enumerate(FIGURES)))
+    table = empty_figures_table()
     for f in (*results.groups, results.all):
         table.add_row(*figures_row(f))
     return table
+
+
+def empty_figures_table() -> TextTable:
+    """The table that `figures_row` makes rows of."""
+    title, *headers = FIGURES
+    numbers = (Column(h, right=True, drop=h == "finished") for h in headers)
+    return TextTable((Column(""), *numbers), title=title)
 
 
 def opponents_table(results: SuiteResults) -> TextTable:
