@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from kagent_sandbox.data.race import BEST_OF_TORCH, TORCH
@@ -137,11 +137,7 @@ class SuiteResults:
 
 
 def read_results(folder: Path, suite: Suite) -> SuiteResults:
-    """Read the results of a suite from its problems' runs.
-
-    Raises:
-        RunError: The run of a finished problem cannot be read.
-    """
+    """Read the results of a suite from its problems' runs."""
     problems = tuple(result_of(folder, suite, p) for p in suite.problems)
     groups = dict.fromkeys(p.problem.group for p in problems)
     return SuiteResults(
@@ -154,18 +150,21 @@ def read_results(folder: Path, suite: Suite) -> SuiteResults:
 
 
 def result_of(folder: Path, suite: Suite, problem: Problem) -> ProblemResult:
-    """What became of one problem.
-
-    Raises:
-        RunError: Its run cannot be read.
-    """
+    """What became of one problem. It failed if its run cannot be read."""
     progress = suite.of(problem)
-    if progress.state is not State.DONE:
-        return ProblemResult(problem, progress)
+    if progress.state is State.DONE:
+        try:
+            return _raced(folder, problem, progress)
+        except RunError as e:
+            progress = replace(progress, state=State.FAILED, step=Step.SEARCH, reason=str(e))
+    return ProblemResult(problem, progress)
+
+
+def _raced(folder: Path, problem: Problem, progress: Progress) -> ProblemResult:
     store, history = read_history(folder / RUNS / progress.run)
     final = history.race
     if final is None or final.winner is None:
-        raise RunError(f"{store.folder}: its final race is gone: it has no result for {folder}")
+        raise RunError(f"{store.folder}: its final race is gone")
     race = final.race
     beside = {c.against: c for c in race.overall[str(final.winner)] if c.against in OPPONENTS}
     manifest = store.manifest

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 
 import pytest
 from commands import run as run_command
@@ -220,3 +221,7 @@ def test_what_a_suite_began_with_is_kept(kagent, searching, tmp_path):
     assert progress.step is None
     assert Step.MACHINE == "machine"
     assert suite.settings.max_time == 90.0
+    shutil.rmtree(tmp_path / "suites/p/runs/a-1")
+    shown = kagent("report", "suites/p")
+    assert shown.code == 0
+    assert "1 of 1 problems finished: 0 correct, 1 failed (1 search)" in shown.out
