@@ -30,7 +30,7 @@ from kagent.runs.lineage import Candidate, kernel_id
 from kagent.runs.manifest import Manifest
 from kagent.runs.store import read_history
 from kagent.suite import view
-from kagent.suite.record import RUNS
+from kagent.suite.record import RUNS, Step
 from kagent.suite.results import (
     Figures,
     ProblemResult,
@@ -116,11 +116,12 @@ def pair_up(before: SuiteResults, after: SuiteResults) -> SuitePair:
     to the letter, raced on the same device.
     """
     others = {p.name: p for p in after.problems}
+    devices = _only_device(before), _only_device(after)
     pairs: list[Pair] = []
     excluded: list[tuple[str, str]] = []
     for p in before.problems:
         other = others.pop(p.name, None)
-        why = f"not in {after.name}" if other is None else _differs(p, other)
+        why = f"not in {after.name}" if other is None else _differs(p, other, devices)
         if other is None or why:
             excluded.append((p.name, why))
         else:
@@ -129,15 +130,26 @@ def pair_up(before: SuiteResults, after: SuiteResults) -> SuitePair:
     return SuitePair(before, after, tuple(pairs), tuple(excluded))
 
 
-def _differs(before: ProblemResult, after: ProblemResult) -> str:
+def _only_device(side: SuiteResults) -> str:
+    """The device of all races of a suite, and so of searches that failed; "" if there are several
+    or none.
+    """
+    keys = {p.device_key for p in side.problems if p.device_key}
+    return keys.pop() if len(keys) == 1 else ""
+
+
+def _differs(before: ProblemResult, after: ProblemResult, devices: tuple[str, str]) -> str:
     """Why two results of one problem do not compare; "" if they do."""
     if not (before.progress.finished and after.progress.finished):
         return "not finished in both"
+    if Step.MACHINE in (before.progress.step, after.progress.step):
+        return "the machine failed"
     digests = {before.progress.digest, after.progress.digest}
     if "" not in digests and len(digests) > 1:
         return "its tasks differ"
-    if before.correct and after.correct and before.device_key != after.device_key:
-        return f"raced on {before.device_key} and on {after.device_key}"
+    keys = before.device_key or devices[0], after.device_key or devices[1]
+    if "" not in keys and keys[0] != keys[1]:
+        return f"on {keys[0]} and on {keys[1]}"
     return ""
 
 

@@ -126,6 +126,7 @@ BEFORE = (
     result("task", 1.0, digest="1"),
     result("device", 1.0, key="cpu 1"),
     result("open"),
+    result("machine", step=Step.MACHINE),
     result("gone", 1.0),
 )
 AFTER = (
@@ -135,6 +136,7 @@ AFTER = (
     result("task", 1.0, digest="2"),
     result("device", 1.0, key="cpu 2"),
     result("open", 1.0),
+    result("machine", 1.0),
     result("new", 1.0),
 )
 
@@ -144,7 +146,8 @@ def test_only_the_same_problems_on_the_same_device_compare():
     assert [p.after.name for p in found.pairs] == ["same", "solved", "lost"]
     assert dict(found.excluded) == {
         "task": "its tasks differ",
-        "device": "raced on cpu 1 and on cpu 2",
+        "device": "on cpu 1 and on cpu 2",
+        "machine": "the machine failed",
         "open": "not finished in both",
         "gone": "not in y",
         "new": "not in x",
@@ -152,9 +155,17 @@ def test_only_the_same_problems_on_the_same_device_compare():
     assert [f.correct for f in found.figures] == [2, 2]
     assert found.means == (1, 1.0, 4.0)  # over what both solved, not over what each did
     text = text_of(pair_view(found))
-    assert "3 of 8 problems compare" in text
+    assert "3 of 9 problems compare" in text
     assert "how much faster one winner is than the other, --race measures" in text
     assert "y beside x" not in text
+
+
+def test_a_failure_is_of_the_device_of_its_suites_races():
+    sides = (
+        results_of("x", result("a", 1.0, key="cpu 1"), result("b", step=Step.SEARCH)),
+        results_of("y", result("a", 1.0, key="cpu 2"), result("b", 1.0, key="cpu 2")),
+    )
+    assert pair_up(*sides).pairs == ()
 
 
 def test_races_of_two_winners_are_shown():
