@@ -52,9 +52,11 @@ class CandidateJudge(Protocol):
             choice: The incumbent's configuration per case.
         """
 
-    def race(self, contenders: Sequence[Contender], *, hidden: bool) -> Race:
-        """Time contenders and baselines side by side, on hidden benchmark cases or on visible
-        ones.
+    def race(
+        self, contenders: Sequence[Contender], *, hidden: bool, baselines: bool = True
+    ) -> Race:
+        """Time contenders side by side, with all baselines or without, on hidden benchmark cases
+        or on visible ones.
         """
 
 

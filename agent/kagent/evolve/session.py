@@ -202,15 +202,29 @@ def choose_seeds(task: Task, config: Config) -> tuple[Kind, list[SeedText]]:
     Raises:
         UserError: There is no such seed, or no device to time it on.
     """
-    kind = kind_for(config.lang, gpu=available("gpu"))
+    kind = kind_here(config.lang, task.name)
+    return kind, seeds_for(task, kind, config.lang)
+
+
+def kind_here(lang: str, what: str) -> Kind:
+    """The kind of device on which this machine times kernels of a language.
+
+    Args:
+        lang: Name of the language, or "any".
+        what: What is to be evolved, for the error.
+
+    Raises:
+        UserError: The language needs a GPU, and there is none.
+    """
+    kind = kind_for(lang, gpu=available("gpu"))
     if kind == "gpu" and not available("gpu"):
         raise UserError(
-            f"timing {config.lang} kernels needs an NVIDIA GPU, and this machine has none. "
-            f"Possible here: --lang cpp evolves {task.name} on the CPU; "
+            f"timing {lang} kernels needs an NVIDIA GPU, and this machine has none. "
+            f"Possible here: --lang cpp evolves {what} on the CPU; "
             "kagent build compiles for a GPU; kagent check runs a Triton kernel in Triton's "
             "interpreter"
         )
-    return kind, seeds_for(task, kind, config.lang)
+    return kind
 
 
 def kind_for(lang: str, *, gpu: bool) -> Kind:

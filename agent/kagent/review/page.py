@@ -34,19 +34,11 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         history: Its events.
         live: Whether the page polls its server, every two seconds.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE / "page"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=visible,
-    )
     scripts = [(_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     lineage, winner, final = history.lineage, winner_of(history), history.race
     path = [c.id for c in lineage.path(winner.id)] if winner is not None else []
     matrix = manifest.matrix
-    return environment.get_template("report.html.j2").render(
+    return template("report.html.j2").render(
         run=folder,
         manifest=manifest,
         lineage=lineage,
@@ -78,6 +70,24 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         policy=policy(scripts, live=live),
         live=live,
     )
+
+
+def template(name: str, *folders: Path) -> jinja2.Template:
+    """A page's template.
+
+    Args:
+        name: Its file.
+        folders: Folders of templates, besides the one that all pages share.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*folders, _HERE / "page"]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=visible,
+    )
+    return environment.get_template(name)
 
 
 def visible(value: Any) -> Any:

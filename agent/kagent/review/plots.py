@@ -79,7 +79,8 @@ class Plot:
     few_ticks: Sequence[tuple[float, str]]
 
 
-def _plot(groups: Sequence[Group], scale: RatioScale) -> Plot:
+def plot_of(groups: Sequence[Group], scale: RatioScale) -> Plot:
+    """Groups of rows on an axis of ratios."""
     return Plot(groups, scale.at(1.0), scale.ticks(APART), scale.ticks(FAR_APART))
 
 
@@ -103,15 +104,15 @@ def race_plot(final: FinalRace, lineage: Lineage) -> Plot | None:
     every += [r for found in ratios.values() for r in found]
     scale = RatioScale.around(v for r in every for v in (_value(r), r.low, r.high))
     whole = "All hidden cases" if len(cases) > 1 else "The hidden case"
-    all_cases = [_ratio_row(c, labels.get(c.against, c.against), scale) for c in overall]
+    all_cases = [ratio_row(c, labels.get(c.against, c.against), scale) for c in overall]
     groups = [Group(whole, all_cases)]
     for case in cases:
         fastest = case.fastest_of_torch
         rows = [
-            _ratio_row(r, r.against, scale, fastest=r.against == fastest) for r in ratios[case.case]
+            ratio_row(r, r.against, scale, fastest=r.against == fastest) for r in ratios[case.case]
         ]
         groups.append(Group(case_shape(case), rows))
-    return _plot([g for g in groups if g.rows], scale)
+    return plot_of([g for g in groups if g.rows], scale)
 
 
 def _ordered(found: Iterable[AnyRatio]) -> list[AnyRatio]:
@@ -124,9 +125,10 @@ def _ordered(found: Iterable[AnyRatio]) -> list[AnyRatio]:
     return sorted(found, key=key)
 
 
-def _ratio_row(
+def ratio_row(
     r: Ratio | Comparison, name: str, scale: RatioScale, *, fastest: bool = False
 ) -> RatioRow:
+    """A ratio as a row. `fastest`: it is beside the fastest of torch's ways."""
     return RatioRow(
         name=f"{name}, the fastest of torch" if fastest else name,
         value=f"{_value(r):.3f}×",
@@ -170,7 +172,7 @@ def visible_plot(history: History) -> Plot | None:
     ratios = {name: math.exp(log) for name, log in speed.cases.items()}
     scale = RatioScale.around(ratios.values())
     rows = [RatioRow(n, f"{r:.3f}×", scale.span(1.0, r)) for n, r in ratios.items()]
-    return _plot([Group("", rows)], scale)
+    return plot_of([Group("", rows)], scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,4 +358,4 @@ def ablation_plot(history: History) -> Plot | None:
         )
         for c in found
     ]
-    return _plot([Group("", rows)], scale)
+    return plot_of([Group("", rows)], scale)

@@ -76,7 +76,7 @@ def _make_codec(hint: Any) -> tuple[_Convert, _Convert]:
     if origin is typing.Literal:
         return _one_of(arguments), _one_of(arguments)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return (lambda v, _: v.value), functools.partial(_decode_enum, hint)
+        return functools.partial(_encode_enum, hint), functools.partial(_decode_enum, hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return functools.partial(_encode_class, hint), functools.partial(_decode_class, hint)
     if origin in (typing.Union, types.UnionType):
@@ -142,6 +142,12 @@ def _decode_bytes(value: Any, where: str) -> bytes:
         return base64.b64decode(_exactly(str)(value, where), validate=True)
     except binascii.Error as e:
         raise RecordError(f"{where}: not base64: {e}") from None
+
+
+def _encode_enum(cls: type[enum.Enum], value: Any, where: str) -> Any:
+    if not isinstance(value, cls):
+        raise RecordError(f"{where}: expected {cls.__name__}, got {_kind(value)}")
+    return value.value
 
 
 def _decode_enum(cls: type[enum.Enum], value: Any, where: str) -> enum.Enum:

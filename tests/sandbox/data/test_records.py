@@ -28,6 +28,7 @@ class Holder:
     by_case: Mapping[tuple[int, str], int] = field(default_factory=dict)
     blob: bytes = b""
     number: int | float | None = None
+    stage: Stage | None = None
 
 
 def through(record):
@@ -52,6 +53,7 @@ PASSED = Passed(
         Rejected(Stage.CHECK, Status.SUSPECT, "too fast", "case"),
         Holder(PASSED, Path("/x"), {(0, "a"): 1}, b"\0\xff", 3),
         Holder(Rejected(Stage.PARSE, Status.POLICY, "no"), Path("y"), number=2.0),
+        Holder(PASSED, Path("z"), stage=Stage.BUILD),
         DeviceFacts("cpu", "n", "cpu", "k", 1, 2, 3, 4.0),
         Ceilings(1.0, 2.0, 3.0, {"bfloat16": 4.0}),
         Plan(

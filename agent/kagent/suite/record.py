@@ -1,0 +1,181 @@
+"""suite.json: what a suite is, and how far each of its problems has come.
+
+What races found is not in it: it stays in the problems' run folders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.records import RecordError, from_json, to_json
+from kagent_sandbox.errors import RunError, UserError
+
+from kagent.config.settings import Config
+from kagent.runs.files import clear_errors, read_regular, write_file
+from kagent.suite.problems import Problem
+
+FILE = "suite.json"
+RUNS, TASKS = "runs", "tasks"
+"""Folders of a suite: a run's folder for each problem, and the tasks made of files."""
+FORMAT = 1
+_MOST_BYTES = 64 << 20
+
+
+class State(StrEnum):
+    """How far a problem has come."""
+
+    WAITING = "waiting"
+    BEGUN = "begun"
+    """Work on it has begun; a suite that goes on continues there."""
+    DONE = "done"
+    """Its search is over, and a kernel of it passed all checks."""
+    FAILED = "failed"
+    """`Progress.step` failed; `Progress.reason` says why."""
+
+
+class Step(StrEnum):
+    """What a problem failed at."""
+
+    TASK = "task"
+    """It was read or imported, and the task checked."""
+    SEED = "seed"
+    """A kernel to start from was made, found or checked."""
+    SEARCH = "search"
+    MACHINE = "machine"
+    """This machine failed, at whatever step: a suite that goes on tries it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one problem has come.
+
+    Attributes:
+        state: How far.
+        task: Folder of the task that was made of it, below the suite's; "" before, and of tasks.
+        digest: Digest of its task; "" before there is one.
+        no_seed: Why no seed could be made for that task; "" if there is one.
+        run: Name of its run's folder in `runs/`; "" before there is one.
+        step: The step that failed; None if none did.
+        reason: Why it failed.
+        notes: What to know of its result.
+        seconds: Working time.
+    """
+
+    state: State = State.WAITING
+    task: str = ""
+    digest: str = ""
+    no_seed: str = ""
+    run: str = ""
+    step: Step | None = None
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.state in (State.DONE, State.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What decides the course of all searches, by the names of the options of a run."""
+
+    budget: int
+    lang: str
+    proposer: str
+    model: tuple[str, ...]
+    max_time: float | None
+
+    @classmethod
+    def of(cls, config: Config) -> Settings:
+        """Those of a configuration."""
+        return cls(config.budget, config.lang, config.proposer, config.model, config.max_time)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """As `load_config` takes them."""
+        return {**asdict(self), "model": ",".join(self.model) or None}
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A suite as its folder has it. Problems are in the order in which they are worked on.
+
+    Attributes:
+        sources: What the problems were found by.
+        settings: Settings of the searches.
+        kind: Kind of device: "gpu" or "cpu".
+        problems: The problems.
+        progress: How far each has come, by name.
+        version: Of kagent.
+        started: Local time, ISO 8601.
+    """
+
+    sources: tuple[str, ...]
+    settings: Settings
+    kind: Kind
+    problems: tuple[Problem, ...]
+    version: str
+    started: str
+    progress: Mapping[str, Progress] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def of(self, problem: Problem) -> Progress:
+        """How far a problem has come."""
+        return self.progress.get(problem.name, Progress())
+
+    def noted(self, problem: Problem, **changes: Any) -> Suite:
+        """The suite with changes to a problem's progress."""
+        progress = replace(self.of(problem), **changes)
+        return replace(self, progress={**self.progress, problem.name: progress})
+
+    def again(self) -> Suite:
+        """The suite as it goes on: what the machine failed at is not finished."""
+        suite = self
+        for problem in self.problems:
+            if self.of(problem).step is Step.MACHINE:
+                suite = suite.noted(problem, state=State.BEGUN, step=None, reason="")
+        return suite
+
+    @property
+    def left(self) -> tuple[Problem, ...]:
+        """Problems that are not finished."""
+        return tuple(p for p in self.problems if not self.of(p).finished)
+
+
+def read_suite(folder: Path) -> Suite:
+    """The suite of a folder.
+
+    Raises:
+        RunError: There is none, it is damaged, or a newer kagent wrote it.
+    """
+    path = folder / FILE
+    try:
+        data = json.loads(read_regular(path, _MOST_BYTES))
+        version = data.get("format") if isinstance(data, dict) else None
+        if isinstance(version, int) and version > FORMAT:
+            raise RunError(f"{path}: written by a newer kagent: update kagent to read it")
+        return from_json(Suite, data)
+    except (FileNotFoundError, NotADirectoryError):
+        text = f"{folder}: no suite there (no {FILE}): kagent suite run begins one"
+        raise RunError(text) from None
+    except (OSError, ValueError, RecursionError, RecordError, UserError) as e:
+        raise RunError(f"{path}: {e}") from None
+
+
+def write_suite(folder: Path, suite: Suite) -> None:
+    """Write a suite into its folder.
+
+    Raises:
+        RunError: The folder cannot be written.
+    """
+    with clear_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / FILE, json.dumps(to_json(suite), indent=1) + "\n")

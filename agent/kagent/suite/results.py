@@ -1,0 +1,271 @@
+"""A suite's results: those of its problems' final races, and figures over all problems.
+
+Estimates of the searches have no part in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from kagent_sandbox.data.race import BEST_OF_TORCH, TORCH
+from kagent_sandbox.data.verdict import Comparison, SpeedVerdict
+from kagent_sandbox.errors import RunError
+
+from kagent.runs.store import read_history
+from kagent.suite.problems import Problem
+from kagent.suite.record import RUNS, Progress, State, Step, Suite
+from kagent.ui.end_of_run import missing_modes
+
+OPPONENTS = (BEST_OF_TORCH, *TORCH)
+"""What winners are compared with: the best of torch case by case, then each of its ways."""
+THRESHOLDS = (1.0, 2.0)
+"""The p of fast_p."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemResult:
+    """What became of one problem.
+
+    Attributes:
+        problem: The problem.
+        progress: How far it has come. It is correct if its state is DONE: a kernel of its run
+            passed all checks, those of the race's hidden cases included.
+        beside: The race's winner beside the opponents that ran on every case: time of the opponent
+            / time of the winner, over all hidden cases.
+        missing: Ways of torch that did not run, by the number of cases.
+        cases: Hidden cases of the race.
+        disturbed: Cases in which something else used the device.
+        winner: Number and name of the winner.
+        device: The device of the race.
+        device_key: What tells it from other devices.
+    """
+
+    problem: Problem
+    progress: Progress
+    beside: Mapping[str, Comparison] = field(default_factory=dict)
+    missing: Mapping[str, int] = field(default_factory=dict)
+    cases: int = 0
+    disturbed: int = 0
+    winner: str = ""
+    device: str = ""
+    device_key: str = ""
+
+    @property
+    def name(self) -> str:
+        """The problem's name."""
+        return self.problem.name
+
+    @property
+    def correct(self) -> bool:
+        """Whether a correct kernel was found."""
+        return self.progress.state is State.DONE
+
+    @property
+    def versus_torch(self) -> Comparison | None:
+        """The winner beside the best of torch; None where there is none."""
+        return self.beside.get(BEST_OF_TORCH)
+
+    @property
+    def verdict(self) -> SpeedVerdict | None:
+        """The winner's verdict beside the best of torch; None where there is none."""
+        return None if self.versus_torch is None else self.versus_torch.verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How much faster winners are than one opponent.
+
+    Attributes:
+        problems: Correct problems on which the opponent ran.
+        mean: Geometric mean of the ratios on these; None if there are none.
+        fast: fast_p by p: the share of finished problems that are correct, and whose winner is
+            more than p times as fast. This is KernelBench's metric. None while nothing is
+            finished.
+    """
+
+    problems: int
+    mean: float | None
+    fast: Mapping[float, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures over the finished problems of a suite, or of one of its groups.
+
+    Attributes:
+        group: The group; "" for all problems.
+        problems: All problems.
+        finished: Those that are correct or failed. Shares are of these.
+        correct: Those with a correct kernel.
+        failed: Those that failed, by step.
+        verdicts: Correct ones by verdict beside the best of torch.
+        beside: Speed beside each opponent.
+    """
+
+    group: str
+    problems: int
+    finished: int
+    correct: int
+    failed: Mapping[Step, int]
+    verdicts: Mapping[SpeedVerdict, int]
+    beside: Mapping[str, Speed]
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResults:
+    """All results of a suite: of each problem, over all of them, and over each group."""
+
+    name: str
+    suite: Suite
+    problems: tuple[ProblemResult, ...]
+    all: Figures
+    groups: tuple[Figures, ...]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices of the races; figures of several do not compare."""
+        return tuple(dict.fromkeys(p.device for p in self.problems if p.device))
+
+    @property
+    def opponents(self) -> tuple[str, ...]:
+        """The opponents that some winner was compared with."""
+        return tuple(o for o in OPPONENTS if self.all.beside[o].problems)
+
+
+def read_results(folder: Path, suite: Suite) -> SuiteResults:
+    """Read the results of a suite from its problems' runs."""
+    problems = tuple(result_of(folder, suite, p) for p in suite.problems)
+    groups = dict.fromkeys(p.problem.group for p in problems)
+    return SuiteResults(
+        folder.resolve().name,
+        suite,
+        problems,
+        figures("", problems),
+        tuple(figures(g, [p for p in problems if p.problem.group == g]) for g in groups if g),
+    )
+
+
+def result_of(folder: Path, suite: Suite, problem: Problem) -> ProblemResult:
+    """What became of one problem. It failed if its run cannot be read."""
+    progress = suite.of(problem)
+    if progress.state is State.DONE:
+        try:
+            return _raced(folder, problem, progress)
+        except RunError as e:
+            progress = replace(progress, state=State.FAILED, step=Step.SEARCH, reason=str(e))
+    return ProblemResult(problem, progress)
+
+
+def _raced(folder: Path, problem: Problem, progress: Progress) -> ProblemResult:
+    store, history = read_history(folder / RUNS / progress.run)
+    final = history.race
+    if final is None or final.winner is None:
+        raise RunError(f"{store.folder}: its final race is gone")
+    race = final.race
+    beside = {c.against: c for c in race.overall[str(final.winner)] if c.against in OPPONENTS}
+    manifest = store.manifest
+    return ProblemResult(
+        problem,
+        progress,
+        beside,
+        missing_modes(race),
+        len(race.cases),
+        len(race.disturbed),
+        f"#{final.winner} {history.lineage[final.winner].proposal.name}",
+        manifest.device,
+        str(manifest.environment.get("key", manifest.device)),
+    )
+
+
+def figures(group: str, problems: Sequence[ProblemResult]) -> Figures:
+    """Compute the figures over some problems."""
+    finished = [p for p in problems if p.progress.finished]
+    correct = [p for p in finished if p.correct]
+    verdicts = Counter(p.verdict for p in correct)
+    ratios = {o: [p.beside[o].ratio for p in correct if o in p.beside] for o in OPPONENTS}
+    return Figures(
+        group=group,
+        problems=len(problems),
+        finished=len(finished),
+        correct=len(correct),
+        failed=Counter(p.progress.step for p in finished if p.progress.step is not None),
+        verdicts={v: verdicts[v] for v in SpeedVerdict},
+        beside={o: _speed(found, len(finished)) for o, found in ratios.items()},
+    )
+
+
+def _speed(ratios: Sequence[float], finished: int) -> Speed:
+    fast = {p: sum(r > p for r in ratios) / finished if finished else None for p in THRESHOLDS}
+    return Speed(len(ratios), geometric_mean(ratios), fast)
+
+
+def geometric_mean(ratios: Sequence[float]) -> float | None:
+    """The geometric mean; None of nothing."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+
+
+def results_json(results: SuiteResults) -> dict[str, object]:
+    """The results for programs."""
+    suite = results.suite
+    return {
+        "suite": results.name,
+        "sources": list(suite.sources),
+        **asdict(suite.settings),
+        "kind": suite.kind,
+        "devices": list(results.devices),
+        "version": suite.version,
+        "started": suite.started,
+        "all": figures_json(results.all),
+        "groups": {f.group: figures_json(f) for f in results.groups},
+        "problems": [problem_json(p) for p in results.problems],
+    }
+
+
+def figures_json(f: Figures) -> dict[str, object]:
+    """Figures for programs."""
+    return {
+        "problems": f.problems,
+        "finished": f.finished,
+        "correct": f.correct,
+        "failed": {step.value: n for step, n in f.failed.items()},
+        "verdicts": {v.value: n for v, n in f.verdicts.items()},
+        "beside": {
+            opponent: {
+                "problems": speed.problems,
+                "geometric_mean": speed.mean,
+                "fast_p": {f"{p:g}": share for p, share in speed.fast.items()},
+            }
+            for opponent, speed in f.beside.items()
+        },
+    }
+
+
+def problem_json(p: ProblemResult) -> dict[str, object]:
+    """A problem's result for programs."""
+    progress = p.progress
+    return {
+        "name": p.name,
+        "group": p.problem.group,
+        "form": p.problem.form.value,
+        "state": "correct" if p.correct else progress.state.value,
+        "failed_step": None if progress.step is None else progress.step.value,
+        "reason": progress.reason,
+        "verdict": p.verdict.value if p.verdict is not None else None,
+        "beside": {o: comparison_json(c) for o, c in p.beside.items()},
+        "missing": dict(p.missing),
+        "cases": p.cases,
+        "disturbed": p.disturbed,
+        "winner": p.winner,
+        "run": f"{RUNS}/{progress.run}" if progress.run else "",
+        "notes": list(progress.notes),
+        "seconds": round(progress.seconds, 1),
+    }
+
+
+def comparison_json(c: Comparison) -> dict[str, object]:
+    """A ratio for programs."""
+    return {"ratio": c.ratio, "low": c.low, "high": c.high, "verdict": c.verdict.value}

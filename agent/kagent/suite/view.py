@@ -1,0 +1,206 @@
+"""A suite's results as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kagent_sandbox.data.race import BEST_OF_TORCH
+from kagent_sandbox.data.verdict import Comparison, SpeedVerdict
+from rich.console import RenderableType
+from rich.text import Text
+
+from kagent.suite.record import Suite
+from kagent.suite.results import THRESHOLDS, Figures, ProblemResult, Speed, SuiteResults
+from kagent.text import interval_text
+from kagent.ui.table import Column, TextTable
+from kagent.ui.tables import ratio_text, verdict_text
+
+FAST = (
+    "fast_p is the share of finished problems that are correct and more than p times as fast. "
+    "A problem that failed, or where the other did not run, counts as not faster"
+)
+RACES = "All ratios are of final races on hidden cases; the searches' estimates have no part"
+MEANS = "Geometric means are over correct problems alone, as many as are named"
+
+
+def results_view(results: SuiteResults) -> Iterator[RenderableType]:
+    """Describe every problem, then the figures over all of them."""
+    yield Text(results.name, "bold").append(f": {progress_text(results.all)}", "default")
+    yield Text(setting_text(results), "dim")
+    yield problems_table(results)
+    for p in results.problems:
+        if p.progress.reason:
+            text = Text(f"{p.name}: ", "bold").append(f"{p.progress.step}: ", "red")
+            yield text.append(p.progress.reason, "red")
+        for note in notes_of(p):
+            yield Text(f"{p.name}: {note}", "yellow")
+    yield Text()
+    yield figures_table(results)
+    if results.opponents:
+        yield Text()
+        yield opponents_table(results)
+    yield Text(f"\n{FAST}. {MEANS}. {RACES}.", "dim")
+    if len(results.devices) > 1:
+        yield Text(devices_text(results), "yellow")
+    if results.suite.left:
+        yield Text(f"not finished: {len(results.suite.left)}; --resume goes on")
+
+
+def progress_text(f: Figures) -> str:
+    """'2 of 3 problems finished: 1 correct, 1 failed (1 seed)'."""
+    text = f"{f.finished} of {f.problems} problems finished: {f.correct} correct"
+    steps = ", ".join(f"{count} {step}" for step, count in f.failed.items())
+    return f"{text}, {f.finished - f.correct} failed" + (f" ({steps})" if steps else "")
+
+
+def setting_text(results: SuiteResults) -> str:
+    """What the searches were given, and where they ran."""
+    where = ", ".join(results.devices) or results.suite.kind.upper()
+    return f"{searches_text(results.suite)}, on {where}; {results.suite.started}"
+
+
+def searches_text(suite: Suite) -> str:
+    """What the searches were given."""
+    given = suite.settings
+    by = f"by {', '.join(given.model)}" if given.model else f"proposals by {given.proposer}"
+    limit = "" if given.max_time is None else f", {given.max_time:g} s at most"
+    return f"budget {given.budget} a problem{limit}, language {given.lang}, {by}"
+
+
+def devices_text(results: SuiteResults) -> str:
+    """The warning where races ran on several devices."""
+    return f"races ran on {len(results.devices)} devices: figures over all problems mix them"
+
+
+def notes_of(p: ProblemResult) -> tuple[str, ...]:
+    """What to know of a problem's result."""
+    absent = (
+        f"{mode} did not run on {count} of {p.cases} cases: this is no result against it"
+        for mode, count in p.missing.items()
+    )
+    disturbed = (f"disturbed in {p.disturbed} of {p.cases} cases",) if p.disturbed else ()
+    return (*p.progress.notes, *absent, *disturbed)
+
+
+def state_text(p: ProblemResult) -> str:
+    """'correct', 'failed', 'begun' or 'waiting'."""
+    return "correct" if p.correct else p.progress.state.value
+
+
+def state_cell(p: ProblemResult) -> Text:
+    """The state in its colour."""
+    return Text(state_text(p), "green" if p.correct else "red" if p.progress.finished else "dim")
+
+
+def opponent_text(opponent: str) -> str:
+    """Name of an opponent."""
+    return "best of torch" if opponent == BEST_OF_TORCH else opponent
+
+
+def ratio_of(c: Comparison | None) -> str:
+    """'1.234×', or nothing."""
+    return f"{c.ratio:.3f}×" if c is not None else ""
+
+
+def interval_of(c: Comparison | None) -> str:
+    """'1.200–1.300', or nothing."""
+    return f"{c.low:.3f}–{c.high:.3f}" if c is not None else ""
+
+
+def problems_table(results: SuiteResults) -> TextTable:
+    """Every problem beside the best of torch, then beside each of its ways."""
+    ways = [o for o in results.opponents if o != BEST_OF_TORCH]
+    table = TextTable(
+        (
+            Column("problem"),
+            Column("state"),
+            Column("× best of torch", right=True),
+            Column("95 % interval", right=True, drop=1),
+            Column("verdict"),
+            *(Column(f"× {way}", right=True, drop=2) for way in ways),
+            Column("time, s", right=True, drop=3),
+        )
+    )
+    for p in results.problems:
+        table.add_row(
+            Text(p.name, "bold"),
+            state_cell(p),
+            ratio_text(p.versus_torch),
+            interval_of(p.versus_torch),
+            verdict_text(p.verdict),
+            *(ratio_of(p.beside.get(way)) for way in ways),
+            f"{p.progress.seconds:.0f}" if p.progress.seconds else "",
+        )
+    return table
+
+
+def figures_table(results: SuiteResults) -> TextTable:
+    """Figures over all problems, and over each group, beside the best of torch."""
+    table = empty_figures_table()
+    for f in (*results.groups, results.all):
+        table.add_row(*figures_row(f))
+    return table
+
+
+def empty_figures_table() -> TextTable:
+    """The table that `figures_row` makes rows of."""
+    title, *headers = FIGURES
+    numbers = (Column(h, right=True, drop=h == "finished") for h in headers)
+    return TextTable((Column(""), *numbers), title=title)
+
+
+def opponents_table(results: SuiteResults) -> TextTable:
+    """Figures over all problems, beside each opponent."""
+    table = TextTable(tuple(Column(h, right=i > 0) for i, h in enumerate(BESIDE)))
+    for row in opponents_rows(results):
+        table.add_row(*row)
+    return table
+
+
+_SPEED = (*(f"fast_{p:g}" for p in THRESHOLDS), "geometric mean")
+FIGURES = ("beside the best of torch", "finished", "correct", *SpeedVerdict, *_SPEED)
+"""Headers of `figures_row`."""
+BESIDE = ("all problems, beside", *_SPEED)
+"""Headers of `opponents_rows`."""
+
+
+def figures_row(f: Figures) -> tuple[str, ...]:
+    """Cells of the table of figures."""
+    return (
+        f.group or "all problems",
+        f"{f.finished} of {f.problems}",
+        str(f.correct),
+        *(str(f.verdicts[v]) for v in SpeedVerdict),
+        *_speed_cells(f.beside[BEST_OF_TORCH]),
+    )
+
+
+def opponents_rows(results: SuiteResults) -> list[tuple[str, ...]]:
+    """Cells of the table of opponents."""
+    speeds = results.all.beside
+    return [(opponent_text(o), *_speed_cells(speeds[o])) for o in results.opponents]
+
+
+def _speed_cells(speed: Speed) -> tuple[str, ...]:
+    shares = ("–" if share is None else f"{share:.1%}" for share in speed.fast.values())
+    return (*shares, mean_text(speed.mean, speed.problems))
+
+
+def mean_text(mean: float | None, count: int) -> str:
+    """'1.234× of 17'."""
+    return "–" if mean is None else f"{mean:.3f}× of {count}"
+
+
+def problem_line(p: ProblemResult) -> Text:
+    """A finished problem in one line."""
+    text = Text(f"{p.name}: ", "bold")
+    if not p.correct:
+        return text.append(f"failed: {p.progress.step}: {p.progress.reason}", "red")
+    if p.versus_torch is None:
+        text.append("correct; nothing of torch ran on every case")
+    else:
+        c = p.versus_torch
+        beside = interval_text(c.ratio, c.low, c.high)
+        text.append_text(verdict_text(p.verdict)).append(f" beside the best of torch, {beside}")
+    ways = (f"{ratio_of(c)} {o}" for o, c in p.beside.items() if o != BEST_OF_TORCH)
+    return text.append("".join(f"; {way}" for way in ways))

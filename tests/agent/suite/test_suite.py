@@ -1,0 +1,227 @@
+"""`kagent suite` as a user meets it. Searches are stand-ins; tasks, records and runs are real."""
+
+import itertools
+import json
+import re
+import shutil
+
+import pytest
+from commands import run as run_command
+from kagent.authoring.seeds import SeedOutcome
+from kagent.evolve import session
+from kagent.suite import compare, import_worker, importing
+from kagent.suite.importing import import_problem
+from kagent.suite.problems import Form, Problem
+from kagent.suite.record import State, Step, read_suite
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.errors import DeviceError, MachineError, RunError, TaskError, UserError
+from made_suite import Search, problems_in
+
+
+@pytest.fixture
+def kagent(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: run_command(monkeypatch, capsys, "suite", *words)
+
+
+@pytest.fixture
+def searching(monkeypatch, tmp_path):
+    """Makes the stand-in for the search."""
+
+    def begin(**does):
+        search = Search(tmp_path / "scratch", **does)
+        monkeypatch.setattr(session, "evolve", search)
+        return search
+
+    return begin
+
+
+def test_a_suite_runs_whatever_one_problem_does(kagent, searching, tmp_path):
+    problems_in(tmp_path / "p", "a", "b", "c", "d")
+    problems_in(tmp_path / "p", "e", seeds=False)
+    search = searching(a=2.0, b=TaskError("b: no such luck"), c=None, d=KeyError("oops"))
+    done = kagent("run", "p", "--lang", "cpp", "--budget", 2)
+    assert done.code == 0, done.err
+    assert [name for name, _ in search.calls] == ["a", "b", "c", "d"]
+    for words in (
+        "a: FASTER beside the best of torch, 2.000× (95 %: 1.980–2.020); 4.000× eager",
+        "b: failed: task: b: no such luck",
+        "c: failed: seed: no seed",
+        "d: failed: search: KeyError",
+        "e: failed: seed:",
+        "5 of 5 problems finished: 1 correct, 4 failed (1 task, 2 seed, 1 search)",
+    ):
+        assert words in done.out, done.out
+    folder = tmp_path / "suites/p"
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
+    shown = kagent("report", "suites/p", "--json")
+    assert json.loads(shown.out)["all"]["beside"]["torch"]["fast_p"] == {"1": 0.2, "2": 0.0}
+    assert read_suite(folder).settings.budget == 2
+
+    again = kagent("run", "p", "--lang", "cpp")
+    assert again.code == 2
+    assert "a suite is there: --resume goes on with it, --to begins another" in again.err
+    other = kagent("run", "p", "--resume", "--budget", 3)
+    assert other.code == 2
+    assert "began with budget 2, and 3 was given" in other.err
+    assert "a suite of" in kagent("run", "a", "--resume", "--to", "suites/p").err
+    kept = kagent("run", "p", "--resume")
+    assert kept.code == 0
+    assert len(search.calls) == 4
+
+
+def test_a_suite_goes_on_where_it_was_ended(kagent, searching, tmp_path):
+    problems_in(tmp_path / "p", "a", "b", "c")
+    search = searching(a=2.0, b=KeyboardInterrupt(), c=2.0)
+    ended = kagent("run", "p", "--lang", "cpp")
+    assert ended.code == 130
+    assert "Resume with: kagent suite run p --resume" in ended.err
+    assert "not finished: 2; --resume goes on" in ended.out
+    search.does["b"] = RunError("measured on another device")
+    search.calls.clear()
+    goes_on = kagent("run", "p", "--resume")
+    assert goes_on.code == 0
+    # b's run could not go on, and a new one could not be made.
+    assert search.calls == [("b", "b-1"), ("b", None), ("c", None)]
+    assert "b: failed: search: measured on another device" in goes_on.out
+    assert read_suite(tmp_path / "suites/p").left == ()
+
+
+def test_a_machine_that_fails_twice_in_a_row_ends_a_suite_that_can_go_on(
+    kagent, searching, tmp_path
+):
+    problems_in(tmp_path / "p", "a", "b", "c", "d")
+    search = searching(a=DeviceError("lost"), b=2.0, c=DeviceError("lost"), d=MachineError("lost"))
+    ended = kagent("run", "p", "--lang", "cpp")
+    assert ended.code == MachineError.exit_code
+    assert "2 problems in a row failed on this machine, the last one with: lost" in ended.err
+    search.does |= dict.fromkeys("acd", 2.0)
+    search.calls.clear()
+    assert kagent("run", "p", "--resume").code == 0
+    assert [name for name, _ in search.calls] == ["a", "c", "d"]
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_two_suites_are_compared(kagent, searching, tmp_path, monkeypatch):
+    numbers = itertools.count()
+    problems_in(tmp_path / "p", "a", "b")
+    searching(a=2.0, b=None)
+    assert kagent("run", "p", "--lang", "cpp", "--to", "x").code == 0
+    searching(a=3.0, b=2.0)
+    assert kagent("run", "p", "--lang", "cpp", "--to", "y").code == 0
+    done = kagent("compare", "x", "y")
+    assert done.code == 0, done.err
+    assert "x → y: 2 of 2 problems compare" in done.out
+    assert "over the 1 that both solved: 2.000× → 3.000×" in done.out
+    raced = kagent("compare", "x", "y", "--race", "--json")
+    (a, b) = json.loads(raced.out)["problems"]
+    assert (a["no_race"], b["no_race"]) == ("the same kernel", "")
+    monkeypatch.setattr(compare, "kernel_id", lambda _: next(numbers))  # of different kernels
+    raced = kagent("compare", "x", "y", "--race")
+    assert raced.code == 0
+    assert re.search("a: not raced: .*task", raced.out)  # the stand-in's task is another one
+    monkeypatch.setattr(compare, "_raced", interrupt)
+    ended = kagent("compare", "x", "y", "--race")
+    assert (ended.code, "a: not raced: Ctrl-C" in ended.out) == (130, True)
+    problems_in(tmp_path / "q", "c")
+    searching(c=2.0)
+    assert kagent("run", "q", "--lang", "cpp", "--to", "z").code == 0
+    none = kagent("compare", "x", "z")
+    assert none.code == RunError.exit_code
+    assert "no problem compares" in none.err
+
+
+def test_mistakes_are_a_line(kagent, tmp_path):
+    for words, said in (
+        (("run", "softmx"), "did you mean softmax"),
+        (("run", "softmax", "rms_norm"), "name the suite with --to"),
+        (("run", "softmax", "--import-time", "soon"), "--import-time: expected a time"),
+        (("run", "softmax", "--resume"), "no suite there"),
+        (("report", "none"), "no suite there"),
+        (("report", "none", "--json", "-o", "x"), "no suite there"),
+    ):
+        done = kagent(*words)
+        assert done.code != 0
+        assert said in done.err, done.err
+    assert not (tmp_path / "suites").exists()
+
+
+# -- imports ---------------------------------------------------------------------------------------
+
+
+def imported(tmp_path, **more):
+    problem = Problem("ends", Form.KERNELBENCH, str(tmp_path / "ends.py"))
+    limits = {"limit_s": 60.0, "jobs": 1, "isolation": "auto", **more}
+    return import_problem(problem, tmp_path / "tasks/ends", "cpu", **limits)
+
+
+def worker(monkeypatch, code):
+    monkeypatch.setattr(importing, "_WORKER", ("-c", code))
+
+
+def test_a_problem_that_ends_its_process_is_an_error_of_its_own(tmp_path, monkeypatch):
+    worker(monkeypatch, "import os, sys; sys.stderr.write('out of luck'); os._exit(3)")
+    with pytest.raises(UserError, match="imports ended with status 3: out of luck"):
+        imported(tmp_path)
+
+
+def test_an_import_ends_at_its_limit(tmp_path):
+    with pytest.raises(UserError, match=r"longer than 0\.01 s: --import-time gives it more"):
+        imported(tmp_path, limit_s=0.01)
+
+
+def test_an_imported_task_gets_the_problems_name(tmp_path, monkeypatch):
+    worker(
+        monkeypatch,
+        "import json, sys, pathlib; r = json.load(sys.stdin); f = pathlib.Path(r['to'], 'norm');"
+        "f.mkdir(); (f / 'task.toml').write_text(''); print(json.dumps({'folder': str(f), 'notes':"
+        "['n'], 'no_seed': ''}))",
+    )
+    assert imported(tmp_path).notes == ("n",)
+    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("task.toml")] == [
+        "tasks/ends/task.toml"
+    ]
+    worker(monkeypatch, 'print(\'{"error": "no", "machine": true}\')')
+    with pytest.raises(MachineError, match="no"):
+        imported(tmp_path)
+
+
+DOUBLE = {
+    "name": "Double-h32",
+    "op_type": "double",
+    "description": "Twice a matrix.",
+    "axes": {"rows": {"type": "var"}, "hidden": {"type": "const", "value": 32}},
+    "inputs": {"x": {"shape": ["rows", "hidden"], "dtype": "float32"}},
+    "outputs": {"y": {"shape": ["rows", "hidden"], "dtype": "float32"}},
+    "reference": "import torch\n\n\ndef run(x):\n    return 2 * x\n",
+}
+
+
+def test_the_worker_imports_and_says_why_there_is_no_seed(tmp_path, monkeypatch):
+    (tmp_path / "double.json").write_text(json.dumps(DOUBLE))
+    problem = Problem("double", Form.FLASHINFER, str(tmp_path / "double.json"))
+    outcome = SeedOutcome("cpu", None, "no C++ for it")
+    monkeypatch.setattr(import_worker, "write_seeds", lambda *a, **k: [outcome])
+    request = {"to": str(tmp_path), "kind": "cpu", "jobs": 1, "isolation": "auto"}
+    made = import_worker.make({**request, "problem": to_json(problem)})
+    assert made == {"folder": str(tmp_path / "double_h32"), "notes": [], "no_seed": "no C++ for it"}
+
+
+def test_what_a_suite_began_with_is_kept(kagent, searching, tmp_path):
+    problems_in(tmp_path / "p", "a")
+    searching(a=2.0)
+    kagent("run", "p", "--lang", "cpp", "--max-time", "90s")
+    suite = read_suite(tmp_path / "suites/p")
+    progress = suite.of(suite.problems[0])
+    assert (progress.state, progress.run) == (State.DONE, "a-1")
+    assert progress.digest
+    assert progress.step is None
+    assert Step.MACHINE == "machine"
+    assert suite.settings.max_time == 90.0
+    shutil.rmtree(tmp_path / "suites/p/runs/a-1")
+    shown = kagent("report", "suites/p")
+    assert shown.code == 0
+    assert "1 of 1 problems finished: 0 correct, 1 failed (1 search)" in shown.out
