@@ -27,6 +27,7 @@ try:
         review,
         runs,
         selftest,
+        serve,
     )
     from kagent.cli.app import app, main
 except UserError as e:  # KAGENT_LANGUAGES names what cannot be imported
