@@ -27,6 +27,7 @@ try:
         review,
         runs,
         selftest,
+        serve,
         suite,
     )
     from kagent.cli.app import app, main

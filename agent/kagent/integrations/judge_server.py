@@ -1,0 +1,119 @@
+"""A run's judge behind a socket, for other search systems.
+
+One connection brings one program, and takes its verdict. Programs are judged one after the other,
+in the order in which they come. Each is told to the run as `kagent tell` would, so that the run's
+folder holds everything, and one final race decides about every system in the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.verdict import Passed, Rejected
+from kagent_sandbox.errors import KagentError, UserError
+
+from kagent.api import Run
+from kagent.asktell.results import Result
+from kagent.integrations.judge_client import Judged
+
+MOST_BYTES = 4 << 20
+"""Length of a request."""
+_PATIENCE_S = 10.0  # for a request, once somebody has connected
+
+
+def serve(run: Run, path: Path, say: Callable[[str], None]) -> None:
+    """Judge programs until the process is interrupted.
+
+    Args:
+        run: The run that they are told to.
+        path: Of the socket, which only this user may use. It is removed at the end.
+        say: Is told each outcome in a line.
+
+    Raises:
+        UserError: There is no place for the socket, or something lies there.
+    """
+    with _listening(path) as listener:
+        while True:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):  # one that went away is not waited for
+                connection.settimeout(_PATIENCE_S)
+                with connection.makefile("rwb") as stream:
+                    answer = _answer(run, stream.readline(MOST_BYTES + 1), say)
+                    stream.write(json.dumps(answer).encode() + b"\n")
+
+
+@contextlib.contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    if path.is_socket():
+        _refuse_used(path)
+        path.unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        except OSError as e:
+            raise UserError(
+                f"{path}: no place for a socket: {e.strerror or e} (--socket PATH, of at most 107 "
+                "characters)"
+            ) from None
+        finally:
+            os.umask(before)
+        try:
+            listener.listen(64)
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _refuse_used(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        if connection.connect_ex(str(path)) == 0:
+            raise UserError(f"{path}: another judge listens there; name another path with --socket")
+
+
+def _answer(run: Run, line: bytes, say: Callable[[str], None]) -> dict[str, object]:
+    try:
+        source = json.loads(line)["source"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        source = None
+    if not isinstance(source, str):
+        most = f"of {MOST_BYTES} bytes at most"
+        return {"error": f'expected one line of JSON, {{"source": TEXT}}, {most}'}
+    began = time.monotonic()
+    try:
+        result = run.tell(None, source)
+    except KagentError as e:
+        say(f"no verdict: {e}")
+        return {"error": str(e)}
+    say(str(result))
+    found: dict[str, object] = to_json(judged(result, time.monotonic() - began))
+    return found
+
+
+def judged(result: Result, seconds: float) -> Judged:
+    """A told program's result as its search system gets it."""
+    verdict = result.verdict
+    timings = verdict.timings if isinstance(verdict, Passed) else ()
+    feedback = ""
+    if isinstance(verdict, Rejected):
+        where = f" in {verdict.case}" if verdict.case else ""
+        feedback = f"{verdict.status} ({verdict.stage}){where}: {verdict.message}"
+    elif verdict is None:
+        feedback = f"NO_KERNEL: {result.fault}"
+    return Judged(
+        id=result.id,
+        correct=result.passed,
+        speed_up=result.speed_up or 0.0,
+        promoted=result.promoted,
+        feedback=feedback,
+        cases_us={t.case: t.kernel_us for t in timings},
+        roofline_shares={t.case: t.roofline_share for t in timings},
+        seconds=seconds,
+    )
