@@ -5,7 +5,6 @@ import os
 import pytest
 from kagent_sandbox.confine.libc import prctl
 
-
 SET_BY_TESTS = ("KAGENT_LOCKS", "KAGENT_PASS")
 """Of tests/conftest.py: without them tests wait for other workers' turns, and torch compiles."""
 
