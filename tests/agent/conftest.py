@@ -6,12 +6,15 @@ import pytest
 from kagent_sandbox.confine.libc import prctl
 
 
-@pytest.fixture(autouse=True)
-def _no_models(monkeypatch):
-    for name in os.environ:
-        if name.startswith(("KAGENT_", "OPENAI_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("KAGENT_RACE_TIME", "0.01")  # a tie would go on for a minute
+@pytest.fixture(scope="module", autouse=True)
+def _no_models():
+    """Before what modules' own fixtures start. Where turns are taken is tests/conftest.py's."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.startswith(("KAGENT_", "OPENAI_")) and name != "KAGENT_LOCKS":
+                patch.delenv(name)
+        patch.setenv("KAGENT_RACE_TIME", "0.01")  # a tie would go on for a minute
+        yield
 
 
 @pytest.fixture(scope="module")

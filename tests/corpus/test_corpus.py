@@ -1,7 +1,7 @@
 """Every file of the corpus gets the verdict that it must have, and its honest twin passes.
 
 All that are asked for go through the runner that `kagent selftest` uses, when the first of them is:
-it builds them side by side.
+it builds them side by side. What is only checked does not need the machine to itself.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import secrets
 from dataclasses import replace
 
 import pytest
+import shared_servers
 from kagent.resources import corpus_folder
 from kagent.selftest.assemble import candidate_text
 from kagent.selftest.bait import name_for
@@ -22,15 +23,21 @@ from kagent.selftest.runner import run
 from kagent_sandbox.errors import UserError
 
 
-def cases():
+def is_timed(entry):
+    """Whether it is timed, or disturbs what others share."""
+    return entry.measured if isinstance(entry, Variant) else not entry.own_judge
+
+
+def cases(*, timed):
     """Entries, each variant once more as its twin; an item that cannot be loaded as its error."""
     for folder in item_folders(corpus_folder()).values():
         try:
             entries = load_item(folder)
         except UserError as e:
-            yield pytest.param(e, False, id=folder.name)
+            if not timed:
+                yield pytest.param(e, False, id=folder.name)
             continue
-        for entry in entries:
+        for entry in (e for e in entries if is_timed(e) == timed):
             yield pytest.param(entry, False, id=entry.id)
             if isinstance(entry, Variant):
                 yield pytest.param(entry, True, id=f"{entry.id}-twin")
@@ -38,6 +45,7 @@ def cases():
 
 @contextlib.contextmanager
 def started(jobs):
+    shared_servers.close_all()  # they would be taken for what an attack leaves behind
     token = secrets.token_hex(16)
     with contextlib.closing(Leftovers(name_for(token))) as outside:
         with SelftestEvaluator(jobs, token) as evaluator:
@@ -51,23 +59,41 @@ def evaluator():
         yield evaluator
 
 
-@pytest.fixture(scope="module")
-def results(request):
+def results(request, test):
     """By entry: what came of it and of its twin."""
-    items = [i for i in request.session.items if getattr(i, "originalname", "") == "test_item"]
+    items = [i for i in request.session.items if getattr(i, "originalname", "") == test]
     asked = dict.fromkeys(i.callspec.params["entry"] for i in items if i.path == request.path)
     entries = [e for e in asked if not isinstance(e, UserError)]
     with started(len(os.sched_getaffinity(0))) as evaluator:
         return {r.entry: r for r in run(evaluator, entries, lambda _said: None)}
 
 
+@pytest.fixture(scope="module")
+def timed_results(request):
+    return results(request, "test_timed_item")
+
+
+@pytest.fixture(scope="module")
+def checked_results(request):
+    return results(request, "test_checked_item")
+
+
 @pytest.mark.alone
 @pytest.mark.timeout(1200)  # the first one waits for all
-@pytest.mark.parametrize(("entry", "twin"), list(cases()))
-def test_item(entry, twin, results):
+@pytest.mark.parametrize(("entry", "twin"), list(cases(timed=True)))
+def test_timed_item(entry, twin, timed_results):
+    assert_verdict(entry, twin, timed_results[entry])
+
+
+@pytest.mark.timeout(1200)  # the first one waits for all
+@pytest.mark.parametrize(("entry", "twin"), list(cases(timed=False)))
+def test_checked_item(entry, twin, checked_results):
     if isinstance(entry, UserError):
         raise entry
-    found = results[entry]
+    assert_verdict(entry, twin, checked_results[entry])
+
+
+def assert_verdict(entry, twin, found):
     if found.skipped:
         pytest.skip(found.skipped)
     expect, says = ((PASSED,), "") if twin else (entry.expect, entry.says)

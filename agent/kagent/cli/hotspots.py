@@ -9,7 +9,7 @@ import typer
 from kagent_sandbox.errors import UserError
 
 from kagent.cli.app import MODELS, JsonOption, app, err, out, print_json, status
-from kagent.workload.steps import StepKind
+from kagent.workload.step_kind import StepKind
 
 ScriptArgument = Annotated[
     Path, typer.Argument(help="Your script: a Python file, run as you, as it is.")

@@ -15,7 +15,7 @@ from kagent_sandbox.judge.timing.metrics import memory_us
 
 from kagent.text import short
 from kagent.workload.running import run_script
-from kagent.workload.steps import StepKind
+from kagent.workload.step_kind import StepKind
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.device import Ceilings

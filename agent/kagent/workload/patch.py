@@ -29,7 +29,7 @@ from kagent.workload.patch_file import Library, open_library, patch_text
 from kagent.workload.patching import differences
 from kagent.workload.running import run_script
 from kagent.workload.sites import Site, parse_site, sites_of_torch
-from kagent.workload.steps import StepKind
+from kagent.workload.step_kind import StepKind
 
 ALLOWED = 16.0
 """Times that a number may be off by what rounding alone changes. A kernel adds up in another order

@@ -12,7 +12,7 @@ import sys
 import time
 import weakref
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
@@ -26,8 +26,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils._pytree import tree_leaves
 
-StepKind: TypeAlias = Literal["auto", "optimizer", "call"]
-"""End of a step: whichever is there, `optimizer.step()`, or a call of the outermost module."""
+from kagent.workload.step_kind import StepKind
 
 
 class Done(BaseException):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from commands import run
 from kagent.authoring import new_task
+from kagent.authoring.seeds import SeedOutcome
 from kagent_sandbox.judge.check import task_checker
 
 MODULE = """
@@ -24,7 +25,15 @@ def file(tmp_path, monkeypatch):
     def check(task, kind, say):
         return task_checker.check(task, kind, torch.device("cpu"))
 
+    def write_seeds(folder, *, say):  # test_seeds has real ones: Inductor takes seconds
+        (folder / "cpp_inductor.py").write_text("")
+        return [
+            SeedOutcome("gpu", None, "no kernel"),
+            SeedOutcome("cpu", folder / "cpp_inductor.py", results=6),
+        ]
+
     monkeypatch.setattr(new_task, "check_task", check)  # not in processes of its own
+    monkeypatch.setattr(new_task, "write_seeds", write_seeds)
     path = tmp_path / "mine.py"
     path.write_text(MODULE)
     return path
@@ -37,7 +46,9 @@ def test_a_new_task_is_described(file, tmp_path, monkeypatch, capsys):
     found = json.loads(ended.out)
     assert found["signature"] == "half(x: Tensor[rows, 9]) -> Tensor[rows, 9]"
     assert found["dims"] == {"rows": 12}
-    assert found["holes"] == found["seeds"] == []
+    assert found["holes"] == []
+    assert found["seeds"] == ["cpp_inductor"]
+    assert "no Triton seed: no kernel" in found["notes"]
     again = run(monkeypatch, capsys, *words)
     assert again.code == 2
     assert "it is there already" in again.err

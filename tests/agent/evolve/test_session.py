@@ -101,6 +101,7 @@ def test_a_run_of_something_else_is_not_resumed(task, tmp_path, change, words):
 def test_the_agent_does_without_torch():
     """Importing it takes seconds: what talks to the judge, exports and reads runs does not."""
     modules = [
+        "kagent.cli",
         "kagent.evolve.session",
         "kagent.export.export",
         "kagent_sandbox.judge.timing.baselines",

@@ -9,8 +9,10 @@ import sys
 import pytest
 from kagent.resources import resource
 
-pytestmark = pytest.mark.timeout(400)  # a run, and a library's measurements
-pytestmark = pytest.mark.usefixtures("uncompiled")
+pytestmark = [
+    pytest.mark.timeout(400),  # a run, and a library's measurements
+    pytest.mark.usefixtures("uncompiled"),
+]
 ENTRY = """
 import json, sys
 sys.modules["kagent"] = sys.modules["kagent_sandbox"] = None  # whoever imports them fails
