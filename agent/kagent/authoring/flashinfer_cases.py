@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.errors import TaskError
+from kagent_sandbox.judge.check.shape_gaps import FEW
 
 from kagent.authoring.exchange import Workload
-from kagent.authoring.flashinfer_inputs import Inputs, Size
+from kagent.authoring.flashinfer_inputs import Inputs, Sequences, Size
 
 Dims = dict[str, int]
 MOST_BYTES = 16e9
@@ -134,25 +136,38 @@ def _places(inputs: Inputs, name: str, per_place: int, dims: Mapping[str, int]) 
 def _least_keys(inputs: Inputs, dims: Mapping[str, int], wanted: int) -> int:
     """As many pages or tokens as the queries of all sequences need at least."""
     keys = next((s for s in inputs.sequences if not s.queries), None)
+    return wanted if keys is None else max(wanted, inputs.value(_needed(inputs, keys), dims))
+
+
+def _needed(inputs: Inputs, sequences: Sequences) -> str:
+    """Formula: elements that sequences need at least, one each, and keys for all queries."""
     queries = inputs.queries
-    if keys is None or queries is None:
-        return wanted
-    total = inputs.value(inputs.sizes[queries.total], dims)
-    count = inputs.value(queries.count, dims)
-    return max(wanted, total if keys.page_size == 1 else total // keys.page_size + count)
+    if sequences.queries or queries is None:
+        return f"{sequences.count}"
+    total = f"({inputs.sizes[queries.total]})"
+    if sequences.page_size == 1:
+        return f"max({sequences.count}, {total})"
+    return f"{total} // {sequences.page_size} + {queries.count}"
+
+
+def constraints(inputs: Inputs) -> list[str]:
+    """What holds in every case: the definition's conditions, and what inputs need to be drawn."""
+    needs = (f"{inputs.sizes[s.total]} >= {_needed(inputs, s)}" for s in inputs.sequences)
+    found = [*inputs.conditions, *needs]
+    written = {a for t in inputs.definition.outputs.values() for a in t.shape or ()}
+    for n in inputs.numbers:
+        if n.pool in written:  # no place is written twice
+            shape = inputs.shape(inputs.tensors[n.name])
+            places = " * ".join(f"({s})" for s in shape) or "1"
+            found.append(f"({inputs.sizes[n.pool]}) * {n.per_place} >= {places}")
+    return [c for c in dict.fromkeys(found) if any(re.search(rf"\b{d}\b", c) for d in inputs.dims)]
 
 
 def fits(inputs: Inputs, dims: Mapping[str, int]) -> bool:
-    """Whether inputs can be drawn for some dimensions, and the definition's conditions hold."""
-    if not all(evaluate(c, dims) for c in inputs.conditions):
-        return False
-    for s in inputs.sequences:
-        count, total = (inputs.value(x, dims) for x in (s.count, inputs.sizes[s.total]))
-        if count < 1 or total < count:
-            return False
-        if not s.queries and total < _least_keys(inputs, dims, 0):
-            return False
-    return nbytes(inputs, dims) <= MOST_BYTES
+    """Whether the constraints hold, and the tensors are not too large."""
+    held = all(evaluate(c, dims) for c in constraints(inputs))
+    some = all(inputs.value(s.count, dims) >= 1 for s in inputs.sequences)
+    return held and some and nbytes(inputs, dims) <= MOST_BYTES
 
 
 def of_workloads(inputs: Inputs, workloads: Sequence[Workload]) -> list[Dims]:
@@ -191,11 +206,23 @@ def spread(found: Sequence[Dims], count: int = _BENCH) -> list[Dims]:
     return [found[round(i * (len(found) - 1) / (count - 1))] for i in range(count)]
 
 
-def cases(inputs: Inputs, workloads: Sequence[Workload]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Cases for GPUs and for CPUs.
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """Cases of a definition, as task.toml has them.
 
-    Returns:
-        Each as in task.toml: check, bench, hidden_check and hidden_bench.
+    Attributes:
+        gpu: check, bench, hidden_check and hidden_bench for GPUs.
+        cpu: The same for CPUs.
+        constraints: Formulas that hold in all of them.
+    """
+
+    gpu: dict[str, Any]
+    cpu: dict[str, Any]
+    constraints: list[str]
+
+
+def cases(inputs: Inputs, workloads: Sequence[Workload]) -> Cases:
+    """Choose cases.
 
     Raises:
         TaskError: No sizes fit, or their tensors are too large.
@@ -217,20 +244,41 @@ def cases(inputs: Inputs, workloads: Sequence[Workload]) -> tuple[dict[str, Any]
     found = of_workloads(inputs, workloads)
     usual = [d for d in (at_point(inputs, p) for p in USUAL) if fits(inputs, d)]
     bench = _each_once(spread(found) or usual)
+    sizes = {
+        "gpu": [*(points[n] for n in several), *bench],
+        "cpu": [points[n] for n in (*names, "one" if work >= LARGE else "odd") if n in points],
+    }
     gpu = {
         "check": [_case(inputs, n, n, points[n]) for n in several],
         "bench": [_case(inputs, _name(d), "", d) for d in bench],
-        "hidden_check": [_generator(inputs, points["odd"], 2, ["normal"])],
-        "hidden_bench": [_hidden_bench(inputs, found, bench)],
+        "hidden_check": [_between(inputs, sizes["gpu"])],
+        "hidden_bench": [_hidden_bench(inputs, found, bench, sizes["gpu"])],
     }
-    cpu_bench = points["one" if work >= LARGE else "odd"]
+    cpu_bench = sizes["cpu"][-1]
     cpu = {
         "check": [_case(inputs, f"cpu_{n}", n, points[n]) for n in names if n in points],
         "bench": [_case(inputs, f"cpu_{_name(cpu_bench)}", "", cpu_bench)],
     }
     if work < LARGE:
-        cpu["hidden_check"] = [_generator(inputs, points["odd"], 2, ["normal"])]
-    return gpu, cpu
+        cpu["hidden_check"] = [_between(inputs, sizes["cpu"])]
+    every = [*sizes["gpu"], *sizes["cpu"]]
+    return Cases(gpu, cpu, [*constraints(inputs), *_score_limit(inputs, every)])
+
+
+def _score_limit(inputs: Inputs, found: Sequence[Dims]) -> list[str]:
+    """A constraint: queries times keys of a sequence are on average no more than in the cases.
+
+    References hold all scores of a sequence in memory. Many queries of one case and many keys of
+    another would be more than any device has.
+    """
+    queries = inputs.queries
+    keys = next((s for s in inputs.sequences if not s.queries), None)
+    if queries is None or keys is None:
+        return []
+    scores = f"({inputs.sizes[queries.total]}) * ({inputs.sizes[keys.total]})"
+    count = f"({queries.count}) ** 2"
+    most = max(math.ceil(evaluate(f"{scores} / {count}", d)) for d in found)
+    return [f"{scores} <= {most} * {count}"]
 
 
 def _each_once(found: Sequence[Dims]) -> list[Dims]:
@@ -260,47 +308,46 @@ def case_dtype(inputs: Inputs) -> str:
     return next(iter(inputs.definition.outputs.values())).dtype
 
 
-def _hidden_bench(inputs: Inputs, found: Sequence[Dims], bench: Sequence[Dims]) -> dict[str, Any]:
+def _hidden_bench(
+    inputs: Inputs, found: Sequence[Dims], bench: Sequence[Dims], shown: Sequence[Dims]
+) -> dict[str, Any]:
     others = [d for d in found if d not in bench]
     sizes = [n for n in inputs.dims if n not in inputs.choices]
     if len(sizes) == 1 and others:  # of several dimensions, each draws by itself
         values = [d[sizes[0]] for d in spread(others, 8)]
         dims: dict[str, Any] = {sizes[0]: values, **inputs.choices}
         return {"count": min(3, len(values)), "dtype": [case_dtype(inputs)], "dims": dims}
-    return _generator(inputs, bench[len(bench) // 2], 2, ["normal"])
+    return _generator(inputs, shown, bench[len(bench) // 2])
 
 
-def _generator(inputs: Inputs, center: Dims, count: int, kinds: list[str]) -> dict[str, Any]:
-    """Draws sizes around a case's, in ranges of which every choice fits together."""
-    low: Dims = {}
-    high: Dims = {}
-    for dim in _ordered(inputs):
-        low[dim], high[dim] = _range(inputs, dim, center[dim], high)
+def _between(inputs: Inputs, shown: Sequence[Dims]) -> dict[str, Any]:
+    """Draws sizes from the least to the largest of the visible cases, no more in all than in one of
+    them: every call that an export hands to a kernel then lies near cases that a run may draw.
+    """
+    found = _generator(inputs, shown)
+    ranged = [n for n, values in found["dims"].items() if isinstance(values, dict)]
+    if len(ranged) > 1:
+        found["cost"] = " * ".join(ranged)
+        products = [math.prod(d[n] for n in ranged) for d in shown]
+        found["least"], found["most"] = min(products), max(products)
+    return found
+
+
+def _generator(inputs: Inputs, shown: Sequence[Dims], center: Dims | None = None) -> dict[str, Any]:
+    """Draws sizes within those of the visible cases; near `center`, if there is one. A dimension of
+    few sizes keeps to them: an export has a kernel for no others.
+    """
     dims: dict[str, Any] = {}
     for dim in inputs.dims:
+        values = sorted({d[dim] for d in shown})
         if dim in inputs.choices:
             dims[dim] = inputs.choices[dim]
-        elif low[dim] == high[dim]:
-            dims[dim] = [low[dim]]
+        elif len(values) <= FEW:
+            dims[dim] = values if center is None else [center[dim]]
         else:
-            dims[dim] = {"min": low[dim], "max": high[dim]}
-    return {"count": count, "dtype": [case_dtype(inputs)], "inputs": kinds, "dims": dims}
-
-
-def _range(inputs: Inputs, dim: str, center: int, high: Mapping[str, int]) -> tuple[int, int]:
-    for s in inputs.sequences:
-        if s.count == f"{dim} - 1":
-            return max(2, center // 2), center
-    for s in inputs.sequences:
-        if inputs.sizes[s.total] == dim and dim != s.count:
-            count = inputs.value(s.count, high)
-            least = count if s.queries else _least_keys(inputs, high, count)
-            return max(least, center), 2 * max(least, center)
-    pooled = [n for n in inputs.numbers if inputs.sizes[n.pool] == dim]
-    if pooled:
-        need = max(_places(inputs, n.name, n.per_place, high) for n in pooled) + SPARE
-        return need, 2 * need
-    first = {inputs.sizes[t.shape[0]] for t in inputs.definition.outputs.values() if t.shape}
-    if dim in first or any(s.count == dim for s in inputs.sequences):
-        return max(1, center // 2), center
-    return center, center
+            low, high = values[0], values[-1]
+            if center is not None:
+                low, high = max(low, center[dim] // 2), center[dim]
+            dims[dim] = {"min": low, "max": high}
+    kinds = {"dtype": [case_dtype(inputs)], "inputs": ["normal"]}
+    return {"count": 2, **kinds, "dims": dims}

@@ -331,7 +331,7 @@ def _helpers(statements: Iterable[str]) -> str:
 def task_data(inputs: Inputs, workloads: Sequence[Workload]) -> dict[str, Any]:
     """The contents of task.toml, without a count of operations."""
     definition = inputs.definition
-    gpu, cpu = flashinfer_cases.cases(inputs, workloads)
+    cases = flashinfer_cases.cases(inputs, workloads)
     results = [_bytes(inputs, t) for t in definition.outputs.values()]
     moved = [*(_read_bytes(inputs, n, t) for n, t in inputs.tensors.items()), *results]
     return {
@@ -343,11 +343,12 @@ def task_data(inputs: Inputs, workloads: Sequence[Workload]) -> dict[str, Any]:
         "written": _added(results),
         "flops": "0",
         "matrix": False,
+        "constraints": cases.constraints or None,
         "dims": inputs.dims,
         "arguments": [_argument(inputs, n, t) for n, t in definition.inputs.items()],
         "results": [_result(inputs, n, t) for n, t in definition.outputs.items()],
-        "gpu": gpu,
-        "cpu": cpu,
+        "gpu": cases.gpu,
+        "cpu": cases.cpu,
     }
 
 

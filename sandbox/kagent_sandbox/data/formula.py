@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -65,11 +66,11 @@ def _each(operation: Callable[[Any, Any], Any], a: Value, b: Value) -> Any:
     Raises:
         TypeError: One is a text, or two lists are not of one length.
     """
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return operation(a, b)
     lists = [v for v in (a, b) if isinstance(v, tuple)]
     if any(isinstance(v, str) for v in (a, b)):
         raise TypeError("a text is no number")
-    if not lists:
-        return operation(a, b)
     if len({len(v) for v in lists}) > 1:
         raise TypeError(f"lists of {len(lists[0])} and {len(lists[1])} numbers")
     count = len(lists[0])
@@ -77,7 +78,10 @@ def _each(operation: Callable[[Any, Any], Any], a: Value, b: Value) -> Any:
     return tuple(operation(x, y) for x, y in pairs)
 
 
-def evaluate(formula: str, names: Mapping[str, Value]) -> float:
+Names: TypeAlias = Mapping[str, Value]
+
+
+def evaluate(formula: str, names: Names) -> float:
     """Evaluate an arithmetic formula over named values, and nothing else.
 
     On a list arithmetic goes element by element: `sum(cdiv(lengths, 16))`.
@@ -85,42 +89,68 @@ def evaluate(formula: str, names: Mapping[str, Value]) -> float:
     Raises:
         ValueError: It is not arithmetic, names something unknown, or its value is no finite number.
     """
+    try:
+        found = _read(formula)(names)
+    except (SyntaxError, ArithmeticError, TypeError, RecursionError, MemoryError) as e:
+        raise ValueError(f"formula {formula!r}: {e}") from None
+    if not isinstance(found, int | float) or not math.isfinite(found):
+        raise ValueError(f"formula {formula!r}: its value is {found!r}, expected a finite number")
+    return found
 
-    def value(node: ast.expr) -> Any:
+
+@functools.lru_cache(maxsize=1024)
+def _read(formula: str) -> Callable[[Names], Any]:
+    """The formula as a function: cases are drawn by the thousand, each with a cost.
+
+    Raises:
+        SyntaxError: It is no expression; others as `ast.parse` has them.
+    """
+
+    def read(node: ast.expr) -> Callable[[Names], Any]:
         if isinstance(node, ast.Constant) and isinstance(node.value, int | float | str):
-            return node.value
-        if isinstance(node, ast.Name) and node.id in names:
-            return names[node.id]
+            constant = node.value
+            return lambda _: constant
+        if isinstance(node, ast.Name):
+            return named(node.id)
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-            return _each(_BINARY[type(node.op)], value(node.left), value(node.right))
+            operation, left, right = _BINARY[type(node.op)], read(node.left), read(node.right)
+            return lambda names: _each(operation, left(names), right(names))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return _each(operator.sub, 0, value(node.operand))
+            operand = read(node.operand)
+            return lambda names: _each(operator.sub, 0, operand(names))
         if (
             isinstance(node, ast.Compare)
             and len(node.ops) == 1
             and type(node.ops[0]) in _COMPARISONS
         ):
             compare = _COMPARISONS[type(node.ops[0])]
-            return compare(value(node.left), value(node.comparators[0]))
+            left, right = read(node.left), read(node.comparators[0])
+            return lambda names: compare(left(names), right(names))
         if isinstance(node, ast.BoolOp):
-            every = isinstance(node.op, ast.And)
-            return all(map(value, node.values)) if every else any(map(value, node.values))
+            parts = [read(v) for v in node.values]
+            whole = all if isinstance(node.op, ast.And) else any
+            return lambda names: whole(part(names) for part in parts)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return not value(node.operand)
+            operand = read(node.operand)
+            return lambda names: not operand(names)
         if isinstance(node, ast.IfExp):
-            return value(node.body) if value(node.test) else value(node.orelse)
+            test, body, other = read(node.test), read(node.body), read(node.orelse)
+            return lambda names: body(names) if test(names) else other(names)
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
             and node.func.id in _CALLS
         ):
-            return _CALLS[node.func.id](*(value(a) for a in node.args))
+            function, arguments = _CALLS[node.func.id], [read(a) for a in node.args]
+            return lambda names: function(*(a(names) for a in arguments))
         raise ValueError(f"formula {formula!r}: cannot read {ast.unparse(node)!r}")
 
-    try:
-        found = value(parse_expression(formula))
-    except (SyntaxError, ArithmeticError, TypeError, RecursionError, MemoryError) as e:
-        raise ValueError(f"formula {formula!r}: {e}") from None
-    if not isinstance(found, int | float) or not math.isfinite(found):
-        raise ValueError(f"formula {formula!r}: its value is {found!r}, expected a finite number")
-    return found
+    def named(name: str) -> Callable[[Names], Any]:
+        def value(names: Names) -> Any:
+            if name not in names:
+                raise ValueError(f"formula {formula!r}: cannot read {name!r}")
+            return names[name]
+
+        return value
+
+    return read(parse_expression(formula))

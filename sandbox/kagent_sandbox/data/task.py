@@ -13,7 +13,7 @@ import math
 import random
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, cast
 
@@ -260,7 +260,8 @@ class Generator(_Model):
 
     Every value of `dims` is a list to choose from or a range. Of each list the cases get all values
     equally often, as far as it goes; a range they divide among them, see `draw_hidden`. With
-    `cost`, a formula that grows with every dimension, it lies between `least` and `most`.
+    `cost`, a formula that grows with every dimension, it lies between `least` and `most`, evenly in
+    the logarithm.
     """
 
     count: int = Field(ge=1, le=32)
@@ -410,13 +411,14 @@ class Task(_Model):
         """What formulas may name."""
         return {**dims, "itemsize": ITEMSIZE[dtype]}
 
-    def unmet(self, dims: Mapping[str, Any], dtype: str) -> list[str]:
-        """The constraints that do not hold for a case's dimensions.
+    def unmet(self, dims: Mapping[str, Any], dtype: str) -> Iterator[str]:
+        """The constraints that do not hold for a case's dimensions, one after the other.
 
         Raises:
             ValueError: One is no formula over them.
         """
-        return [c for c in self.constraints if not evaluate(c, self._names(dims, dtype))]
+        names = self._names(dims, dtype)
+        return (c for c in self.constraints if not evaluate(c, names))
 
     def min_bytes(self, case: Case) -> float:
         """Fewest bytes that a call must move through the device's memory."""
@@ -690,7 +692,7 @@ def _unfit(task: Task, where: str, error: ValueError) -> TaskError:
     return TaskError(_one_line(f"{task.folder / 'task.toml'}: {where}: {error}"))
 
 
-Unmet = Callable[[Mapping[str, Any], str], list[str]]
+Unmet = Callable[[Mapping[str, Any], str], Iterator[str]]
 """The constraints that dimensions in a dtype do not meet."""
 
 
@@ -712,14 +714,30 @@ def _draw(generator: Generator, rng: random.Random, unmet: Unmet) -> Iterable[di
             ranges[name] = values, rng.sample([(i + shift) / count for i in range(count)], count)
         else:
             columns[name] = _dealt(values, count, rng)
+    goals = [(i + rng.random()) / count for i in rng.sample(range(count), count)]
     for i in range(count):
         case = {name: values[i] for name, values in columns.items()}
         dims = {n: v for n, v in case.items() if n in generator.dims}
-        dims |= {n: r.min for n, (r, _) in ranges.items()}
-        for n, (r, positions) in ranges.items():
-            dims[n] = _size(generator, r, n, dims, positions[i])
+        least = dims | {n: r.min for n, (r, _) in ranges.items()}
+        most = dims | {n: r.max for n, (r, _) in ranges.items()}
+        limits = _limits(generator, goals[i])
+        for n in rng.sample(list(ranges), len(ranges)):  # any may be small where the cost is large
+            r, positions = ranges[n]
+            size = _size(generator.cost, limits, r, n, least, most, positions[i])
+            least[n] = most[n] = dims[n] = size
         dims = _constrained(generator, dims, case["dtype"], rng, unmet)
         yield {**case, **{n: dims[n] for n in generator.dims}}
+
+
+def _limits(generator: Generator, position: float) -> tuple[float, float]:
+    """The least and the largest cost of the case at `position` in [0, 1): around a cost that is
+    drawn evenly in the logarithm. Else many dimensions together would hardly ever be large.
+    """
+    least, most = generator.least, generator.most
+    if not least or most == math.inf:
+        return least, most
+    goal = least * (most / least) ** position
+    return max(least, goal / 2), min(most, 2 * goal)
 
 
 def _constrained(
@@ -729,8 +747,8 @@ def _constrained(
     rng: random.Random,
     unmet: Unmet,
 ) -> dict[str, Any]:
-    """The dimensions, or ones near them that meet the constraints: one dimension of those that a
-    constraint names takes the nearest value that will do; where none does, they are drawn again.
+    """The dimensions, or ones near them that meet the constraints (`nearest_met`); where there are
+    none, those that a broken constraint names are drawn again.
 
     Raises:
         ValueError: None were found.
@@ -738,19 +756,40 @@ def _constrained(
 
     def fits(found: Mapping[str, Any]) -> bool:
         affordable = generator.cost is None or evaluate(generator.cost, found) <= generator.most
-        return affordable and not unmet(found, dtype)
+        return affordable and not any(unmet(found, dtype))
 
+    if not any(unmet(dims, dtype)):
+        return dims
     for _ in range(MOST_REDRAWS):
-        broken = unmet(dims, dtype)
-        if not broken:
-            return dims
-        named = [n for n in dims if any(re.search(rf"\b{n}\b", c) for c in broken)]
-        for name in rng.sample(named, len(named)):
-            for value in _near(generator.dims[name], dims[name]):
-                if fits({**dims, name: value}):
-                    return {**dims, name: value}
+        if (found := nearest_met(generator.dims, dims, dtype, rng, unmet, fits)) is not None:
+            return found
+        broken = list(unmet(dims, dtype))
+        named = [n for n in dims if any(re.search(rf"\b{n}\b", c) for c in broken)] or list(dims)
         dims = dims | {n: _any_of(generator.dims[n], rng) for n in named}
+    broken = list(unmet(dims, dtype)) or ["the cost"]
     raise ValueError(f"nothing was found in its dimensions for which {' and '.join(broken)}")
+
+
+def nearest_met(
+    ranges: Mapping[str, Sequence[Any] | Range | ListRange],
+    dims: dict[str, Any],
+    dtype: str,
+    rng: random.Random,
+    unmet: Unmet,
+    fits: Callable[[Mapping[str, Any]], bool],
+) -> dict[str, Any] | None:
+    """The dimensions if they fit, or ones in which one of those that a broken constraint names has
+    the nearest value with which they do; None if there are no such.
+    """
+    if fits(dims):
+        return dims
+    broken = list(unmet(dims, dtype))
+    named = [n for n in dims if any(re.search(rf"\b{n}\b", c) for c in broken)]
+    for name in rng.sample(named, len(named)):
+        for value in _near(ranges[name], dims[name]):
+            if fits({**dims, name: value}):
+                return {**dims, name: value}
+    return None
 
 
 def _near(values: Sequence[Any] | Range | ListRange, value: Any) -> Iterable[Any]:
@@ -782,24 +821,32 @@ def _dealt(values: Sequence[Any], count: int, rng: random.Random) -> list[Any]:
 
 
 def _size(
-    generator: Generator, sizes: Range, name: str, dims: Mapping[str, int], position: float
+    cost: str | None,
+    limits: tuple[float, float],
+    sizes: Range,
+    name: str,
+    least: Mapping[str, Any],
+    most: Mapping[str, Any],
+    position: float,
 ) -> int:
-    """The size at `position` in [0, 1) of what the cost leaves of a range.
+    """The size at `position` in [0, 1) of what the limits of a cost leave of a range.
 
-    `dims` are those drawn already, and the smallest of the others.
+    `least` and `most` are the dimensions drawn already, with the smallest and the largest of the
+    others: with some of those the cost lies between the limits.
     """
     low, high = sizes.min, sizes.max
-    if generator.cost is not None:
-
-        def cost(size: int, others: Mapping[str, int] = dims) -> float:
-            assert generator.cost is not None
-            return evaluate(generator.cost, {**others, name: size})
-
+    if cost is not None:
         rest = range(low, high + 1)
-        high = rest[bisect.bisect_right(rest, generator.most, key=cost) - 1]
-        if list(dims)[-1] == name:  # only the last one knows what the others leave to do
-            low = rest[min(bisect.bisect_left(rest, generator.least, key=cost), len(rest) - 1)]
-            low = min(low, high)
+
+        def with_least(size: int) -> float:
+            return evaluate(cost, {**least, name: size})
+
+        def with_most(size: int) -> float:
+            return evaluate(cost, {**most, name: size})
+
+        high = rest[max(bisect.bisect_right(rest, limits[1], key=with_least) - 1, 0)]
+        low = rest[min(bisect.bisect_left(rest, limits[0], key=with_most), len(rest) - 1)]
+        low = min(low, high)
     found = sizes.nearest(low * ((high + 1) / low) ** position, high)
     return sizes.min if found is None else found
 

@@ -1,5 +1,7 @@
 """Reading task folders: every bad one ends in one line that names the file and the key."""
 
+import math
+import random
 import re
 
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judging import TASK, write_task
 from kagent_sandbox.data.formula import evaluate
-from kagent_sandbox.data.task import build_case, draw_hidden, load_task
+from kagent_sandbox.data.task import Generator, Range, _draw, build_case, draw_hidden, load_task
 from kagent_sandbox.errors import TaskError
 
 TOKENS = re.compile(r'"[^"\n]*"|-?\d+(?:\.\d+)?|\w+|\n|[^\w\s]')
@@ -100,3 +102,32 @@ def test_formulas_compare():
     for bad in ("1 < M < 3", "M < 'a'", "(0 - 8) ** 0.5", "1e308 * 10", "9 ** 9 ** 9", "cdiv(1)"):
         with pytest.raises(ValueError, match="formula"):
             evaluate(bad, {"M": 3})
+
+
+def test_any_dimension_may_be_small_where_the_cost_is_large():
+    names = "ABCDE"
+    ranges = {n: Range(min=1, max=64) for n in names}
+    cost = " * ".join(names)
+    generator = Generator(
+        count=2, dtype=("float32",), dims=ranges, cost=cost, least=2**10, most=2**30
+    )
+    drawn = []
+    for seed in range(400):
+        drawn += _draw(generator, random.Random(seed), lambda dims, dtype: iter(()))
+    sizes = [[d[n] for n in names] for d in drawn]
+    assert all(2**10 <= math.prod(s) <= 2**30 for s in sizes)
+    for position in range(len(names)):
+        assert any(s[position] <= 4 and math.prod(s) >= 2**22 for s in sizes)
+
+
+def test_what_is_drawn_again_for_a_constraint_keeps_to_the_cost():
+    ranges = {n: Range(min=1, max=100_000) for n in "AB"}
+    generator = Generator(count=8, dtype=("float32",), dims=ranges, cost="A * B", most=10**6)
+
+    def unmet(dims, dtype):
+        return iter([] if dims["B"] >= 100 * dims["A"] else ["B >= 100 * A"])
+
+    for seed in range(5):
+        for found in _draw(generator, random.Random(seed), unmet):
+            assert found["A"] * found["B"] <= 10**6
+            assert found["B"] >= 100 * found["A"]

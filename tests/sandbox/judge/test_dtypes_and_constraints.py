@@ -47,7 +47,7 @@ G = 32
 [[cpu.hidden_check]]
 count = 8
 dtype = ["float8_e4m3fn", "float8_e5m2"]
-dims = { M = { min = 1, max = 9 }, N = { min = 2, max = 300 }, G = { min = 1, max = 20 } }
+dims = { M = { min = 1, max = 64 }, N = { min = 2, max = 300 }, G = { min = 1, max = 32 } }
 """
 REFERENCE = """
 def inputs(case, generator, device):

@@ -9,18 +9,22 @@ The factor is four: in the middle of an empty window no case is within a factor 
 begin half a window apart, so that an empty range of a factor of eight always holds one. Windows of
 a dimension and the product of all dimensions show what single dimensions hide: few rows of every
 length and any number of short rows leave out many long rows.
+
+An export leaves calls that break a constraint of the task to torch. So a window counts if most of
+the shapes in it meet the constraints. Of a window that they cut, a neighbour holds the rest.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from kagent_sandbox.data.task import draw_hidden
+from kagent_sandbox.data.task import Range, draw_hidden, nearest_met
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.build import Value
@@ -31,6 +35,10 @@ WINDOW = 4
 FIRST_RUNS, MOST_RUNS = 25, 1600
 """Runs whose hidden cases are drawn: some, and twice as many as long as windows are empty. Where no
 case of the most lies, none can lie, or hardly ever does."""
+SHAPES = 16
+"""Shapes of an empty window that are held against the task's constraints."""
+NEAR = 32
+"""How far a size may be moved to meet them: the nearest multiple of 64 will do."""
 FEW = 3
 """Distinct sizes up to which a dimension of a call must be one of those that were checked."""
 
@@ -84,32 +92,114 @@ def find_gaps(task: Task, kind: Kind) -> tuple[int, list[str]]:
     drawn = [*cases.check, *cases.bench]
     most = MOST_RUNS if cases.hidden_check or cases.hidden_bench else 0
     runs, wanted = 0, min(FIRST_RUNS, most)
+    served: dict[Window, bool] = {}
     while True:
         for seed in range(runs, wanted):
             drawn += draw_hidden(task, kind, "check", seed)
             drawn += draw_hidden(task, kind, "bench", seed)
-        count, empty = _look(drawn)
+        count, empty = _look(task, drawn, served)
         if not empty or wanted == most:
             return count, [_line(kind, windows) for windows in empty]
         runs, wanted = wanted, min(2 * wanted, most)
 
 
-def _look(cases: Sequence[Case]) -> tuple[int, list[list[Window]]]:
-    """The number of windows, and the empty ones of each dtype and dimension that has any."""
+def _look(
+    task: Task, cases: Sequence[Case], served: dict[Window, bool]
+) -> tuple[int, list[list[Window]]]:
+    """The number of windows, and the empty ones of each dtype and dimension that has any.
+
+    Args:
+        task: The task.
+        cases: Those that were drawn.
+        served: Whether an export serves a window, for empty ones; what is found out is added.
+    """
     ranged = ranged_dims(c.dims for c in cases)
     by_dtype: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for case in cases:
         by_dtype[case.dtype].add(tuple(int(cast("int", case.dims[n])) for n in ranged))
+    others = [{n: v for n, v in c.dims.items() if n not in ranged} for c in cases]
     count, found = 0, []
-    for (dtype, sizes), (position, dim) in itertools.product(
-        sorted(by_dtype.items()), enumerate(ranged)
-    ):
-        points = [(s[position], math.prod(s)) for s in sizes]
-        windows = list(_windows(dtype, dim, position, sizes))
-        count += len(windows)
-        if empty := [w for w in windows if not any(w.holds(*p) for p in points)]:
-            found.append(empty)
+    for dtype, sizes in sorted(by_dtype.items()):
+        region = _Region(task, dtype, ranged, sizes, others)
+        for position, dim in enumerate(ranged):
+            points = [(s[position], math.prod(s)) for s in sizes]
+            windows = list(_windows(dtype, dim, position, sizes))
+            empty = [w for w in windows if not any(w.holds(*p) for p in points)]
+            for window in empty:
+                if window not in served:
+                    served[window] = not task.constraints or region.serves(window)
+            count += len(windows) - sum(not served[w] for w in empty)
+            if empty := [w for w in empty if served[w]]:
+                found.append(empty)
     return count, found
+
+
+class _Region:
+    """The shapes of a dtype that an export would have a kernel for, as far as it was checked."""
+
+    def __init__(
+        self,
+        task: Task,
+        dtype: str,
+        ranged: Sequence[str],
+        sizes: Collection[tuple[int, ...]],
+        others: Sequence[Sizes],
+    ) -> None:
+        """`others`: values of the dimensions that are not ranged."""
+        columns = zip(ranged, zip(*sizes, strict=True), strict=True)
+        self._ranges = {n: Range(min=min(each), max=max(each)) for n, each in columns}
+        self._task, self._dtype, self._others = task, dtype, others
+
+    def serves(self, window: Window) -> bool:
+        """Whether at least half of a window's shapes meet the constraints, or have a neighbour in
+        it that does.
+        """
+        rng = random.Random(repr(window))  # noqa: S311 - no secret
+        met = 0
+        for tried in range(SHAPES):
+            if 2 * met >= SHAPES or 2 * (tried - met) > SHAPES:
+                break
+            met += self._meets(window, rng)
+        return 2 * met >= SHAPES
+
+    def _meets(self, window: Window, rng: random.Random) -> bool:
+        shape, others = self._draw(window, rng), rng.choice(self._others)
+        ranges: dict[str, Range | tuple[Value, ...]] = {n: (v,) for n, v in others.items()}
+        for name, each in self._ranges.items():
+            near, far = shape[name] - NEAR, shape[name] + NEAR
+            ranges[name] = Range(min=max(each.min, near), max=min(each.max, far))
+
+        def fits(dims: Mapping[str, Value]) -> bool:
+            found = [cast("int", dims[n]) for n in self._ranges]
+            inside = window.holds(cast("int", dims[window.dim]), math.prod(found))
+            return inside and not any(self._task.unmet(dims, self._dtype))
+
+        dims = {**others, **shape}
+        return nearest_met(ranges, dims, self._dtype, rng, self._task.unmet, fits) is not None
+
+    def _draw(self, window: Window, rng: random.Random) -> dict[str, int]:
+        """A shape of the window, evenly in the logarithm, but for what is rounded off."""
+        size = _between(rng, window.least, WINDOW * window.least)
+        shape = {window.dim: size}
+        others = rng.sample([n for n in self._ranges if n != window.dim], len(self._ranges) - 1)
+        least, most = 0.0, math.inf  # product of those that are left to draw
+        if window.least_product is not None:
+            least = window.least_product / size
+            most = WINDOW * least
+        for i, name in enumerate(others):
+            rest = [self._ranges[n] for n in others[i + 1 :]]
+            own = self._ranges[name]
+            low = max(own.min, least / math.prod(r.max for r in rest))
+            high = min(own.max, most / math.prod(r.min for r in rest))
+            shape[name] = _between(rng, min(low, own.max), max(high, own.min))
+            least, most = least / shape[name], most / shape[name]
+        return shape
+
+
+def _between(rng: random.Random, low: float, high: float) -> int:
+    """A whole number, evenly in the logarithm."""
+    size: float = low * (max(high, low) / low) ** rng.random()
+    return round(size)
 
 
 def _windows(

@@ -91,6 +91,23 @@ def test_a_range_of_one_dimension_without_cases_is_a_hole(tmp_path, monkeypatch)
     assert "a float32 kernel that is wrong where M is 8 to 32 " in gaps[0]
 
 
+@pytest.mark.parametrize("constraint", ["M % 16 == 0 or M < 16", "N >= 64 or M <= 16"])
+def test_shapes_that_break_a_constraint_are_no_hole(tmp_path, constraint):
+    limited = "constraints = ['M <= 4096', '" + constraint + "']\n"
+    (write_task(tmp_path) / "task.toml").write_text(limited + EVERYWHERE)
+    count, gaps = find_gaps(load_task(tmp_path), "cpu")
+    assert count > 20
+    assert gaps == []
+
+
+def test_a_range_of_shapes_that_meet_the_constraints_is_a_hole(tmp_path, monkeypatch):
+    monkeypatch.setattr(shape_gaps, "MOST_RUNS", 100)
+    text = "constraints = ['M % 16 == 0 or M < 16']\n" + TASK.replace("max = 9", "max = 7")
+    (write_task(tmp_path) / "task.toml").write_text(text)
+    _, gaps = find_gaps(load_task(tmp_path), "cpu")
+    assert "a float32 kernel that is wrong where M is 8 to 32 " in gaps[0]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
