@@ -55,18 +55,20 @@ def _listening(path: Path) -> Iterator[socket.socket]:
         _refuse_used(path)
         path.unlink()
     with socket.socket(socket.AF_UNIX) as listener:
-        before = os.umask(0o177)
+        before, made = os.umask(0o177), path.with_name(f"{path.name}.new")
         try:
-            listener.bind(str(path))
+            made.unlink(missing_ok=True)
+            listener.bind(str(made))
+            listener.listen(64)
+            made.rename(path)  # whoever sees it is served
         except OSError as e:
             raise UserError(
-                f"{path}: no place for a socket: {e.strerror or e} (--socket PATH, of at most 107 "
+                f"{path}: no place for a socket: {e.strerror or e} (--socket PATH, of at most 103 "
                 "characters)"
             ) from None
         finally:
             os.umask(before)
         try:
-            listener.listen(64)
             yield listener
         finally:
             path.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 
 from kagent_sandbox.data.language import LANGUAGES
 from kagent_sandbox.data.plan import (
+    COPIED_DTYPES,
     ITEMSIZE,
     MAX_BUFFERS,
     MAX_CONST_BYTES,
@@ -399,6 +400,11 @@ def _check(plan: Plan) -> None:
             live.remove(op.buffer)
         elif isinstance(op, Fill):
             view(op.tensor)
+            zero = op.value == 0 and math.copysign(1.0, op.value) > 0
+            if op.tensor.dtype in COPIED_DTYPES and not zero:
+                raise PlanError(
+                    f"{op.tensor.dtype} is filled with {op.value}: torch fills it with 0 alone"
+                )
         elif isinstance(op, Copy):
             view(op.src)
             view(op.dst)

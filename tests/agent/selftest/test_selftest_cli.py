@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import shared_servers
 from commands import run
 from kagent.resources import corpus_folder
 from kagent.selftest import catalogue
@@ -78,6 +79,8 @@ def corpus(tmp_path, own_cache, monkeypatch):
 
 @pytest.fixture
 def selftest(corpus, monkeypatch, capsys):
+    shared_servers.close_all()  # what runs below this process counts as left behind
+
     def call(*words):
         return run(monkeypatch, capsys, "selftest", *words)
 

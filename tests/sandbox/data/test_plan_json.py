@@ -93,6 +93,7 @@ TENSOR = p.TensorRef(1, 0, (4, 8), (8, 1), "float32")
         (with_op(p.Fill(dataclasses.replace(TENSOR, offset=1), 0.0)), "of buffer 1"),
         (with_op(p.Fill(dataclasses.replace(TENSOR, strides=(9, 1)), 0.0)), "of buffer 1"),
         (with_op(p.Fill(TENSOR, 0.0), at=0), "not allocated"),
+        (with_op(p.Fill(p.TensorRef(1, 0, (4,), (1,), "float4_e2m1fn_x2"), -0.0)), "with 0 alone"),
         (with_op(p.Alloc(1)), "allocated twice"),
         (with_op(p.Alloc(9)), "unknown"),
         (with_op(p.Free(0)), "cannot be freed"),
