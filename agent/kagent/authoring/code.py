@@ -17,6 +17,17 @@ _DROPPED = frozenset({"pin_memory", "layout"})
 _SKIPPED = frozenset({"_assert_scalar", "_assert_async", "sym_constrain_range_for_size"})
 _RANDOM = {"rand", "randn", "randint", "randperm", "normal", "uniform_", "normal_", "bernoulli_"}
 _RANDOM |= {"bernoulli", "rand_like", "randn_like", "randint_like", "random_", "exponential_"}
+_COUNTS: Mapping[str, Sequence[int]] = {
+    "arange.default": (0,),
+    "arange.start": (1,),
+    "arange.start_step": (1,),
+    "linspace.default": (2,),
+    "logspace.default": (2,),
+    "randperm.default": (0,),
+    "eye.default": (0,),
+    "eye.m": (0, 1),
+}
+"""Arguments that are numbers of elements, by operation."""
 _PLAIN_RANDOM = frozenset({"rand", "randn", "randint", "randperm"})  # that take a generator
 
 
@@ -31,6 +42,7 @@ class CodeWriter:
         taken: set[str],
         size: Callable[[Any], str],
         sizes: Callable[[Sequence[int]], str] = lambda sizes: str(list(sizes)),
+        count: Callable[[int], str] = str,
         device: str,
         dtype: Callable[[torch.dtype], str],
         generator: str | None = None,
@@ -43,6 +55,7 @@ class CodeWriter:
             taken: Names that lines must not use.
             size: Text of a SymInt, SymFloat or SymBool.
             sizes: Text of a list of plain whole numbers, which may be a shape.
+            count: Text of a plain whole number that says how many elements a new tensor has.
             device: Text of the device on which tensors are made.
             dtype: Text of a dtype.
             generator: Text of the generator that random operations use; None where there must be
@@ -53,6 +66,7 @@ class CodeWriter:
         self._taken = set(taken) | set(names.values())
         self._size = size
         self._sizes = sizes
+        self._count = count
         self._device = device
         self._dtype = dtype
         self._generator = generator
@@ -63,7 +77,7 @@ class CodeWriter:
         Raises:
             AuthoringError: Something cannot be written down.
         """
-        needed = None if wanted is None else _ancestors(wanted)
+        needed = None if wanted is None else ancestors(wanted)
         for node in self._graph.graph.nodes:
             if needed is not None and node not in needed:
                 continue
@@ -101,6 +115,10 @@ class CodeWriter:
         if name in _SKIPPED:
             return None
         args = [self._value(a) for a in node.args]
+        for place in _COUNTS.get(f"{name}.{target._overloadname}", ()):  # noqa: SLF001 - as above
+            count = node.args[place]
+            if isinstance(count, int):
+                args[place] = self._count(count)
         kwargs = {k: self._value(v) for k, v in node.kwargs.items() if k not in _DROPPED}
         kwargs = {k: v for k, v in kwargs.items() if v != "None"}
         function = f"aten.{name}.{target._overloadname}"  # noqa: SLF001 - torch's own name
@@ -161,7 +179,7 @@ def _numbers(value: Any) -> str:
     return repr(value)
 
 
-def _ancestors(node: Node) -> set[Node]:
+def ancestors(node: Node) -> set[Node]:
     """A node, what it needs, and what writes into that."""
     found: set[Node] = set()
     waiting = [node]

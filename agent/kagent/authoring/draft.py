@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -524,6 +525,17 @@ class Draft:
             return [f"{name} = ({made}).reshape({shape}).to({dtype})"]
         return self._recorded(example, drawing, formulas, dtype)
 
+    def draws(self, i: int, sizes: Mapping[str, int]) -> torch.Tensor:
+        """Draw the operation's i-th tensor at other sizes, as the task will."""
+        example, formulas = self.trace.operation.examples[i], self.trace.shapes[i]
+        lines = self._draw(example, example.drawing, _python_shape(formulas), formulas)
+        device = torch.device("cpu")
+        space: dict[str, Any] = {"torch": torch, "aten": torch.ops.aten, "math": math, **sizes}
+        space |= {"device": device, "dtype": self.dtype, "generator": torch.Generator(device)}
+        exec("\n".join(lines), space)  # noqa: S102 - the code of the user's own example
+        drawn: torch.Tensor = space[example.name]
+        return drawn
+
     def _high(self, example: Example, high: int) -> str:
         """The end of a range of integers: a dimension, where it is one's size in the example."""
         sizes = {s: n for n, s in self.trace.dims.items()}
@@ -555,6 +567,7 @@ class Draft:
             taken={*self.trace.dims, *(e.name for e in self.trace.operation.examples), "dtype"},
             size=str,
             sizes=sizes,
+            count=lambda n: str(by_value.get(n, n)),
             device="device",
             dtype=str,
             generator="generator",

@@ -9,8 +9,10 @@ from typing import Any, Literal, TypeAlias
 import torch
 import torch.utils._pytree as pytree
 from torch._subclasses import FakeTensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from kagent.authoring.code import ancestors
 
 Kind: TypeAlias = Literal[
     "uniform", "normal", "integers", "chance", "lower", "upper", "counted", "code"
@@ -173,6 +175,20 @@ def recorded(function: Callable[[], object]) -> Any:
         for x in leaves
     ]
     return pytree.tree_unflatten(found, spec)
+
+
+def by_values(drawing: Drawing) -> Drawing:
+    """What recorded code is to be drawn as where it cannot be drawn at other sizes: the
+    distribution of the values that it gives.
+    """
+    assert drawing.graph is not None
+    assert drawing.node is not None
+    interpreter = Interpreter(drawing.graph)
+    needed = ancestors(drawing.node)
+    for node in drawing.graph.graph.nodes:
+        if node in needed:
+            interpreter.env[node] = interpreter.run_node(node)
+    return _look(interpreter.env[drawing.node], parameter=False)
 
 
 def _of_node(graph: GraphModule, node: Node) -> Drawing:

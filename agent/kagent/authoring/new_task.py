@@ -27,6 +27,7 @@ from kagent.authoring.draft import (
     plain,
     require_writable,
 )
+from kagent.authoring.drawing import by_values
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.operation import Operation
 from kagent.authoring.seeds import SeedOutcome, write_seeds
@@ -247,7 +248,7 @@ def _room(operation: Operation, axes: Sequence[Axis], names: Mapping[Axis, str])
             return None
         room, fixed = explore(found)
         if room is not None:
-            return room
+            return _drawable(room)
         if names:
             raise AuthoringError(f"{', '.join(fixed)}: the operation takes no other sizes there")
         gone = {
@@ -259,6 +260,25 @@ def _room(operation: Operation, axes: Sequence[Axis], names: Mapping[Axis, str])
         if not gone & set(free):
             return None
         free = [axis for axis in free if axis not in gone]
+
+
+def _drawable(room: Room) -> Room:
+    """The room, with tensors that the example's code draws at one size alone drawn as values."""
+    found, operation = room.trace, room.trace.operation
+    draft = Draft(found, DraftKind((), ()), DraftKind((), ()))
+    examples = list(operation.examples)
+    for i in found.used:
+        varies = any(isinstance(size, str) for size in found.shapes[i])
+        if examples[i].drawing.kind != "code" or not varies:
+            continue
+        try:
+            drawn = tuple(draft.draws(i, room.least).shape)
+        except Exception:  # noqa: BLE001 - whatever the example's code does at other sizes
+            drawn = None
+        if drawn != tuple(found.sizes(found.shapes[i], room.least)):
+            examples[i] = replace(examples[i], drawing=by_values(examples[i].drawing))
+    operation = replace(operation, examples=tuple(examples))
+    return replace(room, trace=replace(found, operation=operation))
 
 
 # -- cases -----------------------------------------------------------------------------------------

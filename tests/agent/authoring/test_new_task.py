@@ -211,6 +211,20 @@ def test_a_kernelbench_problem_is_an_operation(tmp_path):
     assert torch.allclose(space["eager"](**drawn), operation.call(*drawn.values()), atol=1e-5)
 
 
+def test_code_that_counts_elements_draws_other_sizes_and_else_its_values_are_drawn():
+    def example():
+        angles = torch.arange(64)[:, None] * 100 ** -(torch.arange(32) / 32)
+        return torch.randn(64, 32), angles.cos(), torch.arange(8).repeat(8).float()
+
+    operation = make_operation(lambda x, c, d: x * c + d[:, None], example)
+    room = find_room(operation)
+    names = dict(zip(room.trace.dims, (16, 8), strict=True))
+    draft = Draft(room.trace, DraftKind((), ()), DraftKind((), ()))
+    assert [tuple(draft.draws(i, names).shape) for i in range(3)] == [(16, 8), (16, 8), (16,)]
+    kinds = [e.drawing.words() for e in room.trace.operation.examples]
+    assert kinds[1:] == ["as the example's own code draws it", "evenly from 0 to 7"]
+
+
 def test_equal_sizes_of_what_was_recorded_are_told_apart():
     operation = make_operation(torch.tanh, lambda: torch.randn(16, 16) * 16 + torch.rand(16, 1))
     found = trace(operation, every_axis(operation))
