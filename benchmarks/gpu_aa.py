@@ -23,7 +23,7 @@ from kagent_sandbox.data.plan import (
     TensorRef,
 )
 from kagent_sandbox.device.cuda.backend import GpuBackend
-from kagent_sandbox.device.cuda.entry import TRAITS
+from kagent_sandbox.device.cuda.traits import TRAITS
 from kagent_sandbox.judge.timing import estimates
 from kagent_sandbox.judge.timing.noise import judge_noise
 

@@ -12,7 +12,7 @@ import math
 from statistics import NormalDist
 
 import numpy as np
-from kagent_sandbox.device.cpu.entry import TRAITS
+from kagent_sandbox.device.cpu.traits import TRAITS
 from kagent_sandbox.judge.timing.estimates import LOOK_RESAMPLES
 from kagent_sandbox.judge.timing.versus_incumbent import CLEAR, HOPELESS, WORTHWHILE
 from numpy.typing import NDArray

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from kagent.tasks import find_task
 from kagent_sandbox.data.verdict import Stage
-from kagent_sandbox.device.cpu.entry import TRAITS
+from kagent_sandbox.device.cpu.traits import TRAITS
 from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.check.cases import check_cases
 from kagent_sandbox.judge.check.checker import Checker

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kagent.tasks import find_task
-from kagent_sandbox.device.cpu.entry import TRAITS
+from kagent_sandbox.device.cpu.traits import TRAITS
 from kagent_sandbox.judge.check.inputs import InputSampler
 
 TASKS = ["softmax", "gelu", "attention", "cross_entropy", "linear_cross_entropy"]

@@ -27,7 +27,7 @@ from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
-from kagent_sandbox.device.cpu.entry import TRAITS
+from kagent_sandbox.device.cpu.traits import TRAITS
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.judge.arena.layout import pitch_of
 from kagent_sandbox.judge.arena.session import CandidateRejected, LauncherSession

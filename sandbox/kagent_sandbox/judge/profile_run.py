@@ -17,8 +17,8 @@ import torch
 from kagent_sandbox.data.plan import TensorRef
 from kagent_sandbox.data.plan_json import parse_plan
 from kagent_sandbox.data.task import load_task
-from kagent_sandbox.device.cuda.entry import TRAITS
 from kagent_sandbox.device.cuda.executor import Executor
+from kagent_sandbox.device.cuda.traits import TRAITS
 from kagent_sandbox.device.plan_ops import as_words, strided_view
 from kagent_sandbox.judge.arena.layout import lay_out
 from kagent_sandbox.judge.check.checker import place_plan

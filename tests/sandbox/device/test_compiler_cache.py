@@ -16,9 +16,9 @@ from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.device import compiler_cache
 from kagent_sandbox.device.baseline_calls import BaselineCall
 from kagent_sandbox.device.cuda import race_processes as gpu_race
-from kagent_sandbox.device.cuda.entry import TRAITS
 from kagent_sandbox.device.cuda.race_baselines import GpuRaceBaselines
 from kagent_sandbox.device.cuda.race_processes import RaceProcesses
+from kagent_sandbox.device.cuda.traits import TRAITS
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 

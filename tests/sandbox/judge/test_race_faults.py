@@ -10,8 +10,8 @@ from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
-from kagent_sandbox.device.cuda.entry import TRAITS
 from kagent_sandbox.device.cuda.race_baselines import MOST_LOSSES, GpuRaceBaselines
+from kagent_sandbox.device.cuda.traits import TRAITS
 from kagent_sandbox.device.interface import BaselineFailed, LaunchFailed
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.judge.judge import Judge

@@ -12,13 +12,13 @@ from kagent_sandbox.data.plan import Alloc, Buffer, Fill, Plan, TensorRef
 from kagent_sandbox.device import health
 from kagent_sandbox.device.cpu.arena import CpuArena
 from kagent_sandbox.device.cpu.ceilings import cached_ceilings
-from kagent_sandbox.device.cpu.entry import TRAITS
 from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.device.cpu.flush import settle
 from kagent_sandbox.device.cpu.host import CpuHost
 from kagent_sandbox.device.cpu.launcher import CpuLauncher, RequestCost
 from kagent_sandbox.device.cpu.openmp import WAITING
 from kagent_sandbox.device.cpu.race_baselines import CpuRaceBaselines
+from kagent_sandbox.device.cpu.traits import TRAITS
 from kagent_sandbox.device.interface import Arena, LaunchFailed
 from kagent_sandbox.device.interference import HostWatch, Watch
 from kagent_sandbox.errors import KagentError, MachineError

@@ -19,8 +19,8 @@ from kagent_sandbox.device.baseline_calls import (
     make_call,
 )
 from kagent_sandbox.device.cpu import priority as priority
-from kagent_sandbox.device.cpu.entry import TRAITS
 from kagent_sandbox.device.cpu.flush import settle
+from kagent_sandbox.device.cpu.traits import TRAITS
 from kagent_sandbox.device.plan_ops import void
 
 _WARM_UP = 2  # calls before anything is timed: compiling

@@ -27,8 +27,8 @@ from kagent_sandbox.data.plan import (
     TorchOp,
 )
 from kagent_sandbox.device.cpu.arena import CpuArena
-from kagent_sandbox.device.cpu.entry import TRAITS
 from kagent_sandbox.device.cpu.launcher import CpuLauncher
+from kagent_sandbox.device.cpu.traits import TRAITS
 from kagent_sandbox.device.interface import larger
 from kagent_sandbox.device.traits import executions_for
 from kagent_sandbox.errors import MachineError, ToolchainError

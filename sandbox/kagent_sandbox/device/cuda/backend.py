@@ -17,7 +17,6 @@ from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.device import compiler_cache, health
 from kagent_sandbox.device.baseline_calls import BaselineCall
 from kagent_sandbox.device.cuda.arena import GpuArena
-from kagent_sandbox.device.cuda.entry import TIMING_VERSION, TRAITS
 from kagent_sandbox.device.cuda.facts import bus_id, gpu_facts
 from kagent_sandbox.device.cuda.launcher import Connection, GpuLauncher
 from kagent_sandbox.device.cuda.launcher_pool import LauncherPool
@@ -25,6 +24,7 @@ from kagent_sandbox.device.cuda.memory import Transport, best_transport
 from kagent_sandbox.device.cuda.nvml import watch_gpu
 from kagent_sandbox.device.cuda.race_baselines import GpuRaceBaselines
 from kagent_sandbox.device.cuda.race_processes import BASELINES_LIMIT_S, RaceProcesses, described
+from kagent_sandbox.device.cuda.traits import TIMING_VERSION, TRAITS
 from kagent_sandbox.device.interface import Arena, larger
 from kagent_sandbox.device.interference import Unwatched, Watch
 from kagent_sandbox.errors import DeviceError

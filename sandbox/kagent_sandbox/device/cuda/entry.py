@@ -7,59 +7,15 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from kagent_sandbox.data.race import COMPILE_MODES
+from kagent_sandbox.device.cuda.traits import TIMING_VERSION, TRAITS
 from kagent_sandbox.device.detect import gpu_uuid, has_gpu
 from kagent_sandbox.device.entry import TableEntry
-from kagent_sandbox.device.traits import (
-    InputPolicy,
-    KeptLaunchers,
-    NoiseModel,
-    Placements,
-    Round,
-    Schedule,
-    Traits,
-)
 from kagent_sandbox.errors import INSTALL_CUDA, DeviceError
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.device import DeviceFacts
     from kagent_sandbox.device.baseline_calls import BaselineCall, MeasuredBaseline
     from kagent_sandbox.device.interface import Backend
-
-TIMING_VERSION = 1
-"""Changes whenever times are no longer comparable with earlier ones: part of all caches' keys."""
-
-TRAITS = Traits(
-    # Every sample costs fresh inputs and a verification, which cost more than the sample itself.
-    schedule=Schedule((Round(1, 14), Round(1, 14), Round(2, 14)), None, 0, 1),
-    placements=Placements(least=2, most=2),  # addresses shift a 28 µs kernel by 0.7 %
-    # H100: 0.2 % at ≥ 100 µs, 1 % at 28 µs (addresses of buffers decide).
-    noise=NoiseModel(
-        share=0.002,
-        us=0.2,
-        idle_pairs=2.5,  # idle H100s showed 0.5 to 1.6 % for a copy of 43 µs
-        copy_bytes=64 << 20,  # 45 µs on an H100
-        places=2,
-        pairs=8,
-        samples=8,
-    ),
-    inputs=InputPolicy(),
-    # Starting a launcher costs the lane half a second: those that checked a candidate wait for its
-    # measurement. Each holds a context, nearly 1 GiB.
-    kept_launchers=KeptLaunchers(most=4, bytes_each=8 << 30),
-    race_rounds=6,
-    race_samples=5,
-    sweep_s=0.5,
-    drift=1.1,
-    # Long kernels' samples vary by a tenth as much as short ones', and each costs inputs that are a
-    # hundred times as large.
-    enough_samples={400.0: 2, 100.0: 4},
-    alignment_bytes=512,
-    native=False,
-    judges_clock=False,
-    disturbed_by_builds=False,
-    compile_modes=tuple(COMPILE_MODES),
-)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import torch
 from judging import REFERENCE, write_task
 from kagent.tasks import find_task
 from kagent_sandbox.data.task import load_task
-from kagent_sandbox.device.cpu.entry import TRAITS
+from kagent_sandbox.device.cpu.traits import TRAITS
 from kagent_sandbox.judge.check import inputs as draws
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.inputs import InputSampler, InputSet

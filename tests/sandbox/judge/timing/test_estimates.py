@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent_sandbox.device.cuda.entry import TRAITS
+from kagent_sandbox.device.cuda.traits import TRAITS
 from kagent_sandbox.judge.timing import estimates
 
 positive = st.floats(1.0, 1e6)

@@ -11,7 +11,7 @@ from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.device.cpu.backend import CpuBackend
-from kagent_sandbox.device.cpu.entry import TRAITS
+from kagent_sandbox.device.cpu.traits import TRAITS
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.timing import race as race_module
 

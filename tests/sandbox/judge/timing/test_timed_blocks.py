@@ -12,8 +12,8 @@ from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Comparison, Passed, Rejected, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
-from kagent_sandbox.device.cpu.entry import TRAITS as CPU
-from kagent_sandbox.device.cuda.entry import TRAITS as GPU
+from kagent_sandbox.device.cpu.traits import TRAITS as CPU
+from kagent_sandbox.device.cuda.traits import TRAITS as GPU
 from kagent_sandbox.device.interface import nothing
 from kagent_sandbox.errors import IncumbentWrong, MachineError
 from kagent_sandbox.judge.arena.placement import PlanPlacement
