@@ -47,7 +47,7 @@ def inputs(case, generator, device):
     def draw(*shape):
         return torch.randn(shape, generator=generator, device=device).to(getattr(torch, case.dtype))
     S, T, N = (case.dims[n] for n in "STN")
-    slots = torch.randperm(S, generator=generator, device=device)[:T]
+    slots = torch.randperm(S - 1, generator=generator, device=device)[:T]  # never the last
     return {"rows": draw(T, N), "slots": slots, "cache": draw(S, N)}
 
 def reference(*, rows, slots, cache):
