@@ -18,7 +18,8 @@ NAME = "made_kernels"
 
 def run(python, *arguments, cwd, timeout_s=120, **environment):
     """Without a GPU, if there is one: the library's kernels are for the CPU."""
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    ours = ("PYTHONPATH", "PYTHONHOME", "PYTEST_ADDOPTS")
+    env = {k: v for k, v in os.environ.items() if k not in ours}
     env |= {"XDG_CACHE_HOME": str(Path(cwd) / "cache"), "CUDA_VISIBLE_DEVICES": "", **environment}
     done = subprocess.run(
         [str(python), *map(str, arguments)],
