@@ -2,12 +2,12 @@
 
 import io
 import json
-import sqlite3
 import unicodedata
 
 import commands
 import pytest
 from kagent.llm.claims import hypothesis
+from kagent.runs.store import read_history
 from kagent.ui.terminal import Terminal
 from outside import (
     ask,
@@ -19,6 +19,7 @@ from outside import (
     toy_machine,  # noqa: F401 - a fixture
 )
 from rich.text import Text
+from stored_events import execute
 
 pytestmark = pytest.mark.usefixtures("toy_machine")
 
@@ -60,14 +61,14 @@ def test_runs_of_others_are_text(run, monkeypatch, capsys):
     """Their events can hold what no reply can."""
     copy = copied(run, "copy \x1b[2J")
     judge(copy)
-    db = sqlite3.connect(copy / "lineage.sqlite")
-    with db:
-        for seq, data in db.execute("SELECT seq, data FROM events").fetchall():
-            value = json.loads(data)
-            if "hypothesis" in value:
-                value |= {"hypothesis": EVIL, "name": f"a{EVIL}"}
-            db.execute("UPDATE events SET data = ? WHERE seq = ?", (json.dumps(value), seq))
-    db.close()
+    changes = []
+    for event in read_history(copy)[1].events:
+        value = dict(event.data)
+        if "hypothesis" in value:
+            value |= {"hypothesis": EVIL, "name": f"a{EVIL}"}
+        sql = "UPDATE events SET data = ? WHERE seq = ?"
+        changes.append((sql, json.dumps(value), event.seq))
+    execute(copy, *changes)
     manifest = json.loads((copy / "run.json").read_text())
     manifest |= {"started": EVIL, "version": EVIL, "target": EVIL}
     (copy / "run.json").write_text(json.dumps(manifest))

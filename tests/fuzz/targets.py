@@ -17,6 +17,7 @@ from pathlib import Path
 from kagent.asktell.open_asks import named_by_header
 from kagent.config.settings import load_config
 from kagent.llm.reply import Answer, read_reply
+from kagent.runs.checksums import End, insert
 from kagent.runs.files import connect
 from kagent.runs.manifest import read_manifest
 from kagent.runs.store import RunStore
@@ -185,10 +186,11 @@ def events(data: bytes) -> None:
     with _folder() as folder:
         connect(folder / "lineage.sqlite").close()
         db = sqlite3.connect(folder / "lineage.sqlite")
+        rows = []
         for line in data.decode(errors="replace").splitlines()[:50]:
             kind, _, text = line.partition(" ")
-            row = (1.0, kind, text.encode(errors="replace").decode())
-            db.execute("INSERT INTO events (at, kind, data) VALUES (?, ?, ?)", row)
+            rows.append((1.0, kind, text.encode(errors="replace").decode()))
+        insert(db, rows, End())
         db.commit()
         db.close()
         (folder / "kernels").mkdir()

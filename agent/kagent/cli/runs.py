@@ -1,11 +1,11 @@
-"""Commands that only read: runs, show, doctor."""
+"""Commands that only read: runs, show, verify, doctor."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from kagent_sandbox.errors import MachineError, UserError
+from kagent_sandbox.errors import MachineError, RunError, UserError
 from rich.table import Table
 from rich.text import Text
 
@@ -116,6 +116,35 @@ def _show_text(store: RunStore, candidate: Candidate, what: str, jobs: int) -> N
         for name, text in read(built):
             out.print(Text(f"// {name}", "bold"))
             out.out(text)
+
+
+@app.command(rich_help_panel=TRUST)
+def verify(run: RunArgument, folder: RunsOption = None, json_: JsonOption = False) -> None:
+    """Say whether a run's events and kernels are as they were written."""
+    from kagent_sandbox.data.records import to_json
+
+    from kagent.runs.manifest import find_run
+    from kagent.runs.verify import verify as verify_run
+
+    found = verify_run(find_run(load_config(runs=folder).runs, run))
+    if json_:
+        print_json(to_json(found))
+    else:
+        for finding in found.findings:
+            out.print(Text(finding, "red"), soft_wrap=True)
+        if found.findings:
+            end = f"{len(found.findings)} findings"
+        elif found.checksums:
+            end = "all is as it was written"
+        else:
+            end = (
+                "nothing is amiss, but events have no checksums (a run of an earlier version), so "
+                "that a changed value would not be seen"
+            )
+        read = f"{found.run}: {found.events} events, {found.kernels} kernels"
+        out.print(f"{read}: {end}", soft_wrap=True)
+    if found.findings:
+        raise typer.Exit(RunError.exit_code)
 
 
 @app.command(rich_help_panel=TRUST)

@@ -18,11 +18,13 @@ from typing import IO
 
 from kagent_sandbox.errors import RunError, UserError
 
-_TABLE = (
-    "CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, "
-    "at REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL)"
-)
+from kagent.runs.checksums import as_text
+
+_COLUMNS = "seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL"
+_UNCHECKED_TABLE = f"CREATE TABLE events ({_COLUMNS})"  # of runs up to format 2
+_TABLE = f"CREATE TABLE events ({_COLUMNS}, checksum TEXT NOT NULL)"
 _SEQUENCE = "CREATE TABLE sqlite_sequence(name,seq)"  # as sqlite makes it for AUTOINCREMENT
+_KNOWN = (("events", _TABLE), ("events", _UNCHECKED_TABLE), ("sqlite_sequence", _SEQUENCE))
 
 
 def write_file(path: Path, data: str | bytes) -> None:
@@ -87,6 +89,7 @@ def connect(path: Path) -> sqlite3.Connection:
     """Open the database of events for appending, made if need be."""
     _only_a_file(path)
     db = sqlite3.connect(path, timeout=10)
+    db.text_factory = as_text
     try:
         _refuse_programs(path, db)
         db.execute("PRAGMA journal_mode=WAL")
@@ -116,6 +119,7 @@ def connect_to_read(path: Path, *, alone: bool = False) -> sqlite3.Connection:
         return _copied(path, log)
     for flags in ("mode=ro", "immutable=1"):
         db = sqlite3.connect(f"{path.resolve().as_uri()}?{flags}", uri=True, timeout=10)
+        db.text_factory = as_text
         try:
             _refuse_programs(path, db)
         except sqlite3.OperationalError:
@@ -145,6 +149,7 @@ def _copied(path: Path, log: Path) -> sqlite3.Connection:
         if log.exists():
             shutil.copyfile(log, copy.with_name(log.name))
         db = sqlite3.connect(":memory:")
+        db.text_factory = as_text
         try:
             with contextlib.closing(sqlite3.connect(copy)) as found:
                 found.backup(db)
@@ -163,7 +168,7 @@ def _refuse_programs(path: Path, db: sqlite3.Connection) -> None:
     """
     db.execute("PRAGMA trusted_schema=OFF")
     for name, sql in db.execute("SELECT name, sql FROM sqlite_master"):
-        if (name, sql) not in (("events", _TABLE), ("sqlite_sequence", _SEQUENCE)):
+        if (name, sql) not in _KNOWN:
             raise RunError(f"{path}: no database of a run: it also defines {name!r:.80}")
 
 
@@ -236,6 +241,8 @@ def clear_errors(folder: Path) -> Iterator[None]:
             remedy = "make it writable, or name another place with --runs"
             raise RunError(f"{folder}: cannot be written: {remedy}") from None
         raise RunError(f"{folder}: {e}") from None
+    except UnicodeDecodeError as e:  # from an error of sqlite's that quotes what it read
+        raise RunError(f"{folder}/lineage.sqlite is damaged: {e}") from None
     except sqlite3.Error as e:
         text = str(e)
         if "full" in text:

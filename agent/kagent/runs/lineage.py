@@ -401,10 +401,6 @@ def _log(ratio: float) -> float:
     return math.log(ratio) if ratio > 0 else -math.inf
 
 
-
-
-
-
 def find_candidate(lineage: Lineage, candidate_id: int) -> Candidate:
     """A candidate by id.
 

@@ -19,7 +19,7 @@ from kagent.runs.lineage import Operator
 import contextlib
 import importlib.metadata
 
-FORMAT = 2
+FORMAT = 3  # 3: events have checksums
 MOST_BYTES = 16 << 20  # of a manifest
 
 

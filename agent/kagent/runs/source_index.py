@@ -1,5 +1,4 @@
-"""Index of the texts of a run: finds equal ones, and those that differ only in layout or comments.
-"""
+"""Index of the texts of a run: finds equal ones, and those that differ only in layout or comments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A run's folder: its events, committed as they happen, and its texts.
 
     run.json         task, configuration, environment (`Manifest`); written once
-    lineage.sqlite   append-only events; write-ahead log: a killed process loses nothing committed
+    lineage.sqlite   append-only events, each with a checksum (`checksums`); write-ahead log: a killed
+                     process loses nothing committed
     kernels/ID.py    every proposal's text by its content
     prompts/N.md     the prompt of ask N (N-2.md: asked again, after a duplicate)
     replies/N.md     its reply, word for word
@@ -34,6 +35,7 @@ from kagent_sandbox.data.verdict import Verdict
 
 from kagent.runs.cost import ModelCall, Spent
 from kagent.runs.analyses import analyses_path, read_analyses
+from kagent.runs.checksums import LogRow, end_of, insert, read_rows
 from kagent.runs.files import (
     clear_errors,
     connect,
@@ -44,11 +46,19 @@ from kagent.runs.files import (
     write_file,
 )
 from kagent.runs.events import Stop
-from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal, Withdrawal, kernel_id
+from kagent.runs.lineage import (
+    Candidate,
+    Facts,
+    Lineage,
+    Operator,
+    Origin,
+    Proposal,
+    Withdrawal,
+    kernel_id,
+)
 from kagent.runs.ask import AskRecord
 from kagent.runs.final_race import FinalRace
 from kagent.runs.manifest import Manifest, fresh_folder, read_manifest
-from pathlib import Path
 
 _MOST_EVENT_CHARS = 32 << 20  # a race of many cases has one MiB
 
@@ -140,7 +150,7 @@ class RunStore:
         self._lock = lock
         self._may_write = write
         self._writes = False  # once something was to be written
-        self._last = _last_event(db)
+        self._end = end_of(db)
 
     @classmethod
     def create(cls, runs: Path, manifest: Manifest) -> RunStore:
@@ -208,7 +218,7 @@ class RunStore:
                 self._lock = take_lock(self.folder)
             sign_lock(self._lock, str(os.getpid()))
             db = connect(self.folder / "lineage.sqlite")
-            if _last_event(db) != self._last:
+            if end_of(db) != self._end:
                 db.close()
                 raise RunError(
                     f"{self.folder}: another process has worked on this run meanwhile: try again"
@@ -245,7 +255,8 @@ class RunStore:
     def _insert(self, rows: Iterable[tuple[float, str, str]]) -> None:
         self._begin_to_write()
         with clear_errors(self.folder), self._db:
-            self._db.executemany("INSERT INTO events (at, kind, data) VALUES (?, ?, ?)", rows)
+            end = insert(self._db, rows, self._end)
+        self._end = end
 
     def begin(self, budget: int) -> None:
         """Note that a session begins, and its budget."""
@@ -335,7 +346,7 @@ class RunStore:
 
     def kernel_path(self, kernel: str) -> Path:
         """Return the path of a kernel's text."""
-        return self.folder / "kernels" / f"{kernel}.py"
+        return _kernel_path(self.folder, kernel)
 
     def events(self) -> Iterator[StoredEvent]:
         """All events in order.
@@ -343,13 +354,9 @@ class RunStore:
         Raises:
             RunError: The file is damaged.
         """
-        rows = "SELECT seq, at, kind, data FROM events ORDER BY seq"
         with clear_errors(self.folder):
-            for seq, at, kind, data in self._db.execute(rows):
-                try:
-                    yield _event(seq, at, kind, data)
-                except (ValueError, RecursionError) as e:
-                    raise RunError(f"{self.folder}: event {seq} is damaged: {e}") from None
+            for row in read_rows(self._db):
+                yield checked_event(self.folder, row)
 
     def history(self) -> History:
         """Everything, replayed into a lineage.
@@ -425,26 +432,11 @@ class RunStore:
         written = ""
         if row.tuned:
             written = proposal.kernel
-            proposal = replace(proposal, source=self._source(row.tuned))
+            proposal = replace(proposal, source=read_kernel(self.folder, row.tuned))
         return Candidate(proposal, row.verdict, row.facts, row.withdrawals, written)
 
-    def _source(self, kernel: str) -> str:
-        """A kernel's text.
-
-        Raises:
-            RunError: It was changed.
-            ValueError: This is no kernel's id.
-        """
-        if not _KERNEL.fullmatch(kernel):
-            raise ValueError(f"{kernel!r:.40} is no kernel's id")
-        path = self.kernel_path(kernel)
-        source = read_file(path)
-        if kernel_id(source) != kernel:
-            raise RunError(f"{path}: its text was changed after it was stored")
-        return source
-
     def _proposal(self, row: StoredProposal) -> Proposal:
-        source = self._source(row.kernel)
+        source = read_kernel(self.folder, row.kernel)
         fields = {n: getattr(row, n) for n in StoredProposal.__dataclass_fields__ if n != "kernel"}
         proposal = Proposal(**fields, source=source)
         if any(not 0 <= parent < row.id for parent in row.parents):
@@ -476,6 +468,50 @@ anybody.
 """
 
 
+def read_kernel(folder: Path, kernel: str) -> str:
+    """A kernel's text.
+
+    Args:
+        folder: Of the run.
+        kernel: Its id.
+
+    Raises:
+        RunError: Its file is missing or was changed, or this is no kernel's id.
+    """
+    if not _KERNEL.fullmatch(kernel):
+        raise RunError(f"{folder}: {kernel!r:.40} is no kernel's id")
+    path = _kernel_path(folder, kernel)
+    source = read_file(path)
+    if kernel_id(source) != kernel:
+        raise RunError(f"{path}: its text was changed after it was stored")
+    return source
+
+
+def _kernel_path(folder: Path, kernel: str) -> Path:
+    return folder / "kernels" / f"{kernel}.py"
+
+
+def checked_event(folder: Path, row: LogRow) -> StoredEvent:
+    """A row of the log as an event.
+
+    Raises:
+        RunError: It is not what was written, or no kagent wrote it.
+    """
+    if row.fault:
+        raise _damaged(folder, row, row.fault)
+    try:
+        return _event(row.seq, row.at, row.kind, row.data)
+    except (ValueError, RecursionError) as e:
+        raise _damaged(folder, row, str(e)) from None
+
+
+def _damaged(folder: Path, row: LogRow, why: str) -> RunError:
+    return RunError(
+        f"{folder}: event {row.seq} is damaged: {why}. Put lineage.sqlite back from a copy, or start "
+        f"a new run; kagent verify {folder.name} lists all that is damaged"
+    )
+
+
 def _event(seq: object, at: object, kind: object, data: object) -> StoredEvent:
     """A row of the log.
 
@@ -484,6 +520,7 @@ def _event(seq: object, at: object, kind: object, data: object) -> StoredEvent:
     """
     if not isinstance(data, str) or len(data) > _MOST_EVENT_CHARS:
         raise ValueError(f"expected at most {_MOST_EVENT_CHARS} characters of JSON")
+    data.encode()  # bytes that are no text end here
     value = json.loads(data, parse_constant=_no_constant)
     if _SURROGATE.search(data):
         json.dumps(value, ensure_ascii=False).encode()  # half a character could not be shown
@@ -503,24 +540,29 @@ def _number(value: object) -> int:
     return value
 
 
-def _last_event(db: sqlite3.Connection) -> int:
-    """Number of the last event, 0 where there is none."""
-    return int(db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
-
-
 def _compact(data: Mapping[str, Any]) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False)
 
 
 def _as_measured(folder: Path, manifest: Manifest, db: sqlite3.Connection) -> Manifest:
-    """The manifest; of a run that was made without a device, with the one that judged it first."""
-    found = db.execute("SELECT seq, data FROM events WHERE kind = 'machine' LIMIT 1").fetchone()
-    if found is None:
+    """The manifest; of a run that was made without a device, with the one that judged it first.
+
+    Raises:
+        RunError: An event is not what was written.
+    """
+    first: LogRow | None = None
+    for row in read_rows(db):
+        if row.fault:
+            raise _damaged(folder, row, row.fault)
+        if row.kind == "machine" and first is None:
+            first = row
+    if first is None:
         return manifest
     try:
-        return replace(manifest, environment=dict(json.loads(found[1])["environment"]))
+        environment = checked_event(folder, first).data["environment"]
+        return replace(manifest, environment=dict(environment))
     except (ValueError, KeyError, TypeError) as e:
-        raise RunError(f"{folder}: event {found[0]} is damaged: {e}") from None
+        raise _damaged(folder, first, str(e)) from None
 
 
 def _working_s(events: Iterable[StoredEvent]) -> float:

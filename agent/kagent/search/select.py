@@ -32,7 +32,10 @@ REPAIRABLE = frozenset(Status) - {
     Status.TAMPER,
     Status.NO_KERNEL,  # there is no file to mend
 }
-REPAIR_TRIALS = 4  # repairs before their rate of success decides
+MOST_REPAIRS = (
+    4  # in a chain: a first kernel of a new kind fails to compile, then is wrong, then hangs
+)
+REPAIR_TRIALS = 4  # chains of repairs before their rate of success decides
 REPAIR_RATE = 0.15
 
 
@@ -192,11 +195,19 @@ def operator_shares(lineage: Lineage, operators: Sequence[Operator]) -> Mapping[
 
 
 def to_repair(lineage: Lineage, pending: Sequence[Ask]) -> Candidate | None:
-    """The latest failure that deserves its one repair: of what a good parent led to. That of a
-    repair is repaired while the error changes.
+    """The latest failure that deserves a repair: of what a good parent led to. A repair that fails
+    is repaired, too, up to `MOST_REPAIRS` in a chain, while its error is another one.
+
+    Args:
+        lineage: The lineage as it stands.
+        pending: Earlier asks without a verdict.
+
+    Returns:
+        The failure, or None where there is none, or repairs do not succeed.
     """
-    arm = arms(lineage, [Operator.REPAIR])[Operator.REPAIR]
-    if arm.tried >= REPAIR_TRIALS and arm.successes < REPAIR_RATE * arm.tried:
+    ended = [c for c in lineage if _is_repair(c) and c.counts and not _goes_on(lineage, c)]
+    mended = sum(isinstance(c.verdict, Passed) for c in ended)
+    if len(ended) >= REPAIR_TRIALS and mended < REPAIR_RATE * len(ended):
         return None
     good = {c.id for c in lineage.elites(POOL)}
     under_way = {b.parent.id for b in pending if b.operator is Operator.REPAIR}
@@ -208,7 +219,7 @@ def to_repair(lineage: Lineage, pending: Sequence[Ask]) -> Candidate | None:
             and proposal.operator is not Operator.SEED
             and (base := lineage.base(candidate.id)) is not None
             and good.intersection((base.id, *proposal.parents))
-            and _is_news(lineage, candidate)
+            and _may_go_on(lineage, candidate)
             and not lineage.children(candidate.id)
             and candidate.id not in under_way
         ):
@@ -216,13 +227,31 @@ def to_repair(lineage: Lineage, pending: Sequence[Ask]) -> Candidate | None:
     return None
 
 
-def _is_news(lineage: Lineage, failure: Candidate) -> bool:
-    """Whether a failure is no repair, or one that fails otherwise than what it was to mend."""
-    if failure.proposal.operator is not Operator.REPAIR:
-        return True
-    mended = lineage[failure.proposal.parents[0]].verdict
-    errors = [(v.status, v.message) for v in (failure.verdict, mended) if isinstance(v, Rejected)]
-    return len(set(errors)) == 2
+def _is_repair(candidate: Candidate) -> bool:
+    return candidate.proposal.operator is Operator.REPAIR
+
+
+def _goes_on(lineage: Lineage, repair: Candidate) -> bool:
+    """Whether a repair has failed and was repaired, or can be: the end of its chain decides."""
+    verdict = repair.verdict
+    if not isinstance(verdict, Rejected) or verdict.status not in REPAIRABLE:
+        return False
+    return lineage.children(repair.id) > 0 or _may_go_on(lineage, repair)
+
+
+def _may_go_on(lineage: Lineage, failure: Candidate) -> bool:
+    """Whether a failure is no repair, or one in a chain of fewer than `MOST_REPAIRS` that fails
+    otherwise than all before it: at another stage, or with another error.
+    """
+    chain = [failure]
+    while _is_repair(chain[-1]):
+        chain.append(lineage[chain[-1].proposal.parents[0]])
+    errors = [
+        (c.verdict.stage, c.verdict.status, c.verdict.message)
+        for c in chain
+        if isinstance(c.verdict, Rejected)
+    ]
+    return len(chain) <= MOST_REPAIRS and len(set(errors)) == len(chain)
 
 
 def mate(ask: Ask) -> Candidate | None:

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import shutil
-import sqlite3
 import tempfile
 from pathlib import Path
 
@@ -38,6 +37,7 @@ from outside import (
     tell,
     toy_machine,  # noqa: F401 - a fixture
 )
+from stored_events import execute
 from toy import evolution, toy_source
 
 UNTIMED = "It was not measured yet"
@@ -323,13 +323,7 @@ def test_a_run_that_was_answered_from_outside_is_measured_once_more(tmp_path):
 def cut(run, place, count):
     """A copy of a run as it was after its first `count` events."""
     shutil.copytree(run, place)
-    db = sqlite3.connect(place / "lineage.sqlite")
-    db.execute(
-        "DELETE FROM events WHERE seq NOT IN (SELECT seq FROM events ORDER BY seq LIMIT ?)",
-        (count,),
-    )
-    db.commit()
-    db.close()
+    execute(place, ("DELETE FROM events WHERE seq > ?", count))
     return place
 
 

@@ -1,7 +1,6 @@
 """Which candidates may be exported, decided from stored runs alone."""
 
 import json
-import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -10,6 +9,7 @@ from kagent.export.winners import find_winner
 from kagent.runs.final_race import FinalRace
 from kagent_sandbox.data.verdict import Comparison, Rejected, Stage, Status
 from kagent_sandbox.errors import RunError, UserError
+from stored_events import execute
 
 
 def refused(folder, name=None, **more):
@@ -56,8 +56,7 @@ def test_another_finalist_by_its_id(raced):
 
 def test_a_run_without_a_final_race_is_not_verified(tmp_path):
     folder = stored_run(tmp_path, budget=4)
-    with sqlite3.connect(folder / "lineage.sqlite") as db:
-        db.execute("DELETE FROM events WHERE kind = 'race'")
+    execute(folder, ("DELETE FROM events WHERE kind = 'race'",))
     rewrite(folder, task_folder=str(tmp_path / "task"), task_digest=digest(tmp_path))
     text = refused(folder)
     assert "not been raced" in text

@@ -20,6 +20,7 @@ from outside import (
     tell,
     toy_machine,  # noqa: F401 - a fixture
 )
+from stored_events import add, execute
 
 pytestmark = pytest.mark.usefixtures("toy_machine")
 
@@ -35,18 +36,6 @@ def home(tmp_path):
 @pytest.fixture
 def copy(home):
     return copied(home)
-
-
-def execute(folder, *statements):
-    db = sqlite3.connect(folder / "lineage.sqlite")
-    with db:
-        for sql, *values in statements:
-            db.execute(sql, values)
-    db.close()
-
-
-def add(folder, kind, data, at=1.0):
-    execute(folder, ("INSERT INTO events (at, kind, data) VALUES (?, ?, ?)", at, kind, data))
 
 
 def rows(folder):

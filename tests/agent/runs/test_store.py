@@ -2,7 +2,6 @@ import dataclasses
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ from kagent.runs.manifest import find_run, list_runs, read_manifest
 from kagent.runs.store import RunStore
 from kagent_sandbox.data.verdict import CaseTiming, Comparison, Passed, Rejected, Stage, Status
 from kagent_sandbox.errors import RunError
+from stored_events import add
 from toy import manifest
 
 
@@ -119,10 +119,7 @@ def test_a_damaged_database_is_named(folder):
     [("recorded", "{}"), ("proposed", "nonsense"), ("recorded", '{"id":7}'), ("stopped", "{}")],
 )
 def test_a_damaged_event_is_named(folder, kind, data):
-    db = sqlite3.connect(folder / "lineage.sqlite")
-    db.execute("INSERT INTO events (at, kind, data) VALUES (1.0, ?, ?)", (kind, data))
-    db.commit()
-    db.close()
+    add(folder, kind, data)
     with RunStore.open(folder) as store, pytest.raises(RunError, match="is damaged"):
         store.history()
 

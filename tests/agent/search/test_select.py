@@ -9,6 +9,7 @@ from kagent.runs.lineage import FREE, Lineage, Operator, Origin
 from kagent.search.select import (
     FLOOR,
     INCUMBENT_SHARE,
+    MOST_REPAIRS,
     REPAIR_TRIALS,
     arms,
     operator_shares,
@@ -16,7 +17,7 @@ from kagent.search.select import (
     select,
     to_repair,
 )
-from kagent_sandbox.data.verdict import Comparison, Status
+from kagent_sandbox.data.verdict import Comparison, Stage, Status
 from made import OPERATORS, SEED, child, failure, lineages
 from toy import RandomProposer, setting, toy_task
 
@@ -118,6 +119,57 @@ def test_a_repair_is_repaired_while_the_error_changes(toy):
     assert to_repair(lineage, []).id == 2
     lineage.record(replace(wrong, proposal=replace(wrong.proposal, id=3, parents=(2,))))
     assert to_repair(lineage, []) is None
+
+
+def chain_of(*errors):
+    """A seed, a failure, and a repair of the one before for each further error."""
+    lineage = Lineage([SEED])
+    for number, (stage, status, message) in enumerate(errors, 1):
+        operator = Operator.REPAIR if number > 1 else Operator.STRUCTURE
+        broken = failure(number, parents=(number - 1,), operator=operator, status=status)
+        verdict = replace(broken.verdict, stage=stage, message=message)
+        lineage.record(replace(broken, verdict=verdict))
+    return lineage
+
+
+STEPS = (
+    (Stage.BUILD, Status.COMPILE_ERROR, "no such name"),
+    (Stage.BUILD, Status.COMPILE_ERROR, "no such layout"),
+    (Stage.CHECK, Status.TIMEOUT, "hangs"),
+    (Stage.CHECK, Status.INCORRECT_NUMERICAL, "wrong"),
+    (Stage.MEASURE, Status.INCORRECT_NUMERICAL, "wrong"),
+    (Stage.MEASURE, Status.GPU_FAULT, "fault"),
+)
+
+
+@pytest.mark.parametrize("failures", range(1, 7))
+def test_four_repairs_in_a_chain_while_each_fails_in_a_way_of_its_own(failures):
+    found = to_repair(chain_of(*STEPS[:failures]), [])
+    assert (found.id if found else None) == (failures if failures <= MOST_REPAIRS else None)
+
+
+def test_a_chain_ends_where_an_earlier_error_comes_back():
+    one, other = STEPS[0], STEPS[2]
+    assert to_repair(chain_of(one, other), []).id == 2
+    assert to_repair(chain_of(one, other, one), []) is None
+
+
+def test_repairs_that_repeat_what_is_known_count_against_repairs():
+    lineage = Lineage([SEED])
+    for number in range(1, 2 * REPAIR_TRIALS, 2):
+        lineage.record(failure(number))
+        known = {"status": Status.DUPLICATE, "origin": Origin("some-model")}
+        lineage.record(failure(number + 1, parents=(number,), operator=Operator.REPAIR, **known))
+    lineage.record(failure(len(lineage)))
+    assert to_repair(lineage, []) is None
+
+
+def test_a_chain_counts_once_towards_the_rate_of_success():
+    """Its first steps fail by their nature: they are no reason to give repairs up."""
+    lineage = chain_of(*STEPS[: MOST_REPAIRS + 1])
+    assert to_repair(lineage, []) is None
+    lineage.record(failure(len(lineage)))
+    assert to_repair(lineage, []).id == len(lineage) - 1
 
 
 def test_a_repair_that_comes_back_as_a_duplicate_is_not_asked_for_again(toy):

@@ -1,0 +1,88 @@
+"""Whether a run's folder is as it was written. Nothing is changed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kagent_sandbox.errors import RunError
+
+from kagent.runs.checksums import has_checksums, read_rows
+from kagent.runs.files import clear_errors, connect_to_read
+from kagent.runs.manifest import read_manifest
+from kagent.runs.store import StoredEvent, checked_event, read_history, read_kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was compared, and what is not as it was written."""
+
+    run: str
+    events: int
+    checksums: bool  # False: a run of an earlier version, whose events have none
+    kernels: int
+    findings: tuple[str, ...]  # a line each; none: all is as it was written
+
+
+def verify(folder: Path) -> Verified:
+    """Compare every event with its checksum and every kernel with its name, and replay the run.
+
+    run.json has no checksum (who answered may be added to it later): it is read, no more. Prompts,
+    replies and logs decide nothing, and have no checksum either.
+
+    Args:
+        folder: Of the run.
+
+    Returns:
+        All findings, in the order of events.
+
+    Raises:
+        RunError: There is no run.
+    """
+    path = folder / "lineage.sqlite"
+    if not (folder / "run.json").exists():
+        read_manifest(folder)  # says that there is no run
+    findings: list[str] = []
+    events: list[StoredEvent] = []
+    checksums = False
+    with _noting(findings):
+        read_manifest(folder)
+    with _noting(findings), clear_errors(folder):
+        if not path.exists():
+            raise RunError(
+                f"{folder}: lineage.sqlite is missing, and with it all that was measured"
+            )
+        with contextlib.closing(connect_to_read(path)) as db:
+            checksums = has_checksums(db)
+            for row in read_rows(db):
+                with _noting(findings):
+                    events.append(checked_event(folder, row))
+    # Those that events name and those that are there: a damaged event names none.
+    kernels = dict.fromkeys(kernel for event in events for kernel in _kernels(event))
+    kernels |= dict.fromkeys(sorted(path.stem for path in folder.glob("kernels/*.py")))
+    for kernel in kernels:
+        with _noting(findings):
+            read_kernel(folder, kernel)
+    if not findings:
+        with _noting(findings):
+            read_history(folder)  # what no single event shows: such as a verdict without a proposal
+    return Verified(folder.name, len(events), checksums, len(kernels), tuple(findings))
+
+
+@contextlib.contextmanager
+def _noting(findings: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except RunError as e:
+        findings.append(str(e))
+
+
+def _kernels(event: StoredEvent) -> Iterator[str]:
+    """Names of the kernels that an event needs."""
+    names: dict[str, Any] = {"proposed": "kernel", "recorded": "tuned"}
+    kernel = event.data.get(names.get(event.kind, ""))
+    if isinstance(kernel, str) and kernel:
+        yield kernel
