@@ -10,7 +10,6 @@ from kagent_sandbox.data.task import Kind, Task
 
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Candidate, Lineage, Operator, Origin, Proposal
-from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from kagent.runs.cost import ModelCall, Spent
-from kagent.runs.lineage import Candidate, Operator, Proposal, Withdrawal
 from kagent.runs.final_race import FinalRace
+from kagent.runs.lineage import Candidate, Operator, Proposal, Withdrawal
 
 
 class Step(StrEnum):

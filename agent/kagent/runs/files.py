@@ -20,7 +20,10 @@ from kagent_sandbox.errors import RunError, UserError
 
 from kagent.runs.checksums import as_text
 
-_COLUMNS = "seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL"
+_COLUMNS = (
+    "seq INTEGER PRIMARY KEY AUTOINCREMENT, "
+    "at REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL"
+)
 _UNCHECKED_TABLE = f"CREATE TABLE events ({_COLUMNS})"  # of runs up to format 2
 _TABLE = f"CREATE TABLE events ({_COLUMNS}, checksum TEXT NOT NULL)"
 _SEQUENCE = "CREATE TABLE sqlite_sequence(name,seq)"  # as sqlite makes it for AUTOINCREMENT

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from kagent_sandbox.data.language import Language
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status, Verdict
 from kagent_sandbox.errors import UserError
 

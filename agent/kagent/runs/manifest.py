@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,15 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from kagent_sandbox.errors import RunError, UserError
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.records import RecordError, from_json
+from kagent_sandbox.errors import RunError, UserError
 
 from kagent.runs.files import read_regular
 from kagent.runs.lineage import Operator
-import contextlib
-import importlib.metadata
 
 FORMAT = 3  # 3: events have checksums
 MOST_BYTES = 16 << 20  # of a manifest

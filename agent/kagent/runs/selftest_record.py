@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kagent_sandbox import cache
-from kagent_sandbox.judge.timing.noise import Noise
 from kagent_sandbox.data.records import RecordError, from_json, to_json
+from kagent_sandbox.judge.timing.noise import Noise
 
 from kagent.resources import corpus_folder
 

@@ -1,4 +1,4 @@
-"""Index of the texts of a run: finds equal ones, and those that differ only in layout or comments."""
+"""Index of a run's texts: finds equal ones, and those that differ only in layout or comments."""
 
 from __future__ import annotations
 

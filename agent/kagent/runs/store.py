@@ -1,8 +1,8 @@
 """A run's folder: its events, committed as they happen, and its texts.
 
     run.json         task, configuration, environment (`Manifest`); written once
-    lineage.sqlite   append-only events, each with a checksum (`checksums`); write-ahead log: a killed
-                     process loses nothing committed
+    lineage.sqlite   append-only events, each with a checksum (`checksums`); write-ahead log: a
+                     killed process loses nothing committed
     kernels/ID.py    every proposal's text by its content
     prompts/N.md     the prompt of ask N (N-2.md: asked again, after a duplicate)
     replies/N.md     its reply, word for word
@@ -10,8 +10,8 @@
     lock             held by the one process that writes
 
 Opening a run changes nothing in its folder, not even a time stamp: the first event or text does.
-The folder survives SIGKILL of the process at any moment. A power cut may lose the last events (they are
-not synced one by one), but not the order or integrity of those before.
+The folder survives SIGKILL of the process at any moment. A power cut may lose the last events (they
+are not synced one by one), but not the order or integrity of those before.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn, Self, TypeAlias, cast
 
-from kagent_sandbox.errors import RunError
 from kagent_sandbox.data.records import RecordError, from_json, to_json
 from kagent_sandbox.data.verdict import Verdict
+from kagent_sandbox.errors import RunError
 
-from kagent.runs.cost import ModelCall, Spent
 from kagent.runs.analyses import analyses_path, read_analyses
+from kagent.runs.ask import AskRecord
 from kagent.runs.checksums import LogRow, end_of, insert, read_rows
+from kagent.runs.cost import ModelCall, Spent
+from kagent.runs.events import Stop
 from kagent.runs.files import (
     clear_errors,
     connect,
@@ -45,7 +47,7 @@ from kagent.runs.files import (
     take_lock,
     write_file,
 )
-from kagent.runs.events import Stop
+from kagent.runs.final_race import FinalRace
 from kagent.runs.lineage import (
     Candidate,
     Facts,
@@ -56,8 +58,6 @@ from kagent.runs.lineage import (
     Withdrawal,
     kernel_id,
 )
-from kagent.runs.ask import AskRecord
-from kagent.runs.final_race import FinalRace
 from kagent.runs.manifest import Manifest, fresh_folder, read_manifest
 
 _MOST_EVENT_CHARS = 32 << 20  # a race of many cases has one MiB
@@ -168,7 +168,7 @@ class RunStore:
             # Last: a folder with a manifest has a database.
             write_file(folder / "run.json", json.dumps(to_json(manifest), indent=2) + "\n")
         store = cls.open(folder)
-        store._begin_to_write()
+        store._begin_to_write()  # noqa: SLF001 - of this class
         return store
 
     @classmethod
@@ -188,11 +188,7 @@ class RunStore:
             lock = take_lock(folder) if write and (folder / "lock").exists() else None
             db: sqlite3.Connection | None = None
             try:
-                if not path.exists():
-                    raise RunError(
-                        f"{folder}: lineage.sqlite is missing, and with it all that was measured: "
-                        "put it back, or start a new run"
-                    )
+                _refuse_missing(path)
                 db = connect_to_read(path, alone=lock is not None)
                 manifest = _as_measured(folder, manifest, db)
                 return cls(folder, manifest, db, lock, write=write)
@@ -487,6 +483,14 @@ def read_kernel(folder: Path, kernel: str) -> str:
     return source
 
 
+def _refuse_missing(path: Path) -> None:
+    if not path.exists():
+        raise RunError(
+            f"{path.parent}: lineage.sqlite is missing, and with it all that was measured: put it "
+            "back, or start a new run"
+        )
+
+
 def _kernel_path(folder: Path, kernel: str) -> Path:
     return folder / "kernels" / f"{kernel}.py"
 
@@ -507,8 +511,8 @@ def checked_event(folder: Path, row: LogRow) -> StoredEvent:
 
 def _damaged(folder: Path, row: LogRow, why: str) -> RunError:
     return RunError(
-        f"{folder}: event {row.seq} is damaged: {why}. Put lineage.sqlite back from a copy, or start "
-        f"a new run; kagent verify {folder.name} lists all that is damaged"
+        f"{folder}: event {row.seq} is damaged: {why}. Put lineage.sqlite back from a copy, or "
+        f"start a new run; kagent verify {folder.name} lists all that is damaged"
     )
 
 

@@ -4,9 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from pathlib import Path
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Candidate, Facts, Operator, Proposal
 from kagent.runs.manifest import find_run, list_runs, read_manifest
