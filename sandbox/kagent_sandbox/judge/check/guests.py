@@ -178,20 +178,20 @@ class _Visit:
             CandidateRejected: It goes on growing.
         """
         limit_s = bounded(RUN_LIMIT_S)
-        count, took_s = 1, 0.0
-        while took_s < (REPEAT_S / 2 if count >= _FEW_RUNS else _FEW_S) and count < _MOST_RUNS:
-            count *= 2
+        count, looks, kept, steady = 4, 0, 0, 0
+        self._grown()
+        while looks < _LOOKS:
             began = time.perf_counter()
             with self.budget.spend(self.at):
                 self.host.repeat(key, count, limit_s=limit_s)
             took_s = time.perf_counter() - began
-        limit_s += 10 * took_s
-        kept, steady = 0, 0
-        self._grown()
-        for _ in range(_LOOKS):
-            with self.budget.spend(self.at):
-                self.host.repeat(key, count, limit_s=limit_s)
             more = self._grown()
+            enough_s = REPEAT_S / 2 if count >= _FEW_RUNS else _FEW_S
+            if looks == 0 and took_s < enough_s and count < _MOST_RUNS:
+                count *= 2 if took_s > enough_s / 4 else 4  # too few to show anything
+                continue
+            limit_s = max(limit_s, bounded(RUN_LIMIT_S) + 10 * took_s)
+            looks += 1
             kept += more
             steady += not more
             if steady > 1:
