@@ -303,7 +303,7 @@ class Run:
             return Judged(self.folder, None, history, ())
         task = task_of_run(self.folder, store.manifest)
         if self._bench is None:
-            opening = judging.open_bench(task, store.manifest, self._config)
+            opening = judging.open_bench(task, store.manifest, self._config, store.folder)
             self._bench = self._open.enter_context(opening)
         stop: Stop | None = None
         try:

@@ -31,8 +31,10 @@ def opener(facts=FACTS, **parts):
     """What stands for `session.open_machine`."""
 
     @contextlib.contextmanager
-    def open_toy(task, kind, config, secret):
+    def open_toy(task, kind, config, secret, say=None, accept=None):
         made = {"device": facts.name, "key": facts.key, "facts": to_json(facts)}
+        if accept is not None:
+            accept(made, facts)
         yield machine(**parts), facts, made
 
     return open_toy

@@ -91,10 +91,28 @@ def has_work(history: History, *, race: bool) -> bool:
 
 
 @contextlib.contextmanager
-def open_bench(task: Task, manifest: Manifest, config: Config) -> Iterator[Bench]:
-    """Builder and judge for a run. Baselines are measured once, however many sessions follow."""
+def open_bench(
+    task: Task, manifest: Manifest, config: Config, continues: Path | None = None
+) -> Iterator[Bench]:
+    """Builder and judge for a run. Baselines are measured once, however many sessions follow.
+
+    Args:
+        task: The run's task.
+        manifest: The run's.
+        config: Jobs and isolation.
+        continues: Folder of the run that is continued; None for what measures everything anew.
+
+    Raises:
+        RunError: The run to continue belongs to another device; nothing was measured.
+        MachineError: This machine cannot judge.
+    """
     config = config.model_copy(update={"configs": manifest.configs})
-    opened = open_machine(task, manifest.kind, config, secrets.randbits(62))
+
+    def accept(environment: Mapping[str, object], facts: DeviceFacts) -> None:
+        if continues is not None:
+            same_machine(manifest, environment, facts, continues)
+
+    opened = open_machine(task, manifest.kind, config, secrets.randbits(62), lambda _: None, accept)
     with opened as (machine, facts, environment):
         found: list[Mapping[str, object]] = []
 
@@ -177,7 +195,7 @@ def judge_all(
     if not has_work(history, race=race):
         return Judged(store.folder, None, history, ())
     observe(PhaseBegan(Phase.START))
-    with open_bench(task, store.manifest, config) as bench:
+    with open_bench(task, store.manifest, config, store.folder) as bench:
         budget = config.budget
         return judge(store, task, bench, observe, budget, deadline_s=deadline_s, race=race)
 

@@ -30,6 +30,7 @@ def open_machine(
     config: Config,
     secret: int,
     say: Callable[[str], None] = lambda _: None,
+    accept: Callable[[Mapping[str, object], DeviceFacts], None] = lambda *_: None,
 ) -> Iterator[tuple[Machine, DeviceFacts, Mapping[str, object]]]:
     """Start a builder and a judge for a task; at the end close them with all that they started.
 
@@ -39,6 +40,8 @@ def open_machine(
         config: Jobs and isolation.
         secret: Seed of the hidden cases. The judge gets it now, the store with the final race.
         say: Is told what is being done.
+        accept: Is called with the environment and the device's facts before anything is measured;
+            what it raises ends the call.
 
     Returns:
         The machine, the device's facts, and the environment as a run stores it.
@@ -59,8 +62,6 @@ def open_machine(
         seen = probe()  # while the fork-servers import
         seen.require()
         tiers = {"builder": builder.isolation.tier, "launcher": judge.isolation().tier}
-        say("timing a kernel against itself")
-        noise = judge.noise()
         environment: dict[str, object] = {
             "device": facts.name,
             "key": facts.key,
@@ -73,8 +74,11 @@ def open_machine(
             "python": platform.python_version(),
             "versions": versions(),
             "selftest": in_environment(facts.key, versions()),
-            "noise": to_json(noise),
         }
+        accept(environment, facts)
+        say("timing a kernel against itself")
+        noise = judge.noise()
+        environment["noise"] = to_json(noise)
         if task.calibration is not None and kind in task.calibration.kinds:
             environment["calibration"] = to_json(task.calibration.kinds[kind])
         race = draw_hidden(task, kind, "bench", secret)

@@ -102,6 +102,21 @@ def check_models(config: Config) -> tuple[ModelConfig, ...]:
     return models
 
 
+def check_prompts(config: Config) -> None:
+    """Read the user's own prompt templates and cards, where models will be asked with them.
+
+    Raises:
+        UserError: Their folder is not there, or one of its files is malformed.
+    """
+    if config.proposer == "model" and config.prompts is not None:
+        from kagent.prompting.cards import load_cards
+        from kagent.prompting.templates import Templates, folders
+
+        places = folders(config.prompts)
+        Templates(places).read_all()
+        load_cards([place / "cards" for place in places])
+
+
 async def open_proposer(
     config: Config, task: Task, store: RunStore, observe: Observer, stack: AsyncExitStack
 ) -> Proposer:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import importlib.metadata
+import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +29,7 @@ from kagent.evolve.open_machine import open_machine
 from kagent.evolve.phases import PhaseClock
 from kagent.evolve.proposers import (
     check_models,
+    check_prompts,
     max_in_flight,
     open_proposer,
     operators_of,
@@ -38,7 +41,7 @@ from kagent.runs.cost import ModelCall
 from kagent.runs.events import Observer, Phase, Progress, Stop
 from kagent.runs.files import clear_errors
 from kagent.runs.manifest import Manifest, read_manifest
-from kagent.runs.store import History, RunStore, read_history
+from kagent.runs.store import History, RunStore
 from kagent.search.tuner import Tuner
 from kagent.tasks import find_task, seeds_of
 
@@ -74,33 +77,38 @@ def evolve(
     config = resolve_config(config, task, manifest, resume)
     kind, seeds = choose_seeds(task, config)
     secret = secrets.randbits(62)
-    if manifest is None:
-        with clear_errors(config.runs):  # now, not when the machine is ready
-            config.runs.mkdir(parents=True, exist_ok=True)
-    trials = _try_models(config, observe)
     budget = config.budget
     done = 0
-    if manifest is not None and resume is not None:
-        past = read_history(resume)[1]
-        done = past.lineage.counted
-        if "budget" not in config.model_fields_set:
-            budget = past.budget  # the run's own, unless another one is given
-    phases = PhaseClock(
-        observe,
-        *(task.digest, kind, config.lang, config.proposer, config.configs),
-        evaluations=max(0, budget - done),
-        most_search_s=config.max_time,
-    )
-    phases.begin(Phase.START)
     with contextlib.ExitStack() as opened:
-        resumed = None  # its lock first: nothing is measured for a run that somebody else works on
-        if resume is not None:
+        # All that can be refused comes first, before a model is asked and the machine is opened.
+        resumed: RunStore | None = None
+        if manifest is None:
+            require_writable(config.runs)
+        else:
+            assert resume is not None
+            same_kind(manifest, kind, resume)
             resumed = opened.enter_context(RunStore.open(resume))
-        machine, facts, environment = opened.enter_context(
-            open_machine(task, kind, config, secret, lambda text: observe(Progress(text)))
+            past = resumed.history()
+            done = past.lineage.counted
+            if "budget" not in config.model_fields_set:
+                budget = past.budget  # the run's own, unless another one is given
+        trials = _try_models(config, observe)
+        phases = PhaseClock(
+            observe,
+            *(task.digest, kind, config.lang, config.proposer, config.configs),
+            evaluations=max(0, budget - done),
+            most_search_s=config.max_time,
         )
-        if manifest is not None and resume is not None and resumed is not None:
-            same_machine(manifest, environment, facts, resume)
+        phases.begin(Phase.START)
+
+        def accept(environment: Mapping[str, object], facts: DeviceFacts) -> None:
+            if manifest is not None and resume is not None:
+                same_machine(manifest, environment, facts, resume)
+
+        machine, facts, environment = opened.enter_context(
+            open_machine(task, kind, config, secret, lambda text: observe(Progress(text)), accept)
+        )
+        if resumed is not None:
             note_isolation_change(resumed, environment, observe)
             store = resumed
         else:
@@ -180,6 +188,7 @@ def resolve_config(
             update["budget"] = found.evaluations
         config = config.model_copy(update=update)
     check_models(config)
+    check_prompts(config)
     if config.proposer != "model":  # the tuner's evaluations are its configurations
         config = config.model_copy(update={"tune": 1})
     return config
@@ -290,6 +299,31 @@ def same_task(manifest: Manifest, task: Task, folder: Path | None) -> None:
             f"{folder}: {task.folder} was changed since, so figures would no longer compare: "
             "start a new run"
         )
+
+
+def same_kind(manifest: Manifest, kind: Kind, folder: Path) -> None:
+    """Make sure that a run is for the kind of device that this machine would time it on.
+
+    Raises:
+        RunError: It is not.
+    """
+    if manifest.kind != kind:
+        raise RunError(
+            f"{folder}: a run for {manifest.target}, and this machine would time it on its "
+            f"{kind.upper()}: continue where there is such a device, or start a new run"
+        )
+
+
+def require_writable(runs: Path) -> None:
+    """Make sure that a folder can hold runs: it is made if need be.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    with clear_errors(runs):
+        runs.mkdir(parents=True, exist_ok=True)
+        if not os.access(runs, os.W_OK | os.X_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, "not writable")
 
 
 def note_isolation_change(

@@ -50,6 +50,18 @@ class Templates:
         )
         self._environment.filters["fenced"] = fenced
 
+    def read_all(self) -> None:
+        """Read every template now.
+
+        Raises:
+            UserError: One is wrong; the text names file and line.
+        """
+        for name in self._environment.list_templates(filter_func=lambda n: n.endswith(SUFFIX)):
+            try:
+                self._environment.get_template(name)
+            except jinja2.TemplateSyntaxError as e:
+                raise _wrong(e) from None
+
     def render(self, name: str, values: Mapping[str, object]) -> str:
         """A template's text, without blank lines in a row or at its ends.
 
@@ -60,12 +72,16 @@ class Templates:
         try:
             text = self._environment.get_template(f"{name}{SUFFIX}").render(values)
         except jinja2.TemplateSyntaxError as e:
-            raise UserError(f"{e.filename or e.name}:{e.lineno}: {e.message}") from None
+            raise _wrong(e) from None
         except jinja2.TemplateNotFound as e:
             raise UserError(f"{_place(e)}no template {e.name} in prompts/") from None
         except _RENDERING as e:
             raise UserError(f"{_place(e)}{type(e).__name__}: {e}") from None
         return _tidy(text)
+
+
+def _wrong(error: jinja2.TemplateSyntaxError) -> UserError:
+    return UserError(f"{error.filename or error.name}:{error.lineno}: {error.message}")
 
 
 def _place(error: BaseException) -> str:
