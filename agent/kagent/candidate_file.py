@@ -107,7 +107,7 @@ def build_file(
     cases = visible_cases(task, language.kind)
     request = request_maker(task, target, cases, configs)
     with Builder(jobs) as builder:
-        return builder.build(request(source))
+        return builder.build(replace(request(source), loops=True))
 
 
 def _kind_of(sources: Sequence[tuple[Path, str]]) -> Kind:

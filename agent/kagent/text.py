@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from kagent_sandbox.data.compiled import Loop, Remark, loop_text
 
 _BUILTIN = {"f": "float", "d": "double", "i": "int", "j": "unsigned", "l": "long", "m": "size_t"}
 
@@ -68,3 +70,20 @@ def kernel_label(symbol: str) -> str:
             return symbol
         rest = rest[found.end() :]
     return f"{name}<{', '.join(arguments)}>"
+
+
+def remark_lines(remarks: Sequence[Remark]) -> list[str]:
+    """What compilers said, a line or two each: "rows: line 12: warning: ..."."""
+    return [f"{r.kernel}: {r.text}" if r.kernel else r.text for r in remarks]
+
+
+def loop_lines(loops: Sequence[Loop], most: int | None = None) -> list[str]:
+    """A line per loop, of which `most` are shown: "rows at 0x4590: 464 instructions; ..."."""
+    shown = loops if most is None else loops[:most]
+    lines = [f"{kernel_label(x.kernel)} at {x.first:#x}{_place(x)}: {loop_text(x)}" for x in shown]
+    left = len(loops) - len(shown)
+    return [*lines, f"and {left} further loops"] if left else lines
+
+
+def _place(loop: Loop) -> str:
+    return "" if loop.innermost else " (around other loops)"

@@ -90,7 +90,10 @@ class Evaluator:
         assert facts is not None
         facts = replace(facts, tuned=tuned.what, configs=tuned.configs)
         if evaluation.built is not None:
-            facts = replace(facts, work_hash=evaluation.built.work_hash)
+            built = evaluation.built
+            facts = replace(
+                facts, work_hash=built.work_hash, remarks=built.remarks, loops=built.loops
+            )
         return Candidate(
             replace(proposal, source=tuned.source),
             found,
@@ -112,7 +115,7 @@ class Evaluator:
         """Build a proposal's kernel for all cases of the search, or of the final race."""
         machine = self._machine
         make = machine.race_request if race and machine.race_request else machine.request
-        request = make(proposal.source)
+        request = replace(make(proposal.source), loops=not race)
         if proposal.configs is not None:
             request = replace(request, max_configs=proposal.configs)
         self._observe(Working(proposal.id, Step.WAIT))
@@ -154,7 +157,14 @@ class Evaluator:
         if isinstance(built, Rejected):
             evaluation.told_apart.set()
             return built, None
-        facts = Facts(built.tree_hash, built.work_hash, len(built.configs), built.build_s)
+        facts = Facts(
+            built.tree_hash,
+            built.work_hash,
+            len(built.configs),
+            built.build_s,
+            remarks=built.remarks,
+            loops=built.loops,
+        )
         same = self._work.setdefault(facts.work_hash, evaluation.proposal.id)
         evaluation.told_apart.set()
         if same != evaluation.proposal.id:

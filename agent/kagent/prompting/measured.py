@@ -16,9 +16,10 @@ from kagent.prompting.cases import BenchCase
 from kagent.prompting.hardware import Hardware
 from kagent.prompting.text import kib, microseconds, one_line, plural, quoted, ratio, table
 from kagent.runs.lineage import Candidate, Lineage
-from kagent.text import config_text, kernel_label, widths_text
+from kagent.text import config_text, kernel_label, loop_lines, remark_lines, widths_text
 
 MOST_KERNELS = 8
+MOST_LOOPS = 8
 NAME_CHARS = 80
 ABOUT_CHARS = 300
 SHORT_ROW, LONG_ROW = 2048, 16384  # elements: what one warp, what one block holds at most
@@ -48,6 +49,8 @@ class MeasuredText:
     numerics: str
     launches: int | None
     facts: frozenset[str]  # needs of cards that hold, or are unknown
+    remarks: str  # of its compilers, a line or two each; data, not instructions
+    loops: str  # of its machine code, a line each
 
 
 def docstring(source: str) -> str:
@@ -68,7 +71,7 @@ def measured(
     matrix: bool,
 ) -> MeasuredText:
     """Describe a candidate. `visible` are the names of the cases that a prompt may mention."""
-    p, verdict = candidate.proposal, candidate.verdict
+    p, verdict, built = candidate.proposal, candidate.verdict, candidate.facts
     passed = verdict if isinstance(verdict, Passed) else None
     timings = passed.timings if passed is not None else ()
     incumbent = lineage.incumbent
@@ -90,6 +93,8 @@ def measured(
         numerics=_numerics(passed, visible) if passed is not None else "",
         launches=max(t.launches for t in timings) if timings else None,
         facts=_facts(passed, timings, cases, device),
+        remarks="\n".join(remark_lines(built.remarks)) if built is not None else "",
+        loops="\n".join(loop_lines(built.loops, MOST_LOOPS)) if built is not None else "",
     )
 
 

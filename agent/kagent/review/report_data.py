@@ -21,11 +21,12 @@ from kagent.runs.lineage import Candidate, Lineage, Speed, roofline_share
 from kagent.runs.manifest import Manifest
 from kagent.runs.selftest_record import told as selftest_told
 from kagent.runs.store import History
-from kagent.text import config_text, kernel_label
+from kagent.text import config_text, kernel_label, loop_lines, remark_lines
 from kagent.ui.live import outcome, speed_text, spent_text
 from kagent.ui.tables import candidate_labels, case_shape
 
 Json = dict[str, Any]
+MOST_LOOPS = 8  # of a candidate
 MOST_MESSAGE = 1500  # characters of a rejection: a report of hundreds of them stays small
 
 
@@ -75,6 +76,9 @@ def _candidate(lineage: Lineage, c: Candidate, sources: Mapping[int, list[int]])
         "edits": changes(sources[parent], sources[c.id]) if parent is not None else [],
         "outcome": outcome(c, math.exp(lineage.log_speed(c.id)))[0],
     }
+    if c.facts is not None:
+        data["remarks"] = remark_lines(c.facts.remarks)
+        data["loops"] = loop_lines(c.facts.loops, MOST_LOOPS)
     if p.origin is not None:
         data["model"], data["card"] = p.origin.model, p.origin.card
     if isinstance(verdict, Rejected):

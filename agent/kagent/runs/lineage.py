@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from kagent_sandbox.data.compiled import Loop, Remark
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status, Verdict
 from kagent_sandbox.errors import UserError
 
@@ -92,6 +93,8 @@ class Facts:
     configs: int
     build_s: float
     tuned: str = ""  # the constants that were set before the verdict: "BLOCK 1024 → 2048"
+    remarks: tuple[Remark, ...] = ()  # of its compilers
+    loops: tuple[Loop, ...] = ()  # of its machine code, for a GPU
 
 
 @dataclass(frozen=True, slots=True)

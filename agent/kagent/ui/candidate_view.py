@@ -18,6 +18,7 @@ from kagent.runs.lineage import Candidate, Lineage, Origin, roofline_share
 from kagent.runs.store import RunStore
 from kagent.text import config_text, human_bytes, kernel_label, widths_text
 from kagent.ui.live import outcome, speed_text
+from kagent.ui.plan_view import compiled_texts
 from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import disturbed_text, errors_table, rejected_text
 
@@ -117,6 +118,8 @@ def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> R
             parts += [Text(), errors_table(verdict.errors, title)]
         if any(reports_resources(r.get("language")) for r in verdict.resources):
             parts += [Text(), resource_table(verdict)]
+    if candidate.facts is not None:
+        parts += compiled_texts(candidate.facts.remarks, candidate.facts.loops)
     path = store.kernel_path(p.kernel)
     if p.parents:
         parent = lineage[p.parents[0]]

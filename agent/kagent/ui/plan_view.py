@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.compiled import Loop, Remark
 from kagent_sandbox.data.language import reports_resources
 from kagent_sandbox.data.plan import (
     Alloc,
@@ -27,10 +28,18 @@ from kagent_sandbox.data.plan import (
 )
 from kagent_sandbox.data.plan_json import dump_plan
 from kagent_sandbox.data.records import to_json
+from kagent_sandbox.runtime.text import printable
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kagent.text import config_text, human_bytes, kernel_label, widths_text
+from kagent.text import (
+    config_text,
+    human_bytes,
+    kernel_label,
+    loop_lines,
+    remark_lines,
+    widths_text,
+)
 from kagent.ui.table import Column, TextTable
 
 _SHORT = {
@@ -148,6 +157,18 @@ def kernel_table(built: Built) -> TextTable:
     return table
 
 
+def compiled_texts(remarks: Sequence[Remark], loops: Sequence[Loop]) -> list[RenderableType]:
+    """What the compilers said, and the loops of the machine code; nothing where there is none."""
+    parts: list[RenderableType] = []
+    if remarks:
+        parts += [Text("\nwhat the compilers said", "bold")]
+        parts += [Text(printable(line), "yellow") for line in remark_lines(remarks)]
+    if loops:
+        parts += [Text("\nloops of the machine code, the innermost of each kernel first", "bold")]
+        parts += [Text(printable(line)) for line in loop_lines(loops)]
+    return parts
+
+
 def built_view(built: Built, *, full: bool) -> RenderableType:
     """Kernels, then a line per case and configuration; with `full` every plan, line by line."""
     several = len(built.configs) > 1
@@ -172,7 +193,8 @@ def built_view(built: Built, *, full: bool) -> RenderableType:
             listing.append(Text(f"\n{case} ({config})", style="bold"))
             listing.extend(Text("  " + line) for line in plan_lines(plan))
     dropped = [Text(f"dropped: {reason}", style="yellow") for reason in built.dropped]
-    return Group(kernel_table(built), Text(), table, *dropped, *listing)
+    said = compiled_texts(built.remarks, built.loops)
+    return Group(kernel_table(built), *said, Text(), table, *dropped, *listing)
 
 
 def built_json(built: Built) -> Mapping[str, object]:
@@ -187,6 +209,8 @@ def built_json(built: Built) -> Mapping[str, object]:
         "work_hash": built.work_hash,
         "configs": [dict(c) for c in built.configs],
         "dropped": list(built.dropped),
+        "remarks": [to_json(r) for r in built.remarks],
+        "loops": [to_json(x) for x in built.loops],
         "kernels": [
             {**to_json(k), "load_bytes": {str(w): n for w, n in k.load_bytes.items()}}
             for k in kernels.values()

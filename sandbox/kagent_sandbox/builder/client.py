@@ -12,23 +12,40 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from types import TracebackType
 from typing import Self
 
+from kagent_sandbox.builder.binary.disassemble import text_in, tool_command
+from kagent_sandbox.builder.binary.inspect import architecture
+from kagent_sandbox.builder.binary.loops import loops
 from kagent_sandbox.builder.compile import cpp, cuda
 from kagent_sandbox.builder.crash_report import crash_line, printed_before
 from kagent_sandbox.builder.health import disk_was_full, known_request
 from kagent_sandbox.builder.identity import source_hash, tree_hash
-from kagent_sandbox.builder.validate import Forged, checked_configs, checked_plan, checked_rejection
+from kagent_sandbox.builder.validate import (
+    Forged,
+    checked_configs,
+    checked_plan,
+    checked_rejection,
+    checked_remarks,
+)
 from kagent_sandbox.confine import builder_confinement
 from kagent_sandbox.confine.policy import Confinement
 from kagent_sandbox.data import records
 from kagent_sandbox.data.build import BuildRequest, Built
-from kagent_sandbox.data.language import how_to_write
+from kagent_sandbox.data.compiled import (
+    MOST_LOOPS_OF_ALL,
+    MOST_REMARK_CHARS,
+    MOST_REMARKS,
+    Loop,
+    Remark,
+)
+from kagent_sandbox.data.language import how_to_write, language
 from kagent_sandbox.data.plan import MAX_PLAN_BYTES, Plan
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
-from kagent_sandbox.errors import ChildDied, MachineError
+from kagent_sandbox.errors import ChildDied, MachineError, ToolchainError
 from kagent_sandbox.process.channel import ChannelClosed, ChannelError, ChannelTimeout, Message
 from kagent_sandbox.process.child_handle import LOSSES
 from kagent_sandbox.process.device_lock import CPU, DeviceLock
@@ -51,6 +68,8 @@ _NO_LAUNCH = (
     f"launches it. Write the kernel with {how_to_write()}, and launch it from the entry function"
 )
 _TRIES = 3  # of a build whose process is lost
+_MOST_READ = 8  # kernels whose loops are read
+_MOST_READ_BYTES = 1 << 20  # of one of them
 _DUMP_S = 1.0  # for the child to say which line it hangs at
 
 
@@ -192,11 +211,34 @@ class Builder:
                 found = answers.collect()
                 if isinstance(found, Built):
                     found = dataclasses.replace(found, log=child.kill().log_tail)
-                    return found, False
+                    return (self._with_loops(found) if request.loops else found), False
                 return found, answers.lost or disk_was_full(found)
             finally:
                 with self._lock:
                     self._active -= 1
+
+    def _with_loops(self, built: Built) -> Built:
+        """The same with the loops of its machine code, or a remark that says why there are none.
+
+        What fails here is no fault of the candidate: its verdict does not wait for it.
+        """
+        if built.target == "cpu":
+            return built
+        kernels = {k.hash: k for (i, _), p in built.plans.items() if i == 0 for k in p.kernels}
+        found: list[Loop] = []
+        try:
+            for key, kernel in islice(kernels.items(), _MOST_READ):
+                if len(built.binaries[key]) <= _MOST_READ_BYTES:
+                    command = tool_command(language(kernel.language))
+                    text = text_in(self._server, command, kernel.name, built.binaries[key])
+                    capability = architecture(built.binaries[key])
+                    most = max(2, MOST_LOOPS_OF_ALL // len(kernels))
+                    read = loops(text, kernel.name, capability)[:most]
+                    found += [loop for loop in read if loop not in found]
+        except (ToolchainError, ChildDied) as e:
+            why = Remark("", f"loops were not read: {e}"[:MOST_REMARK_CHARS])
+            return dataclasses.replace(built, remarks=(*built.remarks, why), loops=tuple(found))
+        return dataclasses.replace(built, loops=tuple(found))
 
 
 class _Answers:
@@ -217,6 +259,7 @@ class _Answers:
         self._plans_bytes = 0
         self._ptx: dict[str, str] = {}
         self._ptx_bytes = 0
+        self._remarks: list[Remark] = []
         self._dropped: list[str] = []
         self.lost = False  # the process ended for no reason that is known
 
@@ -267,6 +310,8 @@ class _Answers:
                 return self._plan(index, case, hashes, message.blobs)
             case {"ptx": list(hashes)} if self._request.ptx and len(hashes) == len(message.blobs):
                 self._keep_ptx(hashes, message.blobs)
+            case {"remarks": list(said)}:
+                self._keep_remarks(checked_remarks(said))
             case {"dropped": str(text)} if len(self._dropped) < _MAX_DROPPED:
                 self._dropped.append(printable(text[:_MAX_TEXT]))
             case {"rejected": rejected}:
@@ -312,6 +357,12 @@ class _Answers:
                 raise Forged(f"PTX of more than {MAX_PTX_BYTES} bytes")
             self._ptx[str(key)[:64]] = printable(text.decode("utf-8", "replace"))
 
+    def _keep_remarks(self, found: Iterable[Remark]) -> None:
+        """Remarks to show, each once, as far as there is room for them."""
+        for remark in found:
+            if remark not in self._remarks and len(self._remarks) < MOST_REMARKS:
+                self._remarks.append(remark)
+
     def _built(self) -> Built | Rejected:
         missing = [c for c in self._cases if (0, c) not in self._plans]
         if missing or self._configs is None:
@@ -333,6 +384,7 @@ class _Answers:
             build_s=time.monotonic() - self._start,
             dropped=tuple(self._dropped),
             ptx={h: t for h, t in self._ptx.items() if h in used},
+            remarks=tuple(self._remarks),
         )
 
     def _machine(self, text: str) -> Rejected:

@@ -14,6 +14,12 @@ from kagent_sandbox.builder.binary.linked_libraries import forbidden_import
 from kagent_sandbox.builder.declared_results import wrong_results
 from kagent_sandbox.data import records
 from kagent_sandbox.data.build import BuildCase, BuildRequest, TensorSpec
+from kagent_sandbox.data.compiled import (
+    MOST_NAME_CHARS,
+    MOST_REMARK_CHARS,
+    MOST_REMARKS,
+    Remark,
+)
 from kagent_sandbox.data.language import language
 from kagent_sandbox.data.plan import ITEMSIZE, KernelInfo, Plan, PlanError, TorchOp
 from kagent_sandbox.data.plan_json import parse_plan
@@ -65,6 +71,25 @@ def _is_tunable(value: object) -> bool:
 
 def _is_short(text: str) -> bool:
     return len(text) <= _MOST_TUNABLE_CHARS and text == printable(text)
+
+
+def checked_remarks(data: Sequence[object]) -> tuple[Remark, ...]:
+    """What a compiler is said to have remarked: visible characters, and no more than there is room.
+
+    Raises:
+        Forged: It is no list of pairs of texts, or too long.
+    """
+    if len(data) > MOST_REMARKS:
+        raise Forged(f"{len(data)} remarks at once")
+    found = []
+    for each in data:
+        match each:
+            case [str(kernel), str(text)] if len(kernel) <= MOST_NAME_CHARS:
+                text = text[:MOST_REMARK_CHARS]
+                found.append(Remark(printable(kernel), printable(text)))
+            case _:
+                raise Forged("a remark that is none")
+    return tuple(found)
 
 
 def checked_rejection(data: object, cases: Collection[str]) -> Rejected:

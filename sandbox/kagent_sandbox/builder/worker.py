@@ -6,8 +6,9 @@ sends is believed: `client` checks all of it again.
 
 Messages to the client, in this order: {"loaded": [configs]}, then {"plan": [config, case],
 "hashes": [...]} with the plan and its new binaries as blobs, {"ptx": [hashes]} with the texts as
-blobs where they were asked for, {"dropped": text}, and last {"done": true} or {"rejected": {...}}
-or {"machine": text}.
+blobs where they were asked for, {"remarks": [[kernel, text], ...]}, {"dropped": text},
+and last {"done": true} or {"rejected": {...}} or {"machine": text}. A message {"command": [...]}
+instead of a request has a binary's machine code printed (`binary.disassemble`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
+from kagent_sandbox.builder.binary import disassemble
 from kagent_sandbox.builder.case_forks import CaseForks
 from kagent_sandbox.builder.compile import fork as compile_fork
-from kagent_sandbox.builder.compile import kernels, ptx
+from kagent_sandbox.builder.compile import kernels, ptx, remarks
 from kagent_sandbox.builder.compile import time_limit as limits
 from kagent_sandbox.builder.configs import apply_config, enumerate_configs
 from kagent_sandbox.builder.declared_results import wrong_results
@@ -45,8 +47,12 @@ _SPARE_S = 1.0  # of the candidate's wall limit, kept to send what there is
 
 
 def handle(ctx: Context) -> None:
-    """Build the candidate of the one request that comes in."""
-    asked = cast("dict[str, object]", ctx.channel.recv(60.0).obj)
+    """Build the candidate of the one request that comes in, or print a binary's machine code."""
+    message = ctx.channel.recv(60.0)
+    asked = cast("dict[str, object]", message.obj)
+    if "command" in asked:  # no candidate's code runs in this child
+        disassemble.run_tool(ctx, message)
+        return
     request = records.from_json(BuildRequest, asked["request"])
     forks = min(cast("int", asked["forks"]), len(request.cases), _MAX_FORKS)
     deadline = time.monotonic() + request.wall_limit_s - _SPARE_S
@@ -139,6 +145,8 @@ class _Build:
         binaries, texts = blobs[: len(hashes)], blobs[len(hashes) :]
         if texts:
             self._channel.send({"ptx": answer["ptx"]}, texts)
+        if answer["remarks"]:
+            self._channel.send({"remarks": answer["remarks"]})
         new = {h: b for h, b in zip(hashes, binaries, strict=True) if h not in self._sent}
         self._channel.send({"plan": [index, case.name], "hashes": [*new]}, [plan, *new.values()])
         self._sent.update(new)
@@ -167,7 +175,7 @@ class _Build:
                 new = sorted(binaries.keys() - self._sent)
                 texts = ptx.taken()
                 channel.send(
-                    {"hashes": new, "ptx": [*texts]},
+                    {"hashes": new, "ptx": [*texts], "remarks": remarks.taken()},
                     [dump_plan(plan), *(binaries[h] for h in new), *texts.values()],
                 )
         except BuildRejected as e:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from kagent_sandbox.data.compiled import Loop, Remark
 from kagent_sandbox.data.plan import Plan, TensorRef
 from kagent_sandbox.data.target import Device
 
@@ -99,6 +100,7 @@ class BuildRequest:
     wall_limit_s: float = 60.0  # for the whole candidate
     device: Device | None = None  # device that host code sees; None: the target's usual one
     ptx: bool = False  # whether somebody wants to read the kernels' PTX
+    loops: bool = False  # whether somebody wants to read about the loops of their machine code
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,10 @@ class Built:
     """PTX by hash of the kernel, where the request asked for it. It is the candidate's process's
     own word.
     """
+    remarks: tuple[Remark, ...] = ()
+    """What the compilers said of kernels that they compiled. Also the process's own word."""
+    loops: tuple[Loop, ...] = ()
+    """Loops of the declared configuration's kernels, where the request asked for them."""
 
     @property
     def work_hash(self) -> str:

@@ -56,6 +56,7 @@ class CudaBinary:
     cubin: bytes
     symbol: str
     ptx: str  # that the cubin was made from
+    log: str = ""  # what the compiler said, though it succeeded
 
 
 def compile_cuda(
@@ -149,7 +150,7 @@ def _compile(name: str, source: str, target: str, flags: Sequence[str]) -> CudaB
         cubin = bytearray(size)
         _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
         symbol = _checked(nvrtc.nvrtcGetLoweredName(program, name.encode()))
-        return CudaBinary(bytes(cubin), bytes(symbol).decode(), _ptx(program))
+        return CudaBinary(bytes(cubin), bytes(symbol).decode(), _ptx(program), _log(program))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kagent_sandbox.builder.compile import ptx
+from kagent_sandbox.builder.compile import ptx, remarks
 from kagent_sandbox.data.language import CUDA
 from kagent_sandbox.data.plan import KernelInfo
 from kagent_sandbox.errors import INSTALL_CUDA, ToolchainError
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
 
 def compile_source(source: Source, target: str) -> tuple[bytes, str]:
-    """See `Compiler`. Keeps the PTX, too, where somebody wants it."""
+    """See `Compiler`. Keeps the PTX, too, where somebody wants it, and what the
+    compiler remarks.
+    """
     built = compile_cuda(source.name, source.text, target, source.options, dict(source.defines))
     ptx.keep(built.cubin, built.symbol, CUDA.name, built.ptx)
+    remarks.keep(source.name, remarks.of_cuda(built.log, source.text))
     return built.cubin, built.symbol
 
 

@@ -26,6 +26,7 @@ from triton.compiler import ASTSource
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from kagent_sandbox.builder.compile import remarks
 from kagent_sandbox.process.channel import Channel, ChannelError
 
 _channel: Channel | None = None  # in a tracing fork: to its compile fork
@@ -52,17 +53,22 @@ def module_kernels(module: ModuleType) -> dict[str, Any]:
 
 def compile_ahead(
     kernel: Any, signature: object, constexprs: object, attrs: object, options: Any
-) -> None:
-    """Have the compile fork put a kernel into the cache, if there is one and it can."""
+) -> list[str]:
+    """Have the compile fork put a kernel into the cache, if there is one and it can.
+
+    Returns:
+        What the compiler remarked.
+    """
     name = next((n for n, k in _kernels.items() if k is kernel), None)
     if _channel is None or name is None:
-        return
+        return []
     asked = (name, kernel.cache_key, signature, constexprs, attrs, dict(vars(options)))
     with contextlib.suppress(ValueError, SyntaxError, ChannelError):
         text = repr(asked)
         if ast.literal_eval(text) == asked:
             _channel.send(text)
-            _channel.recv(None)
+            return cast("list[str]", _channel.recv(None).obj)
+    return []
 
 
 class CompileFork:
@@ -94,13 +100,16 @@ def _serve(channel: Channel, kernels: Mapping[str, Any], prepare: Callable[[], N
         asked = set[str]()
         while True:
             text = cast("str", channel.recv(None).obj)
+            said: list[str] = []
             if text not in asked:
                 with contextlib.suppress(
                     Exception
                 ):  # it fails again, and is told, where it is used
-                    _compile(kernels, text)
+                    with remarks.heard() as printed:
+                        _compile(kernels, text)
+                    said = remarks.of_triton(printed[0])
             asked.add(text)
-            channel.send(obj=True)
+            channel.send(said)
     os._exit(0)
 
 

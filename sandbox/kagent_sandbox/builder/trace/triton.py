@@ -11,7 +11,7 @@ by shape and strides, then two scratch pointers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from triton.runtime import _allocation
 from triton.runtime.jit import JITFunction
 
 from kagent_sandbox.builder.binary.inspect import kernel_info
-from kagent_sandbox.builder.compile import ptx
+from kagent_sandbox.builder.compile import ptx, remarks
 from kagent_sandbox.builder.compile.fork import compile_ahead
 from kagent_sandbox.builder.compile.kernels import over_limits
 from kagent_sandbox.builder.compile.time_limit import compile_limit
@@ -38,6 +38,8 @@ from kagent_sandbox.data.plan import KernelInfo, Null
 from kagent_sandbox.data.target import Target
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.runtime.launches import Launching
+
+_MOST_REASONS = 4  # of a pass that fails
 
 
 @dataclass(frozen=True)
@@ -215,12 +217,36 @@ class Driver:
         return ty
 
 
+def _compiled(compile_: Callable[[], Any]) -> Any:
+    """A compile; where a pass of the compiler fails, its words with the lines of the file.
+
+    Raises:
+        RuntimeError: A pass failed.
+    """
+    try:
+        return compile_()
+    except RuntimeError as error:
+        if "PassManager" not in str(error):
+            raise
+        before = knobs.compilation.disable_line_info
+        knobs.compilation.disable_line_info = False
+        try:
+            with remarks.heard() as printed:
+                return compile_()
+        except RuntimeError:
+            said = remarks.of_triton(printed[0])[:_MOST_REASONS]
+            raise error if not said else RuntimeError("\n".join([*said, str(error)])) from None
+        finally:
+            knobs.compilation.disable_line_info = before
+
+
 def install(target: Target) -> None:
     """Make Triton compile for `target` and record its launches."""
     triton.runtime.driver.set_active(cast("Any", Driver(target)))
     knobs.compilation.disable_line_info = (
         True  # else a kernel moved down one line is another binary
     )
+    knobs.nvidia.dump_ptxas_log = True  # for `remarks`
     install_autotuner()
     jit: Any = JITFunction
     original = jit._do_compile
@@ -232,8 +258,11 @@ def install(target: Target) -> None:
         recorder = current_recorder()
         with compile_limit(self.fn.__name__, recorder.compile_limit_s if recorder else None):
             if len(args) >= 6:  # key, signature, device, constexprs, options, attrs
-                compile_ahead(self, args[1], args[3], args[5], args[4])
-            kernel = original(self, *args, **kwargs)
+                said = compile_ahead(self, args[1], args[3], args[5], args[4])
+                remarks.keep(self.fn.__name__, said)
+            with remarks.heard() as printed:
+                kernel = _compiled(functools.partial(original, self, *args, **kwargs))
+        remarks.keep(self.fn.__name__, remarks.of_triton(printed[0]))
         if kernel is not None:
             ptx.keep(kernel.kernel, kernel.name, TRITON.name, kernel.asm.get("ptx", ""))
         return kernel
