@@ -15,6 +15,7 @@ from kagent_sandbox.data.task import Case, Kind, Task, build_case, draw_hidden
 from kagent_sandbox.device.table import device_for, find_device
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.process.isolation_probe import probe
+from kagent_sandbox.process.temporary_space import temporary_space
 
 from kagent.config.settings import Config
 from kagent.evolve.machine import Machine
@@ -59,7 +60,8 @@ def open_machine(
     ):
         facts = judge.facts
         say("trying the isolation")
-        seen = probe()  # while the fork-servers import
+        with temporary_space():
+            seen = probe()  # while the fork-servers import
         seen.require()
         tiers = {"builder": builder.isolation.tier, "launcher": judge.isolation().tier}
         environment: dict[str, object] = {

@@ -18,6 +18,8 @@ from typing import IO
 
 from kagent_sandbox.errors import RunError, UserError
 
+from kagent_sandbox.process.temporary_space import temporary_space
+
 from kagent.runs.checksums import as_text
 
 _COLUMNS = (
@@ -146,7 +148,7 @@ def _has_log(path: Path) -> bool:
 
 def _copied(path: Path, log: Path) -> sqlite3.Connection:
     """The database and its log as they are now, in memory."""
-    with tempfile.TemporaryDirectory(prefix="kagent-") as folder:
+    with temporary_space(), tempfile.TemporaryDirectory(prefix="kagent-") as folder:
         copy = Path(folder, path.name)
         shutil.copyfile(path, copy)
         if log.exists():

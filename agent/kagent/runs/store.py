@@ -74,7 +74,7 @@ class StoredEvent:
     """One row of the log. `data` is JSON."""
 
     seq: int
-    at: float  # seconds since the epoch
+    at: float  # seconds since the epoch, by the wall clock when its process opened the run
     kind: str
     data: Mapping[str, Any]
 
@@ -151,6 +151,7 @@ class RunStore:
         self._may_write = write
         self._writes = False  # once something was to be written
         self._end = end_of(db)
+        self._opened_at, self._opened_s = time.time(), _passed_s()
 
     @classmethod
     def create(cls, runs: Path, manifest: Manifest) -> RunStore:
@@ -237,7 +238,9 @@ class RunStore:
         Raises:
             RunError: The disk is full, or the folder is not writable.
         """
-        now = time.time()
+        # The wall clock at the start and what has passed since: differences of one process's events
+        # are durations, whatever somebody does to the clock meanwhile.
+        now = self._opened_at + _passed_s() - self._opened_s
         self._insert((now, kind, _compact(data)) for kind, data in rows)
 
     def adopt(self, events: Iterable[StoredEvent]) -> None:
@@ -576,10 +579,16 @@ def _working_s(events: Iterable[StoredEvent]) -> float:
     for event in events:
         if event.kind in ("session", "opened", "stopped"):
             end = event.at if event.kind == "stopped" else latest  # a killed one has no end
-            total += end - began if inside else 0.0
+            # Runs of earlier versions have times of the wall clock, which may have been set back.
+            total += max(0.0, end - began) if inside else 0.0
             began, inside = event.at, event.kind == "session"
         latest = event.at
-    return total + (latest - began if inside else 0.0)
+    return total + (max(0.0, latest - began) if inside else 0.0)
+
+
+def _passed_s() -> float:
+    """Seconds on a clock that nobody can set, and that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def read_history(folder: Path) -> tuple[RunStore, History]:

@@ -22,7 +22,7 @@ from kagent_sandbox.builder.binary.inspect import architecture
 from kagent_sandbox.builder.binary.loops import loops
 from kagent_sandbox.builder.compile import cpp, cuda
 from kagent_sandbox.builder.crash_report import crash_line, printed_before
-from kagent_sandbox.builder.health import disk_was_full, known_request
+from kagent_sandbox.builder.health import disk_was_full, first_line, known_request
 from kagent_sandbox.builder.identity import source_hash, tree_hash
 from kagent_sandbox.builder.validate import (
     Forged,
@@ -50,6 +50,7 @@ from kagent_sandbox.process.channel import ChannelClosed, ChannelError, ChannelT
 from kagent_sandbox.process.child_handle import LOSSES
 from kagent_sandbox.process.device_lock import CPU, DeviceLock
 from kagent_sandbox.process.forkserver import ChildHandle, Exit, ForkServer, Isolation
+from kagent_sandbox.process.temporary_space import free_bytes, require_room
 from kagent_sandbox.runtime.text import printable
 from kagent_sandbox.syntax import refuse_unseen
 
@@ -101,6 +102,8 @@ class Builder:
         self._active = 0  # builds that run
         self._generation = 0  # fork-servers that were replaced
         self._lock = threading.Lock()
+        confinement = confinement or builder_confinement()
+        self._disk_bytes = confinement.disk_bytes
         self._server = ForkServer(
             "kagent_sandbox.builder.worker:handle",
             preload=(
@@ -110,7 +113,7 @@ class Builder:
                 "kagent_sandbox.lang",
                 "kagent_sandbox.builder.warm_up",
             ),
-            confinement=confinement or builder_confinement(),
+            confinement=confinement,
         )
 
     def __enter__(self) -> Self:
@@ -150,8 +153,8 @@ class Builder:
             Plans and binaries by configuration and case, or the rejection.
 
         Raises:
-            MachineError: This machine lacks a compiler or its headers, cannot confine, or does not
-                build a known file.
+            MachineError: This machine lacks a compiler or its headers, cannot confine, does not
+                build a known file, or has no room for temporary files.
             ChildDied: The fork-server is gone, and so is its successor.
             ValueError: Two cases of the request have one name.
         """
@@ -181,11 +184,16 @@ class Builder:
         request = known_request(target)
         found, _ = self._built(request, tree_hash(request.source))
         if isinstance(found, Rejected):
-            assert isinstance(lost, Rejected)
+            before = (
+                f" Before it, a candidate did not: {first_line(lost)}."
+                if (isinstance(lost, Rejected))
+                else ""
+            )
+            folder = self._server.folder.parent
             raise MachineError(
-                f"a file that is known to build does not build here: {found.message}. Before it, a "
-                f"candidate did not: {lost.message}. What is recorded is kept: see to memory and "
-                "disk, then resume the run"
+                f"a file that is known to build does not build here: {first_line(found)}.{before} "
+                f"{folder} has {free_bytes(folder)} bytes free. What is recorded is kept: see to "
+                "memory and disk, then resume the run"
             )
 
     def _restart(self, generation: int) -> None:
@@ -211,11 +219,16 @@ class Builder:
                 found = answers.collect()
                 if isinstance(found, Built):
                     found = dataclasses.replace(found, log=child.kill().log_tail)
-                    return (self._with_loops(found) if request.loops else found), False
-                return found, answers.lost or disk_was_full(found)
+                    if request.loops:
+                        found = self._with_loops(found)
             finally:
                 with self._lock:
                     self._active -= 1
+        full = disk_was_full(found)
+        if full:
+            folder = self._server.folder.parent
+            require_room(folder, self.isolation.tier, self._disk_bytes, "a build")
+        return found, answers.lost or full
 
     def _with_loops(self, built: Built) -> Built:
         """The same with the loops of its machine code, or a remark that says why there are none.

@@ -7,11 +7,10 @@ others took, by a person, by a full disk) says nothing of the candidate.
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
 
-from kagent_sandbox.data.build import BuildCase, BuildRequest, TensorSpec
+from kagent_sandbox.data.build import BuildCase, BuildRequest, Built, TensorSpec
 from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.process.temporary_space import says_full
 
 _X = TensorSpec("x", (4, 32), (32, 1), "float32")
 _CASES = (BuildCase("known", (_X,), (dataclasses.replace(_X, name="y"),)),)
@@ -49,7 +48,7 @@ def known(x):
     _twice[(1,)](x, y, N=x.numel())
     return y
 """
-_FULL = os.strerror(errno.ENOSPC)
+_MOST_CHARS = 300  # of a rejection in another message
 
 
 def known_request(target: str) -> BuildRequest:
@@ -57,6 +56,17 @@ def known_request(target: str) -> BuildRequest:
     return BuildRequest(_CPP if target == "cpu" else _TRITON, "known", target, _CASES)
 
 
-def disk_was_full(rejected: Rejected) -> bool:
-    """Whether a rejection may be a full disk's doing: a candidate can fill its own folder, too."""
-    return _FULL in rejected.message
+def disk_was_full(found: Built | Rejected) -> bool:
+    """Whether a rejection, or the loss of a configuration, may be a full disk's doing: a candidate
+    can fill its own folder, too.
+    """
+    texts = found.dropped if isinstance(found, Built) else (found.message,)
+    return any(says_full(text) for text in texts)
+
+
+def first_line(rejected: Rejected) -> str:
+    """The line of a rejection that says most: of a full disk, or the first one."""
+    lines = [line.strip() for line in rejected.message.splitlines() if line.strip()]
+    return next((line for line in lines if says_full(line)), lines[0] if lines else "")[
+        :_MOST_CHARS
+    ]

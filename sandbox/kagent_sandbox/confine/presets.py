@@ -68,8 +68,12 @@ def interpreter_confinement(*, tier: Tier | None = None) -> Confinement:
     )
 
 
+LAUNCHER_DISK_BYTES = 512 << 20
+"""Most that native code may write in its folder."""
+
+
 def cpu_launcher_confinement(
-    *, memory_bytes: int = 8 << 30, disk_bytes: int = 512 << 20, tier: Tier | None = None
+    *, memory_bytes: int = 8 << 30, disk_bytes: int = LAUNCHER_DISK_BYTES, tier: Tier | None = None
 ) -> Confinement:
     """Runs native code over shared memory that it is given as a descriptor:
 

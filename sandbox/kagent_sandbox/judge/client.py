@@ -14,6 +14,7 @@ from typing import IO, Any, Self, TypeVar, cast
 from kagent_sandbox.cache import cache_folder
 from kagent_sandbox.confine.isolation import Isolation
 from kagent_sandbox.confine.policy import ISOLATION, Tier
+from kagent_sandbox.confine.presets import LAUNCHER_DISK_BYTES
 from kagent_sandbox.data.build import Built, Contender, key_of
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
 from kagent_sandbox.data.race import Race
@@ -39,6 +40,7 @@ from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.channel import Channel, ChannelClosed, ChannelError, ChannelTimeout
 from kagent_sandbox.process.device_lock import DeviceLock, Mode
 from kagent_sandbox.process.environment import for_trusted
+from kagent_sandbox.process.temporary_space import require_room, says_full, temporary_space
 
 T = TypeVar("T")
 
@@ -150,7 +152,8 @@ class JudgeClient:
         self._start()
 
     def _start(self) -> None:
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
+        with temporary_space():
+            self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
         self._channel, theirs = Channel.pair()
         compiled = str(cache_folder() / "inductor")
         environment = {**for_trusted(), "TORCHINDUCTOR_CACHE_DIR": compiled}
@@ -246,6 +249,8 @@ class JudgeClient:
             return from_json(Examined, self._ask("examine", asked))
 
         found = self._judged(Stage.CHECK, ask)
+        for rejected in found.failed if isinstance(found, Examined) else ():
+            self._require_room(rejected)
         return Examined((), (found,)) if isinstance(found, Rejected) else found
 
     def sweep(self, built: Built) -> tuple[Mapping[str, float], ...] | Rejected:
@@ -307,6 +312,7 @@ class JudgeClient:
 
         answer = self._judged(Stage.MEASURE, ask)
         if isinstance(answer, IncumbentRejected):
+            self._require_room(answer.incumbent)
             raise IncumbentWrong(against, answer.incumbent)
         if isinstance(answer, Passed):
             self._choices[built.source_hash] = {t.case: t.config for t in answer.timings}
@@ -335,7 +341,10 @@ class JudgeClient:
     def _race(self, contenders: Sequence[Contender], *, hidden: bool, baselines: bool) -> Race:
         entrants = tuple(self._entrant(c, *(o.built for o in contenders)) for c in contenders)
         request = to_json(RaceRequest(entrants, hidden, baselines))
-        return from_json(Race, self._ask("race", {"request": request}))
+        race = from_json(Race, self._ask("race", {"request": request}))
+        for rejected in race.failed.values():
+            self._require_room(rejected)
+        return race
 
     def health(self) -> None:
         """Make sure that the device still computes.
@@ -391,7 +400,19 @@ class JudgeClient:
             except ChildDied as again:
                 return self._aside(stage, again)
         self._set_aside = 0
+        if isinstance(answer, Rejected):
+            self._require_room(answer)
         return answer
+
+    def _require_room(self, rejected: Rejected) -> None:
+        """Make sure that it was not the machine's disk that was full.
+
+        Raises:
+            MachineError: It was.
+        """
+        if says_full(rejected.message):
+            folder, tier = Path(tempfile.gettempdir()), self.isolation().tier
+            require_room(folder, tier, LAUNCHER_DISK_BYTES, "a launcher")
 
     def _aside(self, stage: Stage, death: ChildDied) -> Rejected:
         """The verdict on a candidate that two judges in a row have died of."""

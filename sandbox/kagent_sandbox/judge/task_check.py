@@ -20,6 +20,7 @@ from kagent_sandbox import cache
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import TaskError
+from kagent_sandbox.process.temporary_space import temporary_space
 from kagent_sandbox.runtime.text import printable
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def check_task(
 
 def _run(task: Task, request: dict[str, str]) -> TaskCheck:
     reference = task.folder / "reference.py"
-    with tempfile.TemporaryFile() as log:
+    with temporary_space(), tempfile.TemporaryFile() as log:
         try:
             done = subprocess.run(
                 [sys.executable, *_WORKER],

@@ -32,6 +32,7 @@ from kagent_sandbox.process.channel import Channel, ChannelError
 from kagent_sandbox.process.child_handle import ChildHandle, Exit
 from kagent_sandbox.process.environment import for_confined
 from kagent_sandbox.process.remove_tree import remove_tree
+from kagent_sandbox.process.temporary_space import temporary_space
 from kagent_sandbox.runtime.text import printable
 
 __all__ = ["ChildHandle", "Exit", "ForkServer", "Isolation", "printable"]
@@ -78,7 +79,8 @@ class ForkServer:
     def start(self) -> None:
         """Start the process without waiting for its imports; `spawn` and `isolation` do."""
         self._isolation = None  # a successor is observed anew
-        self._root = Path(tempfile.mkdtemp(prefix=self._prefix)).resolve()
+        with temporary_space():
+            self._root = Path(tempfile.mkdtemp(prefix=self._prefix)).resolve()
         self._root.chmod(0o711)  # children of another user reach their own folder in it
         self._channel, theirs = Channel.pair()
         environment = for_confined()
@@ -86,7 +88,7 @@ class ForkServer:
         # OpenBLAS, which numpy loads, starts threads at once: this process must not have any.
         environment |= {"TRITON_DISABLE_LINE_INFO": "1", "OPENBLAS_NUM_THREADS": "1"} | self._env
         path = json.dumps([os.path.abspath(p) for p in sys.path if p])
-        with theirs, open(self._root / "log", "wb") as log:
+        with theirs, temporary_space(), open(self._root / "log", "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-c", _BOOTSTRAP, str(theirs.fileno()), path],
                 stdin=subprocess.DEVNULL,
@@ -115,6 +117,11 @@ class ForkServer:
         """
         with self._lock:
             return self._wait_ready()
+
+    @property
+    def folder(self) -> Path:
+        """Its folder of temporary files, in which children have theirs."""
+        return self._root
 
     @property
     def pid(self) -> int:

@@ -9,6 +9,7 @@ from kagent.cli.evolve import exit_code
 from kagent.evolve.session import Outcome
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Lineage, find_candidate
+from kagent.runs.manifest import FORMAT
 from kagent.runs.store import read_history
 from kagent.ui import tables
 from kagent.ui.candidate_view import candidate_view
@@ -106,7 +107,7 @@ def test_runs_are_listed_beside_damaged_and_newer_ones(tmp_path, monkeypatch, ca
     newer = tmp_path / "runs" / "newer"
     newer.mkdir()
     text = (folder / "run.json").read_text()
-    (newer / "run.json").write_text(text.replace('"format": 2', '"format": 3'))
+    (newer / "run.json").write_text(text.replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
     damaged = tmp_path / "runs" / "damaged"
     damaged.mkdir()
     (damaged / "run.json").write_text("{")
@@ -114,13 +115,13 @@ def test_runs_are_listed_beside_damaged_and_newer_ones(tmp_path, monkeypatch, ca
     assert listed.code == 0
     assert f"{folder.name}" in listed.out
     assert "2/2" in listed.out
-    assert "run format 3" in listed.out
+    assert f"run format {FORMAT + 1}" in listed.out
     assert "update kagent to read it" in listed.out
     rows = json.loads(run(monkeypatch, capsys, "runs", "--runs", tmp_path / "runs", "--json").out)
     assert sorted("error" in row for row in rows) == [False, True, True]
     shown = run(monkeypatch, capsys, "show", "newer", "--runs", tmp_path / "runs")
     assert shown.code == 4
-    assert "run format 3" in shown.err
+    assert f"run format {FORMAT + 1}" in shown.err
 
 
 def outcome(folder, stop=None):

@@ -1,0 +1,75 @@
+"""The disk of temporary files, where it is full: the machine's fault, and nobody else's."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from kagent_sandbox.confine.policy import Tier
+from kagent_sandbox.errors import MachineError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_TEXT = os.strerror(errno.ENOSPC)
+_NO_FOLDER = "No usable temporary directory"  # tempfile found none that it can write to
+
+
+def says_full(text: str) -> bool:
+    """Whether a text tells of a full disk. A candidate can fill its own folder, or print that."""
+    return _TEXT in text
+
+
+def require_room(folder: Path, tier: Tier, most_bytes: int, what: str) -> None:
+    """Make sure that a child which met a full disk could have written all that it may write.
+
+    Args:
+        folder: In which children have their folders.
+        tier: Their isolation. From T2 on their folders are disks of their own.
+        most_bytes: Most that a child may write.
+        what: What the child does, such as "a build".
+
+    Raises:
+        MachineError: The machine's disk has less room.
+    """
+    if tier < Tier.T2 and free_bytes(folder) < most_bytes:
+        raise no_room(folder, f", and {what} may take {most_bytes}")
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this user may still write on the disk of a folder; 0 where it cannot be asked."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
+
+
+def no_room(folder: Path, needed: str = "") -> MachineError:
+    """The error for a full disk.
+
+    Args:
+        folder: In which temporary files are made.
+        needed: What would need more room.
+    """
+    return MachineError(
+        f"{folder}: the disk of temporary files is full: {free_bytes(folder)} bytes are free"
+        f"{needed}. What is recorded is kept, and no candidate is blamed: free some space, or set "
+        "TMPDIR to a folder that has some, then start again or resume the run"
+    )
+
+
+@contextlib.contextmanager
+def temporary_space() -> Iterator[None]:
+    """Around whatever makes temporary files in the agent's own process.
+
+    Raises:
+        MachineError: Their disk is full.
+    """
+    try:
+        yield
+    except OSError as e:
+        if e.errno in _FULL or _NO_FOLDER in str(e):
+            raise no_room(Path(os.environ.get("TMPDIR") or "/tmp")) from None  # noqa: S108
+        raise
