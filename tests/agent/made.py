@@ -1,7 +1,10 @@
 """Candidates and lineages made of numbers alone."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Proposal
+from kagent_sandbox.data.compiled import Loop, Remark
 from kagent_sandbox.data.verdict import CaseTiming, Comparison, Passed, Rejected, Stage, Status
 
 
@@ -31,6 +34,16 @@ def failure(
     source = f"y = {number}"
     proposal = Proposal(number, parents, operator, "cpp_x", source, "", origin=origin)
     return Candidate(proposal, Rejected(Stage.BUILD, status, "no"))
+
+
+LOOP = Loop("rows", 0x40, 0, True, 9, {"HGMMA": 1, "LDG 16": 2}, 1, (5, 2), {"issue": 9.0})
+REMARK = Remark("rows", "ptxas: (C7511) wgmma.mma_async instructions are serialized")
+
+
+def with_words(candidate):
+    """The same as it is after a build in which compilers had something to say."""
+    facts = Facts("t", f"w{candidate.id}", 1, 1.0, remarks=(REMARK,), loops=(LOOP,))
+    return replace(candidate, facts=facts)
 
 
 SEED = candidate(0, "x = 0", passed({"short": 100.0}))

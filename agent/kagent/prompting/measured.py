@@ -8,18 +8,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kagent_sandbox.data.compiled import Remark
 from kagent_sandbox.data.language import languages_in
 from kagent_sandbox.data.verdict import CaseTiming, Passed
 from kagent_sandbox.syntax import parse
 
 from kagent.prompting.cases import BenchCase
 from kagent.prompting.hardware import Hardware
-from kagent.prompting.text import kib, microseconds, one_line, plural, quoted, ratio, table
+from kagent.prompting.text import clipped, kib, microseconds, one_line, plural, quoted, ratio, table
 from kagent.runs.lineage import Candidate, Lineage
 from kagent.text import config_text, kernel_label, loop_lines, remark_lines, widths_text
 
 MOST_KERNELS = 8
 MOST_LOOPS = 8
+REMARK_LINES = 12
 NAME_CHARS = 80
 ABOUT_CHARS = 300
 SHORT_ROW, LONG_ROW = 2048, 16384  # elements: what one warp, what one block holds at most
@@ -93,9 +95,13 @@ def measured(
         numerics=_numerics(passed, visible) if passed is not None else "",
         launches=max(t.launches for t in timings) if timings else None,
         facts=_facts(passed, timings, cases, device),
-        remarks="\n".join(remark_lines(built.remarks)) if built is not None else "",
+        remarks=_remarks(built.remarks) if built is not None else "",
         loops="\n".join(loop_lines(built.loops, MOST_LOOPS)) if built is not None else "",
     )
+
+
+def _remarks(remarks: Sequence[Remark]) -> str:
+    return clipped("\n".join(remark_lines(remarks)), REMARK_LINES, 300) if remarks else ""
 
 
 def case_logs(candidate: Candidate, lineage: Lineage) -> Mapping[str, float]:

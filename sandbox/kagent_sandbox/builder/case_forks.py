@@ -21,6 +21,7 @@ from kagent_sandbox.data.build import BuildCase
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.process.channel import Channel, ChannelError, Message
 
+_LOOK_S = 0.05  # between two looks at a CPU clock that stands still on a busy machine
 COMPILE_GRACE_S = 1.0  # a compile that Python can still interrupt ends itself
 _MESSAGE_S = 30.0  # for the rest of a message that has begun
 
@@ -48,11 +49,19 @@ class _Running:
     since: float
     host_left_s: float
     compiling: str | None = None
+    cpu_before_s: float = 0.0  # of its processes when the compile began
 
-    def limit_at(self, compile_limit_s: float) -> float:
-        """The time when its limit is reached, on the monotonic clock."""
-        left = compile_limit_s + COMPILE_GRACE_S if self.compiling else self.host_left_s
-        return self.since + left
+    def cpu_s(self) -> float:
+        """CPU time in seconds of it and of its compile fork."""
+        compiler = self.lane.compiler
+        own = limits.cpu_s(self.pid)
+        return own + (limits.cpu_s(compiler.pid) if compiler is not None else 0.0)
+
+    def left_s(self, compile_limit_s: float) -> float:
+        """Seconds to its limit: of CPU time for a compile, of wall time for host code."""
+        if self.compiling:
+            return compile_limit_s + COMPILE_GRACE_S - (self.cpu_s() - self.cpu_before_s)
+        return self.since + self.host_left_s - time.monotonic()
 
     def heard(self, compiling: str | None) -> None:
         """It says that a compile starts or has ended."""
@@ -60,6 +69,8 @@ class _Running:
         if not self.compiling:
             self.host_left_s -= now - self.since
         self.compiling, self.since = compiling, now
+        if compiling:
+            self.cpu_before_s = self.cpu_s()
 
 
 class CaseForks:
@@ -69,7 +80,7 @@ class CaseForks:
         forks: Forks at once.
         trace: What a fork runs.
         new_compiler: Starts a compile fork; None where no kernel needs one.
-        compile_limit_s: For one kernel.
+        compile_limit_s: Seconds of CPU time for one kernel.
         host_limit_s: For host code of one case.
         deadline: For all cases, on the monotonic clock.
     """
@@ -141,8 +152,8 @@ class CaseForks:
         for fd in self._running:
             poller.register(fd, select.POLLIN)
         while True:
-            first = min(r.limit_at(self._compile_limit_s) for r in self._running.values())
-            left = min(first, self._deadline) - time.monotonic()
+            first = min(r.left_s(self._compile_limit_s) for r in self._running.values())
+            left = min(max(first, _LOOK_S), self._deadline - time.monotonic())
             ready = poller.poll(max(0.0, left) * 1e3)
             ended = {}
             for fd, _ in ready:
@@ -151,9 +162,9 @@ class CaseForks:
                 if result is not None:
                     ended[running.position] = result
             if not ready:
-                now = time.monotonic()
+                late = time.monotonic() >= self._deadline
                 for running in list(self._running.values()):
-                    if now >= min(running.limit_at(self._compile_limit_s), self._deadline):
+                    if late or running.left_s(self._compile_limit_s) <= 0:
                         ended[running.position] = self._timeout(running)
             if ended:
                 return ended

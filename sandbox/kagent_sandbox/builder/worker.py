@@ -43,6 +43,7 @@ from kagent_sandbox.process.channel import Channel, Message
 from kagent_sandbox.process.context import Context
 
 _MAX_FORKS = 64
+_FURTHER_SHARE = 1 / 3  # of the wall limit, after which no further configuration is begun
 _SPARE_S = 1.0  # of the candidate's wall limit, kept to send what there is
 
 
@@ -73,6 +74,7 @@ class _Build:
         self._channel = channel
         self._folder = folder
         self._deadline = deadline
+        self._further_until = deadline - (1 - _FURTHER_SHARE) * request.wall_limit_s
         self._target: Target = parse_target(request.target, request.device)
         self._sent: set[str] = set()  # hashes of binaries
 
@@ -104,7 +106,7 @@ class _Build:
                 )
                 if failure.status is Status.TIMEOUT:
                     break  # it would take as long on the next case
-            if time.monotonic() > self._deadline:
+            if time.monotonic() > self._further_until:
                 left = len(configs) - index - 1
                 if left:
                     self._channel.send({"dropped": f"{left} configurations: out of time"})
@@ -123,7 +125,11 @@ class _Build:
         return CaseForks(
             self._fork_count,
             trace,
-            functools.partial(compile_fork.CompileFork, known, prepare) if known else None,
+            functools.partial(
+                compile_fork.CompileFork, known, prepare, self._request.compile_limit_s
+            )
+            if known
+            else None,
             self._request.compile_limit_s,
             self._request.host_limit_s,
             self._deadline,

@@ -92,12 +92,15 @@ class BuildRequest:
     allow: tuple[str, ...] = ()  # torch operations beyond the ones always allowed
     mutates: tuple[str, ...] = ()  # arguments that host code and kernels may write
     max_configs: int = 1  # configurations of the tunables to build, the declared one first
-    compile_limit_s: float = 20.0  # per kernel
+    compile_limit_s: float = 20.0  # of CPU time per kernel
     host_limit_s: float = 10.0
     """Seconds for importing the file, and for host code of one case without its compiles. Either
     takes milliseconds.
     """
-    wall_limit_s: float = 60.0  # for the whole candidate
+    wall_limit_s: float = 180.0
+    """Seconds for the whole candidate: far off, so that a busy machine refuses nobody. After a
+    third no further configuration is begun.
+    """
     device: Device | None = None  # device that host code sees; None: the target's usual one
     ptx: bool = False  # whether somebody wants to read the kernels' PTX
     loops: bool = False  # whether somebody wants to read about the loops of their machine code

@@ -20,7 +20,7 @@ from kagent_sandbox.data.language import LANGUAGES
 from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import UserError
-from made import lineages, passed
+from made import SEED, failure, lineages, passed, with_words
 from toy import toy_task
 
 TARGETS = ("sm_80", "sm_90a", "sm_100", "sm_120")
@@ -201,6 +201,17 @@ def test_a_repair_names_the_place_and_quotes_the_message():
     assert "It was written for this, in its author's words: “Fetch the next row" in prompt.user
     assert prompt.card == "persistent"
     assert "The speed-up is over #3, which the rejected file was made from" in prompt.user
+
+
+def test_compilers_words_and_loops_reach_the_next_prompt_and_a_repair(toy):
+    lineage = Lineage([with_words(SEED), with_words(failure(1))])
+    prompter = Prompter(toy, "gpu", "sm_90a", RunFacts())
+    for operator, parent in ((Operator.STRUCTURE, 0), (Operator.REPAIR, 1)):
+        text = prompter.write(toy_brief(toy, lineage, operator, parent)).user
+        assert "rows: ptxas: (C7511) wgmma.mma_async instructions are serialized" in text
+        assert "rows at 0x40: 9 instructions; 1 HGMMA, 2 LDG of 16 B; 1 barrier; 5, 2" in text
+    plain = prompter.write(toy_brief(toy, Lineage([SEED]), Operator.STRUCTURE, 0)).user
+    assert "compilers remarked" not in plain
 
 
 def test_the_reply_that_is_asked_for_is_the_one_that_is_read():

@@ -28,6 +28,7 @@ from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
 from kagent_sandbox.judge.timing.noise import Noise
 from kagent_sandbox.runtime.text import printable
+from made import SEED, child, with_words
 
 RUNS = Path(__file__).parents[3] / "runs"
 SOFTMAX = RUNS / "softmax-ask-tell"
@@ -305,6 +306,16 @@ def test_texts_of_others_can_be_seen(run):
     assert [last[k] for k in ("name", "hypothesis", "message", "case")] == [seen] * 4
     assert data["lines"][last["lines"][0]] == f'<i class="c1"># {seen}</i>'
     assert seen in text
+
+
+def test_compilers_words_and_loops_are_in_the_data_of_the_page(run):
+    manifest, history = run
+    lineage = Lineage([with_words(SEED), replace(child(1, 90.0), facts=None)])
+    data = report_data.page_data(manifest, replace(history, lineage=lineage, race=None))
+    said, plain = data["candidates"]
+    assert said["remarks"] == ["rows: ptxas: (C7511) wgmma.mma_async instructions are serialized"]
+    assert said["loops"][0].startswith("rows at 0x40: 9 instructions")
+    assert "remarks" not in plain
 
 
 def test_numbers_that_json_lacks_become_null():

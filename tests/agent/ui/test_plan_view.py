@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import json
 
@@ -19,6 +20,7 @@ from kagent_sandbox.data.plan import (
     Scalar,
     TensorRef,
 )
+from made import LOOP, REMARK
 from rich.console import Console
 
 X = TensorRef(0, 0, (4, 8), (8, 1), "float32")
@@ -94,6 +96,16 @@ def test_several_configurations_have_a_row_each_and_reasons_for_the_dropped():
     assert "BLOCK=16" in text
     assert "dropped: BLOCK=32: too large" in text
     assert text.count("launch rows") == 2
+
+
+def test_compilers_words_and_loops_stand_below_the_kernels():
+    said = dataclasses.replace(built({"BLOCK": 8}), remarks=(REMARK,), loops=(LOOP,))
+    text = shown(built_view(said, full=False), 150)
+    assert "rows: ptxas: (C7511) wgmma.mma_async instructions are serialized" in text
+    assert "rows at 0x40: 9 instructions" in text
+    data = json.loads(json.dumps(built_json(said), allow_nan=False))
+    assert data["remarks"] == [{"kernel": "rows", "text": REMARK.text}]
+    assert data["loops"][0]["counts"] == {"HGMMA": 1, "LDG 16": 2}
 
 
 def test_json_of_a_build_is_json():

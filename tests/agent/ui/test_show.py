@@ -8,7 +8,7 @@ from kagent.asktell.views import best_text
 from kagent.cli.evolve import exit_code
 from kagent.evolve.session import Outcome
 from kagent.runs.events import Stop
-from kagent.runs.lineage import Lineage, find_candidate
+from kagent.runs.lineage import Facts, Lineage, find_candidate
 from kagent.runs.manifest import FORMAT
 from kagent.runs.store import read_history
 from kagent.ui import tables
@@ -17,9 +17,10 @@ from kagent.ui.end_of_run import end_of_run, next_flags, verdict
 from kagent.ui.live import clock
 from kagent.ui.run_view import path_view
 from kagent.ui.tables import candidate_labels
+from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import UserError
-from made import failure
+from made import failure, with_words
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -92,6 +93,19 @@ def test_what_disturbed_a_measurement_is_shown(folder):
     assert "disturbed:" not in rendered([candidate_view(store, history.lineage, found)], 80)
     text = rendered([candidate_view(store, history.lineage, candidate)], 80)
     assert "disturbed: other programs used 1.2 cores" in text
+
+
+def test_compilers_words_and_loops_are_kept_and_shown(folder):
+    store, history = read_history(folder)
+    candidate = with_words(history.lineage[0])
+    again = from_json(Facts, json.loads(json.dumps(to_json(candidate.facts))))
+    assert again == candidate.facts
+    older = to_json(candidate.facts)
+    del older["remarks"], older["loops"]
+    assert from_json(Facts, older).loops == ()  # of a run before there were any
+    text = rendered([candidate_view(store, history.lineage, candidate)], 150)
+    assert "rows: ptxas: (C7511) wgmma" in text
+    assert "rows at 0x40: 9 instructions" in text
 
 
 def test_an_unknown_candidate_is_answered_with_the_range(folder, monkeypatch, capsys):

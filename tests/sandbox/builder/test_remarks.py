@@ -1,13 +1,17 @@
 """Compilers' words on success: read, bounded, and caught from real compilers."""
 
+import os
+
 import pytest
 from kagent_sandbox.builder.binary import disassemble
 from kagent_sandbox.builder.compile import remarks
+from kagent_sandbox.builder.trace import triton as trace_triton
 from kagent_sandbox.builder.validate import Forged, checked_remarks
 from kagent_sandbox.data.build import Built
 from kagent_sandbox.data.compiled import MOST_REMARK_CHARS, MOST_REMARKS, Remark
 from kagent_sandbox.errors import ToolchainError
 from test_builder import CUDA, TRITON, request
+from triton import knobs
 
 PTXAS = """\
 ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized \
@@ -123,3 +127,25 @@ def test_without_nvdisasm_a_build_says_so_and_has_its_verdict(builder, monkeypat
     assert built.loops == ()
     (remark,) = [r for r in built.remarks if "loops were not read" in r.text]
     assert "install a triton wheel" in remark.text
+
+
+def test_a_pass_that_fails_is_run_once_more_for_the_line_of_the_file():
+    asked = []
+
+    def fails():
+        asked.append(knobs.compilation.disable_line_info)
+        place = "<unknown>:0:0" if asked[-1] else "/tmp/candidate.py:7:12"
+        os.write(2, f"{place}: error: no wgmma layout for operand B\n".encode())
+        raise RuntimeError("PassManager::run failed")
+
+    before = knobs.compilation.disable_line_info
+    knobs.compilation.disable_line_info = True
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            trace_triton._compiled(fails)
+        assert knobs.compilation.disable_line_info
+    finally:
+        knobs.compilation.disable_line_info = before
+    assert asked == [True, False]
+    said = "line 7: error: no wgmma layout for operand B\nPassManager::run failed"
+    assert str(caught.value) == said

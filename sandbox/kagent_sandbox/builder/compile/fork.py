@@ -27,6 +27,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from kagent_sandbox.builder.compile import remarks
+from kagent_sandbox.builder.compile.time_limit import compile_limit
+from kagent_sandbox.builder.policy import BuildRejected
 from kagent_sandbox.process.channel import Channel, ChannelError
 
 _channel: Channel | None = None  # in a tracing fork: to its compile fork
@@ -58,6 +60,9 @@ def compile_ahead(
 
     Returns:
         What the compiler remarked.
+
+    Raises:
+        SlowCompile: It took longer than its limit.
     """
     name = next((n for n, k in _kernels.items() if k is kernel), None)
     if _channel is None or name is None:
@@ -67,8 +72,15 @@ def compile_ahead(
         text = repr(asked)
         if ast.literal_eval(text) == asked:
             _channel.send(text)
-            return cast("list[str]", _channel.recv(None).obj)
+            said = cast("list[str] | None", _channel.recv(None).obj)
+            if said is None:
+                raise SlowCompile
+            return said
     return []
+
+
+class SlowCompile(Exception):  # noqa: N818
+    """The compile fork gave a kernel up: it took longer than its limit."""
 
 
 class CompileFork:
@@ -77,15 +89,21 @@ class CompileFork:
     Args:
         kernels: What it may be asked for.
         prepare: Called in it first: sets the tunables of a configuration.
+        limit_s: CPU time in seconds for one kernel; None: no limit.
     """
 
-    def __init__(self, kernels: Mapping[str, Any], prepare: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        kernels: Mapping[str, Any],
+        prepare: Callable[[], None],
+        limit_s: float | None = None,
+    ) -> None:
         self.channel, theirs = Channel.pair()
         self.pid = os.fork()
         if self.pid == 0:
             os.setpgid(0, 0)
             self.channel.close()
-            _serve(Channel(theirs), kernels, prepare)
+            _serve(Channel(theirs), kernels, prepare, limit_s)
         theirs.close()
 
     def close(self) -> None:
@@ -94,26 +112,34 @@ class CompileFork:
         self.channel.close()
 
 
-def _serve(channel: Channel, kernels: Mapping[str, Any], prepare: Callable[[], None]) -> NoReturn:
+def _serve(
+    channel: Channel,
+    kernels: Mapping[str, Any],
+    prepare: Callable[[], None],
+    limit_s: float | None,
+) -> NoReturn:
     with contextlib.suppress(BaseException):  # the caller sees the channel close, and compiles
         prepare()
         asked = set[str]()
         while True:
             text = cast("str", channel.recv(None).obj)
-            said: list[str] = []
+            said: list[str] | None = []
             if text not in asked:
                 with contextlib.suppress(
                     Exception
                 ):  # it fails again, and is told, where it is used
-                    with remarks.heard() as printed:
-                        _compile(kernels, text)
-                    said = remarks.of_triton(printed[0])
+                    try:
+                        with remarks.heard() as printed:
+                            _compile(kernels, text, limit_s)
+                        said = remarks.of_triton(printed[0])
+                    except BuildRejected:
+                        said = None  # it took too long, and would take as long again
             asked.add(text)
             channel.send(said)
     os._exit(0)
 
 
-def _compile(kernels: Mapping[str, Any], text: str) -> None:
+def _compile(kernels: Mapping[str, Any], text: str, limit_s: float | None) -> None:
     name, key, signature, constexprs, attrs, options = ast.literal_eval(text)
     if kernels[name].cache_key != key:
         return  # host code has changed what the kernel reads
@@ -123,7 +149,8 @@ def _compile(kernels: Mapping[str, Any], text: str) -> None:
     lock = Path(tempfile.gettempdir()) / f"{hashlib.sha256(text.encode()).hexdigest()}.lock"
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another lane may be at it: then it is in the cache
-        compiler(source, target=active.get_current_target(), options=options)
+        with compile_limit(name, limit_s):
+            compiler(source, target=active.get_current_target(), options=options)
 
 
 def end_group(pid: int) -> int:

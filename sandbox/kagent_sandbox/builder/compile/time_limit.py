@@ -1,16 +1,19 @@
 """A limit on each kernel's compile.
 
-Passes inside of Triton's compiler cannot be interrupted from Python, so the alarm does two things:
-it raises when Python gets to run again (ptxas is a process: there it acts at once), and it is a
-fact about this process that whoever watches it can read (`compiling`), so that the watcher can end
-the process and still name the kernel.
+The limit is on CPU time, so that a busy machine refuses nobody. Passes inside of Triton's compiler
+cannot be interrupted from Python, so two look: a timer of this process raises when Python gets to
+run again, and whoever watches it reads its clock (`cpu_s`), ends it and still names the kernel.
+Compilers that are processes of their own (ptxas, g++) have the kernel's limit on each of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import resource
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
@@ -22,19 +25,45 @@ on_compile: Callable[[str | None], None] | None = None
 """Called with a kernel's name when its compile starts, with None when it ends."""
 
 
+_TIMER, _OVER = signal.SIGPROF, signal.SIGXCPU
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time in seconds that a process has used, without its children's; 0 where it is gone.
+
+    By its clock, whose number follows from `pid` (clock_getcpuclockid(3)): a confined process can
+    read that, but not /proc.
+    """
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
+
+
+def _used_s() -> float:
+    """CPU time in seconds of this process and of those that it started and that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
 def too_slow(kernel: str, limit_s: float) -> BuildRejected:
     """The rejection of a kernel that takes too long to compile."""
     return BuildRejected(
         Stage.BUILD,
         Status.TIMEOUT,
-        f"compiling kernel {kernel} took longer than {limit_s:g} s: use smaller tiles, fewer "
-        "unrolled iterations (tl.static_range, num_stages), fewer template instances or more warps",
+        f"compiling kernel {kernel} took longer than {limit_s:g} s of CPU time: use smaller tiles, "
+        "fewer unrolled iterations (tl.static_range, num_stages), fewer template instances or more "
+        "warps",
     )
 
 
 @contextlib.contextmanager
 def compile_limit(kernel: str, limit_s: float | None) -> Iterator[None]:
-    """Limit what runs inside, and tell the watcher about it.
+    """Limit the CPU time of what runs inside, and tell the watcher about it.
+
+    Args:
+        kernel: Its name in a rejection.
+        limit_s: Seconds of CPU time; None: no limit.
 
     Raises:
         BuildRejected: TIMEOUT, naming the kernel.
@@ -48,12 +77,25 @@ def compile_limit(kernel: str, limit_s: float | None) -> Iterator[None]:
 
     if on_compile is not None:
         on_compile(kernel)
-    before = signal.signal(signal.SIGALRM, expired)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    handlers = {number: signal.signal(number, expired) for number in (_TIMER, _OVER)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    allowed = math.ceil(time.process_time() + limit_s)  # processes that it starts begin at 0
+    lowest = min(x for x in (allowed, soft, hard) if x != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_CPU, (lowest, hard))
+    start = _used_s()
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
     try:
         yield
+    except BuildRejected:
+        raise
+    except Exception as error:
+        if _used_s() - start >= limit_s:  # the compiler was ended, and somebody complains of that
+            raise too_slow(kernel, limit_s) from error
+        raise
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if on_compile is not None:
             on_compile(None)

@@ -24,9 +24,9 @@ from triton.runtime.jit import JITFunction
 
 from kagent_sandbox.builder.binary.inspect import kernel_info
 from kagent_sandbox.builder.compile import ptx, remarks
-from kagent_sandbox.builder.compile.fork import compile_ahead
+from kagent_sandbox.builder.compile.fork import SlowCompile, compile_ahead
 from kagent_sandbox.builder.compile.kernels import over_limits
-from kagent_sandbox.builder.compile.time_limit import compile_limit
+from kagent_sandbox.builder.compile.time_limit import compile_limit, too_slow
 from kagent_sandbox.builder.configs import install_autotuner
 from kagent_sandbox.builder.policy import PolicyError
 from kagent_sandbox.builder.trace.recorder import Recorder
@@ -256,13 +256,17 @@ def install(target: Target) -> None:
     @functools.wraps(original)
     def limited(self: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = current_recorder()
-        with compile_limit(self.fn.__name__, recorder.compile_limit_s if recorder else None):
+        name, limit_s = self.fn.__name__, recorder.compile_limit_s if recorder else None
+        with compile_limit(name, limit_s):
             if len(args) >= 6:  # key, signature, device, constexprs, options, attrs
-                said = compile_ahead(self, args[1], args[3], args[5], args[4])
-                remarks.keep(self.fn.__name__, said)
+                try:
+                    said = compile_ahead(self, args[1], args[3], args[5], args[4])
+                except SlowCompile:
+                    raise too_slow(name, limit_s or 0.0) from None
+                remarks.keep(name, said)
             with remarks.heard() as printed:
                 kernel = _compiled(functools.partial(original, self, *args, **kwargs))
-        remarks.keep(self.fn.__name__, remarks.of_triton(printed[0]))
+        remarks.keep(name, remarks.of_triton(printed[0]))
         if kernel is not None:
             ptx.keep(kernel.kernel, kernel.name, TRITON.name, kernel.asm.get("ptx", ""))
         return kernel

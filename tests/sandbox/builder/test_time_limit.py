@@ -1,0 +1,63 @@
+"""Limits of compiles: CPU time of this process and of compilers that it starts, not wall time."""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import pytest
+from kagent_sandbox.builder.compile.time_limit import compile_limit, cpu_s
+from kagent_sandbox.builder.policy import BuildRejected
+from kagent_sandbox.data.verdict import Status
+
+BURN = "while True: pass"
+
+
+def test_waiting_is_not_compiling():
+    """A compiler that gets no core, on a busy machine, is not refused."""
+    with compile_limit("k", 0.2):
+        time.sleep(0.6)
+
+
+def test_time_in_this_process_counts():
+    before = resource.getrlimit(resource.RLIMIT_CPU)
+    with pytest.raises(BuildRejected, match=r"kernel k took longer than 0\.1 s of CPU") as caught:
+        burn()
+    assert caught.value.status is Status.TIMEOUT
+    assert resource.getrlimit(resource.RLIMIT_CPU) == before
+
+
+def burn():
+    with compile_limit("k", 0.1):
+        while True:
+            pass
+
+
+def test_a_compiler_of_its_own_process_is_ended_and_the_kernel_is_named():
+    """In a fresh process, whose own clock stands near 0 as a builder's does."""
+    code = (
+        "import subprocess, sys\n"
+        "from kagent_sandbox.builder.compile.time_limit import compile_limit\n"
+        "with compile_limit('rows', 1.0):\n"
+        f"    subprocess.run([sys.executable, '-c', {BURN!r}], check=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "kernel rows took longer than 1 s of CPU time" in done.stderr
+
+
+def test_another_error_stays_what_it_is():
+    with pytest.raises(ValueError, match="no"), compile_limit("k", 60.0):
+        raise ValueError("no")
+
+
+def test_the_clock_of_another_process_can_be_read():
+    child = subprocess.Popen([sys.executable, "-c", BURN])
+    try:
+        while cpu_s(child.pid) < 0.05:
+            time.sleep(0.01)
+    finally:
+        child.kill()
+        child.wait()
+    assert cpu_s(child.pid) == 0.0
+    assert cpu_s(os.getpid()) > 0
