@@ -11,19 +11,17 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import inspect
 import os
 import sys
 import tempfile
-import types
 from pathlib import Path
 
 import torch
-from torch._compile import _disable_dynamo
 
 from kagent_sandbox.builder.compile import cuda, libdevice
 from kagent_sandbox.builder.configs import apply_config, enumerate_configs
 from kagent_sandbox.builder.declared_results import wrong_results
+from kagent_sandbox.builder.trace.dynamo import keep_dynamo_out
 from kagent_sandbox.builder.trace.trace import load_candidate, trace_case
 from kagent_sandbox.data.build import BuildCase, TensorSpec
 from kagent_sandbox.data.language import LANGUAGES
@@ -31,11 +29,6 @@ from kagent_sandbox.data.plan_json import dump_plan
 from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.errors import ToolchainError
 
-_IMPORTED_WHEN_TRACING = (
-    "kagent_sandbox.builder.trace.dispatch",
-    "torch._refs",
-    "torch.fx.experimental.symbolic_shapes",  # with sympy, for empty_like
-)
 _HUGE_BYTES = 2 << 20
 _MADV_COLLAPSE = 25  # Linux 6.1; older kernels refuse, and nothing is lost
 
@@ -106,23 +99,6 @@ def _trace(folder: Path) -> None:
     plan, _ = trace_case(module, "sample", case, target)
     wrong_results(plan, case, _SAMPLE, "sample")
     dump_plan(plan)
-
-
-def keep_dynamo_out() -> None:
-    """Have torch's Python functions not import all of dynamo, which would cost each fork seconds.
-
-    Torch wraps dispatch modes and meta functions so that dynamo, which never runs here, would skip
-    them; the wrapper imports it when first called. A wrapper that already holds its function calls
-    that instead.
-    """
-    for module in _IMPORTED_WHEN_TRACING:
-        importlib.import_module(module)
-    code = _disable_dynamo(len).__code__
-    for found in gc.get_objects():
-        if type(found) is types.FunctionType and found.__code__ is code:
-            function = inspect.getclosurevars(found).nonlocals.get("fn")
-            if isinstance(function, types.FunctionType):
-                setattr(function, "__dynamo_disable", function)
 
 
 def gather_pages() -> None:

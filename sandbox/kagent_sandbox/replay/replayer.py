@@ -46,7 +46,13 @@ GPU_LIMIT_S = 180.0  # a case, with a context, and Triton's compiler from cold
 _CHILD_LIMIT_S = 3600.0
 _MAX_TEXT = 2000
 _HANDLER = "kagent_sandbox.replay.worker:handle"
-_PRELOAD = ("torch", "numpy", "kagent_sandbox.lang", "kagent_sandbox.replay.worker")
+_PRELOAD = (
+    "torch",
+    "numpy",
+    "kagent_sandbox.lang",
+    "kagent_sandbox.replay.worker",
+    "kagent_sandbox.replay.warm_up",
+)
 # None of these touches the driver when it is imported, which would spoil it for forks.
 _PRELOAD_GPU = ("torch", "triton", "cuda.bindings.driver", *_PRELOAD[1:])
 

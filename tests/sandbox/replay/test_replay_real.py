@@ -140,6 +140,15 @@ def test_who_does_something_else_on_real_tensors_is_found(tools, honest, cheats,
     assert says in verdict.message
 
 
+def test_recording_does_not_import_dynamo(tools):
+    """Each candidate's process would spend two seconds on it."""
+    source = CONTENTS.replace(
+        "    return y",
+        "    return x if type(x) is torch.Tensor and '_dynamo' in torch.__dict__ else y",
+    )
+    assert replayed(tools, source) is None
+
+
 def test_without_the_plans_device_it_is_the_machine_that_is_at_fault(tools):
     builder, replayer = tools
     built = builder.build(BuildRequest(SCRATCH, "rows", "cpu", (CASE,)))
