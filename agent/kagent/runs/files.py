@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import IO
 
 from kagent_sandbox.errors import RunError, UserError
-
 from kagent_sandbox.process.temporary_space import temporary_space
 
 from kagent.runs.checksums import as_text
