@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kagent.campaign.record import Campaign, CampaignRun, Slice
-from kagent.runs.lineage import FREE
+from kagent.runs.lineage import FREE, Operator
 from kagent.runs.store import History
+
+_GIVEN = (Operator.SEED, Operator.MIGRATE)
+"""Operators of what a run begins with, or is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +114,15 @@ def gain_per_cost(campaign: Campaign, spent: Slice) -> float:
 
 
 def gain_since(history: History, records: int) -> float:
-    """Logarithm of the best kernel's speed-up over the best one of the first `records` records; of
-    the seeds, where those are more.
+    """Logarithm of the best kernel's speed-up over the best one of the first `records` records, and
+    over seeds and candidates of other runs that came since: those are no gain of this run's.
     """
     lineage = history.lineage
     best = lineage.incumbent
     if best is None:
         return 0.0
-    seeds = next((i for i, c in enumerate(lineage) if c.counts), len(lineage))
-    before = lineage.as_of(max(records, seeds))
+    given = [i + 1 for i, c in enumerate(lineage) if c.proposal.operator in _GIVEN]
+    before = lineage.as_of(max(records, *given))
     if before.incumbent is None:
         return 0.0
     gain = lineage.log_speed(best.id) - before.log_speed(before.incumbent.id)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -149,7 +150,7 @@ class CampaignRunner:
         ended = f"; it ended: {ended}" if ended else ""
         self.changed(
             f"{run.name}: {used.evaluations} evaluations in {used.seconds:.0f} s, "
-            f"gain {100 * used.gain:.1f} %{ended}"
+            f"gain {100 * math.expm1(used.gain):+.1f} %{ended}"
         )
         return None
 

@@ -48,10 +48,10 @@ class RunRow:
 
     @property
     def state(self) -> str:
-        """'waiting', 'begun', why it ended, or what failed."""
+        """'waiting', 'open' (more slices may come), why it ended, or what failed."""
         if self.run.step is not None:
             return f"failed: {self.run.step}"
-        return self.run.over or ("begun" if self.run.run else "waiting")
+        return self.run.over or ("open" if self.run.run else "waiting")
 
     @property
     def gain(self) -> str:

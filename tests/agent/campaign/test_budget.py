@@ -1,14 +1,17 @@
 """Where the next slice goes, and what runs give each other: pure, on made campaigns."""
 
+import asyncio
+
 import pytest
 from commands import stored_run
-from kagent.campaign.budget import Next, Spent, gain_per_cost, next_slice
+from kagent.campaign.budget import Next, Spent, gain_per_cost, gain_since, next_slice
 from kagent.campaign.exchange import Elite, accept, elite_of, finalists_of, offered
 from kagent.campaign.record import Campaign, CampaignRun, Slice
 from kagent.runs.lineage import Operator
 from kagent.runs.store import RunStore, read_history
 from kagent.suite.problems import Form, Problem
 from kagent.suite.record import Settings, Step, read_record, write_record
+from toy import evolution
 
 
 def run(name, **more):
@@ -103,6 +106,21 @@ def test_runs_give_each_other_kernels_to_judge_and_no_verdicts(tmp_path):
     assert (waiting.operator, waiting.source) == (Operator.MIGRATE, elite.source)
     assert Spent.of(after).waiting == 1
     assert after.elapsed_s == pytest.approx(poor.elapsed_s)
+
+
+def test_what_another_run_gave_is_no_gain(tmp_path):
+    few, many = stored_run(tmp_path / "few", 1), stored_run(tmp_path / "many", 12)
+    poor, rich = read_history(few)[1], read_history(many)[1]
+    assert gain_since(rich, 0) > 0
+    assert gain_since(rich, len(rich.lineage)) == 0
+    with RunStore.open(few) as store:
+        accept(store, offered(poor, [("many", rich)]))
+    search, store = evolution(tmp_path / "few/task", tmp_path / "few/runs", budget=2)
+    with store:
+        asyncio.run(search.run())
+    after = read_history(few)[1]
+    assert after.lineage.incumbent.proposal.operator is Operator.MIGRATE
+    assert gain_since(after, len(poor.lineage)) == 0
 
 
 def test_finalists_of_all_runs_race_each_text_once(tmp_path):

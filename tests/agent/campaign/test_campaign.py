@@ -57,7 +57,7 @@ def test_a_campaign_that_is_killed_goes_on_and_keeps_its_budget(kagent, tmp_path
     try:
         deadline = time.monotonic() + 400
         while time.monotonic() < deadline and process.poll() is None:
-            done = [r for r in (folder / "runs").glob("*/lineage.sqlite")]
+            done = list((folder / "runs").glob("*/lineage.sqlite"))
             if len(done) > 1 and read_record(folder, Campaign).runs[1].run:
                 break  # in the middle of the second run
             time.sleep(0.1)
