@@ -98,6 +98,8 @@ def _race(
 def main() -> None:
     """Answer one request."""
     prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a campaign that was killed may begin it again
+    # The campaign ends it so, also where a shell's `&` had the campaign itself ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     request = json.load(sys.stdin)
     if os.getppid() != request["parent"]:  # it was killed before that
         return
