@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
+from kagent_sandbox.data.language import ANY, languages_of
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import UserError
 from pydantic import BaseModel, ConfigDict, Field
 
 from kagent.campaign.record import Campaign, CampaignRun
+from kagent.config.devices import kind_of_device
 from kagent.config.settings import Config, load_config
 from kagent.config.values import Seconds
 from kagent.evolve.proposers import check_models
-from kagent.evolve.session import seeds_for
+from kagent.evolve.session import kind_for, kind_here, seeds_for
 from kagent.runs.files import read_regular
 from kagent.suite.problems import Form, Problem, find_problems
 from kagent.suite.record import Settings
+from kagent.tasks import find_task
 
 BUDGET = 50
 OWN = (
@@ -109,7 +113,9 @@ def plan(sources: Sequence[str], asked: CampaignFile) -> Campaign:
         UserError: A task, an option or the budget does not fit.
     """
     general = _config("options", asked.options)
-    devices = tuple(asked.devices) or ("cpu" if _is_for_cpu(general) else "cuda:0",)
+    devices = tuple(asked.devices) or (
+        "cpu" if kind_here(general.lang, "these tasks") == "cpu" else "cuda:0",
+    )
     twice = {d for d in devices if devices.count(d) > 1}
     if twice:
         raise UserError(f"device {twice.pop()} is named twice: name each once")
@@ -124,7 +130,7 @@ def plan(sources: Sequence[str], asked: CampaignFile) -> Campaign:
             options = {**asked.options, **table.options}
             config = _config(f"tasks: {table.task}: options", options)
             for device in devices:
-                seeds_for(_task(problem), "cpu" if device == "cpu" else "gpu", config.lang)
+                _check_language(find_task(problem.path), device, config.lang)
                 name = problem.name if len(devices) == 1 else f"{device}/{problem.name}"
                 if any(p.name == name for p in problems):
                     raise UserError(f"task {problem.name} is named twice: name each once")
@@ -161,16 +167,17 @@ def plan(sources: Sequence[str], asked: CampaignFile) -> Campaign:
     )
 
 
-def _task(problem: Problem) -> Any:
-    from kagent.tasks import find_task
+def _check_language(task: Task, device: str, lang: str) -> None:
+    """Make sure that a task has seeds for a device.
 
-    return find_task(problem.path)
-
-
-def _is_for_cpu(config: Config) -> bool:
-    from kagent.evolve.session import kind_here
-
-    return kind_here(config.lang, "these tasks") == "cpu"
+    Raises:
+        UserError: There is no such device, the language is for others, or no seed is in it.
+    """
+    kind = kind_of_device(device)
+    if kind_for(lang, gpu=kind == "gpu") != kind:
+        fitting = ", ".join(each.name for each in languages_of(kind))
+        raise UserError(f"language {lang} has no kernels for {device}: expected {fitting} or {ANY}")
+    seeds_for(task, kind, lang)
 
 
 def _config(where: str, options: Mapping[str, Any]) -> Config:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -45,7 +44,7 @@ def verdicts(folder):
 @pytest.mark.timeout(900)
 def test_a_campaign_that_is_killed_goes_on_and_keeps_its_budget(kagent, tmp_path):
     tasks_in(tmp_path, "a", "b")
-    words = ["campaign", "a", "b", "--lang", "cpp", "--devices", "cpu", "--budget", "6"]
+    words = ["campaign", "a", "b", "--lang", "cpp", "--devices", "cpu", "--budget", "4"]
     words += ["--seeds", "2", "--to", "c"]
     folder = tmp_path / "c"
     process = subprocess.Popen(
@@ -76,24 +75,18 @@ def test_a_campaign_that_is_killed_goes_on_and_keeps_its_budget(kagent, tmp_path
     campaign = read_record(folder, Campaign)
     judged = [read_history(folder / "runs" / r.run)[1].lineage.counted for r in campaign.runs]
     assert all(judged)
-    assert sum(judged) <= 6
+    assert sum(judged) <= 4
     assert [campaign.of(p).state for p in campaign.problems] == [State.DONE] * 2
     races = [campaign.of(p).run for p in campaign.problems]
     assert len(after) == len({r.run for r in campaign.runs} | set(races))  # and no others
     page = (folder / "report.html").read_text()
     assert 'http-equiv="refresh"' not in page
     assert "a, cpu, seed 1" in page
-    assert "of 6 evaluations" in done.out
+    assert "of 4 evaluations" in done.out
 
-    # A campaign that is over does nothing more; a run that cannot be read ends no other.
-    seconds = campaign.seconds
+    # A campaign that is over does nothing more.
     assert kagent("a", "b", "--resume", "--to", "c").code == 0
     assert verdicts(folder) == after
-    shutil.rmtree(folder / "runs" / campaign.runs[0].run)
-    broken = kagent("a", "b", "--resume", "--to", "c")
-    assert broken.code == 0
-    assert "a, cpu, seed 0: search:" in broken.out
-    assert read_record(folder, Campaign).seconds < seconds + 60
     other = kagent("a", "b", "--resume", "--to", "c", "--seeds", 3)
     assert (other.code, "began with seeds 2, and 3 was given" in other.err) == (2, True)
 
@@ -147,6 +140,8 @@ def test_mistakes_are_a_line(kagent, tmp_path):
         (("a", "a", "--to", "c", "--lang", "cpp"), "task a is named twice"),
         (("a", "b", "--to", "c", "--lang", "cpp", "--budget", 1), "give --budget 2 or more"),
         (("a", "--devices", "cpu", "--devices", "cpu"), "device cpu is named twice"),
+        (("a", "--devices", "gpu"), "no device 'gpu': expected cpu, cuda"),
+        (("a", "--devices", "cpu", "--lang", "triton"), "language triton has no kernels for cpu"),
         (("a", "--max-time", "soon"), "--max-time: expected a time"),
         (("a", "--max-cost", "0"), "expected dollars above 0"),
         (("a", "--resume"), "no campaign there"),
