@@ -9,11 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kagent.runs.events import Stop
 from kagent.suite.problems import Problem
 from kagent.suite.record import Record, State, Step
 
 MOST_SLICE = 10
 """Evaluations of a slice, at most: after so many the best place for the next ones is asked anew."""
+
+
+_LIMITS = (Stop.BUDGET.value, Stop.TIME.value, Stop.COST.value, Stop.TOKENS.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +125,12 @@ class Campaign(Record):
         return tuple(r for r in self.runs if r.target == problem.name)
 
     def resumed(self) -> Campaign:
-        """The campaign as it goes on: what the machine failed at is tried again."""
+        """The campaign as it goes on: what the machine failed at is tried again, and so is what
+        came to a limit, which may be another one now.
+        """
         campaign = self.again()
         for run in self.runs:
-            if run.step is Step.MACHINE:
+            if run.step is Step.MACHINE or run.over in _LIMITS:
                 campaign = campaign.changed(run, over="", step=None, reason="")
         return campaign
 

@@ -88,6 +88,8 @@ def test_a_record_survives_and_tries_again_what_the_machine_failed_at(tmp_path):
     assert read_record(tmp_path, Campaign) == made
     a, b = made.resumed().runs
     assert (a.over, a.step, b.step) == ("", None, Step.SEED)
+    ended = campaign(run("a", over="time"), run("b", over="exhausted"))
+    assert [r.over for r in ended.resumed().runs] == ["", "exhausted"]
 
 
 def test_runs_give_each_other_kernels_to_judge_and_no_verdicts(tmp_path):
