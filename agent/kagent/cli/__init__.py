@@ -15,6 +15,7 @@ try:
     from kagent.cli import (  # noqa: F401 - they register their commands
         asktell,
         calibrate,
+        campaign,
         candidates,
         devices,
         evolve,

@@ -85,7 +85,7 @@ def run(
     from kagent.config.values import parse_seconds
     from kagent.runs.files import clear_errors, take_lock
     from kagent.suite.problems import Problem, absolute
-    from kagent.suite.record import FILE, RUNS, read_suite, write_suite
+    from kagent.suite.record import RUNS, Suite, read_record, write_record
     from kagent.suite.results import read_results, result_of
     from kagent.suite.running import SuiteRunner
     from kagent.suite.view import problem_line, results_view
@@ -103,8 +103,8 @@ def run(
         "max_time": max_time,
     }
     if resume:
-        suite = _resumed(read_suite(folder), folder, sources, given)
-    elif (folder / FILE).exists():
+        suite = _resumed(read_record(folder, Suite), folder, sources, given)
+    elif (folder / Suite.FILE).exists():
         raise UserError(
             f"{folder}: a suite is there: --resume goes on with it, --to begins another"
         )
@@ -118,7 +118,7 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
         lock = take_lock(folder)
     with lock:
-        write_suite(folder, suite)
+        write_record(folder, suite)
         with status(quiet=False) as say:
 
             def finished(problem: Problem) -> None:
@@ -154,11 +154,11 @@ def report(
     json_: JsonOption = False,
 ) -> None:
     """Print a suite's results, and write them as one HTML page that needs nothing else."""
-    from kagent.suite.record import read_suite
+    from kagent.suite.record import Suite, read_record
     from kagent.suite.results import read_results, results_json
     from kagent.suite.view import results_view
 
-    results = read_results(folder, read_suite(folder))
+    results = read_results(folder, read_record(folder, Suite))
     if json_:
         if output is not None:
             raise UserError("--json prints and writes no page: omit --output")
@@ -182,11 +182,11 @@ def compare(
 ) -> None:
     """Compare two suites: only problems with the same task, raced on the same device."""
     from kagent.suite.compare import NOT_RACED, pair_json, pair_up, pair_view, race_winners
-    from kagent.suite.record import TASKS, read_suite
+    from kagent.suite.record import TASKS, Suite, read_record
     from kagent.suite.results import read_results
 
     folders = before, after
-    sides = [read_results(folder, read_suite(folder)) for folder in folders]
+    sides = [read_results(folder, read_record(folder, Suite)) for folder in folders]
     found = pair_up(*sides)
     if race:
         config = load_config(jobs=jobs, isolation=isolation)

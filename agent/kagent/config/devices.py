@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import UserError
 
@@ -38,6 +39,24 @@ def use_device(name: str | None) -> None:
     os.environ |= {_VISIBLE: chosen, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if not has_gpu():
         raise UserError(f"no device {name!r} on this machine: {_HOW}")
+
+
+def kind_of_device(name: str) -> Kind:
+    """The kind of device that a name stands for. Nothing is changed for this process.
+
+    Args:
+        name: As `use_device` takes it.
+
+    Raises:
+        UserError: It is no name of a device, or one of a GPU, and this machine has none.
+    """
+    if name == "cpu":
+        return "cpu"
+    if not re.fullmatch(r"cuda(:\d+)?|(GPU|MIG)-.+", name):
+        raise UserError(f"no device {name!r}: {_HOW}")
+    if not has_gpu():
+        raise UserError(f"no device {name!r} on this machine: {_HOW}")
+    return "gpu"
 
 
 def _visible(index: int, name: str) -> str:

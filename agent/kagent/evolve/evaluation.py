@@ -23,11 +23,22 @@ from kagent.evolve.machine import Machine, contender
 from kagent.evolve.tuning import Tuned, Tuning
 from kagent.runs.ask import Ask
 from kagent.runs.events import Observer, Progress, Step, Withdrawn, Working
-from kagent.runs.lineage import FREE, Candidate, Facts, Lineage, Proposal, Withdrawal
+from kagent.runs.lineage import (
+    FREE,
+    Candidate,
+    Facts,
+    Lineage,
+    Operator,
+    Proposal,
+    Withdrawal,
+)
 from kagent.runs.source_index import SourceIndex
 from kagent.runs.store import RunStore
 
 T = TypeVar("T")
+
+_TUNED_BEFORE = (*FREE, Operator.MIGRATE)
+"""Operators of kernels whose constants are as they should be: those that others tuned."""
 
 
 @dataclass(eq=False)
@@ -212,7 +223,7 @@ class Evaluator:
         """
         proposal, machine = evaluation.proposal, self._machine
         timed = machine.timed_request
-        if timed is None or machine.tune < 2 or proposal.operator in FREE:
+        if timed is None or machine.tune < 2 or proposal.operator in _TUNED_BEFORE:
             return None
 
         async def build(request: BuildRequest) -> Built | Rejected:

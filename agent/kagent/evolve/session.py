@@ -56,7 +56,12 @@ class Outcome:
 
 
 def evolve(
-    task_name: str, config: Config, observe: Observer, resume: Path | None = None
+    task_name: str,
+    config: Config,
+    observe: Observer,
+    resume: Path | None = None,
+    *,
+    race: bool = True,
 ) -> Outcome:
     """Run the search, new or resumed, until its budget is used up or it is interrupted.
 
@@ -65,6 +70,7 @@ def evolve(
         config: Settings of the run.
         observe: Receives every event.
         resume: Folder of the run to resume; None for a new run.
+        race: Whether the final race follows the search.
 
     Raises:
         UserError: The task, or the languages asked for, cannot be evolved on this machine.
@@ -122,6 +128,7 @@ def evolve(
             stop_at=config.stop_at,
             # A run that is repeated is repeated whole.
             early_stop=config.early_stop and config.proposer in (Tuner.name, "model"),
+            race=race,
         )
 
         async def search() -> Stop:

@@ -41,6 +41,8 @@ class Operator(StrEnum):
     """A new file, written from the task and one technique instead of from a parent's text."""
     REPAIR = "repair"
     """A rejected proposal, mended with its error in view."""
+    MIGRATE = "migrate"
+    """A candidate of another run of the same task, to be judged anew."""
 
 
 FREE = (Operator.SEED, Operator.SWEEP, Operator.RECOMBINE)

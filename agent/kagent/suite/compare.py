@@ -335,7 +335,7 @@ def pair_json(found: SuitePair) -> dict[str, object]:
     sides = zip((found.before, found.after), found.figures, strict=True)
     return {
         **{
-            which: {"suite": side.name, **asdict(side.suite.settings), "all": figures_json(f)}
+            which: {"suite": side.name, **asdict(side.record.settings), "all": figures_json(f)}
             for which, (side, f) in zip((_BEFORE, _AFTER), sides, strict=True)
         },
         "both_correct": {"problems": count, "before": before, "after": after},

@@ -32,11 +32,21 @@ class ProblemRow:
     ways: tuple[str, ...]
 
 
-def render(results: SuiteResults) -> str:
-    """Render the page of a suite."""
+def render(
+    results: SuiteResults, name: str = "suite.html.j2", *folders: Path, **more: object
+) -> str:
+    """Render the page of a suite, or of what is shown like one.
+
+    Args:
+        results: What is shown.
+        name: File of the template: the suite's, or one that extends it.
+        folders: Folders of such templates.
+        more: What they show besides.
+    """
     ways = [o for o in results.opponents if o != BEST_OF_TORCH]
-    return template("suite.html.j2", _PAGE).render(
+    return template(name, *folders, _PAGE).render(
         results=results,
+        what=results.record.WHAT,
         progress=view.progress_text(results.all),
         setting=view.setting_text(results),
         several_devices=view.devices_text(results) if len(results.devices) > 1 else "",
@@ -52,6 +62,7 @@ def render(results: SuiteResults) -> str:
         races=view.RACES,
         style=STYLE.read_text(encoding="utf-8"),
         policy=policy([], live=False),
+        **more,
     )
 
 

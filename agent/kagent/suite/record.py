@@ -1,4 +1,5 @@
-"""suite.json: what a suite is, and how far each of its problems has come.
+"""suite.json: what a suite is, and how far each of its problems has come. What is common to all
+records of several runs is here, too.
 
 What races found is not in it: it stays in the problems' run folders.
 """
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self, TypeVar
 
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.records import RecordError, from_json, to_json
@@ -20,7 +21,6 @@ from kagent.config.settings import Config
 from kagent.runs.files import clear_errors, read_regular, write_file
 from kagent.suite.problems import Problem
 
-FILE = "suite.json"
 RUNS, TASKS = "runs", "tasks"
 """Folders of a suite: a run's folder for each problem, and the tasks made of files."""
 FORMAT = 1
@@ -104,23 +104,28 @@ class Settings:
         return {**asdict(self), "model": ",".join(self.model) or None}
 
 
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """A suite as its folder has it. Problems are in the order in which they are worked on.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Searches as their folder has them, and how far each problem has come.
 
     Attributes:
         sources: What the problems were found by.
         settings: Settings of the searches.
-        kind: Kind of device: "gpu" or "cpu".
-        problems: The problems.
+        problems: The problems, in their order.
         progress: How far each has come, by name.
         version: Of kagent.
         started: Local time, ISO 8601.
     """
 
+    FILE: ClassVar[str]
+    """Name of the record's file in its folder."""
+    WHAT: ClassVar[str]
+    """What such a folder is: "suite"."""
+    BEGIN: ClassVar[str]
+    """The command that makes one."""
+
     sources: tuple[str, ...]
     settings: Settings
-    kind: Kind
     problems: tuple[Problem, ...]
     version: str
     started: str
@@ -131,51 +136,96 @@ class Suite:
         """How far a problem has come."""
         return self.progress.get(problem.name, Progress())
 
-    def noted(self, problem: Problem, **changes: Any) -> Suite:
-        """The suite with changes to a problem's progress."""
+    def noted(self, problem: Problem, **changes: Any) -> Self:
+        """The record with changes to a problem's progress."""
         progress = replace(self.of(problem), **changes)
         return replace(self, progress={**self.progress, problem.name: progress})
 
-    def again(self) -> Suite:
-        """The suite as it goes on: what the machine failed at is not finished."""
-        suite = self
+    def again(self) -> Self:
+        """The record as work goes on: what the machine failed at is not finished."""
+        record = self
         for problem in self.problems:
             if self.of(problem).step is Step.MACHINE:
-                suite = suite.noted(problem, state=State.BEGUN, step=None, reason="")
-        return suite
+                record = record.noted(problem, state=State.BEGUN, step=None, reason="")
+        return record
 
     @property
     def left(self) -> tuple[Problem, ...]:
         """Problems that are not finished."""
         return tuple(p for p in self.problems if not self.of(p).finished)
 
+    @property
+    def budget_text(self) -> str:
+        """What the searches may use, in words."""
+        raise NotImplementedError
 
-def read_suite(folder: Path) -> Suite:
-    """The suite of a folder.
+    @property
+    def device_text(self) -> str:
+        """Where they run, in words, before a race says it."""
+        raise NotImplementedError
+
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite(Record):
+    """A suite as its folder has it. Problems are in the order in which they are worked on.
+
+    Attributes:
+        kind: Kind of device: "gpu" or "cpu".
+    """
+
+    FILE = "suite.json"
+    WHAT = "suite"
+    BEGIN = "kagent suite run"
+
+    kind: Kind
+
+    @property
+    def budget_text(self) -> str:
+        """'budget 4 a problem, 90 s at most'."""
+        limit = self.settings.max_time
+        return f"budget {self.settings.budget} a problem" + (
+            "" if limit is None else f", {limit:g} s at most"
+        )
+
+    @property
+    def device_text(self) -> str:
+        """'CPU'."""
+        return self.kind.upper()
+
+
+def read_record(folder: Path, kind: type[R]) -> R:
+    """The record of a folder.
+
+    Args:
+        folder: The folder.
+        kind: Class of the record.
 
     Raises:
         RunError: There is none, it is damaged, or a newer kagent wrote it.
     """
-    path = folder / FILE
+    path = folder / kind.FILE
     try:
         data = json.loads(read_regular(path, _MOST_BYTES))
         version = data.get("format") if isinstance(data, dict) else None
         if isinstance(version, int) and version > FORMAT:
             raise RunError(f"{path}: written by a newer kagent: update kagent to read it")
-        return from_json(Suite, data)
+        return from_json(kind, data)
     except (FileNotFoundError, NotADirectoryError):
-        text = f"{folder}: no suite there (no {FILE}): kagent suite run begins one"
+        text = f"{folder}: no {kind.WHAT} there (no {kind.FILE}): {kind.BEGIN} begins one"
         raise RunError(text) from None
     except (OSError, ValueError, RecursionError, RecordError, UserError) as e:
         raise RunError(f"{path}: {e}") from None
 
 
-def write_suite(folder: Path, suite: Suite) -> None:
-    """Write a suite into its folder.
+def write_record(folder: Path, record: Record) -> None:
+    """Write a record into its folder.
 
     Raises:
         RunError: The folder cannot be written.
     """
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / FILE, json.dumps(to_json(suite), indent=1) + "\n")
+        write_file(folder / record.FILE, json.dumps(to_json(record), indent=1) + "\n")

@@ -17,7 +17,7 @@ from kagent_sandbox.errors import RunError
 
 from kagent.runs.store import read_history
 from kagent.suite.problems import Problem
-from kagent.suite.record import RUNS, Progress, State, Step, Suite
+from kagent.suite.record import RUNS, Progress, Record, State, Step
 from kagent.ui.end_of_run import missing_modes
 
 OPPONENTS = (BEST_OF_TORCH, *TORCH)
@@ -117,10 +117,12 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class SuiteResults:
-    """All results of a suite: of each problem, over all of them, and over each group."""
+    """All results of a suite, or of a campaign: of each problem, over all of them, and over each
+    group.
+    """
 
     name: str
-    suite: Suite
+    record: Record
     problems: tuple[ProblemResult, ...]
     all: Figures
     groups: tuple[Figures, ...]
@@ -136,22 +138,22 @@ class SuiteResults:
         return tuple(o for o in OPPONENTS if self.all.beside[o].problems)
 
 
-def read_results(folder: Path, suite: Suite) -> SuiteResults:
-    """Read the results of a suite from its problems' runs."""
-    problems = tuple(result_of(folder, suite, p) for p in suite.problems)
+def read_results(folder: Path, record: Record) -> SuiteResults:
+    """Read the results of a folder from its problems' runs."""
+    problems = tuple(result_of(folder, record, p) for p in record.problems)
     groups = dict.fromkeys(p.problem.group for p in problems)
     return SuiteResults(
         folder.resolve().name,
-        suite,
+        record,
         problems,
         figures("", problems),
         tuple(figures(g, [p for p in problems if p.problem.group == g]) for g in groups if g),
     )
 
 
-def result_of(folder: Path, suite: Suite, problem: Problem) -> ProblemResult:
+def result_of(folder: Path, record: Record, problem: Problem) -> ProblemResult:
     """What became of one problem. It failed if its run cannot be read."""
-    progress = suite.of(problem)
+    progress = record.of(problem)
     if progress.state is State.DONE:
         try:
             return _raced(folder, problem, progress)
@@ -210,15 +212,15 @@ def geometric_mean(ratios: Sequence[float]) -> float | None:
 
 def results_json(results: SuiteResults) -> dict[str, object]:
     """The results for programs."""
-    suite = results.suite
+    record = results.record
     return {
-        "suite": results.name,
-        "sources": list(suite.sources),
-        **asdict(suite.settings),
-        "kind": suite.kind,
+        record.WHAT: results.name,
+        "sources": list(record.sources),
+        **asdict(record.settings),
+        "kind": record.device_text.lower(),
         "devices": list(results.devices),
-        "version": suite.version,
-        "started": suite.started,
+        "version": record.version,
+        "started": record.started,
         "all": figures_json(results.all),
         "groups": {f.group: figures_json(f) for f in results.groups},
         "problems": [problem_json(p) for p in results.problems],

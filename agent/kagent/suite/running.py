@@ -20,7 +20,7 @@ from kagent.runs.events import Event, PhaseBegan, Started, Stop
 from kagent.runs.lineage import Lineage
 from kagent.suite.importing import import_problem
 from kagent.suite.problems import Form, Problem
-from kagent.suite.record import RUNS, TASKS, State, Step, Suite, write_suite
+from kagent.suite.record import RUNS, TASKS, State, Step, Suite, write_record
 from kagent.tasks import find_task, seeds_of
 from kagent.text import short
 from kagent.ui.end_of_run import NO_FINALIST
@@ -161,7 +161,7 @@ class SuiteRunner:
 
     def _note(self, problem: Problem, **changes: Any) -> None:
         self.suite = self.suite.noted(problem, **changes)
-        write_suite(self.folder, self.suite)
+        write_record(self.folder, self.suite)
 
 
 def _failed(step: Step, reason: str) -> dict[str, Any]:

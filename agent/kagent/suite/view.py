@@ -9,7 +9,7 @@ from kagent_sandbox.data.verdict import Comparison, SpeedVerdict
 from rich.console import RenderableType
 from rich.text import Text
 
-from kagent.suite.record import Suite
+from kagent.suite.record import Record
 from kagent.suite.results import THRESHOLDS, Figures, ProblemResult, Speed, SuiteResults
 from kagent.text import interval_text
 from kagent.ui.table import Column, TextTable
@@ -42,8 +42,8 @@ def results_view(results: SuiteResults) -> Iterator[RenderableType]:
     yield Text(f"\n{FAST}. {MEANS}. {RACES}.", "dim")
     if len(results.devices) > 1:
         yield Text(devices_text(results), "yellow")
-    if results.suite.left:
-        yield Text(f"not finished: {len(results.suite.left)}; --resume goes on")
+    if results.record.left:
+        yield Text(f"not finished: {len(results.record.left)}; --resume goes on")
 
 
 def progress_text(f: Figures) -> str:
@@ -55,16 +55,15 @@ def progress_text(f: Figures) -> str:
 
 def setting_text(results: SuiteResults) -> str:
     """What the searches were given, and where they ran."""
-    where = ", ".join(results.devices) or results.suite.kind.upper()
-    return f"{searches_text(results.suite)}, on {where}; {results.suite.started}"
+    where = ", ".join(results.devices) or results.record.device_text
+    return f"{searches_text(results.record)}, on {where}; {results.record.started}"
 
 
-def searches_text(suite: Suite) -> str:
+def searches_text(record: Record) -> str:
     """What the searches were given."""
-    given = suite.settings
+    given = record.settings
     by = f"by {', '.join(given.model)}" if given.model else f"proposals by {given.proposer}"
-    limit = "" if given.max_time is None else f", {given.max_time:g} s at most"
-    return f"budget {given.budget} a problem{limit}, language {given.lang}, {by}"
+    return f"{record.budget_text}, language {given.lang}, {by}"
 
 
 def devices_text(results: SuiteResults) -> str:

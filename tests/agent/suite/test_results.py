@@ -6,7 +6,7 @@ import math
 import pytest
 from kagent.suite import page
 from kagent.suite.compare import Pair, SuitePair, pair_json, pair_up, pair_view
-from kagent.suite.record import Settings, Step, Suite, read_suite, write_suite
+from kagent.suite.record import Settings, Step, Suite, read_record, write_record
 from kagent.suite.results import SuiteResults, figures, results_json
 from kagent.suite.view import results_view
 from kagent_sandbox.data.verdict import SpeedVerdict
@@ -89,16 +89,16 @@ def test_the_page_has_every_problem_and_runs_nothing_of_its_names():
 
 def test_a_record_survives_and_a_newer_one_is_refused(tmp_path):
     suite = suite_of(FOUND)
-    write_suite(tmp_path, suite)
-    assert read_suite(tmp_path) == suite
+    write_record(tmp_path, suite)
+    assert read_record(tmp_path, Suite) == suite
     (tmp_path / "suite.json").write_text('{"format": 9}')
     with pytest.raises(RunError, match="written by a newer kagent"):
-        read_suite(tmp_path)
+        read_record(tmp_path, Suite)
     (tmp_path / "suite.json").write_text("[]")
     with pytest.raises(RunError, match=r"suite\.json"):
-        read_suite(tmp_path)
+        read_record(tmp_path, Suite)
     with pytest.raises(RunError, match="no suite there"):
-        read_suite(tmp_path / "none")
+        read_record(tmp_path / "none", Suite)
 
 
 def test_settings_are_options_of_a_run():

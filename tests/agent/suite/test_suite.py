@@ -12,7 +12,7 @@ from kagent.evolve import session
 from kagent.suite import compare, import_worker, importing
 from kagent.suite.importing import import_problem
 from kagent.suite.problems import Form, Problem
-from kagent.suite.record import State, Step, read_suite
+from kagent.suite.record import State, Step, Suite, read_record
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import DeviceError, MachineError, RunError, TaskError, UserError
 from made_suite import Search, problems_in
@@ -56,7 +56,7 @@ def test_a_suite_runs_whatever_one_problem_does(kagent, searching, tmp_path):
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
     shown = kagent("report", "suites/p", "--json")
     assert json.loads(shown.out)["all"]["beside"]["torch"]["fast_p"] == {"1": 0.2, "2": 0.0}
-    assert read_suite(folder).settings.budget == 2
+    assert read_record(folder, Suite).settings.budget == 2
 
     again = kagent("run", "p", "--lang", "cpp")
     assert again.code == 2
@@ -84,7 +84,7 @@ def test_a_suite_goes_on_where_it_was_ended(kagent, searching, tmp_path):
     # b's run could not go on, and a new one could not be made.
     assert search.calls == [("b", "b-1"), ("b", None), ("c", None)]
     assert "b: failed: search: measured on another device" in goes_on.out
-    assert read_suite(tmp_path / "suites/p").left == ()
+    assert read_record(tmp_path / "suites/p", Suite).left == ()
 
 
 def test_a_machine_that_fails_twice_in_a_row_ends_a_suite_that_can_go_on(
@@ -214,7 +214,7 @@ def test_what_a_suite_began_with_is_kept(kagent, searching, tmp_path):
     problems_in(tmp_path / "p", "a")
     searching(a=2.0)
     kagent("run", "p", "--lang", "cpp", "--max-time", "90s")
-    suite = read_suite(tmp_path / "suites/p")
+    suite = read_record(tmp_path / "suites/p", Suite)
     progress = suite.of(suite.problems[0])
     assert (progress.state, progress.run) == (State.DONE, "a-1")
     assert progress.digest

@@ -1,0 +1,133 @@
+"""Which run the next slice of the budget is spent on. Pure, from what the runs' folders say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kagent.campaign.record import Campaign, CampaignRun, Slice
+from kagent.runs.lineage import FREE, Operator
+from kagent.runs.store import History
+
+_GIVEN = (Operator.SEED, Operator.MIGRATE)
+"""Operators of what a run begins with, or is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one run has used up.
+
+    Attributes:
+        judged: Evaluations with a verdict.
+        waiting: Charged proposals without one, of a session that was ended: judged next.
+        dollars: Cost of models.
+    """
+
+    judged: int = 0
+    waiting: int = 0
+    dollars: float = 0.0
+
+    @classmethod
+    def of(cls, history: History) -> Spent:
+        """That of a run's folder."""
+        waiting = sum(p.operator not in FREE for p in history.pending)
+        return cls(history.lineage.counted, waiting, history.spent.dollars)
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations that nobody else may use."""
+        return self.judged + self.waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """The next slice.
+
+    Attributes:
+        run: The run that gets it.
+        budget: The run's budget until the slice is over, all earlier ones included.
+        max_time: Most seconds of its search; None: no limit.
+        max_cost: Most dollars of the run, all earlier slices included; None: no limit.
+    """
+
+    run: CampaignRun
+    budget: int
+    max_time: float | None
+    max_cost: float | None
+
+
+def next_slice(campaign: Campaign, spent: Mapping[str, Spent]) -> Next | None:
+    """The slice that is spent next; None where nothing is left to spend, or nothing to spend it on.
+
+    Every run gets its first slice. Then the run is next whose last slice gained most per cost; of
+    equals, the one with the fewest evaluations.
+
+    Args:
+        campaign: The campaign.
+        spent: By the runs' names, what each has used up.
+    """
+    used = sum(spent[r.name].evaluations for r in campaign.runs)
+    dollars = sum(spent[r.name].dollars for r in campaign.runs)
+    left_s = None if campaign.settings.max_time is None else _left(campaign)
+    left_dollars = None if campaign.max_cost is None else campaign.max_cost - dollars
+    if left_s == 0 or (left_dollars is not None and left_dollars <= 0):
+        return None
+    open_runs = [r for r in campaign.runs if not r.over]
+    first = [r for r in open_runs if r.last is None]
+    size = campaign.slice_evaluations
+    owed = {r.name: max(0, size - spent[r.name].evaluations) for r in first}
+
+    def most(run: CampaignRun) -> int:
+        """Evaluations that the run may be given now, besides those that wait."""
+        free = campaign.settings.budget - used
+        others = sum(n for name, n in owed.items() if name != run.name)
+        return max(0, min(owed.get(run.name) or size, free - others))
+
+    able = [r for r in open_runs if most(r) or spent[r.name].waiting]
+    if not able:
+        return None
+
+    def order(run: CampaignRun) -> tuple[bool, float, int]:
+        rate = 0.0 if run.last is None else gain_per_cost(campaign, run.last)
+        return run.last is not None, -rate, spent[run.name].evaluations
+
+    run = min(able, key=order)
+    sharing = len(first) if run.last is None else 1  # of time and money, so that each gets some
+    own = spent[run.name]
+    return Next(
+        run,
+        own.evaluations + most(run),
+        None if left_s is None else left_s / sharing,
+        None if left_dollars is None else own.dollars + left_dollars / sharing,
+    )
+
+
+def gain_per_cost(campaign: Campaign, spent: Slice) -> float:
+    """Gain of a slice over its cost: the largest share that it used up of one of the budgets."""
+    shares = [spent.evaluations / campaign.settings.budget]
+    if campaign.settings.max_time is not None:
+        shares.append(spent.seconds / campaign.settings.max_time)
+    if campaign.max_cost is not None:
+        shares.append(spent.dollars / campaign.max_cost)
+    return max(0.0, spent.gain) / max(1e-9, *shares)
+
+
+def gain_since(history: History, records: int) -> float:
+    """Logarithm of the best kernel's speed-up over the best one of the first `records` records, and
+    over seeds and candidates of other runs that came since: those are no gain of this run's.
+    """
+    lineage = history.lineage
+    best = lineage.incumbent
+    if best is None:
+        return 0.0
+    given = [i + 1 for i, c in enumerate(lineage) if c.proposal.operator in _GIVEN]
+    before = lineage.as_of(max(records, *given))
+    if before.incumbent is None:
+        return 0.0
+    gain = lineage.log_speed(best.id) - before.log_speed(before.incumbent.id)
+    return gain if math.isfinite(gain) else 0.0
+
+
+def _left(campaign: Campaign) -> float:
+    return max(0.0, (campaign.settings.max_time or 0.0) - campaign.seconds)

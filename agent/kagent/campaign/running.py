@@ -1,0 +1,306 @@
+"""A campaign's slices and final races, one after the other. Whatever one run does, the next slice
+follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.errors import MachineError, RunError
+from kagent_sandbox.process.process_tree import kill_tree
+from kagent_sandbox.runtime.text import printable
+
+from kagent.campaign.budget import Next, Spent, gain_since, next_slice
+from kagent.campaign.exchange import Elite, finalists_of, offered
+from kagent.campaign.record import Campaign, CampaignRun, Slice
+from kagent.llm.chat import ModelError
+from kagent.runs.events import Stop
+from kagent.runs.store import History, read_history
+from kagent.suite.problems import Problem
+from kagent.suite.record import RUNS, State, Step, write_record
+from kagent.text import short
+from kagent.ui.end_of_run import NO_FINALIST
+
+MACHINE_FAILURES = 2
+"""Slices in a row that the machine fails at, and that end the campaign: the next would, too."""
+_WORKER = ("-m", "kagent.campaign.worker")
+_MOST_REASON = 300  # characters
+_LOG_TAIL = 500  # bytes of a process's output that an error repeats
+_ENDED = (Stop.EXHAUSTED, Stop.SETTLED, Stop.GOAL)
+"""Ends of a slice after which another one of the same run would find nothing."""
+
+Answer = Mapping[str, Any]
+Tell = Callable[[Answer], None]
+
+
+@dataclass
+class CampaignRunner:
+    """Spends a campaign's budget, and keeps its record.
+
+    Attributes:
+        folder: The campaign's folder.
+        campaign: The campaign, as it is in the folder.
+        options: Options of this session that all runs have: `jobs`, `isolation`.
+        say: Is told what is being done.
+        changed: Is called when a slice or a race is over.
+    """
+
+    folder: Path
+    campaign: Campaign
+    options: Mapping[str, object]
+    say: Callable[[str], None]
+    changed: Callable[[str], None]
+    _noted_s: float = field(default_factory=time.monotonic)
+
+    def run(self) -> None:
+        """Spend what is left of the budget, then race the finalists of each task and device.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; all verdicts are kept, and the campaign can go on.
+            MachineError: This machine failed at several slices in a row.
+            ModelError: A model cannot be asked.
+            RunError: The campaign's folder cannot be written.
+        """
+        failures = 0
+        while (found := next_slice(self.campaign, self.spent())) is not None:
+            step = self._slice(found)
+            failures = failures + 1 if step is Step.MACHINE else 0
+            if failures == MACHINE_FAILURES:
+                reason = self.campaign.run(found.run.name).reason
+                raise MachineError(
+                    f"{failures} slices in a row failed on this machine, the last one with: "
+                    f"{reason}"
+                )
+        for problem in self.campaign.problems:
+            if not self.campaign.of(problem).finished:
+                self._race(problem)
+
+    def spent(self) -> Mapping[str, Spent]:
+        """What each run has used up, by name."""
+        return {
+            r.name: Spent.of(h) if (h := self._read(r)) else Spent() for r in self.campaign.runs
+        }
+
+    # -- slices ------------------------------------------------------------------------------------
+
+    def _slice(self, found: Next) -> Step | None:
+        """Spend a slice; the step that failed, None if none did."""
+        run = found.run
+        before = self._read(run)
+        records = len(before.lineage) if before is not None else 0
+        spent = Spent.of(before) if before is not None else Spent()
+        elites: list[Elite] = []
+        if before is not None and found.budget - spent.evaluations > 1:
+            elites = offered(before, self._others(run))
+        problem = next(p for p in self.campaign.problems if p.name == run.target)
+        self._keep(self.campaign.race_again(problem))  # what it found before is not all any more
+        began = time.monotonic()
+
+        def tell(line: Answer) -> None:
+            if "run" in line:
+                self._change(run, run=line["run"])
+            if "phase" in line:
+                self.say(f"{run.name}, up to {found.budget} evaluations: {line['phase']}")
+            self._keep(self.campaign)  # with its time
+
+        self.say(f"{run.name}: starting")
+        limits = {
+            "budget": found.budget,
+            "max_time": found.max_time,
+            "max_cost": found.max_cost,
+            "seed": run.seed,
+        }
+        answer = self._ask(run, limits, run.run, elites, "", tell)
+        seconds = time.monotonic() - began
+        after = self._read(self.campaign.run(run.name))
+        if "error" in answer or after is None:
+            reason = short(printable(str(answer.get("error", "it has no folder"))), _MOST_REASON)
+            step = Step(answer.get("step", Step.SEARCH.value))
+            self._change(run, over="failed", step=step, reason=reason)
+            self.changed(f"{run.name}: failed: {step}: {reason}")
+            return step
+        now, stop = Spent.of(after), Stop(answer["stop"])
+        used = Slice(
+            now.judged - spent.judged,
+            seconds,
+            now.dollars - spent.dollars,
+            gain_since(after, records),
+        )
+        if stop is Stop.INTERRUPTED:
+            raise KeyboardInterrupt
+        if stop is Stop.NO_SEED:
+            self._change(run, last=used, over=stop.value, step=Step.SEED, reason="no seed passed")
+            self.changed(f"{run.name}: failed: seed: no seed passed")
+            return Step.SEED
+        ended = stop.value if stop in _ENDED or not used.evaluations else ""
+        self._change(run, last=used, over=ended)
+        ended = f"; it ended: {ended}" if ended else ""
+        self.changed(
+            f"{run.name}: {used.evaluations} evaluations in {used.seconds:.0f} s, "
+            f"gain {100 * math.expm1(used.gain):+.1f} %{ended}"
+        )
+        return None
+
+    def _others(self, run: CampaignRun) -> list[tuple[str, History]]:
+        """The other runs of its task whose kernels fit its device."""
+        kind = run.device == "cpu"
+        found = [
+            (r.run, self._read(r))
+            for r in self.campaign.runs
+            if r.name != run.name and r.task == run.task and (r.device == "cpu") is kind
+        ]
+        return [(name, history) for name, history in found if history is not None]
+
+    # -- final races -------------------------------------------------------------------------------
+
+    def _race(self, problem: Problem) -> None:
+        runs = self.campaign.runs_of(problem)
+        read = [(r.run, h) for r in runs if (h := self._read(r)) is not None]
+        finalists = finalists_of(read)
+        if not finalists:
+            failed = next((r for r in runs if r.step is not None), None)
+            step = failed.step if failed is not None else Step.SEARCH
+            reason = failed.reason if failed is not None else "no run has a kernel that passed"
+            self._fail(problem, step or Step.SEARCH, reason)
+            return
+        began, before = time.monotonic(), self.campaign.of(problem).seconds
+        self._keep(self.campaign.noted(problem, state=State.BEGUN))
+
+        def tell(line: Answer) -> None:
+            if "run" in line:
+                self._keep(self.campaign.noted(problem, run=line["run"]))
+            if "phase" in line:
+                self.say(f"{problem.name}, final race of {len(finalists)}: {line['phase']}")
+
+        store, _ = read_history(self.folder / RUNS / read[0][0])
+        target = store.manifest.target
+        begun = self.campaign.of(problem).run
+        answer = self._ask(runs[0], {"seed": 0}, begun, finalists, target, tell)
+        seconds = before + time.monotonic() - began
+        self._keep(self.campaign.noted(problem, seconds=seconds))
+        if "error" in answer:
+            self._fail(problem, Step(answer.get("step", Step.SEARCH.value)), answer["error"])
+            return
+        if answer["stop"] == Stop.INTERRUPTED.value:
+            raise KeyboardInterrupt
+        folder = self.folder / RUNS / self.campaign.of(problem).run
+        race = read_history(folder)[1].race
+        if race is None or race.winner is None:
+            self._fail(problem, Step.SEARCH, NO_FINALIST)
+            return
+        self._keep(self.campaign.noted(problem, state=State.DONE))
+        self.changed("")
+
+    def _fail(self, problem: Problem, step: Step, reason: str) -> None:
+        text = short(printable(reason), _MOST_REASON)
+        self._keep(self.campaign.noted(problem, state=State.FAILED, step=step, reason=text))
+        self.changed(f"{problem.name}: final race failed: {step}: {text}")
+
+    # -- record and processes ----------------------------------------------------------------------
+
+    def _read(self, run: CampaignRun) -> History | None:
+        """A run's history; None before it has one."""
+        if not run.run:
+            return None
+        folder = self.folder / RUNS / run.run
+        try:
+            return read_history(folder)[1]
+        except RunError as e:
+            if not run.step:
+                text = short(printable(str(e)), _MOST_REASON)
+                self._change(run, over="failed", step=Step.SEARCH, reason=text)
+            return None
+
+    def _change(self, run: CampaignRun, /, **changes: Any) -> None:
+        self._keep(self.campaign.changed(run, **changes))
+
+    def _keep(self, campaign: Campaign) -> None:
+        now = time.monotonic()
+        seconds = campaign.seconds + now - self._noted_s
+        self.campaign, self._noted_s = replace(campaign, seconds=seconds), now
+        write_record(self.folder, self.campaign)
+
+    def _ask(
+        self,
+        run: CampaignRun,
+        limits: Mapping[str, object],
+        begun: str,
+        elites: list[Elite],
+        target: str,
+        tell: Tell,
+    ) -> Answer:
+        """The answer of a worker. With a `target`, the elites race; else a slice is spent.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; the worker has ended, and kept what it had.
+            ModelError: A model cannot be asked.
+        """
+        config = {**run.options, **self.options, **limits, "runs": str(self.folder / RUNS)}
+        request = {
+            "parent": os.getpid(),
+            "task": run.task,
+            "device": run.device,
+            "config": config,
+            "run": str(self.folder / RUNS / begun) if begun else "",
+            "elites": [to_json(e) for e in elites],
+            "race": bool(target),
+            "target": target,
+        }
+        answer: Answer = {}
+        with tempfile.TemporaryFile() as log:
+            process = subprocess.Popen(
+                [sys.executable, *_WORKER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # a Ctrl-C at the terminal is the campaign's to handle
+            )
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                with contextlib.suppress(BrokenPipeError), process.stdin:
+                    process.stdin.write(json.dumps(request))
+                for line in process.stdout:
+                    answer = json.loads(line)
+                    tell(answer)
+                process.wait()
+            except KeyboardInterrupt:
+                self.say(f"{run.name}: stopping; a second Ctrl-C kills it")
+                _interrupt(process)
+                raise
+            finally:
+                kill_tree(process.pid)
+                process.wait()
+                process.stdout.close()
+            log.seek(max(0, log.seek(0, 2) - _LOG_TAIL))
+            tail = " ".join(printable(log.read().decode(errors="replace")).split())
+        if answer.get("model"):
+            raise ModelError(str(answer["error"]), permanent=True)
+        if "stop" not in answer and "error" not in answer:
+            text = f"its process ended with status {process.returncode}: {tail}"
+            return {"error": text, "step": Step.MACHINE.value}
+        return answer
+
+
+def _interrupt(process: subprocess.Popen[str]) -> None:
+    """Have a worker end as after Ctrl-C, and wait until it has."""
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    with contextlib.suppress(KeyboardInterrupt):
+        for _ in process.stdout:  # so that it can say what it says
+            pass
+        process.wait()

@@ -1,0 +1,129 @@
+"""A campaign's runs as a table: in the terminal, on its page, and for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kagent_sandbox.errors import RunError
+from rich.text import Text
+
+from kagent.campaign.budget import Spent
+from kagent.campaign.record import Campaign, CampaignRun
+from kagent.runs.lineage import Operator
+from kagent.runs.store import read_history
+from kagent.suite.record import RUNS
+from kagent.ui.live import clock, speed_text
+from kagent.ui.table import Column, TextTable
+
+HEAD = ("run", "state", "evaluated", "from other runs", "best so far, × torch", "last gain", "time")
+"""Headers of a run's cells."""
+ESTIMATES = (
+    "The best so far is the search's own estimate on visible cases. Only the final race's figures "
+    "are results"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run, and what its folder says.
+
+    Attributes:
+        run: The run.
+        evaluated: Evaluations with a verdict.
+        migrated: Candidates of other runs among its candidates.
+        best: Estimated speed-up over the best of torch; 0 where nothing has passed.
+        elapsed_s: Working time of its sessions.
+        dollars: Cost of models.
+    """
+
+    run: CampaignRun
+    evaluated: int = 0
+    migrated: int = 0
+    best: float = 0.0
+    elapsed_s: float = 0.0
+    dollars: float = 0.0
+
+    @property
+    def state(self) -> str:
+        """'waiting', 'open' (more slices may come), why it ended, or what failed."""
+        if self.run.step is not None:
+            return f"failed: {self.run.step}"
+        return self.run.over or ("open" if self.run.run else "waiting")
+
+    @property
+    def gain(self) -> str:
+        """'+1.2 %', the last slice's; nothing before the first one is over."""
+        last = self.run.last
+        return "" if last is None else f"{100 * math.expm1(last.gain):+.1f} %"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """As `HEAD` has them."""
+        return (
+            self.run.name,
+            self.state,
+            str(self.evaluated),
+            str(self.migrated),
+            speed_text(self.best),
+            self.gain,
+            clock(self.elapsed_s),
+        )
+
+
+def run_rows(folder: Path, campaign: Campaign) -> list[RunRow]:
+    """All runs of a campaign."""
+    return [_row(folder, run) for run in campaign.runs]
+
+
+def _row(folder: Path, run: CampaignRun) -> RunRow:
+    if not run.run:
+        return RunRow(run)
+    try:
+        _, history = read_history(folder / RUNS / run.run)
+    except RunError:  # it says so as the reason of its failure, once work on it goes on
+        return RunRow(run)
+    lineage, best = history.lineage, history.lineage.incumbent
+    return RunRow(
+        run,
+        Spent.of(history).judged,
+        sum(c.proposal.operator is Operator.MIGRATE for c in lineage),
+        0.0 if best is None else math.exp(lineage.log_speed(best.id)),
+        history.elapsed_s,
+        history.spent.dollars,
+    )
+
+
+def runs_table(rows: Sequence[RunRow]) -> TextTable:
+    """The table of runs."""
+    table = TextTable(
+        (
+            Column(HEAD[0]),
+            Column(HEAD[1]),
+            Column(HEAD[2], right=True),
+            Column(HEAD[3], right=True, drop=3),
+            Column(HEAD[4], right=True),
+            Column(HEAD[5], right=True, drop=1),
+            Column(HEAD[6], right=True, drop=2),
+        )
+    )
+    for row in rows:
+        name, state, *cells = row.cells
+        style = "red" if row.run.step is not None else "dim"
+        table.add_row(Text(name, "bold"), Text(state, style), *cells)
+    return table
+
+
+def spent_line(campaign: Campaign, rows: Sequence[RunRow]) -> str:
+    """'12 of 20 evaluations, 1:20 of 5:00, $0.20 of $1.00'."""
+    given = campaign.settings
+    parts = [f"{sum(r.evaluated for r in rows)} of {given.budget} evaluations"]
+    limit = "" if given.max_time is None else f" of {clock(given.max_time)}"
+    parts.append(f"{clock(campaign.seconds)}{limit}")
+    dollars = sum(r.dollars for r in rows)
+    if dollars or campaign.max_cost is not None:
+        limit = "" if campaign.max_cost is None else f" of ${campaign.max_cost:.2f}"
+        parts.append(f"${dollars:.2f}{limit}")
+    return ", ".join(parts)

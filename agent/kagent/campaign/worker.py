@@ -1,0 +1,130 @@
+"""Spends one slice on one run, or races finalists: a request in JSON on stdin, events and the
+answer as lines of JSON on stdout. In a process of its own: a process sees one choice of devices,
+and what ends it ends no campaign.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kagent_sandbox.confine.libc import prctl
+from kagent_sandbox.confine.policy import ask_for
+from kagent_sandbox.data.records import from_json
+from kagent_sandbox.data.task import Kind, Task
+from kagent_sandbox.errors import KagentError, MachineError, TaskError
+
+from kagent.asktell.judging import judge_all
+from kagent.campaign.exchange import Elite, accept
+from kagent.config.devices import use_device
+from kagent.config.settings import Config, load_config
+from kagent.evolve import session
+from kagent.llm.chat import ModelError
+from kagent.runs.ask import Nobody
+from kagent.runs.events import Event, PhaseBegan, Recorded, Started, Stop
+from kagent.runs.store import RunStore
+from kagent.suite.record import Step
+from kagent.tasks import find_task
+
+Tell = Callable[[dict[str, object]], None]
+
+
+def work(request: dict[str, Any], tell: Tell) -> str:
+    """Do what is asked for.
+
+    Args:
+        request: "task", "device", "config", "run" (path of the folder that goes on, or ""), and
+            "elites" of other runs. With "race", the elites race; "target" is what they are for.
+        tell: Is told of the run's folder, of phases and of verdicts.
+
+    Returns:
+        Why it ended, as `Stop` has it.
+
+    Raises:
+        KagentError: It could not be done.
+    """
+
+    def observe(event: Event) -> None:
+        if isinstance(event, Started):
+            tell({"run": event.run})
+        elif isinstance(event, PhaseBegan):
+            tell({"phase": event.phase.value})
+        elif isinstance(event, Recorded):
+            tell({"recorded": event.candidate.id})
+
+    config = load_config(**request["config"])
+    ask_for(config.isolation)
+    task = find_task(request["task"])
+    elites = [from_json(Elite, e) for e in request["elites"]]
+    resume = Path(request["run"]) if request["run"] else None
+    if request["race"]:
+        return _race(task, config, elites, resume, request["target"], tell, observe)
+    if resume is not None and elites:
+        with RunStore.open(resume) as store:
+            accept(store, elites)
+    return session.evolve(str(task.folder), config, observe, resume, race=False).stop.value
+
+
+def _race(
+    task: Task,
+    config: Config,
+    elites: list[Elite],
+    resume: Path | None,
+    target: str,
+    tell: Tell,
+    observe: Callable[[Event], None],
+) -> str:
+    """Judge finalists in a run of their own, which ends with the final race."""
+    if resume is None:
+        kind: Kind = "cpu" if target == "cpu" else "gpu"
+        own = config.model_copy(update={"proposer": Nobody.name})
+        with RunStore.create(
+            config.runs, session.new_manifest(task, kind, target, own, {})
+        ) as store:
+            accept(store, elites)
+            tell({"run": store.folder.name})
+            resume = store.folder
+    with RunStore.open(resume) as store:
+        judged = judge_all(store, task, config, observe, race=True)
+    return (judged.stop or Stop.ANSWERED).value
+
+
+def main() -> None:
+    """Answer one request."""
+    prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a campaign that was killed may begin it again
+    # The campaign ends it so, also where a shell's `&` had the campaign itself ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    request = json.load(sys.stdin)
+    if os.getppid() != request["parent"]:  # it was killed before that
+        return
+    warnings.simplefilter("ignore")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def tell(line: dict[str, object]) -> None:
+        answers.write(json.dumps(line) + "\n")
+        answers.flush()
+
+    try:
+        use_device(request["device"])  # before anything asks whether there is a GPU
+        tell({"stop": work(request, tell)})
+    except KeyboardInterrupt:
+        tell({"stop": Stop.INTERRUPTED.value})
+    except ModelError as e:
+        tell({"error": str(e), "model": True})
+    except KagentError as e:
+        step = Step.MACHINE if isinstance(e, MachineError) else Step.SEARCH
+        step = Step.TASK if isinstance(e, TaskError) else step
+        tell({"error": str(e), "step": step.value})
+    except Exception as e:  # noqa: BLE001 - a fault of kagent's own costs one run
+        tell({"error": f"{type(e).__name__}: {e}", "step": Step.SEARCH.value})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""`kagent campaign`: one budget for several tasks, devices and seeds."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from kagent_sandbox.data.verdict import SpeedVerdict
+from kagent_sandbox.errors import KagentError, UserError
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from kagent.cli.app import (
+    EVOLVE,
+    INTERRUPTED,
+    IsolationOption,
+    JobsOption,
+    LangName,
+    app,
+    complete_task,
+    err,
+    out,
+)
+
+if TYPE_CHECKING:
+    from kagent.campaign.file import CampaignFile
+    from kagent.campaign.record import Campaign
+    from kagent.campaign.running import CampaignRunner
+
+PAGE = "report.html"
+
+
+@app.command(rich_help_panel=EVOLVE)
+def campaign(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE|TASK...",
+            help="A campaign's TOML file, or tasks by name or folder.",
+            autocompletion=complete_task,
+        ),
+    ],
+    budget: Annotated[
+        int | None, typer.Option(help="Proposals to evaluate over all runs (50).", min=1)
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs of each task on each device (1).", min=1)
+    ] = None,
+    devices: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="cpu|cuda:N|UUID",
+            help="Device to use; may be repeated (the first GPU, or cpu).",
+        ),
+    ] = None,
+    max_time: Annotated[
+        str | None,
+        typer.Option(help="End all searches after 90s, 8m, 1h30m; the final races follow."),
+    ] = None,
+    max_cost: Annotated[float | None, typer.Option(help="Dollars that all runs may cost.")] = None,
+    lang: Annotated[
+        LangName | None,
+        typer.Option(help="Language of the seeds: any = those for this machine's GPU, else CPU."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Model to ask, as NAME or NAME=WEIGHT; may be repeated."),
+    ] = None,
+    jobs: JobsOption = None,
+    isolation: IsolationOption = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder of the campaign (campaigns/NAME).")
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option("--export", help="Library to write the winners into, at the end.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a campaign; verdicts stay.")
+    ] = False,
+) -> None:
+    """Spend one budget over tasks x devices x seeds, where it gains most; race all finalists."""
+    from kagent.campaign.file import asked_for, plan
+    from kagent.campaign.record import Campaign
+    from kagent.campaign.running import CampaignRunner
+    from kagent.config.values import parse_seconds
+    from kagent.runs.files import clear_errors, take_lock
+    from kagent.suite.problems import absolute
+    from kagent.suite.record import read_record, write_record
+
+    try:
+        max_s = None if max_time is None else parse_seconds(max_time)
+    except ValueError as e:
+        raise UserError(f"--max-time: {e}") from None
+    if max_cost is not None and not max_cost > 0:
+        raise UserError(f"--max-cost {max_cost:g}: expected dollars above 0")
+    folder = _folder(sources, to)
+    names = tuple(absolute(s) for s in sources)
+    options = {"lang": lang, "model": ",".join(model) if model else None}
+    given: dict[str, object] = {
+        "budget": budget,
+        "seeds": seeds,
+        "devices": devices,
+        "max_time": max_s,
+        "max_cost": max_cost,
+        "options": options,
+    }
+    if (folder / Campaign.FILE).exists() and not resume:
+        raise UserError(
+            f"{folder}: a campaign is there: --resume goes on with it, --to begins another"
+        )
+    asked = asked_for(sources, given)
+    if resume:
+        work = _resumed(read_record(folder, Campaign), folder, names, asked, options)
+    else:
+        work = plan(names, asked)
+    with clear_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(folder)
+    with lock:
+        write_record(folder, work)
+        session = {"jobs": jobs, "isolation": isolation}
+        runner = CampaignRunner(folder, work, session, _ignore, _ignore)
+        interrupted = False
+        try:
+            with _shown(runner):
+                runner.run()
+        except KeyboardInterrupt:
+            interrupted = True
+        except KagentError:
+            _say_resume(sources, to)
+            raise
+        finally:
+            _write_page(folder, runner.campaign)
+    correct = _print(folder, runner.campaign)
+    if interrupted:
+        _say_resume(sources, to)
+        raise typer.Exit(INTERRUPTED)
+    if export is not None:
+        _export(folder, runner.campaign, export)
+    if not correct:
+        raise typer.Exit(1)
+
+
+def _folder(sources: Sequence[str], to: Path | None) -> Path:
+    """Folder of a campaign.
+
+    Raises:
+        UserError: There are several tasks, and it has no name.
+    """
+    if to is None and len(sources) > 1:
+        raise UserError(f"{len(sources)} tasks have no common name: name the campaign with --to")
+    return (to or Path("campaigns") / Path(sources[0]).resolve().stem).resolve()
+
+
+def _resumed(
+    before: Campaign,
+    folder: Path,
+    sources: tuple[str, ...],
+    asked: CampaignFile,
+    options: Mapping[str, object],
+) -> Campaign:
+    """A campaign that goes on. Its budgets may be others now; nothing else may.
+
+    Raises:
+        UserError: Something else was given than it began with.
+    """
+    if before.sources != sources:
+        raise UserError(
+            f"{folder}: a campaign of {' '.join(before.sources)}, not of {' '.join(sources)}: name "
+            "its folder with --to, or begin another there"
+        )
+    same: dict[str, tuple[object, object]] = {"seeds": (asked.seeds or before.seeds, before.seeds)}
+    same["devices"] = tuple(asked.devices) or before.devices, before.devices
+    for name, value in options.items():
+        own = [r.options.get(name) for r in before.runs]
+        same[name] = (value, own[0]) if value is not None and value not in own else (None, None)
+    for name, (now, then) in same.items():
+        if now != then:
+            raise UserError(
+                f"{folder}: began with {name} {then}, and {now} was given: its runs would not "
+                "compare; begin another campaign with --to"
+            )
+    settings = replace(
+        before.settings,
+        budget=asked.budget or before.settings.budget,
+        max_time=asked.max_time or before.settings.max_time,
+    )
+    max_cost = asked.max_cost or before.max_cost
+    return replace(before, settings=settings, max_cost=max_cost).resumed()
+
+
+@contextmanager
+def _shown(runner: CampaignRunner) -> Iterator[None]:
+    """Show a campaign as it goes: the table of its runs on a terminal, lines elsewhere; and write
+    its page.
+    """
+    from kagent.campaign.view import run_rows, runs_table, spent_line
+
+    doing = ["starting"]
+
+    def parts() -> RenderableType:
+        rows = run_rows(runner.folder, runner.campaign)
+        line = Text(f"{spent_line(runner.campaign, rows)}: {doing[0]}", "dim")
+        return Group(runs_table(rows), Text(), line)
+
+    live = Live(console=err, auto_refresh=False, transient=True) if err.is_terminal else None
+
+    def say(text: str) -> None:
+        doing[0] = text
+        if live is None:
+            err.print(text)
+        refresh()
+
+    def changed(text: str) -> None:
+        if text:
+            (err if live is not None else out).print(Text(text), soft_wrap=True)
+        refresh()
+
+    def refresh() -> None:
+        if live is not None:
+            live.update(parts(), refresh=True)
+        _write_page(runner.folder, runner.campaign, doing[0])
+
+    runner.say, runner.changed = say, changed
+    if live is None:
+        yield
+        return
+    with live:
+        yield
+
+
+def _write_page(folder: Path, campaign: Campaign, doing: str = "") -> Path:
+    from kagent.campaign.page import render
+    from kagent.runs.files import clear_errors, write_file
+
+    path = folder / PAGE
+    with clear_errors(folder):
+        write_file(path, render(folder, campaign, doing))
+    return path
+
+
+def _print(folder: Path, campaign: Campaign) -> int:
+    """Print all there is; the number of final races with a winner."""
+    from kagent.campaign.view import ESTIMATES, run_rows, runs_table, spent_line
+    from kagent.suite.results import read_results
+    from kagent.suite.view import results_view
+
+    rows = run_rows(folder, campaign)
+    out.print(runs_table(rows))
+    for row in rows:
+        if row.run.reason:
+            out.print(Text(f"{row.run.name}: {row.run.step}: {row.run.reason}", "red"))
+    out.print(Text(f"{spent_line(campaign, rows)}. {ESTIMATES}.\n", "dim"), soft_wrap=True)
+    results = read_results(folder, campaign)
+    for part in results_view(results):
+        out.print(part, soft_wrap=isinstance(part, Text))
+    out.print(str(folder / PAGE), soft_wrap=True)
+    return results.all.correct
+
+
+def _export(folder: Path, campaign: Campaign, to: Path) -> None:
+    """Write the winners that are FASTER into a library, each on its own device.
+
+    Raises:
+        UserError: There is none, or one was refused; the lines before say why.
+    """
+    from kagent.suite.record import RUNS
+    from kagent.suite.results import result_of
+
+    for device in campaign.devices:
+        found = [
+            result_of(folder, campaign, p)
+            for p in campaign.problems
+            if campaign.runs_of(p)[0].device == device
+        ]
+        faster = [p for p in found if p.verdict is SpeedVerdict.FASTER]
+        for p in found:
+            if p not in faster:
+                err.print(f"{p.name}: not exported: {p.verdict or 'no winner'}")
+        if not faster:
+            continue
+        runs = [str(folder / RUNS / p.progress.run) for p in faster]
+        words = [sys.executable, "-m", "kagent", "export", *runs, "--to", str(to)]
+        done = subprocess.run([*words, "--device", device], check=False)
+        if done.returncode:
+            raise UserError(f"{to}: the winners on {device} were not exported; see above")
+
+
+def _say_resume(sources: Sequence[str], to: Path | None) -> None:
+    words = ["kagent", "campaign", *sources, "--resume"]
+    words += [] if to is None else ["--to", str(to)]
+    err.print(Text("all verdicts are kept. Resume with: ").append(shlex.join(words), "bold"))
+
+
+def _ignore(_: str) -> None:
+    """Nothing to show yet."""

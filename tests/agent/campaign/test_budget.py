@@ -1,0 +1,133 @@
+"""Where the next slice goes, and what runs give each other: pure, on made campaigns."""
+
+import asyncio
+
+import pytest
+from commands import stored_run
+from kagent.campaign.budget import Next, Spent, gain_per_cost, gain_since, next_slice
+from kagent.campaign.exchange import Elite, accept, elite_of, finalists_of, offered
+from kagent.campaign.record import Campaign, CampaignRun, Slice
+from kagent.runs.lineage import Operator
+from kagent.runs.store import RunStore, read_history
+from kagent.suite.problems import Form, Problem
+from kagent.suite.record import Settings, Step, read_record, write_record
+from toy import evolution
+
+
+def run(name, **more):
+    return CampaignRun(name, f"/{name}", "cpu", 0, name, {}, **more)
+
+
+def campaign(*runs, budget=20, max_time=None, max_cost=None, seconds=0.0):
+    return Campaign(
+        sources=("a",),
+        settings=Settings(budget, "cpp", "tune", (), max_time),
+        problems=tuple(Problem(r.name, Form.TASK, r.task) for r in runs),
+        version="0",
+        started="2026-01-01T00:00:00",
+        devices=("cpu",),
+        seeds=1,
+        max_cost=max_cost,
+        runs=runs,
+        seconds=seconds,
+    )
+
+
+def spent(**evaluations):
+    return {name: Spent(n) for name, n in evaluations.items()}
+
+
+def took(gain, evaluations=5, seconds=10.0, dollars=0.0):
+    return Slice(evaluations, seconds, dollars, gain)
+
+
+def test_every_run_gets_a_first_slice_before_any_gets_a_second_one():
+    made = campaign(run("a", last=took(9.0)), run("b"))
+    assert next_slice(made, spent(a=5, b=0)) == Next(made.runs[1], 5, None, None)
+    # What b is owed is not spent on a, however little is left.
+    assert next_slice(campaign(run("a"), run("b"), budget=2), spent(a=1, b=0)).run.name == "b"
+
+
+def test_the_next_slice_goes_where_the_last_one_gained_most_per_cost():
+    made = campaign(run("a", last=took(0.2, 10)), run("b", last=took(0.15, 5)))
+    assert next_slice(made, spent(a=5, b=5)).run.name == "b"
+    still = campaign(run("a", last=took(0.0)), run("b", last=took(0.0)))
+    assert next_slice(still, spent(a=7, b=5)).run.name == "b"  # of equals the one with the fewest
+    over = campaign(run("a", last=took(0.2), over="exhausted"), run("b", last=took(0.0)))
+    assert next_slice(over, spent(a=5, b=5)).run.name == "b"
+
+
+def test_a_slice_costs_the_largest_share_of_a_budget():
+    made = campaign(run("a"), max_time=100.0, max_cost=1.0)
+    assert gain_per_cost(made, took(0.1, 5, 10.0, 0.5)) == pytest.approx(0.2)
+    assert gain_per_cost(made, took(0.1, 5, 50.0)) == pytest.approx(0.2)
+    assert gain_per_cost(made, took(-0.1)) == 0.0
+
+
+def test_no_budget_is_exceeded():
+    two = (run("a", last=took(0.1)), run("b", last=took(0.1)))
+    assert next_slice(campaign(*two), spent(a=12, b=8)) is None
+    assert next_slice(campaign(*two), spent(a=12, b=6)).budget == 8
+    # What waits for its verdict is charged already, and is judged when nothing else is left.
+    waiting = {"a": Spent(12), "b": Spent(6, 2)}
+    assert next_slice(campaign(*two), waiting) == Next(two[1], 8, None, None)
+    assert next_slice(campaign(*two, max_time=60.0, seconds=60.0), spent(a=5, b=5)) is None
+    paid = {"a": Spent(5, 0, 0.5), "b": Spent(5, 0, 0.5)}
+    assert next_slice(campaign(*two, max_cost=1.0), paid) is None
+
+
+def test_first_slices_share_time_and_money():
+    made = campaign(run("a"), run("b"), max_time=60.0, max_cost=1.0)
+    assert next_slice(made, spent(a=0, b=0)) == Next(made.runs[0], 5, 30.0, 0.5)
+
+
+def test_a_record_survives_and_tries_again_what_the_machine_failed_at(tmp_path):
+    failed = run("a", run="a-1", last=took(0.1), over="failed", step=Step.MACHINE, reason="lost")
+    made = campaign(failed, run("b", over="failed", step=Step.SEED, reason="none"))
+    write_record(tmp_path, made)
+    assert read_record(tmp_path, Campaign) == made
+    a, b = made.resumed().runs
+    assert (a.over, a.step, b.step) == ("", None, Step.SEED)
+    ended = campaign(run("a", over="time"), run("b", over="exhausted"))
+    assert [r.over for r in ended.resumed().runs] == ["", "exhausted"]
+
+
+def test_runs_give_each_other_kernels_to_judge_and_no_verdicts(tmp_path):
+    few, many = stored_run(tmp_path / "few", 1), stored_run(tmp_path / "many", 12)
+    poor, rich = read_history(few)[1], read_history(many)[1]
+    best = rich.lineage.incumbent
+    assert offered(rich, [("few", poor)]) == []
+    (elite,) = offered(poor, [("many", rich)])
+    assert (elite.run, elite.id, elite.source) == ("many", best.id, best.proposal.source)
+    with RunStore.open(few) as store:
+        accept(store, [elite])
+        accept(store, [elite])  # the campaign was killed, and goes on: it is there once
+    after = read_history(few)[1]
+    assert len(after.lineage) == len(poor.lineage)
+    (waiting,) = after.pending
+    assert (waiting.operator, waiting.source) == (Operator.MIGRATE, elite.source)
+    assert Spent.of(after).waiting == 1
+    assert after.elapsed_s == pytest.approx(poor.elapsed_s)
+
+
+def test_what_another_run_gave_is_no_gain(tmp_path):
+    few, many = stored_run(tmp_path / "few", 1), stored_run(tmp_path / "many", 12)
+    poor, rich = read_history(few)[1], read_history(many)[1]
+    assert gain_since(rich, 0) > 0
+    assert gain_since(rich, len(rich.lineage)) == 0
+    with RunStore.open(few) as store:
+        accept(store, offered(poor, [("many", rich)]))
+    search, store = evolution(tmp_path / "few/task", tmp_path / "few/runs", budget=2)
+    with store:
+        asyncio.run(search.run())
+    after = read_history(few)[1]
+    assert after.lineage.incumbent.proposal.operator is Operator.MIGRATE
+    assert gain_since(after, len(poor.lineage)) == 0
+
+
+def test_finalists_of_all_runs_race_each_text_once(tmp_path):
+    history = read_history(stored_run(tmp_path / "a", 12))[1]
+    found = finalists_of([("a", history), ("b", history)])
+    assert len({e.source for e in found}) == len(found)
+    assert found[0].source == history.lineage.incumbent.proposal.source
+    assert isinstance(elite_of("a", history, history.lineage.incumbent), Elite)

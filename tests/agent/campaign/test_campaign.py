@@ -1,0 +1,163 @@
+"""`kagent campaign` as a user meets it, on the CPU, with the tuner and small budgets."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from commands import run as run_command
+from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
+from kagent.campaign.record import Campaign
+from kagent.runs.store import read_history
+from kagent.suite.record import State, read_record
+from kagent_sandbox.process.process_tree import kill_tree
+
+
+@pytest.fixture
+def kagent(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: run_command(monkeypatch, capsys, "campaign", *words)
+
+
+def tasks_in(folder, *names):
+    """Small tasks: one case of each kind."""
+    less = re.sub(r"  { name = \"(odd|long)\".*\n", "", TASK)
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "task.toml").write_text(less.replace('"double"', f'"{name}"', 1))
+        (folder / name / "reference.py").write_text(REFERENCE)
+        (folder / name / "cpp_plain.py").write_text(kernel(PARALLEL + PLAIN))
+
+
+def verdicts(folder):
+    """Verdicts by the names of runs: the candidates' numbers, in the order of their events."""
+    return {
+        run.name: [e.data["id"] for e in read_history(run)[1].events if e.kind == "recorded"]
+        for run in (folder / "runs").iterdir()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_campaign_that_is_killed_goes_on_and_keeps_its_budget(kagent, tmp_path):
+    tasks_in(tmp_path, "a", "b")
+    words = ["campaign", "a", "b", "--lang", "cpp", "--devices", "cpu", "--budget", "4"]
+    words += ["--seeds", "2", "--to", "c"]
+    folder = tmp_path / "c"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kagent", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=dict(os.environ),
+    )
+    try:
+        deadline = time.monotonic() + 400
+        while time.monotonic() < deadline and process.poll() is None:
+            done = list((folder / "runs").glob("*/lineage.sqlite"))
+            if len(done) > 1 and read_record(folder, Campaign).runs[1].run:
+                break  # in the middle of the second run
+            time.sleep(0.1)
+        assert process.poll() is None
+    finally:
+        kill_tree(process.pid)
+        process.wait()
+    before = verdicts(folder)
+    assert sum(map(len, before.values()))
+    done = kagent("a", "b", "--resume", "--to", "c")
+    assert done.code == 0, done.err
+    after = verdicts(folder)
+    for name, numbers in before.items():
+        assert after[name][: len(numbers)] == numbers
+    assert all(numbers == list(range(len(numbers))) for numbers in after.values())
+    campaign = read_record(folder, Campaign)
+    judged = [read_history(folder / "runs" / r.run)[1].lineage.counted for r in campaign.runs]
+    assert all(judged)
+    assert sum(judged) <= 4
+    assert [campaign.of(p).state for p in campaign.problems] == [State.DONE] * 2
+    races = [campaign.of(p).run for p in campaign.problems]
+    assert len(after) == len({r.run for r in campaign.runs} | set(races))  # and no others
+    page = (folder / "report.html").read_text()
+    assert 'http-equiv="refresh"' not in page
+    assert "a, cpu, seed 1" in page
+    assert "of 4 evaluations" in done.out
+
+    # A campaign that is over does nothing more.
+    assert kagent("a", "b", "--resume", "--to", "c").code == 0
+    assert verdicts(folder) == after
+    other = kagent("a", "b", "--resume", "--to", "c", "--seeds", 3)
+    assert (other.code, "began with seeds 2, and 3 was given" in other.err) == (2, True)
+
+
+def test_one_run_that_fails_ends_no_other_and_ctrl_c_ends_all(kagent, tmp_path, monkeypatch):
+    from kagent.campaign import running
+
+    tasks_in(tmp_path, "a", "b")
+    code = (
+        "import json, sys; r = json.load(sys.stdin);"
+        "print(json.dumps({'error': 'no such luck', 'step': 'search'})) if r['task'][-1] == 'a'"
+        " else sys.exit(3)"
+    )
+    monkeypatch.setattr(running, "_WORKER", ("-c", code))
+    done = kagent("a", "b", "--lang", "cpp", "--devices", "cpu", "--budget", 4, "--to", "c")
+    assert done.code == 1
+    for words in (
+        "a, cpu, seed 0: failed: search: no such luck",
+        "b, cpu, seed 0: failed: machine: its process ended with status 3",
+        "2 of 2 problems finished: 0 correct, 2 failed",
+    ):
+        assert words in done.out, done.out
+    assert "no such luck" in (tmp_path / "c/report.html").read_text()
+
+    def interrupt(*_):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(running.CampaignRunner, "_ask", interrupt)
+    ended = kagent("a", "b", "--lang", "cpp", "--devices", "cpu", "--to", "d")
+    assert ended.code == 130
+    assert "Resume with: kagent campaign a b --resume --to d" in ended.err
+
+
+def test_mistakes_are_a_line(kagent, tmp_path):
+    tasks_in(tmp_path, "a", "b")
+    files = {
+        "keys.toml": 'tasks = ["a"]\nbudgets = 3\n',
+        "type.toml": 'tasks = ["a"]\nbudget = "3"\n',
+        "none.toml": "tasks = []\n",
+        "text.toml": "tasks = [\n",
+        "option.toml": 'tasks = [{task = "a", options = {budget = 3}}]\n',
+        "value.toml": 'tasks = ["a"]\noptions = {lang = "fortran"}\n',
+        "replay.toml": 'tasks = ["a"]\noptions = {proposer = "replay:x", lang = "cpp"}\n',
+        "time.toml": 'tasks = ["a"]\nmax_time = "soon"\n',
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    for words, said in (
+        (("softmx",), "did you mean softmax"),
+        (("a", "b"), "name the campaign with --to"),
+        (("a", "a", "--to", "c", "--lang", "cpp"), "task a is named twice"),
+        (("a", "b", "--to", "c", "--lang", "cpp", "--budget", 1), "give --budget 2 or more"),
+        (("a", "--devices", "cpu", "--devices", "cpu"), "device cpu is named twice"),
+        (("a", "--devices", "gpu"), "no device 'gpu': expected cpu, cuda"),
+        (("a", "--devices", "cpu", "--lang", "triton"), "language triton has no kernels for cpu"),
+        (("a", "--max-time", "soon"), "--max-time: expected a time"),
+        (("a", "--max-cost", "0"), "expected dollars above 0"),
+        (("a", "--resume"), "no campaign there"),
+        (("keys.toml",), "no key budgets: a campaign has tasks, devices"),
+        (("type.toml",), "budget: Input should be a valid integer, got '3'"),
+        (("none.toml",), "tasks: List should have at least 1 item"),
+        (("text.toml",), "text.toml: cannot be read as TOML"),
+        (("option.toml",), "tasks: a: options: no option 'budget': there are lang"),
+        (("value.toml",), "fortran"),
+        (("replay.toml",), "a campaign searches, and replay:x repeats a run"),
+        (("time.toml",), "max_time: expected a time"),
+        (("gone.toml",), "gone.toml"),
+        (("keys.toml", "a", "--to", "c"), "give it alone"),
+    ):
+        done = kagent(*words)
+        assert done.code not in (0, 1), words
+        assert said in done.err, (words, done.err)
+    assert not (tmp_path / "campaigns").exists()
+    assert not (tmp_path / "c").exists()
