@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from kagent_sandbox.data.build import Value
 from kagent_sandbox.data.race import COMPILE_MODES, EAGER
+from kagent_sandbox.device import compiler_cache
 from kagent_sandbox.importing import import_file
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def _function(name: str, module: ModuleType) -> Callable[..., object]:
     if name in COMPILE_MODES:
         import torch
 
+        compiler_cache.keep_headers()
         compiled: Callable[..., object] = torch.compile(
             module.eager, dynamic=False, mode=COMPILE_MODES[name]
         )

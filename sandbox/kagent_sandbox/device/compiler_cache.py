@@ -39,6 +39,21 @@ def use(folder: Path) -> None:
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
 
 
+def keep_headers() -> None:
+    """Have this process keep precompiled headers of C++ beside what torch compiles.
+
+    torch leaves them in the folder of temporary files (149 MB), whatever `TORCHINDUCTOR_CACHE_DIR`
+    says, and for good. They are no part of the folder that is packed: it would grow too large.
+    """
+    from torch._inductor import codecache
+
+    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if compiled is not None:
+        headers = Path(compiled).parent / "precompiled_headers"
+        codecache._HEADER_DIR = str(headers)  # noqa: SLF001 - torch has no setting for it
+        codecache._HEADER_LOCK_DIR = str(headers / "locks")  # noqa: SLF001
+
+
 def shared_folder() -> Path:
     """Folder of compiled code of the trusted worker that measures baselines on a GPU."""
     return cache.cache_folder() / "compiled"

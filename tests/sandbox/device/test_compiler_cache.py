@@ -274,3 +274,36 @@ def test_products_are_compiled_where_the_compiler_is_alone():
     race_baselines = RaceBaselines(task, GpuRaceBaselines(device), TRAITS.compile_modes)
     race_baselines.compile_ahead(draw_hidden(task, "gpu", "bench", 1))
     assert device.asked == []
+
+
+HEADERS = """
+import os, sys, tempfile
+from kagent_sandbox.data.race import COMPILE_MODES
+from kagent_sandbox.device.baseline_calls import _function
+from types import SimpleNamespace
+_function(next(iter(COMPILE_MODES)), SimpleNamespace(eager=lambda x: x))
+from torch._inductor import codecache
+from pathlib import Path
+source = codecache.write("#include <cstdint>", "h", specified_dir=codecache._HEADER_DIR)[1]
+print(Path(source).relative_to(sys.argv[1]), os.listdir(tempfile.gettempdir()))
+"""
+
+
+def test_precompiled_headers_are_not_left_among_temporary_files(tmp_path):
+    """torch itself puts them there, whatever folder its cache has."""
+    (tmp_path / "temporary").mkdir()
+    environment = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache" / "inductor"),
+        "TMPDIR": str(tmp_path / "temporary"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", HEADERS, str(tmp_path / "cache")],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    where, left = done.stdout.split(maxsplit=1)
+    assert where.startswith("precompiled_headers/")
+    assert left.strip() == "[]"
