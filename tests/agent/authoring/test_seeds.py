@@ -65,6 +65,17 @@ def test_a_gpu_seed_is_right_and_holds_for_all_shapes(make):
     assert "libdevice" not in source  # which the interpreter lacks
 
 
+def test_a_library_takes_views_of_arguments(make):
+    task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0").replace(
+        "\ndims =", '\nallow = ["aten::convolution"]\ndims =', 1
+    )
+    causal = "torch.conv1d(torch.nn.functional.pad(a, (2, 0)).unsqueeze(1), a[:1, None, :3])"
+    expression = f"(lambda a: {causal}.squeeze(1).relu())(x)"
+    (outcome,) = seeds.write_seeds(make(expression, task), kinds=("cpu",))
+    assert outcome.path is not None, outcome.reason
+    assert "torch.as_strided(x, " in outcome.path.read_text()
+
+
 def test_what_cannot_be_written_out_is_named():
     with pytest.raises(NoSeed, match="cyl_bessel_i1"):
         triton.TritonFile(None)._without_modules("y = libdevice.cyl_bessel_i1(x)")
