@@ -112,6 +112,17 @@ def test_ratios_stay_and_what_cannot_vary_is_fixed():
         find_room(make_operation(lambda x: x.view(4, 8), torch.randn(4, 8)), {("x", 0): "B"})
 
 
+def test_a_size_that_is_fixed_beside_others_may_vary_alone():
+    def causal(x, weight):
+        padded = F.pad(x, (3, 0))
+        return F.silu(F.conv1d(padded, weight.unsqueeze(1), groups=x.shape[1]))
+
+    room = find_room(make_operation(causal, (torch.randn(2, 16, 32), torch.randn(16, 4))))
+    assert room.trace.dims == {"L": 32}
+    fixed = find_room(make_operation(lambda x: x.view(4, 8), torch.randn(4, 8)))
+    assert fixed.trace.dims == {}
+
+
 def test_the_reference_is_in_float64_also_where_the_code_names_a_dtype():
     def mixed(x):
         h = x.float()
