@@ -71,13 +71,13 @@ class CodeWriter:
         self._dtype = dtype
         self._generator = generator
 
-    def lines(self, wanted: Node | None = None) -> Iterator[str]:
-        """Lines of all nodes, or of those that a node needs.
+    def lines(self, *wanted: Node) -> Iterator[str]:
+        """Lines of all nodes, or of those that some nodes need.
 
         Raises:
             AuthoringError: Something cannot be written down.
         """
-        needed = None if wanted is None else ancestors(wanted)
+        needed = set().union(*map(ancestors, wanted)) if wanted else None
         for node in self._graph.graph.nodes:
             if needed is not None and node not in needed:
                 continue

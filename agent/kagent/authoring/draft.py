@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -12,7 +13,9 @@ from typing import Any
 
 import torch
 from kagent_sandbox.data.formula import evaluate
+from torch.fx import Node
 
+from kagent.authoring.choices import RULE, Choice, find_choices
 from kagent.authoring.code import CodeWriter
 from kagent.authoring.drawing import Drawing
 from kagent.authoring.errors import AuthoringError
@@ -115,6 +118,11 @@ class Draft:
         """Tensors that results depend on."""
         return [self.trace.operation.examples[i] for i in self.trace.used]
 
+    @functools.cached_property
+    def choices(self) -> list[Choice]:
+        """Results that are indices of chosen elements."""
+        return find_choices(self.trace.graph)
+
     # -- dtypes -----------------------------------------------------------------------------------
 
     @property
@@ -143,6 +151,8 @@ class Draft:
         ]
         if self.matrix:
             lines.append("matrix = true")
+        if self.choices:
+            lines.append("accept = true    # other indices of equal values are as right")
         allow = self._allow()
         if allow:
             lines.append(f"allow = [{', '.join(map(_text, allow))}]")
@@ -305,6 +315,7 @@ class Draft:
             for e in arguments
         ]
         wide += [f"        {n}={n}," for n in numbers]
+        rule = self._rule(typed, wide) if self.choices else []
         text = "\n".join(
             [
                 f'"""{_doc(self.trace.operation.summary)}.',
@@ -343,6 +354,7 @@ class Draft:
                 f"    return {', '.join(results)}",
                 "",
                 "",
+                *rule,
                 "def experts() -> Mapping[str, Callable[..., object]]:",
                 '    """None. Libraries that compute the same become further baselines here."""',
                 "    return {}",
@@ -350,8 +362,57 @@ class Draft:
         )
         return text + "\n"
 
-    def _code(self) -> tuple[list[str], list[str]]:
-        """Lines of the operation, and the names of its results."""
+    def _rule(self, typed: Sequence[str], wide: Sequence[str]) -> list[str]:
+        """Lines of the rule that accepts other indices, and of what they point into.
+
+        Args:
+            typed: Parameters of `eager`.
+            wide: Its arguments in the call by `reference`, a line each.
+        """
+        names = [t.partition(":")[0] for t in typed]
+        lines, values = self._code(*(c.values for c in self.choices))
+        body = [f"    {line}" for line in lines]
+        at = {c.result: i for i, c in enumerate(self.choices)}
+        dims = {c.result: c.dim for c in self.choices}
+        masks = [
+            f"_as_right(results[{i}], expected[{i}], exact[{at[i]}], rounded[{at[i]}], {dims[i]})"
+            if i in at
+            else "False"
+            for i in range(len(self.trace.results))
+        ]
+        parameters = ["results: tuple[torch.Tensor, ...]", "expected: tuple[torch.Tensor, ...]"]
+        return [
+            f"K, FLOOR = {self.k}, {self.floor}  # as in task.toml",
+            *RULE.splitlines(),
+            "",
+            "",
+            *_broken("def _chosen_from(", ["*", *typed], ") -> tuple[torch.Tensor, ...]:"),
+            '    """What the indices among the results point into."""',
+            *body,
+            f"    return ({', '.join(values)},)",
+            "",
+            "",
+            *_broken(
+                "def accept(", [*parameters, "*", *typed], ") -> tuple[torch.Tensor | bool, ...]:"
+            ),
+            '    """Torch fixes no order of equal values: any index of such a value is right."""',
+            "    exact = _chosen_from(",
+            *wide,
+            "    )",
+            *(
+                f"    {x}"
+                for x in _broken("rounded = _chosen_from(", [f"{n}={n}" for n in names], ")")
+            ),
+            *(
+                f"    {x}"
+                for x in _broken("return (", masks if len(masks) > 1 else [f"{masks[0]},"], ")")
+            ),
+            "",
+            "",
+        ]
+
+    def _code(self, *wanted: Node) -> tuple[list[str], list[str]]:
+        """Lines of the operation, and the names of its results; or of nodes that it computes."""
         trace = self.trace
         placeholders = [n for n in trace.graph.graph.nodes if n.op == "placeholder"]
         examples = trace.operation.examples
@@ -376,9 +437,9 @@ class Draft:
             device=f"{self.arguments[0].name}.device",
             dtype=dtype,
         )
-        lines = list(writer.lines())
+        lines = list(writer.lines(*wanted))
         (output,) = (n for n in trace.graph.graph.nodes if n.op == "output")
-        results = [writer.name_of(n) for n in output.args[0]]
+        results = [writer.name_of(n) for n in wanted or output.args[0]]
         return [*self._sizes_of(lines), *lines], results
 
     def _sizes_of(self, lines: Sequence[str]) -> list[str]:

@@ -235,6 +235,9 @@ def _freedoms(operation: Operation) -> Iterator[list[Axis]]:
         yield large
     yield inputs
     yield [(i, d) for i, d in inputs if d == 0]
+    # torch may fix sizes that vary together, which alone it does not.
+    for i, d in sorted(inputs, key=lambda axis: -operation.examples[axis[0]].shape[axis[1]]):
+        yield [(i, d)]
     yield []
 
 
@@ -244,7 +247,7 @@ def _room(operation: Operation, axes: Sequence[Axis], names: Mapping[Axis, str])
     while True:
         found = trace(operation, free, names)
         require_writable(Draft(found, DraftKind((), ()), DraftKind((), ())))
-        if not found.fits(found.dims):
+        if not found.fits(found.dims) or (axes and not found.dims):
             return None
         room, fixed = explore(found)
         if room is not None:

@@ -112,6 +112,17 @@ def test_ratios_stay_and_what_cannot_vary_is_fixed():
         find_room(make_operation(lambda x: x.view(4, 8), torch.randn(4, 8)), {("x", 0): "B"})
 
 
+def test_a_size_that_is_fixed_beside_others_may_vary_alone():
+    def causal(x, weight):
+        padded = F.pad(x, (3, 0))
+        return F.silu(F.conv1d(padded, weight.unsqueeze(1), groups=x.shape[1]))
+
+    room = find_room(make_operation(causal, (torch.randn(2, 16, 32), torch.randn(16, 4))))
+    assert room.trace.dims == {"L": 32}
+    fixed = find_room(make_operation(lambda x: x.view(4, 8), torch.randn(4, 8)))
+    assert fixed.trace.dims == {}
+
+
 def test_the_reference_is_in_float64_also_where_the_code_names_a_dtype():
     def mixed(x):
         h = x.float()
@@ -136,6 +147,68 @@ def test_a_gradient_is_a_task():
     named = dict(zip(["grad", "x", "weight"], tensors, strict=True))
     for mine, its in zip(space["eager"](**named), operation.call(*tensors), strict=True):
         assert torch.allclose(mine, its)
+
+
+def rule(function, x):
+    """The `accept` that a task of the function gets; None if it gets none."""
+    found = traced(function, x)
+    draft = Draft(found, DraftKind((), ()), DraftKind((), ()))
+    space = {}
+    exec(draft.reference(), space)
+    assert ("accept = true" in draft.toml()) == ("accept" in space)
+    return space.get("accept")
+
+
+def test_an_index_of_an_equal_value_is_as_right_and_no_other():
+    def route(x):
+        weights, experts = x.softmax(-1).topk(2)
+        return weights / weights.sum(-1, keepdim=True), experts.int()
+
+    x = torch.linspace(0, 1, 16).repeat(8, 1)
+    x[:, 3] = x[:, 9] = 2.0
+    x[:, 5] = 2.0 + 1e-7  # float32 rounds it to 2
+    accept = rule(route, x)
+    right = [(3, 9), (9, 3), (5, 9)]
+    wrong = [(3, 3), (3, 15), (16, 3), (-1, 3), (1 << 30, 3)]
+    given = torch.tensor([*right, *wrong], dtype=torch.int32)
+    expected = torch.tensor([[5, 3]]).expand(8, 2)
+    weights, experts = accept((None, given), (None, expected), x=x)
+    assert weights is False
+    assert experts.all(-1).tolist() == [True] * len(right) + [False] * len(wrong)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: x.argmax(), ()),
+        (lambda x: x.argmin(0), (16,)),
+        (lambda x: x.max(-1, keepdim=True)[1], (8, 1)),
+        (lambda x: x.sort(0)[1], (8, 16)),
+        (lambda x: x.argsort(-1, descending=True)[:, :3], (8, 3)),
+    ],
+)
+def test_every_choice_of_elements_gets_the_rule(function, shape):
+    x = torch.randn(8, 16)
+    index = function(x)
+    assert index.shape == shape
+    accept = rule(function, x)
+    assert accept((index,), (index,), x=x)[0].all()
+    assert not accept((index + 1,), (index,), x=x)[0].all()
+    every = torch.full_like(x, torch.nan)
+    assert accept((index,), (index,), x=every)[0].all()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.relu(),
+        lambda x: x.topk(2)[0],
+        lambda x: x.topk(2)[1][:4],  # rows are left out: of which values would not be known
+        lambda x: x.long().sort(stable=True)[1],  # torch fixes it
+    ],
+)
+def test_what_torch_fixes_gets_no_rule(function):
+    assert rule(function, torch.randn(8, 16)) is None
 
 
 def test_numbers_are_arguments_and_unneeded_tensors_are_not():

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from double_task import REFERENCE, TASK
 from kagent.authoring import seeds
-from kagent.authoring.inductor import cpp, triton
+from kagent.authoring.inductor import cpp, decompositions, triton
 from kagent.authoring.inductor.trace import NoSeed
 
 OWN = {
@@ -63,6 +64,35 @@ def test_a_gpu_seed_is_right_and_holds_for_all_shapes(make):
         assert line in source.splitlines()
     assert "inductor" not in source.split('"""')[2]  # none of its library
     assert "libdevice" not in source  # which the interpreter lacks
+
+
+def test_elements_in_order_are_counted_out(make):
+    for outcome in seeds.write_seeds(make("x.topk(1)[0] + x.sort(-1)[0]")):
+        assert outcome.path is not None, outcome.reason
+
+
+@pytest.mark.parametrize("dim", [-1, 0])
+@pytest.mark.parametrize("descending", [False, True])
+def test_the_order_is_torchs_own_stable_one(dim, descending):
+    x = torch.randint(-3, 3, (7, 9), generator=torch.Generator().manual_seed(0)).float()
+    x[0, 2] = x[0, 5] = x[4, 2] = torch.nan
+    x[1] = x[:, 3] = -torch.inf
+    values, index = torch.sort(x, dim=dim, descending=descending, stable=True)
+    own = decompositions._sort(x, dim, descending)
+    torch.testing.assert_close(own, (values, index), rtol=0, atol=0, equal_nan=True)
+    few = decompositions._topk(x, 3, dim, largest=descending)
+    torch.testing.assert_close(few[0], values.narrow(dim, 0, 3), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_library_takes_views_of_arguments(make):
+    task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0").replace(
+        "\ndims =", '\nallow = ["aten::convolution"]\ndims =', 1
+    )
+    causal = "torch.conv1d(torch.nn.functional.pad(a, (2, 0)).unsqueeze(1), a[:1, None, :3])"
+    expression = f"(lambda a: {causal}.squeeze(1).relu())(x)"
+    (outcome,) = seeds.write_seeds(make(expression, task), kinds=("cpu",))
+    assert outcome.path is not None, outcome.reason
+    assert "torch.as_strided(x, " in outcome.path.read_text()
 
 
 def test_what_cannot_be_written_out_is_named():

@@ -24,6 +24,9 @@ def plain_loops(kind: Kind, allow: Collection[str]) -> Mapping[Any, Callable[...
     table: dict[Any, Callable[..., Any]] = {
         aten.var_mean.correction: _var_mean,
         aten.logical_not.default: lambda x: x == 0,
+        aten.topk.default: _topk,
+        aten.sort.default: _sort,
+        aten.sort.stable: lambda x, dim=-1, descending=False, **_: _sort(x, dim, descending),
         aten.var.correction: lambda *a, **k: _var_mean(*a, **k)[0],
     }
     library: dict[Any, Callable[..., Any]] = {aten.convolution.default: _convolution}
@@ -59,6 +62,36 @@ def _var_mean(
         for d in sorted((d % x.dim() for d in dims), reverse=True):
             var, mean = var.squeeze(d), mean.squeeze(d)
     return var.to(x.dtype), mean.to(x.dtype)
+
+
+def _sort(
+    x: Tensor, dim: int = -1, descending: bool = False, count: Any = None
+) -> tuple[Tensor, Tensor]:
+    """By the number of elements that come before each: quadratic, but Inductor sorts short rows
+    on a GPU alone. Of equal elements the first comes first; NaN counts as the largest.
+    """
+    if not x.dim():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    wide = x.movedim(dim, -1)
+    one, other = wide.unsqueeze(-1), wide.unsqueeze(-2)
+    place = torch.arange(wide.shape[-1], device=x.device)
+    earlier = place.unsqueeze(0) < place.unsqueeze(1)
+    before, equal = (other > one if descending else other < one), other == one
+    if x.is_floating_point():
+        nan, nans = one != one, other != other  # `~` would need a device that is there
+        before = before | (nans & (one == one) if descending else (other == other) & nan)
+        equal = equal | (nan & nans)
+    rank = (before | (equal & earlier)).sum(-1)
+    wanted = torch.arange(wide.shape[-1] if count is None else count, device=x.device)
+    index = torch.where(rank.unsqueeze(-2) == wanted.unsqueeze(-1), place, 0).sum(-1)
+    return wide.gather(-1, index).movedim(-1, dim), index.movedim(-1, dim)
+
+
+def _topk(
+    x: Tensor, k: Any, dim: int = -1, largest: bool = True, *_: bool
+) -> tuple[Tensor, Tensor]:
+    """In order, also where the order is left open."""
+    return _sort(x, dim, largest, k)
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:

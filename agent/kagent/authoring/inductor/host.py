@@ -94,7 +94,7 @@ def host_function(
     for i, (result, spec) in enumerate(zip(final, task.results, strict=True)):
         if result in tensors:  # the result is an input as it is: a kernel has to write it
             raise NoSeed(f"result {spec.name} is the input {result} itself")
-        final[i] = result.replace("reinterpret_tensor(", "torch.as_strided(")
+        final[i] = _strided(result)
     host.append("return " + ", ".join(final))
     return [f"def {name}({', '.join(parameters)}):", *(INDENT + x for x in dims_lines(task, host)),
             *(f"{INDENT}{x} = {x}.contiguous()" for x in tensors if _uses(host, x)),
@@ -160,6 +160,7 @@ def _names(task: Task, traced: Traced, module: ast.Module, body: Sequence[ast.st
 def _assigned(
     task: Task, traced: Traced, tensors: Sequence[str], target: str, value: str
 ) -> list[str]:
+    value = _strided(value)
     call = ast.parse(value, mode="eval").body
     if not isinstance(call, ast.Call):
         return [f"{target} = {value}"]  # arithmetic, or a buffer used again
@@ -171,8 +172,8 @@ def _assigned(
         if _row_major(size, stride, traced):
             return wrapped(f"{target} = torch.empty", [size, where])
         return wrapped(f"{target} = torch.empty_strided", [size, stride, where])
-    if function == "reinterpret_tensor":
-        return wrapped(f"{target} = torch.as_strided", arguments)
+    if function == "torch.as_strided":
+        return wrapped(f"{target} = {function}", arguments)
     if function.split(".")[0] in ("math", "max", "min", "int", "float"):
         return [f"{target} = {value}"]
     if extern := _EXTERN.fullmatch(function):
@@ -189,14 +190,17 @@ def _called(
 ) -> list[str]:
     call = names.visit(call)
     function = ast.unparse(call.func)
-    arguments = [
-        ast.unparse(a).replace("reinterpret_tensor(", "torch.as_strided(") for a in call.args
-    ]
+    arguments = [_strided(ast.unparse(a)) for a in call.args]
     if extern := _EXTERN.fullmatch(function):
         _require(task, extern[1])
-        arguments += [ast.unparse(k) for k in call.keywords]
+        arguments += [_strided(ast.unparse(k)) for k in call.keywords]
         return wrapped(f"torch.{extern[1]}", arguments)
     return launch(function.removesuffix(".run"), arguments)
+
+
+def _strided(text: str) -> str:
+    """Code with the function that candidates have for Inductor's view of a buffer."""
+    return re.sub(r"\breinterpret_tensor\(", "torch.as_strided(", text)
 
 
 def _require(task: Task, operation: str) -> None:
