@@ -199,8 +199,20 @@ def _called(
 
 
 def _strided(text: str) -> str:
-    """Code with the function that candidates have for Inductor's view of a buffer."""
-    return re.sub(r"\breinterpret_tensor\(", "torch.as_strided(", text)
+    """Code with the function that candidates have for Inductor's view of a buffer.
+
+    Inductor counts an offset from the buffer's beginning, `as_strided` from the storage's: without
+    an offset it keeps the buffer's own.
+    """
+    if "reinterpret_tensor(" not in text:
+        return text
+    tree = ast.parse(text, mode="eval")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "reinterpret_tensor":
+            node.func = ast.parse("torch.as_strided", mode="eval").body
+            if len(node.args) > 3 and ast.unparse(node.args[3]) == "0":
+                del node.args[3]
+    return ast.unparse(tree)
 
 
 def _require(task: Task, operation: str) -> None:
