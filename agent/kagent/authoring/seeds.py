@@ -18,7 +18,7 @@ from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import KagentError, TaskError, UserError
-from kagent_sandbox.runtime.text import printable
+from kagent_sandbox.process.log_tail import log_tail
 
 from kagent.candidate_file import check_file
 from kagent.runs.files import write_file
@@ -27,7 +27,6 @@ NAMES: dict[Kind, str] = {"gpu": "triton_inductor.py", "cpu": "cpp_inductor.py"}
 """Files that seeds are written to, in the task's folder."""
 LIMIT_S = 600.0
 _WORKER = ("-m", "kagent.authoring.inductor.worker")
-_LOG_TAIL = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +114,7 @@ def _generate(folder: Path, kind: Kind) -> dict[str, str]:
             )
         except subprocess.TimeoutExpired:
             return {"reason": f"Inductor took longer than {LIMIT_S:g} s"}
-        log.seek(max(0, log.seek(0, 2) - _LOG_TAIL))
-        tail = " ".join(printable(log.read().decode(errors="replace")).split())
+        tail = log_tail(log)
     try:
         answer: dict[str, str] = json.loads(done.stdout)
     except ValueError:

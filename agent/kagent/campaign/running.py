@@ -20,6 +20,7 @@ from typing import Any
 
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import MachineError, RunError
+from kagent_sandbox.process.log_tail import log_tail
 from kagent_sandbox.process.process_tree import kill_tree
 from kagent_sandbox.runtime.text import printable
 
@@ -38,7 +39,6 @@ MACHINE_FAILURES = 2
 """Slices in a row that the machine fails at, and that end the campaign: the next would, too."""
 _WORKER = ("-m", "kagent.campaign.worker")
 _MOST_REASON = 300  # characters
-_LOG_TAIL = 500  # bytes of a process's output that an error repeats
 _ENDED = (Stop.EXHAUSTED, Stop.SETTLED, Stop.GOAL)
 """Ends of a slice after which another one of the same run would find nothing."""
 
@@ -286,8 +286,7 @@ class CampaignRunner:
                 kill_tree(process.pid)
                 process.wait()
                 process.stdout.close()
-            log.seek(max(0, log.seek(0, 2) - _LOG_TAIL))
-            tail = " ".join(printable(log.read().decode(errors="replace")).split())
+            tail = log_tail(log)
         if answer.get("model"):
             raise ModelError(str(answer["error"]), permanent=True)
         if "stop" not in answer and "error" not in answer:

@@ -134,6 +134,14 @@ DeviceOption = Annotated[
         is_eager=True,  # before anything asks whether there is a GPU
     ),
 ]
+LangOption = Annotated[
+    LangName | None,
+    typer.Option(help="Language of the seeds: any = those for this machine's GPU, else CPU."),
+]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Model to ask, as NAME or NAME=WEIGHT; may be repeated."),
+]
 JobsOption = Annotated[int | None, typer.Option(help="Builds at once (all cores).", min=1)]
 IsolationOption = Annotated[
     Literal["auto", "T0", "T1", "T2", "T3"] | None,

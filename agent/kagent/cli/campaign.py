@@ -23,7 +23,8 @@ from kagent.cli.app import (
     INTERRUPTED,
     IsolationOption,
     JobsOption,
-    LangName,
+    LangOption,
+    ModelOption,
     app,
     complete_task,
     err,
@@ -66,14 +67,8 @@ def campaign(
         typer.Option(help="End all searches after 90s, 8m, 1h30m; the final races follow."),
     ] = None,
     max_cost: Annotated[float | None, typer.Option(help="Dollars that all runs may cost.")] = None,
-    lang: Annotated[
-        LangName | None,
-        typer.Option(help="Language of the seeds: any = those for this machine's GPU, else CPU."),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="Model to ask, as NAME or NAME=WEIGHT; may be repeated."),
-    ] = None,
+    lang: LangOption = None,
+    model: ModelOption = None,
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
     to: Annotated[

@@ -18,7 +18,8 @@ from kagent.cli.app import (
     FreshOption,
     IsolationOption,
     JobsOption,
-    LangName,
+    LangOption,
+    ModelOption,
     RunsOption,
     app,
     complete_run,
@@ -44,14 +45,8 @@ def evolve(
     budget: Annotated[
         int | None, typer.Option(help="Proposals to evaluate (50); seeds are free.", min=0)
     ] = None,
-    lang: Annotated[
-        LangName | None,
-        typer.Option(help="Language of the seeds: any = those for this machine's GPU, else CPU."),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="Model to ask, as NAME or NAME=WEIGHT; may be repeated."),
-    ] = None,
+    lang: LangOption = None,
+    model: ModelOption = None,
     base_url: Annotated[
         str | None, typer.Option(help="Address of an OpenAI-compatible endpoint.")
     ] = None,

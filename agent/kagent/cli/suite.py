@@ -20,7 +20,8 @@ from kagent.cli.app import (
     IsolationOption,
     JobsOption,
     JsonOption,
-    LangName,
+    LangOption,
+    ModelOption,
     app,
     err,
     isolate,
@@ -56,14 +57,8 @@ def run(
         int | None,
         typer.Option(help=f"Proposals to evaluate for each problem ({BUDGET}).", min=0),
     ] = None,
-    lang: Annotated[
-        LangName | None,
-        typer.Option(help="Language of the seeds: any = those for this machine's GPU, else CPU."),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="Model to ask, as NAME or NAME=WEIGHT; may be repeated."),
-    ] = None,
+    lang: LangOption = None,
+    model: ModelOption = None,
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
     max_time: Annotated[

@@ -189,7 +189,7 @@ class RunStore:
             lock = take_lock(folder) if write and (folder / "lock").exists() else None
             db: sqlite3.Connection | None = None
             try:
-                _refuse_missing(path)
+                refuse_missing(path)
                 db = connect_to_read(path, alone=lock is not None)
                 manifest = _as_measured(folder, manifest, db)
                 return cls(folder, manifest, db, lock, write=write)
@@ -486,7 +486,12 @@ def read_kernel(folder: Path, kernel: str) -> str:
     return source
 
 
-def _refuse_missing(path: Path) -> None:
+def refuse_missing(path: Path) -> None:
+    """Refuse a run without its database.
+
+    Raises:
+        RunError: `path` is not there.
+    """
     if not path.exists():
         raise RunError(
             f"{path.parent}: lineage.sqlite is missing, and with it all that was measured: put it "

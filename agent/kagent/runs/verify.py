@@ -13,7 +13,13 @@ from kagent_sandbox.errors import RunError
 from kagent.runs.checksums import has_checksums, read_rows
 from kagent.runs.files import clear_errors, connect_to_read
 from kagent.runs.manifest import read_manifest
-from kagent.runs.store import StoredEvent, checked_event, read_history, read_kernel
+from kagent.runs.store import (
+    StoredEvent,
+    checked_event,
+    read_history,
+    read_kernel,
+    refuse_missing,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +57,7 @@ def verify(folder: Path) -> Verified:
     with _noting(findings):
         read_manifest(folder)
     with _noting(findings), clear_errors(folder):
-        if not path.exists():
-            raise RunError(
-                f"{folder}: lineage.sqlite is missing, and with it all that was measured"
-            )
+        refuse_missing(path)
         with contextlib.closing(connect_to_read(path)) as db:
             checksums = has_checksums(db)
             for row in read_rows(db):

@@ -14,14 +14,13 @@ from pathlib import Path
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import MachineError, UserError
+from kagent_sandbox.process.log_tail import log_tail
 from kagent_sandbox.process.process_tree import kill_tree
-from kagent_sandbox.runtime.text import printable
 
 from kagent.runs.files import clear_errors
 from kagent.suite.problems import Problem
 
 _WORKER = ("-m", "kagent.suite.import_worker")
-_LOG_TAIL = 500
 """Bytes of a process's output that an error repeats."""
 
 
@@ -85,8 +84,7 @@ def import_problem(
                 raise
             text = f"the import took longer than {limit_s:g} s: --import-time gives it more"
             raise UserError(text) from None
-        log.seek(max(0, log.seek(0, 2) - _LOG_TAIL))
-        tail = " ".join(printable(log.read().decode(errors="replace")).split())
+        tail = log_tail(log)
     try:
         found = json.loads(answer)
     except ValueError:

@@ -20,8 +20,8 @@ from kagent_sandbox import cache
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import TaskError
+from kagent_sandbox.process.log_tail import log_tail
 from kagent_sandbox.process.temporary_space import temporary_space
-from kagent_sandbox.runtime.text import printable
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.task import Kind, Task
@@ -109,8 +109,7 @@ def _run(task: Task, request: dict[str, str]) -> TaskCheck:
                 f"{reference}: the check of the task took longer than {LIMIT_S:g} s: make the "
                 "check cases smaller, or the reference faster"
             ) from None
-        log.seek(max(0, log.seek(0, 2) - _LOG_TAIL))
-        tail = " ".join(printable(log.read().decode(errors="replace")).split())
+        tail = log_tail(log, _LOG_TAIL)
     try:
         answer = json.loads(done.stdout)
     except ValueError:
