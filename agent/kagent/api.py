@@ -18,7 +18,7 @@ from typing import Self
 from kagent_sandbox.errors import UserError
 
 from kagent.asktell import answers, judging, merging, open_asks
-from kagent.asktell.judging import Bench, Judged
+from kagent.asktell.judging import Bench, JudgeResult
 from kagent.asktell.merging import Merged
 from kagent.asktell.open_asks import OpenAsk
 from kagent.asktell.open_run import new_run, ready
@@ -272,7 +272,7 @@ class Run:
 
     # -- judging ---------------------------------------------------------------------------------
 
-    def judge(self, *, deadline_s: float | None = None, race: bool = False) -> Judged:
+    def judge(self, *, deadline_s: float | None = None, race: bool = False) -> JudgeResult:
         """Judge waiting candidates: seeds, and answers that were queued.
 
         Args:
@@ -290,17 +290,17 @@ class Run:
         begun_s = time.monotonic()
         limit = None if deadline_s is None else judging.deadline_of(begun_s, deadline_s)
 
-        def work() -> Judged:
+        def work() -> JudgeResult:
             with RunStore.open(self.folder) as store:
                 return self._judge(store, deadline_s=limit, race=race)
 
         return judging.apart_from_loops(work)
 
-    def _judge(self, store: RunStore, *, deadline_s: float | None, race: bool) -> Judged:
+    def _judge(self, store: RunStore, *, deadline_s: float | None, race: bool) -> JudgeResult:
         judging.can_judge(store.manifest, self.folder)
         history = store.history()
         if not judging.has_work(history, race=race):
-            return Judged(self.folder, None, history, ())
+            return JudgeResult(self.folder, None, history, ())
         task = task_of_run(self.folder, store.manifest)
         if self._bench is None:
             opening = judging.open_bench(task, store.manifest, self._config, store.folder)

@@ -25,7 +25,7 @@ from torch import nn
 
 from .._about import NAMESPACE
 from .._library import (
-    Operator,
+    LibraryOperator,
     autocast_dtype,
     available,
     plain,
@@ -202,7 +202,7 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[torch
     return o.view(batched[0].shape), 0
 
 
-_attention = Operator(
+_attention = LibraryOperator(
     "attention",
     "(Tensor q, Tensor k, Tensor v, bool causal) -> Tensor",
     namespace=NAMESPACE,
@@ -214,7 +214,7 @@ _attention = Operator(
     vmap=_vmap,
 )
 
-_gradient = Operator(
+_gradient = LibraryOperator(
     "attention_gradient",
     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor o, bool causal)"
     " -> (Tensor, Tensor, Tensor)",

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .._about import NAMESPACE
-from .._library import Operator, autocast_dtype, check_classes, plain, scaled, wants_gradient
+from .._library import LibraryOperator, autocast_dtype, check_classes, plain, scaled, wants_gradient
 
 __all__ = ["CrossEntropyLoss", "cross_entropy"]
 
@@ -194,7 +194,7 @@ def _backward(
     return (None if factor is None else scaled(grad, factor)), None, None
 
 
-_cross_entropy = Operator(
+_cross_entropy = LibraryOperator(
     "cross_entropy",
     "(Tensor logits, Tensor target, int ignore_index) -> (Tensor, Tensor)",
     namespace=NAMESPACE,

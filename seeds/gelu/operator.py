@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .._about import NAMESPACE
-from .._library import Operator, available, plain, rows, vmap_rows
+from .._library import LibraryOperator, available, plain, rows, vmap_rows
 
 __all__ = ["GELU", "gelu"]
 
@@ -86,7 +86,7 @@ def _gradient_dims(grad: torch.Tensor, x: torch.Tensor) -> dict[str, int] | None
     return _dims(x) if (grad.shape, grad.dtype) == (x.shape, x.dtype) else None
 
 
-_gelu = Operator(
+_gelu = LibraryOperator(
     "gelu",
     "(Tensor x) -> Tensor",
     namespace=NAMESPACE,
@@ -99,7 +99,7 @@ _gelu = Operator(
 )
 
 _gradient = (
-    Operator(
+    LibraryOperator(
         "gelu_gradient",
         "(Tensor grad, Tensor x) -> Tensor",
         namespace=NAMESPACE,

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .._about import NAMESPACE
-from .._library import Operator, autocast_dtype, check_classes, plain, scaled, wants_gradient
+from .._library import LibraryOperator, autocast_dtype, check_classes, plain, scaled, wants_gradient
 
 __all__ = ["FusedLinearCrossEntropyLoss", "linear_cross_entropy"]
 
@@ -235,7 +235,7 @@ def _backward(
     return dx, dw, None, None
 
 
-_linear_cross_entropy = Operator(
+_linear_cross_entropy = LibraryOperator(
     "linear_cross_entropy",
     "(Tensor x, Tensor weight, Tensor target, int ignore_index) -> (Tensor, Tensor, Tensor)",
     namespace=NAMESPACE,

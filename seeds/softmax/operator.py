@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from .._about import NAMESPACE
-from .._library import Operator, autocast_dtype, available, plain, rows, vmap_rows
+from .._library import LibraryOperator, autocast_dtype, available, plain, rows, vmap_rows
 
 __all__ = ["Softmax", "softmax"]
 
@@ -109,7 +109,7 @@ def _gradient_dims(grad: torch.Tensor, y: torch.Tensor) -> dict[str, int] | None
     return _dims(y) if (grad.shape, grad.dtype) == (y.shape, y.dtype) else None
 
 
-_softmax = Operator(
+_softmax = LibraryOperator(
     "softmax",
     "(Tensor x) -> Tensor",
     namespace=NAMESPACE,
@@ -122,7 +122,7 @@ _softmax = Operator(
 )
 
 _gradient = (
-    Operator(
+    LibraryOperator(
         "softmax_gradient",
         "(Tensor grad, Tensor y) -> Tensor",
         namespace=NAMESPACE,

@@ -44,7 +44,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgeResult:
     """The end of judging. `recorded` are the candidates that got their verdicts now."""
 
     folder: Path
@@ -133,7 +133,7 @@ def judge(
     *,
     deadline_s: float | None = None,
     race: bool = False,
-) -> Judged:
+) -> JudgeResult:
     """Judge what waits, in order, each verdict committed as it comes.
 
     Args:
@@ -164,7 +164,7 @@ def judge(
         store.stop(stop)  # the search itself only knows that it was interrupted
     after = store.history()
     recorded = range(len(history.lineage), len(after.lineage))
-    return Judged(store.folder, stop, after, tuple(recorded))
+    return JudgeResult(store.folder, stop, after, tuple(recorded))
 
 
 def judge_all(
@@ -175,7 +175,7 @@ def judge_all(
     *,
     deadline_s: float | None = None,
     race: bool = False,
-) -> Judged:
+) -> JudgeResult:
     """Judge waiting candidates, on a machine that is opened only if there are any.
 
     Args:
@@ -193,7 +193,7 @@ def judge_all(
     can_judge(store.manifest, store.folder)
     history = store.history()
     if not has_work(history, race=race):
-        return Judged(store.folder, None, history, ())
+        return JudgeResult(store.folder, None, history, ())
     observe(PhaseBegan(Phase.START))
     with open_bench(task, store.manifest, config, store.folder) as bench:
         budget = config.budget

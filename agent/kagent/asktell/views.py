@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from kagent.asktell.answers import Accepted
-from kagent.asktell.judging import Judged
+from kagent.asktell.judging import JudgeResult
 from kagent.asktell.merging import Merged
 from kagent.asktell.open_asks import OpenAsk
 from kagent.asktell.state import AskTellState, Precheck
@@ -116,7 +116,7 @@ def queued_text(history: History, folder: Path, flags: Sequence[str]) -> Iterato
 
 
 def judged_view(
-    judged: Judged, manifest: Manifest, flags: Sequence[str]
+    judged: JudgeResult, manifest: Manifest, flags: Sequence[str]
 ) -> Iterator[RenderableType]:
     """Show the number of verdicts, the best candidate, the race, and the work that is left."""
     history, name = judged.history, judged.folder.name
@@ -131,7 +131,7 @@ def judged_view(
         yield Text("next: ").append_text(command("ask", name, flags=flags))
 
 
-def _raced_now(judged: Judged) -> bool:
+def _raced_now(judged: JudgeResult) -> bool:
     """Whether the race is of the session that just ended."""
     kinds = [e.kind for e in judged.history.events]
     return "race" in kinds and kinds[::-1].index("race") < kinds[::-1].index("session")
@@ -191,7 +191,7 @@ def told_json(
     return rows
 
 
-def judged_json(judged: Judged) -> Mapping[str, object]:
+def judged_json(judged: JudgeResult) -> Mapping[str, object]:
     """The end of judging as JSON."""
     best = judged.history.lineage.incumbent
     return {

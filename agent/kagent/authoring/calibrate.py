@@ -233,7 +233,7 @@ def _ways(device: torch.device) -> dict[str, Way]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _ErrorSample:
     """One kind of error of one result, one way, in one case."""
 
     way: str
@@ -247,7 +247,7 @@ class _Seen:
 
 @dataclass
 class _Found:
-    seen: dict[str, list[_Seen]] = field(default_factory=dict)
+    seen: dict[str, list[_ErrorSample]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     seeds: list[str] = field(default_factory=list)
 
@@ -415,7 +415,7 @@ def _try_seed(
             (error.element, error.torch_element),
         ):
             of_k = min(of_torch, numerics.MOST_TORCH_ERROR)
-            seen = _Seen(path.name, error.case, off, of_k, eps, eps, exact=True)
+            seen = _ErrorSample(path.name, error.case, off, of_k, eps, eps, exact=True)
             found.seen.setdefault(error.output, []).append(seen)
 
 
@@ -426,19 +426,19 @@ def _seen(
     errors: numerics.Errors,
     yardstick: numerics.Errors,
     dtype: torch.dtype,
-) -> Iterator[_Seen]:
+) -> Iterator[_ErrorSample]:
     of_k = numerics.allowed(yardstick, result.model_copy(update={"k": 1.0, "floor": 0.0}), dtype)
     of_floor = numerics.allowed(
         yardstick, result.model_copy(update={"k": 0.0, "floor": 1.0}), dtype
     )
     for kind in ("row", "element", "bias"):
-        yield _Seen(
+        yield _ErrorSample(
             *(way, case, getattr(errors, kind), getattr(of_k, kind), getattr(of_floor, kind)),
             *(numerics.epsilon(dtype), kind != "bias"),
         )
 
 
-def _tolerance(task: Task, name: str, seen: Sequence[_Seen]) -> ResultCalibration:
+def _tolerance(task: Task, name: str, seen: Sequence[_ErrorSample]) -> ResultCalibration:
     """The smallest tolerance that leaves room for all that was seen.
 
     Of the `k` that will do, each with the least `floor`, that which allows for the least on the
@@ -457,7 +457,7 @@ def _tolerance(task: Task, name: str, seen: Sequence[_Seen]) -> ResultCalibratio
             f"{MOST_FLOOR:g}: the reference or eager is off, or rounding decides there"
         )
 
-    def allowed(choice: tuple[float, float, _Seen]) -> float:
+    def allowed(choice: tuple[float, float, _ErrorSample]) -> float:
         k, floor, _ = choice
         return math.fsum(math.log(k * s.of_k + floor * s.of_floor) for s in seen)
 
@@ -472,10 +472,10 @@ def _tolerance(task: Task, name: str, seen: Sequence[_Seen]) -> ResultCalibratio
     )
 
 
-def _least_floor(seen: Iterable[_Seen], k: float) -> tuple[float, _Seen]:
+def _least_floor(seen: Iterable[_ErrorSample], k: float) -> tuple[float, _ErrorSample]:
     """The least floor beside `k`, rounded up to two digits, and what decided it."""
 
-    def needed(s: _Seen) -> float:
+    def needed(s: _ErrorSample) -> float:
         return (ROOM * s.error - k * s.of_k) / s.of_floor
 
     worst = max(seen, key=needed)

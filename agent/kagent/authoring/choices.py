@@ -64,7 +64,7 @@ def _as_right(
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class IndexResult:
     """A result that holds indices.
 
     Attributes:
@@ -78,7 +78,7 @@ class Choice:
     dim: int | None
 
 
-def find_choices(graph: GraphModule) -> list[Choice]:
+def find_choices(graph: GraphModule) -> list[IndexResult]:
     """The results of a graph that are indices of chosen elements."""
     (output,) = (n for n in graph.graph.nodes if n.op == "output")
     results: Sequence[Any] = output.args[0]
@@ -86,7 +86,7 @@ def find_choices(graph: GraphModule) -> list[Choice]:
     return [c for c in found if c is not None]
 
 
-def _choice(number: int, result: Node) -> Choice | None:
+def _choice(number: int, result: Node) -> IndexResult | None:
     node, sliced = result, []
     while node.target in _SAME or node.target is _aten.slice.Tensor:
         if node.target is _aten.slice.Tensor and not _whole(node):
@@ -111,7 +111,7 @@ def _choice(number: int, result: Node) -> Choice | None:
     # A part of the indices along their own dimension still points into all values.
     if any(single or d % rank != dim for d in sliced):
         return None
-    return Choice(number, values, dim)
+    return IndexResult(number, values, dim)
 
 
 def _whole(node: Node) -> bool:

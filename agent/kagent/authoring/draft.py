@@ -15,12 +15,12 @@ import torch
 from kagent_sandbox.data.formula import evaluate
 from torch.fx import Node
 
-from kagent.authoring.choices import RULE, Choice, find_choices
+from kagent.authoring.choices import RULE, IndexResult, find_choices
 from kagent.authoring.code import CodeWriter
 from kagent.authoring.drawing import Drawing
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.operation import Example
-from kagent.authoring.trace import Trace
+from kagent.authoring.trace import TracedOperation
 
 _WIDTH = 96
 HALVES = (torch.float16, torch.bfloat16)
@@ -87,7 +87,7 @@ class DraftKind:
 
 
 @dataclass(frozen=True)
-class Draft:
+class TaskDraft:
     """A task as it is being made.
 
     Attributes:
@@ -100,7 +100,7 @@ class Draft:
         floor: Tolerance: machine epsilons beside that.
     """
 
-    trace: Trace
+    trace: TracedOperation
     gpu: DraftKind
     cpu: DraftKind
     rows: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class Draft:
     floor: float = 2.0
     notes: tuple[str, ...] = field(default=())
 
-    def with_(self, **changes: Any) -> Draft:
+    def with_(self, **changes: Any) -> TaskDraft:
         """A copy with other values."""
         return replace(self, **changes)
 
@@ -119,7 +119,7 @@ class Draft:
         return [self.trace.operation.examples[i] for i in self.trace.used]
 
     @functools.cached_property
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[IndexResult]:
         """Results that are indices of chosen elements."""
         return find_choices(self.trace.graph)
 
@@ -637,7 +637,7 @@ class Draft:
         return [*lines, f"{example.name} = {writer.name_of(drawing.node)}.to({dtype})"]
 
 
-def case_dtype(trace: Trace) -> torch.dtype:
+def case_dtype(trace: TracedOperation) -> torch.dtype:
     """The dtype of most floating-point inputs; float32 where there is none."""
     used = [trace.operation.examples[i] for i in trace.used]
     floats = [e for e in used if e.dtype.is_floating_point and e.dtype.itemsize > 1]
@@ -699,7 +699,7 @@ def _generator(generator: DraftGenerator) -> list[str]:
     return lines
 
 
-def require_writable(draft: Draft) -> None:
+def require_writable(draft: TaskDraft) -> None:
     """Make sure that the operation can be written down.
 
     Raises:

@@ -175,7 +175,7 @@ _STATUSES = Literal[
 ]
 
 
-class Evaluation(_Record):
+class SolutionEvaluation(_Record):
     """The result of one run. Which parts it has follows from its status."""
 
     status: _STATUSES
@@ -202,7 +202,7 @@ class Trace(_Record):
     definition: Text
     workload: Workload
     solution: str | None = None
-    evaluation: Evaluation | None = None
+    evaluation: SolutionEvaluation | None = None
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:

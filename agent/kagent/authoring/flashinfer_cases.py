@@ -29,7 +29,7 @@ SPARE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SequenceSizes:
     """Sizes in the words of a model: sequences, and tokens of each."""
 
     sequences: int
@@ -39,15 +39,19 @@ class Point:
 
 
 CHECK = {
-    "one": Point(1, 1, 2),
-    "small": Point(3, 7, 23),
-    "odd": Point(2, 17, 40, heads=7),
-    "tiny": Point(4, 5, 19),
-    "empty": Point(5, 6, 33),
+    "one": SequenceSizes(1, 1, 2),
+    "small": SequenceSizes(3, 7, 23),
+    "odd": SequenceSizes(2, 17, 40, heads=7),
+    "tiny": SequenceSizes(4, 5, 19),
+    "empty": SequenceSizes(5, 6, 33),
 }
 USUAL = (
-    *(Point(1, 1, 1024, 32), Point(16, 1, 1024, 32), Point(64, 1, 4096, 32)),
-    *(Point(1, 1024, 1024, 32), Point(8, 1024, 2048, 32)),
+    *(
+        SequenceSizes(1, 1, 1024, 32),
+        SequenceSizes(16, 1, 1024, 32),
+        SequenceSizes(64, 1, 4096, 32),
+    ),
+    *(SequenceSizes(1, 1024, 1024, 32), SequenceSizes(8, 1024, 2048, 32)),
 )
 """Where there are no workloads: decoding, and prefilling."""
 
@@ -68,7 +72,7 @@ def _tensors(inputs: Inputs, dims: Mapping[str, float]) -> Iterable[tuple[int, i
         yield math.prod(sizes), ITEMSIZE[tensor.dtype]
 
 
-def at_point(inputs: Inputs, point: Point) -> Dims:
+def at_point(inputs: Inputs, point: SequenceSizes) -> Dims:
     """Dimensions of a point."""
     dims: Dims = {n: min(v, key=abs) for n, v in inputs.choices.items()}
     for dim in _ordered(inputs):
@@ -93,7 +97,7 @@ def _dims_of(inputs: Inputs, axes: Iterable[str]) -> set[Size]:
     return {inputs.sizes[a] for a in axes}
 
 
-def _size_at(inputs: Inputs, dim: str, point: Point, dims: Mapping[str, int]) -> int:
+def _size_at(inputs: Inputs, dim: str, point: SequenceSizes, dims: Mapping[str, int]) -> int:
     for s in inputs.sequences:
         if s.count == dim:
             return point.sequences
@@ -207,7 +211,7 @@ def spread(found: Sequence[Dims], count: int = _BENCH) -> list[Dims]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cases:
+class DefinitionCases:
     """Cases of a definition, as task.toml has them.
 
     Attributes:
@@ -221,7 +225,7 @@ class Cases:
     constraints: list[str]
 
 
-def cases(inputs: Inputs, workloads: Sequence[Workload]) -> Cases:
+def cases(inputs: Inputs, workloads: Sequence[Workload]) -> DefinitionCases:
     """Choose cases.
 
     Raises:
@@ -262,7 +266,7 @@ def cases(inputs: Inputs, workloads: Sequence[Workload]) -> Cases:
     if work < LARGE:
         cpu["hidden_check"] = [_between(inputs, sizes["cpu"])]
     every = [*sizes["gpu"], *sizes["cpu"]]
-    return Cases(gpu, cpu, [*constraints(inputs), *_score_limit(inputs, every)])
+    return DefinitionCases(gpu, cpu, [*constraints(inputs), *_score_limit(inputs, every)])
 
 
 def _score_limit(inputs: Inputs, found: Sequence[Dims]) -> list[str]:

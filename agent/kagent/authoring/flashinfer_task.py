@@ -44,7 +44,7 @@ than what rounding an intermediate to the inputs' dtype costs, more than approxi
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportedDefinition:
     """A definition that became a task folder.
 
     Attributes:
@@ -99,7 +99,7 @@ def _is_definition(path: Path) -> bool:
 
 def import_definition(
     path: Path, workloads: Path | None, to: Path, *, force: bool = False
-) -> Imported:
+) -> ImportedDefinition:
     """Write a definition's task folder, named like it.
 
     Args:
@@ -126,7 +126,7 @@ def import_definition(
     _count_flops(inputs, folder, data)
     (folder / "task.toml").write_text(task_toml(data), encoding="utf-8")
     used = len(flashinfer_cases.of_workloads(inputs, loads))
-    return Imported(data["name"], folder, len(loads), used, tuple(inputs.left_out))
+    return ImportedDefinition(data["name"], folder, len(loads), used, tuple(inputs.left_out))
 
 
 def task_name(name: str) -> str:
@@ -437,7 +437,7 @@ def _count_flops(inputs: Inputs, folder: Path, data: dict[str, Any]) -> None:
     Raises:
         TaskError: The reference fails, or writes to an input.
     """
-    center = flashinfer_cases.at_point(inputs, flashinfer_cases.Point(2, 16, 512))
+    center = flashinfer_cases.at_point(inputs, flashinfer_cases.SequenceSizes(2, 16, 512))
     if flashinfer_cases.elements(inputs, center) > _MOST_MEASURED:
         return
     base = _products(inputs, folder, center)

@@ -24,7 +24,7 @@ from kagent_sandbox.errors import TaskError, UserError
 
 from kagent.authoring.task_toml import task_toml
 from kagent.authoring.widened_source import definitions, renamed_source, widened_source
-from kagent.search.text_edits import Edit, EditableText
+from kagent.search.text_edits import EditableText, TextEdit
 
 if TYPE_CHECKING:
     import torch
@@ -176,7 +176,7 @@ def _without_seeds(source: str) -> str:
     """Source that leaves torch's seed as it is: the judge draws inputs from seeds of its own."""
     text = EditableText(source)
     edits = [
-        Edit(*text.span(n.func), "_keep_seed")
+        TextEdit(*text.span(n.func), "_keep_seed")
         for n in ast.walk(ast.parse(source))
         if isinstance(n, ast.Call) and ast.unparse(n.func) == "torch.manual_seed"
     ]

@@ -19,10 +19,10 @@ from kagent_sandbox.judge.task_check import TaskCheck, check_task
 
 from kagent.authoring.draft import (
     HALVES,
-    Draft,
     DraftCase,
     DraftGenerator,
     DraftKind,
+    TaskDraft,
     case_dtype,
     plain,
     require_writable,
@@ -40,7 +40,7 @@ from kagent.authoring.sizes import (
     explore,
     prime,
 )
-from kagent.authoring.trace import Axis, Trace, trace
+from kagent.authoring.trace import Axis, TracedOperation, trace
 from kagent.authoring.trial import Trials, Tried, accepted, write, written
 from kagent.tasks import Seed, seeds_of
 
@@ -82,8 +82,8 @@ class Made:
     """
 
     folder: Path
-    trace: Trace
-    draft: Draft
+    trace: TracedOperation
+    draft: TaskDraft
     checks: tuple[TaskCheck, ...]
     derived: tuple[SeedOutcome, ...]
     seconds: float
@@ -246,7 +246,7 @@ def _room(operation: Operation, axes: Sequence[Axis], names: Mapping[Axis, str])
     free = list(axes)
     while True:
         found = trace(operation, free, names)
-        require_writable(Draft(found, DraftKind((), ()), DraftKind((), ())))
+        require_writable(TaskDraft(found, DraftKind((), ()), DraftKind((), ())))
         if not found.fits(found.dims) or (axes and not found.dims):
             return None
         room, fixed = explore(found)
@@ -268,7 +268,7 @@ def _room(operation: Operation, axes: Sequence[Axis], names: Mapping[Axis, str])
 def _drawable(room: Room) -> Room:
     """The room, with tensors that the example's code draws at one size alone drawn as values."""
     found, operation = room.trace, room.trace.operation
-    draft = Draft(found, DraftKind((), ()), DraftKind((), ()))
+    draft = TaskDraft(found, DraftKind((), ()), DraftKind((), ()))
     examples = list(operation.examples)
     for i in found.used:
         varies = any(isinstance(size, str) for size in found.shapes[i])
@@ -287,14 +287,16 @@ def _drawable(room: Room) -> Room:
 # -- cases -----------------------------------------------------------------------------------------
 
 
-def make_draft(room: Room) -> Draft:
+def make_draft(room: Room) -> TaskDraft:
     """Choose cases and tolerances: what the operation computes well at, of what could be tried."""
     found = room.trace
     dtype = plain(case_dtype(found))
     cpu_dtype = "float32" if case_dtype(found) in HALVES else dtype
     small = _shrunk(room, CHECK_ELEMENTS, CHECK_WORK)
     first = DraftCase(small, cpu_dtype)
-    draft = Draft(found, DraftKind((first,), (first,)), DraftKind((first,), (first,)), rows=_ROWS)
+    draft = TaskDraft(
+        found, DraftKind((first,), (first,)), DraftKind((first,), (first,)), rows=_ROWS
+    )
     with written(draft) as folder:
         trials = Trials(draft, folder)
         tried = trials.case(first, "trial")
@@ -358,7 +360,7 @@ def _shrunk(room: Room, elements: float, work: float) -> Sizes:
     return room.shrunk(cost, 1.0)
 
 
-def _summed(found: Trace) -> float:
+def _summed(found: TracedOperation) -> float:
     """Numbers that are added up for one of a result, about."""
     dims = found.dims
     results = sum(math.prod(found.sizes(r.shape, dims)) for r in found.results)
@@ -366,7 +368,7 @@ def _summed(found: Trace) -> float:
     return max(1.0, read / max(1, results), evaluate(found.products, dims) / 2 / max(1, results))
 
 
-def _row_kinds(draft: Draft, trials: Trials, first: DraftCase) -> tuple[str, ...]:
+def _row_kinds(draft: TaskDraft, trials: Trials, first: DraftCase) -> tuple[str, ...]:
     """Kinds of rows that the operation computes well."""
     if not any(e.dtype.is_floating_point and not e.parameter and e.shape for e in draft.arguments):
         return ()
@@ -377,7 +379,7 @@ def _takes_nonfinite(trials: Trials, first: DraftCase) -> bool:
     return not trials.case(replace(first, inputs="nonfinite"), "rows_nonfinite").why
 
 
-def _check_plans(room: Room, draft: Draft, small: Sizes, dtype: str) -> Iterator[DraftCase]:
+def _check_plans(room: Room, draft: TaskDraft, small: Sizes, dtype: str) -> Iterator[DraftCase]:
     """Cases worth trying: odd and prime sizes, one of each, large and tiny magnitudes."""
     primes = room.changed(small, prime) or small
     below = room.changed(small, below_power) or small
@@ -408,7 +410,7 @@ def _check_plans(room: Room, draft: Draft, small: Sizes, dtype: str) -> Iterator
         yield DraftCase(primes, dtype, inputs="nonfinite", words="nonfinite")
 
 
-def _large_plans(room: Room, draft: Draft, dtype: str) -> Iterator[DraftCase]:
+def _large_plans(room: Room, draft: TaskDraft, dtype: str) -> Iterator[DraftCase]:
     large = _shrunk(room, LARGE_ELEMENTS, LARGE_WORK)
     yield DraftCase(large, dtype, words="large_sizes")
     odd = room.changed(large, prime)
@@ -515,7 +517,7 @@ def _ranges(room: Room, low: Mapping[str, int], high: Mapping[str, int]) -> dict
     return found
 
 
-def _elements(found: Trace) -> str:
+def _elements(found: TracedOperation) -> str:
     """Formula: elements of all arguments and results."""
     shapes = [found.shapes[i] for i in found.used] + [r.shape for r in found.results]
     parts = dict.fromkeys(
@@ -529,7 +531,7 @@ def _elements(found: Trace) -> str:
     return " + ".join(total or list(parts))
 
 
-def _work(found: Trace) -> str:
+def _work(found: TracedOperation) -> str:
     return " + ".join(p for p in (found.products, found.elements) if p != "0")
 
 
@@ -543,8 +545,8 @@ def _checked(folder: Path, say: Say) -> Iterator[TaskCheck]:
 
 
 def _mended(
-    draft: Draft, folder: Path, checks: Sequence[TaskCheck], say: Say
-) -> tuple[Draft, tuple[TaskCheck, ...]]:
+    draft: TaskDraft, folder: Path, checks: Sequence[TaskCheck], say: Say
+) -> tuple[TaskDraft, tuple[TaskCheck, ...]]:
     """The draft with further cases, if they close holes: inputs of other magnitudes."""
     if not draft.rows:
         return draft, tuple(checks)

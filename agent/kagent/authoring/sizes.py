@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from kagent.authoring.trace import Trace
+from kagent.authoring.trace import TracedOperation
 
 Sizes = dict[str, int]
 _STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
@@ -24,7 +24,7 @@ class Room:
         least: Least size of each; all of them together fit, too.
     """
 
-    trace: Trace
+    trace: TracedOperation
     steps: Mapping[str, int]
     least: Mapping[str, int]
 
@@ -63,7 +63,7 @@ class Room:
         return None
 
 
-def explore(trace: Trace) -> tuple[Room | None, list[str]]:
+def explore(trace: TracedOperation) -> tuple[Room | None, list[str]]:
     """Find out what each dimension may be.
 
     Returns:
@@ -91,7 +91,7 @@ def _above(size: int, step: int) -> int:
     return -(-size * 3 // 2 // step) * step if size >= 2 * step else size + step
 
 
-def _step(trace: Trace, name: str, size: int) -> int | None:
+def _step(trace: TracedOperation, name: str, size: int) -> int | None:
     """The least step by which a size may differ from the example's; None if it must not."""
     for step in _STEPS:
         if size % step or step > size // 2:
@@ -102,7 +102,7 @@ def _step(trace: Trace, name: str, size: int) -> int | None:
     return None
 
 
-def _least(trace: Trace, name: str, step: int) -> int:
+def _least(trace: TracedOperation, name: str, step: int) -> int:
     for size in (k * step for k in _LADDER):
         if size < trace.dims[name] and trace.fits({**trace.dims, name: size}):
             return size

@@ -11,7 +11,7 @@ from kagent_sandbox.errors import UserError
 from kagent_sandbox.runtime.text import printable
 
 from kagent.authoring.exchange import Solution
-from kagent.search.text_edits import Edit, EditableText
+from kagent.search.text_edits import EditableText, TextEdit
 from kagent.search.tunables import read_tunables
 
 _PYTHON = ("triton", "python")
@@ -96,7 +96,7 @@ def _in_one_file(name: str, files: Mapping[str, str], path: str) -> str:
             if not isinstance(node, ast.Import | ast.ImportFrom):
                 continue
             if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-                edits.append(Edit(*text.span(node), "pass"))
+                edits.append(TextEdit(*text.span(node), "pass"))
             for module, whole in _own_modules(node, file, files):
                 if whole:
                     raise UserError(
@@ -105,7 +105,7 @@ def _in_one_file(name: str, files: Mapping[str, str], path: str) -> str:
                         "names that it uses (from module import name), or put all into one file"
                     )
                 add(module)
-                edits.append(Edit(*text.span(node), "pass"))
+                edits.append(TextEdit(*text.span(node), "pass"))
         parts.append(text.apply(edits).strip())
 
     add(path)
@@ -188,7 +188,7 @@ def _size(name: str, task: Task, size: int | str) -> str:
                 f"solution {name}: result size {size!r}: no host code for {ast.unparse(node)}"
             )
         if isinstance(node, ast.Name):
-            edits.append(Edit(*text.span(node), _dimension(name, task, node.id)))
+            edits.append(TextEdit(*text.span(node), _dimension(name, task, node.id)))
     return text.apply(edits)
 
 

@@ -53,7 +53,7 @@ _GATHERS = frozenset({"index", "embedding", "gather", "index_select", "take_alon
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TracedResult:
     """One result. `shape` has numbers and formulas."""
 
     name: str
@@ -62,7 +62,7 @@ class Result:
 
 
 @dataclass
-class Trace:
+class TracedOperation:
     """An operation with symbolic sizes.
 
     Attributes:
@@ -83,7 +83,7 @@ class Trace:
     dims: dict[str, int]
     shapes: tuple[tuple[int | str, ...], ...]
     used: tuple[int, ...]
-    results: tuple[Result, ...]
+    results: tuple[TracedResult, ...]
     products: str
     elements: str
     gathers: bool
@@ -167,7 +167,7 @@ def _quiet() -> Iterator[None]:
 
 def trace(
     operation: Operation, axes: Iterable[Axis], names: Mapping[Axis, str] | None = None
-) -> Trace:
+) -> TracedOperation:
     """Run an operation with symbols for sizes.
 
     Args:
@@ -357,7 +357,7 @@ def _described(
     elements: Any,
     names: Mapping[Axis, str],
     notes: Sequence[str],
-) -> Trace:
+) -> TracedOperation:
     def expression(value: Any) -> sympy.Expr:
         node = getattr(value, "node", None)
         return sympy.Integer(value) if node is None else env.simplify(node.expr)
@@ -400,10 +400,10 @@ def _described(
     dims = {str(n): int(hints[s]) for s, n in named.items()}
     shapes = tuple(formulas(s) for s in sizes)
     results = tuple(
-        Result(name, formulas(expression(n) for n in v.shape), v.dtype)
+        TracedResult(name, formulas(expression(n) for n in v.shape), v.dtype)
         for name, v in zip(_result_names(operation, len(values)), values, strict=True)
     )
-    found = Trace(
+    found = TracedOperation(
         operation,
         graph,
         dims,

@@ -21,7 +21,7 @@ from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.inputs import InputSampler
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kagent.authoring.draft import Draft, DraftCase
+from kagent.authoring.draft import DraftCase, TaskDraft
 
 MOST_NOISE = 256.0
 """Machine epsilons that rounding may become in a case. Where it is more, a case says nothing."""
@@ -46,7 +46,7 @@ class Tried:
     seconds: float = 0.0
 
 
-class Rounding(TorchDispatchMode):
+class RandomRounding(TorchDispatchMode):
     """Rounds the result of each operation at random, within one machine epsilon."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ _EXACT = frozenset(
 class Trials:
     """Tries the cases of one draft on the CPU."""
 
-    def __init__(self, draft: Draft, folder: Path) -> None:
+    def __init__(self, draft: TaskDraft, folder: Path) -> None:
         """`folder`: of the draft, written."""
         self._draft = draft
         self._task = load_task(folder)
@@ -127,7 +127,7 @@ class Trials:
             for result, mine, its in zip(task.results, outputs, original, strict=True):
                 if mine.dtype != its.dtype or not _close(mine, its):
                     return Tried(f"result {result.name} is not what the function itself gives")
-        with Rounding():
+        with RandomRounding():
             rounded = sampler.call("eager", inputs)
         noise = 0.0
         inputs_eps = [numerics.epsilon(t.dtype) for t in inputs.tensors.values()]
@@ -192,7 +192,7 @@ def _close(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 @contextmanager
-def written(draft: Draft) -> Iterator[Path]:
+def written(draft: TaskDraft) -> Iterator[Path]:
     """A draft as a folder, for as long as it is tried."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / draft.trace.operation.name
@@ -200,7 +200,7 @@ def written(draft: Draft) -> Iterator[Path]:
         yield path
 
 
-def write(draft: Draft, folder: Path) -> None:
+def write(draft: TaskDraft, folder: Path) -> None:
     """Write the two files of a draft.
 
     Raises:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Mapping
 
-from kagent.search.text_edits import Edit, EditableText
+from kagent.search.text_edits import EditableText, TextEdit
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "half", "float", "float64", "double"})
 _CASTS = frozenset({"float", "half", "bfloat16"})
@@ -81,18 +81,18 @@ def random_calls(source: str) -> list[str]:
     return list(dict.fromkeys(n for n in names if n in _RANDOM))
 
 
-def _renames(root: ast.AST, text: EditableText, names: Mapping[str, str]) -> Iterator[Edit]:
+def _renames(root: ast.AST, text: EditableText, names: Mapping[str, str]) -> Iterator[TextEdit]:
     for node in ast.walk(root):
         if isinstance(node, ast.Name) and node.id in names:
-            yield Edit(*text.span(node), names[node.id])
+            yield TextEdit(*text.span(node), names[node.id])
         elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names:
             start = text.source.index(node.name, text.span(node)[0] + len("def"))
-            yield Edit(start, start + len(node.name), names[node.name])
+            yield TextEdit(start, start + len(node.name), names[node.name])
 
 
 def _edits(
     root: ast.AST, text: EditableText, renamed: Collection[str], dtype: str
-) -> Iterator[Edit]:
+) -> Iterator[TextEdit]:
     yield from _renames(root, text, {n: f"{n}_{dtype}" for n in renamed})
     kept = {
         id(argument)
@@ -103,23 +103,23 @@ def _edits(
     for node in ast.walk(root):
         if isinstance(node, ast.Attribute):
             if _is_torch(node) and node.attr in _FLOATS and id(node) not in kept:
-                yield Edit(*text.span(node), f"torch.{dtype}")
+                yield TextEdit(*text.span(node), f"torch.{dtype}")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             yield from _call_edits(node, node.func, text, dtype)
 
 
 def _call_edits(
     call: ast.Call, function: ast.Attribute, text: EditableText, dtype: str
-) -> Iterator[Edit]:
+) -> Iterator[TextEdit]:
     name, end = function.attr, text.span(call)[1]
     if name in _CASTS and not _is_torch(function) and not call.args:
-        yield Edit(text.span(function)[1] - len(name), end, f"to(torch.{dtype})")
+        yield TextEdit(text.span(function)[1] - len(name), end, f"to(torch.{dtype})")
         return
     makes = name in _FACTORIES or (name == "full" and _is_float(call))
     if _is_torch(function) and makes and not any(k.arg == "dtype" for k in call.keywords):
         last = text.source[: end - 1].rstrip()[-1]
         separator = "" if last == "(" else " " if last == "," else ", "
-        yield Edit(end - 1, end, f"{separator}dtype=torch.{dtype})")
+        yield TextEdit(end - 1, end, f"{separator}dtype=torch.{dtype})")
 
 
 def _reinterprets(call: ast.Call) -> bool:

@@ -15,7 +15,7 @@ _GIVEN = (Operator.SEED, Operator.MIGRATE)
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class BudgetUsed:
     """What one run has used up.
 
     Attributes:
@@ -29,7 +29,7 @@ class Spent:
     dollars: float = 0.0
 
     @classmethod
-    def of(cls, history: History) -> Spent:
+    def of(cls, history: History) -> BudgetUsed:
         """That of a run's folder."""
         waiting = sum(p.operator not in FREE for p in history.pending)
         return cls(history.lineage.counted, waiting, history.spent.dollars)
@@ -57,7 +57,7 @@ class Next:
     max_cost: float | None
 
 
-def next_slice(campaign: Campaign, spent: Mapping[str, Spent]) -> Next | None:
+def next_slice(campaign: Campaign, spent: Mapping[str, BudgetUsed]) -> Next | None:
     """The slice that is spent next; None where nothing is left to spend, or nothing to spend it on.
 
     Every run gets its first slice. Then the run is next whose last slice gained most per cost; of

@@ -15,7 +15,7 @@ _MOST_HYPOTHESIS = 300  # characters
 
 
 @dataclass(frozen=True, slots=True)
-class Elite:
+class Migrant:
     """A candidate of one run, as it is given to another.
 
     Attributes:
@@ -37,15 +37,17 @@ class Elite:
     configs: int | None = None
 
 
-def elite_of(run: str, history: History, candidate: Candidate) -> Elite:
+def elite_of(run: str, history: History, candidate: Candidate) -> Migrant:
     """A candidate as another run gets it."""
     path = history.lineage.path(candidate.id)
     models = [c.proposal.origin.model for c in path if c.proposal.origin is not None]
     p = candidate.proposal
-    return Elite(run, p.id, p.name, p.source, p.hypothesis, tuple(dict.fromkeys(models)), p.configs)
+    return Migrant(
+        run, p.id, p.name, p.source, p.hypothesis, tuple(dict.fromkeys(models)), p.configs
+    )
 
 
-def offered(history: History, others: Iterable[tuple[str, History]]) -> list[Elite]:
+def offered(history: History, others: Iterable[tuple[str, History]]) -> list[Migrant]:
     """What a run gets of others: of those whose best kernel is ahead by its run's estimate, the
     best one that the run does not know; at most one, since judging it costs an evaluation.
 
@@ -69,7 +71,7 @@ def offered(history: History, others: Iterable[tuple[str, History]]) -> list[Eli
     return [elite_of(name, other, best)]
 
 
-def finalists_of(runs: Iterable[tuple[str, History]]) -> list[Elite]:
+def finalists_of(runs: Iterable[tuple[str, History]]) -> list[Migrant]:
     """All runs' finalists, the fastest by estimate first, each text once."""
     found = [
         (-history.lineage.log_speed(c.id), elite_of(name, history, c))
@@ -80,7 +82,7 @@ def finalists_of(runs: Iterable[tuple[str, History]]) -> list[Elite]:
     return list(by_text.values())[::-1]
 
 
-def accept(store: RunStore, elites: Sequence[Elite]) -> None:
+def accept(store: RunStore, elites: Sequence[Migrant]) -> None:
     """Take candidates of other runs into one, to be judged in its next session.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kagent.runs.events import Stop
 from kagent.suite.problems import Problem
-from kagent.suite.record import Record, State, Step
+from kagent.suite.record import FailedStep, ProblemState, Record
 
 MOST_SLICE = 10
 """Evaluations of a slice, at most: after so many the best place for the next ones is asked anew."""
@@ -64,7 +64,7 @@ class CampaignRun:
     run: str = ""
     last: Slice | None = None
     over: str = ""
-    step: Step | None = None
+    step: FailedStep | None = None
     reason: str = ""
 
 
@@ -130,10 +130,10 @@ class Campaign(Record):
         """
         campaign = self.again()
         for run in self.runs:
-            if run.step is Step.MACHINE or run.over in _LIMITS:
+            if run.step is FailedStep.MACHINE or run.over in _LIMITS:
                 campaign = campaign.changed(run, over="", step=None, reason="")
         return campaign
 
     def race_again(self, problem: Problem) -> Campaign:
         """The campaign with a problem's final race still to come."""
-        return self.noted(problem, state=State.BEGUN, run="", step=None, reason="")
+        return self.noted(problem, state=ProblemState.BEGUN, run="", step=None, reason="")

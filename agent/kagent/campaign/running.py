@@ -24,14 +24,14 @@ from kagent_sandbox.process.log_tail import log_tail
 from kagent_sandbox.process.process_tree import kill_tree
 from kagent_sandbox.runtime.text import printable
 
-from kagent.campaign.budget import Next, Spent, gain_since, next_slice
-from kagent.campaign.exchange import Elite, finalists_of, offered
+from kagent.campaign.budget import BudgetUsed, Next, gain_since, next_slice
+from kagent.campaign.exchange import Migrant, finalists_of, offered
 from kagent.campaign.record import Campaign, CampaignRun, Slice
 from kagent.llm.chat import ModelError
 from kagent.runs.events import Stop
 from kagent.runs.store import History, read_history
 from kagent.suite.problems import Problem
-from kagent.suite.record import RUNS, State, Step, write_record
+from kagent.suite.record import RUNS, FailedStep, ProblemState, write_record
 from kagent.text import short
 from kagent.ui.end_of_run import NO_FINALIST
 
@@ -77,7 +77,7 @@ class CampaignRunner:
         failures = 0
         while (found := next_slice(self.campaign, self.spent())) is not None:
             step = self._slice(found)
-            failures = failures + 1 if step is Step.MACHINE else 0
+            failures = failures + 1 if step is FailedStep.MACHINE else 0
             if failures == MACHINE_FAILURES:
                 reason = self.campaign.run(found.run.name).reason
                 raise MachineError(
@@ -88,21 +88,22 @@ class CampaignRunner:
             if not self.campaign.of(problem).finished:
                 self._race(problem)
 
-    def spent(self) -> Mapping[str, Spent]:
+    def spent(self) -> Mapping[str, BudgetUsed]:
         """What each run has used up, by name."""
         return {
-            r.name: Spent.of(h) if (h := self._read(r)) else Spent() for r in self.campaign.runs
+            r.name: BudgetUsed.of(h) if (h := self._read(r)) else BudgetUsed()
+            for r in self.campaign.runs
         }
 
     # -- slices ------------------------------------------------------------------------------------
 
-    def _slice(self, found: Next) -> Step | None:
+    def _slice(self, found: Next) -> FailedStep | None:
         """Spend a slice; the step that failed, None if none did."""
         run = found.run
         before = self._read(run)
         records = len(before.lineage) if before is not None else 0
-        spent = Spent.of(before) if before is not None else Spent()
-        elites: list[Elite] = []
+        spent = BudgetUsed.of(before) if before is not None else BudgetUsed()
+        elites: list[Migrant] = []
         if before is not None and found.budget - spent.evaluations > 1:
             elites = offered(before, self._others(run))
         problem = next(p for p in self.campaign.problems if p.name == run.target)
@@ -128,11 +129,11 @@ class CampaignRunner:
         after = self._read(self.campaign.run(run.name))
         if "error" in answer or after is None:
             reason = short(printable(str(answer.get("error", "it has no folder"))), _MOST_REASON)
-            step = Step(answer.get("step", Step.SEARCH.value))
+            step = FailedStep(answer.get("step", FailedStep.SEARCH.value))
             self._change(run, over="failed", step=step, reason=reason)
             self.changed(f"{run.name}: failed: {step}: {reason}")
             return step
-        now, stop = Spent.of(after), Stop(answer["stop"])
+        now, stop = BudgetUsed.of(after), Stop(answer["stop"])
         used = Slice(
             now.judged - spent.judged,
             seconds,
@@ -142,9 +143,11 @@ class CampaignRunner:
         if stop is Stop.INTERRUPTED:
             raise KeyboardInterrupt
         if stop is Stop.NO_SEED:
-            self._change(run, last=used, over=stop.value, step=Step.SEED, reason="no seed passed")
+            self._change(
+                run, last=used, over=stop.value, step=FailedStep.SEED, reason="no seed passed"
+            )
             self.changed(f"{run.name}: failed: seed: no seed passed")
-            return Step.SEED
+            return FailedStep.SEED
         ended = stop.value if stop in _ENDED or not used.evaluations else ""
         self._change(run, last=used, over=ended)
         ended = f"; it ended: {ended}" if ended else ""
@@ -172,12 +175,12 @@ class CampaignRunner:
         finalists = finalists_of(read)
         if not finalists:
             failed = next((r for r in runs if r.step is not None), None)
-            step = failed.step if failed is not None else Step.SEARCH
+            step = failed.step if failed is not None else FailedStep.SEARCH
             reason = failed.reason if failed is not None else "no run has a kernel that passed"
-            self._fail(problem, step or Step.SEARCH, reason)
+            self._fail(problem, step or FailedStep.SEARCH, reason)
             return
         began, before = time.monotonic(), self.campaign.of(problem).seconds
-        self._keep(self.campaign.noted(problem, state=State.BEGUN))
+        self._keep(self.campaign.noted(problem, state=ProblemState.BEGUN))
 
         def tell(line: Answer) -> None:
             if "run" in line:
@@ -192,21 +195,23 @@ class CampaignRunner:
         seconds = before + time.monotonic() - began
         self._keep(self.campaign.noted(problem, seconds=seconds))
         if "error" in answer:
-            self._fail(problem, Step(answer.get("step", Step.SEARCH.value)), answer["error"])
+            self._fail(
+                problem, FailedStep(answer.get("step", FailedStep.SEARCH.value)), answer["error"]
+            )
             return
         if answer["stop"] == Stop.INTERRUPTED.value:
             raise KeyboardInterrupt
         folder = self.folder / RUNS / self.campaign.of(problem).run
         race = read_history(folder)[1].race
         if race is None or race.winner is None:
-            self._fail(problem, Step.SEARCH, NO_FINALIST)
+            self._fail(problem, FailedStep.SEARCH, NO_FINALIST)
             return
-        self._keep(self.campaign.noted(problem, state=State.DONE))
+        self._keep(self.campaign.noted(problem, state=ProblemState.DONE))
         self.changed("")
 
-    def _fail(self, problem: Problem, step: Step, reason: str) -> None:
+    def _fail(self, problem: Problem, step: FailedStep, reason: str) -> None:
         text = short(printable(reason), _MOST_REASON)
-        self._keep(self.campaign.noted(problem, state=State.FAILED, step=step, reason=text))
+        self._keep(self.campaign.noted(problem, state=ProblemState.FAILED, step=step, reason=text))
         self.changed(f"{problem.name}: final race failed: {step}: {text}")
 
     # -- record and processes ----------------------------------------------------------------------
@@ -221,7 +226,7 @@ class CampaignRunner:
         except RunError as e:
             if not run.step:
                 text = short(printable(str(e)), _MOST_REASON)
-                self._change(run, over="failed", step=Step.SEARCH, reason=text)
+                self._change(run, over="failed", step=FailedStep.SEARCH, reason=text)
             return None
 
     def _change(self, run: CampaignRun, /, **changes: Any) -> None:
@@ -238,7 +243,7 @@ class CampaignRunner:
         run: CampaignRun,
         limits: Mapping[str, object],
         begun: str,
-        elites: list[Elite],
+        elites: list[Migrant],
         target: str,
         tell: Tell,
     ) -> Answer:
@@ -291,7 +296,7 @@ class CampaignRunner:
             raise ModelError(str(answer["error"]), permanent=True)
         if "stop" not in answer and "error" not in answer:
             text = f"its process ended with status {process.returncode}: {tail}"
-            return {"error": text, "step": Step.MACHINE.value}
+            return {"error": text, "step": FailedStep.MACHINE.value}
         return answer
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from kagent_sandbox.errors import RunError
 from rich.text import Text
 
-from kagent.campaign.budget import Spent
+from kagent.campaign.budget import BudgetUsed
 from kagent.campaign.record import Campaign, CampaignRun
 from kagent.runs.lineage import Operator
 from kagent.runs.store import read_history
@@ -88,7 +88,7 @@ def _row(folder: Path, run: CampaignRun) -> RunRow:
     lineage, best = history.lineage, history.lineage.incumbent
     return RunRow(
         run,
-        Spent.of(history).judged,
+        BudgetUsed.of(history).judged,
         sum(c.proposal.operator is Operator.MIGRATE for c in lineage),
         0.0 if best is None else math.exp(lineage.log_speed(best.id)),
         history.elapsed_s,

@@ -21,7 +21,7 @@ from kagent_sandbox.data.task import Kind, Task
 from kagent_sandbox.errors import KagentError, MachineError, TaskError
 
 from kagent.asktell.judging import judge_all
-from kagent.campaign.exchange import Elite, accept
+from kagent.campaign.exchange import Migrant, accept
 from kagent.config.devices import use_device
 from kagent.config.settings import Config, load_config
 from kagent.evolve import session
@@ -29,7 +29,7 @@ from kagent.llm.chat import ModelError
 from kagent.runs.ask import Nobody
 from kagent.runs.events import Event, PhaseBegan, Recorded, Started, Stop
 from kagent.runs.store import RunStore
-from kagent.suite.record import Step
+from kagent.suite.record import FailedStep
 from kagent.tasks import find_task
 
 Tell = Callable[[dict[str, object]], None]
@@ -61,7 +61,7 @@ def work(request: dict[str, Any], tell: Tell) -> str:
     config = load_config(**request["config"])
     ask_for(config.isolation)
     task = find_task(request["task"])
-    elites = [from_json(Elite, e) for e in request["elites"]]
+    elites = [from_json(Migrant, e) for e in request["elites"]]
     resume = Path(request["run"]) if request["run"] else None
     if request["race"]:
         return _race(task, config, elites, resume, request["target"], tell, observe)
@@ -74,7 +74,7 @@ def work(request: dict[str, Any], tell: Tell) -> str:
 def _race(
     task: Task,
     config: Config,
-    elites: list[Elite],
+    elites: list[Migrant],
     resume: Path | None,
     target: str,
     tell: Tell,
@@ -119,11 +119,11 @@ def main() -> None:
     except ModelError as e:
         tell({"error": str(e), "model": True})
     except KagentError as e:
-        step = Step.MACHINE if isinstance(e, MachineError) else Step.SEARCH
-        step = Step.TASK if isinstance(e, TaskError) else step
+        step = FailedStep.MACHINE if isinstance(e, MachineError) else FailedStep.SEARCH
+        step = FailedStep.TASK if isinstance(e, TaskError) else step
         tell({"error": str(e), "step": step.value})
     except Exception as e:  # noqa: BLE001 - a fault of kagent's own costs one run
-        tell({"error": f"{type(e).__name__}: {e}", "step": Step.SEARCH.value})
+        tell({"error": f"{type(e).__name__}: {e}", "step": FailedStep.SEARCH.value})
 
 
 if __name__ == "__main__":

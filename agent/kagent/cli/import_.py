@@ -75,9 +75,13 @@ def flashinfer(
     json_: JsonOption = False,
 ) -> None:
     """Import definitions of FlashInfer-Bench, SOL-ExecBench and others of their format."""
-    from kagent.authoring.flashinfer_task import Imported, find_definitions, import_definition
+    from kagent.authoring.flashinfer_task import (
+        ImportedDefinition,
+        find_definitions,
+        import_definition,
+    )
 
-    done: list[Imported] = []
+    done: list[ImportedDefinition] = []
     refused: dict[str, str] = {}
     with status(quiet=json_) as say:
         for path, workloads in find_definitions(files):

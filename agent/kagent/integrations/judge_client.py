@@ -19,7 +19,7 @@ class JudgeError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ProgramVerdict:
     """What the judge says of a program.
 
     Attributes:
@@ -43,7 +43,7 @@ class Judged:
     seconds: float
 
 
-def judge(source: str, path: str | None = None) -> Judged:
+def judge(source: str, path: str | None = None) -> ProgramVerdict:
     """Have a program judged.
 
     Args:
@@ -70,4 +70,4 @@ def judge(source: str, path: str | None = None) -> Judged:
     answer = json.loads(line)
     if "error" in answer:
         raise JudgeError(answer["error"])
-    return Judged(**answer)
+    return ProgramVerdict(**answer)

@@ -21,7 +21,7 @@ from kagent_sandbox.errors import KagentError, UserError
 
 from kagent.api import Run
 from kagent.asktell.results import Result
-from kagent.integrations.judge_client import Judged
+from kagent.integrations.judge_client import ProgramVerdict
 
 MOST_BYTES = 4 << 20
 """Length of a request."""
@@ -99,7 +99,7 @@ def _answer(run: Run, line: bytes, say: Callable[[str], None]) -> dict[str, obje
     return found
 
 
-def judged(result: Result, seconds: float) -> Judged:
+def judged(result: Result, seconds: float) -> ProgramVerdict:
     """A told program's result as its search system gets it."""
     verdict = result.verdict
     timings = verdict.timings if isinstance(verdict, Passed) else ()
@@ -109,7 +109,7 @@ def judged(result: Result, seconds: float) -> Judged:
         feedback = f"{verdict.status} ({verdict.stage}){where}: {verdict.message}"
     elif verdict is None:
         feedback = f"NO_KERNEL: {result.fault}"
-    return Judged(
+    return ProgramVerdict(
         id=result.id,
         correct=result.passed,
         speed_up=result.speed_up or 0.0,

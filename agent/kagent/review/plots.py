@@ -60,7 +60,7 @@ class RatioRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """Rows below one heading."""
 
     name: str
@@ -73,13 +73,13 @@ class Plot:
     ticks.
     """
 
-    groups: Sequence[Group]
+    groups: Sequence[RowGroup]
     one: float
     ticks: Sequence[tuple[float, str]]
     few_ticks: Sequence[tuple[float, str]]
 
 
-def plot_of(groups: Sequence[Group], scale: RatioScale) -> Plot:
+def plot_of(groups: Sequence[RowGroup], scale: RatioScale) -> Plot:
     """Groups of rows on an axis of ratios."""
     return Plot(groups, scale.at(1.0), scale.ticks(APART), scale.ticks(FAR_APART))
 
@@ -105,13 +105,13 @@ def race_plot(final: FinalRace, lineage: Lineage) -> Plot | None:
     scale = RatioScale.around(v for r in every for v in (_value(r), r.low, r.high))
     whole = "All hidden cases" if len(cases) > 1 else "The hidden case"
     all_cases = [ratio_row(c, labels.get(c.against, c.against), scale) for c in overall]
-    groups = [Group(whole, all_cases)]
+    groups = [RowGroup(whole, all_cases)]
     for case in cases:
         fastest = case.fastest_of_torch
         rows = [
             ratio_row(r, r.against, scale, fastest=r.against == fastest) for r in ratios[case.case]
         ]
-        groups.append(Group(case_shape(case), rows))
+        groups.append(RowGroup(case_shape(case), rows))
     return plot_of([g for g in groups if g.rows], scale)
 
 
@@ -172,7 +172,7 @@ def visible_plot(history: History) -> Plot | None:
     ratios = {name: math.exp(log) for name, log in speed.cases.items()}
     scale = RatioScale.around(ratios.values())
     rows = [RatioRow(n, f"{r:.3f}×", scale.span(1.0, r)) for n, r in ratios.items()]
-    return plot_of([Group("", rows)], scale)
+    return plot_of([RowGroup("", rows)], scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ class ShareRow:
 class Shares:
     """Cases with their kernels' shares. `ceiling` is the place of 100 % on the axis, in %."""
 
-    groups: Sequence[Group]
+    groups: Sequence[RowGroup]
     ceiling: float
 
 
@@ -303,7 +303,7 @@ def _shares(found: Sequence[tuple[str, Sequence[tuple[str, float, str]]]]) -> Sh
         return None
     most = max(1.0, *shares) * 1.02
     groups = [
-        Group(
+        RowGroup(
             case,
             [
                 ShareRow(name, round(100 * share / most, 2), f"{share:.0%}", rate, mine=i == 0)
@@ -358,4 +358,4 @@ def ablation_plot(history: History) -> Plot | None:
         )
         for c in found
     ]
-    return plot_of([Group("", rows)], scale)
+    return plot_of([RowGroup("", rows)], scale)

@@ -86,7 +86,7 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class PathStep:
     """A step of the winner's path: what it changed, and what it gained over its parent in the
     search. `start` and `length` are its bar in %, `one` is the place of 1×. `id` is
     None for a count of smaller ones.
@@ -276,7 +276,7 @@ def _selftest(environment: Mapping[str, object]) -> Trust:
 # -- why ------------------------------------------------------------------------------------------
 
 
-def edits(history: History, path: list[int]) -> list[Edit]:
+def edits(history: History, path: list[int]) -> list[PathStep]:
     """The winner's edits along its path with their gains: the largest, and the rest as one."""
     lineage = history.lineage
     steps, worth = [lineage[i] for i in path], _worth(history)
@@ -296,10 +296,10 @@ def edits(history: History, path: list[int]) -> list[Edit]:
         if c.id in kept or not p.parents:
             text = short(p.hypothesis, MOST_EDIT_TEXT) if p.parents else p.name
             about = worth.get(c.id, "")
-            found.append(Edit(c.id, p.operator.value, text, gain, *bar(gain), about))
+            found.append(PathStep(c.id, p.operator.value, text, gain, *bar(gain), about))
     if rest:
         text = f"{_count(len(rest), 'smaller edit')} together"
-        found.append(Edit(None, "", text, together, *bar(together)))
+        found.append(PathStep(None, "", text, together, *bar(together)))
     return found
 
 

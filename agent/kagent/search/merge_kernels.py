@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from kagent_sandbox.syntax import parse
 
 from kagent.search.rename import RenameError, bound_by, module_names, rename
-from kagent.search.text_edits import Edit, EditableText
+from kagent.search.text_edits import EditableText, TextEdit
 from kagent.search.tunables import Value, read_tunables, value_text
 
 MAX_CHARACTERS = 48_000
@@ -37,7 +37,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BranchCondition:
     """The condition for the first part. `{NAME}` in `condition` stands for the argument at that
     position.
 
@@ -51,7 +51,7 @@ class Choice:
     values: tuple[Value, ...] = ()
 
 
-def merge(first: Part, second: Part, entry: str, choice: Choice) -> str | None:
+def merge(first: Part, second: Part, entry: str, choice: BranchCondition) -> str | None:
     """One file that does what both do, or None where that cannot be done safely."""
     try:
         a, b = _Module(first, entry), _Module(second, entry)
@@ -117,7 +117,7 @@ class _Module:
                         raise RenameError("two statements on one line")
         edits = rename(self.text, self.tree, names)
         kept = [e for e in edits if not any(a <= e.start < b for a, b in spans)]
-        removed = [Edit(a, b, "") for a, b in spans]
+        removed = [TextEdit(a, b, "") for a, b in spans]
         text = self.text.apply([*kept, *removed]).strip("\n")
         return re.sub(r"\n{4,}", "\n\n\n", text)
 
@@ -154,7 +154,7 @@ class _Call:
     entry: str
     first: str
     second: str
-    choice: Choice
+    choice: BranchCondition
     constant: str | None
 
 

@@ -16,7 +16,7 @@ from kagent_sandbox.data.task import Case, Task
 
 from kagent.runs.ask import Draft, Setting
 from kagent.runs.lineage import Candidate, Lineage, Operator
-from kagent.search.merge_kernels import Choice, Part, labels, merge
+from kagent.search.merge_kernels import BranchCondition, Part, labels, merge
 from kagent.search.tunables import read_tunables
 
 GAIN = 0.004  # log speed-up over the better of the two that is worth a longer file; or their noise
@@ -32,7 +32,7 @@ class Crossing:
 
     first: Candidate
     second: Candidate
-    choice: Choice
+    choice: BranchCondition
     gain: float  # log speed-up over the better of the two
     log: float  # predicted log speed-up over the baselines
 
@@ -107,7 +107,7 @@ def best_crossing(setting: Setting, lineage: Lineage, a: Candidate, b: Candidate
     return [best] if best else []
 
 
-def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[Choice, list[str]]]:
+def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[BranchCondition, list[str]]]:
     """Conditions on a call's arguments that hold for some of the cases, and for which."""
     found = {d: {c.dims[d] for c in cases} for d in _expressions(task)}
     values_of = {
@@ -125,11 +125,11 @@ def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[Choice, list[str
             continue
         if all(isinstance(v, bool) for v in values):
             holds = [c.name for c in cases if c.dims[dim]]
-            yield Choice(expression, f"{dim}: {task.dims[dim]}"), holds
+            yield BranchCondition(expression, f"{dim}: {task.dims[dim]}"), holds
             continue
         for value in values[:-1]:
             constant = f"{dim.upper()}_SPLIT"
-            choice = Choice(
+            choice = BranchCondition(
                 condition=f"{expression} <= {{constant}}",
                 because=f"{task.dims[dim]}; up to here the first kernel is faster",
                 constant=constant,
@@ -144,7 +144,10 @@ def splits(task: Task, cases: Sequence[Case]) -> Iterator[tuple[Choice, list[str
     if len(dtypes) > 1 and tensor is not None:
         for dtype in dtypes:
             holds = [c.name for c in cases if c.dtype == dtype]
-            yield Choice(f"{{{tensor}}}.dtype == torch.{dtype}", "faster for this dtype"), holds
+            yield (
+                BranchCondition(f"{{{tensor}}}.dtype == torch.{dtype}", "faster for this dtype"),
+                holds,
+            )
 
 
 def _draft(setting: Setting, lineage: Lineage, crossing: Crossing) -> Draft | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from kagent.search.text_edits import Edit, EditableText
+from kagent.search.text_edits import EditableText, TextEdit
 
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -26,7 +26,7 @@ def module_names(tree: ast.Module) -> set[str]:
     return names
 
 
-def rename(text: EditableText, tree: ast.Module, names: Mapping[str, str]) -> list[Edit]:
+def rename(text: EditableText, tree: ast.Module, names: Mapping[str, str]) -> list[TextEdit]:
     """Edits that give module-level names others, wherever they are bound or used.
 
     Strings are left alone, and so are parameters, attributes, keywords of calls and local variables
@@ -75,7 +75,7 @@ class _Finder(ast.NodeVisitor):
     """Walks a module with a stack of scopes: names bound in each, and whether it is a class."""
 
     def __init__(self, text: EditableText, names: Mapping[str, str]) -> None:
-        self.edits: list[Edit] = []
+        self.edits: list[TextEdit] = []
         self._text = text
         self._names = names
         self._scopes: list[tuple[set[str], bool]] = []
@@ -93,7 +93,7 @@ class _Finder(ast.NodeVisitor):
         stop = start + len(name)
         if self._text.source[start:stop] != name:  # inside of an f-string before Python 3.12
             raise RenameError(f"{name} is used where its position is not known")
-        self.edits.append(Edit(start, stop, self._names[name]))
+        self.edits.append(TextEdit(start, stop, self._names[name]))
 
     def visit_Name(self, node: ast.Name) -> None:
         """Edit a use."""
@@ -200,7 +200,7 @@ class _Finder(ast.NodeVisitor):
             return
         if node.asname is None and "." in node.name:
             raise RenameError(f"import {node.name} binds {name}")
-        self.edits.append(Edit(*self._text.span(node), f"{node.name} as {self._names[name]}"))
+        self.edits.append(TextEdit(*self._text.span(node), f"{node.name} as {self._names[name]}"))
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         """Its name has no position in the tree."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Edit:
+class TextEdit:
     """Replace the characters from `start` to `stop`."""
 
     start: int
@@ -46,7 +46,7 @@ class EditableText:
         assert node.end_lineno is not None
         return self._starts[first - 1], self._starts[node.end_lineno]
 
-    def apply(self, edits: Iterable[Edit]) -> str:
+    def apply(self, edits: Iterable[TextEdit]) -> str:
         """The text with all edits made; they must not overlap."""
         parts: list[str] = []
         position = 0

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from kagent_sandbox.syntax import parse
 
-from kagent.search.text_edits import Edit, EditableText
+from kagent.search.text_edits import EditableText, TextEdit
 
 Value: TypeAlias = int | float | bool | str
 
@@ -70,7 +70,7 @@ class Tunables:
     def rewrite(self, values: Mapping[str, Value]) -> str:
         """The file with some tunables set to other values, and not another character changed."""
         edits = [
-            Edit(t.start, t.stop, value_text(values[t.name]))
+            TextEdit(t.start, t.stop, value_text(values[t.name]))
             for t in self.items
             if t.name in values and not same(values[t.name], t.current)
         ]

@@ -30,7 +30,7 @@ from kagent.runs.lineage import Candidate, kernel_id
 from kagent.runs.manifest import Manifest
 from kagent.runs.store import read_history
 from kagent.suite import view
-from kagent.suite.record import RUNS, Step
+from kagent.suite.record import RUNS, FailedStep
 from kagent.suite.results import (
     Figures,
     ProblemResult,
@@ -142,7 +142,7 @@ def _differs(before: ProblemResult, after: ProblemResult, devices: tuple[str, st
     """Why two results of one problem do not compare; "" if they do."""
     if not (before.progress.finished and after.progress.finished):
         return "not finished in both"
-    if Step.MACHINE in (before.progress.step, after.progress.step):
+    if FailedStep.MACHINE in (before.progress.step, after.progress.step):
         return "the machine failed"
     digests = {before.progress.digest, after.progress.digest}
     if "" not in digests and len(digests) > 1:

@@ -25,7 +25,7 @@ _WORKER = ("-m", "kagent.suite.import_worker")
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportedProblem:
     """A problem that became a task.
 
     Attributes:
@@ -39,7 +39,7 @@ class Imported:
 
 def import_problem(
     problem: Problem, to: Path, kind: Kind, *, limit_s: float, jobs: int, isolation: str
-) -> Imported:
+) -> ImportedProblem:
     """Make a task of a problem, and a seed for it.
 
     Args:
@@ -95,4 +95,4 @@ def import_problem(
     with clear_errors(to):
         Path(found["folder"]).rename(to)
         place.rmdir()
-    return Imported(tuple(found["notes"]), found["no_seed"])
+    return ImportedProblem(tuple(found["notes"]), found["no_seed"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from kagent_sandbox.data.race import BEST_OF_TORCH
 
 from kagent.review.page import STYLE, policy, template
-from kagent.review.plots import Group, Plot, RatioRow, plot_of, ratio_row
+from kagent.review.plots import Plot, RatioRow, RowGroup, plot_of, ratio_row
 from kagent.review.scales import RatioScale
 from kagent.suite import view
 from kagent.suite.results import ProblemResult, SuiteResults
@@ -73,7 +73,10 @@ def _plot(problems: Iterable[ProblemResult], ways: Iterable[str]) -> Plot:
     scale = RatioScale.around(v for c in ratios for v in (c.ratio, c.low, c.high))
     groups = dict.fromkeys(p.problem.group for p in found)
     return plot_of(
-        [Group(g, [_row(p, ways, scale) for p in found if p.problem.group == g]) for g in groups],
+        [
+            RowGroup(g, [_row(p, ways, scale) for p in found if p.problem.group == g])
+            for g in groups
+        ],
         scale,
     )
 

@@ -27,7 +27,7 @@ FORMAT = 1
 _MOST_BYTES = 64 << 20
 
 
-class State(StrEnum):
+class ProblemState(StrEnum):
     """How far a problem has come."""
 
     WAITING = "waiting"
@@ -36,10 +36,10 @@ class State(StrEnum):
     DONE = "done"
     """Its search is over, and a kernel of it passed all checks."""
     FAILED = "failed"
-    """`Progress.step` failed; `Progress.reason` says why."""
+    """`ProblemProgress.step` failed; `ProblemProgress.reason` says why."""
 
 
-class Step(StrEnum):
+class FailedStep(StrEnum):
     """What a problem failed at."""
 
     TASK = "task"
@@ -52,7 +52,7 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProblemProgress:
     """How far one problem has come.
 
     Attributes:
@@ -67,12 +67,12 @@ class Progress:
         seconds: Working time.
     """
 
-    state: State = State.WAITING
+    state: ProblemState = ProblemState.WAITING
     task: str = ""
     digest: str = ""
     no_seed: str = ""
     run: str = ""
-    step: Step | None = None
+    step: FailedStep | None = None
     reason: str = ""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -80,7 +80,7 @@ class Progress:
     @property
     def finished(self) -> bool:
         """Whether nothing is left to do."""
-        return self.state in (State.DONE, State.FAILED)
+        return self.state in (ProblemState.DONE, ProblemState.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +129,12 @@ class Record:
     problems: tuple[Problem, ...]
     version: str
     started: str
-    progress: Mapping[str, Progress] = field(default_factory=dict)
+    progress: Mapping[str, ProblemProgress] = field(default_factory=dict)
     format: int = FORMAT
 
-    def of(self, problem: Problem) -> Progress:
+    def of(self, problem: Problem) -> ProblemProgress:
         """How far a problem has come."""
-        return self.progress.get(problem.name, Progress())
+        return self.progress.get(problem.name, ProblemProgress())
 
     def noted(self, problem: Problem, **changes: Any) -> Self:
         """The record with changes to a problem's progress."""
@@ -145,8 +145,8 @@ class Record:
         """The record as work goes on: what the machine failed at is not finished."""
         record = self
         for problem in self.problems:
-            if self.of(problem).step is Step.MACHINE:
-                record = record.noted(problem, state=State.BEGUN, step=None, reason="")
+            if self.of(problem).step is FailedStep.MACHINE:
+                record = record.noted(problem, state=ProblemState.BEGUN, step=None, reason="")
         return record
 
     @property

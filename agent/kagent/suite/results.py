@@ -17,7 +17,7 @@ from kagent_sandbox.errors import RunError
 
 from kagent.runs.store import read_history
 from kagent.suite.problems import Problem
-from kagent.suite.record import RUNS, Progress, Record, State, Step
+from kagent.suite.record import RUNS, FailedStep, ProblemProgress, ProblemState, Record
 from kagent.ui.end_of_run import missing_modes
 
 OPPONENTS = (BEST_OF_TORCH, *TORCH)
@@ -45,7 +45,7 @@ class ProblemResult:
     """
 
     problem: Problem
-    progress: Progress
+    progress: ProblemProgress
     beside: Mapping[str, Comparison] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
     cases: int = 0
@@ -62,7 +62,7 @@ class ProblemResult:
     @property
     def correct(self) -> bool:
         """Whether a correct kernel was found."""
-        return self.progress.state is State.DONE
+        return self.progress.state is ProblemState.DONE
 
     @property
     def versus_torch(self) -> Comparison | None:
@@ -76,7 +76,7 @@ class ProblemResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class SpeedupStatistics:
     """How much faster winners are than one opponent.
 
     Attributes:
@@ -110,9 +110,9 @@ class Figures:
     problems: int
     finished: int
     correct: int
-    failed: Mapping[Step, int]
+    failed: Mapping[FailedStep, int]
     verdicts: Mapping[SpeedVerdict, int]
-    beside: Mapping[str, Speed]
+    beside: Mapping[str, SpeedupStatistics]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +154,17 @@ def read_results(folder: Path, record: Record) -> SuiteResults:
 def result_of(folder: Path, record: Record, problem: Problem) -> ProblemResult:
     """What became of one problem. It failed if its run cannot be read."""
     progress = record.of(problem)
-    if progress.state is State.DONE:
+    if progress.state is ProblemState.DONE:
         try:
             return _raced(folder, problem, progress)
         except RunError as e:
-            progress = replace(progress, state=State.FAILED, step=Step.SEARCH, reason=str(e))
+            progress = replace(
+                progress, state=ProblemState.FAILED, step=FailedStep.SEARCH, reason=str(e)
+            )
     return ProblemResult(problem, progress)
 
 
-def _raced(folder: Path, problem: Problem, progress: Progress) -> ProblemResult:
+def _raced(folder: Path, problem: Problem, progress: ProblemProgress) -> ProblemResult:
     store, history = read_history(folder / RUNS / progress.run)
     final = history.race
     if final is None or final.winner is None:
@@ -200,9 +202,9 @@ def figures(group: str, problems: Sequence[ProblemResult]) -> Figures:
     )
 
 
-def _speed(ratios: Sequence[float], finished: int) -> Speed:
+def _speed(ratios: Sequence[float], finished: int) -> SpeedupStatistics:
     fast = {p: sum(r > p for r in ratios) / finished if finished else None for p in THRESHOLDS}
-    return Speed(len(ratios), geometric_mean(ratios), fast)
+    return SpeedupStatistics(len(ratios), geometric_mean(ratios), fast)
 
 
 def geometric_mean(ratios: Sequence[float]) -> float | None:

@@ -20,7 +20,7 @@ from kagent.runs.events import Event, PhaseBegan, Started, Stop
 from kagent.runs.lineage import Lineage
 from kagent.suite.importing import import_problem
 from kagent.suite.problems import Form, Problem
-from kagent.suite.record import RUNS, TASKS, State, Step, Suite, write_record
+from kagent.suite.record import RUNS, TASKS, FailedStep, ProblemState, Suite, write_record
 from kagent.tasks import find_task, seeds_of
 from kagent.text import short
 from kagent.ui.end_of_run import NO_FINALIST
@@ -65,14 +65,14 @@ class SuiteRunner:
         failures = 0
         for problem in self.suite.left:
             began, before = time.monotonic(), self.suite.of(problem).seconds
-            self._note(problem, state=State.BEGUN)
+            self._note(problem, state=ProblemState.BEGUN)
             try:
                 found = self._work(problem)
             finally:
                 self._note(problem, seconds=before + time.monotonic() - began)
             self._note(problem, **found)
             self.finished(problem)
-            failures = failures + 1 if found.get("step") is Step.MACHINE else 0
+            failures = failures + 1 if found.get("step") is FailedStep.MACHINE else 0
             if failures == MACHINE_FAILURES:
                 raise MachineError(
                     f"{failures} problems in a row failed on this machine, the last one with: "
@@ -83,23 +83,23 @@ class SuiteRunner:
         """Fields of the problem's `Progress` once it is finished."""
         number = self.suite.problems.index(problem) + 1
         head = f"{number} of {len(self.suite.problems)}, {problem.name}"
-        step = Step.TASK
+        step = FailedStep.TASK
         try:
             task = find_task(self._task(problem, head))
             self._note(problem, digest=task.digest)
-            step = Step.SEED
+            step = FailedStep.SEED
             if (no_seed := self.suite.of(problem).no_seed) and not seeds_of(task):
                 return _failed(step, f"no seed: {no_seed}")
             session.choose_seeds(task, self.config)
-            step = Step.SEARCH
+            step = FailedStep.SEARCH
             return self._search(problem, task, head)
         except ModelError:
             raise
         except KagentError as e:
             if isinstance(e, MachineError):
-                step = Step.MACHINE
-            elif isinstance(e, TaskError) and step is Step.SEARCH:  # found when it is judged
-                step = Step.TASK
+                step = FailedStep.MACHINE
+            elif isinstance(e, TaskError) and step is FailedStep.SEARCH:  # found when it is judged
+                step = FailedStep.TASK
             return _failed(step, str(e))
         except Exception as e:  # noqa: BLE001 - a fault of kagent's own costs one problem, too
             return _failed(step, f"{type(e).__name__}: {e}")
@@ -151,21 +151,25 @@ class SuiteRunner:
         if outcome.stop is Stop.INTERRUPTED:
             raise KeyboardInterrupt
         if outcome.stop is Stop.NO_SEED:
-            return _failed(Step.SEED, _why_no_seed_passed(outcome.history.lineage))
+            return _failed(FailedStep.SEED, _why_no_seed_passed(outcome.history.lineage))
         if race is None:
             text = f"there was no final race; the search ended: {outcome.stop}"
-            return _failed(Step.SEARCH, text)
+            return _failed(FailedStep.SEARCH, text)
         if race.winner is None:
-            return _failed(Step.SEARCH, NO_FINALIST)
-        return {"state": State.DONE}
+            return _failed(FailedStep.SEARCH, NO_FINALIST)
+        return {"state": ProblemState.DONE}
 
     def _note(self, problem: Problem, **changes: Any) -> None:
         self.suite = self.suite.noted(problem, **changes)
         write_record(self.folder, self.suite)
 
 
-def _failed(step: Step, reason: str) -> dict[str, Any]:
-    return {"state": State.FAILED, "step": step, "reason": short(printable(reason), _MOST_REASON)}
+def _failed(step: FailedStep, reason: str) -> dict[str, Any]:
+    return {
+        "state": ProblemState.FAILED,
+        "step": step,
+        "reason": short(printable(reason), _MOST_REASON),
+    }
 
 
 def _why_no_seed_passed(lineage: Lineage) -> str:

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from kagent.suite.record import Record
-from kagent.suite.results import THRESHOLDS, Figures, ProblemResult, Speed, SuiteResults
+from kagent.suite.results import THRESHOLDS, Figures, ProblemResult, SpeedupStatistics, SuiteResults
 from kagent.text import interval_text
 from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import ratio_text, verdict_text
@@ -180,7 +180,7 @@ def opponents_rows(results: SuiteResults) -> list[tuple[str, ...]]:
     return [(opponent_text(o), *_speed_cells(speeds[o])) for o in results.opponents]
 
 
-def _speed_cells(speed: Speed) -> tuple[str, ...]:
+def _speed_cells(speed: SpeedupStatistics) -> tuple[str, ...]:
     shares = ("–" if share is None else f"{share:.1%}" for share in speed.fast.values())
     return (*shares, mean_text(speed.mean, speed.problems))
 

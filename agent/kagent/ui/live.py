@@ -103,7 +103,7 @@ class InFlight:
     since_s: float  # of `time.monotonic`
 
 
-class State:
+class DisplayState:
     """The sum of the events so far. Both displays share it."""
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ class PlainDisplay:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._state = State()
+        self._state = DisplayState()
 
     def __enter__(self) -> Self:
         return self
@@ -309,7 +309,7 @@ class LiveDisplay:
     def __init__(self, console: Console, max_dollars: float | None = None) -> None:
         self._console = console
         self._max_dollars = max_dollars
-        self._state = State()
+        self._state = DisplayState()
         self._recent: list[Text] = []
         self._live = Live(
             console=console, get_renderable=self._render, refresh_per_second=5, transient=True

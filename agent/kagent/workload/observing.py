@@ -16,7 +16,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from kagent.workload.recording import LABEL, OUTSIDE, Recorder, Recording, plain_path
+from kagent.workload.recording import LABEL, OUTSIDE, Recording, StepRecorder, plain_path
 from kagent.workload.region_code import region_source
 from kagent.workload.regions import Region, key_of, place, regions_of, title, traffic
 from kagent.workload.steps import Done, ScriptFailed, Steps, now_s, seed_all
@@ -75,7 +75,7 @@ class _Observer:
         self._plan += [*["time"] * steps, *["trace"] * steps, "record", *["profile"] * steps]
         self.needed = len(self._plan)
         self._steps = steps
-        self._recorder: Recorder | None = None
+        self._recorder: StepRecorder | None = None
         self._profile: Any = None
         self._begun_s = 0.0
         self.step_us: list[float] = []
@@ -109,7 +109,7 @@ class _Observer:
             self._profile.__enter__()
         self._mark(index)
         if following in ("record", "profile"):
-            self._recorder = Recorder(self.in_optimizer, statistics=following == "record")
+            self._recorder = StepRecorder(self.in_optimizer, statistics=following == "record")
             self._recorder.__enter__()
         self._begun_s = now_s()
 

@@ -156,7 +156,7 @@ def _rounded(original: Callable[..., Any]) -> Callable[..., Any]:
         )
         return tensor * (1 + torch.finfo(tensor.dtype).eps * noise).to(tensor.dtype)
 
-    class Rounding(torch.autograd.Function):
+    class RoundingNoise(torch.autograd.Function):
         @staticmethod
         def forward(_ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
             return _off(tensor, noisy)
@@ -168,9 +168,9 @@ def _rounded(original: Callable[..., Any]) -> Callable[..., Any]:
     def function(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if isinstance(result, torch.Tensor):
-            return Rounding.apply(result)  # type: ignore[no-untyped-call]
+            return RoundingNoise.apply(result)  # type: ignore[no-untyped-call]
         if isinstance(result, tuple):
-            return tuple(Rounding.apply(r) for r in result)  # type: ignore[no-untyped-call]
+            return tuple(RoundingNoise.apply(r) for r in result)  # type: ignore[no-untyped-call]
         return result
 
     return function

@@ -86,7 +86,7 @@ class Recording:
     statistics: dict[Value, dict[str, Any]] = field(default_factory=dict)
 
 
-class Recorder(TorchDispatchMode):
+class StepRecorder(TorchDispatchMode):
     """Records a step while it is entered.
 
     Args:

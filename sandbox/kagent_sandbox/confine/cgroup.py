@@ -59,7 +59,7 @@ def _enable(folder: Path) -> bool:
     return False
 
 
-class Group:
+class ControlGroup:
     """One child's group. Made by its supervisor, entered by the child, removed at the end."""
 
     def __init__(self, parent: Path, name: str, *, memory_bytes: int, processes: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kagent_sandbox.confine import landlock, namespaces, policy, seccomp, users
-from kagent_sandbox.confine.cgroup import Group
+from kagent_sandbox.confine.cgroup import ControlGroup
 from kagent_sandbox.confine.cgroup import find as find_groups
 from kagent_sandbox.confine.policy import Confinement, Tier
 from kagent_sandbox.errors import ConfinementError
@@ -150,7 +150,7 @@ def _grouped(found: Isolation, _: Confinement, _root: Path) -> tuple[Isolation, 
     try:
         folder = find_groups()
         name = f"{os.getpid()}-trial"
-        group = Group(folder, name, memory_bytes=64 << 20, processes=1)
+        group = ControlGroup(folder, name, memory_bytes=64 << 20, processes=1)
     except OSError as e:
         return found, _text(e)
 

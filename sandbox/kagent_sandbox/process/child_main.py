@@ -19,11 +19,11 @@ from kagent_sandbox.process.channel import Channel
 from kagent_sandbox.process.context import Context
 
 if TYPE_CHECKING:
-    from kagent_sandbox.confine.cgroup import Group
+    from kagent_sandbox.confine.cgroup import ControlGroup
     from kagent_sandbox.process.spawn import Spawn
 
 
-def main(spawn: Spawn, group: Group | None, log_fd: int) -> NoReturn:
+def main(spawn: Spawn, group: ControlGroup | None, log_fd: int) -> NoReturn:
     """Become the child: descriptors, folder, limits, user, lock, handler. Never returns."""
     code = 1
     try:
@@ -44,7 +44,7 @@ def main(spawn: Spawn, group: Group | None, log_fd: int) -> NoReturn:
         os._exit(code & 0xFF)
 
 
-def _enter(spawn: Spawn, group: Group | None, log_fd: int) -> Context:
+def _enter(spawn: Spawn, group: ControlGroup | None, log_fd: int) -> Context:
     supervisor = os.getppid()  # 0 if it is in another process namespace
     prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a second line, the supervisor is the first
     os.setsid()

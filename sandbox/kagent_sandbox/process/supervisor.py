@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kagent_sandbox.confine import namespaces
-from kagent_sandbox.confine.cgroup import Group
+from kagent_sandbox.confine.cgroup import ControlGroup
 from kagent_sandbox.confine.cgroup import kill as kill_group
 from kagent_sandbox.confine.libc import prctl
 from kagent_sandbox.confine.policy import Tier
@@ -63,7 +63,7 @@ class _Supervisor:
         self.reason: str | None = None
         self.status: int | None = None
         self.usage: tuple[float, float] = (0.0, 0.0)  # CPU seconds, MiB
-        self.group: Group | None = None
+        self.group: ControlGroup | None = None
         self.init: tuple[int, int] | None = None  # the child's process 1, what keeps it alive
 
     def run(self) -> NoReturn:
@@ -76,7 +76,7 @@ class _Supervisor:
         self.bounds = SubtreeLimits(spawn.confinement, tier, spawn.tmp, given_bytes)
         log_read, log_write = os.pipe()
         if tier >= Tier.T3:
-            self.group = Group(
+            self.group = ControlGroup(
                 Path(spawn.isolation.groups),
                 spawn.name,
                 memory_bytes=self.bounds.group_bytes,

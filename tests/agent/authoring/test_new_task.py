@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kagent.authoring import new_task
-from kagent.authoring.draft import Draft, DraftKind
+from kagent.authoring.draft import DraftKind, TaskDraft
 from kagent.authoring.drawing import observed, recorded
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.kernelbench import problem_files, read_problem
@@ -63,7 +63,7 @@ def traced(function, *inputs, **options):
 
 
 def written(found):
-    return Draft(found, DraftKind((), ()), DraftKind((), ())).reference()
+    return TaskDraft(found, DraftKind((), ()), DraftKind((), ())).reference()
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_gradient_is_a_task():
 def rule(function, x):
     """The `accept` that a task of the function gets; None if it gets none."""
     found = traced(function, x)
-    draft = Draft(found, DraftKind((), ()), DraftKind((), ()))
+    draft = TaskDraft(found, DraftKind((), ()), DraftKind((), ()))
     space = {}
     exec(draft.reference(), space)
     assert ("accept = true" in draft.toml()) == ("accept" in space)
@@ -218,7 +218,7 @@ def test_numbers_are_arguments_and_unneeded_tensors_are_not():
     )
     found = trace(operation, every_axis(operation))
     assert found.used == (0,)
-    text = Draft(found, DraftKind((), ()), DraftKind((), ())).toml()
+    text = TaskDraft(found, DraftKind((), ()), DraftKind((), ())).toml()
     assert 'name = "eps"\nvalue = 0.5' in text
     assert "unused" not in text
 
@@ -292,7 +292,7 @@ def test_code_that_counts_elements_draws_other_sizes_and_else_its_values_are_dra
     operation = make_operation(lambda x, c, d: x * c + d[:, None], example)
     room = find_room(operation)
     names = dict(zip(room.trace.dims, (16, 8), strict=True))
-    draft = Draft(room.trace, DraftKind((), ()), DraftKind((), ()))
+    draft = TaskDraft(room.trace, DraftKind((), ()), DraftKind((), ()))
     assert [tuple(draft.draws(i, names).shape) for i in range(3)] == [(16, 8), (16, 8), (16,)]
     kinds = [e.drawing.words() for e in room.trace.operation.examples]
     assert kinds[1:] == ["as the example's own code draws it", "evenly from 0 to 7"]

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 from commands import stored_run
-from kagent.campaign.budget import Next, Spent, gain_per_cost, gain_since, next_slice
-from kagent.campaign.exchange import Elite, accept, elite_of, finalists_of, offered
+from kagent.campaign.budget import BudgetUsed, Next, gain_per_cost, gain_since, next_slice
+from kagent.campaign.exchange import Migrant, accept, elite_of, finalists_of, offered
 from kagent.campaign.record import Campaign, CampaignRun, Slice
 from kagent.runs.lineage import Operator
 from kagent.runs.store import RunStore, read_history
 from kagent.suite.problems import Form, Problem
-from kagent.suite.record import Settings, Step, read_record, write_record
+from kagent.suite.record import FailedStep, Settings, read_record, write_record
 from toy import evolution
 
 
@@ -34,7 +34,7 @@ def campaign(*runs, budget=20, max_time=None, max_cost=None, seconds=0.0):
 
 
 def spent(**evaluations):
-    return {name: Spent(n) for name, n in evaluations.items()}
+    return {name: BudgetUsed(n) for name, n in evaluations.items()}
 
 
 def took(gain, evaluations=5, seconds=10.0, dollars=0.0):
@@ -69,10 +69,10 @@ def test_no_budget_is_exceeded():
     assert next_slice(campaign(*two), spent(a=12, b=8)) is None
     assert next_slice(campaign(*two), spent(a=12, b=6)).budget == 8
     # What waits for its verdict is charged already, and is judged when nothing else is left.
-    waiting = {"a": Spent(12), "b": Spent(6, 2)}
+    waiting = {"a": BudgetUsed(12), "b": BudgetUsed(6, 2)}
     assert next_slice(campaign(*two), waiting) == Next(two[1], 8, None, None)
     assert next_slice(campaign(*two, max_time=60.0, seconds=60.0), spent(a=5, b=5)) is None
-    paid = {"a": Spent(5, 0, 0.5), "b": Spent(5, 0, 0.5)}
+    paid = {"a": BudgetUsed(5, 0, 0.5), "b": BudgetUsed(5, 0, 0.5)}
     assert next_slice(campaign(*two, max_cost=1.0), paid) is None
 
 
@@ -82,12 +82,14 @@ def test_first_slices_share_time_and_money():
 
 
 def test_a_record_survives_and_tries_again_what_the_machine_failed_at(tmp_path):
-    failed = run("a", run="a-1", last=took(0.1), over="failed", step=Step.MACHINE, reason="lost")
-    made = campaign(failed, run("b", over="failed", step=Step.SEED, reason="none"))
+    failed = run(
+        "a", run="a-1", last=took(0.1), over="failed", step=FailedStep.MACHINE, reason="lost"
+    )
+    made = campaign(failed, run("b", over="failed", step=FailedStep.SEED, reason="none"))
     write_record(tmp_path, made)
     assert read_record(tmp_path, Campaign) == made
     a, b = made.resumed().runs
-    assert (a.over, a.step, b.step) == ("", None, Step.SEED)
+    assert (a.over, a.step, b.step) == ("", None, FailedStep.SEED)
     ended = campaign(run("a", over="time"), run("b", over="exhausted"))
     assert [r.over for r in ended.resumed().runs] == ["", "exhausted"]
 
@@ -106,7 +108,7 @@ def test_runs_give_each_other_kernels_to_judge_and_no_verdicts(tmp_path):
     assert len(after.lineage) == len(poor.lineage)
     (waiting,) = after.pending
     assert (waiting.operator, waiting.source) == (Operator.MIGRATE, elite.source)
-    assert Spent.of(after).waiting == 1
+    assert BudgetUsed.of(after).waiting == 1
     assert after.elapsed_s == pytest.approx(poor.elapsed_s)
 
 
@@ -130,4 +132,4 @@ def test_finalists_of_all_runs_race_each_text_once(tmp_path):
     found = finalists_of([("a", history), ("b", history)])
     assert len({e.source for e in found}) == len(found)
     assert found[0].source == history.lineage.incumbent.proposal.source
-    assert isinstance(elite_of("a", history, history.lineage.incumbent), Elite)
+    assert isinstance(elite_of("a", history, history.lineage.incumbent), Migrant)

@@ -12,7 +12,7 @@ from commands import run as run_command
 from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
 from kagent.campaign.record import Campaign
 from kagent.runs.store import read_history
-from kagent.suite.record import State, read_record
+from kagent.suite.record import ProblemState, read_record
 from kagent_sandbox.process.process_tree import kill_tree
 
 
@@ -76,7 +76,7 @@ def test_a_campaign_that_is_killed_goes_on_and_keeps_its_budget(kagent, tmp_path
     judged = [read_history(folder / "runs" / r.run)[1].lineage.counted for r in campaign.runs]
     assert all(judged)
     assert sum(judged) <= 4
-    assert [campaign.of(p).state for p in campaign.problems] == [State.DONE] * 2
+    assert [campaign.of(p).state for p in campaign.problems] == [ProblemState.DONE] * 2
     races = [campaign.of(p).run for p in campaign.problems]
     assert len(after) == len({r.run for r in campaign.runs} | set(races))  # and no others
     page = (folder / "report.html").read_text()

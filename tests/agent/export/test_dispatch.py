@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from kagent.export.library import _devices, _kernels
 from kagent.export.library._portfolio import (
     TORCH,
+    CheckedRegion,
     Chosen,
     DeviceEntry,
     Kernel,
-    Point,
+    MeasuredPoint,
     Portfolio,
     ReferenceCall,
-    Region,
     read_portfolio,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,11 +38,13 @@ def kernel(name, *regions, capabilities=("x86_64-v4",)):
 
 def region(dtype="float32", low=1, high=1 << 20, volume=math.inf, **values):
     bounds = {"low": {"M": low, "N": low}, "high": {"M": high, "N": high}}
-    return Region(dtype, **bounds, values={n: tuple(v) for n, v in values.items()}, volume=volume)
+    return CheckedRegion(
+        dtype, **bounds, values={n: tuple(v) for n, v in values.items()}, volume=volume
+    )
 
 
 def point(m, n, best, dtype="float32", config=0, **flags):
-    return Point(dtype, {"M": m, "N": n, **flags}, best, {best: config})
+    return MeasuredPoint(dtype, {"M": m, "N": n, **flags}, best, {best: config})
 
 
 def portfolio(kernels, *points, device=HERE):
@@ -164,7 +166,7 @@ def test_a_kernel_that_failed_is_left_to_torch():
 sizes = st.integers(1, 1 << 17)
 dtypes = st.sampled_from(["float32", "bfloat16", "float16", "float64"])
 regions = st.builds(
-    lambda dtype, a, b, volume, flags: Region(
+    lambda dtype, a, b, volume, flags: CheckedRegion(
         dtype,
         {n: min(x, y) for n, x, y in zip("MN", a, b, strict=True)},
         {n: max(x, y) for n, x, y in zip("MN", a, b, strict=True)},

@@ -74,7 +74,7 @@ def case(dtype="float32", name="c", **dims):
 def covers(region, dtype, dims):
     """As a library's dispatch decides."""
     values = {n: tuple(v) for n, v in region.flags.items()}
-    known = _portfolio.Region(region.dtype, region.low, region.high, values, region.volume)
+    known = _portfolio.CheckedRegion(region.dtype, region.low, region.high, values, region.volume)
     return known.covers(dtype, dims)
 
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent.resources import resource
-from kagent.search.merge_kernels import Choice, Part, labels, merge
+from kagent.search.merge_kernels import BranchCondition, Part, labels, merge
 from kagent.search.rename import RenameError, module_names, rename
 from kagent.search.text_edits import EditableText
 from kagent.search.tunables import read_tunables
 
-SPLIT = Choice("{0} <= {constant}", "small ones", "N_SPLIT", 10, (5, 10, 20))
+SPLIT = BranchCondition("{0} <= {constant}", "small ones", "N_SPLIT", 10, (5, 10, 20))
 
 
 def renamed(source, names):
@@ -116,7 +116,7 @@ def test_merging_again_gives_new_names():
         Part(once, "one_two", "both"),
         Part(other, "three", "third"),
         "entry",
-        Choice("{0} <= {constant}", "more", "N_SPLIT", 30, (30,)),
+        BranchCondition("{0} <= {constant}", "more", "N_SPLIT", 30, (30,)),
     )
     entry = run(twice)["entry"]
     assert entry(10) == run(A)["entry"](10)

@@ -11,7 +11,7 @@ from kagent.runs.events import Started, Stop
 from kagent.runs.final_race import FinalRace
 from kagent.runs.store import read_history
 from kagent.suite.problems import Form, Problem
-from kagent.suite.record import Progress, Settings, State, Step, Suite
+from kagent.suite.record import FailedStep, ProblemProgress, ProblemState, Settings, Suite
 from kagent.suite.results import ProblemResult
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.verdict import Comparison
@@ -73,12 +73,12 @@ def result(name, ratio=None, eager=None, step=None, *, digest="d", key="cpu 1"):
     """A problem's result: correct with a ratio to the best of torch, or failed at a step."""
     problem = Problem(name, Form.TASK, f"/{name}")
     if step is not None:
-        failed = Progress(State.FAILED, digest=digest, step=step, reason="why")
+        failed = ProblemProgress(ProblemState.FAILED, digest=digest, step=step, reason="why")
         return ProblemResult(problem, failed)
     if ratio is None:
-        return ProblemResult(problem, Progress())
+        return ProblemResult(problem, ProblemProgress())
     beside = {"torch": comparison("torch", ratio), "eager": comparison("eager", eager or ratio)}
-    done = Progress(State.DONE, digest=digest, run=f"{name}-1")
+    done = ProblemProgress(ProblemState.DONE, digest=digest, run=f"{name}-1")
     return ProblemResult(problem, done, beside, {}, 2, 0, "#1 cpp", "A CPU", key)
 
 
@@ -94,4 +94,4 @@ def suite_of(results):
     )
 
 
-FAILED = Step.SEARCH
+FAILED = FailedStep.SEARCH

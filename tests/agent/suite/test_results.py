@@ -6,7 +6,7 @@ import math
 import pytest
 from kagent.suite import page
 from kagent.suite.compare import Pair, SuitePair, pair_json, pair_up, pair_view
-from kagent.suite.record import Settings, Step, Suite, read_record, write_record
+from kagent.suite.record import FailedStep, Settings, Suite, read_record, write_record
 from kagent.suite.results import SuiteResults, figures, results_json
 from kagent.suite.view import results_view
 from kagent_sandbox.data.verdict import SpeedVerdict
@@ -25,7 +25,7 @@ FOUND = (
     result("level1/a", 4.0, 8.0),
     result("level1/b", 1.0, 2.0),
     result("level2/c", 0.5, 1.5),
-    result("level2/d", step=Step.SEARCH),
+    result("level2/d", step=FailedStep.SEARCH),
     result("level2/e"),
 )
 
@@ -41,7 +41,7 @@ def text_of(parts):
 def test_figures_count_failures_and_leave_out_what_is_not_finished():
     found = results_of("s", *FOUND).all
     assert (found.problems, found.finished, found.correct) == (5, 4, 3)
-    assert found.failed == {Step.SEARCH: 1}
+    assert found.failed == {FailedStep.SEARCH: 1}
     assert list(found.verdicts.items()) == [
         (SpeedVerdict.FASTER, 1),
         (SpeedVerdict.TIE, 1),
@@ -112,7 +112,7 @@ def test_settings_are_options_of_a_run():
 
 def test_what_the_machine_failed_at_is_tried_again():
     suite = suite_of(
-        [result("a", 1.0), result("b", step=Step.MACHINE), result("c", step=Step.TASK)]
+        [result("a", 1.0), result("b", step=FailedStep.MACHINE), result("c", step=FailedStep.TASK)]
     )
     assert suite.left == ()
     assert isinstance(suite.again(), Suite)
@@ -121,18 +121,18 @@ def test_what_the_machine_failed_at_is_tried_again():
 
 BEFORE = (
     result("same", 1.0),
-    result("solved", step=Step.SEARCH),
+    result("solved", step=FailedStep.SEARCH),
     result("lost", 2.0),
     result("task", 1.0, digest="1"),
     result("device", 1.0, key="cpu 1"),
     result("open"),
-    result("machine", step=Step.MACHINE),
+    result("machine", step=FailedStep.MACHINE),
     result("gone", 1.0),
 )
 AFTER = (
     result("same", 4.0),
     result("solved", 3.0),
-    result("lost", step=Step.SEED),
+    result("lost", step=FailedStep.SEED),
     result("task", 1.0, digest="2"),
     result("device", 1.0, key="cpu 2"),
     result("open", 1.0),
@@ -162,7 +162,7 @@ def test_only_the_same_problems_on_the_same_device_compare():
 
 def test_a_failure_is_of_the_device_of_its_suites_races():
     sides = (
-        results_of("x", result("a", 1.0, key="cpu 1"), result("b", step=Step.SEARCH)),
+        results_of("x", result("a", 1.0, key="cpu 1"), result("b", step=FailedStep.SEARCH)),
         results_of("y", result("a", 1.0, key="cpu 2"), result("b", 1.0, key="cpu 2")),
     )
     assert pair_up(*sides).pairs == ()

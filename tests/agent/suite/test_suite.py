@@ -12,7 +12,7 @@ from kagent.evolve import session
 from kagent.suite import compare, import_worker, importing
 from kagent.suite.importing import import_problem
 from kagent.suite.problems import Form, Problem
-from kagent.suite.record import State, Step, Suite, read_record
+from kagent.suite.record import FailedStep, ProblemState, Suite, read_record
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import DeviceError, MachineError, RunError, TaskError, UserError
 from made_suite import Search, problems_in
@@ -216,10 +216,10 @@ def test_what_a_suite_began_with_is_kept(kagent, searching, tmp_path):
     kagent("run", "p", "--lang", "cpp", "--max-time", "90s")
     suite = read_record(tmp_path / "suites/p", Suite)
     progress = suite.of(suite.problems[0])
-    assert (progress.state, progress.run) == (State.DONE, "a-1")
+    assert (progress.state, progress.run) == (ProblemState.DONE, "a-1")
     assert progress.digest
     assert progress.step is None
-    assert Step.MACHINE == "machine"
+    assert FailedStep.MACHINE == "machine"
     assert suite.settings.max_time == 90.0
     shutil.rmtree(tmp_path / "suites/p/runs/a-1")
     shown = kagent("report", "suites/p")

@@ -14,7 +14,7 @@ from kagent.runs.events import (
     Working,
 )
 from kagent.runs.lineage import Candidate, Operator, Proposal
-from kagent.ui.live import LiveDisplay, PlainDisplay, State, clock, display_for, outcome
+from kagent.ui.live import DisplayState, LiveDisplay, PlainDisplay, clock, display_for, outcome
 from kagent_sandbox.data.verdict import Comparison, Rejected, Stage, Status
 from made import passed
 from rich.cells import cell_len
@@ -93,7 +93,7 @@ def test_the_display_fits_the_console():
 
 
 def test_remaining_time_needs_two_verdicts():
-    state = State()
+    state = DisplayState()
     state.see(EVENTS[0])
     assert state.remaining_s() is None
     state.see(EVENTS[3])
@@ -149,7 +149,7 @@ def test_the_panel_says_from_the_first_moment_what_is_being_done():
 
 
 def test_what_is_in_flight_is_listed_and_the_rest_counted():
-    state = State()
+    state = DisplayState()
     for number in range(9):
         state.see(Working(number, Step.BUILD))
     lines = state.flight_lines()

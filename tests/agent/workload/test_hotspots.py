@@ -13,7 +13,7 @@ from kagent.workload import hotspots, observing
 from kagent.workload.hotspots import rank, write_region
 from kagent.workload.hotspots_page import kernels_tree, modules_tree, render
 from kagent.workload.observing import _Regions
-from kagent.workload.recording import Recorder, plain_path, statistics_of
+from kagent.workload.recording import StepRecorder, plain_path, statistics_of
 from kagent.workload.regions import regions_of, title
 from kagent.workload.steps import Done, Steps
 from kagent_sandbox.data.device import Ceilings
@@ -25,7 +25,7 @@ CEILINGS = Ceilings(20.0, 20.0, 20.0, {"float32": 0.1})
 
 
 def recorded(function, **more):
-    with Recorder(lambda: False, **more) as recorder:
+    with StepRecorder(lambda: False, **more) as recorder:
         kept = function()
     recorder.kept = kept
     return recorder.recording

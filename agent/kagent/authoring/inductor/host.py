@@ -127,7 +127,7 @@ def _call_body(module: ast.Module) -> list[ast.stmt]:
     return list(flat(functions[0].body))
 
 
-class _Names(ast.NodeTransformer):
+class _TaskNames(ast.NodeTransformer):
     """Gives arguments and dimensions the names that the task has for them."""
 
     def __init__(self, renamed: dict[str, str]) -> None:
@@ -137,7 +137,7 @@ class _Names(ast.NodeTransformer):
         return ast.copy_location(ast.Name(self.renamed.get(node.id, node.id), node.ctx), node)
 
 
-def _names(task: Task, traced: Traced, module: ast.Module, body: Sequence[ast.stmt]) -> _Names:
+def _names(task: Task, traced: Traced, module: ast.Module, body: Sequence[ast.stmt]) -> _TaskNames:
     renamed = dict(traced.symbols)
     for statement in body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.value) == "args":
@@ -154,7 +154,7 @@ def _names(task: Task, traced: Traced, module: ast.Module, body: Sequence[ast.st
     for name in (*task.dims, *(a.name for a in task.arguments)):
         if keyword.iskeyword(name) or re.fullmatch(r"buf\d+|torch|triton|tl", name):
             raise NoSeed(f"{name} is a name that generated code uses: rename it in the task")
-    return _Names(renamed)
+    return _TaskNames(renamed)
 
 
 def _assigned(
@@ -185,7 +185,7 @@ def _assigned(
 def _called(
     task: Task,
     call: ast.Call,
-    names: _Names,
+    names: _TaskNames,
     launch: Callable[[str, Sequence[str]], list[str]],
 ) -> list[str]:
     call = names.visit(call)

@@ -1,6 +1,6 @@
 """An operator of the library: known to torch, run by the kernel that was measured as the fastest.
 
-    _softmax = Operator("softmax", "(Tensor x) -> Tensor", namespace=NAMESPACE,
+    _softmax = LibraryOperator("softmax", "(Tensor x) -> Tensor", namespace=NAMESPACE,
                         reference=_reference, fake=_fake, dims=_dims)
     y = _softmax(x)
 
@@ -43,7 +43,7 @@ from ._portfolio import Portfolio, Size
 
 __all__ = [
     "FallbackWarning",
-    "Operator",
+    "LibraryOperator",
     "Portfolio",
     "autocast_dtype",
     "available",
@@ -87,7 +87,7 @@ _excluded = torch._C._dispatch_tls_is_dispatch_key_excluded  # noqa: SLF001
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality  # noqa: SLF001
 
 
-class Operator:
+class LibraryOperator:
     """One operator of torch.library, with a portfolio of kernels."""
 
     def __init__(

@@ -22,7 +22,7 @@ TORCH = "torch"
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class CheckedRegion:
     """Shapes at which a kernel was found correct.
 
     Dimensions of `low` and `high` lie between them, those of `values` are among them, and the
@@ -53,11 +53,11 @@ class Kernel:
     capabilities: tuple[str, ...]
     pitched: bool
     configs: tuple[Mapping[str, object], ...]
-    regions: tuple[Region, ...]
+    regions: tuple[CheckedRegion, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MeasuredPoint:
     """A measured shape, the fastest there, and the configuration each kernel had."""
 
     dtype: str
@@ -73,7 +73,7 @@ class DeviceEntry:
     name: str
     kind: str
     capability: str
-    points: tuple[Point, ...]
+    points: tuple[MeasuredPoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def read_portfolio(path: Path) -> Portfolio:
     return Portfolio(data["task"], data["entry"], tuple(data["dims"]), kernels, devices)
 
 
-def _region(data: Mapping[str, object]) -> Region:
+def _region(data: Mapping[str, object]) -> CheckedRegion:
     low, high, flags = data["low"], data["high"], data.get("flags", {})
     volume = data.get("volume", math.inf)
     assert isinstance(low, dict)
@@ -190,19 +190,21 @@ def _region(data: Mapping[str, object]) -> Region:
     assert isinstance(flags, dict)
     assert isinstance(volume, int | float)
     values = {n: tuple(v) for n, v in flags.items()}
-    return Region(str(data["dtype"]), low, high, values, volume)
+    return CheckedRegion(str(data["dtype"]), low, high, values, volume)
 
 
-def _point(data: Mapping[str, object]) -> Point:
+def _point(data: Mapping[str, object]) -> MeasuredPoint:
     dims, best, config = data["dims"], str(data["best"]), data.get("config", {})
     assert isinstance(dims, dict)
     if isinstance(config, int):
         config = {best: config}
     assert isinstance(config, dict)
-    return Point(str(data["dtype"]), dims, best, config)
+    return MeasuredPoint(str(data["dtype"]), dims, best, config)
 
 
-def _by_distance(points: Collection[Point], dtype: str, dims: Mapping[str, Size]) -> list[Point]:
+def _by_distance(
+    points: Collection[MeasuredPoint], dtype: str, dims: Mapping[str, Size]
+) -> list[MeasuredPoint]:
     """Points with the call's flags, the nearest first; of its dtype, else of one as wide."""
     alike = [p for p in points if p.dims.keys() == dims.keys() and _flags(p.dims) == _flags(dims)]
     own = [p for p in alike if p.dtype == dtype]

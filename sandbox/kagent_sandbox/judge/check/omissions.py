@@ -78,7 +78,7 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return frame
 
 
-class Recorder(_Watching):  # type: ignore[no-untyped-call]
+class OmissionRecorder(_Watching):  # type: ignore[no-untyped-call]
     """Finds the operations of a reference that can be left out. A context manager.
 
     Attributes:

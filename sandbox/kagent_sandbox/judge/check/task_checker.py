@@ -30,7 +30,7 @@ from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.flop_counts import product_counter
 from kagent_sandbox.judge.check.inputs import YARDSTICKS, InputSampler, NotAcceptable
-from kagent_sandbox.judge.check.omissions import Omission, Omitter, Recorder
+from kagent_sandbox.judge.check.omissions import Omission, OmissionRecorder, Omitter
 from kagent_sandbox.judge.check.shape_gaps import find_gaps
 from kagent_sandbox.judge.task_check import TaskCheck
 from kagent_sandbox.process.exit import exit_fast
@@ -485,7 +485,7 @@ def _wrong_results(
             if value is not None:
                 yield (result.name, change), (*expected[:i], value, *expected[i + 1 :])
     file = task.folder / "reference.py"
-    with Recorder(file) as recorder:
+    with OmissionRecorder(file) as recorder:
         sampler.call("reference", input_set)
     ran.update(list(recorder.found))
     ran.update({o.operation_id for o in recorder.found})

@@ -1,0 +1,22 @@
+"""A public class's name means one thing in both packages."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = (ROOT / "agent" / "kagent", ROOT / "sandbox" / "kagent_sandbox")
+TWICE = {"Task"}
+"""`kagent.Task.of` makes, of PyTorch code, a folder of what `data.task.Task` is the record of."""
+
+
+def test_no_public_class_has_the_name_of_another():
+    places = defaultdict(list)
+    for package in PACKAGES:
+        for path in sorted(package.rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert len(places) > 500
+    again = {name: where for name, where in places.items() if len(where) > 1}
+    assert again.keys() == TWICE, again
