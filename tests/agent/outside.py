@@ -115,6 +115,6 @@ def divergence(run):
         return asyncio.run(replay(store.history(), setting_of(store, task), None))
 
 
-def essence(run):
+def decisions(run):
     """All that a run decided and found, without the times of the day."""
     return [(e.kind, e.data) for e in history_of(run).events if e.kind != "opened"]

@@ -104,7 +104,7 @@ def assert_verdict(entry, twin, found):
 @pytest.mark.parametrize(("hangs", "outcome"), [(True, "build TIMEOUT"), (False, "passed")])
 def test_what_need_not_hang_gets_the_limits_of_a_run(evaluator, monkeypatch, hangs, outcome):
     """Before a shorter limit is held against it: a machine may stand still for seconds."""
-    monkeypatch.setattr(evaluator, "_patience", 0.1)  # 1 s for host code, of 10
+    monkeypatch.setattr(evaluator, "_timeout_scale", 0.1)  # 1 s for host code, of 10
     honest = candidate_text(corpus_folder() / "honest" / "rows_cpp.py")
     text = honest.replace("y = torch.empty_like(x)", "time.sleep(2); y = torch.empty_like(x)")
     job = Job(f"import time\n{text}", corpus_folder() / "tasks" / "rows", "cpu", False, hangs)
@@ -112,17 +112,20 @@ def test_what_need_not_hang_gets_the_limits_of_a_run(evaluator, monkeypatch, han
 
 
 @pytest.mark.parametrize(
-    ("builds_s", "patience"), [((9.0, 0.1, 9.0), 0.3), ((0.7, 0.8, 0.9), 0.6), ((9.0, 9.0, 9.0), 1)]
+    ("builds_s", "scale"),
+    [((9.0, 0.1, 9.0), 0.3), ((0.7, 0.8, 0.9), 0.6), ((9.0, 9.0, 9.0), 1)],
 )
-def test_patience_is_of_the_machine_not_of_a_moment(evaluator, monkeypatch, builds_s, patience):
+def test_the_timeout_scale_is_of_the_machine_not_of_a_moment(
+    evaluator, monkeypatch, builds_s, scale
+):
     built, left = evaluator._builder.build, list(builds_s)
-    monkeypatch.setattr(evaluator, "_patience", None)
+    monkeypatch.setattr(evaluator, "_timeout_scale", None)
     monkeypatch.setattr(
         evaluator._builder, "build", lambda asked: replace(built(asked), build_s=left.pop(0))
     )
-    assert evaluator.patience == pytest.approx(patience)
+    assert evaluator.timeout_scale == pytest.approx(scale)
     assert left == []
-    assert evaluator.patience == pytest.approx(patience)  # found out once
+    assert evaluator.timeout_scale == pytest.approx(scale)  # found out once
 
 
 def test_only_what_a_build_may_reach_is_a_limit_that_it_need_not_have_twice():

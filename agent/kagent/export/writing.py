@@ -1,4 +1,4 @@
-"""A library's files: the package, papers, tests, provenance.
+"""A library's files: the package, documents, tests, provenance.
 
 Every file is written under another name first and moved into place, PROVENANCE.json last: a library
 whose export was cut short is still the old one by its own account, and `kagent certify` names the
@@ -91,7 +91,7 @@ def write_library(
 def _files(
     library: LibraryRecord, cubins: Mapping[str, bytes], old: OnDisk | None
 ) -> Iterator[tuple[str, bytes]]:
-    for path, text in papers(library).items():
+    for path, text in documents(library).items():
         yield path, text.encode()
     for path, data in _package(library, cubins, old):
         yield f"{PACKAGES}/{library.name}/{path}", data
@@ -142,7 +142,7 @@ def _remove(folder: Path, path: str) -> None:
         parent.rmdir()
 
 
-def papers(library: LibraryRecord) -> dict[str, str]:
+def documents(library: LibraryRecord) -> dict[str, str]:
     """Texts by their paths in the library.
 
     Raises:

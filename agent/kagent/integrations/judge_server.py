@@ -25,7 +25,7 @@ from kagent.integrations.judge_client import ProgramVerdict
 
 MOST_BYTES = 4 << 20
 """Length of a request."""
-_PATIENCE_S = 10.0  # for a request, once somebody has connected
+_REQUEST_LIMIT_S = 10.0  # for a request, once somebody has connected
 
 
 def serve(run: Run, path: Path, say: Callable[[str], None]) -> None:
@@ -43,7 +43,7 @@ def serve(run: Run, path: Path, say: Callable[[str], None]) -> None:
         while True:
             connection, _ = listener.accept()
             with connection, contextlib.suppress(OSError):  # one that went away is not waited for
-                connection.settimeout(_PATIENCE_S)
+                connection.settimeout(_REQUEST_LIMIT_S)
                 with connection.makefile("rwb") as stream:
                     answer = _answer(run, stream.readline(MOST_BYTES + 1), say)
                     stream.write(json.dumps(answer).encode() + b"\n")

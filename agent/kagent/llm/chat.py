@@ -52,7 +52,7 @@ class ModelError(KagentError):
         self.usage = usage
 
 
-def whole(text: str) -> str:
+def join_surrogates(text: str) -> str:
     """The text with halves of characters (lone surrogates, which JSON may hold and no file can)
     joined where both are there, and replaced elsewhere.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import httpx2
 import openai
 
-from kagent.llm.chat import whole
+from kagent.llm.chat import join_surrogates
 from kagent.llm.model_config import ModelConfig
 from kagent.llm.parameters import too_much
 from kagent.llm.response import member
@@ -60,7 +60,7 @@ class Scrub:
 
     def __call__(self, text: str) -> str:
         """The text as it may be shown and stored."""
-        text = whole(text)
+        text = join_surrogates(text)
         for form in self._forms:
             text = text.replace(form, "[key]")
         return text

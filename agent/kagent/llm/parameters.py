@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kagent.llm.chat import whole
+from kagent.llm.chat import join_surrogates
 from kagent.llm.model_config import ModelConfig
 from kagent.runs.ask import Prompt
 
@@ -43,7 +43,7 @@ class EndpointParameters:
         return made
 
     def _messages(self, prompt: Prompt) -> list[dict[str, str]]:
-        system, user = whole(prompt.system), whole(prompt.user)
+        system, user = join_surrogates(prompt.system), join_surrogates(prompt.user)
         if not system:
             return [{"role": "user", "content": user}]
         if not self.system:

@@ -13,7 +13,7 @@ from kagent.llm.pricing import most_dollars
 from kagent.runs.ask import Prompt
 from kagent.runs.cost import ModelCall
 
-PATIENCE_S = 60.0
+PING_REPLY_S = 60.0
 """A model that needs longer for one word is of no use in a search."""
 _BEFORE_A_RUN_S = 4.0
 """What is wrong for good (no server, key, name) shows within it; a slow model goes on later."""
@@ -71,7 +71,7 @@ class Trial:
 
 def try_models(models: Sequence[ModelConfig]) -> list[Trial]:
     """Ask each of them, all at once."""
-    patient = [replace(m, reply_s=min(m.reply_s, PATIENCE_S), retries=1) for m in models]
+    patient = [replace(m, reply_s=min(m.reply_s, PING_REPLY_S), retries=1) for m in models]
     return asyncio.run(_try_all(patient, CONNECT_S))
 
 

@@ -24,7 +24,7 @@ from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.syntax import parse
 
 from kagent.llm import claims
-from kagent.llm.chat import whole
+from kagent.llm.chat import join_surrogates
 from kagent.llm.code_blocks import Block, split
 
 FORM = "answer with a line 'Hypothesis: …', a line 'Predicted speed-up: …' and one ```python block"
@@ -55,7 +55,7 @@ def read_reply(text: str, entry: str, *, truncated: bool = False) -> Answer | Re
         entry: Name of the function that the file must define.
         truncated: The reply was cut at a limit.
     """
-    text = whole(text).replace("\r\n", "\n").removeprefix("\ufeff")
+    text = join_surrogates(text).replace("\r\n", "\n").removeprefix("\ufeff")
     opened = _THINK.match(text)
     thought = _THOUGHT.search(text, opened.end() if opened else 0)
     if opened is not None and thought is None:

@@ -76,16 +76,16 @@ async def read_stream(stream: AsyncIterator[object], buffer: ResponseBuffer) -> 
         Unusable: Nothing came for too long.
     """
     while not buffer.cut and buffer.error is None:
-        patience = GRACE_S if buffer.complete else STALL_S if buffer.begun else None
+        limit_s = GRACE_S if buffer.complete else STALL_S if buffer.begun else None
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(limit_s):
                 received = await anext(stream)
         except StopAsyncIteration:
             return
         except TimeoutError:
             if buffer.complete:
                 return
-            what = f"stalled for {patience:g} s after {buffer.characters} characters of the reply"
+            what = f"stalled for {limit_s:g} s after {buffer.characters} characters of the reply"
             remedy = "try again, or name another model"
             raise Unusable(Failure(what, remedy, served=True)) from None
         buffer.take(received)

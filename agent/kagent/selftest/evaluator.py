@@ -43,10 +43,10 @@ from kagent.tasks import find_task
 if TYPE_CHECKING:
     from kagent_sandbox.judge.interpreter import Interpreter
 
-LEAST_PATIENCE = 0.3  # share of a run's limits: 3 s for a kernel that usually has 10
+LEAST_TIMEOUT_SCALE = 0.3  # share of a run's limits: 3 s for a kernel that usually has 10
 ENDLESS = 0.5  # share of that for a build that reaches whatever limit there is
 BUILD_S = 0.35  # of an honest C++ kernel, on a machine that is quick enough for that
-PATIENCE_BUILDS = 3  # the quickest counts: one bad moment would slow down all that follows
+SCALE_BUILDS = 3  # the quickest counts: one bad moment would slow down all that follows
 MOST_CONFIGS = 4
 SWEEP_S = 1.0  # enough for a second configuration of a kernel that takes some milliseconds
 PAUSE_S = 2.0
@@ -75,8 +75,8 @@ class SelftestEvaluator:
         self._judges = _Started(self._new_judge)
         self._interpreters = _Started(self._new_interpreter)
         self._tasks: dict[Path, Task] = {}
-        self._patience: float | None = None
-        self._patience_lock = threading.Lock()
+        self._timeout_scale: float | None = None
+        self._scale_lock = threading.Lock()
 
     def __enter__(self) -> Self:
         with self._stack:
@@ -141,21 +141,21 @@ class SelftestEvaluator:
         return self._builder.isolation.tier.value
 
     @property
-    def patience(self) -> float:
+    def timeout_scale(self) -> float:
         """Share of a run's limits that candidates get: what hangs is to be over soon.
 
         More than the least where an honest kernel takes long to build, time and again: the machine
         is slow or busy.
         """
-        with self._patience_lock:
-            if self._patience is None:
+        with self._scale_lock:
+            if self._timeout_scale is None:
                 task = self.task(corpus_folder() / "tasks" / "rows")
                 request = request_maker(task, "cpu", list(task.cases("cpu").check), 1)
                 asked = request(candidate_text(corpus_folder() / "honest" / "rows_cpp.py"))
-                builds = [self._builder.build(asked) for _ in range(PATIENCE_BUILDS)]
+                builds = [self._builder.build(asked) for _ in range(SCALE_BUILDS)]
                 took_s = min(b.build_s if isinstance(b, Built) else math.inf for b in builds)
-                self._patience = min(1.0, LEAST_PATIENCE * max(1.0, took_s / BUILD_S))
-            return self._patience
+                self._timeout_scale = min(1.0, LEAST_TIMEOUT_SCALE * max(1.0, took_s / BUILD_S))
+            return self._timeout_scale
 
     def skips(self, runs: str) -> str:
         """Return why a candidate that runs there cannot be evaluated on this machine, or ""."""
@@ -170,7 +170,7 @@ class SelftestEvaluator:
         meanwhile.
         """
         jobs = list(jobs)
-        self.patience  # noqa: B018 - found out before kagent itself keeps the machine busy
+        self.timeout_scale  # noqa: B018 - found out before kagent itself keeps the machine busy
         for task, kind in {(j.task, j.kind) for j in jobs if j.runs in ("cpu", "gpu")}:
             self._threads.submit(self.judge, task, kind)
         for task in {j.task for j in jobs if j.runs == "interpret"}:
@@ -196,7 +196,7 @@ class SelftestEvaluator:
         cases = [*task.cases(job.kind).check, *draw_hidden(task, job.kind, "check", self._secret)]
         cases += task.cases(job.kind).bench if job.measured else ()
         request = request_maker(task, self._device(job), cases, MOST_CONFIGS)(text)
-        built = self._within(request, self.patience * (ENDLESS if job.endless else 1.0))
+        built = self._within(request, self.timeout_scale * (ENDLESS if job.endless else 1.0))
         if not job.hangs and isinstance(built, Rejected) and built.status is Status.TIMEOUT:
             built = self._within(request, 1.0)  # a machine may stand still for seconds
         return built
@@ -268,12 +268,12 @@ class SelftestEvaluator:
         return self._interpreters.get(task)
 
     def _new_judge(self, key: tuple[Path, Kind]) -> JudgeClient:
-        (task, kind), patience, tier = key, self.patience, self._asked_for
+        (task, kind), timeout_scale, tier = key, self.timeout_scale, self._asked_for
         return JudgeClient(
             task,
             device_for(kind),
             self._secret,
-            patience=patience,
+            timeout_scale=timeout_scale,
             eager_only=True,
             tier=tier,
             take_turns=False,

@@ -5,9 +5,9 @@ device.
 
 from __future__ import annotations
 
-share: float = 1.0
+scale: float = 1.0
 
 
 def bounded(usual_s: float) -> float:
     """Seconds that a candidate has for what it usually has `usual_s` for."""
-    return share * usual_s
+    return scale * usual_s

@@ -110,7 +110,7 @@ class JudgeClient:
         run_seed: int,
         *,
         index: int = 0,
-        patience: float = 1.0,
+        timeout_scale: float = 1.0,
         eager_only: bool = False,
         race_s: float = 0.0,
         tier: Tier | None = None,
@@ -124,7 +124,7 @@ class JudgeClient:
             device: Its name (`kagent_sandbox.device.table`): "gpu", "cpu".
             run_seed: Draws the run's hidden cases.
             index: Which of several.
-            patience: Share of the usual limits after which a candidate is taken for hung.
+            timeout_scale: Share of the usual limits after which a candidate is taken for hung.
             eager_only: Whether candidates' times are divided by eager torch's alone where nobody
                 has asked for `baselines`: what torch compiles may take a minute.
             race_s: Seconds from a race's start in which further rounds may begin, after those that
@@ -142,7 +142,7 @@ class JudgeClient:
             "device": device,
             "run_seed": run_seed,
             "index": index,
-            "patience": patience,
+            "timeout_scale": timeout_scale,
             "eager_only": eager_only,
             "race_s": race_s,
         }

@@ -102,7 +102,7 @@ class JudgeServer:
         return self._judge
 
     def _open(self, request: Json, _: Sequence[bytes]) -> Json:
-        time_limits.share = float(str(request["patience"]))
+        time_limits.scale = float(str(request["timeout_scale"]))
         task = load_task(Path(str(request["task"])))
         self._device = str(request["device"])
         entry = find_device(self._device)

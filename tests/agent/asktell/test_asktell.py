@@ -24,9 +24,9 @@ from kagent_sandbox.errors import RunError, UserError
 from outside import (
     ask,
     copied,
+    decisions,
     desk_of,
     divergence,
-    essence,
     history_of,
     judge,
     kernel,
@@ -165,7 +165,7 @@ def test_nothing_is_accepted_twice(tmp_path):
     text = reply(4)
     (first,) = tell(run, (0, text))
     assert not first.again
-    before = essence(run)
+    before = decisions(run)
     assert [(a.id, a.again) for a in tell(run, (0, text))] == [(2, True)]
     assert [(a.id, a.again) for a in tell(run, (0, kernel(4)))] == [(2, True)]  # same file
     assert [(a.id, a.again) for a in tell(run, (None, kernel(4)))] == [(2, True)]
@@ -173,7 +173,7 @@ def test_nothing_is_accepted_twice(tmp_path):
     tell(run, (1, "no"))
     (again,) = tell(run, (1, "no"))
     assert again.again
-    assert essence(run)[: len(before)] == before
+    assert decisions(run)[: len(before)] == before
     assert len(desk_of(run).proposals) == 4
 
 
@@ -335,11 +335,11 @@ def test_a_process_killed_between_any_two_events_loses_nothing_before(tmp_path):
     ask(run, 1)
     tell(run, (0, reply(16, 3)), (2, "no kernel"))
     judge(run)
-    events = essence(run)
+    events = decisions(run)
     total = len(history_of(run).events)
     for count in range(total + 1):
         copy = cut(run, tmp_path / "runs" / f"cut{count}", count)
-        kept = essence(copy)
+        kept = decisions(copy)
         assert kept == events[: len(kept)]
         if count == 0:
             assert read_state(history_of(copy)).proposals == []
@@ -349,7 +349,7 @@ def test_a_process_killed_between_any_two_events_loses_nothing_before(tmp_path):
         tell(copy, (number, reply(32, 2, note=5)))
         assert judge(copy).left == 0
         assert divergence(copy) is None
-        assert essence(copy)[: len(kept)] == kept
+        assert decisions(copy)[: len(kept)] == kept
 
 
 class Interleaved(RuleBasedStateMachine):

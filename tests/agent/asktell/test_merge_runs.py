@@ -15,9 +15,9 @@ from outside import (
     FACTS,
     ask,
     copied,
+    decisions,
     desk_of,
     divergence,
-    essence,
     history_of,
     judge,
     kernel,
@@ -46,7 +46,7 @@ def test_verdicts_and_the_device_come_home(home):
     judge(copy, race=True)
     merged = merge(home, copy)
     assert (merged.verdicts, merged.race) == ((0, 1, 2, 3), True)
-    assert essence(home) == essence(copy)
+    assert decisions(home) == decisions(copy)
     ours, theirs = history_of(home), history_of(copy)
     assert (ours.stop, ours.baselines, ours.race) == (Stop.ANSWERED, {"us": {}}, theirs.race)
     assert ours.elapsed_s == theirs.elapsed_s
@@ -103,7 +103,7 @@ def test_the_order_of_copies_does_not_matter(home, toy_machine):  # noqa: F811
     merge(home, part)
     merge(other_home, part)
     merge(other_home, early)
-    assert essence(home) == essence(other_home) == essence(part)
+    assert decisions(home) == decisions(other_home) == decisions(part)
 
 
 def test_what_was_asked_and_told_there_comes_home_too(home):
@@ -114,7 +114,7 @@ def test_what_was_asked_and_told_there_comes_home_too(home):
     judge(copy)
     merged = merge(home, copy)
     assert (merged.verdicts, merged.accepted, merged.asks) == ((0, 1, 2, 3, 4, 5), (4, 5), (3, 4))
-    assert essence(home) == essence(copy)
+    assert decisions(home) == decisions(copy)
     for kind in ("prompts", "replies", "kernels"):
         names = [sorted(p.name for p in (run / kind).iterdir()) for run in (home, copy)]
         assert names[0] == names[1]

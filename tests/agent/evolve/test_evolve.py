@@ -30,7 +30,7 @@ def run(tmp_path, name, **options):
         return search.lineage, stop, store.history()
 
 
-def essence(lineage):
+def decisions(lineage):
     return [(c.proposal, c.verdict) for c in lineage]
 
 
@@ -39,7 +39,7 @@ def test_budget_counts_evaluated_proposals(tmp_path):
     assert stop is Stop.BUDGET
     assert lineage.counted == 25
     assert [c.proposal.operator for c in lineage.seeds] == [Operator.SEED] * 2
-    assert essence(history.lineage) == essence(lineage)
+    assert decisions(history.lineage) == decisions(lineage)
     assert history.pending == ()
     assert history.stop is Stop.BUDGET
 
@@ -54,13 +54,13 @@ def test_order_of_work_does_not_matter(tmp_path):
     slow = machine(FakeBuilder(delay_s=0.02, seed=1), FakeJudge(0.002), jobs=3)
     one, _, _ = run(tmp_path, "a")
     two, _, _ = run(tmp_path, "b", machine=slow, proposer=RandomProposer(0.02, seed=7))
-    assert essence(one) == essence(two)
+    assert decisions(one) == decisions(two)
 
 
 def test_another_seed_is_another_run(tmp_path):
     one, _, _ = run(tmp_path, "a")
     two, _, _ = run(tmp_path, "b", seed=1)
-    assert essence(one) != essence(two)
+    assert decisions(one) != decisions(two)
 
 
 def test_resuming_continues_the_run(tmp_path):
@@ -72,7 +72,7 @@ def test_resuming_continues_the_run(tmp_path):
     assert [c.id for c in history.lineage] == list(range(len(lineage)))
     assert history.budgets[0] == 0
     assert len(history.budgets) == 4
-    assert essence(whole)[:2] == essence(lineage)[:2]
+    assert decisions(whole)[:2] == decisions(lineage)[:2]
 
 
 def test_cancelling_keeps_all_that_was_recorded(tmp_path):
@@ -93,13 +93,13 @@ def test_cancelling_keeps_all_that_was_recorded(tmp_path):
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert store.history().stop is Stop.INTERRUPTED
-            return essence(store.history().lineage)
+            return decisions(store.history().lineage)
 
     for count in (1, 5, 11):
         assert asyncio.run(cancel_at(count))
     lineage, stop, _ = run(tmp_path, "cut")
     assert stop is Stop.BUDGET
-    assert essence(lineage) == essence(whole)
+    assert decisions(lineage) == decisions(whole)
 
 
 def test_events_arrive_in_order(tmp_path):

@@ -33,7 +33,7 @@ with store:
 """
 
 
-def essence(lineage):
+def decisions(lineage):
     return [(c.proposal, c.verdict) for c in lineage]
 
 
@@ -49,7 +49,7 @@ def uninterrupted(tmp_path_factory):
     )
     with store:
         assert asyncio.run(search.run()) is Stop.BUDGET
-    return essence(search.lineage)
+    return decisions(search.lineage)
 
 
 @pytest.mark.parametrize("attempt", range(2))
@@ -70,8 +70,8 @@ def test_killed_at_random_moments_and_resumed(tmp_path, uninterrupted, attempt):
             process.send_signal(signal.SIGKILL)
         with RunStore.open(list_runs(tmp_path / "runs")[0]) as store:
             history = store.history()
-        assert essence(history.lineage)[: len(recorded)] == recorded, "a record was lost"
-        recorded = essence(history.lineage)
+        assert decisions(history.lineage)[: len(recorded)] == recorded, "a record was lost"
+        recorded = decisions(history.lineage)
         assert [p.id for p in history.pending] == list(
             range(len(recorded), len(recorded) + len(history.pending))
         )

@@ -352,7 +352,7 @@ def test_a_recorded_run_is_repeated_with_the_same_decisions(tmp_path):
         assert asyncio.run(search.run()) is Stop.BUDGET
         again = store.history()
 
-    def essence(lineage):
+    def decisions(lineage):
         return [
             (
                 c.proposal.source,
@@ -365,8 +365,8 @@ def test_a_recorded_run_is_repeated_with_the_same_decisions(tmp_path):
             for c in lineage
         ]
 
-    counted = essence(recorded.lineage)[: len(again.lineage)]
-    assert essence(again.lineage) == counted
+    counted = decisions(recorded.lineage)[: len(again.lineage)]
+    assert decisions(again.lineage) == counted
     assert [c.id for c in again.lineage.promotions] == [
         c.id for c in recorded.lineage.promotions if c.id < len(again.lineage)
     ]

@@ -38,7 +38,7 @@ def search(folder, judge):
     )
 
 
-def essence(lineage):
+def decisions(lineage):
     return [(c.proposal, c.verdict) for c in lineage]
 
 
@@ -46,7 +46,7 @@ def test_a_wedged_device_stops_the_run_and_keeps_it(tmp_path):
     evolving, store = search(tmp_path / "whole", FakeJudge())
     with store:
         asyncio.run(evolving.run())
-    whole = essence(evolving.lineage)
+    whole = decisions(evolving.lineage)
 
     evolving, store = search(tmp_path / "wedged", Wedging(6))
     with store, pytest.raises(DeviceWedged, match="resume the run"):
@@ -54,14 +54,14 @@ def test_a_wedged_device_stops_the_run_and_keeps_it(tmp_path):
     with RunStore.open(list_runs(tmp_path / "wedged" / "runs")[0]) as stored:
         history = stored.history()
     assert history.stop is Stop.FAILED
-    assert essence(history.lineage) == whole[: len(history.lineage)]
+    assert decisions(history.lineage) == whole[: len(history.lineage)]
     assert len(history.lineage) >= 2  # what was checked, but not measured yet, is judged again
     assert history.pending
 
     evolving, store = search(tmp_path / "wedged", FakeJudge())
     with store:
         assert asyncio.run(evolving.run()) is Stop.BUDGET
-    assert essence(evolving.lineage) == whole
+    assert decisions(evolving.lineage) == whole
 
 
 def test_the_command_says_so_and_fails(tmp_path, monkeypatch, capsys):

@@ -214,7 +214,7 @@ def test_a_candidate_that_two_judges_die_of_is_set_aside(folder, task, deaths, m
 
 
 def test_what_a_killed_judge_has_started_dies_with_it(folder, task):
-    with JudgeClient(folder, "cpu", SEED, patience=0.3) as client:
+    with JudgeClient(folder, "cpu", SEED, timeout_scale=0.3) as client:
         client.check(built(task, SEED, GOOD))  # all helper processes are up
         judged = threading.Thread(target=client.check, args=[built(task, SEED, ENDLESS)])
         helpers = len(process_tree.descendants(client._process.pid))

@@ -65,7 +65,7 @@ def test_a_run_from_baselines_to_race(client, task):
 
 
 def test_an_impatient_judge_takes_a_candidate_for_hung_sooner(folder, task):
-    with JudgeClient(folder, "cpu", SEED, patience=0.05) as client:
+    with JudgeClient(folder, "cpu", SEED, timeout_scale=0.05) as client:
         verdict = client.check(built(task, SEED, BODY % 'while (true) asm volatile("");'))
     assert (verdict.status, verdict.stage) == (Status.TIMEOUT, Stage.CHECK)
     assert "within 0.5 s" in verdict.message

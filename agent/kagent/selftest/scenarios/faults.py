@@ -124,12 +124,12 @@ def _built(scenario_run: ScenarioRun, path: str) -> Built:
 def _judge(scenario_run: ScenarioRun) -> Iterator[JudgeClient]:
     """A judge of a scenario's own, whose helpers have come up, and no launcher runs."""
     task = corpus_folder() / "tasks" / "rows"
-    patience = scenario_run.evaluator.patience
+    timeout_scale = scenario_run.evaluator.timeout_scale
     with JudgeClient(
         task,
         "cpu",
         scenario_run.evaluator.seed,
-        patience=patience,
+        timeout_scale=timeout_scale,
         eager_only=True,
         take_turns=False,
     ) as judge:

@@ -1,6 +1,6 @@
 """One NVIDIA GPU: arenas, launchers, health.
 
-Launcher processes are made ahead (`gpu_spares`); nothing is timed while that goes on.
+Launcher processes are made ahead (`launcher_pool`); nothing is timed while that goes on.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class GpuBackend:
         return GpuLauncher(
             connection,
             settle=self.synchronize,
-            quiet=self._spares.quiet,
+            quiet=self._spares.wait_until_idle,
             after_loss=self._after_loss,
             end=self._spares.end,
             baselines=outcome,
@@ -186,7 +186,8 @@ class GpuBackend:
         )
         if not baselines:
             return {}
-        self._spares.quiet()  # the fastest of several kernels, and of call and graph, is looked for
+        # The fastest of several kernels, and of call and graph, is looked for.
+        self._spares.wait_until_idle()
         folder = str(compiler_cache.shared_folder())
         outcome = connection.ask(
             {"do": "baselines", "cache": folder, **described(baselines)},
@@ -215,7 +216,7 @@ class GpuBackend:
             return cached
         connection = self._spares.take()
         try:
-            self._spares.quiet()
+            self._spares.wait_until_idle()
             fields = connection.ask({"do": "ceilings"}, limit_s=_CEILINGS_LIMIT_S)
         finally:
             self._spares.end(connection)
@@ -231,7 +232,7 @@ class GpuBackend:
 
     def prefetch_race(self) -> None:
         """Begin to import torch's compiler for the launchers of a race; does not wait for it."""
-        self._race.expect()
+        self._race.prefetch()
 
     def synchronize(self) -> None:
         """See `Backend`."""
@@ -239,7 +240,7 @@ class GpuBackend:
 
     def wait_until_idle(self) -> None:
         """See `Backend`."""
-        self._spares.quiet()
+        self._spares.wait_until_idle()
 
     def settle(self) -> None:
         """See `Backend`: launchers flush L2 by themselves."""

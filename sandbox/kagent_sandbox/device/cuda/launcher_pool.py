@@ -73,7 +73,7 @@ class LauncherPool:
             self._ending.append(self._enders.submit(connection.child.close))
         self.begin()
 
-    def quiet(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until none is being made or ended. One that fails is made again when needed."""
         with contextlib.suppress(DeviceError):
             if self._making is not None:

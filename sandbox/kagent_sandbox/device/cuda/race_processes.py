@@ -40,7 +40,7 @@ class RaceProcesses:
         self._free_bytes = free_bytes
         self._server: ForkServer | None = None
 
-    def expect(self) -> ForkServer:
+    def prefetch(self) -> ForkServer:
         """Begin to import torch's compiler; does not wait for it.
 
         The import takes 12 s on a cold file system (H100 host, torch 2.11), and each process would
@@ -57,7 +57,7 @@ class RaceProcesses:
         Raises:
             DeviceError: It does not come up.
         """
-        connection = self._connect(self.expect())
+        connection = self._connect(self.prefetch())
         try:
             connection.pid = connection.receive("context", START_LIMIT_S)
         except BaseException:
@@ -76,7 +76,7 @@ class RaceProcesses:
         at_once = min(len(calls), usable_cores(), room)
         if at_once < 2:
             return [b""] * len(calls)
-        self.expect()
+        self.prefetch()
         with ThreadPoolExecutor(at_once, "compile") as threads:
             return list(threads.map(self._compile, calls))
 

@@ -72,11 +72,11 @@ def test_the_next_one_comes_up_between_two_candidates(machine):
     """What a candidate waits for was begun when the one before was done."""
     spares = machine.spares
     spares.begin()
-    spares.quiet()
+    spares.wait_until_idle()
     assert machine.events == ["begun 0", "up 0"]
     first = spares.take()
     spares.begin(least=1)
-    spares.quiet()  # before its times count
+    spares.wait_until_idle()  # before its times count
     assert machine.events[2:] == ["begun 1", "up 1"]
     spares.end(first)
     spares.wait_ended()
@@ -85,7 +85,7 @@ def test_the_next_one_comes_up_between_two_candidates(machine):
     second = spares.take()  # its check: no wait, and nothing new is begun
     spares.begin(least=1)
     assert (second.number, machine.events) == (1, [])
-    spares.quiet()
+    spares.wait_until_idle()
     assert machine.events == ["up 2"]
 
 
@@ -94,18 +94,18 @@ def test_no_more_are_made_than_wanted_and_never_two_at_once(machine):
         machine.spares.begin()
     assert len(machine.made) == 1
     for _ in range(5):
-        machine.spares.quiet()
+        machine.spares.wait_until_idle()
         machine.spares.begin()
     assert len(machine.made) == AHEAD
 
 
-def test_nothing_is_quiet_before_what_was_ended_is_gone(machine):
+def test_nothing_is_idle_before_what_was_ended_is_gone(machine):
     spares = machine.spares
     connection = spares.take()
     connection.child.may_end.clear()
     spares.end(connection)
     assert connection.dead
-    waiting = threading.Thread(target=spares.quiet)
+    waiting = threading.Thread(target=spares.wait_until_idle)
     waiting.start()
     waiting.join(0.2)
     assert waiting.is_alive()
@@ -127,7 +127,7 @@ def test_one_that_dies_while_it_waits_is_passed_over(machine):
     spares = machine.spares
     for _ in range(2):
         spares.begin()
-        spares.quiet()
+        spares.wait_until_idle()
     machine.made[0].child.exit = "died"
     assert spares.take().number == 1
     assert "killed 0" in machine.events
@@ -152,7 +152,7 @@ def test_a_spare_that_fails_does_not_fail_the_candidate_in_the_lane():
     machine = Machine(failing=[1])
     machine.spares.take()
     machine.spares.begin()
-    machine.spares.quiet()
+    machine.spares.wait_until_idle()
     assert "killed 1" in machine.events
     assert machine.spares.take().number == 2
     machine.spares.close()
@@ -166,7 +166,7 @@ def test_one_that_does_not_end_is_the_machine_s_failure(machine):
     connection.child.close = stays
     machine.spares.end(connection)
     with pytest.raises(ChildDied, match="did not end"):
-        machine.spares.quiet()
+        machine.spares.wait_until_idle()
 
 
 def test_what_launchers_are_forked_from_leaves_the_driver_alone():

@@ -15,7 +15,7 @@ from kagent.export.card import card
 from kagent.export.packaging import names_of, packaging_files
 from kagent.export.runtime_files import runtime_files
 from kagent.export.templating import code, digest, figure, one_line, words
-from kagent.export.writing import files_of, papers
+from kagent.export.writing import documents, files_of
 from made_library import HOSTILE, cpu_library, gpu_library
 from markdown_it import MarkdownIt
 
@@ -155,7 +155,7 @@ def test_a_library_carries_what_its_kernels_use_of_the_runtime_and_nothing_twice
 
 @pytest.mark.parametrize("made", [cpu_library, gpu_library])
 def test_generated_python_is_in_the_house_style(made, tmp_path):
-    files = {p: t for p, t in papers(made()).items() if p.endswith(".py") and "/tasks/" not in p}
+    files = {p: t for p, t in documents(made()).items() if p.endswith(".py") and "/tasks/" not in p}
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
