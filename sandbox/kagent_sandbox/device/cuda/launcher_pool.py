@@ -1,7 +1,7 @@
 """Launcher processes made ahead, and those that end: what goes on beside the one in use.
 
 A process takes about half a second to make its context, and a tenth to end, and both keep the
-device busy. So they are begun where nothing is timed, and `quiet` waits for them before times are
+device busy. So they are begun where nothing is timed, and `wait_until_idle` waits for them before times are
 taken: one is always ready, and the next one is begun when a candidate's launcher is closed, so that
 it comes up during the check of the next candidate.
 """
