@@ -1,8 +1,8 @@
 """Launcher processes made ahead, and those that end: what goes on beside the one in use.
 
 A process takes about half a second to make its context, and a tenth to end, and both keep the
-device busy. So they are begun where nothing is timed, and `wait_until_idle` waits for them before times are
-taken: one is always ready, and the next one is begun when a candidate's launcher is closed, so that
+device busy. So they are begun where nothing is timed, and `wait_until_idle` is called before times
+are taken. One is always ready. The next one is begun when a candidate's launcher is closed, so that
 it comes up during the check of the next candidate.
 """
 
