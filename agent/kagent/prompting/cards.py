@@ -16,6 +16,7 @@ not need are left out of it.
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
@@ -52,6 +53,7 @@ class FrontMatter(BaseModel):
     capability: int = 0  # least compute capability: 90; 0: any
     targets: tuple[str, ...] = ()  # only these: "sm_90a"; empty: all
     needs: tuple[Need, ...] = ()  # facts of the parent, one of which must hold or be unknown
+    packages: tuple[str, ...] = ()  # that must be installed: "nvidia-cutlass"
     unless: str = ""  # a regular expression: a parent whose text has it uses the technique already
 
     @pydantic.field_validator("unless")
@@ -120,7 +122,13 @@ def suits(card: Card, place: Place) -> bool:
         and card.is_for_task(place.task)
         and place.capability >= front.capability
         and (not front.targets or place.target in front.targets)
+        and all(map(is_installed, front.packages))
     )
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package is installed, by the name that pip knows."""
+    return bool([*importlib.metadata.distributions(name=package)])
 
 
 def helps(card: Card, bounds: Collection[str], facts: Collection[str]) -> bool:

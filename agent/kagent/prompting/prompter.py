@@ -13,9 +13,10 @@ from kagent_sandbox.data.language import ANY, Language, languages_of
 from kagent_sandbox.data.task import Kind, Task
 from kagent_sandbox.data.verdict import Passed, Rejected
 from kagent_sandbox.errors import UserError
+from kagent_sandbox.runtime.cutlass import PACKAGE as CUTLASS
 
 from kagent.prompting.card_choice import choose_card
-from kagent.prompting.cards import Card, Place, helps, load_cards, suits
+from kagent.prompting.cards import Card, Place, helps, is_installed, load_cards, suits
 from kagent.prompting.cases import bench_cases, bounds_of, cases_table
 from kagent.prompting.elites import diverse, elite
 from kagent.prompting.excerpts import sketch
@@ -135,6 +136,7 @@ class Prompter:
             "kind": self._kind,
             "device": self._device,
             "languages": self._languages,
+            "cutlass": is_installed(CUTLASS),
             "language_rules": self._rules,
             "cases": self._cases,
             "cases_table": cases_table(self._cases, matrix=self._task.matrix),

@@ -10,7 +10,7 @@ from typing import Any
 from . import store
 from .driver import call, driver, failure
 from .errors import LaunchError
-from .nvrtc import compile_cuda, nvrtc_version
+from .nvrtc import compile_cuda, compiler_version
 from .source import Source
 
 _INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE: there is no such parameter
@@ -87,7 +87,7 @@ def _binaries(source: Source, target: str) -> Iterator[tuple[bytes, str]]:
     data = store.read(store.shipped_cubin(source, target))
     if data is not None:
         yield store.unpacked_cubin(data)
-    kept = store.kept_cubin(source, target, nvrtc_version())
+    kept = store.kept_cubin(source, target, compiler_version(source.text))
     data = store.read(kept)
     if data is not None:
         yield store.unpacked_cubin(data)

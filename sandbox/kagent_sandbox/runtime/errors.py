@@ -2,7 +2,8 @@
 
 KernelError
 ├── KernelUnavailable   this machine cannot compile or run it: the text says what to install
-│   └── ToolkitMissing  a part of the CUDA toolkit is not installed
+│   ├── ToolkitMissing  a part of the CUDA toolkit is not installed
+│   └── HeadersMissing  the source includes headers of an optional package
 ├── CompileError        the compiler refused its source
 └── LaunchError         the device refused the launch
 """
@@ -44,6 +45,13 @@ class ToolkitMissing(KernelUnavailable):
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}: install it with `pip install {' '.join(TOOLKIT)}`")
         self.what = what
+
+
+class HeadersMissing(KernelUnavailable):
+    """The source includes headers of an optional package, which is not installed."""
+
+    def __init__(self, what: str, package: str) -> None:
+        super().__init__(f"{what}: install them with `pip install {package}`")
 
 
 class CompileError(KernelError):

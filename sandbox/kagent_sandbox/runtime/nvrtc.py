@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import cutlass
 from .compiling import check_options, define_text, refuse_clock, with_line
 from .errors import NOT_THERE, CompileError, KernelUnavailable, ToolkitMissing
 from .headers import include_dirs, wheel_folders
@@ -79,7 +80,8 @@ def compile_cuda(
     Raises:
         CompileError: The source or an option was refused; the text is the first error with its
             line.
-        KernelUnavailable: NVRTC or the toolkit's headers are missing or too old.
+        KernelUnavailable: NVRTC or the toolkit's headers are missing or too old, or those of
+            CUTLASS, which the source includes.
     """
     check_options(
         name, options, _OPTIONS, "--use_fast_math, -maxrregcount=N, -std=c++20, -DNAME=VALUE"
@@ -89,6 +91,11 @@ def compile_cuda(
         flags.append(DEFAULT_STANDARD)
     flags += [define_text(name, k, v) for k, v in (defines or {}).items()]
     refuse_clock(name, source, flags)
+    if cutlass.included_in(source):
+        # its functions without a space are the device's; its libcu++ defines the C library's macros
+        flags += ["--diag-suppress=47"]
+        if not any("default-device" in o for o in flags):
+            flags.append("-default-device")
     if "cooperative_groups.h" in source:
         # one overload pulls all of <cuda/atomic> into cooperative groups: 1.7 s against 0.1 s
         try:
@@ -96,6 +103,16 @@ def compile_cuda(
         except CompileError:
             pass  # perhaps for want of it; if not, the error comes again
     return _compile(name, source, target, flags)
+
+
+def compiler_version(source: str) -> str:
+    """Versions of all that decides what a source compiles to: 13.4, or 13.4-cutlass-4.2.0.
+
+    Raises:
+        KernelUnavailable: NVRTC is missing, or headers that the source includes.
+    """
+    extra = f"-cutlass-{cutlass.headers().version}" if cutlass.included_in(source) else ""
+    return nvrtc_version() + extra
 
 
 def nvrtc_version() -> str:
@@ -136,9 +153,18 @@ def _nvrtc() -> Any:
 def _compile(name: str, source: str, target: str, flags: Sequence[str]) -> CudaBinary:
     nvrtc = _nvrtc()
     fixed = [f"--gpu-architecture={target}", "--diag-suppress=1444"]  # of NVIDIA's own headers
-    options = [*fixed, *(f"--include-path={d}" for d in include_dirs()), *flags]
+    folders = [*include_dirs()]
+    mended: Mapping[str, str] = {}
+    if cutlass.included_in(source):
+        extra = cutlass.headers()
+        folders.append(extra.folder)
+        mended = extra.mended
+    options = [*fixed, *(f"--include-path={d}" for d in folders), *flags]
+    names, texts = [n.encode() for n in mended], [t.encode() for t in mended.values()]
     try:
-        program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), _FILE.encode(), 0, [], []))
+        program = _checked(
+            nvrtc.nvrtcCreateProgram(source.encode(), _FILE.encode(), len(names), texts, names)
+        )
     except RuntimeError as e:  # the library is not to be found
         raise ToolkitMissing(f"NVRTC cannot be loaded ({e})") from None
     try:
@@ -231,7 +257,8 @@ def _source_error(name: str, source: str, log: str, found: re.Match[str]) -> Com
     if "could not open source file" in text or "cannot open source file" in text:
         notes.append(
             "Headers of the CUDA toolkit, libcu++ (<cuda/std/...>) and the C library's constants "
-            "and types can be included; torch, CUTLASS and others cannot."
+            "and types can be included, and those of CUTLASS and CuTe where nvidia-cutlass is "
+            "installed; torch's and others cannot."
         )
     return CompileError(name, "\n".join([message, *notes]))
 

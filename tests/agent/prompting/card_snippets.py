@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from kagent.prompting.cards import load_cards
+from kagent.prompting.cards import is_installed, load_cards
 from kagent.resources import resource
 from kagent_sandbox.data.build import BuildCase, BuildRequest, TensorSpec
 from kagent_sandbox.data.language import LANGUAGES
@@ -55,6 +55,12 @@ class Snippet:
     arguments: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
     fields: dict[str, str]
+
+    @property
+    def missing(self):
+        """Packages that the card needs and that are not installed."""
+        packages = CARDS[self.name.split(".")[0]].front.packages
+        return [p for p in packages if not is_installed(p)]
 
     @property
     def target(self):

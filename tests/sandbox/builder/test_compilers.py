@@ -10,7 +10,8 @@ from kagent_sandbox.builder.binary.inspect import (
 from kagent_sandbox.builder.compile.cpp import compile_cpp
 from kagent_sandbox.builder.compile.cuda import compile_cuda
 from kagent_sandbox.data.verdict import Status
-from kagent_sandbox.runtime.errors import CompileError
+from kagent_sandbox.runtime import cutlass, nvrtc
+from kagent_sandbox.runtime.errors import CompileError, HeadersMissing
 
 TARGETS = ("sm_80", "sm_90a", "sm_100")
 
@@ -286,3 +287,39 @@ def test_a_kernel_without_c_linkage_or_with_structs_is_refused():
     struct = compile_cpp("k", 'struct A { int a[9]; }; extern "C" void k(A a) {}')
     with pytest.raises(InspectError, match="parameter 1"):
         kernel_info(struct, "k", "cpp")
+
+
+CUTE = """
+#include <cute/layout.hpp>
+using namespace cute;
+extern "C" __global__ void k(int* x) {
+  auto layout = make_layout(make_shape(Int<4>{}, Int<8>{}));
+  for_each(make_int_sequence<3>{}, [&](auto i) { x[layout(threadIdx.x, i)] = i; });
+}
+"""
+
+
+def test_headers_of_cutlass_are_found_and_mended():
+    if cutlass.find_headers() is None:
+        pytest.skip("not installed: nvidia-cutlass")
+    assert nvrtc.compiler_version(CUTE) == f"{nvrtc.nvrtc_version()}-cutlass-4.2.0"
+    assert nvrtc.compiler_version(PLAIN) == nvrtc.nvrtc_version()
+    built = compile_cuda("k", CUTE, "sm_90a")
+    assert kernel_info(built.cubin, "k", "cuda").param_bytes == (8,)
+    assert not built.log
+
+
+def test_without_cutlass_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(cutlass, "find_headers", lambda: None)
+    cutlass.headers.cache_clear()
+    try:
+        with pytest.raises(CompileError) as error:
+            compile_cuda("k", CUTE, "sm_90a")
+        assert str(error.value) == (
+            "kernel k: cute/layout.hpp: the headers of CUTLASS and CuTe are not installed: install "
+            "them with `pip install nvidia-cutlass==4.2.0.0`"
+        )
+        with pytest.raises(HeadersMissing, match="pip install nvidia-cutlass"):
+            nvrtc.compiler_version(CUTE)
+    finally:
+        cutlass.headers.cache_clear()

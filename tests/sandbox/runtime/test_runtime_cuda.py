@@ -288,7 +288,7 @@ def test_cubins_are_kept_and_shipped(device, tmp_path, monkeypatch):
     shipped.mkdir()
     kept.rename(shipped / f"{source.key('sm_90a')}.cubin")
     monkeypatch.setattr(places, "CUBINS", shipped)
-    monkeypatch.setattr(cuda_loading, "nvrtc_version", None)  # nor is NVRTC
+    monkeypatch.setattr(cuda_loading, "compiler_version", None)  # nor is NVRTC
     axpy().launch(1, 1, *values(torch.ones(2), None))
     assert device.loaded == [cubin] * 3
 

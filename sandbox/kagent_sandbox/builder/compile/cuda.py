@@ -12,8 +12,13 @@ from kagent_sandbox.builder.compile import ptx, remarks
 from kagent_sandbox.data.language import CUDA
 from kagent_sandbox.data.plan import KernelInfo
 from kagent_sandbox.errors import INSTALL_CUDA, ToolchainError
-from kagent_sandbox.runtime import headers, nvrtc
-from kagent_sandbox.runtime.errors import KernelUnavailable, ToolkitMissing
+from kagent_sandbox.runtime import cutlass, headers, nvrtc
+from kagent_sandbox.runtime.errors import (
+    CompileError,
+    HeadersMissing,
+    KernelUnavailable,
+    ToolkitMissing,
+)
 from kagent_sandbox.runtime.source import Source
 
 if TYPE_CHECKING:
@@ -47,11 +52,14 @@ def compile_cuda(
     """See `runtime.nvrtc.compile_cuda`.
 
     Raises:
-        CompileError: The source or an option was refused.
+        CompileError: The source or an option was refused, or it includes headers of CUTLASS and
+            they are not installed.
         ToolchainError: NVRTC or the toolkit's headers are missing or too old.
     """
     try:
         return nvrtc.compile_cuda(name, source, target, options, defines)
+    except HeadersMissing as e:  # optional: the machine is fine without, this kernel is not
+        raise CompileError(name, f"{cutlass.included_in(source)}: {e}") from None
     except KernelUnavailable as e:
         raise _as_toolchain_error(e) from None
 
