@@ -29,12 +29,18 @@ class Language:
     pattern: str  # a regular expression that a candidate's file has where it makes such a kernel
     written: str  # how host code makes a kernel, for messages: "cpp_kernel(name, source)"
     compiler: str = ""
-    """Module of a `builder.compile.kernels.Compiler`. Triton's is its own, and has none."""
+    """Module of a `builder.compile.kernels.Compiler`. What Triton compiles has none."""
     fences: tuple[str, ...] = ()  # of a reply's block that holds a whole file, beside python
     kernel_fences: tuple[str, ...] = ()  # of a block that holds a kernel without its host code
-    interpreted: bool = False  # whether values can be checked without the device
+    interpreter: str = ""  # what checks values without the device, for messages; empty: nothing
+    unseen: str = ""  # what that cannot show
     requires: tuple[str, ...] = ()  # packages without which a library of its kernels cannot run
     rules: str = ""  # Markdown for the model, of a language that prompts/ does not explain
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether values can be checked without the device."""
+        return bool(self.interpreter)
 
     @property
     def seed_prefix(self) -> str:
@@ -93,6 +99,12 @@ def reports_resources(name: object) -> bool:
     return found is None or found.kind == "gpu"
 
 
+def compiled_by_triton(name: str) -> bool:
+    """Whether kernels of a language are made and launched as Triton makes and launches its own."""
+    found = LANGUAGES.get(name)
+    return found is not None and not found.compiler
+
+
 def how_to_write(kind: str = ANY) -> str:
     """Explain how host code makes kernels of a kind of device, or of any."""
     return _either([each.written for each in LANGUAGES.values() if kind in (ANY, each.kind)])
@@ -133,10 +145,22 @@ TRITON = register(
         name="triton",
         title="Triton",
         kind="gpu",
-        pattern=r"@(triton\.|gluon\.)?jit\b",
+        pattern=r"@(triton\.)?jit\b",
         written="@triton.jit",
-        fences=("triton", "gluon"),
-        interpreted=True,
+        fences=("triton",),
+        interpreter="Triton's interpreter",
+        unseen="races, memory accesses and the compiled code's rounding",
+        requires=("triton>=3.6",),
+    )
+)
+GLUON = register(
+    Language(
+        name="gluon",
+        title="Gluon",
+        kind="gpu",
+        pattern=r"@gluon\.jit\b",
+        written="@gluon.jit",
+        fences=("gluon",),
         requires=("triton>=3.6",),
     )
 )

@@ -41,6 +41,7 @@ def test_the_language_is_read_from_the_source():
     assert language_of_source(CUDA).name == "cuda"
     assert language_of_source(TRITON).name == "triton"
     assert language_of_source(TRITON + CUDA).name == "triton"
+    assert language_of_source(TRITON.replace("triton", "gluon")).name == "gluon"
     for name in task_names():
         for seed in seeds_of(find_task(name)):
             assert language_of_source(seed.source()).name == seed.language, seed.path

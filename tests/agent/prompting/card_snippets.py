@@ -24,7 +24,7 @@ from kagent_sandbox.data.language import LANGUAGES
 FOLDER = Path(__file__).parent / "snippets"
 CARDS = load_cards([resource("prompts") / "cards"])
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-INFO = {"triton": "python", "cuda": "cuda", "cpp": "cpp"}
+INFO = {"triton": "python", "gluon": "python", "cuda": "cuda", "cpp": "cpp"}
 PLACE = "# SNIPPET\n"
 
 
@@ -44,7 +44,7 @@ def name_of(card, language, number):
 
 def needs_a_file(language, text):
     """Whole kernels and helpers must be built; a fragment of Python is only parsed."""
-    return language != "triton" or re.search(r"^(@triton\.jit|def )", text, re.MULTILINE)
+    return INFO[language] != "python" or re.search(r"^(@\w+\.jit|def )", text, re.MULTILINE)
 
 
 @dataclass(frozen=True)

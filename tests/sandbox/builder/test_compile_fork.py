@@ -9,10 +9,15 @@ from kagent_sandbox.builder.compile import fork as compile_fork
 SOURCE = """
 import triton
 import triton.language as tl
+from triton.experimental import gluon
 
 
 @triton.jit
 def plain(x): pass
+
+
+@gluon.jit
+def explicit(x): pass
 
 
 @triton.autotune([triton.Config({"B": 16})], key=[])
@@ -36,7 +41,11 @@ def module(tmp_path):
 
 def test_kernels_of_a_module_are_found_in_their_decorators(module):
     found = compile_fork.module_kernels(module)
-    assert found == {"plain": module.plain, "tuned": module.tuned.fn}
+    assert found == {
+        "plain": module.plain,
+        "explicit": module.explicit,
+        "tuned": module.tuned.fn,
+    }
 
 
 def test_a_dead_compile_fork_and_unusual_values_leave_the_work_to_who_asks(module):
@@ -55,3 +64,15 @@ def test_a_dead_compile_fork_and_unusual_values_leave_the_work_to_who_asks(modul
     finally:
         compile_fork.use(None, {})
         fork.close()
+
+
+@pytest.mark.parametrize(("name", "language"), [("plain", "TRITON"), ("explicit", "GLUON")])
+def test_a_kernel_is_compiled_as_one_of_its_own_language(module, monkeypatch, name, language):
+    known = compile_fork.module_kernels(module)
+    sources = []
+    monkeypatch.setattr(compile_fork.triton, "compile", lambda source, **_: sources.append(source))
+    active = types.SimpleNamespace(get_current_target=lambda: None)
+    monkeypatch.setattr(compile_fork.driver, "_active", active)
+    asked = (name, known[name].cache_key, {"x": "i32"}, {}, {}, {})
+    compile_fork._compile(known, repr(asked), None)
+    assert [(s.language.name, s.fn) for s in sources] == [(language, known[name])]

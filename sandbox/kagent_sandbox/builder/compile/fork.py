@@ -23,6 +23,7 @@ from typing import Any, NoReturn, cast
 
 import triton
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -143,7 +144,8 @@ def _compile(kernels: Mapping[str, Any], text: str, limit_s: float | None) -> No
     name, key, signature, constexprs, attrs, options = ast.literal_eval(text)
     if kernels[name].cache_key != key:
         return  # host code has changed what the kernel reads
-    source = ASTSource(kernels[name], signature, constexprs, attrs)
+    kind = GluonASTSource if kernels[name].is_gluon() else ASTSource
+    source = kind(kernels[name], signature, constexprs, attrs)
     active: Any = driver.active
     compiler: Any = triton.compile
     lock = Path(tempfile.gettempdir()) / f"{hashlib.sha256(text.encode()).hexdigest()}.lock"

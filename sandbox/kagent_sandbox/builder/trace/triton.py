@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -33,7 +33,7 @@ from kagent_sandbox.builder.trace.recorder import Recorder
 from kagent_sandbox.builder.trace.symbolic import current_recorder
 from kagent_sandbox.builder.trace.torch_stubs import refuse
 from kagent_sandbox.builder.trace.triton_args import expand
-from kagent_sandbox.data.language import TRITON, how_to_write
+from kagent_sandbox.data.language import GLUON, TRITON, how_to_write
 from kagent_sandbox.data.plan import KernelInfo, Null
 from kagent_sandbox.data.target import Target
 from kagent_sandbox.data.verdict import Status
@@ -55,6 +55,7 @@ class TritonLauncher:
 
     def __init__(self, src: Any, metadata: Any) -> None:
         self._signature: tuple[Any, ...] = tuple(src.signature.values())
+        self._language = _language_of(src.fn)
         self._metadata = metadata
         self._descriptors: Sequence[Any] = getattr(metadata, "tensordesc_meta", None) or ()
 
@@ -92,7 +93,8 @@ class TritonLauncher:
         )
         if over := over_limits(function.info, launching, recorder.target):
             recorder.refuse(PolicyError(*over, status=Status.RESOURCE_LIMIT))
-        recorder.launch(function.info, function.binary, values, launching)
+        info = replace(function.info, language=self._language)
+        recorder.launch(info, function.binary, values, launching)
 
     def _scratch(self, nbytes: int, align: int, grid: Sequence[int]) -> Any:
         if not nbytes:
@@ -105,6 +107,11 @@ class TritonLauncher:
                 "return torch.empty(size, device='cuda', dtype=torch.int8)",
             )
         return tensor
+
+
+def _language_of(kernel: Any) -> str:
+    """Name of the language of a `JITFunction`."""
+    return GLUON.name if kernel.is_gluon() else TRITON.name
 
 
 def _recorder() -> Recorder:
@@ -268,7 +275,7 @@ def install(target: Target) -> None:
                 kernel = _compiled(functools.partial(original, self, *args, **kwargs))
         remarks.keep(name, remarks.of_triton(printed[0]))
         if kernel is not None:
-            ptx.keep(kernel.kernel, kernel.name, TRITON.name, kernel.asm.get("ptx", ""))
+            ptx.keep(kernel.kernel, kernel.name, _language_of(self), kernel.asm.get("ptx", ""))
         return kernel
 
     limited.limited = True  # type: ignore[attr-defined]

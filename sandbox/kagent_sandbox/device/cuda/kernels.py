@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import cuda.bindings.driver as driver
 
-from kagent_sandbox.data.language import TRITON
+from kagent_sandbox.data.language import compiled_by_triton
 from kagent_sandbox.data.plan import KernelInfo, Launch
 from kagent_sandbox.data.plan_json import argument_bytes
 from kagent_sandbox.data.verdict import Status
@@ -129,7 +129,7 @@ class Kernels:
         if large and op.shared > loaded.dynamic_shared_bytes:
             self._set(attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, op.shared, loaded)
             loaded.dynamic_shared_bytes = op.shared
-            if kernel.language == TRITON.name:  # as Triton's own loader does
+            if compiled_by_triton(kernel.language):  # as Triton's own loader does
                 call(
                     driver.cuKernelSetCacheConfig,
                     loaded.handle,

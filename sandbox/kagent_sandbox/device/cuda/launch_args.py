@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import cuda.bindings.driver as driver
 
-from kagent_sandbox.data.language import TRITON
+from kagent_sandbox.data.language import compiled_by_triton
 from kagent_sandbox.data.plan import Arg, KernelInfo, Launch, Null, Pointer, TensorMap
 from kagent_sandbox.device.cuda.driver import GpuError, device_attribute
 from kagent_sandbox.errors import DeviceError
@@ -91,7 +91,7 @@ def launch_config(op: Launch, kernel: KernelInfo, stream: int) -> driver.CUlaunc
     """The driver's launch configuration. The plan's grid counts blocks, clusters or not."""
     launching = Launching(op.grid, op.block, op.shared, op.cluster, op.cooperative, op.pdl)
     attributes = cuda_values.launch_attributes(launching)
-    if op.cluster is not None and kernel.language == TRITON.name:  # as Triton's own launcher does
+    if op.cluster is not None and compiled_by_triton(kernel.language):  # as Triton's launcher does
         spread = driver.CUlaunchAttribute()
         ids = driver.CUlaunchAttributeID
         spread.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
