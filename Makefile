@@ -15,7 +15,7 @@ BIN    := .venv/bin
 
 # kagent exits with 3 where the final race found TIE or SLOWER: no failure of make.
 evolve: .venv/ready
-	$(BIN)/kagent evolve $(TASK) --budget $(BUDGET) || [ $$? -eq 3 ]
+	$(BIN)/kagent evolve $(TASK) --budget $(BUDGET) --no-memory || [ $$? -eq 3 ]
 
 # Three workers share the files (many tests wait); tests that need the machine to themselves have it (tests/turns.py).
 test: .venv/ready

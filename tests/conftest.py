@@ -144,6 +144,7 @@ def measured_once(tmp_path_factory):
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(shared))
+        patch.setenv("XDG_DATA_HOME", str(base / "data"))  # nothing of the user's own runs
         # Workers run side by side: what they time is not compared.
         patch.setenv("KAGENT_LOCKS", str(base / "locks"))
         yield shared

@@ -122,6 +122,7 @@ class Run:
         target: str | None = None,
         lang: str | None = None,
         seed: int | None = None,
+        memory: bool | None = None,
         runs: str | Path | None = None,
         prompts: str | Path | None = None,
         jobs: int | None = None,
@@ -134,6 +135,7 @@ class Run:
             target: "sm_90a", ..., "cpu"; by default this machine's GPU, else its CPU.
             lang: Of the seeds: a language's name, such as "triton", or "any" (the default).
             seed: Of all random decisions.
+            memory: Whether it starts from kernels of earlier runs, too, as options have it (yes).
             runs: Folder that the run's folder is made in.
             prompts: Folder of prompt templates and cards of your own.
             jobs: Number of builds at once.
@@ -143,7 +145,9 @@ class Run:
             UserError: There is no such task or target, or an option does not fit.
             RunError: The folder cannot be written.
         """
-        config = load_config(lang=lang, seed=seed, runs=runs, prompts=prompts, jobs=jobs)
+        config = load_config(
+            lang=lang, seed=seed, memory=memory, runs=runs, prompts=prompts, jobs=jobs
+        )
         self._begin(new_run(str(task), config, target), prompts, jobs, observe)
 
     @classmethod

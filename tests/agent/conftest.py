@@ -13,6 +13,7 @@ def _no_models():
         for name in os.environ:
             if name.startswith(("KAGENT_", "OPENAI_")) and name != "KAGENT_LOCKS":
                 patch.delenv(name)
+        patch.setenv("KAGENT_MEMORY", "false")  # tests of memory ask for it
         patch.setenv("KAGENT_RACE_TIME", "0.01")  # a tie would go on for a minute
         yield
 

@@ -13,8 +13,9 @@ import threading
 import time
 from pathlib import Path
 
-from kagent.evolve.loop import Evolution, SeedText
+from kagent.evolve.loop import Evolution
 from kagent.evolve.machine import Machine
+from kagent.evolve.remembering import SeedText
 from kagent.runs.ask import Draft, Setting
 from kagent.runs.lineage import Operator, kernel_id
 from kagent.runs.manifest import Manifest

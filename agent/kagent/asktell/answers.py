@@ -23,11 +23,12 @@ from kagent_sandbox.syntax import parse
 from kagent.asktell.open_asks import named_by_header
 from kagent.asktell.state import AskTellState, Told, read_state
 from kagent.candidate_file import read_candidate
-from kagent.evolve.stored_run import identity, setting_for
+from kagent.evolve.stored_run import setting_for
 from kagent.llm.drafts import draft_of
 from kagent.llm.reply import Answer, read_reply
 from kagent.runs.ask import Ask, Draft, Nobody
 from kagent.runs.lineage import Operator, Origin, Proposal, kernel_id
+from kagent.runs.manifest import identity
 from kagent.runs.store import RunStore
 
 MOST_CHARACTERS = 4_000_000  # of an answer: far more than any model writes

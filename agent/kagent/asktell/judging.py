@@ -21,10 +21,11 @@ from kagent.config.settings import Config
 from kagent.evolve.loop import Evolution, Limits
 from kagent.evolve.machine import Machine
 from kagent.evolve.open_machine import open_machine
+from kagent.evolve.remembering import keep_run
 from kagent.evolve.session import note_isolation_change, same_machine
 from kagent.evolve.stored_run import setting_for
 from kagent.runs.ask import Nobody
-from kagent.runs.events import Observer, Phase, PhaseBegan, Stop
+from kagent.runs.events import Observer, Phase, PhaseBegan, Progress, Stop
 from kagent.runs.final_race import choose_finalists
 from kagent.runs.manifest import Manifest
 from kagent.runs.store import History, RunStore
@@ -197,7 +198,10 @@ def judge_all(
     observe(PhaseBegan(Phase.START))
     with open_bench(task, store.manifest, config, store.folder) as bench:
         budget = config.budget
-        return judge(store, task, bench, observe, budget, deadline_s=deadline_s, race=race)
+        judged = judge(store, task, bench, observe, budget, deadline_s=deadline_s, race=race)
+    if config.memory:
+        keep_run(store, task, lambda text: observe(Progress(text)))
+    return judged
 
 
 async def _until(evolution: Evolution, deadline_s: float | None) -> Stop:

@@ -17,9 +17,9 @@ from typing import TypeAlias
 
 from kagent_sandbox.errors import RunError, UserError
 
-from kagent.evolve.stored_run import identity
 from kagent.runs.files import clear_errors
 from kagent.runs.lineage import Operator
+from kagent.runs.manifest import identity
 from kagent.runs.store import DAMAGE, History, RunStore, StoredEvent
 
 Key: TypeAlias = tuple[float, str, str]

@@ -13,12 +13,13 @@ from kagent.asktell.open_run import ready
 from kagent.asktell.prompt_preview import own_device
 from kagent.asktell.state import AskTellState, Prompted, read_state
 from kagent.config.settings import Config
-from kagent.evolve.stored_run import identity, setting_for, task_of_run
+from kagent.evolve.stored_run import setting_for, task_of_run
 from kagent.llm.drafts import text_of
 from kagent.prompting import Prompter, run_facts_of
 from kagent.runs.ask import AskRecord, Prompt
 from kagent.runs.files import read_file
 from kagent.runs.lineage import Operator
+from kagent.runs.manifest import identity
 from kagent.runs.store import RunStore
 from kagent.search.select import select
 

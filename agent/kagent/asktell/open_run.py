@@ -13,10 +13,9 @@ from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import UserError
 
 from kagent.config.settings import Config
-from kagent.evolve.loop import SeedText
+from kagent.evolve.remembering import SeedText, seeds_from_memory, take, wanted
 from kagent.evolve.session import kind_for, new_manifest, seeds_for
 from kagent.runs.ask import Nobody
-from kagent.runs.lineage import Operator, Proposal
 from kagent.runs.store import RunStore
 from kagent.tasks import find_task, sound_task
 
@@ -51,6 +50,8 @@ def new_run(
     sound_task(task, kind, say)
     config = config.model_copy(update={"proposer": Nobody.name})
     with RunStore.create(config.runs, new_manifest(task, kind, target, config, {})) as store:
+        if config.memory:
+            take(store, wanted(task, kind, target, config.lang, seeds), config.runs, say)
         _accept(store, seeds)
         return store.folder
 
@@ -73,21 +74,10 @@ def ready(store: RunStore, task: Task) -> None:
         _accept(store, seeds_for(task, manifest.kind, manifest.lang))
 
 
-def _accept(store: RunStore, seeds: list[SeedText]) -> None:
-    """All seeds in one commit: candidates 0, 1, ..."""
-    store.propose(
-        *(
-            Proposal(
-                id=number,
-                parents=(),
-                operator=Operator.SEED,
-                name=seed.name,
-                source=seed.source,
-                hypothesis="one of the task's own kernels",
-            )
-            for number, seed in enumerate(seeds)
-        )
-    )
+def _accept(store: RunStore, own: list[SeedText]) -> None:
+    """All seeds in one commit, the task's own first: candidates 0, 1, ..."""
+    seeds = [*own, *seeds_from_memory(store, store.history().recalled)]
+    store.propose(*(seed.proposal(number) for number, seed in enumerate(seeds)))
 
 
 def device_for(lang: str, target: str | None) -> tuple[Kind, str]:

@@ -17,7 +17,7 @@ from kagent_sandbox.device.table import available, device_for, find_device
 from kagent_sandbox.errors import UserError
 
 from kagent.config.settings import Config
-from kagent.evolve.loop import SeedText
+from kagent.evolve.remembering import SeedText
 from kagent.evolve.session import kind_for, seeds_for
 from kagent.evolve.stored_run import setting_of
 from kagent.prompting.measured import docstring

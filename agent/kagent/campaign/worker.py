@@ -58,7 +58,8 @@ def work(request: dict[str, Any], tell: Tell) -> str:
         elif isinstance(event, Recorded):
             tell({"recorded": event.candidate.id})
 
-    config = load_config(**request["config"])
+    # Runs of a campaign give each other kernels by its own rule, and nothing comes from outside.
+    config = load_config(**request["config"]).model_copy(update={"memory": False})
     ask_for(config.isolation)
     task = find_task(request["task"])
     elites = [from_json(Migrant, e) for e in request["elites"]]

@@ -22,6 +22,7 @@ try:
         export,
         hotspots,
         import_,
+        memory,
         new,
         patch,
         prompt,

@@ -151,6 +151,14 @@ FreshOption = Annotated[
     bool | None,
     typer.Option("--fresh", help="Measure baselines again (else once a day).", show_default=False),
 ]
+MemoryOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--memory/--no-memory",
+        help="Start from kernels of earlier runs of related tasks, and keep this run's (on).",
+        show_default=False,
+    ),
+]
 RunsOption = Annotated[Path | None, typer.Option("--runs", help="Folder of run folders (runs/).")]
 
 

@@ -22,6 +22,7 @@ from kagent.cli.app import (
     JobsOption,
     JsonOption,
     LangName,
+    MemoryOption,
     RunArgument,
     RunsOption,
     app,
@@ -76,6 +77,7 @@ def ask(
     prompts: Annotated[
         Path | None, typer.Option(help="Folder with prompt templates and cards of your own.")
     ] = None,
+    memory: MemoryOption = None,
     runs: RunsOption = None,
     json_: JsonOption = False,
     _device: DeviceOption = None,
@@ -87,14 +89,14 @@ def ask(
     from kagent.runs.store import RunStore
     from kagent.tasks import is_task, task_names
 
-    config = load_config(lang=lang, seed=seed, prompts=prompts, runs=runs)
+    config = load_config(lang=lang, seed=seed, prompts=prompts, runs=runs, memory=memory)
     if is_task(run):
         if list_:
             raise UserError(f"{run}: a task; --list is for a run (kagent runs)")
         with status(quiet=json_) as say:
             folder = open_run.new_run(run, config, target, say)
     else:
-        given = {"--target": target, "--lang": lang, "--seed": seed}
+        given = {"--target": target, "--lang": lang, "--seed": seed, "--memory": memory}
         try:
             folder = find_run(config.runs, run)
         except RunError as e:

@@ -19,6 +19,7 @@ from kagent.cli.app import (
     IsolationOption,
     JobsOption,
     LangOption,
+    MemoryOption,
     ModelOption,
     RunsOption,
     app,
@@ -104,6 +105,7 @@ def evolve(
             show_default=False,
         ),
     ] = None,
+    memory: MemoryOption = None,
     runs: RunsOption = None,
     resume: Annotated[
         str | None,
@@ -141,6 +143,7 @@ def evolve(
         max_time=max_time,
         stop_at=stop_at,
         early_stop=early_stop,
+        memory=memory,
         runs=runs,
     )
     folder = find_run(config.runs, resume) if resume is not None else None

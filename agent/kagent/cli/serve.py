@@ -44,7 +44,7 @@ def serve(
     from kagent.integrations.judge_server import serve as serve_run
 
     isolate(isolation)
-    with Run(task, lang=lang, seed=seed, runs=runs, jobs=jobs) as run:
+    with Run(task, lang=lang, seed=seed, memory=False, runs=runs, jobs=jobs) as run:
         out.print(f"{run.folder}: {VARIABLE}={socket.absolute()}", markup=False)
         try:
             serve_run(run, socket, lambda text: out.print(text, markup=False))

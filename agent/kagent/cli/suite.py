@@ -105,8 +105,9 @@ def run(
         )
     else:
         suite = _new(sources, {**given, "budget": BUDGET if budget is None else budget})
+    # No problem's result depends on what ran before it.
     config = load_config(
-        **suite.settings.options, jobs=jobs, isolation=isolation, runs=folder / RUNS
+        **suite.settings.options, jobs=jobs, isolation=isolation, runs=folder / RUNS, memory=False
     )
     isolate(config.isolation)
     with clear_errors(folder):

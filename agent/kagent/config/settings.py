@@ -124,6 +124,9 @@ class Config(BaseSettings):
     )
     max_tokens: int | None = Field(None, gt=0, description="tokens that the run may use")
     early_stop: bool = Field(True, description="end the search when there is nothing left to gain")
+    memory: bool = Field(
+        True, description="start from kernels of earlier runs of related tasks, and keep this run's"
+    )
     stop_at: float | None = Field(
         None, gt=0, le=1, description="share of the roofline at which the run ends"
     )

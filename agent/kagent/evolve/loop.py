@@ -36,6 +36,7 @@ from kagent.evolve.ask_queue import AskQueue
 from kagent.evolve.evaluation import Evaluation, Evaluator
 from kagent.evolve.machine import Machine, contender
 from kagent.evolve.phases import PhaseClock
+from kagent.evolve.remembering import SeedText
 from kagent.llm.chat import ModelError
 from kagent.runs.ask import Ask, AskRecord, CapReached, Draft, Proposer, Setting
 from kagent.runs.events import (
@@ -66,14 +67,6 @@ ENDS_WITH_JOINING = (
     Stop.EXHAUSTED,
     Stop.SETTLED,
 )  # once nothing more is asked, kernels are joined
-
-
-@dataclass(frozen=True, slots=True)
-class SeedText:
-    """A kernel that the search starts from."""
-
-    name: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,17 +162,7 @@ class Evolution:
         for proposal in self._history.pending:
             self._start(proposal, self._restored(self._history.answered.get(proposal.id)))
         for number in range(len(self._known), len(self._seeds)):
-            seed = self._seeds[number]
-            self._accept(
-                Proposal(
-                    id=number,
-                    parents=(),
-                    operator=Operator.SEED,
-                    name=seed.name,
-                    source=seed.source,
-                    hypothesis="one of the task's own kernels",
-                )
-            )
+            self._accept(self._seeds[number].proposal(number))
         if self._queue.has_proposer:
             for record in self._history.asks:
                 ask = self._restored(record)

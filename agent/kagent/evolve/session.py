@@ -24,7 +24,7 @@ from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import RunError, TaskError, UserError
 
 from kagent.config.settings import Config
-from kagent.evolve.loop import Evolution, Limits, SeedText
+from kagent.evolve.loop import Evolution, Limits
 from kagent.evolve.open_machine import open_machine
 from kagent.evolve.phases import PhaseClock
 from kagent.evolve.proposers import (
@@ -35,7 +35,15 @@ from kagent.evolve.proposers import (
     operators_of,
     recording,
 )
-from kagent.evolve.stored_run import _setting
+from kagent.evolve.remembering import (
+    SeedText,
+    keep_run,
+    repeat,
+    seeds_from_memory,
+    take,
+    wanted,
+)
+from kagent.evolve.stored_run import setting_from
 from kagent.runs.ask import Nobody, Proposer
 from kagent.runs.cost import ModelCall
 from kagent.runs.events import Observer, Phase, Progress, Stop
@@ -107,12 +115,15 @@ def evolve(
         )
         phases.begin(Phase.START)
 
+        def say(text: str) -> None:
+            observe(Progress(text))
+
         def accept(environment: Mapping[str, object], facts: DeviceFacts) -> None:
             if manifest is not None and resume is not None:
                 same_machine(manifest, environment, facts, resume)
 
         machine, facts, environment = opened.enter_context(
-            open_machine(task, kind, config, secret, lambda text: observe(Progress(text)), accept)
+            open_machine(task, kind, config, secret, say, accept)
         )
         if resumed is not None:
             note_isolation_change(resumed, environment, observe)
@@ -120,9 +131,17 @@ def evolve(
         else:
             made = new_manifest(task, kind, facts.target, config, environment)
             store = opened.enter_context(RunStore.create(config.runs, made))
+            recorded = recording(config, task.name)
+            if recorded is not None:
+                repeat(store, recorded.history)
+            elif config.memory:
+                asked = wanted(task, kind, facts.target, config.lang, seeds, facts.name)
+                take(store, asked, config.runs, say)
         for call in trials:
             store.tried(call)
-        setting = _setting(task, store.manifest, budget)
+        past = store.history()
+        setting = setting_from(task, store.manifest, past, budget)
+        seeds += seeds_from_memory(store, past.recalled)
         limits = Limits(
             seconds=config.max_time,
             stop_at=config.stop_at,
@@ -143,6 +162,8 @@ def evolve(
             stop = asyncio.run(search())
         except KeyboardInterrupt:
             stop = Stop.INTERRUPTED
+        if config.memory:
+            keep_run(store, task, say)
         return Outcome(store.folder, stop, store.history())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,13 +23,6 @@ def setting_for(store: RunStore, task: Task, history: History, budget: int) -> S
     waiting = sum(p.operator not in FREE for p in history.pending)
     most = max(history.budget or budget, history.lineage.counted + waiting)
     return replace(setting_of(store, task), budget=most)
-
-
-def identity(folder: Path, manifest: Manifest) -> str:
-    """Identity of a run: all its copies share it, and no two runs do."""
-    if manifest.id:
-        return manifest.id
-    return hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()[:16]
 
 
 def task_of_run(folder: Path, manifest: Manifest) -> Task:
@@ -90,10 +82,13 @@ def todays_task(folder: Path, manifest: Manifest) -> Task:
 
 def setting_of(store: RunStore, task: Task) -> Setting:
     """The setting that a stored run's decisions were taken in."""
-    return _setting(task, store.manifest, store.history().budget)
+    history = store.history()
+    return setting_from(task, store.manifest, history, history.budget)
 
 
-def _setting(task: Task, manifest: Manifest, budget: int) -> Setting:
+def setting_from(task: Task, manifest: Manifest, history: History, budget: int) -> Setting:
+    """The setting of a run that was read already, with another budget."""
+    recalled = history.recalled
     return Setting(
         task=task,
         kind=manifest.kind,
@@ -102,4 +97,5 @@ def _setting(task: Task, manifest: Manifest, budget: int) -> Setting:
         seed=manifest.seed,
         in_flight=manifest.in_flight,
         operators=manifest.operators,
+        priors=recalled.effects if recalled is not None else (),
     )

@@ -13,10 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from kagent.prompting.cards import Card
 from kagent.runs.ask import Ask
-from kagent.runs.lineage import Candidate, Lineage
+from kagent.runs.ideas import Effect, Regime, effects
+from kagent.runs.lineage import Lineage
 
-GAIN = 1.005  # speed-up over what it was made from that counts as a card's success
 PRIOR_TRIES, PRIOR_SUCCESSES = 4.0, 1.0  # prior of an untried card: one in four
+MOST_REMEMBERED = 8.0  # tries that earlier runs count as, at most: this run's own decide soon
 
 
 def choose_card(ask: Ask, deck: Sequence[Card], helpful: Collection[Card]) -> Card | None:
@@ -35,7 +36,7 @@ def choose_card(ask: Ask, deck: Sequence[Card], helpful: Collection[Card]) -> Ca
         fresh = [c for c in others if c.name not in tried] or share or others
     if not fresh:
         return None
-    worth = worths(ask.lineage)
+    worth = worths(ask.lineage, ask.setting.priors)
     weights = [worth.get(c.name, PRIOR_SUCCESSES / PRIOR_TRIES) for c in fresh]
     return ask.rng().choices(fresh, weights)[0]
 
@@ -58,22 +59,24 @@ def _tried(ask: Ask) -> set[str]:
     }
 
 
-def worths(lineage: Lineage) -> Mapping[str, float]:
-    """Share of each card's proposals that were faster than what they were made from, smoothed."""
-    tries: dict[str, float] = {}
-    successes: dict[str, float] = {}
-    for candidate in lineage:
-        origin = candidate.proposal.origin
-        if origin is None or not origin.card or candidate.is_duplicate:
-            continue
-        tries[origin.card] = tries.get(origin.card, 0.0) + 1
-        successes[origin.card] = successes.get(origin.card, 0.0) + _helped(candidate, lineage)
-    return {
-        name: (successes[name] + PRIOR_SUCCESSES) / (count + PRIOR_TRIES)
-        for name, count in tries.items()
-    }
+def worths(lineage: Lineage, priors: Sequence[Effect] = ()) -> Mapping[str, float]:
+    """Share of each card's proposals that were faster than what they were made from, smoothed.
 
-
-def _helped(candidate: Candidate, lineage: Lineage) -> bool:
-    gain = lineage.gain(candidate.id)
-    return gain is not None and gain > GAIN
+    Args:
+        lineage: The run's.
+        priors: What cards did in earlier runs; more than `MOST_REMEMBERED` tries count as so many.
+    """
+    own = {e.technique: e for e in effects(lineage) if e.regime is Regime.ALL}
+    earlier = {e.technique: e for e in priors if e.regime is Regime.ALL}
+    found: dict[str, float] = {}
+    for name in sorted({*own, *earlier}):
+        tries, successes = PRIOR_TRIES, PRIOR_SUCCESSES
+        if (before := earlier.get(name)) is not None and before.tries:
+            share = min(1.0, MOST_REMEMBERED / before.tries)
+            tries += share * before.tries
+            successes += share * before.faster
+        if (here := own.get(name)) is not None:
+            tries += here.tries
+            successes += here.faster
+        found[name] = successes / tries
+    return found

@@ -9,6 +9,7 @@ from typing import Protocol
 from kagent_sandbox.data.task import Kind, Task
 
 from kagent.runs.events import Stop
+from kagent.runs.ideas import Effect
 from kagent.runs.lineage import Candidate, Lineage, Operator, Origin, Proposal
 
 
@@ -23,6 +24,7 @@ class Setting:
     seed: int
     in_flight: int  # proposals between their selection and their verdict
     operators: tuple[Operator, ...]  # those that the proposer can carry out
+    priors: tuple[Effect, ...] = ()  # what techniques did in earlier runs
 
 
 @dataclass(frozen=True, slots=True)

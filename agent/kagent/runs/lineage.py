@@ -54,12 +54,17 @@ class Origin:
     """The model that wrote a proposal, and the cost of all calls for it, duplicates included."""
 
     model: str  # as the user named it; "ask/tell" for an answer from outside
-    card: str = ""  # the technique that the prompt named
+    card: str = ""  # the techniques that the prompt named, joined by "+"
     calls: int = 1
     seconds: float = 0.0  # from the request to the end of the reply
     input_tokens: int | None = None  # None: the endpoint did not say
     output_tokens: int | None = None
     dollars: float | None = None  # None: no price is known for the model
+
+    @property
+    def techniques(self) -> tuple[str, ...]:
+        """Names of the cards that the prompt named."""
+        return tuple(filter(None, self.card.split("+")))
 
 
 @dataclass(frozen=True, slots=True)

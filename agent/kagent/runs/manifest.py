@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.metadata
 import json
 from collections.abc import Mapping
@@ -94,6 +95,13 @@ def read_manifest(folder: Path) -> Manifest:
         return from_json(Manifest, data)
     except RecordError as e:
         raise RunError(f"{path}: {e}") from None
+
+
+def identity(folder: Path, manifest: Manifest) -> str:
+    """Identity of a run: all its copies share it, and no two runs do."""
+    if manifest.id:
+        return manifest.id
+    return hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()[:16]
 
 
 def list_runs(runs: Path) -> list[Path]:

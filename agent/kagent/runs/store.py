@@ -59,6 +59,7 @@ from kagent.runs.lineage import (
     kernel_id,
 )
 from kagent.runs.manifest import Manifest, fresh_folder, read_manifest
+from kagent.runs.recalled import Recalled
 
 _MOST_EVENT_CHARS = 32 << 20  # a race of many cases has one MiB
 
@@ -124,6 +125,7 @@ class History:
     race: FinalRace | None  # the last one
     stop: Stop | None  # why the last session ended; None if it was killed or goes on
     elapsed_s: float  # working time over all sessions, without asking and telling
+    recalled: Recalled | None = None  # what the run took from memory; None: it was not asked
     events: tuple[StoredEvent, ...] = field(default=(), repr=False)  # then the analyses
 
     @property
@@ -307,23 +309,23 @@ class RunStore:
         self._begin_to_write()
         rows = []
         for proposal in proposals:
-            self._write_kernel(proposal)
+            self._write_kernel(proposal.source)
             fields = {n: getattr(proposal, n) for n in StoredProposal.__dataclass_fields__}
             rows.append(("proposed", to_json(StoredProposal(**fields))))
         self.append_all([*rows, *more])
 
-    def _write_kernel(self, proposal: Proposal) -> None:
+    def _write_kernel(self, source: str) -> None:
         self._begin_to_write()
-        path = self.kernel_path(proposal.kernel)
+        path = self.kernel_path(kernel_id(source))
         if not path.exists():
             with clear_errors(self.folder):
-                write_file(path, proposal.source)
+                write_file(path, source)
 
     def record(self, candidate: Candidate) -> None:
         """Keep the verdict of an accepted proposal; its text first, where constants were tuned."""
         tuned = candidate.proposal.kernel if candidate.written else ""
         if tuned:
-            self._write_kernel(candidate.proposal)
+            self._write_kernel(candidate.proposal.source)
         row = StoredVerdict(
             candidate.id, candidate.verdict, candidate.facts, candidate.withdrawals, tuned
         )
@@ -332,6 +334,12 @@ class RunStore:
     def race(self, race: FinalRace) -> None:
         """Keep the final race's result, hidden cases included: from now on they are known."""
         self.append("race", to_json(race))
+
+    def recall(self, recalled: Recalled, sources: Iterable[str]) -> None:
+        """Keep what the run takes from memory; its kernels' texts come first."""
+        for source in sources:
+            self._write_kernel(source)
+        self.append("recalled", to_json(recalled))
 
     def stop(self, stop: Stop) -> None:
         """Note why a session ended."""
@@ -372,6 +380,7 @@ class RunStore:
         spent = Spent()
         budgets: list[int] = []
         race: FinalRace | None = None
+        recalled: Recalled | None = None
         baselines: Mapping[str, Any] | None = None
         stop: Stop | None = None
         for event in events:
@@ -398,6 +407,8 @@ class RunStore:
                     baselines = event.data
                 elif event.kind == "race":
                     race = from_json(FinalRace, event.data)
+                elif event.kind == "recalled":
+                    recalled = from_json(Recalled, event.data)
                 elif event.kind == "stopped":
                     stop = Stop(event.data["stop"])
             except DAMAGE as e:
@@ -415,6 +426,7 @@ class RunStore:
             race=race,
             stop=stop,
             elapsed_s=_working_s(events),
+            recalled=recalled,
             events=(*events, *self._analyses(events[-1].seq if events else 0)),
         )
 

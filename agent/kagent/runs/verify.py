@@ -86,6 +86,7 @@ def _noting(findings: list[str]) -> Iterator[None]:
 def _kernels(event: StoredEvent) -> Iterator[str]:
     """Names of the kernels that an event needs."""
     names: dict[str, Any] = {"proposed": "kernel", "recorded": "tuned"}
-    kernel = event.data.get(names.get(event.kind, ""))
-    if isinstance(kernel, str) and kernel:
-        yield kernel
+    found = [event.data.get(names.get(event.kind, ""))]
+    if event.kind == "recalled":
+        found = [seed.get("kernel") for seed in event.data.get("seeds", ())]
+    yield from (kernel for kernel in found if isinstance(kernel, str) and kernel)

@@ -24,6 +24,7 @@ from kagent.runs.store import History
 from kagent.text import interval_text
 from kagent.ui import tables
 from kagent.ui.live import clock, spent_text
+from kagent.ui.memory_view import recalled_text
 from kagent.ui.run_view import path_view
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def end_of_run(
         yield cost_text(outcome.history)
     if (selftest := selftest_line(read_manifest(folder).environment)) is not None:
         yield Text(selftest)
+    if (memory := recalled_text(outcome.history)) is not None:
+        yield memory
     if best is None:
         yield Text("no candidate passed; run the next command to see why")
     else:
@@ -84,7 +87,8 @@ def end_of_run(
 def cost_text(history: History) -> Text:
     """Describe the cost of the models' calls, in all and per accepted improvement."""
     spent, lineage = history.spent, history.lineage
-    gains = [c for c in lineage.promotions if c.proposal.origin is not None]
+    origins = [c.proposal.origin for c in lineage.promotions]
+    gains = [o for o in origins if o is not None and o.calls]  # kernels from elsewhere cost none
     text = Text(f"cost: {spent_text(spent)}")
     if gains and spent.dollars:
         each = spent.dollars / len(gains)

@@ -23,6 +23,7 @@ from kagent.runs.selftest_record import line as selftest_line
 from kagent.runs.store import History, RunStore, read_history
 from kagent.ui.candidate_view import candidate_json, timing_table
 from kagent.ui.live import clock, first_line, speed_text, spent_text
+from kagent.ui.memory_view import recalled_text
 from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import headline, verdict_text
 
@@ -119,6 +120,7 @@ def run_json(store: RunStore, history: History) -> Mapping[str, object]:
         "stop": history.stop,
         "elapsed_s": history.elapsed_s,
         "spent": to_json(history.spent),
+        "memory": to_json(history.recalled) if history.recalled is not None else None,
         "race": final_race_json(history.race) if history.race else None,
         "candidates": [candidate_json(lineage, c, source=False) for c in lineage],
         "pending": [p.id for p in history.pending],
@@ -162,6 +164,8 @@ def run_view(store: RunStore, history: History) -> RenderableType:
         head.append(f"cost: {spent_text(history.spent)}\n")
     if (selftest := selftest_line(manifest.environment)) is not None:
         head.append(f"{selftest}\n")
+    if (memory := recalled_text(history)) is not None:
+        head.append_text(memory).append("\n")
     if history.race is not None:
         won = "" if history.race.winner is None else f"#{history.race.winner}, "
         head.append(f"final race: {won}").append_text(headline(history.race)).append("\n")

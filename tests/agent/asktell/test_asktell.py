@@ -14,10 +14,9 @@ from kagent.asktell import answers, judging, open_asks
 from kagent.asktell.open_run import device_for
 from kagent.asktell.state import read_state
 from kagent.evolve.replayed import RecordedProposer
-from kagent.evolve.stored_run import identity
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Operator
-from kagent.runs.manifest import read_manifest
+from kagent.runs.manifest import identity, read_manifest
 from kagent.runs.store import RunStore
 from kagent_sandbox.data.verdict import Passed, Rejected, Status
 from kagent_sandbox.errors import RunError, UserError

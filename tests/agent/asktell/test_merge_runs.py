@@ -5,10 +5,9 @@ import time
 from dataclasses import replace
 
 import pytest
-from kagent.evolve.stored_run import identity
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Operator
-from kagent.runs.manifest import read_manifest
+from kagent.runs.manifest import identity, read_manifest
 from kagent.runs.store import RunStore, StoredEvent
 from kagent_sandbox.errors import RunError, UserError
 from outside import (

@@ -2,7 +2,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from kagent.evolve.loop import Limits, SeedText
+from kagent.evolve.loop import Limits
+from kagent.evolve.remembering import SeedText
 from kagent.runs.ask import AskRecord
 from kagent.runs.events import Finished, Progress, Recorded, Started, Stop, Withdrawn
 from kagent.runs.lineage import Lineage, Operator

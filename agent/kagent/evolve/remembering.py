@@ -1,0 +1,128 @@
+"""Memory at a run's start and end: seeds from earlier runs, and what later runs get of this one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.language import ANY, languages_of
+from kagent_sandbox.data.task import Task
+from kagent_sandbox.errors import RunError
+
+from kagent.memory.library import keep
+from kagent.memory.recall import Wanted, recall
+from kagent.runs.lineage import Operator, Origin, Proposal
+from kagent.runs.recalled import Recalled, RecalledSeed
+from kagent.runs.store import History, RunStore, read_kernel
+from kagent.text import short
+
+_MOST_HYPOTHESIS = 300  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class SeedText:
+    """A kernel that the search starts from. `origin` says who wrote it, where models did."""
+
+    name: str
+    source: str
+    hypothesis: str = "one of the task's own kernels"
+    origin: Origin | None = None
+
+    def proposal(self, number: int) -> Proposal:
+        """The seed as candidate `number`."""
+        return Proposal(
+            id=number,
+            parents=(),
+            operator=Operator.SEED,
+            name=self.name,
+            source=self.source,
+            hypothesis=self.hypothesis,
+            origin=self.origin,
+        )
+
+
+def wanted(
+    task: Task, kind: Kind, target: str, lang: str, own: Sequence[SeedText], device: str = ""
+) -> Wanted:
+    """What a new run is for, as memory is asked."""
+    languages = tuple(each.name for each in languages_of(kind) if lang in (ANY, each.name))
+    return Wanted(task, kind, target, languages, device, tuple(seed.source for seed in own))
+
+
+def take(store: RunStore, asked: Wanted, runs: Path, say: Callable[[str], None]) -> None:
+    """Choose what a new run gets from memory, keep it with the run, and say what it is.
+
+    Raises:
+        RunError: The run cannot be written.
+    """
+    recalled, sources = recall(asked, runs, say)
+    store.recall(recalled, sources)
+    for line in described(recalled):
+        say(line)
+
+
+def repeat(store: RunStore, recorded: History) -> None:
+    """Give a run what a recorded one took from memory then."""
+    if recorded.recalled is None:
+        return
+    proposals = [*(c.proposal for c in recorded.lineage.seeds), *recorded.pending]
+    texts = {p.kernel: p.source for p in proposals}
+    seeds = tuple(s for s in recorded.recalled.seeds if s.kernel in texts)
+    store.recall(
+        Recalled(seeds, recorded.recalled.effects, recorded.recalled.runs),
+        [texts[s.kernel] for s in seeds],
+    )
+
+
+def seeds_from_memory(store: RunStore, recalled: Recalled | None) -> list[SeedText]:
+    """A run's seeds beside its task's own, as it took them when it began.
+
+    Raises:
+        RunError: A text is missing or was changed.
+    """
+    return [
+        SeedText(
+            name=seed.name,
+            source=read_kernel(store.folder, seed.kernel),
+            hypothesis=short(f"{origin_text(seed)}: {seed.hypothesis}", _MOST_HYPOTHESIS),
+            origin=Origin(", ".join(seed.models), calls=0) if seed.models else None,
+        )
+        for seed in (recalled.seeds if recalled is not None else ())
+    ]
+
+
+def described(recalled: Recalled) -> list[str]:
+    """What was taken, a line each; licences of code are named in its line."""
+    lines = [
+        f"memory: a seed from {origin_text(s)}; {math.exp(s.log_speed_up):.3f}× torch there; "
+        f"{licence_text(s)}"
+        for s in recalled.seeds
+    ]
+    lines += [f"memory: left out: {text}" for text in recalled.left_out]
+    if recalled.effects:
+        techniques = len({e.technique for e in recalled.effects})
+        lines.append(f"memory: what {techniques} techniques did in {', '.join(recalled.runs)}")
+    return lines or ["memory: nothing of a related task"]
+
+
+def origin_text(seed: RecalledSeed) -> str:
+    """'#7 of RUN (softmax on NVIDIA H100; the same task, on this device)'."""
+    return f"#{seed.id} of {seed.run} ({seed.task} on {seed.device}; {seed.why})"
+
+
+def licence_text(seed: RecalledSeed) -> str:
+    """The licences that a seed's code is known to be under."""
+    if not seed.licences:
+        return "no licence is named in its code"
+    return f"its code's licence: {', '.join(seed.licences)}"
+
+
+def keep_run(store: RunStore, task: Task, say: Callable[[str], None]) -> None:
+    """Put a run into the library; where that cannot be written, say so and go on."""
+    try:
+        keep(store.folder, store.manifest, store.history(), task)
+    except RunError as e:
+        say(f"memory: the run is not kept in the library: {e}")

@@ -1,0 +1,87 @@
+"""What a task computes, and how it is called, as hashes: tasks with equal ones are related."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+
+from kagent_sandbox.data.task import Task
+from kagent_sandbox.syntax import parse
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+REFERENCE = "reference"
+
+
+def operation_of(task: Task) -> str:
+    """Hash of how the task is called and of its float64 reference: of the function `reference` and
+    all of the file that it uses, comments and docstrings left out. Cases, tolerances, summary and
+    the entry's name do not count.
+
+    Tasks with equal hashes are the same operation: a kernel of one can be a kernel of the other.
+    """
+    source = (task.folder / "reference.py").read_text(encoding="utf-8")
+    return _hash([form_of(task), *_used(parse(source))])
+
+
+def form_of(task: Task) -> str:
+    """Hash of how the task is called: its arguments and results, with dimensions numbered in the
+    order of their first use, and whether it is one of matrix products.
+    """
+    names: dict[str, str] = {}
+
+    def numbered(size: object) -> str:
+        return _NAME.sub(lambda m: names.setdefault(m[0], f"d{len(names)}"), str(size))
+
+    arguments = [
+        [
+            None if a.shape is None else [numbered(s) for s in a.shape],
+            a.dtype,
+            None if a.value is None else numbered(a.value),
+            a.layout,
+            a.optional is not None,
+            a.may_change,
+        ]
+        for a in task.arguments
+    ]
+    results = [[[numbered(s) for s in r.shape], r.dtype] for r in task.compared]
+    return _hash([json.dumps([arguments, results, task.matrix])])
+
+
+def _used(tree: ast.Module) -> Iterator[str]:
+    """Dumps of the top-level statements that the reference needs, in the file's order."""
+    bound = {name: s for s in tree.body for name in _bound(s)}
+    wanted, found = [REFERENCE], set[str]()
+    while wanted:
+        name = wanted.pop()
+        if name in found or name not in bound:
+            continue
+        found.add(name)
+        wanted += [n.id for n in ast.walk(bound[name]) if isinstance(n, ast.Name)]
+    for statement in tree.body:
+        if not found.isdisjoint(_bound(statement)):
+            yield ast.dump(_without_docstring(statement))
+
+
+def _bound(statement: ast.stmt) -> Iterable[str]:
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return [statement.name]
+    if isinstance(statement, ast.Assign):
+        return [t.id for t in statement.targets if isinstance(t, ast.Name)]
+    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        return [statement.target.id]
+    return []
+
+
+def _without_docstring(statement: ast.stmt) -> ast.stmt:
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        first = statement.body[0]
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            statement.body = statement.body[1:] or [ast.Pass()]
+    return statement
+
+
+def _hash(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
