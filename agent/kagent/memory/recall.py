@@ -13,7 +13,7 @@ from kagent_sandbox.syntax import parse
 
 from kagent.memory.library import known, of_task
 from kagent.memory.operation import form_of, operation_of
-from kagent.memory.record import Kernel, Remembered
+from kagent.memory.record import RememberedKernel, Remembered
 from kagent.runs.ideas import total
 from kagent.runs.lineage import kernel_id
 from kagent.runs.recalled import Recalled, RecalledSeed
@@ -101,7 +101,7 @@ def recall(
 
 def _nearest_first(
     related: Sequence[tuple[Remembered, str]], wanted: Wanted
-) -> Iterator[tuple[Remembered, str, Kernel]]:
+) -> Iterator[tuple[Remembered, str, RememberedKernel]]:
     """Kernels that may be seeds: by the relation of the task, then of the device, then by how much
     they gained. Every run's best comes before any run's second.
     """
@@ -116,7 +116,7 @@ def _nearest_first(
         yield record, how, _usable(record, wanted)[place]
 
 
-def _usable(record: Remembered, wanted: Wanted) -> list[Kernel]:
+def _usable(record: Remembered, wanted: Wanted) -> list[RememberedKernel]:
     return [k for k in record.kernels if k.language in wanted.languages]
 
 
@@ -129,7 +129,7 @@ def _distance(record: Remembered, wanted: Wanted) -> int:
 
 
 def _seed(
-    record: Remembered, how: str, kernel: Kernel, source: str, wanted: Wanted
+    record: Remembered, how: str, kernel: RememberedKernel, source: str, wanted: Wanted
 ) -> RecalledSeed:
     distance = _distance(record, wanted)
     where = ("on this device", "on another device of this target", "on another target")[distance]
@@ -148,7 +148,7 @@ def _seed(
     )
 
 
-def _named(kernel: Kernel, entry: str) -> str | None:
+def _named(kernel: RememberedKernel, entry: str) -> str | None:
     """A kernel's text with its function named as a task's; None where that cannot be done."""
     if kernel.entry == entry:
         return kernel.source

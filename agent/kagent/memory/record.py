@@ -27,7 +27,7 @@ _FILES = ("LICENSE", "LICENCE", "COPYING")
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class RememberedKernel:
     """One of a run's best kernels.
 
     Attributes:
@@ -70,7 +70,7 @@ class Remembered:
     started: str
     version: str
     evaluations: int
-    kernels: tuple[Kernel, ...]  # the best first
+    kernels: tuple[RememberedKernel, ...]  # the best first
     effects: tuple[Effect, ...]
 
 
@@ -106,7 +106,7 @@ def remember(folder: Path, manifest: Manifest, history: History, task: Task) -> 
 
 def _kernels(
     lineage: Lineage, task: Task, came_with: Mapping[str, Sequence[str]]
-) -> Iterator[Kernel]:
+) -> Iterator[RememberedKernel]:
     """The best that are no seeds: those that the task ships are there anyway, and what came from
     memory is in it.
     """
@@ -115,7 +115,7 @@ def _kernels(
         p = candidate.proposal
         before = ancestors(lineage, candidate)
         models = [c.proposal.origin.model for c in before if c.proposal.origin is not None]
-        yield Kernel(
+        yield RememberedKernel(
             id=p.id,
             name=p.name,
             language=language_of_source(p.source).name,

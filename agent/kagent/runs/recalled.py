@@ -24,7 +24,7 @@ class RecalledSeed:
         hypothesis: What it changed there.
         log_speed_up: Over the best of torch there, on that run's visible cases.
         models: Who wrote it and what it descends from.
-        licences: That its code is known to be under; see `kagent.memory.record.Kernel`.
+        licences: That its code is known to be under; see `kagent.memory.record.RememberedKernel`.
     """
 
     run: str
