@@ -43,7 +43,7 @@ PERSISTENT = True  # else a block ends after its tile, or its pair
 GROUP = gl.constexpr(64)  # queries of a consumer: the rows of one wgmma
 
 
-# -- which tile of queries a block does when ---------------------------------------------------------
+# -- which tile of queries a block does when -------------------------------------------------------
 
 
 @gluon.jit
@@ -84,14 +84,11 @@ def _item(k, tiles, PAIRED: gl.constexpr, CAUSAL: gl.constexpr):
 @gluon.jit
 def _key_tiles(tile, seq, ROWS: gl.constexpr, KEYS: gl.constexpr, CAUSAL: gl.constexpr):
     """How many tiles of keys the queries of a tile see."""
-    if CAUSAL:
-        seen = gl.minimum((tile + 1) * ROWS, seq)
-    else:
-        seen = seq
+    seen = gl.minimum((tile + 1) * ROWS, seq) if CAUSAL else seq
     return (seen + KEYS - 1) // KEYS
 
 
-# -- the producer -----------------------------------------------------------------------------------
+# -- the producer ----------------------------------------------------------------------------------
 
 
 @gluon.jit
@@ -121,7 +118,7 @@ def _produce(
      seq, heads, group, tiles, items) = arguments  # fmt: skip
     ROWS: gl.constexpr = GROUP * GROUPS
     n = 0  # tiles of values so far; keys are one ahead within an item
-    for item in range(0, _count(items, PAIRED)):
+    for item in range(_count(items, PAIRED)):
         tile, head = _item(item, tiles, PAIRED, CAUSAL)
         batch = head // heads
         q_head = head % heads
@@ -135,7 +132,7 @@ def _produce(
             tma.async_copy_global_to_shared(
                 q_desc, [batch, q_head, at, 0], q_full.index(w), q_s.index(w)
             )
-        for back in range(0, last):
+        for back in range(last):
             at = (last - back) * KEYS
             _fill(k_desc, [batch, kv_head, at - KEYS, 0], k_s, k_full, k_empty, n + 1, STAGES)
             _fill(v_desc, [batch, kv_head, at, 0], v_s, v_full, v_empty, n, STAGES)
@@ -144,7 +141,7 @@ def _produce(
         n += 1
 
 
-# -- a consumer -------------------------------------------------------------------------------------
+# -- a consumer ------------------------------------------------------------------------------------
 
 
 @gluon.jit
@@ -167,15 +164,15 @@ def _consume(
     of_output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     of_left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_output, k_width=2)
     dtype: gl.constexpr = k_s.dtype
-    row0 = gl.arange(0, GROUP, layout=gl.SliceLayout(1, of_scores)) + W * GROUP
-    col0 = gl.arange(0, KEYS, layout=gl.SliceLayout(0, of_scores))
+    row0 = gl.arange(GROUP, layout=gl.SliceLayout(1, of_scores)) + W * GROUP
+    col0 = gl.arange(KEYS, layout=gl.SliceLayout(0, of_scores))
     none = gl.zeros([GROUP, KEYS], gl.float32, layout=of_scores)
     q = q_s.index(W).reshape([GROUP, D])
     n = 0  # tiles of values so far, as in the producer
     turns = 0
     if W == GROUPS - 1:
         mbarrier.arrive(turn.index(0), count=1)  # the first group begins
-    for item in range(0, _count(items, PAIRED)):
+    for item in range(_count(items, PAIRED)):
         tile, head = _item(item, tiles, PAIRED, CAUSAL)
         last = _key_tiles(tile, seq, ROWS, KEYS, CAUSAL) - 1
 
@@ -215,7 +212,7 @@ def _consume(
 
             scores = warpgroup_mma_wait(1, deps=[scores])
             mbarrier.arrive(k_empty.index(ahead), count=1)
-            if CAUSAL and ROWS > KEYS:
+            if CAUSAL and ROWS > KEYS:  # noqa: SIM102 - decided while compiling, the next one not
                 if back < (ROWS + KEYS - 1) // KEYS:
                     col = col0 + (last - back) * KEYS
                     scores = gl.where(col[None, :] <= row[:, None], scores, -float("inf"))
