@@ -13,7 +13,7 @@ from kagent_sandbox.syntax import parse
 
 from kagent.memory.library import known, of_task
 from kagent.memory.operation import form_of, operation_of
-from kagent.memory.record import RememberedKernel, Remembered
+from kagent.memory.record import Remembered, RememberedKernel
 from kagent.runs.ideas import total
 from kagent.runs.lineage import kernel_id
 from kagent.runs.recalled import Recalled, RecalledSeed
