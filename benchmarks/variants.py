@@ -4,8 +4,8 @@
         [--beside FILE ...] [--check]
 
 Each further argument is one variant: values of tunables with commas between them, from the lists in
-the file's TUNE. Prints the time of every kernel by case in ms, and its ratio to the fastest
-baseline of that case, with 95 % intervals. `--check` checks every file on all cases, and times nothing.
+the file's TUNE. Prints each kernel's time by case in ms, and its ratio to the fastest baseline of
+that case, with 95 % intervals. `--check` checks every file on all cases, and times nothing.
 """
 
 import argparse

@@ -164,8 +164,8 @@ def _consume(
     of_output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     of_left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_output, k_width=2)
     dtype: gl.constexpr = k_s.dtype
-    row0 = gl.arange(GROUP, layout=gl.SliceLayout(1, of_scores)) + W * GROUP
-    col0 = gl.arange(KEYS, layout=gl.SliceLayout(0, of_scores))
+    row0 = gl.arange(0, GROUP, layout=gl.SliceLayout(1, of_scores)) + W * GROUP
+    col0 = gl.arange(0, KEYS, layout=gl.SliceLayout(0, of_scores))
     none = gl.zeros([GROUP, KEYS], gl.float32, layout=of_scores)
     q = q_s.index(W).reshape([GROUP, D])
     n = 0  # tiles of values so far, as in the producer
