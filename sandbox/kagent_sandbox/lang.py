@@ -20,13 +20,16 @@ from __future__ import annotations
 
 from kagent_sandbox.runtime.cpp_kernels import CppKernel, cpp_kernel
 from kagent_sandbox.runtime.cuda_kernels import CudaKernel, cuda_kernel
+from kagent_sandbox.runtime.structs import StructArgument, struct
 from kagent_sandbox.runtime.tensor_maps import TensorMapArgument, tensor_map
 
 __all__ = [
     "CppKernel",
     "CudaKernel",
+    "StructArgument",
     "TensorMapArgument",
     "cpp_kernel",
     "cuda_kernel",
+    "struct",
     "tensor_map",
 ]

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from kagent_sandbox.data.plan import Const, Copy, Fill, Null, Pointer, Scalar, TensorMap, TorchOp
+from kagent_sandbox.data.plan import (
+    Const,
+    Copy,
+    Fill,
+    Null,
+    Pointer,
+    Scalar,
+    Struct,
+    TensorMap,
+    TorchOp,
+)
 from kagent_sandbox.device.interface import LaunchFailed
 from plans import Sketch, cubin, flat, matrix
 
@@ -272,6 +282,35 @@ def test_a_tensor_map_is_encoded(launcher, arena):
     expected = torch.zeros(16, 32, device="cuda")
     expected[:10] = value[90:, 32:]  # rows beyond the end are zeros
     assert result(arena, places, matrix(y, 16, 32, "float32")).equal(expected)
+
+
+STRUCT = """
+struct Problem { const float* x; float* y; int n; float scale; };
+extern "C" __global__ void scaled(const __grid_constant__ Problem p) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < p.n) p.y[i] = p.x[i] * p.scale;
+}
+"""
+
+
+def test_a_structure_by_value(launcher, arena):
+    s = Sketch()
+    x = s.input(4 * 256)
+    y = s.alloc(4 * 256)
+    data = bytes(16) + struct.pack("<if", 256, 3.0)
+    s.launch(
+        cubin(STRUCT),
+        "scaled",
+        (2,),
+        (128,),
+        Struct(data, ((0, Pointer(x, 0)), (8, Pointer(y, 0)))),
+    )
+    places = s.offsets()
+    value = fill_input(arena, places, flat(x, 256))
+    launcher.load(s.binaries)
+    launcher.prepare("s", s.plan(flat(y, 256)), places)
+    launcher.run("s", **LIMIT)
+    assert result(arena, places, flat(y, 256)).equal(value * 3)
 
 
 def test_a_tensor_map_that_the_driver_refuses(launcher):

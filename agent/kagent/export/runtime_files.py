@@ -16,7 +16,7 @@ from kagent.export.import_rewrite import as_shipped
 from kagent.export.record import LibraryRecord
 
 _ROOT = Path(runtime.__path__[0])
-_FIRST = {CPP: ("cpp_kernels", "store"), CUDA: ("cuda_kernels", "tensor_maps")}
+_FIRST = {CPP: ("cpp_kernels", "store"), CUDA: ("cuda_kernels", "structs", "tensor_maps")}
 """Modules that kernels of a language, setup.py and benchmarks ask for; others follow from them."""
 _LINE_OF_INIT = re.compile(r"    from \.(\w+) import .*|    \"\w+\": \"(\w+)\",")
 

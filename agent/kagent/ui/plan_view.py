@@ -23,6 +23,8 @@ from kagent_sandbox.data.plan import (
     Plan,
     Pointer,
     Scalar,
+    Struct,
+    TensorMap,
     TensorRef,
     TorchOp,
 )
@@ -105,8 +107,11 @@ def _argument(arg: Arg, names: Mapping[int, str]) -> str:
             return f"{kind} {value}"
         case Null():
             return "null"
-        case _:
+        case TensorMap():
             return f"tma {names[arg.buffer]} dims={arg.dims} box={arg.box}"
+        case Struct(data, placed):
+            inside = ", ".join(f"{offset}: {_argument(value, names)}" for offset, value in placed)
+            return f"struct of {len(data)} bytes {{{inside}}}"
 
 
 def _tensor(tensor: TensorRef, names: Mapping[int, str]) -> str:

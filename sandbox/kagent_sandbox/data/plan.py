@@ -185,7 +185,19 @@ class TensorMap:
     oob_nan: bool = False
 
 
-Arg: TypeAlias = Pointer | Null | Scalar | TensorMap
+@dataclass(frozen=True, slots=True)
+class Struct:
+    """A structure passed by value: its bytes, and what is written into them at a launch.
+
+    `placed` has byte offsets that ascend, each with a pointer (8 bytes, at a multiple of 8) or a
+    tensor map (128 bytes, at a multiple of 64). Nothing overlaps, and `data` is zero there.
+    """
+
+    data: bytes
+    placed: tuple[tuple[int, Pointer | TensorMap], ...]
+
+
+Arg: TypeAlias = Pointer | Null | Scalar | TensorMap | Struct
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from kagent_sandbox.data.language import LANGUAGES
@@ -44,16 +44,25 @@ from kagent_sandbox.data.plan import (
     PlanError,
     Pointer,
     Scalar,
+    Struct,
     TensorMap,
     TensorRef,
     TorchOp,
+)
+from kagent_sandbox.runtime.scalars import (
+    MAX_STRUCT_BYTES,
+    POINTER_BYTES,
+    TENSOR_MAP_ALIGN,
+    TENSOR_MAP_BYTES,
 )
 
 T = TypeVar("T")
 _OPS: Mapping[str, type] = {
     c.__name__.lower(): c for c in (Alloc, Free, Fill, Copy, Const, TorchOp, Launch)
 }
-_ARGS: Mapping[str, type] = {c.__name__.lower(): c for c in (Pointer, Null, Scalar, TensorMap)}
+_ARGS: Mapping[str, type] = {
+    c.__name__.lower(): c for c in (Pointer, Null, Scalar, TensorMap, Struct)
+}
 _TAG: Mapping[type, str] = {c: tag for tag, c in {**_OPS, **_ARGS}.items()}
 _HASH = re.compile(r"[0-9a-f]{64}")
 _MAX_DEPTH = 16
@@ -330,6 +339,8 @@ def _arg(value: object) -> Arg:
     if cls is Scalar:
         type_ = _one_of(v["type"], tuple(SCALAR_BYTES), "scalar type")
         return Scalar(type_, _fits(type_, _number(v["value"])))
+    if cls is Struct:
+        return _struct(v)
     tensor_map = TensorMap(
         buffer=_int(v["buffer"]),
         offset=_int(v["offset"]),
@@ -353,6 +364,32 @@ def _arg(value: object) -> Arg:
     ):
         raise PlanError("malformed tensor map")
     return tensor_map
+
+
+def _struct(v: Mapping[str, Any]) -> Struct:
+    data = _bytes(v["data"])
+    if not 0 < len(data) <= MAX_STRUCT_BYTES:
+        raise PlanError(f"a structure of {len(data)} bytes: expected 1 to {MAX_STRUCT_BYTES}")
+    found = Struct(data, _list(v["placed"], "contents of a structure", _placed, 1024))
+    end = 0
+    for offset, value in found.placed:
+        align = TENSOR_MAP_ALIGN if isinstance(value, TensorMap) else POINTER_BYTES
+        begin, end = end, offset + argument_bytes(value)
+        if offset < begin or offset % align or end > len(data) or any(data[offset:end]):
+            raise PlanError(
+                f"a structure of {len(data)} bytes has a {type(value).__name__} at byte {offset}: "
+                f"expected a multiple of {align} inside of it, behind byte {begin}, over zeros"
+            )
+    return found
+
+
+def _placed(value: object) -> tuple[int, Pointer | TensorMap]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise PlanError("contents of a structure: expected an offset and a value")
+    offset, inside = _int(value[0]), _arg(value[1])
+    if not isinstance(inside, Pointer | TensorMap):
+        raise PlanError(f"a structure has a {type(inside).__name__}: expected bytes for it")
+    return offset, inside
 
 
 def _fits(type_: str, value: float) -> float:
@@ -440,7 +477,7 @@ def _check_launch(
             f"kernel {kernel.name} takes parameters of {list(kernel.param_bytes)} bytes, "
             f"the launch passes {list(sizes)}"
         )
-    for arg in op.args:
+    for arg in placed_arguments(op.args):
         if isinstance(arg, Pointer):
             inside(arg.buffer, arg.offset, arg.offset)
         elif isinstance(arg, TensorMap):
@@ -458,7 +495,18 @@ def argument_bytes(arg: Arg) -> int:
     """Size of a kernel argument in the parameter area."""
     if isinstance(arg, Scalar):
         return SCALAR_BYTES[arg.type]
-    return 128 if isinstance(arg, TensorMap) else 8
+    if isinstance(arg, Struct):
+        return len(arg.data)
+    return TENSOR_MAP_BYTES if isinstance(arg, TensorMap) else POINTER_BYTES
+
+
+def placed_arguments(args: Sequence[Arg]) -> Iterator[Arg]:
+    """Arguments of a launch, and what structures among them hold in their place."""
+    for arg in args:
+        if isinstance(arg, Struct):
+            yield from (value for _, value in arg.placed)
+        else:
+            yield arg
 
 
 def tensors_in(value: object) -> list[TensorRef]:

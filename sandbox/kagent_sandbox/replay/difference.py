@@ -16,6 +16,7 @@ from kagent_sandbox.data.plan import (
     Plan,
     Pointer,
     Scalar,
+    Struct,
     TensorMap,
     TensorRef,
     TorchOp,
@@ -125,6 +126,9 @@ class _Names:
         if isinstance(arg, TensorMap):
             fields = dataclasses.asdict(arg)
             return "tensor map", self.place(fields.pop("buffer")), tuple(fields.items())
+        if isinstance(arg, Struct):
+            inside = tuple((offset, self.argument(value)) for offset, value in arg.placed)
+            return "structure", arg.data, inside
         return ("null",)
 
     def operand(self, value: object) -> object:

@@ -25,10 +25,8 @@ from kagent_sandbox.builder.trace.kernel_launches import plan_argument
 from kagent_sandbox.builder.trace.meta import schema_of
 from kagent_sandbox.builder.trace.recorder import Recorder
 from kagent_sandbox.builder.trace.symbolic import SymbolicTensor
-from kagent_sandbox.data.plan import Op, Pointer, TensorRef
-from kagent_sandbox.runtime import arguments
+from kagent_sandbox.data.plan import Op, TensorRef
 from kagent_sandbox.runtime.launches import Observed
-from kagent_sandbox.runtime.tensor_maps import TensorMapArgument
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -85,7 +83,7 @@ class RealRecorder(Recorder):
         """Record a CUDA or C++ kernel's launch."""
         with self.silence():
             info = kernel_info(launch.binary, launch.symbol, launch.source.language)
-            args = [plan_argument(v, self._pointer(v)) for v in launch.arguments]
+            args = [plan_argument(v, self.pointer) for v in launch.arguments]
             self.launch(info, launch.binary, args, launch.launching)
         self.observed.append(launch)
 
@@ -145,11 +143,6 @@ class RealRecorder(Recorder):
 
     def _own(self, value: Any) -> Any:
         return self._symbolic(value) if self.here(value) else value
-
-    def _pointer(self, value: arguments.Value) -> Pointer | None:
-        if value is None or isinstance(value, arguments.ScalarArgument):
-            return None
-        return self.pointer(value.tensor if isinstance(value, TensorMapArgument) else value)
 
     def _symbolic(self, real: torch.Tensor) -> torch.Tensor:
         if isinstance(real, SymbolicTensor) or not self.here(real):

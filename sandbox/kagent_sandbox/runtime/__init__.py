@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .launches import observing as observing
     from .source import Source as Source
     from .store import compile_ahead as compile_ahead
+    from .structs import StructArgument as StructArgument
+    from .structs import struct as struct
     from .tensor_maps import TensorMapArgument as TensorMapArgument
     from .tensor_maps import tensor_map as tensor_map
 
@@ -39,6 +41,8 @@ _HOMES = {
     "observing": "launches",
     "Source": "source",
     "compile_ahead": "store",
+    "StructArgument": "structs",
+    "struct": "structs",
     "TensorMapArgument": "tensor_maps",
     "tensor_map": "tensor_maps",
 }

@@ -1,7 +1,7 @@
 """Kernel arguments: Python values, by the types of the kernel's parameters.
 
-Host code passes tensors, numbers, None and tensor maps. A C++ kernel's library says what its
-parameters are; of a CUDA kernel's, `cuda_parameters` finds out what can be known.
+Host code passes tensors, numbers, None, tensor maps and structures. A C++ kernel's library says
+what its parameters are; of a CUDA kernel's, `cuda_parameters` finds out what can be known.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 
-from .scalars import CPP_TYPES, SCALAR_BYTES, ScalarType
+from .scalars import CPP_TYPES, NUMPY_TYPES, SCALAR_BYTES, TENSOR_MAP_BYTES, ScalarType
+from .structs import StructArgument
 from .tensor_maps import TensorMapArgument
 
 if TYPE_CHECKING:
@@ -28,12 +29,6 @@ else:
 _INTEGERS: dict[int, ScalarType] = {1: "i8", 2: "i16", 4: "i32", 8: "i64"}
 _UNSIGNED: dict[int, ScalarType] = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 _FLOATS: dict[int, ScalarType] = {2: "f16", 4: "f32", 8: "f64"}
-_NUMPY: dict[str, ScalarType] = {
-    "bool": "i1", "int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32",
-    "uint32": "u32", "int64": "i64", "uint64": "u64", "float16": "f16", "float32": "f32",
-    "float64": "f64",
-}  # fmt: skip
-TENSOR_MAP_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class ScalarArgument:
     value: float | int | bool
 
 
-Value: TypeAlias = torch.Tensor | ScalarArgument | TensorMapArgument | None
+Value: TypeAlias = torch.Tensor | ScalarArgument | TensorMapArgument | StructArgument | None
 """Argument of a kernel: None is a null pointer."""
 Check = Callable[[torch.Tensor | TensorMapArgument], None]
 
@@ -89,6 +84,12 @@ def _argument(value: object, parameter: Parameter, check: Check) -> Value:
             raise TypeError("got a tensor; pass a number (x.shape[0], x.stride(0), float)")
         check(value)
         return value
+    if isinstance(value, StructArgument):
+        if parameter.type is not None or len(value.data) != parameter.nbytes:
+            raise TypeError(f"got a structure of {len(value.data)} bytes")
+        for _, inside in value.placed:
+            check(inside)
+        return value
     if value is None:
         if not address:
             raise TypeError("got None, which stands for a null pointer")
@@ -102,7 +103,9 @@ def _argument(value: object, parameter: Parameter, check: Check) -> Value:
             raise TypeError(f"got {type(value).__name__}; pass tensor_map(tensor, box)")
         check(value)
         return value
-    raise TypeError(f"got {type(value).__name__}; pass a tensor, a number, None or tensor_map(...)")
+    raise TypeError(
+        f"got {type(value).__name__}; pass a tensor, a number, None, tensor_map(...) or struct(...)"
+    )
 
 
 def scalar(value: bool | float | np.generic, parameter: Parameter) -> ScalarArgument:
@@ -113,7 +116,7 @@ def scalar(value: bool | float | np.generic, parameter: Parameter) -> ScalarArgu
     """
     if isinstance(value, _NUMPY_SCALARS):
         named = cast("np.generic", value)
-        explicit = _NUMPY.get(named.dtype.name)
+        explicit = NUMPY_TYPES.get(named.dtype.name)
         if explicit is None or SCALAR_BYTES[explicit] != parameter.nbytes:
             raise TypeError(f"got numpy.{named.dtype.name}, which has another size")
         return _typed(explicit, named.item())
@@ -125,9 +128,7 @@ def scalar(value: bool | float | np.generic, parameter: Parameter) -> ScalarArgu
         sizes = _UNSIGNED  # only the size is known: the bits are the same
     type_ = sizes.get(parameter.nbytes)
     if type_ is None:
-        raise TypeError(
-            f"got {value!r}; structs by value cannot be passed: use a pointer or numbers"
-        )
+        raise TypeError(f"got {value!r}, and the parameter is a structure: pass struct(...)")
     return _typed(type_, value)
 
 

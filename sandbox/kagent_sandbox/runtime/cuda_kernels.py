@@ -25,6 +25,7 @@ from .errors import KernelUnavailable
 from .launches import Launching, Observed, Size, watch
 from .made_once import made_once
 from .source import Source
+from .structs import StructArgument
 from .tensor_maps import TensorMapArgument
 
 _PORTABLE_CLUSTER = 8
@@ -82,7 +83,7 @@ class CudaKernel:
             block: Threads per axis, up to three.
             args: Tensors (their first element's address), numbers by the type of the parameter,
                 numpy
-                scalars (explicit types), None (a null pointer), `tensor_map(...)`.
+                scalars (explicit types), None (a null pointer), `tensor_map(...)`, `struct(...)`.
             shared: Dynamic shared memory of a block in bytes.
             cluster: Blocks of a cluster per axis (sm_90 and later).
             cooperative: All blocks run at once and may wait for each other.
@@ -126,7 +127,8 @@ def _device_of(args: Sequence[object]) -> int:
     Raises:
         KernelUnavailable: There is no GPU.
     """
-    for value in args:
+    structs = [v for value in args if isinstance(value, StructArgument) for _, v in value.placed]
+    for value in (*args, *structs):
         tensor = value.tensor if isinstance(value, TensorMapArgument) else value
         if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
             return tensor.get_device()

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from .arguments import TENSOR_MAP_BYTES, Parameter, ScalarArgument, Value, plain_converter, scalar
+from .arguments import Parameter, ScalarArgument, Value, plain_converter, scalar
 from .driver import call, driver
 from .launches import Launching
-from .scalars import FORMAT, scalar_bytes
+from .scalars import FORMAT, TENSOR_MAP_ALIGN, TENSOR_MAP_BYTES, scalar_bytes
+from .structs import StructArgument
 from .tensor_maps import Described, TensorMapArgument, described
 
 _TENSOR_MAP_DTYPE = {
@@ -22,7 +23,6 @@ _TENSOR_MAP_DTYPE = {
     "bfloat16": "BFLOAT16", "uint32": "UINT32", "int32": "INT32", "float32": "FLOAT32",
     "uint64": "UINT64", "int64": "INT64", "float64": "FLOAT64",
 }  # fmt: skip
-_ALIGN = 64  # of a CUtensorMap; nothing needs more
 _MOST_MAPS = 1024
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _maps: dict[tuple[int, Described], bytes] = {}
@@ -41,7 +41,7 @@ class StructLayout:
         self.offsets: list[int] = []
         text, end = "<", 0
         for parameter in parameters:
-            align = _ALIGN if parameter.nbytes == TENSOR_MAP_BYTES else 8
+            align = TENSOR_MAP_ALIGN if parameter.nbytes > 8 else 8  # a structure may have maps
             start = -(-end // align) * align
             self.offsets.append(start)
             text += f"{start - end}x{_code(parameter)}"
@@ -58,9 +58,9 @@ class KernelParameters:
     """
 
     def __init__(self, layout: StructLayout) -> None:
-        self._memory = ctypes.create_string_buffer(layout.nbytes + _ALIGN)
+        self._memory = ctypes.create_string_buffer(layout.nbytes + TENSOR_MAP_ALIGN)
         base = ctypes.addressof(self._memory)
-        skip = -base % _ALIGN
+        skip = -base % TENSOR_MAP_ALIGN
         self._view = memoryview(self._memory).cast("B")[skip:]
         places = [base + skip + offset for offset in layout.offsets]
         self._pointers = (ctypes.c_void_p * max(1, len(places)))(*places)
@@ -87,6 +87,12 @@ def _bytes(value: Value) -> bytes:
         return struct.pack("<Q", value.data_ptr())
     if isinstance(value, ScalarArgument):
         return scalar_bytes(value.type, value.value)
+    if isinstance(value, StructArgument):
+        data = bytearray(value.data)
+        for offset, inside in value.placed:
+            content = _bytes(inside)
+            data[offset : offset + len(content)] = content
+        return bytes(data)
     return bytes(8) if value is None else tensor_map_bytes(value)
 
 

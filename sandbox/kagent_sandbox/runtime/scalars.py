@@ -1,4 +1,4 @@
-"""Types of numbers that kernels take by value. Needs the standard library only."""
+"""Sizes of what kernels take by value, and types of numbers. Needs the standard library only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import struct
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
+POINTER_BYTES = 8
+TENSOR_MAP_BYTES = 128
+TENSOR_MAP_ALIGN = 64
+MAX_STRUCT_BYTES = 32_764  # of all parameters of a kernel together, from sm_70 on
+
 ScalarType: TypeAlias = Literal[
     "i1", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64"
 ]
@@ -16,6 +21,12 @@ FORMAT: Mapping[str, str] = {
     "u64": "Q", "f16": "e", "bf16": "H", "f32": "f", "f64": "d",
 }  # fmt: skip
 SCALAR_BYTES: Mapping[str, int] = {t: struct.calcsize(f"<{c}") for t, c in FORMAT.items()}
+NUMPY_TYPES: Mapping[str, ScalarType] = {
+    "bool": "i1", "int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32",
+    "uint32": "u32", "int64": "i64", "uint64": "u64", "float16": "f16", "float32": "f32",
+    "float64": "f64",
+}  # fmt: skip
+"""Types by the names of numpy's."""
 CPP_TYPES: Mapping[str, ScalarType | None] = {
     "p": None, "b": "i1", "c": "i8", "C": "u8", "s": "i16", "S": "u16", "i": "i32", "I": "u32",
     "l": "i64", "L": "u64", "f": "f32", "d": "f64",

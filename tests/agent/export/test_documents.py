@@ -138,7 +138,13 @@ def test_a_library_carries_what_its_kernels_use_of_the_runtime_and_nothing_twice
     assert not any("cuda" in name or "nvrtc" in name or "driver" in name for name in cpp)
     assert b"cuda_kernel" not in cpp["__init__.py"]
     cuda = runtime_files(gpu)
-    assert {"cuda_kernels.py", "nvrtc.py", "tensor_maps.py", "nvrtc_include/cmath"} <= cuda.keys()
+    assert {
+        "cuda_kernels.py",
+        "nvrtc.py",
+        "structs.py",
+        "tensor_maps.py",
+        "nvrtc_include/cmath",
+    } <= cuda.keys()
     assert "cpp_kernels.py" not in cuda
     triton = replace(gpu, operators=tuple(o for o in gpu.operators if o.task == "attention"))
     assert runtime_files(triton) == {}

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from kagent_sandbox.data.build import BuildCase, BuildRequest, Built, TensorSpec
 from kagent_sandbox.data.device import DeviceFacts
-from kagent_sandbox.data.plan import Launch, Pointer, Scalar, TensorMap
+from kagent_sandbox.data.plan import Launch, Pointer, Scalar, Struct, TensorMap
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 
 
@@ -139,28 +139,35 @@ def test_cpp(builder):
     assert built.binaries[op.kernel].startswith(b"\x7fELF")
 
 
-def test_a_tensor_map(builder):
+def test_tensor_maps_and_structures(builder):
     source = '''
+import numpy as np
 import torch
-from kagent_sandbox.lang import cuda_kernel, tensor_map
+from kagent_sandbox.lang import cuda_kernel, struct, tensor_map
 
 K = cuda_kernel("k", r"""
 #include <cuda.h>
-extern "C" __global__ void k(const __grid_constant__ CUtensorMap m, float* y) {
+struct Both { float* y; CUtensorMap m; int n; };
+extern "C" __global__ void k(const __grid_constant__ CUtensorMap m,
+                             const __grid_constant__ Both both) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&m));
-  y[threadIdx.x] = 1;
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&both.m));
+  both.y[threadIdx.x] = both.n;
 }
 """)
 
 
 def softmax(x):
     y = torch.empty_like(x)
-    K.launch(1, 32, tensor_map(x[2:, 8:], (16, 32), swizzle=128), y)
+    view = tensor_map(x[2:, 8:], (16, 32), swizzle=128)
+    K.launch(1, 32, view, struct(y, view, np.int32(5)))
     return y
 '''
     built = builder.build(request(source, [case(64, 64)]))
     assert isinstance(built, Built), built
-    assert built.plans[0, "64x64"].launches[0].args[0] == TensorMap(
+    (view, both) = built.plans[0, "64x64"].launches[0].args
+    assert both == Struct(bytes(192) + b"\x05" + bytes(63), ((0, Pointer(1, 0)), (64, view)))
+    assert view == TensorMap(
         buffer=0,
         offset=4 * (2 * 64 + 8),
         dtype="float32",

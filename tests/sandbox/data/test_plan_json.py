@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent_sandbox.data import plan as p
-from kagent_sandbox.data.plan_json import dump_plan, parse_plan, plan_identity
+from kagent_sandbox.data.plan_json import (
+    argument_bytes,
+    dump_plan,
+    parse_plan,
+    placed_arguments,
+    plan_identity,
+)
 
 KERNEL = p.KernelInfo("a" * 64, "cuda", "k", (8, 8, 4, 8), 32, 0, 1024, {16: 4, 4: 1})
 
@@ -184,3 +190,75 @@ def test_any_field_replaced_by_junk_is_refused_or_still_a_sound_plan(path, junk)
 def test_random_bytes_never_do_more_than_be_refused(data):
     with pytest.raises(p.PlanError):
         parse_plan(data)
+
+
+# -- structures ----------------------------------------------------------------------------------
+
+MAP = p.TensorMap(0, 0, "float32", (8, 4), (32,), (8, 4), (1, 1))
+
+
+def with_struct(data, placed, size=None):
+    """A plan that launches a kernel with one structure."""
+    kernel = dataclasses.replace(KERNEL, param_bytes=(len(data) if size is None else size,))
+    launch = p.Launch(KERNEL.hash, (1, 1, 1), (1, 1, 1), (p.Struct(data, placed),))
+    y = p.TensorRef(1, 0, (4, 8), (8, 1), "float32")
+    return example(ops=(p.Alloc(1), launch), outputs=(y,), kernels=(kernel,))
+
+
+@st.composite
+def structures(draw):
+    """Bytes, with pointers and tensor maps in them."""
+    data, placed = bytearray(), []
+    for kind in draw(st.lists(st.sampled_from(["bytes", "pointer", "map"]), min_size=1)):
+        if kind == "bytes":
+            data += draw(st.binary(min_size=1, max_size=9))
+            continue
+        size, align = (8, 8) if kind == "pointer" else (128, 64)
+        data += bytes(-len(data) % align)
+        placed.append((len(data), p.Pointer(0, draw(st.integers(0, 128))) if size == 8 else MAP))
+        data += bytes(size)
+    return bytes(data), tuple(placed)
+
+
+@given(structures())
+def test_structures_survive_a_round_trip(structure):
+    plan = with_struct(*structure)
+    assert parse_plan(dump_plan(plan)) == plan
+    (arg,) = plan.launches[0].args
+    assert argument_bytes(arg) == len(arg.data)
+    assert [*placed_arguments([arg])] == [value for _, value in arg.placed]
+
+
+@given(structures(), st.integers(-9, 9), st.integers(1, 255))
+def test_structures_that_do_not_add_up_are_refused(structure, shift, written):
+    data, placed = structure
+    size = {p.Pointer: (8, 8), p.TensorMap: (128, 64)}
+    for i, (offset, value) in enumerate(placed):
+        nbytes, align = size[type(value)]
+        moved = (*placed[:i], (offset + shift, value), *placed[i + 1 :])
+        if (offset + shift) % align or not 0 <= offset + shift <= len(data) - nbytes:
+            with pytest.raises(p.PlanError):
+                parse_plan(dump_plan(with_struct(data, moved)))
+        with pytest.raises(p.PlanError, match="behind byte"):
+            parse_plan(dump_plan(with_struct(data, (*placed[: i + 1], *placed[i:]))))
+        over = data[:offset] + bytes([written]) + data[offset + 1 :]
+        with pytest.raises(p.PlanError, match="over zeros"):
+            parse_plan(dump_plan(with_struct(over, placed)))
+
+
+@pytest.mark.parametrize(
+    ("data", "placed", "size", "says"),
+    [
+        (b"", (), None, "structure of 0 bytes"),
+        (bytes(32_768), (), None, "structure of 32768 bytes"),
+        (bytes(16), ((0, p.Pointer(0, 0)),), 24, "parameters of"),
+        (bytes(8), ((0, p.Null()),), None, "has a Null: expected bytes"),
+        (bytes(8), ((0, p.Pointer(0, 129)),), None, "bytes 129 to 129 of buffer 0"),
+        (bytes(8), ((0, p.Pointer(2, 0)),), None, "not allocated"),
+        (bytes(128), ((0, dataclasses.replace(MAP, offset=64)),), None, "outside of buffer 0"),
+        (bytes(8), ((0, p.Struct(bytes(8), ())),), None, "has a Struct: expected bytes"),
+    ],
+)
+def test_what_is_wrong_with_a_structure_is_said(data, placed, size, says):
+    with pytest.raises(p.PlanError, match=says):
+        parse_plan(dump_plan(with_struct(data, placed, size)))

@@ -38,6 +38,7 @@ from kagent_sandbox.runtime.arguments import Parameter
 from kagent_sandbox.runtime.cuda_parameters import cuda_parameters
 from kagent_sandbox.runtime.cuda_values import KernelParameters, StructLayout
 from kagent_sandbox.runtime.scalars import SCALAR_BYTES, scalar_bytes
+from kagent_sandbox.runtime.structs import struct as struct_of
 
 HERE = -1  # index of the device of tensors on the CPU
 AXPY = """
@@ -192,7 +193,7 @@ def test_rare_values_are_packed_as_well(device):
         (3, 2**63, "does not fit i64"),
         (0, 4096, r"argument 1 \(a pointer\): got the number 4096; pass the tensor itself"),
         (2, torch.ones(()), "got a tensor; pass a number"),
-        (2, "3", "got str; pass a tensor, a number, None or tensor_map"),
+        (2, "3", "got str; pass a tensor, a number, None, tensor_map"),
     ],
 )
 def test_what_does_not_fit_is_said(device, index, value, says):
@@ -273,6 +274,46 @@ def test_tensor_maps_are_encoded_once_for_each_place(device):
         assert got == [bytes(range(128)), struct.pack("<Q", y.data_ptr()), struct.pack("<I", 3)]
     with pytest.raises(TypeError, match="got a tensor on cpu; move it to cuda"):
         kernel.launch(1, 1, tensor_map(x.flatten()[1:], (16,)), y, 3)  # at no multiple of 16 bytes
+
+
+STRUCTS = """
+#include <cuda.h>
+struct Problem { float* y; CUtensorMap map; int n; float scale; };
+extern "C" __global__ void k(const __grid_constant__ Problem problem, float* x) {
+  problem.y[0] = x[0] * problem.scale * problem.n + (problem.map.opaque[0] != 0);
+}
+"""
+
+
+def test_structures_are_passed_by_value(device, monkeypatch):
+    kernel = CudaKernel(Source("cuda", "k", STRUCTS))
+    x, y = torch.zeros(16, 64), torch.zeros(1)
+    with pytest.raises(TypeError, match="got a tensor on cpu"):
+        kernel.launch(1, 1, struct_of(y, bytes(248)), x)
+    monkeypatch.setattr(cuda_kernels._LoadedModule, "_check", lambda self, tensor: None)
+    problem = struct_of(y, tensor_map(x, (8, 32)), np.int32(7), np.float32(0.5))
+    assert len(problem.data) == 256
+    assert [offset for offset, _ in problem.placed] == [0, 64]
+    kernel.launch(1, 1, problem, x)
+    ((_, _, (got, _)),) = device.launches
+    assert got[:8] == struct.pack("<Q", y.data_ptr())
+    assert got[64:192] == bytes(range(128))
+    assert got[192:200] == struct.pack("<if", 7, 0.5)
+    with pytest.raises(TypeError, match=r"\(of 256 bytes\): got a structure of 8 bytes"):
+        kernel.launch(1, 1, struct_of(y), x)
+    with pytest.raises(TypeError, match=r"the parameter is a structure: pass struct"):
+        kernel.launch(1, 1, 3, x)
+
+
+def test_fields_of_a_structure_have_sizes():
+    inner = struct_of(np.int8(1), np.int64(2))
+    assert inner.data == b"\x01" + bytes(7) + b"\x02" + bytes(7)
+    assert struct_of(np.float16(0), inner, b"abc", None).data[24:27] == b"abc"
+    for wrong in (3, 0.5, "text", [1]):
+        with pytest.raises(TypeError, match="field 2 of a structure is"):
+            struct_of(None, wrong)
+    with pytest.raises(ValueError, match="expected 1 to 32764"):
+        struct_of()
 
 
 def test_cubins_are_kept_and_shipped(device, tmp_path, monkeypatch):

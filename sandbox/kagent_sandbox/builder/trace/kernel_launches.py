@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -13,11 +13,12 @@ from kagent_sandbox.builder.policy import PolicyError
 from kagent_sandbox.builder.trace.recorder import Recorder
 from kagent_sandbox.builder.trace.symbolic import current_recorder
 from kagent_sandbox.data.language import how_to_write, language
-from kagent_sandbox.data.plan import Arg, Null, Pointer, Scalar, TensorMap
+from kagent_sandbox.data.plan import Arg, Null, Pointer, Scalar, Struct, TensorMap
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.runtime import arguments
 from kagent_sandbox.runtime.launches import Launching, launch_instead
 from kagent_sandbox.runtime.source import Source
+from kagent_sandbox.runtime.structs import StructArgument
 from kagent_sandbox.runtime.tensor_maps import TensorMapArgument, described
 
 
@@ -26,17 +27,29 @@ def install() -> None:
     launch_instead(_record)
 
 
-def plan_argument(value: arguments.Value, pointer: Pointer | None) -> Arg:
-    """A converted argument as a plan has it; `pointer` says where its tensor lies."""
+def plan_argument(
+    value: arguments.Value, pointer_of: Callable[[torch.Tensor], Pointer]
+) -> Pointer | Null | Scalar | TensorMap | Struct:
+    """A converted argument as a plan has it; `pointer_of` says where a tensor lies."""
     if isinstance(value, arguments.ScalarArgument):
         return Scalar(value.type, value.value)
     if value is None:
         return Null()
-    assert pointer is not None, "tensors lie somewhere"
+    if isinstance(value, StructArgument):
+        placed = ((offset, _placed(inside, pointer_of)) for offset, inside in value.placed)
+        return Struct(value.data, tuple(placed))
+    return _placed(value, pointer_of)
+
+
+def _placed(
+    value: torch.Tensor | TensorMapArgument, pointer_of: Callable[[torch.Tensor], Pointer]
+) -> Pointer | TensorMap:
     if isinstance(value, torch.Tensor):
-        return pointer
-    fields = asdict(described(value))
-    return TensorMap(buffer=pointer.buffer, offset=pointer.offset, **fields)
+        return pointer_of(value)
+    pointer = pointer_of(value.tensor)
+    return TensorMap(
+        buffer=pointer.buffer, offset=pointer.offset, **dataclasses.asdict(described(value))
+    )
 
 
 def _record(source: Source, values: Sequence[object], launch: Launching) -> bool:
@@ -81,18 +94,10 @@ def _arguments(
     """
 
     def check(value: torch.Tensor | TensorMapArgument) -> None:
-        pointer = _pointer(recorder, value)
-        if isinstance(value, TensorMapArgument) and pointer.offset % 16:
+        tensor = value.tensor if isinstance(value, TensorMapArgument) else value
+        pointer = recorder.pointer(tensor)
+        if tensor is not value and pointer.offset % 16:
             raise TypeError("the tensor of a tensor map must start at a multiple of 16 bytes")
 
     converted = arguments.converted(kernel, values, parameters, check)
-    placed = (
-        None if v is None or isinstance(v, arguments.ScalarArgument) else _pointer(recorder, v)
-        for v in converted
-    )
-    return tuple(plan_argument(v, p) for v, p in zip(converted, placed, strict=True))
-
-
-def _pointer(recorder: Recorder, value: torch.Tensor | TensorMapArgument) -> Pointer:
-    tensor = value.tensor if isinstance(value, TensorMapArgument) else value
-    return recorder.pointer(tensor)
+    return tuple(plan_argument(value, recorder.pointer) for value in converted)

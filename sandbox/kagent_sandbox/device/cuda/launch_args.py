@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import cuda.bindings.driver as driver
 
 from kagent_sandbox.data.language import compiled_by_triton
-from kagent_sandbox.data.plan import Arg, KernelInfo, Launch, Null, Pointer, TensorMap
+from kagent_sandbox.data.plan import Arg, KernelInfo, Launch, Null, Pointer, Struct, TensorMap
 from kagent_sandbox.device.cuda.driver import GpuError, device_attribute
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.runtime import cuda_values
@@ -61,6 +61,12 @@ def argument(arg: Arg, address: Address) -> bytes:
         return bytes(8)
     if isinstance(arg, TensorMap):
         return tensor_map_bytes(arg, address(arg.buffer))
+    if isinstance(arg, Struct):
+        data = bytearray(arg.data)
+        for offset, inside in arg.placed:
+            content = argument(inside, address)
+            data[offset : offset + len(content)] = content
+        return bytes(data)
     return scalar_bytes(arg.type, arg.value)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kagent_sandbox.data.plan import SCALAR_BYTES, KernelInfo, Launch, Null, Pointer
+from kagent_sandbox.data.plan import SCALAR_BYTES, KernelInfo, Launch, Null, Pointer, Struct
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.cuda.driver import GpuError, call
 from kagent_sandbox.device.cuda.facts import target
@@ -45,6 +45,12 @@ def info(language="cuda"):
 
 
 # -- parameters ----------------------------------------------------------------------------------
+
+
+def test_addresses_are_written_into_a_structure():
+    arg = Struct(b"\x07" * 8 + bytes(8) + b"\x09" * 4, ((8, Pointer(1, 16)),))
+    data = argument(arg, lambda buffer: 0x1000 * buffer)
+    assert data == b"\x07" * 8 + struct.pack("<Q", 0x1010) + b"\x09" * 4
 
 
 @pytest.mark.parametrize("kind", sorted(SCALAR_BYTES))
