@@ -3,8 +3,8 @@
     python benchmarks/import_kernelbench.py KERNELBENCH/level1 --to /tmp/tasks --limit 300
 
 Each file is imported and checked by `kagent import kernelbench` in a process of its own. The table
-has a line for each file; the last lines count, by folder. With `--seeds`, seeds are derived, too,
-and counted with the reasons for none.
+has a line for each file; the last lines count, by folder, and give the CPU time. With `--seeds`,
+seeds are derived, too, and counted with the reasons for none.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import argparse
 import collections
 import json
 import re
+import resource
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -26,23 +29,47 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each file")
     parser.add_argument("--every", type=int, default=1, help="take every n-th file")
     parser.add_argument("--seeds", action="store_true", help="derive seeds, and count them")
+    parser.add_argument("--jobs", type=int, default=1, help="imports at once")
     args = parser.parse_args()
     files = [f for p in args.paths for f in (sorted(p.glob("*.py")) if p.is_dir() else [p])]
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for file in files[:: args.every]:
+    seeded: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+
+    def one(file: Path) -> tuple[Path, Outcome, float]:
         began = time.perf_counter()
-        outcome, why = import_one(file, args.to, args.limit, seeds=args.seeds)
-        counts[file.parent.name][outcome] += 1
-        seconds = time.perf_counter() - began
-        print(f"{outcome:8} {seconds:6.1f} s  {file.parent.name}/{file.name}  {why}", flush=True)
-    for folder, found in counts.items():
-        total = found.total()
-        parts = ", ".join(f"{n} {outcome}" for outcome, n in found.most_common())
-        print(f"{folder}: {found['task']} of {total} are tasks without fault or hole ({parts})")
+        found = import_one(file, args.to, args.limit, seeds=args.seeds)
+        return file, found, time.perf_counter() - began
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        waiting = [pool.submit(one, file) for file in files[:: args.every]]
+        for done in as_completed(waiting):
+            file, found, took_s = done.result()
+            counts[file.parent.name][found.word] += 1
+            seeded[file.parent.name].update(found.seeds)
+            where = f"{file.parent.name}/{file.name}"
+            print(f"{found.word:8} {took_s:6.1f} s  {where}  {found.why}", flush=True)
+    for folder, words in counts.items():
+        total = words.total()
+        parts = ", ".join(f"{n} {word}" for word, n in words.most_common())
+        print(f"{folder}: {words['task']} of {total} are tasks without fault or hole ({parts})")
+        if args.seeds:
+            parts = ", ".join(f"{n} {name}" for name, n in seeded[folder].most_common())
+            print(f"{folder}: seeds that are right: {parts or 'none'}")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{used.ru_utime + used.ru_stime:.0f} s of CPU time")
 
 
-def import_one(file: Path, to: Path, limit_s: float, *, seeds: bool) -> tuple[str, str]:
-    """Outcome ("task", "holes", "refused", "timeout" or "crash") and its reason."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a file: "task", "holes", "refused", "timeout" or "crash", and why."""
+
+    word: str
+    why: str
+    seeds: tuple[str, ...] = ()
+
+
+def import_one(file: Path, to: Path, limit_s: float, *, seeds: bool) -> Outcome:
+    """Import a file in a process of its own."""
     command = [sys.executable, "-m", "kagent", "import", "kernelbench", str(file), "--json"]
     command += [] if seeds else ["--no-seeds"]
     folder = to / file.parent.name / file.stem
@@ -51,16 +78,16 @@ def import_one(file: Path, to: Path, limit_s: float, *, seeds: bool) -> tuple[st
             [*command, "--to", str(folder)], capture_output=True, timeout=limit_s, text=True
         )
     except subprocess.TimeoutExpired:
-        return "timeout", f"over {limit_s:g} s"
+        return Outcome("timeout", f"over {limit_s:g} s")
     if done.returncode <= 1 and done.stdout:
         made = json.loads(done.stdout)[0]
         names = " and ".join(made["seeds"]) if seeds else ""
         missing = [n for n in made["notes"] if seeds and re.match("no (Triton|C\\+\\+) seed", n)]
         words = "; ".join(filter(None, [*made["holes"], names, *missing]))
-        return "holes" if made["holes"] else "task", words
+        return Outcome("holes" if made["holes"] else "task", words, tuple(made["seeds"]))
     lines = done.stderr.strip().splitlines()
     text = lines[-1] if lines else f"status {done.returncode}"
-    return ("refused" if "Traceback" not in done.stderr and lines else "crash"), text
+    return Outcome("refused" if "Traceback" not in done.stderr and lines else "crash", text)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ class TaskDraft:
     @functools.cached_property
     def choices(self) -> list[IndexResult]:
         """Results that are indices of chosen elements."""
-        return find_choices(self.trace.graph)
+        return [] if self.trace.written else find_choices(self.trace.graph)
 
     # -- dtypes -----------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class TaskDraft:
             f"entry = {_text(operation.name)}",
             f"signature = {_text(self._signature())}",
             f"bytes = {_text(self._bytes())}    # derived: every argument read once, every result "
-            + ("written once; reading by index may need less" if trace.gathers else "written once"),
+            + ("written once; an index may need less" if trace.gathers else "written once"),
             f"written = {_text(self._written())}",
             f"flops = {_text(self._flops())}    # derived from torch's operations",
         ]
@@ -170,6 +170,8 @@ class TaskDraft:
             lines.append(f"shape = {_shape(trace.shapes[i])}")
             if self.declared(example.dtype) != "$dtype":
                 lines.append(f"dtype = {_text(plain(example.dtype))}")
+            if i in trace.written:
+                lines.append(f"writes = {{ {', '.join(self._tolerance(trace.shapes[i]))} }}")
         for name, value in operation.numbers.items():
             lines += ["", "[[arguments]]", f"name = {_text(name)}"]
             lines.append(f"value = {json.dumps(value)}")
@@ -178,10 +180,7 @@ class TaskDraft:
             lines.append(f"shape = {_shape(result.shape)}")
             if self.declared(result.dtype) != "$dtype":
                 lines.append(f"dtype = {_text(plain(result.dtype))}")
-            lines += [f"k = {self.k}", f"floor = {self.floor}"]
-            rows = self._row_dims(result.shape)
-            if rows != 1:
-                lines.append(f"row_dims = {rows}")
+            lines += self._tolerance(result.shape)
         for kind, cases in (("gpu", self.gpu), ("cpu", self.cpu)):
             lines += ["", f"# {kind.upper()}"]
             for case in cases.check:
@@ -204,6 +203,12 @@ class TaskDraft:
         dims = self.trace.dims
         return evaluate(self.trace.products, dims) > evaluate(self.trace.elements, dims)
 
+    def _tolerance(self, shape: Sequence[int | str]) -> list[str]:
+        """What a result of such a shape may err, as task.toml has it."""
+        rows = self._row_dims(shape)
+        found = [f"k = {self.k}", f"floor = {self.floor}"]
+        return [*found, f"row_dims = {rows}"] if rows != 1 else found
+
     def _signature(self) -> str:
         trace, operation = self.trace, self.trace.operation
         parts = [
@@ -212,15 +217,16 @@ class TaskDraft:
         parts += [f"{n}: {type(v).__name__}" for n, v in operation.numbers.items()]
         results = [f"Tensor{_brackets(r.shape)}" for r in trace.results]
         result = results[0] if len(results) == 1 else f"({', '.join(results)})"
+        result = result if results else "None"
         return f"{operation.name}({', '.join(parts)}) -> {result}"
 
     def _bytes(self) -> str:
         trace = self.trace
         tensors = [(trace.shapes[i], trace.operation.examples[i].dtype) for i in trace.used]
-        return self._size([*tensors, *((r.shape, r.dtype) for r in trace.results)])
+        return self._size([*tensors, *((r.shape, r.dtype) for r in trace.compared)])
 
     def _written(self) -> str:
-        return self._size([(r.shape, r.dtype) for r in self.trace.results])
+        return self._size([(r.shape, r.dtype) for r in self.trace.compared])
 
     def _size(self, tensors: Sequence[tuple[Sequence[int | str], torch.dtype]]) -> str:
         """Bytes of tensors, as a formula."""
@@ -306,15 +312,26 @@ class TaskDraft:
         typed = [f"{n}: torch.Tensor" for n in names]
         typed += [f"{n}: {type(v).__name__}" for n, v in numbers.items()]
         lines, results = self._code()
-        many = len(results) > 1
-        kind = "tuple[torch.Tensor, ...]" if many else "torch.Tensor"
+        written = [self.trace.operation.examples[i] for i in self.trace.written]
         wide = [
             f"        {e.name}={e.name}.double(),"
-            if e.dtype.is_floating_point
+            if e.dtype.is_floating_point and e not in written
             else f"        {e.name}={e.name},"
             for e in arguments
         ]
         wide += [f"        {n}={n}," for n in numbers]
+        copies = [
+            f"    {e.name} = {e.name}.to(torch.float64, copy=True)"
+            if e.dtype.is_floating_point
+            else f"    {e.name} = {e.name}.clone()"
+            for e in written
+        ]
+        left = [e.name for e in written]
+        returned = [f"result_{i}" for i in range(len(results))] if written else []
+        while set(returned) & set(names):
+            returned = [f"{r}_" for r in returned]
+        call = f"{', '.join(returned)} = " if returned else "" if written else "return "
+        tail = [f"    return {', '.join((*returned, *left))}"] if written else []
         rule = self._rule(typed, wide) if self.choices else []
         text = "\n".join(
             [
@@ -341,17 +358,21 @@ class TaskDraft:
                 *self._inputs(),
                 "",
                 "",
-                *_broken("def reference(", ["*", *typed], f") -> {kind}:"),
+                *_broken(
+                    "def reference(", ["*", *typed], f") -> {_kind(len(self.trace.compared))}:"
+                ),
                 '    """The same operations in float64."""',
-                "    return eager(",
+                *copies,
+                f"    {call}eager(",
                 *wide,
                 "    )",
+                *tail,
                 "",
                 "",
-                *_broken("def eager(", ["*", *typed], f") -> {kind}:"),
+                *_broken("def eager(", ["*", *typed], f") -> {_kind(len(results))}:"),
                 '    """The operations of torch that the function came down to."""',
                 *(f"    {line}" for line in lines),
-                f"    return {', '.join(results)}",
+                *([f"    return {', '.join(results)}"] if results else []),
                 "",
                 "",
                 *rule,
@@ -649,6 +670,11 @@ def case_dtype(trace: TracedOperation) -> torch.dtype:
 def plain(dtype: torch.dtype) -> str:
     """A dtype's name without `torch.`."""
     return str(dtype).removeprefix("torch.")
+
+
+def _kind(results: int) -> str:
+    """Type of a function with so many results."""
+    return {0: "None", 1: "torch.Tensor"}.get(results, "tuple[torch.Tensor, ...]")
 
 
 def _text(value: str) -> str:

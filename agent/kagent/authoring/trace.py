@@ -37,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils.flop_counter import flop_registry
 
+from kagent.authoring.code import is_written
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.operation import Operation
 
@@ -54,7 +55,7 @@ _GATHERS = frozenset({"index", "embedding", "gather", "index_select", "take_alon
 
 @dataclass(frozen=True, slots=True)
 class TracedResult:
-    """One result. `shape` has numbers and formulas."""
+    """One result, or what an argument holds after the call. `shape` has numbers and formulas."""
 
     name: str
     shape: tuple[int | str, ...]
@@ -72,6 +73,7 @@ class TracedOperation:
         shapes: Shape of each tensor of the example call: numbers and formulas.
         used: Numbers of the tensors that results depend on.
         results: Its results.
+        written: Numbers of the tensors that it writes.
         products: Formula: operations of matrix products and convolutions.
         elements: Formula: elements that all other operations compute.
         gathers: Whether it reads by index: it may read less than its inputs.
@@ -84,6 +86,7 @@ class TracedOperation:
     shapes: tuple[tuple[int | str, ...], ...]
     used: tuple[int, ...]
     results: tuple[TracedResult, ...]
+    written: tuple[int, ...]
     products: str
     elements: str
     gathers: bool
@@ -93,6 +96,12 @@ class TracedOperation:
     _known: dict[tuple[int, ...], bool] = field(repr=False, default_factory=dict)
     _env: Any = field(repr=False, default=None)
     _named: dict[sympy.Symbol, sympy.Symbol] = field(repr=False, default_factory=dict)
+
+    @property
+    def compared(self) -> tuple[TracedResult, ...]:
+        """What a call leaves behind: the results, then the tensors that it writes."""
+        named = [(self.operation.examples[i], self.shapes[i]) for i in self.written]
+        return (*self.results, *(TracedResult(e.name, shape, e.dtype) for e, shape in named))
 
     def text(self, value: Any) -> str:
         """A size as Python code over the dimensions' names."""
@@ -146,7 +155,7 @@ class TracedOperation:
                     torch.empty(s, dtype=e.dtype)
                     for s, e in zip(shapes, self.operation.examples, strict=True)
                 ]
-                found = _tensors(self.operation.call(*tensors))
+                found, _ = run(self.operation, tensors)
         except Exception:  # noqa: BLE001 - whatever a user's function does with odd sizes
             return False
         expected = [self.sizes(r.shape, dims) for r in self.results]
@@ -194,12 +203,17 @@ def trace(
         )
         with mode:
             fakes.append(torch.empty(meta.shape, dtype=example.dtype))
-    versions = [f._version for f in fakes]  # noqa: SLF001 - the one way to see a write
+    written: list[int] = []
+
+    def call(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results, written[:] = run(operation, tensors)
+        return tuple(results)
+
     backward = operation.name.endswith("_backward")
     try:
         with torch.no_grad():
             graph = make_fx(
-                lambda *tensors: tuple(_tensors(operation.call(*tensors))),
+                call,
                 tracing_mode="symbolic",
                 pre_dispatch=not backward,  # operations as they were written
                 _allow_non_fake_inputs=True,
@@ -212,21 +226,35 @@ def trace(
         if isinstance(e, GuardOnDataDependentSymNode | DataDependentOutputException):
             text = "a size, a branch or a Python number depends on a tensor's values"
         raise AuthoringError(f"{operation.origin} does not run on symbolic tensors: {text}") from e
-    for example, fake, version in zip(operation.examples, fakes, versions, strict=True):
-        if fake._version != version:  # noqa: SLF001 - the one way to see a write
-            raise AuthoringError(
-                f"{operation.origin} writes into its argument {example.name}: tasks have no "
-                "results in place yet: work on a copy"
-            )
     notes = _cleaned(graph)
-    return _described(operation, graph, env, fakes, products, elements, names or {}, notes)
+    return _described(
+        operation, graph, env, fakes, tuple(written), products, elements, names or {}, notes
+    )
 
 
-def _tensors(value: object) -> list[torch.Tensor]:
-    leaves = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
-    if not leaves:
-        raise AuthoringError("it returns no tensor")
-    return leaves
+def run(
+    operation: Operation, tensors: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[int]]:
+    """Call an operation.
+
+    Returns:
+        Its results, and the numbers of the tensors that it wrote. A tensor that it wrote and
+        returned is no result.
+
+    Raises:
+        AuthoringError: There are neither.
+    """
+    versions = [t._version for t in tensors]  # noqa: SLF001 - the one way to see a write
+    value = operation.call(*tensors)
+    written = [i for i, t in enumerate(tensors) if t._version != versions[i]]  # noqa: SLF001
+    results = [
+        x
+        for x in pytree.tree_leaves(value)
+        if isinstance(x, torch.Tensor) and not any(x is tensors[i] for i in written)
+    ]
+    if not results and not written:
+        raise AuthoringError("it returns no tensor, and writes none of its arguments")
+    return results, written
 
 
 class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -286,9 +314,9 @@ def _cleaned(graph: GraphModule) -> list[str]:
         if dropout or same or node.target in (aten.detach.default, aten.alias.default):
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
-        elif _neutral(node):
+        elif _neutral(node) and not _written_later(node):
             _replace_by_input(node)
-        elif _of_one(node):
+        elif _of_one(node) and not _written_later(node):
             notes.append(f"aten.{node.target.overloadpacket.__name__} over one element is left out")
             _replace_by_input(node)
     graph.graph.eliminate_dead_code()
@@ -315,6 +343,11 @@ def _neutral(node: Node) -> bool:
         return False
     value, out = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
     return bool(node.args[1] == neutral[node.target]) and value.dtype == out.dtype
+
+
+def _written_later(node: Node) -> bool:
+    """Whether its result, or what it reads, is written in place: then one is no other's copy."""
+    return any(map(is_written, [node, *node.all_input_nodes]))
 
 
 def _of_one(node: Node) -> bool:
@@ -353,6 +386,7 @@ def _described(
     graph: GraphModule,
     env: ShapeEnv,
     fakes: Sequence[torch.Tensor],
+    written: tuple[int, ...],
     products: Any,
     elements: Any,
     names: Mapping[Axis, str],
@@ -410,6 +444,7 @@ def _described(
         shapes,
         used,
         results,
+        written,
         _cost(work[0].xreplace(named), dims),
         _cost(work[1].xreplace(named), dims),
         bool(called & _GATHERS),

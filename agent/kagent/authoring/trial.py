@@ -22,6 +22,7 @@ from kagent_sandbox.judge.check.inputs import InputSampler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kagent.authoring.draft import DraftCase, TaskDraft
+from kagent.authoring.trace import run
 
 MOST_NOISE = 256.0
 """Machine epsilons that rounding may become in a case. Where it is more, a case says nothing."""
@@ -124,14 +125,14 @@ class Trials:
         original = self._original(inputs.tensors, case.dims)
         if original is not None:
             original = tuple(sampler.accepted(inputs, original)[0])
-            for result, mine, its in zip(task.results, outputs, original, strict=True):
+            for result, mine, its in zip(task.compared, outputs, original, strict=True):
                 if mine.dtype != its.dtype or not _close(mine, its):
                     return Tried(f"result {result.name} is not what the function itself gives")
         with RandomRounding():
             rounded = sampler.call("eager", inputs)
         noise = 0.0
         inputs_eps = [numerics.epsilon(t.dtype) for t in inputs.tensors.values()]
-        for result, out, other, ref in zip(task.results, outputs, rounded, expected, strict=True):
+        for result, out, other, ref in zip(task.compared, outputs, rounded, expected, strict=True):
             if not out.dtype.is_floating_point:
                 if not torch.equal(out, ref.to(out.dtype)):
                     return Tried(f"result {result.name} depends on rounding")
@@ -167,8 +168,8 @@ class Trials:
                 shape = trace.sizes(trace.shapes[i], dims)
                 given.append(torch.zeros(shape, dtype=example.dtype))
         with torch.no_grad():
-            leaves = pytree.tree_leaves(operation.call(*given))
-        return tuple(t for t in leaves if isinstance(t, torch.Tensor))
+            results, _ = run(operation, given)
+        return (*results, *(given[i] for i in trace.written))
 
     @staticmethod
     def _timed(function: Any) -> tuple[tuple[torch.Tensor, ...], float]:

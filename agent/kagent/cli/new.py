@@ -94,7 +94,7 @@ def made_text(made: Made) -> Text:
     cases = [len(c) for k in (task.gpu, task.cpu) for c in (k.check, k.bench)]
     text.append(
         f"GPU: {cases[0]} check and {cases[1]} benchmark cases; CPU: {cases[2]} and {cases[3]}; "
-        f"tolerance: {task.results[0].k:g} times torch's error + {task.results[0].floor:g} eps\n"
+        f"tolerance: {task.compared[0].k:g} times torch's error + {task.compared[0].floor:g} eps\n"
     )
     for note in made.notes:
         text.append(f"note: {note}\n", "yellow")

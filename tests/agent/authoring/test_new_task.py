@@ -226,16 +226,52 @@ def test_numbers_are_arguments_and_unneeded_tensors_are_not():
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        (lambda x: x.add_(1), "writes into its argument x"),
         (lambda x: x + torch.rand_like(x), "draws random numbers"),
         (lambda x: x[: int(x.sum())], "depends on a tensor's values"),
-        (lambda x: None, "returns no tensor"),
+        (lambda x: None, "returns no tensor, and writes none of its arguments"),
         (lambda x: x + BIG[:16], "holds a tensor"),
     ],
 )
 def test_what_cannot_be_a_task_is_said(function, expected):
     with pytest.raises(AuthoringError, match=expected):
         written(traced(function, torch.randn(8, 16)))
+
+
+def step(p, grad, m, momentum=0.9):
+    """Momentum, in place."""
+    m.mul_(momentum).add_(grad)
+    p[:, 1:].sub_(m[:, 1:], alpha=0.1)
+    return m.norm(), p
+
+
+def test_arguments_that_are_written_are_found(tmp_path, in_process):
+    inputs = (*torch.randn(3, 96, 64).unbind(), 0.5)
+    made = make_task(make_operation(step, inputs), tmp_path / "t", seeds=False)
+    task = made.task
+    assert made.holes == ()
+    assert [r.name for r in task.compared] == ["y", "p", "m"]
+    assert task.mutates == ("p", "m")
+    assert task.bytes == "(5 * M * N + 1) * itemsize"
+    p, grad, m = torch.randn(3, 8, 16).double().unbind()
+    expected = [p.clone(), grad, m.clone()]
+    norm, _ = step(*expected, momentum=0.5)
+    found = task.reference().reference(p=p, grad=grad, m=m, momentum=0.5)
+    assert all(map(torch.allclose, found, (norm, expected[0], expected[2])))
+    assert not torch.equal(p, expected[0]), "the reference works on copies"
+
+
+def test_a_copy_that_is_written_stays_a_copy():
+    def function(x):
+        y = x * 1
+        return y.add_(x)
+
+    found = traced(function, torch.randn(8, 16))
+    assert found.written == ()
+    space = {}
+    exec(written(found), space)
+    x = torch.ones(4, 4)
+    assert (space["eager"](x=x) == 2).all()
+    assert (x == 1).all()
 
 
 def test_bad_input_is_said():

@@ -67,6 +67,21 @@ def test_a_gpu_seed_is_right_and_holds_for_all_shapes(make):
     assert "libdevice" not in source  # which the interpreter lacks
 
 
+@pytest.mark.parametrize("kind", ["gpu", "cpu"])
+def test_an_argument_in_place_is_written_with_and_without_padding(make, kind):
+    task = TASK.replace(
+        'results = [{ name = "y", shape = ["M", "N"], k = 2.0 }]', "results = []"
+    ).replace('shape = ["M", "N"] }]', 'shape = ["M", "N"], writes = { k = 2.0, floor = 4.0 } }]')
+    task = task.replace("M = 3,", "noncontiguous = true, M = 3,", 1)
+    folder = make("x + 0.5 * x.square()", task)
+    text = REFERENCE.replace("x.double() * 2", "x.double() + 0.5 * x.double().square()")
+    text = text.replace("return x * 2", "x.addcmul_(x, x, value=0.5)")
+    (folder / "reference.py").write_text(text)
+    (outcome,) = seeds.write_seeds(folder, kinds=(kind,))
+    assert outcome.path is not None, outcome.reason
+    assert "x_given.copy_(x)" in outcome.path.read_text()
+
+
 def test_elements_in_order_are_counted_out(make):
     for outcome in seeds.write_seeds(make("x.topk(1)[0] + x.sort(-1)[0]")):
         assert outcome.path is not None, outcome.reason

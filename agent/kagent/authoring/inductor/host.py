@@ -95,10 +95,13 @@ def host_function(
         if result in tensors:  # the result is an input as it is: a kernel has to write it
             raise NoSeed(f"result {spec.name} is the input {result} itself")
         final[i] = _strided(result)
-    host.append("return " + ", ".join(final))
-    return [f"def {name}({', '.join(parameters)}):", *(INDENT + x for x in dims_lines(task, host)),
-            *(f"{INDENT}{x} = {x}.contiguous()" for x in tensors if _uses(host, x)),
-            *(INDENT + line for line in host)]  # fmt: skip
+    dims, used = dims_lines(task, host), [x for x in tensors if _uses(host, x)]
+    for x in (x for x in used if x in task.mutates):  # a kernel wrote the copy
+        host += [f"if not {x}_given.is_contiguous():", f"{INDENT}{x}_given.copy_({x})"]
+    host += [f"return {', '.join(final)}"] if final else []
+    begin = [f"{x}_given = {x}" for x in used if x in task.mutates]
+    begin += [f"{x} = {x}.contiguous()" for x in used]
+    return [f"def {name}({', '.join(parameters)}):", *(INDENT + x for x in (*dims, *begin, *host))]
 
 
 def wrapped(call: str, arguments: Sequence[str]) -> list[str]:

@@ -37,6 +37,7 @@ from kagent.authoring.inductor.decompositions import plain_loops
 MOST_TRACES = 6
 _DRAWS = 3  # runs' worth of hidden cases that are looked at
 _INT32 = (1 << 31) - 1
+_WRITE = torch.ops.aten.copy_.default  # what functionalize leaves of writing an argument
 _HALF = ("bfloat16", "float16")
 _SETTINGS = {
     "assert_indirect_indexing": False,
@@ -184,6 +185,8 @@ def _trace(
     def function(*inputs: Any) -> Any:
         given = dict(zip(shapes, inputs[len(numbers) :], strict=True))
         results = reference.eager(**given, **scalars)
+        if results is None:  # it writes its arguments
+            return ()
         return results if isinstance(results, tuple | list) else (results,)
 
     table = {**select_decomp_table(), **plain_loops(kind, task.allow)}
@@ -203,7 +206,9 @@ def _trace(
             traced = make_fx(functional, decomposition_table=table, tracing_mode="symbolic")
             module = traced(*arguments)
         # Without weights that a module draws and nobody reads.
-        module.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+        module.graph.eliminate_dead_code(
+            lambda node: node.op in ("placeholder", "output") or node.target is _WRITE
+        )
         code = _generate(module, arguments, environment, mode)
     except KagentError:
         raise

@@ -22,6 +22,7 @@ _IN_LANGUAGE = (
 """Functions that Triton's language has itself, and its interpreter with it."""
 _OWN = {
     "isnan": ("return x != x", ()),
+    "mul_rn": ("return x * y", ()),  # whether a sum follows in one rounding or two, both are right
     "isinf": ("return tl.abs(x) == float('inf')", ()),
     "trunc": ("return tl.where(x < 0, tl.ceil(x), tl.floor(x))", ()),
     "nearbyint": (
@@ -200,7 +201,7 @@ class TritonFile:
         body, needs = _OWN[name]
         for other in needs:
             self._add_own(other)
-        parameters = "x, y" if name == "pow" else "x"
+        parameters = "x, y" if name in ("pow", "mul_rn") else "x"
         self.helpers.setdefault(
             f"_{name}",
             f"@triton.jit\ndef _{name}({parameters}):\n"
