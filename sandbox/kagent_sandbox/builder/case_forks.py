@@ -1,15 +1,23 @@
-"""Forks that trace the cases of a candidate: several at once, each with limits on its time.
+"""Forks that trace the cases of a candidate: several at once, with limits on the time of each case.
 
 Compiles and host code have limits of their own: a fork says when a compile starts and ends, and one
 that is stuck in either is killed.
+
+A fork costs several times as much as the trace of a case. So a fork traces one case after the
+other, and what host code keeps from one to the next must not matter: a case that fails after
+another one is traced again in a fresh fork, and so is one that is drawn in secret. Where its plan
+is not the same, every case is traced in a fork of its own.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import random
 import select
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -25,23 +33,25 @@ _LOOK_S = 0.05  # between two looks at a CPU clock that stands still on a busy m
 COMPILE_GRACE_S = 1.0  # a compile that Python can still interrupt ends itself
 _MESSAGE_S = 30.0  # for the rest of a message that has begun
 
-Trace = Callable[[BuildCase, Channel, Channel | None], None]
-"""Runs in the fork: traces the case, sends the result, never returns. The channels lead to the
-worker and to the compile fork.
+Trace = Callable[[Sequence[BuildCase], Channel, Channel | None], None]
+"""Runs in the fork: traces the cases in order, sends the result of each, and never returns. It ends
+after the first failure. The channels lead to the worker and to the compile fork.
 """
 
 
 @dataclass
 class _ForkSlot:
-    """A slot that traces one case after the other; `compiler` stays from case to case."""
+    """A slot that has one fork after the other; `compiler` stays."""
 
     compiler: CompileFork | None = None
 
 
 @dataclass
 class _Running:
-    position: int
+    position: int  # of the case that it traces now
     case: BuildCase
+    further: deque[int]  # positions of those that it traces afterwards
+    first: bool  # whether the case is the first that it traces
     pid: int
     channel: Channel
     lane: _ForkSlot
@@ -63,6 +73,13 @@ class _Running:
             return compile_limit_s + COMPILE_GRACE_S - (self.cpu_s() - self.cpu_before_s)
         return self.since + self.host_left_s - time.monotonic()
 
+    def goes_on(self, cases: Sequence[BuildCase], host_left_s: float) -> None:
+        """It has sent the result of a case, and traces the next one."""
+        self.position = self.further.popleft()
+        self.case = cases[self.position]
+        self.first = False
+        self.since, self.host_left_s = time.monotonic(), host_left_s
+
     def heard(self, compiling: str | None) -> None:
         """It says that a compile starts or has ended."""
         now = time.monotonic()
@@ -74,7 +91,7 @@ class _Running:
 
 
 class CaseForks:
-    """Traces cases in fresh forks.
+    """Traces cases in forks.
 
     Args:
         forks: Forks at once.
@@ -94,8 +111,13 @@ class CaseForks:
         host_limit_s: float,
         deadline: float,
     ) -> None:
+        self._forks = forks
         self._idle = [_ForkSlot() for _ in range(forks)]
         self._running: dict[int, _Running] = {}  # by descriptor
+        self._cases: Sequence[BuildCase] = ()
+        self._waiting: deque[deque[int]] = deque()  # positions, by fork
+        self._done: dict[int, Message | Rejected] = {}
+        self._after_others: list[int] = []  # positions of cases that were not their fork's first
         self._trace = trace
         self._new_compiler = new_compiler
         self._compile_limit_s = compile_limit_s
@@ -103,20 +125,22 @@ class CaseForks:
         self._deadline = deadline
 
     def results(self, cases: Sequence[BuildCase]) -> Iterator[tuple[BuildCase, Message | Rejected]]:
-        """The last message of each case's fork, or why it sent none; in the order of the cases.
+        """The last message of each case, or why there is none; in the order of the cases.
 
         Leaving the loop early ends what still runs.
         """
-        done: dict[int, Message | Rejected] = {}
-        started = 0
+        self._cases = cases
+        whole = range(len(cases))
         try:
+            # In turn, so that what several forks compile differs as early as it does in the cases.
+            self._waiting.extend(deque(whole[i :: self._forks]) for i in range(self._forks))
+            self._run_until(lambda: len(self._done) == len(cases) or self._failed_in_order())
+            if self._after_others and not self._failed_in_order() and not self._same_alone():
+                self._done.clear()
+                self._waiting.extend(deque([i]) for i in whole)
             for position, case in enumerate(cases):
-                while position not in done:
-                    while self._idle and started < len(cases):
-                        self._start(started, cases[started])
-                        started += 1
-                    done.update(self._wait())
-                yield case, done.pop(position)
+                self._run_until(functools.partial(self._done.__contains__, position))
+                yield case, self._done.pop(position)
         finally:
             for running in self._running.values():
                 end_group(running.pid)
@@ -127,7 +151,34 @@ class CaseForks:
             for lane in self._idle:
                 _close(lane)
 
-    def _start(self, position: int, case: BuildCase) -> None:
+    def _failed_in_order(self) -> bool:
+        """Whether one failed while all before it did not: nobody may ask for those after it."""
+        for position in range(len(self._cases)):
+            if position not in self._done:
+                return False
+            if _is_failure(self._done[position]):
+                return True
+        return False
+
+    def _same_alone(self) -> bool:
+        """Whether a case that was traced after others has the same plan in a fresh fork."""
+        position = random.SystemRandom().choice(self._after_others)
+        before = self._done.pop(position)
+        self._waiting.append(deque([position]))
+        self._run_until(functools.partial(self._done.__contains__, position))
+        same = _plan(before) == _plan(self._done[position])
+        self._done[position] = before  # with what the compiler said when it ran
+        return same
+
+    def _run_until(self, over: Callable[[], bool]) -> None:
+        while not over():
+            while self._idle and self._waiting:
+                positions = self._waiting.popleft()
+                if positions:
+                    self._start(positions)
+            self._wait()
+
+    def _start(self, positions: deque[int]) -> None:
         lane = self._idle.pop()
         if lane.compiler is None and self._new_compiler is not None:
             lane.compiler = self._new_compiler()
@@ -138,16 +189,27 @@ class CaseForks:
             os.setpgid(0, 0)
             ours.close()
             crash.in_child()
-            self._trace(case, Channel(theirs), lane.compiler.channel if lane.compiler else None)
+            compiler = lane.compiler.channel if lane.compiler else None
+            self._trace([self._cases[i] for i in positions], Channel(theirs), compiler)
             os._exit(1)
         theirs.close()
         crash.in_parent()
-        now, left = time.monotonic(), self._host_limit_s
-        running = _Running(position, case, pid, ours, lane, crash, now, left)
-        self._running[ours.fileno()] = running
+        position = positions.popleft()
+        self._running[ours.fileno()] = _Running(
+            position=position,
+            case=self._cases[position],
+            further=positions,
+            first=True,
+            pid=pid,
+            channel=ours,
+            lane=lane,
+            crash=crash,
+            since=time.monotonic(),
+            host_left_s=self._host_limit_s,
+        )
 
-    def _wait(self) -> dict[int, Message | Rejected]:
-        """Hear what the forks say until one has ended; results by position."""
+    def _wait(self) -> None:
+        """Hear what the forks say until there is a result."""
         poller = select.poll()
         for fd in self._running:
             poller.register(fd, select.POLLIN)
@@ -155,34 +217,56 @@ class CaseForks:
             first = min(r.left_s(self._compile_limit_s) for r in self._running.values())
             left = min(max(first, _LOOK_S), self._deadline - time.monotonic())
             ready = poller.poll(max(0.0, left) * 1e3)
-            ended = {}
-            for fd, _ in ready:
-                running = self._running[fd]
-                result = self._heard(running)
-                if result is not None:
-                    ended[running.position] = result
+            heard = [self._heard(self._running[fd]) for fd, _ in ready]
+            if any(heard):
+                return
             if not ready:
                 late = time.monotonic() >= self._deadline
-                for running in list(self._running.values()):
-                    if late or running.left_s(self._compile_limit_s) <= 0:
-                        ended[running.position] = self._timeout(running)
-            if ended:
-                return ended
+                over = [
+                    r
+                    for r in self._running.values()
+                    if late or r.left_s(self._compile_limit_s) <= 0
+                ]
+                for running in over:
+                    self._give_up(running)
+                if over:
+                    return
 
-    def _heard(self, running: _Running) -> Message | Rejected | None:
-        """One message of a fork; its result if it is the last."""
+    def _heard(self, running: _Running) -> bool:
+        """One message of a fork; whether it was a result or its end."""
         try:
             message = running.channel.recv(_MESSAGE_S)
         except ChannelError:
             with running.crash:
-                return _died(self._end(running, failed=True), running)
+                status = self._end(running, failed=True)
+                self._failure(running, lambda: _died(status, running))
+            return True
         answer = message.obj
         if isinstance(answer, dict) and "compiling" in answer:
             running.heard(cast("str | None", answer["compiling"]))
-            return None
-        with running.crash:
-            self._end(running, failed=not isinstance(answer, dict) or "hashes" not in answer)
-        return message
+            return False
+        if _is_failure(message):
+            with running.crash:
+                self._end(running, failed=True)
+            self._failure(running, lambda: message)
+            return True
+        self._done[running.position] = message
+        if not running.first:
+            self._after_others.append(running.position)
+        if running.further:
+            running.goes_on(self._cases, self._host_limit_s)
+        else:
+            with running.crash:
+                self._end(running, failed=False)
+        return True
+
+    def _failure(self, running: _Running, why: Callable[[], Message | Rejected]) -> None:
+        """A fork has ended at a case: alone, that may go well. Those after it are still to do."""
+        if running.first:
+            self._done[running.position] = why()
+        else:
+            running.further.appendleft(running.position)
+        self._waiting.append(running.further)
 
     def _end(self, running: _Running, *, failed: bool) -> int:
         """Bury a fork; its exit code."""
@@ -193,6 +277,11 @@ class CaseForks:
             _close(running.lane)
         self._idle.append(running.lane)
         return status
+
+    def _give_up(self, running: _Running) -> None:
+        """End a fork whose time is up. In a fresh one the case would take as long."""
+        self._done[running.position] = self._timeout(running)
+        self._waiting.append(running.further)
 
     def _timeout(self, running: _Running) -> Rejected:
         """End a fork whose time is up; what that means for the candidate."""
@@ -216,6 +305,16 @@ class CaseForks:
                 "there an endless loop? It should only allocate results and launch kernels"
             )
         return Rejected(Stage.BUILD, Status.TIMEOUT, message, running.case.name)
+
+
+def _is_failure(result: Message | Rejected) -> bool:
+    return isinstance(result, Rejected) or not (
+        isinstance(result.obj, dict) and "hashes" in result.obj
+    )
+
+
+def _plan(result: Message | Rejected) -> bytes | None:
+    return None if isinstance(result, Rejected) or _is_failure(result) else result.blobs[0]
 
 
 def _close(lane: _ForkSlot) -> None:

@@ -1,5 +1,4 @@
-"""The builder's confined child: imports one candidate, traces every case in a fork of its own,
-sends plans.
+"""The builder's confined child: imports one candidate, traces its cases in forks, sends plans.
 
 Everything here shares its process with the candidate and can be changed by it. So nothing that it
 sends is believed: `client` checks all of it again.
@@ -19,7 +18,7 @@ import gc
 import os
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -118,9 +117,11 @@ class _Build:
         known = {} if self._target.is_cpu else compile_fork.module_kernels(module)
         prepare = functools.partial(apply_config, module, config)
 
-        def trace(case: BuildCase, channel: Channel, compiler: Channel | None) -> None:
+        def trace(cases: Sequence[BuildCase], channel: Channel, compiler: Channel | None) -> None:
             compile_fork.use(compiler, known)
-            self._trace(channel, module, config, case)
+            for case in cases:
+                self._trace(channel, module, config, case)
+            os._exit(0)
 
         return CaseForks(
             self._fork_count,
@@ -161,7 +162,7 @@ class _Build:
     def _trace(
         self, channel: Channel, module: ModuleType, config: Mapping[str, object], case: BuildCase
     ) -> None:
-        """Trace, send the plan or why there is none, and end. Called in the fork."""
+        """Trace, and send the plan; or why there is none, and end. Called in the fork."""
         request = self._request
         limits.on_compile = lambda name: channel.send({"compiling": name})
         try:
@@ -184,6 +185,8 @@ class _Build:
                     {"hashes": new, "ptx": [*texts], "remarks": remarks.taken()},
                     [dump_plan(plan), *(binaries[h] for h in new), *texts.values()],
                 )
+                self._sent.update(new)  # as this fork knows it
+                return
         except BuildRejected as e:
             failure = Rejected(e.stage, e.status, e.message, case.name)
             channel.send({"rejected": records.to_json(failure)})

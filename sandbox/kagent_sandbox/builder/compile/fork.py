@@ -1,10 +1,11 @@
 """A fork of a candidate's process that stays, and compiles Triton kernels for the forks that trace.
 
-A case is traced in a fresh fork, where the compiler's memory and code must be paged in again: 30 ms
-of each compile. Here the second compile finds them. A tracing fork asks with the kernel's name and
-plain data; the kernel comes back through Triton's cache in the candidate's private folder, under
-the very key that the tracing fork looks for. What cannot be asked that way, or fails, it compiles
-itself. Both are the candidate's own processes: neither needs to trust the other.
+Cases are traced in fresh forks, where the compiler's memory and code must be paged in again: 30 ms
+of the first compile in each. Here the second compile finds them. A tracing fork asks with the
+kernel's name and plain data; the kernel comes back through Triton's cache in the candidate's
+private folder, under the very key that the tracing fork looks for. What cannot be asked that way,
+or fails, it compiles itself. Both are the candidate's own processes: neither needs to trust the
+other.
 """
 
 from __future__ import annotations

@@ -130,6 +130,9 @@ def handle(func: Any, args: Args, kwargs: Kwargs, device: torch.device) -> Any:
         if not tensors and not _asks(kwargs, device):
             return _on_host(func, args, kwargs)
     recorder = _recorder()
+    for tensor in tensors:
+        if isinstance(tensor, SymbolicTensor):
+            recorder.refuse_older(tensor)
     if name in policy.READS:
         recorder.refuse(policy.reads_value(f"torch.{name}"))
     if name in policy.METADATA_IN_PLACE:

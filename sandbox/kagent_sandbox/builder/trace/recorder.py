@@ -17,6 +17,7 @@ from kagent_sandbox.builder.trace.symbolic import (
     SymbolicTensor,
     Token,
     dtype_name,
+    outlived,
     set_current,
 )
 from kagent_sandbox.data.plan import (
@@ -178,6 +179,11 @@ class Recorder:
         if not self._closed and self.buffers[buffer].kind == "scratch":
             self.ops.append(Free(buffer))
 
+    def refuse_older(self, tensor: SymbolicTensor) -> None:
+        """Refuse a tensor that an earlier call in this process has left behind."""
+        if self._tokens.get(tensor.buffer) is not tensor.token:
+            self.refuse(outlived())
+
     # -- what languages call -----------------------------------------------------------------
 
     def tensor(self, tensor: torch.Tensor) -> TensorRef:
@@ -190,6 +196,7 @@ class Recorder:
                     "allocate it with device=x.device",
                 )
             )
+        self.refuse_older(tensor)
         meta = tensor.meta
         if meta.dim() > MAX_DIMS:
             self.refuse(

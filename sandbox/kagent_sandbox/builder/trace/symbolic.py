@@ -62,7 +62,7 @@ class SymbolicTensor(torch.Tensor):
 
     meta: torch.Tensor
     buffer: int
-    _token: Token
+    token: Token
     on_operation: ClassVar[Dispatch]  # set by `trace`
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -76,7 +76,7 @@ class SymbolicTensor(torch.Tensor):
             dtype=meta.dtype,
             device="meta",
         )
-        self.meta, self.buffer, self._token = meta, buffer, token
+        self.meta, self.buffer, self.token = meta, buffer, token
         return self
 
     @classmethod
@@ -190,12 +190,17 @@ class SymbolicTensor(torch.Tensor):
         return self.clone()
 
 
+def outlived() -> PolicyError:
+    """The refusal of a tensor that is used after its call."""
+    return PolicyError(
+        "a tensor outlives the call that made it", "keep tensors local to the entry function"
+    )
+
+
 def _recorder() -> Recorder:
     recorder = current_recorder()
     if recorder is None:
-        raise PolicyError(
-            "a tensor outlives the call that made it", "keep tensors local to the entry function"
-        )
+        raise outlived()
     return recorder
 
 

@@ -82,7 +82,7 @@ def trace_case(
 ) -> tuple[Plan, dict[str, bytes]]:
     """Call the entry with symbolic arguments.
 
-    The caller resets Python's state: a fresh fork per case keeps one case from seeing another.
+    What host code remembers of earlier calls in this process may show: the caller sees to that.
 
     Args:
         module: The candidate, imported.

@@ -17,15 +17,20 @@ _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
 _POPULATE_WRITE = 23  # madvise: fault all pages in now
 
 
-def map_arena(fd: int, nbytes: int, *, populate: bool) -> mmap.mmap:
+def map_arena(fd: int, nbytes: int) -> mmap.mmap:
     """Map an arena, in large pages where the host offers them for shared memory."""
     memory = mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    if populate:
-        with contextlib.suppress(OSError):  # Linux before 5.14: pages come at the first touch
-            memory.madvise(_POPULATE_WRITE)
     return memory
+
+
+def populate(memory: mmap.mmap, start: int, stop: int) -> None:
+    """Have this process's page tables hold a range of bytes, which lies in the arena."""
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < stop:
+        with contextlib.suppress(OSError):  # Linux before 5.14: pages come at the first touch
+            memory.madvise(_POPULATE_WRITE, first, stop - first)
 
 
 class CpuArena:
@@ -42,7 +47,7 @@ class CpuArena:
             os.ftruncate(self.fd, self.nbytes)
             seals = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
-            self._map = map_arena(self.fd, self.nbytes, populate=False)
+            self._map = map_arena(self.fd, self.nbytes)
         except OSError as e:
             os.close(self.fd)
             raise MachineError(f"no shared memory of {self.nbytes >> 20} MiB: {e}") from None

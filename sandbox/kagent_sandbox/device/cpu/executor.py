@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +37,7 @@ from kagent_sandbox.data.plan import (
     TensorRef,
 )
 from kagent_sandbox.data.plan_json import parse_plan
-from kagent_sandbox.device.cpu.arena import map_arena
+from kagent_sandbox.device.cpu.arena import map_arena, populate
 from kagent_sandbox.device.cpu.execution_request import (
     FAILED,
     MOST_BYTES,
@@ -71,11 +72,12 @@ def serve(context: Context) -> None:
     """Handler of the fork-server: answer the judge until it closes the channel."""
     fd, asked = context.fds
     nbytes = os.fstat(fd).st_size
-    memory = torch.frombuffer(map_arena(fd, nbytes, populate=True), dtype=torch.uint8)
+    arena = map_arena(fd, nbytes)
+    memory = torch.frombuffer(arena, dtype=torch.uint8)
     os.close(fd)
     start_threads()
     forbid_new_threads()
-    runner = Runner(memory, context.tmp)
+    runner = Runner(memory, context.tmp, functools.partial(populate, arena))
     gc.collect()
     gc.freeze()
     gc.disable()  # no pauses where time is taken; a plan's objects live until the process ends
@@ -144,6 +146,7 @@ class Runner:
 
     memory: torch.Tensor
     folder: Path
+    populate: Callable[[int, int], None] = lambda _start, _stop: None  # see `arena.populate`
     _plans: dict[int, list[Step]] = field(default_factory=dict)
     _libraries: dict[str, ctypes.CDLL] = field(default_factory=dict)
     _state: ProcessState = field(default_factory=ProcessState)
@@ -163,7 +166,12 @@ class Runner:
                 (self.folder / f"{int(name, 16):064x}.so").write_bytes(data)
         elif verb == "prepare":
             offsets = {int(k): v for k, v in cast("dict[str, int]", request["at"]).items()}
-            self._keep(cast("int", request["number"]), self._bind(parse_plan(blobs[0]), offsets))
+            plan = parse_plan(blobs[0])
+            self._keep(cast("int", request["number"]), self._bind(plan, offsets))
+            # Before it is timed. Most of an arena may belong to others, or to other cases.
+            starts = [offsets[b.id] for b in plan.buffers]
+            stops = [offsets[b.id] + b.nbytes for b in plan.buffers]
+            self.populate(min(starts, default=0), max(stops, default=0))
         elif verb == "forget":
             self._keep(cast("int", request["number"]), None)
         elif verb == "house":
