@@ -1,6 +1,6 @@
 """Inputs that tasks have in common: what reference.py may import for its `inputs`.
 
-    from kagent_sandbox.draws import draw_index, offsets, segments
+    from kagent_sandbox.draws import draw_as_counted, draw_index, offsets, segments
 
 An exported library has these functions in its copy of reference.py.
 """
@@ -58,6 +58,36 @@ def draw_index(
     if kind == "same":
         return many.expand(tuple(shape)).contiguous()
     return many.sort(-1).values if kind == "sorted" else many
+
+
+def draw_as_counted(
+    counts: Sequence[float],
+    shape: Sequence[int],
+    generator: torch.Generator,
+    device: torch.device,
+) -> torch.Tensor:
+    """Draw indices from 0 to `len(counts) - 1`, each as often as it was counted somewhere.
+
+    Such counts are tokens of each expert, or uses of each page.
+
+    Args:
+        counts: How often each index was seen. What was never seen is never drawn.
+        shape: Shape of the result.
+        generator: The source of chance.
+        device: Where the result is.
+
+    Returns:
+        int64 of `shape`.
+
+    Raises:
+        ValueError: A count is negative, or all are 0.
+    """
+    if not counts or min(counts) < 0 or not sum(counts) > 0:
+        raise ValueError(f"{list(counts)[:8]}: expected counts of 0 or more, and one above 0")
+    ends = torch.tensor([*counts], device=device, dtype=torch.float64).cumsum(0)
+    position = torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float64)
+    found = torch.searchsorted(ends, position * ends[-1], right=True)
+    return found.clamp_(max=max(i for i, n in enumerate(counts) if n))
 
 
 def offsets(

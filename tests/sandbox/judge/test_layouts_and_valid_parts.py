@@ -9,7 +9,7 @@ from kagent.prompting.task_text import about_task
 from kagent_sandbox.data.task import build_case, strides_of
 from kagent_sandbox.data.verdict import Rejected, Status
 from kagent_sandbox.device.traits import InputPolicy
-from kagent_sandbox.draws import INDEX_KINDS, draw_index, offsets, segments
+from kagent_sandbox.draws import INDEX_KINDS, draw_as_counted, draw_index, offsets, segments
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check.inputs import InputSampler
 from kagent_sandbox.judge.check.task_checker import check
@@ -186,6 +186,16 @@ def test_indices_are_of_their_kind(kind):
     assert bool((drawn.diff() >= 0).all()) == (kind in ("sorted", "same"))
     with pytest.raises(ValueError, match="expected one of"):
         draw_index("any", (1,), 2, generator, CPU)
+
+
+def test_indices_are_drawn_as_often_as_they_were_counted():
+    generator = torch.Generator().manual_seed(0)
+    drawn = draw_as_counted([0, 300, 0, 100, 0], (20, 200), generator, CPU)
+    counts = drawn.flatten().bincount(minlength=5)
+    assert counts[[0, 2, 4]].tolist() == [0, 0, 0]
+    assert 2800 < counts[1] < 3200
+    with pytest.raises(ValueError, match="one above 0"):
+        draw_as_counted([0, 0], (1,), generator, CPU)
 
 
 def test_joined_sequences():
