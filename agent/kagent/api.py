@@ -81,6 +81,19 @@ class Task:
         Raises:
             UserError: The function cannot become a task, or the folder is there already.
             TaskError: The task has a fault.
+
+        Example:
+            Make the task ./softcap, whose two sizes both vary, and see what it is:
+
+                import torch
+                import kagent
+
+                def softcap(x):
+                    return 30 * torch.tanh(x / 30)
+
+                sizes = {"x:0": "M", "x:1": "N"}
+                task = kagent.Task.of(softcap, torch.randn(1024, 512), vary=sizes)
+                print(task.signature, task.dims)  # "M" is 1024 and "N" 512 in the example
         """
         from kagent.authoring.new_task import make_task, parse_vary
         from kagent.authoring.operation import make_operation
@@ -174,6 +187,14 @@ class Run:
 
         Raises:
             RunError: There is no such run, or its folder is damaged.
+
+        Example:
+            Print what the newest run has found so far:
+
+                import kagent
+
+                run = kagent.Run.open("latest")
+                print(run.best or "nothing has passed yet")
         """
         folder = find_run(load_config(runs=runs).runs, str(run))
         read_manifest(folder)
@@ -290,6 +311,15 @@ class Run:
             UserError: This machine lacks the device.
             RunError: The run belongs to another device, or cannot be written.
             MachineError: The machine failed; verdicts until then are kept.
+
+        Example:
+            Judge for ten minutes at most, and let the finalists race:
+
+                import kagent
+
+                with kagent.Run.open("latest") as run:
+                    done = run.judge(deadline_s=600, race=True)
+                print(f"{len(done.recorded)} judged, {done.left} left")
         """
         begun_s = time.monotonic()
         limit = None if deadline_s is None else judging.deadline_of(begun_s, deadline_s)

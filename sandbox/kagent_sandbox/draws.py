@@ -38,6 +38,16 @@ def draw_index(
 
     Raises:
         ValueError: An unknown kind, or more distinct indices than there are.
+
+    Example:
+        Draw the classes of 8 rows, of 1000 classes:
+
+            import torch
+            from kagent_sandbox.draws import draw_index
+
+            generator = torch.Generator().manual_seed(0)
+            target = draw_index("zipf", (8,), 1000, generator, torch.device("cpu"))
+            assert target.shape == (8,) and target.dtype == torch.int64
     """
     if kind not in INDEX_KINDS:
         raise ValueError(f"no indices of kind {kind!r}: expected one of {', '.join(INDEX_KINDS)}")
@@ -93,10 +103,25 @@ def draw_as_counted(
 def offsets(
     lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:
-    """Where each of several sequences starts when they are joined, and where the last one ends.
+    """Compute where each of several joined sequences starts, and where the last one ends.
+
+    Args:
+        lengths: Elements of each sequence.
+        device: Where the result is.
+        dtype: Integer type of the result.
 
     Returns:
         [len(lengths) + 1] in `dtype`, the first is 0.
+
+    Example:
+        Join sequences of 3, 0 and 2 elements:
+
+            import torch
+            from kagent_sandbox.draws import offsets, segments
+
+            cpu = torch.device("cpu")
+            assert offsets([3, 0, 2], cpu).tolist() == [0, 3, 3, 5]
+            assert segments([3, 0, 2], cpu).tolist() == [0, 0, 0, 2, 2]
     """
     joined = torch.tensor([0, *lengths], device=device, dtype=torch.int64)
     return joined.cumsum(0).to(dtype)
@@ -105,7 +130,12 @@ def offsets(
 def segments(
     lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:
-    """The number of the sequence that each element of the joined ones belongs to.
+    """Compute which of several joined sequences each element belongs to. See `offsets`.
+
+    Args:
+        lengths: Elements of each sequence.
+        device: Where the result is.
+        dtype: Integer type of the result.
 
     Returns:
         [sum(lengths)] in `dtype`, ascending.

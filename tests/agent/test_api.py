@@ -6,7 +6,9 @@ import sys
 
 import kagent
 import pytest
+from examples import run_examples
 from kagent.asktell import judging
+from kagent.asktell.open_run import new_run
 from kagent.evolve.offline_check import OfflineCheck
 from kagent.runs.events import Recorded, Stop
 from kagent_sandbox.data.build import Built
@@ -73,7 +75,24 @@ def test_five_lines(run):
     assert divergence(run.folder) is None
 
 
-def test_a_brief_has_its_prompt_in_one_piece_and_in_two(run):
+def test_examples_run_as_they_are_written(task, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(kernel(8, 1))
+    monkeypatch.setattr("kagent.api.new_run", lambda _, *rest: new_run(str(task), *rest))
+    monkeypatch.setattr("kagent.api.precheck", lambda *_: ())  # the toy is no real kernel
+    model = iter([reply(16, 3), reply(8, 3)])
+    run_examples(kagent.Run, my_model=lambda _prompt: next(model))
+    run_examples(kagent.Run.open)
+    run_examples(kagent.Run.judge)
+    one, two, best, told, newest, judged = capsys.readouterr().out.splitlines()
+    assert [one[:4], two[:4]] == ["#2: ", "#3: "]
+    assert best.startswith("#2 ")
+    assert told.endswith("waits for a judge")
+    assert newest == best
+    assert judged == "1 judged, 0 left"
+
+
+def test_an_ask_has_its_prompt_in_one_piece_and_in_two(run):
     (ask,) = run.ask()
     assert ask.prompt.startswith(ask.system.rstrip())
     assert ask.prompt.endswith(ask.user)

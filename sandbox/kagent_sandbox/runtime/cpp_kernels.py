@@ -45,6 +45,28 @@ def cpp_kernel(
         source: C++20, with any header of the compiler's and of OpenMP's.
         options: Options of g++ that change the kernel's code, for example `-fno-math-errno`.
         defines: Macros: names to numbers or text.
+
+    Returns:
+        The kernel. Call it with the function's arguments; nothing is compiled before.
+
+    Example:
+        Double every element of a tensor, whatever its shape:
+
+            import torch
+            from kagent_sandbox.lang import cpp_kernel
+
+            double_all = cpp_kernel("double_all", '''
+                #include <cstdint>
+                extern "C" void double_all(const float* x, float* y, int64_t n) {
+                    #pragma omp parallel for
+                    for (int64_t i = 0; i < n; ++i) y[i] = 2 * x[i];
+                }
+            ''')
+
+            x = torch.randn(4, 1000)  # float32, contiguous
+            y = torch.empty_like(x)
+            double_all(x, y, x.numel())
+            assert torch.equal(y, 2 * x)
     """
     kernel: CppKernel = made_once(CppKernel, "cpp", name, source, options, defines)
     return kernel
@@ -61,7 +83,11 @@ class CppKernel:
         self._function: Callable[..., None] = self._first
 
     def __call__(self, *args: object) -> None:
-        """Call it; arguments as for `CudaKernel.launch`.
+        """Run the kernel to its end.
+
+        Args:
+            args: Tensors on the CPU (their first element's address), numbers by the type of the
+                parameter, numpy scalars (explicit types), None (a null pointer).
 
         Raises:
             TypeError: An argument does not fit its parameter, or a tensor is not on the CPU.

@@ -48,10 +48,30 @@ def cuda_kernel(
         name: Its name, plain or `namespace::name`, or an instance of a template: `rows<128,
             float>`.
         source: CUDA C++. Headers of the toolkit (cuda_bf16.h, mma.h, cooperative_groups.h,
-            cuda/barrier,
-            cuda.h for CUtensorMap) can be included; host code cannot.
+            cuda/barrier, cuda.h for CUtensorMap) can be included; host code cannot.
         options: Options of NVRTC that change code, for example `--use_fast_math`.
         defines: Macros: names to numbers or text.
+
+    Returns:
+        The kernel. `CudaKernel.launch` launches it; nothing is compiled before.
+
+    Example:
+        Double every element of a tensor on a GPU, 256 threads a block:
+
+            import torch
+            from kagent_sandbox.lang import cuda_kernel
+
+            double_all = cuda_kernel("double_all", '''
+                __global__ void double_all(const float* x, float* y, long long n) {
+                    long long i = blockIdx.x * 256ll + threadIdx.x;
+                    if (i < n) y[i] = 2 * x[i];
+                }
+            ''')
+
+            x = torch.randn(4, 1000, device="cuda")  # float32, contiguous
+            y = torch.empty_like(x)
+            double_all.launch((x.numel() + 255) // 256, 256, x, y, x.numel())
+            assert torch.equal(y, 2 * x)
     """
     kernel: CudaKernel = made_once(CudaKernel, "cuda", name, source, options, defines)
     return kernel
@@ -82,8 +102,8 @@ class CudaKernel:
             grid: Blocks per axis, up to three (all blocks, clusters or not).
             block: Threads per axis, up to three.
             args: Tensors (their first element's address), numbers by the type of the parameter,
-                numpy
-                scalars (explicit types), None (a null pointer), `tensor_map(...)`, `struct(...)`.
+                numpy scalars (explicit types), None (a null pointer), `tensor_map(...)`,
+                `struct(...)`.
             shared: Dynamic shared memory of a block in bytes.
             cluster: Blocks of a cluster per axis (sm_90 and later).
             cooperative: All blocks run at once and may wait for each other.

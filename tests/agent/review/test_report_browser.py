@@ -14,6 +14,7 @@ from kagent.review.live import PageServer
 from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
 from kagent.runs.store import RunStore, read_history
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from made import with_words
 from test_report_page import SOFTMAX, hostile
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -45,7 +46,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    """A report with all there can be: a race, an ablation, a rejected candidate."""
+    """A report of all parts: a race, an ablation, a rejected candidate, compilers' words."""
     store, history = read_history(SOFTMAX)
     worth = Contribution("#14 structure: a stream", 14, True, 1.02, 1.01, 1.03)
     control = Contribution(CONTROL, None, True, 1.001, 0.997, 1.004)
@@ -53,7 +54,8 @@ def file(tmp_path_factory):
     events = (*history.events, replace(history.events[-1], kind="ablated", data=ablated))
     refused = Rejected(Stage.BUILD, Status.COMPILE_ERROR, "x.cu(3): error: expected a ';'")
     proposal = Proposal(17, (14,), Operator.TUNE, "cuda_persistent", "# x\n", "more of it")
-    lineage = Lineage([*history.lineage, Candidate(proposal, refused)])
+    said = (with_words(c) if c.id == 5 else c for c in history.lineage)
+    lineage = Lineage([*said, Candidate(proposal, refused)])
     target = tmp_path_factory.mktemp("report") / "report.html"
     full = replace(history, events=events, lineage=lineage)
     target.write_text(page.render("softmax-ask-tell", store.manifest, full))
@@ -152,6 +154,12 @@ def test_the_keyboard_opens_turns_and_closes_a_candidate(browser, file):
         ".map((line) => line.textContent)"
     )
     _, history = read_history(SOFTMAX)
+    messages = browser.find_elements(By.CSS_SELECTOR, "#candidate-body .message")
+    assert [m.text.partition(";")[0] for m in messages] == [
+        "rows: ptxas: (C7511) wgmma.mma_async instructions are serialized",
+        "rows at 0x40: 9 instructions",
+    ]
+    assert all(m.size["height"] > 20 for m in messages)
     original = history.lineage[5].proposal.source.rstrip("\n").splitlines()
     assert [line or " " for line in original] == source
     title.send_keys(Keys.ESCAPE)

@@ -1,0 +1,21 @@
+"""Examples in docstrings, to be run."""
+
+import inspect
+import re
+import textwrap
+
+
+def examples(thing):
+    """The code of an object's `Example:` section: what stands below its sentences, indented."""
+    doc = inspect.getdoc(thing)
+    (section,) = re.findall(r"^Example:\n((?:(?: {4}.*)?(?:\n|$))+)", doc, flags=re.MULTILINE)
+    blocks = re.findall(r"(?:^ {8}.*(?:\n|$)|^\n)+", section, flags=re.MULTILINE)
+    return [textwrap.dedent(block) for block in blocks if block.strip()]
+
+
+def run_examples(thing, **names):
+    """Run all examples of an object, one after the other."""
+    found = examples(thing)
+    assert found
+    for code in found:
+        exec(compile(code, thing.__qualname__, "exec"), names)
