@@ -57,7 +57,9 @@ def end_of_run(
         yield Text(selftest)
     if (memory := recalled_text(outcome.history)) is not None:
         yield memory
-    if best is None:
+    if not len(lineage):
+        yield Text("nothing was evaluated before the run ended")
+    elif best is None:
         yield Text("no candidate passed; run the next command to see why")
     else:
         won = lineage[final.winner] if final is not None and final.winner is not None else best

@@ -1,8 +1,8 @@
 """Every door has the same lock: what refuses a candidate first is the same wherever it comes in.
 
-Files of the corpus, and seeds; a sample of a fixed size, that these tests stay quick. Left out of
-the corpus are files that meet their limits on time (minutes), that name baits (the selftest makes
-them), and that may get one of several verdicts.
+Files of the corpus, and seeds: a sample of a fixed size, that these tests stay quick, and all of
+them with `--whole`. Left out of the corpus are files that meet their limits on time (minutes), that
+name baits (the selftest makes them), and that may get one of several verdicts.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from kagent.evolve.offline_check import OfflineChecker
 from kagent.evolve.open_machine import request_maker, search_cases
 from kagent.selftest.assemble import candidate_text
 from kagent.selftest.catalogue import Variant, load_catalogue
-from kagent.tasks import find_task, seeds_of
+from kagent.tasks import find_task, seeds_of, task_names
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.verdict import Examined, Rejected, Stage, Status
 from kagent_sandbox.device.cpu.facts import cpu_facts
@@ -62,10 +62,9 @@ class Judge:
         return Race((), {})
 
 
-def sampled():
-    """Paths of candidates, and their tasks; always the same."""
-    chance = random.Random(0)
-    usable = [
+def usable():
+    """The files of the corpus that are compared."""
+    return [
         e
         for e in load_catalogue()
         if isinstance(e, Variant)
@@ -74,10 +73,15 @@ def sampled():
         and not e.endless
         and "@bait" not in candidate_text(e.path)
     ]
+
+
+def sampled():
+    """Paths of candidates, and their tasks; always the same."""
+    chance = random.Random(0)
     task = find_task(SEED)
     seeds = seeds_of(task)
     for cpp in (True, False):
-        mine = [e for e in usable if (e.runs == "cpu") == cpp]
+        mine = [e for e in usable() if (e.runs == "cpu") == cpp]
         front = [e for e in mine if e.expect[0].startswith(FRONT)]
         rest = [e for e in mine if e not in front]
         picked = [*chance.sample(front, REFUSED), *chance.sample(rest, OTHERS)]
@@ -85,6 +89,21 @@ def sampled():
             yield pytest.param(e.path, e.task, id=e.id)
         seed = next(s for s in seeds if (s.language == "cpp") == cpp)
         yield pytest.param(seed.path, task.folder, id=f"{SEED}-{seed.name}")
+
+
+def whole():
+    """All files of the corpus, and all seeds of all tasks."""
+    for e in usable():
+        yield pytest.param(e.path, e.task, id=e.id)
+    for task in map(find_task, task_names()):
+        for seed in seeds_of(task):
+            yield pytest.param(seed.path, task.folder, id=f"{task.name}-{seed.name}")
+
+
+def pytest_generate_tests(metafunc):
+    if "path" in metafunc.fixturenames:
+        files = whole() if metafunc.config.getoption("--whole") else sampled()
+        metafunc.parametrize(("path", "task"), list(files))
 
 
 @pytest.fixture(autouse=True)
@@ -149,11 +168,10 @@ def first_refusals(builder, task, path):
     return found
 
 
-@pytest.mark.parametrize(("path", "task"), list(sampled()))
 def test_first_refusal_is_the_same_at_every_door(builder, tmp_path, path, task):
-    whole = tmp_path / path.name
-    whole.write_text(candidate_text(path))
-    found = first_refusals(builder, find_task(task), whole)
+    file = tmp_path / path.name
+    file.write_text(candidate_text(path))
+    found = first_refusals(builder, find_task(task), file)
     assert len(set(found.values())) == 1, found
 
 

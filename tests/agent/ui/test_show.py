@@ -168,6 +168,14 @@ def test_an_interrupted_run_says_how_to_go_on(folder):
     assert f"resume: kagent evolve toy --resume {folder.name}" in text
 
 
+def test_a_run_that_ended_before_anything_was_evaluated_says_so(folder):
+    none = dataclasses.replace(outcome(folder).history, lineage=Lineage(), events=(), race=None)
+    ended = Outcome(folder, Stop.INTERRUPTED, none)
+    text = rendered(end_of_run(ended, "toy", matrix=False, flags={}), 120)
+    assert "nothing was evaluated before the run ended" in text
+    assert "no candidate passed" not in text
+
+
 def test_a_race_that_everyone_lost_has_no_winner(folder):
     from dataclasses import replace
 
