@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.language import ANY, languages_of
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import UserError
@@ -21,6 +22,7 @@ from kagent.config.settings import Config, load_config
 from kagent.config.values import Seconds
 from kagent.evolve.proposers import check_models
 from kagent.evolve.session import kind_for, kind_here, seeds_for
+from kagent.fleet.fleet import LOCAL, fleet_of
 from kagent.runs.files import read_regular
 from kagent.suite.problems import Form, Problem, find_problems
 from kagent.suite.record import Settings
@@ -102,20 +104,19 @@ def asked_for(sources: Sequence[str], given: Mapping[str, Any]) -> CampaignFile:
     return asked.model_copy(update={**changes, "options": options})
 
 
-def plan(sources: Sequence[str], asked: CampaignFile) -> Campaign:
+def plan(sources: Sequence[str], asked: CampaignFile, on: str = LOCAL) -> Campaign:
     """The campaign that was asked for, before its first slice.
 
     Args:
         sources: As the user gave them.
         asked: What was asked for.
+        on: Where its runs are to be: "local", "ray", "ray://HOST[:PORT]".
 
     Raises:
         UserError: A task, an option or the budget does not fit.
     """
     general = _config("options", asked.options)
-    devices = tuple(asked.devices) or (
-        "cpu" if kind_here(general.lang, "these tasks") == "cpu" else "cuda:0",
-    )
+    devices = tuple(asked.devices) or (_first_device(general.model_copy(update={"on": on})),)
     twice = {d for d in devices if devices.count(d) > 1}
     if twice:
         raise UserError(f"device {twice.pop()} is named twice: name each once")
@@ -130,7 +131,7 @@ def plan(sources: Sequence[str], asked: CampaignFile) -> Campaign:
             options = {**asked.options, **table.options}
             config = _config(f"tasks: {table.task}: options", options)
             for device in devices:
-                _check_language(find_task(problem.path), device, config.lang)
+                _check_language(find_task(problem.path), device, config.lang, on)
                 name = problem.name if len(devices) == 1 else f"{device}/{problem.name}"
                 if any(p.name == name for p in problems):
                     raise UserError(f"task {problem.name} is named twice: name each once")
@@ -167,13 +168,43 @@ def plan(sources: Sequence[str], asked: CampaignFile) -> Campaign:
     )
 
 
-def _check_language(task: Task, device: str, lang: str) -> None:
+def _first_device(config: Config) -> str:
+    """The device of a campaign that names none."""
+    if kind_here(config, "these tasks") == "cpu":
+        return "cpu"
+    return "cuda:0" if config.on == LOCAL else "cuda"
+
+
+def _kind_of(device: str, on: str) -> Kind:
+    """The kind of a device of this machine, or of a cluster.
+
+    Raises:
+        UserError: There is no such device.
+    """
+    if on == LOCAL:
+        return kind_of_device(device)
+    if device == "cpu":
+        return "cpu"
+    if not fleet_of(load_config(on=on, accelerator=accelerator_of(device))).has("gpu"):
+        raise UserError(
+            f"no device {device!r} on the Ray cluster ({on}): expected cpu, cuda for any GPU, or a "
+            "type of GPU as Ray labels it, such as H100"
+        )
+    return "gpu"
+
+
+def accelerator_of(device: str) -> str | None:
+    """What `--accelerator` is for a campaign's device on a cluster."""
+    return None if device == "cuda" else device
+
+
+def _check_language(task: Task, device: str, lang: str, on: str) -> None:
     """Make sure that a task has seeds for a device.
 
     Raises:
         UserError: There is no such device, the language is for others, or no seed is in it.
     """
-    kind = kind_of_device(device)
+    kind = _kind_of(device, on)
     if kind_for(lang, gpu=kind == "gpu") != kind:
         fitting = ", ".join(each.name for each in languages_of(kind))
         raise UserError(f"language {lang} has no kernels for {device}: expected {fitting} or {ANY}")

@@ -22,9 +22,11 @@ from kagent_sandbox.errors import KagentError, MachineError, TaskError
 
 from kagent.asktell.judging import judge_all
 from kagent.campaign.exchange import Migrant, accept
+from kagent.campaign.file import accelerator_of
 from kagent.config.devices import use_device
 from kagent.config.settings import Config, load_config
 from kagent.evolve import session
+from kagent.fleet.fleet import LOCAL
 from kagent.llm.chat import ModelError
 from kagent.runs.ask import Nobody
 from kagent.runs.events import Event, PhaseBegan, Recorded, Started, Stop
@@ -113,7 +115,11 @@ def main() -> None:
         answers.flush()
 
     try:
-        use_device(request["device"])  # before anything asks whether there is a GPU
+        options = request["config"]
+        if options.get("on") in (None, LOCAL):
+            use_device(request["device"])  # before anything asks whether there is a GPU
+        else:
+            options["accelerator"] = accelerator_of(request["device"])
         tell({"stop": work(request, tell)})
     except KeyboardInterrupt:
         tell({"stop": Stop.INTERRUPTED.value})

@@ -8,14 +8,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.data.language import ANY, LANGUAGES
-from kagent_sandbox.errors import KagentError
+from kagent_sandbox.errors import KagentError, UserError
 from rich.text import Text
 from typer.core import TyperGroup
 
@@ -85,6 +85,27 @@ def options(
     """Options of kagent itself."""
 
 
+def write_slurm_script(what: str, resume: Sequence[str]) -> None:
+    """Write this very command as a batch script, and say how to submit it.
+
+    Args:
+        what: What it is about, for the name of the file.
+        resume: What the command gets in a job that is queued again.
+
+    Raises:
+        UserError: The file is there already, or cannot be written.
+    """
+    from kagent.fleet.slurm import write_script
+
+    path = Path(f"kagent-{what}.sbatch")
+    try:
+        write_script(sys.argv[1:], resume, path)
+    except OSError as e:
+        hint = "move it away first" if isinstance(e, FileExistsError) else "use another folder"
+        raise UserError(f"{path}: {e.strerror}: {hint}") from None
+    out.print(f"wrote {path}: look at its #SBATCH lines, then submit it with: sbatch {path}")
+
+
 def complete_task(incomplete: str) -> list[str]:
     """Names of tasks, for a shell."""
     from kagent.tasks import task_names
@@ -132,6 +153,20 @@ DeviceOption = Annotated[
         envvar="KAGENT_DEVICE",
         callback=_use_device,
         is_eager=True,  # before anything asks whether there is a GPU
+    ),
+]
+OnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="local|ray|ray://HOST|slurm",
+        help="Where to build and judge: docs/clusters.md (local).",
+    ),
+]
+AcceleratorOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TYPE|cpu", help="GPU of the cluster to judge on, as Ray labels it: H100."
     ),
 ]
 LangOption = Annotated[

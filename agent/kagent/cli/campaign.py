@@ -25,11 +25,16 @@ from kagent.cli.app import (
     JobsOption,
     LangOption,
     ModelOption,
+    OnOption,
     app,
     complete_task,
     err,
     out,
+    write_slurm_script,
 )
+from kagent.config.settings import load_config
+from kagent.fleet.fleet import LOCAL
+from kagent.fleet.slurm import SLURM
 
 if TYPE_CHECKING:
     from kagent.campaign.file import CampaignFile
@@ -58,8 +63,8 @@ def campaign(
     devices: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="cpu|cuda:N|UUID",
-            help="Device to use; may be repeated (the first GPU, or cpu).",
+            metavar="cpu|cuda:N|UUID|TYPE",
+            help="Device to use, TYPE on a cluster; may be repeated (the first GPU, or cpu).",
         ),
     ] = None,
     max_time: Annotated[
@@ -80,6 +85,7 @@ def campaign(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a campaign; verdicts stay.")
     ] = False,
+    on: OnOption = None,
 ) -> None:
     """Spend one budget over tasks x devices x seeds, where it gains most; race all finalists."""
     from kagent.campaign.file import asked_for, plan
@@ -97,6 +103,15 @@ def campaign(
     if max_cost is not None and not max_cost > 0:
         raise UserError(f"--max-cost {max_cost:g}: expected dollars above 0")
     folder = _folder(sources, to)
+    if on == SLURM:
+        write_slurm_script(folder.name, ["--resume"])
+        return
+    where = load_config(on=on).on
+    if export is not None and where != LOCAL:
+        raise UserError(
+            f"--export measures on this machine, and --on {where} times elsewhere: leave it out, "
+            "then run kagent export where there is such a device"
+        )
     names = tuple(absolute(s) for s in sources)
     options = {"lang": lang, "model": ",".join(model) if model else None}
     given: dict[str, object] = {
@@ -115,13 +130,13 @@ def campaign(
     if resume:
         work = _resumed(read_record(folder, Campaign), folder, names, asked, options)
     else:
-        work = plan(names, asked)
+        work = plan(names, asked, where)
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = take_lock(folder)
     with lock:
         write_record(folder, work)
-        session = {"jobs": jobs, "isolation": isolation}
+        session = {"jobs": jobs, "isolation": isolation, "on": where}
         runner = CampaignRunner(folder, work, session, _ignore, _ignore)
         interrupted = False
         try:

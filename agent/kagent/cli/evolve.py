@@ -14,6 +14,7 @@ from kagent.cli.app import (
     EVOLVE,
     INTERRUPTED,
     NOT_FASTER,
+    AcceleratorOption,
     DeviceOption,
     FreshOption,
     IsolationOption,
@@ -21,14 +22,17 @@ from kagent.cli.app import (
     LangOption,
     MemoryOption,
     ModelOption,
+    OnOption,
     RunsOption,
     app,
     complete_run,
     complete_task,
     err,
     out,
+    write_slurm_script,
 )
 from kagent.config.settings import Config, load_config
+from kagent.fleet.slurm import SLURM
 from kagent.runs.events import Event, Observer, Started, Stop
 
 if TYPE_CHECKING:
@@ -113,6 +117,8 @@ def evolve(
             help="Continue a run: its name, path, or 'latest'.", autocompletion=complete_run
         ),
     ] = None,
+    on: OnOption = None,
+    accelerator: AcceleratorOption = None,
     _device: DeviceOption = None,
 ) -> None:
     """Evolve a task's kernel: propose, build, check, measure, keep the fastest lineage."""
@@ -122,6 +128,10 @@ def evolve(
     from kagent.ui import end_of_run
     from kagent.ui.live import display_for
 
+    if on == SLURM:
+        name = find_task(task).name
+        write_slurm_script(name, ["--resume", "latest"])
+        return
     config = load_config(
         budget=budget,
         lang=lang,
@@ -145,6 +155,8 @@ def evolve(
         early_stop=early_stop,
         memory=memory,
         runs=runs,
+        on=on,
+        accelerator=accelerator,
     )
     folder = find_run(config.runs, resume) if resume is not None else None
     found = find_task(task)

@@ -229,7 +229,7 @@ def _new(sources: tuple[str, ...], given: Mapping[str, object]) -> Suite:
     return Suite(
         sources=sources,
         settings=Settings.of(config),
-        kind=kind_here(config.lang, "these problems"),
+        kind=kind_here(config, "these problems"),
         problems=tuple(find_problems(sources)),
         version=importlib.metadata.version("kagent"),
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -252,7 +252,7 @@ def _resumed(
             f"{folder}: a suite of {' '.join(suite.sources)}, not of {' '.join(sources)}: name "
             "its folder with --to, or begin another there"
         )
-    config = load_config(**given)
+    config = load_config(**{**given, "lang": given.get("lang") or suite.settings.lang})
     for name, value in given.items():
         own, now = getattr(suite.settings, name), getattr(config, name)
         if value is not None and now != own:
@@ -260,7 +260,7 @@ def _resumed(
                 f"{folder}: began with {name} {_text(own)}, and {_text(now)} was given: its "
                 "problems would not compare; begin another suite with --to"
             )
-    if kind_here(suite.settings.lang, "these problems") != suite.kind:
+    if kind_here(config, "these problems") != suite.kind:
         raise RunError(
             f"{folder}: began on a {suite.kind.upper()}, and this is none: begin another suite "
             "with --to"

@@ -29,6 +29,7 @@ from kagent.config.values import (
     Lang,
     ModelTable,
     Names,
+    On,
     Proposer,
     Seconds,
     parse_key,
@@ -101,6 +102,10 @@ class Config(BaseSettings):
     prompts: Path | None = Field(None, description="folder of prompt templates and cards to use")
     seed: int = Field(0, description="seed of all random decisions")
     jobs: int = Field(default_factory=cores, ge=1, description="builds at once")
+    on: On = Field("local", description="where: local, ray, or ray://HOST[:PORT]")
+    accelerator: str | None = Field(
+        None, description="type of a cluster's GPU to judge on, as Ray labels it: H100; cpu: none"
+    )
     isolation: Literal["auto", "T0", "T1", "T2", "T3"] = Field(
         "auto", description="tier of docs/isolation.md: the highest that works, or exactly one"
     )

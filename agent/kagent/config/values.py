@@ -98,6 +98,12 @@ def _proposer(value: str) -> str:
     return value
 
 
+def _on(value: str) -> str:
+    if value not in ("local", "ray") and not re.fullmatch(r"ray://[^/\s]+", value):
+        raise ValueError("expected local, ray or ray://HOST[:PORT]")
+    return value
+
+
 def _lang(name: str) -> str:
     return name if name == ANY else language(name).name
 
@@ -107,6 +113,7 @@ Lang = Annotated[str, AfterValidator(_lang)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Address = Annotated[str, AfterValidator(_address)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+On = Annotated[str, AfterValidator(_on)]
 Proposer = Annotated[str, AfterValidator(_proposer)]
 Key = Annotated[SecretStr, AfterValidator(parse_key)]
 

@@ -1,7 +1,6 @@
 """Interfaces that the loop needs: something that builds, and something that judges.
 
-`kagent_sandbox.builder.client.Builder` and `kagent_sandbox.judge.client.JudgeClient` are these; a
-test's are a few lines of arithmetic.
+`kagent.fleet` opens them, here or on a cluster; a test's are a few lines of arithmetic.
 """
 
 from __future__ import annotations
@@ -14,14 +13,8 @@ from kagent_sandbox.data.build import BuildRequest, Built, Contender
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected
 
+from kagent.fleet.fleet import Builds
 from kagent.runs.lineage import Candidate
-
-
-class CandidateBuilder(Protocol):
-    """Turns source into plans and binaries. Called from several threads at once."""
-
-    def build(self, request: BuildRequest) -> Built | Rejected:
-        """Block until it is built or rejected."""
 
 
 class CandidateJudge(Protocol):
@@ -64,7 +57,7 @@ class CandidateJudge(Protocol):
 class Machine:
     """Builder and judge of a session."""
 
-    builder: CandidateBuilder
+    builder: Builds
     judge: CandidateJudge
     jobs: int  # builds at once
     quiet: bool  # nothing may be built while it times: kernels run on the cores that build

@@ -6,19 +6,15 @@ import contextlib
 import platform
 from collections.abc import Callable, Iterator, Mapping
 
-from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.data.build import BuildRequest
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.task import Case, Kind, Task, build_case, draw_hidden
-from kagent_sandbox.device.table import device_for, find_device
-from kagent_sandbox.judge.client import JudgeClient
-from kagent_sandbox.process.isolation_probe import probe
-from kagent_sandbox.process.temporary_space import temporary_space
 
 from kagent.config.settings import Config
 from kagent.evolve.machine import Machine
+from kagent.fleet.fleet import LOCAL, fleet_of
 from kagent.runs.manifest import versions
 from kagent.runs.selftest_record import in_environment
 from kagent.tasks import sound_task
@@ -38,7 +34,7 @@ def open_machine(
     Args:
         task: The task.
         kind: "gpu" or "cpu".
-        config: Jobs and isolation.
+        config: Where, jobs and isolation.
         secret: Seed of the hidden cases. The judge gets it now, the store with the final race.
         say: Is told what is being done.
         accept: Is called with the environment and the device's facts before anything is measured;
@@ -52,31 +48,28 @@ def open_machine(
         MachineError: This machine cannot judge.
     """
     ask_for(config.isolation)
+    fleet = fleet_of(config)
     sound_task(task, kind, say)
-    device = device_for(kind)
-    with (
-        Builder(config.jobs, on_wait=say) as builder,
-        JudgeClient(task.folder, device, secret, race_s=config.race_time, on_wait=say) as judge,
-    ):
+    # The cores of this machine say nothing of others.
+    jobs = config.jobs if config.on == LOCAL or "jobs" in config.model_fields_set else None
+    with fleet.station(task, kind, secret, jobs, config.race_time, say) as station:
+        judge = station.judge
         facts = judge.facts
-        say("trying the isolation")
-        with temporary_space():
-            seen = probe()  # while the fork-servers import
-        seen.require()
-        tiers = {"builder": builder.isolation.tier, "launcher": judge.isolation().tier}
         environment: dict[str, object] = {
             "device": facts.name,
             "key": facts.key,
             "memory_bytes": facts.memory_bytes,
             "facts": to_json(facts),
-            "isolation": min(tiers.values()).value,
-            "isolation_by_role": {role: tier.value for role, tier in tiers.items()},
-            "canaries": {c.name: c.stopped_by for c in seen.canaries},
+            "isolation": min(station.tiers.values()).value,
+            "isolation_by_role": {role: tier.value for role, tier in station.tiers.items()},
+            "canaries": station.canaries,
             "host": platform.platform(),
             "python": platform.python_version(),
             "versions": versions(),
             "selftest": in_environment(facts.key, versions()),
         }
+        if station.places:
+            environment["places"] = station.places
         accept(environment, facts)
         say("timing a kernel against itself")
         noise = judge.noise()
@@ -93,10 +86,10 @@ def open_machine(
             return {"baselines": to_json(baselines), "ceilings": to_json(judge.ceilings())}
 
         machine = Machine(
-            builder=builder,
+            builder=station.builder,
             judge=judge,
-            jobs=config.jobs,
-            quiet=find_device(device).traits.disturbed_by_builds,
+            jobs=station.jobs,
+            quiet=station.quiet,
             request=request_maker(task, facts, search, config.configs),
             race_request=request_maker(task, facts, race, config.configs) if race else None,
             prepare=prepare,

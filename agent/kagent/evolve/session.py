@@ -20,7 +20,6 @@ from kagent_sandbox.confine.policy import asked_for
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.language import ANY, language, languages_of
 from kagent_sandbox.data.task import Kind, Task
-from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import RunError, TaskError, UserError
 
 from kagent.config.settings import Config
@@ -44,6 +43,7 @@ from kagent.evolve.remembering import (
     wanted,
 )
 from kagent.evolve.stored_run import setting_from
+from kagent.fleet.fleet import LOCAL, fleet_of
 from kagent.runs.ask import Nobody, Proposer
 from kagent.runs.cost import ModelCall
 from kagent.runs.events import Observer, Phase, Progress, Stop
@@ -206,10 +206,10 @@ def resolve_config(
     found = recording(config, task.name)
     if found is not None:
         given = config.model_fields_set
-        if not available(found.kind):
+        if not fleet_of(config).has(found.kind):
             raise UserError(
-                f"{found.name} holds kernels for an NVIDIA GPU, and this machine has none: replay "
-                "it where there is one"
+                f"{found.name} holds kernels for an NVIDIA GPU, and {_where(config)} has none: "
+                "replay it where there is one"
             )
         update: dict[str, object] = {} if "lang" in given else {"lang": found.lang}
         if "budget" not in given:
@@ -239,29 +239,43 @@ def choose_seeds(task: Task, config: Config) -> tuple[Kind, list[SeedText]]:
     Raises:
         UserError: There is no such seed, or no device to time it on.
     """
-    kind = kind_here(config.lang, task.name)
+    kind = kind_here(config, task.name)
     return kind, seeds_for(task, kind, config.lang)
 
 
-def kind_here(lang: str, what: str) -> Kind:
-    """The kind of device on which this machine times kernels of a language.
+def kind_here(config: Config, what: str) -> Kind:
+    """The kind of device on which kernels are timed: on this machine, or wherever they are to be.
 
     Args:
-        lang: Name of the language, or "any".
+        config: The language, or "any", and where.
         what: What is to be evolved, for the error.
 
     Raises:
         UserError: The language needs a GPU, and there is none.
+        MachineError: There is no cluster there.
     """
-    kind = kind_for(lang, gpu=available("gpu"))
-    if kind == "gpu" and not available("gpu"):
+    fleet = fleet_of(config)
+    has_gpu = fleet.has("gpu")
+    gpu_only = config.accelerator not in (None, "cpu")
+    kind = kind_for(config.lang, gpu=has_gpu or gpu_only)
+    if kind == "cpu" and gpu_only:
         raise UserError(
-            f"timing {lang} kernels needs an NVIDIA GPU, and this machine has none. "
+            f"{config.lang} kernels run on a CPU, and --accelerator {config.accelerator} asks for "
+            "a GPU: give one of the two"
+        )
+    if kind == "gpu" and not has_gpu:
+        gpu = f"a GPU of type {config.accelerator}" if gpu_only else "an NVIDIA GPU"
+        raise UserError(
+            f"timing {config.lang} kernels needs {gpu}, and {_where(config)} has none. "
             f"Possible here: --lang cpp evolves {what} on the CPU; "
             "kagent build compiles for a GPU; kagent check runs a Triton kernel in Triton's "
             "interpreter"
         )
     return kind
+
+
+def _where(config: Config) -> str:
+    return "this machine" if config.on == LOCAL else f"the Ray cluster ({config.on})"
 
 
 def kind_for(lang: str, *, gpu: bool) -> Kind:

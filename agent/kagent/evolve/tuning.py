@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kagent_sandbox.data.build import BuildRequest, Built
+from kagent_sandbox.data.packed_plans import PackedPlans, texts_of
 from kagent_sandbox.data.verdict import Rejected
 
 from kagent.runs.lineage import kernel_id
@@ -102,12 +103,14 @@ def together(builds: Sequence[Built]) -> Built:
         builds[0],
         source_hash=hashlib.sha256("".join(b.source_hash for b in builds).encode()).hexdigest(),
         configs=tuple(b.configs[0] for b in builds),
-        plans={
-            (i, case): plan
-            for i, built in enumerate(builds)
-            for (config, case), plan in built.plans.items()
-            if config == 0
-        },
+        plans=PackedPlans(
+            {
+                (i, case): text
+                for i, built in enumerate(builds)
+                for (config, case), text in texts_of(built.plans).items()
+                if config == 0
+            }
+        ),
         binaries={h: binary for b in builds for h, binary in b.binaries.items()},
     )
 

@@ -135,10 +135,11 @@ class Built:
     @property
     def work_hash(self) -> str:
         """Hash of all plans of all configurations: equal work, whatever the text."""
-        import hashlib
-
+        from kagent_sandbox.data.packed_plans import PackedPlans
         from kagent_sandbox.data.plan_json import plan_identity
 
+        if isinstance(self.plans, PackedPlans) and self.plans.work_hash:
+            return self.plans.work_hash
         parts = sorted(f"{i} {case} {plan_identity(p)}" for (i, case), p in self.plans.items())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
-from kagent_sandbox.cache import cache_folder
 from kagent_sandbox.confine.isolation import Isolation
-from kagent_sandbox.confine.policy import ISOLATION, Tier
-from kagent_sandbox.confine.presets import LAUNCHER_DISK_BYTES
+from kagent_sandbox.confine.policy import Tier
 from kagent_sandbox.data.build import Built, Contender, key_of
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.verdict import CaseError, Examined, Passed, Rejected, Stage, Status
 from kagent_sandbox.device.table import find_device
-from kagent_sandbox.errors import ChildDied, DeviceWedged, IncumbentWrong
+from kagent_sandbox.errors import ChildDied, IncumbentWrong, MachineError
+from kagent_sandbox.judge.judge_process import JudgeProcess
+from kagent_sandbox.judge.link import Link
+from kagent_sandbox.judge.packing import pack
 from kagent_sandbox.judge.protocol import (
-    ERRORS,
     CheckAnswer,
     Correct,
     Entrant,
@@ -33,14 +30,9 @@ from kagent_sandbox.judge.protocol import (
     RaceRequest,
     SweepAnswer,
     Swept,
-    pack,
 )
 from kagent_sandbox.judge.timing.noise import Noise
-from kagent_sandbox.process import process_tree
-from kagent_sandbox.process.channel import Channel, ChannelClosed, ChannelError, ChannelTimeout
-from kagent_sandbox.process.device_lock import DeviceLock, Mode
-from kagent_sandbox.process.environment import for_trusted
-from kagent_sandbox.process.temporary_space import require_room, says_full, temporary_space
+from kagent_sandbox.process.temporary_space import says_full
 
 T = TypeVar("T")
 
@@ -48,21 +40,8 @@ KEPT = 16
 """Candidates whose plans and binaries the judge keeps at a time."""
 MOST_SET_ASIDE = 2
 """Candidates in a row that judges may die of before it is the machine that is not to be trusted."""
-_USES: Mapping[str, Mode] = {
-    **dict.fromkeys(("ceilings", "noise", "baselines", "measure", "race"), "timing"),
-    **dict.fromkeys(("open", "check", "examine", "health"), "work"),
-}
-"""Requests for which the device is needed, and how."""
-_LOG_TAIL = 4000
-_LOOK_S = 5.0  # between looks at a judge that says nothing
-_MOST_STOPPED = 3  # looks in a row that find it stopped
-_KILL_S = 60.0  # the kernel takes a large process apart
-_CLOSE_S = 15.0  # longer than it waits for its own fork-server
-# Importing torch would collect garbage often, and find next to nothing.
-_SERVER: tuple[str, ...] = (
-    "-c",
-    "import gc; gc.disable(); from kagent_sandbox.judge.server import main; gc.enable(); main()",
-)
+CEILINGS_APART = 0.02
+"""Largest part by which ceilings of a judge's successor may differ, if it is on another unit."""
 
 
 class JudgeClient:
@@ -116,6 +95,7 @@ class JudgeClient:
         tier: Tier | None = None,
         on_wait: Callable[[str], None] | None = None,
         take_turns: bool = True,
+        connect: Callable[[], Link] | None = None,
     ) -> None:
         """Start the process and open the device.
 
@@ -134,9 +114,11 @@ class JudgeClient:
             on_wait: Is told, from the thread of a call, who has the device while this waits for it.
             take_turns: Whether the device is taken for each request. Otherwise the caller has it
                 (`kagent_sandbox.process.device_lock`).
+            connect: Starts a judge that is elsewhere, and returns what reaches it; then `index`,
+                `tier`, `on_wait` and `take_turns` are the other end's. None: a process of this
+                machine's.
         """
         self._entry = find_device(device)
-        self._tier = tier
         self._opened: Mapping[str, object] = {
             "task": str(task_folder),
             "device": device,
@@ -146,35 +128,21 @@ class JudgeClient:
             "eager_only": eager_only,
             "race_s": race_s,
         }
-        self._lock = DeviceLock(self._entry.unit_name(index), on_wait) if take_turns else None
+        self._connect = connect or partial(
+            JudgeProcess, device, index=index, tier=tier, on_wait=on_wait, take_turns=take_turns
+        )
         self._choices: dict[str, Mapping[str, int]] = {}
         self._set_aside = 0  # candidates since the last one that was judged
+        self._ceilings: Ceilings | None = None
         self._start()
 
     def _start(self) -> None:
-        with temporary_space():
-            self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
-        self._channel, theirs = Channel.pair()
-        compiled = str(cache_folder() / "inductor")
-        environment = {**for_trusted(), "TORCHINDUCTOR_CACHE_DIR": compiled}
-        if self._tier is not None:
-            environment[ISOLATION] = self._tier
-        environment |= self._entry.environment
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, *_SERVER, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                start_new_session=True,  # Ctrl-C is the agent's to handle
-            )
+        self._link = self._connect()
         self._kept: OrderedDict[str, None] = OrderedDict()
         try:
             self.facts: DeviceFacts = from_json(DeviceFacts, self._ask("open", self._opened))
         except BaseException:
-            self._end()
+            self._link.close()
             raise
 
     def __enter__(self) -> Self:
@@ -190,17 +158,18 @@ class JudgeClient:
     @property
     def pid(self) -> int:
         """Process id of the judge, or of its successor."""
-        return self._process.pid
+        return self._link.pid
 
     def ceilings(self) -> Ceilings:
         """Ceilings of the device: the rates of the plainest kernels. Measured once, then cached."""
-        return from_json(Ceilings, self._ask("ceilings"))
+        self._ceilings = from_json(Ceilings, self._steadily("ceilings"))
+        return self._ceilings
 
     def noise(self) -> Noise:
         """A/A test: apparent ratio of a kernel timed against itself. Every judge runs it before it
         times anything.
         """
-        return from_json(Noise, self._ask("noise"))
+        return from_json(Noise, self._steadily("noise"))
 
     def baselines(
         self, on_progress: Callable[[str], None] | None = None, *, cached: bool = True
@@ -216,7 +185,7 @@ class JudgeClient:
         """
         from kagent_sandbox.judge.timing.baselines import Baselines
 
-        answer = self._ask("baselines", {"cached": cached}, on_progress=on_progress)
+        answer = self._steadily("baselines", {"cached": cached}, on_progress)
         return from_json(Baselines, answer)
 
     def check(self, built: Built) -> tuple[CaseError, ...] | Rejected:
@@ -362,25 +331,7 @@ class JudgeClient:
 
     def close(self) -> None:
         """End the process and all that it started. Whoever waits for the device gives up."""
-        if self._lock is not None:
-            self._lock.close()
-        self._end()
-
-    def _end(self) -> None:
-        self._channel.close()
-        try:
-            self._process.wait(_CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            try:
-                self._process.wait(_KILL_S)
-            except subprocess.TimeoutExpired:
-                raise DeviceWedged(
-                    f"the judge's process {self._process.pid} cannot be ended: it hangs in a "
-                    "driver. What is recorded is kept: reset the device or restart the machine, "
-                    "then resume"
-                ) from None
-        self._log.close()
+        self._link.close()
 
     # -- when the judge dies -----------------------------------------------------------------------
 
@@ -411,8 +362,7 @@ class JudgeClient:
             MachineError: It was.
         """
         if says_full(rejected.message):
-            folder, tier = Path(tempfile.gettempdir()), self.isolation().tier
-            require_room(folder, tier, LAUNCHER_DISK_BYTES, "a launcher")
+            self._ask("room")
 
     def _aside(self, stage: Stage, death: ChildDied) -> Rejected:
         """The verdict on a candidate that two judges in a row have died of."""
@@ -431,10 +381,43 @@ class JudgeClient:
             f"results as before. It may be the machine's fault. The last time {death}"[:2000],
         )
 
+    def _steadily(
+        self,
+        verb: str,
+        request: Mapping[str, object] | None = None,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> object:
+        """The answer to what is not about a candidate; of a new judge if this one dies."""
+        try:
+            return self._ask(verb, request, on_progress=on_progress)
+        except ChildDied:
+            self._restart()
+            return self._ask(verb, request, on_progress=on_progress)
+
     def _restart(self) -> None:
-        """A new process in the place of one that is gone. It has no candidates yet."""
-        self._end()
+        """A new judge in the place of one that is gone. It has no candidates yet.
+
+        Raises:
+            MachineError: It is on a device whose times do not compare with those before.
+        """
+        before = self.facts
+        self._link.close()
         self._start()
+        if self.facts.key != before.key:
+            raise MachineError(
+                f"the judge was lost, and the one in its place is on {self.facts.key}; times were "
+                f"measured on {before.key}, and those of the two do not compare. What is recorded "
+                "is kept: resume where there is such a device"
+            )
+        known = self._ceilings
+        if known is not None and self.facts.unit != before.unit:
+            apart = ceilings_apart(known, from_json(Ceilings, self._ask("ceilings")))
+            if apart > CEILINGS_APART:
+                raise MachineError(
+                    f"the judge was lost, and the one in its place is on another {before.name}, "
+                    f"whose ceilings differ by {apart:.1%} (most: {CEILINGS_APART:.0%}): times of "
+                    "the two do not compare. What is recorded is kept: resume on the first one"
+                )
 
     # -- the protocol ----------------------------------------------------------------------------
 
@@ -464,66 +447,16 @@ class JudgeClient:
         *,
         on_progress: Callable[[str], None] | None = None,
     ) -> object:
-        """Send a request and return its answer; the device is this judge's turn meanwhile."""
-        mode = _USES.get(verb)
-        if self._lock is None or mode is None:
-            return self._exchange(verb, request, blobs, on_progress)
-        with self._lock.turn(mode):
-            answer = self._exchange(verb, request, blobs, on_progress)
-            if self._lock.awaited():  # processes are made ahead, which the next one should not see
-                self._exchange("rest")
-            return answer
+        """Send a request and return its answer."""
+        return self._link.ask(verb, request or {}, blobs, on_progress)
 
-    def _exchange(
-        self,
-        verb: str,
-        request: Mapping[str, object] | None = None,
-        blobs: Sequence[bytes] = (),
-        on_progress: Callable[[str], None] | None = None,
-    ) -> object:
-        try:
-            self._channel.send({"do": verb, **(request or {})}, blobs)
-            while True:
-                answer = self._receive()
-                if "progress" in answer:
-                    if on_progress is not None:
-                        on_progress(str(answer["progress"]))
-                elif "error" in answer:
-                    raise ERRORS[answer["error"]](answer["text"])
-                else:
-                    return answer["ok"]
-        except (ChannelClosed, OSError):
-            raise ChildDied(f"the judge's process ended{self._how()}") from None
-        except ChannelError as e:
-            self._process.kill()
-            raise ChildDied(f"the judge's process broke the protocol: {e}{self._how()}") from None
 
-    def _receive(self) -> dict[str, Any]:
-        """The next message. A judge that somebody has stopped would not send any: it is ended.
-
-        Raises:
-            ChannelError: It has ended, or broke the protocol.
-        """
-        stopped = 0
-        while True:
-            try:
-                return cast("dict[str, Any]", self._channel.recv(_LOOK_S).obj)
-            except ChannelTimeout:
-                stopped = stopped + 1 if process_tree.is_stopped(self._process.pid) else 0
-                if stopped == _MOST_STOPPED:
-                    self._process.kill()
-                    seconds = _MOST_STOPPED * _LOOK_S
-                    raise ChannelClosed(f"stopped for {seconds:.0f} s") from None
-
-    def _how(self) -> str:
-        """Exit code and the end of the log."""
-        try:
-            code = self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
-        self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - _LOG_TAIL))
-        tail = self._log.read().decode(errors="replace").strip()
-        text = f" by signal {-code}" if code < 0 else f" with status {code}"
-        return f"{text}; its log ends:\n{tail}" if tail else text
+def ceilings_apart(one: Ceilings, other: Ceilings) -> float:
+    """Largest part by which a ceiling of one device differs from that of another, 0 to 1."""
+    pairs = [
+        (one.copy_gb_per_s, other.copy_gb_per_s),
+        (one.read_gb_per_s, other.read_gb_per_s),
+        (one.write_gb_per_s, other.write_gb_per_s),
+        *((rate, other.tflop_per_s.get(name, 0.0)) for name, rate in one.tflop_per_s.items()),
+    ]
+    return max(abs(a - b) / max(a, b, 1e-12) for a, b in pairs)

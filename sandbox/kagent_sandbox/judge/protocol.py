@@ -1,13 +1,11 @@
-"""Messages between the agent and the judge's process: plans and binaries travel as blobs."""
+"""Messages between the agent and the judge's process. `packing` has those with candidates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kagent_sandbox import errors
-from kagent_sandbox.data.build import Built
-from kagent_sandbox.data.plan_json import dump_plan, parse_plan
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected
 from kagent_sandbox.errors import KagentError
 
@@ -87,67 +85,3 @@ class RaceRequest:
     entrants: tuple[Entrant, ...]
     hidden: bool
     baselines: bool
-
-
-@dataclass(frozen=True)
-class Header:
-    """A `Built` without its plans and binaries; `plans` says which blob is whose plan."""
-
-    source_hash: str
-    tree_hash: str
-    target: str
-    configs: tuple[Mapping[str, object], ...]
-    build_s: float
-    plans: tuple[PlanAt, ...]
-    binaries: tuple[str, ...]  # hashes of the last blobs, in order
-
-
-@dataclass(frozen=True)
-class PlanAt:
-    """Blob `blob` is the plan of a configuration on a case."""
-
-    config: int
-    case: str
-    blob: int
-
-
-def pack(built: Built) -> tuple[Header, list[bytes]]:
-    """A candidate as a header and blobs; equal plans are sent once."""
-    blobs: list[bytes] = []
-    index: dict[bytes, int] = {}
-    where: list[PlanAt] = []
-    for (config, case), plan in built.plans.items():
-        data = dump_plan(plan)
-        if data not in index:
-            index[data] = len(blobs)
-            blobs.append(data)
-        where.append(PlanAt(config, case, index[data]))
-    header = Header(
-        built.source_hash,
-        built.tree_hash,
-        built.target,
-        built.configs,
-        built.build_s,
-        tuple(where),
-        tuple(built.binaries),
-    )
-    return header, [*blobs, *built.binaries.values()]
-
-
-def unpack(header: Header, blobs: Sequence[bytes]) -> Built:
-    """The candidate again. Every plan is validated anew.
-
-    Raises:
-        PlanError: A plan is malformed.
-    """
-    count = len(blobs) - len(header.binaries)
-    plans = [parse_plan(b) for b in blobs[:count]]
-    return Built(
-        source_hash=header.source_hash,
-        tree_hash=header.tree_hash,
-        target=header.target,
-        configs=header.configs,
-        plans={(p.config, p.case): plans[p.blob] for p in header.plans},
-        binaries=dict(zip(header.binaries, blobs[count:], strict=True)),
-        build_s=header.build_s,
-    )

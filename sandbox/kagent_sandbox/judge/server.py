@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from kagent_sandbox.confine.presets import LAUNCHER_DISK_BYTES
 from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.race import EAGER
 from kagent_sandbox.data.records import from_json, to_json
@@ -23,24 +25,24 @@ from kagent_sandbox.device import time_limits
 from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import IncumbentWrong, KagentError
 from kagent_sandbox.judge.judge import Judge
+from kagent_sandbox.judge.packing import Header, unpack
 from kagent_sandbox.judge.protocol import (
     ERRORS,
     CheckAnswer,
     Correct,
     Entrant,
-    Header,
     IncumbentRejected,
     MeasureAnswer,
     MeasureRequest,
     RaceRequest,
     SweepAnswer,
     Swept,
-    unpack,
 )
 from kagent_sandbox.judge.timing.baselines import Baselines, measure_baselines
 from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 from kagent_sandbox.process.channel import Channel, ChannelClosed
 from kagent_sandbox.process.exit import exit_fast, exit_when_peer_closes
+from kagent_sandbox.process.temporary_space import require_room
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.build import Built
@@ -78,6 +80,7 @@ class JudgeServer:
             "printed": self._printed,
             "isolation": self._isolation,
             "rest": self._rest,
+            "room": self._room,
         }
         try:
             with contextlib.suppress(ChannelClosed):
@@ -201,6 +204,11 @@ class JudgeServer:
 
     def _rest(self, _request: Json, _: Sequence[bytes]) -> Json:
         self.judge.backend.wait_until_idle()
+        return {}
+
+    def _room(self, _request: Json, _: Sequence[bytes]) -> Json:
+        folder, tier = Path(tempfile.gettempdir()), self.judge.backend.isolation.tier
+        require_room(folder, tier, LAUNCHER_DISK_BYTES, "a launcher")
         return {}
 
     def _contender(self, entrant: Entrant) -> Contender:

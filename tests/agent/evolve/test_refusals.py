@@ -8,6 +8,7 @@ import pytest
 from commands import run
 from kagent.evolve import open_machine as opening
 from kagent.evolve import session
+from kagent.fleet import fleet
 from kagent.runs.store import RunStore
 from kagent.tasks import find_task
 from kagent_sandbox.confine.policy import Tier
@@ -134,10 +135,10 @@ def test_another_device_is_refused_before_anything_is_measured(monkeypatch, stor
             return types.SimpleNamespace(tier=Tier.T1)
 
     seen = types.SimpleNamespace(require=lambda: None, canaries=())
-    monkeypatch.setattr(opening, "probe", lambda: seen)
+    monkeypatch.setattr(fleet, "probe", lambda: seen)
     monkeypatch.setattr(opening, "sound_task", lambda *_: None)
-    monkeypatch.setattr(opening, "Builder", Opened)
-    monkeypatch.setattr(opening, "JudgeClient", Judge)
+    monkeypatch.setattr(fleet, "Builder", Opened)
+    monkeypatch.setattr(fleet, "JudgeClient", Judge)
     other = {"key": "Toy 2, driver 7", "device": "Toy 2"}
     folder = stored(environment=other)
     monkeypatch.setattr(session, "open_machine", opening.open_machine)

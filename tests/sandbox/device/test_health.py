@@ -16,6 +16,7 @@ from kagent_sandbox.device.cpu.launcher import CpuLauncher
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.errors import ChildDied, DeviceError, DeviceWedged, MachineError
 from kagent_sandbox.judge import client as judge_client
+from kagent_sandbox.judge import judge_process
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.process import process_tree
@@ -183,16 +184,16 @@ def deaths(tmp_path, monkeypatch):
     """Sets how often the judge dies of the marked candidate."""
     path = tmp_path / "deaths"
     path.write_text("")
-    monkeypatch.setattr(judge_client, "_SERVER", dying(path, b"deadly"))
+    monkeypatch.setattr(judge_process, "_SERVER", dying(path, b"deadly"))
     return lambda count: path.write_text(" ".join("x" * count))
 
 
 def test_a_judge_that_dies_once_is_replaced(folder, task, deaths):
     with JudgeClient(folder, "cpu", SEED) as client:
-        first = client._process.pid
+        first = client.pid
         deaths(1)
         assert not isinstance(client.check(built(task, SEED, MARKED)), Rejected)
-        assert client._process.pid != first
+        assert client.pid != first
         assert not isinstance(client.check(built(task, SEED, GOOD)), Rejected)
 
 
@@ -217,11 +218,11 @@ def test_what_a_killed_judge_has_started_dies_with_it(folder, task):
     with JudgeClient(folder, "cpu", SEED, timeout_scale=0.3) as client:
         client.check(built(task, SEED, GOOD))  # all helper processes are up
         judged = threading.Thread(target=client.check, args=[built(task, SEED, ENDLESS)])
-        helpers = len(process_tree.descendants(client._process.pid))
+        helpers = len(process_tree.descendants(client.pid))
         judged.start()
-        while len(process_tree.descendants(client._process.pid)) <= helpers:
+        while len(process_tree.descendants(client.pid)) <= helpers:
             time.sleep(0.01)
-        pid = client._process.pid
+        pid = client.pid
         left = process_tree.descendants(pid)
         os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + 10.0
@@ -238,7 +239,7 @@ def test_a_wedged_device_is_told_through_the_process(folder, task, monkeypatch):
         "from kagent_sandbox.judge.server import main; "
         "CpuBackend._fills = lambda self: False; main()"
     )
-    monkeypatch.setattr(judge_client, "_SERVER", ("-c", broken))
+    monkeypatch.setattr(judge_process, "_SERVER", ("-c", broken))
     with JudgeClient(folder, "cpu", SEED) as client:
         assert not isinstance(client.check(built(task, SEED, SLOW)), Rejected)
         with pytest.raises(DeviceWedged, match="no longer computes"):

@@ -17,7 +17,7 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
 from kagent_sandbox.errors import ChildDied, TaskError
 from kagent_sandbox.judge.client import JudgeClient
-from kagent_sandbox.judge.protocol import Header, pack, unpack
+from kagent_sandbox.judge.packing import Header, pack, unpack
 
 pytestmark = pytest.mark.usefixtures("uncompiled")
 SEED = 11
@@ -94,7 +94,7 @@ def test_facts_name_the_device(client):
 def test_a_judge_waits_for_its_turn_and_says_for_whom(client, task):
     good, told = built(task, SEED, GOOD), []
     waits, answers = threading.Event(), []
-    client._lock.on_wait = lambda text: (told.append(text), waits.set())
+    client._link._lock.on_wait = lambda text: (told.append(text), waits.set())
     asking = threading.Thread(target=lambda: answers.append(client.check(good)), daemon=True)
     script = (
         "import sys; from kagent_sandbox.process.device_lock import CPU, DeviceLock\n"
@@ -114,7 +114,7 @@ def test_a_judge_waits_for_its_turn_and_says_for_whom(client, task):
 
 
 def test_a_judge_that_is_stopped_is_replaced(folder, task, monkeypatch):
-    monkeypatch.setattr("kagent_sandbox.judge.client._LOOK_S", 0.1)
+    monkeypatch.setattr("kagent_sandbox.judge.judge_process._LOOK_S", 0.1)
     with JudgeClient(folder, "cpu", SEED) as client:
         first = client.pid
         os.kill(first, signal.SIGSTOP)
@@ -129,9 +129,9 @@ def test_errors_of_the_user_cross_the_process(tmp_path):
 
 def test_a_dead_judge_is_reported_with_its_log(folder, task):
     with JudgeClient(folder, "cpu", SEED) as client:
-        client._process.kill()
+        os.kill(client.pid, signal.SIGKILL)
         with pytest.raises(ChildDied, match="signal 9"):
-            client.ceilings()
+            client.health()
     with JudgeClient(folder, "cpu", SEED) as client:
         incomplete = dataclasses.replace(built(task, SEED, GOOD), plans={})
         verdict = client.check(incomplete)

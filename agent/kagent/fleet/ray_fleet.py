@@ -1,0 +1,173 @@
+"""A Ray cluster as the machines of a run: a judge and builders in workers of their own.
+
+Ray restarts a worker that is lost, with its node too, for ever and wherever there is room. What it
+was asked is asked again by the clients that also serve one machine (`JudgeClient`), or by another
+worker (`RayBuilder`). The agent alone keeps anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any, cast
+
+from kagent_sandbox.confine.policy import Tier
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.task import Task
+from kagent_sandbox.device.table import device_for
+from kagent_sandbox.errors import MachineError
+from kagent_sandbox.judge.client import JudgeClient
+from kagent_sandbox.judge.protocol import ERRORS
+
+from kagent.fleet.fleet import Say, Station
+from kagent.fleet.ray_builders import RayBuilder, require_same
+from kagent.fleet.ray_cluster import ACCELERATOR, ROLE, Node, connect, nodes
+from kagent.fleet.ray_judge import RayLink, alive
+from kagent.fleet.worker import BuildWorker, JudgeWorker
+
+MOST_BUILDERS = 8
+"""Of one run, unless more are asked for: a model's run has fewer builds at once."""
+CPU = "cpu"
+_TASK_FILES = ("task.toml", "reference.py", "calibration.json")
+_FOREVER: Mapping[str, Any] = {"max_restarts": -1, "max_task_retries": 0}
+_CLOSE_S = 20.0
+
+
+class RayFleet:
+    """A cluster.
+
+    Args:
+        on: "ray" or "ray://HOST[:PORT]".
+        isolation: Tier to require, or "auto".
+        accelerator: Type of the GPU to judge on, as Ray labels nodes: "H100"; None: any;
+            "cpu": none.
+    """
+
+    def __init__(self, on: str, isolation: str, accelerator: str | None = None) -> None:
+        self._on = on
+        self._isolation = isolation
+        self._accelerator = accelerator
+
+    def has(self, kind: Kind) -> bool:
+        """Whether a node has a device of a kind, and of the type that is asked for."""
+        if CPU in (kind, self._accelerator):
+            return kind == CPU
+        return any(self._fits(n) for n in nodes(connect(self._on)))
+
+    def _fits(self, node: Node) -> bool:
+        return bool(node.gpus) and self._accelerator in (None, node.labels.get(ACCELERATOR))
+
+    @contextlib.contextmanager
+    def station(
+        self, task: Task, kind: Kind, secret: int, jobs: int | None, race_s: float, say: Say
+    ) -> Iterator[Station]:
+        """As `Fleet` has it."""
+        say(f"connecting to Ray ({self._on})")
+        ray = connect(self._on)
+        there = nodes(ray)
+        workers: list[Any] = []
+        with contextlib.ExitStack() as stack:
+            stack.callback(_end, ray, workers)
+            judge_worker = self._judge_worker(ray, kind, there, jobs)
+            workers.append(judge_worker)
+            hosts = {"judge": alive(ray, judge_worker, "a judge", say)}
+            builders = self._build_workers(ray, there, jobs)
+            workers += builders
+            same = {p: v for p, v in hosts["judge"]["versions"].items() if p in ("torch", "triton")}
+            for number, worker in enumerate(builders):
+                found = alive(ray, worker, "a builder", say)
+                require_same(found, same)
+                hosts[f"builder {number}"] = found
+            say("trying the isolation")
+            canaries = _canaries(ray, workers)
+            files = {
+                name: (task.folder / name).read_bytes()
+                for name in _TASK_FILES
+                if (task.folder / name).is_file()
+            }
+            link = partial(RayLink, ray, judge_worker, files, say)
+            judge = stack.enter_context(
+                JudgeClient(task.folder, device_for(kind), secret, race_s=race_s, connect=link)
+            )
+            tiers = [Tier(_ok(ray.get(b.isolation.remote()))) for b in builders]
+            yield Station(
+                builder=RayBuilder(ray, builders, same, say),
+                judge=judge,
+                jobs=len(builders),
+                quiet=False,  # builders on the judge's host make way for it: `DeviceLock`
+                tiers={"builder": min(tiers), "launcher": judge.isolation().tier},
+                canaries=canaries,
+                places={role: str(found["host"]) for role, found in hosts.items()},
+            )
+
+    def _judge_worker(
+        self, ray: ModuleType, kind: Kind, there: Sequence[Node], jobs: int | None
+    ) -> Any:
+        options: dict[str, Any] = {**_FOREVER, "max_concurrency": 4}
+        if kind == "gpu":
+            options |= {"num_gpus": 1, "num_cpus": 1}
+            if self._accelerator is not None:
+                options["label_selector"] = {ACCELERATOR: self._accelerator}
+        else:
+            options["num_cpus"] = judge_cpus(there, jobs)
+        cls = ray.remote(JudgeWorker)
+        return cls.options(**options).remote(device_for(kind), self._isolation)
+
+    def _build_workers(self, ray: ModuleType, there: Sequence[Node], jobs: int | None) -> list[Any]:
+        options: dict[str, Any] = {**_FOREVER, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        if any(n.labels.get(ROLE) == "builder" for n in there):
+            options["label_selector"] = {ROLE: "builder"}
+        free = int(ray.available_resources().get("CPU", 0))
+        count = jobs or max(1, min(free, MOST_BUILDERS))
+        cls = ray.remote(BuildWorker).options(**options)
+        return [cls.remote(self._isolation) for _ in range(count)]
+
+
+def judge_cpus(there: Sequence[Node], jobs: int | None) -> int:
+    """CPUs that a judge of the CPU takes: all of a node, so that no second judge is there, or all
+    but the builders' where that is the only node.
+
+    Args:
+        there: The nodes.
+        jobs: Builders that are asked for; None: one.
+
+    Raises:
+        MachineError: No node has a CPU to give.
+    """
+    have = sorted((n.cpus for n in there if n.cpus), reverse=True)
+    if not have or sum(have) < 2:
+        raise MachineError(
+            f"the Ray cluster has {sum(have)} CPUs: a judge and a builder need one each: start "
+            "nodes with more (ray start --num-cpus)"
+        )
+    return have[0] if len(have) > 1 else max(1, have[0] - (jobs or 1))
+
+
+def _canaries(ray: ModuleType, workers: Sequence[Any]) -> Mapping[str, str | None]:
+    """What stopped each attack from inside, on every host.
+
+    Raises:
+        ConfinementError: One got out although the tier claims to stop it.
+    """
+    found: dict[str, str | None] = {}
+    for answer in ray.get([w.attack.remote() for w in workers]):
+        for name, stopped_by in cast("Any", _ok(answer))["canaries"].items():
+            found[name] = None if stopped_by is None else found.get(name, stopped_by)
+    return found
+
+
+def _ok(answer: Mapping[str, Any]) -> Any:
+    if "error" in answer:
+        raise ERRORS[answer["error"]](answer["text"])
+    return answer["ok"]
+
+
+def _end(ray: ModuleType, workers: Sequence[Any]) -> None:
+    """End the workers with all that they started. Those that hang are killed."""
+    with contextlib.suppress(Exception):  # lost ones, and a lost cluster
+        ray.wait([w.close.remote() for w in workers], num_returns=len(workers), timeout=_CLOSE_S)
+    for worker in workers:
+        with contextlib.suppress(Exception):
+            ray.kill(worker)

@@ -1,0 +1,185 @@
+"""A judge's process on this machine: its start, its turns on the device, its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, cast
+
+from kagent_sandbox.cache import cache_folder
+from kagent_sandbox.confine.policy import ISOLATION, Tier
+from kagent_sandbox.device.table import find_device
+from kagent_sandbox.errors import ChildDied, DeviceWedged
+from kagent_sandbox.judge.protocol import ERRORS
+from kagent_sandbox.process import process_tree
+from kagent_sandbox.process.channel import Channel, ChannelClosed, ChannelError, ChannelTimeout
+from kagent_sandbox.process.device_lock import DeviceLock, Mode
+from kagent_sandbox.process.environment import for_trusted
+from kagent_sandbox.process.temporary_space import temporary_space
+
+_USES: Mapping[str, Mode] = {
+    **dict.fromkeys(("ceilings", "noise", "baselines", "sweep", "measure", "race"), "timing"),
+    **dict.fromkeys(("open", "check", "examine", "health"), "work"),
+}
+"""Requests for which the device is needed, and how."""
+_LOG_TAIL = 4000
+_LOOK_S = 5.0  # between looks at a judge that says nothing
+_MOST_STOPPED = 3  # looks in a row that find it stopped
+_KILL_S = 60.0  # the kernel takes a large process apart
+_CLOSE_S = 15.0  # longer than it waits for its own fork-server
+# Importing torch would collect garbage often, and find next to nothing.
+_SERVER: tuple[str, ...] = (
+    "-c",
+    "import gc; gc.disable(); from kagent_sandbox.judge.server import main; gc.enable(); main()",
+)
+
+
+class JudgeProcess:
+    """A `Link` to a judge that is a child of this process.
+
+    Args:
+        device: Name of the device (`kagent_sandbox.device.table`).
+        index: Which of several.
+        tier: How launchers are confined: None is as KAGENT_ISOLATION says.
+        on_wait: Is told, from the thread of a call, who has the device while this waits for it.
+        take_turns: Whether the device is taken for each request. Otherwise the caller has it.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        *,
+        index: int = 0,
+        tier: Tier | None = None,
+        on_wait: Callable[[str], None] | None = None,
+        take_turns: bool = True,
+    ) -> None:
+        entry = find_device(device)
+        self._lock = DeviceLock(entry.unit_name(index), on_wait) if take_turns else None
+        with temporary_space():
+            self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
+        self._channel, theirs = Channel.pair()
+        compiled = str(cache_folder() / "inductor")
+        environment = {**for_trusted(), "TORCHINDUCTOR_CACHE_DIR": compiled}
+        if tier is not None:
+            environment[ISOLATION] = tier
+        environment |= entry.environment
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, *_SERVER, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,  # Ctrl-C is the agent's to handle
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the judge."""
+        return self._process.pid
+
+    def ask(
+        self,
+        verb: str,
+        request: Mapping[str, object],
+        blobs: Sequence[bytes] = (),
+        on_progress: Callable[[str], None] | None = None,
+    ) -> object:
+        """Send a request and return its answer; the device is this judge's turn meanwhile.
+
+        Raises:
+            ChildDied: The process is gone; the text has the end of its log.
+            KagentError: What the judge answered.
+        """
+        mode = _USES.get(verb)
+        if self._lock is None or mode is None:
+            return self._exchange(verb, request, blobs, on_progress)
+        with self._lock.turn(mode):
+            answer = self._exchange(verb, request, blobs, on_progress)
+            if self._lock.awaited():  # processes are made ahead, which the next one should not see
+                self._exchange("rest", {})
+            return answer
+
+    def kill(self) -> None:
+        """Have whoever waits for an answer or for the device give up. `close` comes after."""
+        if self._lock is not None:
+            self._lock.close()
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the process and all that it started. Whoever waits for the device gives up."""
+        if self._lock is not None:
+            self._lock.close()
+        self._channel.close()
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            try:
+                self._process.wait(_KILL_S)
+            except subprocess.TimeoutExpired:
+                raise DeviceWedged(
+                    f"the judge's process {self._process.pid} cannot be ended: it hangs in a "
+                    "driver. What is recorded is kept: reset the device or restart the machine, "
+                    "then resume"
+                ) from None
+        self._log.close()
+
+    def _exchange(
+        self,
+        verb: str,
+        request: Mapping[str, object],
+        blobs: Sequence[bytes] = (),
+        on_progress: Callable[[str], None] | None = None,
+    ) -> object:
+        try:
+            self._channel.send({"do": verb, **request}, blobs)
+            while True:
+                answer = self._receive()
+                if "progress" in answer:
+                    if on_progress is not None:
+                        on_progress(str(answer["progress"]))
+                elif "error" in answer:
+                    raise ERRORS[answer["error"]](answer["text"])
+                else:
+                    return answer["ok"]
+        except (ChannelClosed, OSError):
+            raise ChildDied(f"the judge's process ended{self._how()}") from None
+        except ChannelError as e:
+            self._process.kill()
+            raise ChildDied(f"the judge's process broke the protocol: {e}{self._how()}") from None
+
+    def _receive(self) -> dict[str, Any]:
+        """The next message. A judge that somebody has stopped would not send any: it is ended.
+
+        Raises:
+            ChannelError: It has ended, or broke the protocol.
+        """
+        stopped = 0
+        while True:
+            try:
+                return cast("dict[str, Any]", self._channel.recv(_LOOK_S).obj)
+            except ChannelTimeout:
+                stopped = stopped + 1 if process_tree.is_stopped(self._process.pid) else 0
+                if stopped == _MOST_STOPPED:
+                    self._process.kill()
+                    seconds = _MOST_STOPPED * _LOOK_S
+                    raise ChannelClosed(f"stopped for {seconds:.0f} s") from None
+
+    def _how(self) -> str:
+        """Exit code and the end of the log."""
+        try:
+            code = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - _LOG_TAIL))
+        tail = self._log.read().decode(errors="replace").strip()
+        text = f" by signal {-code}" if code < 0 else f" with status {code}"
+        return f"{text}; its log ends:\n{tail}" if tail else text

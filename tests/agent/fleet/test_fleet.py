@@ -1,0 +1,239 @@
+"""The parts of a cluster's run that need no cluster."""
+
+import os
+import subprocess
+import sys
+import threading
+import types
+from importlib.util import find_spec
+
+import pytest
+from commands import run
+from kagent.config.settings import load_config
+from kagent.evolve.session import kind_here
+from kagent.fleet import ray_builders, ray_cluster, ray_judge
+from kagent.fleet.fleet import LocalFleet, fleet_of
+from kagent.fleet.ray_builders import RayBuilder, read_built, require_same
+from kagent.fleet.ray_cluster import Node, client_address
+from kagent.fleet.ray_fleet import RayFleet, judge_cpus
+from kagent.fleet.ray_judge import RayLink, alive
+from kagent.fleet.slurm import on_ray
+from kagent.fleet.worker import task_folder
+from kagent_sandbox.data.build import BuildRequest
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.errors import ChildDied, MachineError, UserError
+
+
+class Lost(Exception):
+    pass
+
+
+class Unavailable(Lost):
+    pass
+
+
+class Method:
+    def __init__(self, call):
+        self._call = call
+
+    def remote(self, *given):
+        return lambda: self._call(*given)
+
+
+class Actor:
+    """Stands for a worker's handle: each method gives its answers one after the other."""
+
+    def __init__(self, **answers):
+        self.answers = {name: list(found) for name, found in answers.items()}
+
+    def __getattr__(self, name):
+        def call(*_):
+            left = self.answers[name]
+            found = left.pop(0) if len(left) > 1 else left[0]
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        return Method(call)
+
+
+def fake_ray(killed=()):
+    return types.SimpleNamespace(
+        exceptions=types.SimpleNamespace(RayActorError=Lost, ActorUnavailableError=Unavailable),
+        wait=lambda refs, **_: (list(refs), []),
+        get=lambda ref: ref(),
+        kill=lambda actor, **_: killed.append(actor),
+        available_resources=lambda: {"CPU": 3.0},
+    )
+
+
+REQUEST = BuildRequest("source", "f", "cpu", ())
+REJECTED = {"rejected": to_json(Rejected(Stage.BUILD, Status.POLICY, "no"))}
+UP = {"host": "a", "versions": {"torch": "2"}, "pid": 1}
+
+
+def test_a_candidate_whose_builder_is_lost_is_built_by_another():
+    said, revived = [], threading.Event()
+
+    def say(text):
+        said.append(text)
+
+    first = Actor(build=[Lost("gone"), REJECTED], describe=[Unavailable("not yet"), UP])
+    builder = RayBuilder(fake_ray(), [first], {"torch": "2"}, say)
+    builder._revive = lambda actor: (RayBuilder._revive(builder, actor), revived.set())
+    assert builder.build(REQUEST).message == "no"
+    assert revived.wait(10)
+    assert said[0].startswith("a builder was lost")
+
+
+def test_a_candidate_that_builders_die_of_is_set_aside_and_then_the_machines_are_at_fault():
+    def workers(*more):
+        return [Actor(build=[a], describe=[UP]) for a in (*[Lost("x")] * 3, *more)]
+
+    known = {"error": "MachineError", "text": "no compiler"}
+    with pytest.raises(MachineError, match="no compiler"):
+        RayBuilder(fake_ray(), workers(known), {}, print).build(REQUEST)
+    with pytest.raises(MachineError, match="a file that is known to build does not"):
+        RayBuilder(fake_ray(), workers(REJECTED), {}, print).build(REQUEST)
+
+
+def test_builders_that_do_not_come_back_end_the_run(monkeypatch):
+    monkeypatch.setattr(ray_builders, "START_S", 0.1)
+    with pytest.raises(MachineError, match="no builder has come back"):
+        RayBuilder(fake_ray(), [], {}, print).build(REQUEST)
+
+
+def test_a_builder_with_other_versions_is_not_used():
+    require_same(UP, {"torch": "2"})
+    with pytest.raises(MachineError, match="host a has torch 2, and the judge's has 3"):
+        require_same(UP, {"torch": "3"})
+
+
+def test_errors_of_workers_keep_their_kind():
+    with pytest.raises(ChildDied, match="gone"):
+        read_built({"error": "ChildDied", "text": "gone"})
+
+
+def test_a_judge_is_waited_for_and_its_words_are_passed_on():
+    said, progress = [], []
+    worker = Actor(
+        describe=[Unavailable("restarting"), UP],
+        open=[{"ok": {"name": "cpu"}, "pid": 7}],
+        ask=[{"ok": 1, "said": ["a line"]}, {"error": "MachineError", "text": "no"}, Lost("x\ny")],
+    )
+    link = RayLink(fake_ray(), worker, {}, said.append)
+    assert link.ask("open", {}, [], None) == {"name": "cpu"}
+    assert link.pid == 7
+    assert link.ask("noise", {}, [], progress.append) == 1
+    assert progress == ["a line"]
+    with pytest.raises(MachineError, match="no"):
+        link.ask("check", {}, [], None)
+    with pytest.raises(ChildDied, match="worker was lost: y"):
+        link.ask("check", {}, [], None)
+
+
+def test_a_judge_that_is_stopped_is_killed(monkeypatch):
+    killed = []
+    ray = fake_ray(killed)
+    ray.wait = lambda refs, **_: ([], list(refs))
+    link = RayLink(ray, Actor(ask=[{}], said=[[]]), {}, print)
+    with pytest.raises(ChildDied, match="has not answered for"):
+        link.ask("check", {}, [], None)
+    assert len(killed) == 1
+
+
+def test_workers_that_do_not_start_are_an_error_that_says_what_is_free(monkeypatch):
+    monkeypatch.setattr(ray_judge, "START_S", 0.1)
+    said = []
+    ray = fake_ray()
+    ray.wait = lambda refs, **_: ([], list(refs))
+    with pytest.raises(MachineError, match="free there: 3 CPU, 0 GPU"):
+        alive(ray, Actor(describe=[UP]), "a judge", said.append)
+    assert said == ["waiting for a judge to start on the cluster"]
+    with pytest.raises(MachineError, match="no module named kagent"):
+        alive(fake_ray(), Actor(describe=[Lost("trace\nno module named kagent")]), "a judge", print)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "jobs", "found"),
+    [((8, 4), None, 8), ((8,), None, 7), ((8,), 4, 4), ((2,), 4, 1), ((0, 2), None, 1)],
+)
+def test_a_judge_of_the_cpu_has_a_node_to_itself(cpus, jobs, found):
+    assert judge_cpus([Node("h", c, 0, {}) for c in cpus], jobs) == found
+
+
+def test_a_cluster_without_cpus_is_refused():
+    with pytest.raises(MachineError, match="has 1 CPUs"):
+        judge_cpus([Node("h", 1, 0, {})], None)
+
+
+@pytest.mark.skipif(not find_spec("ray"), reason="Ray is not installed: pip install 'kagent[ray]'")
+def test_keys_do_not_reach_a_cluster_that_is_started_here(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(ray_cluster, "_connect", lambda *_: seen.update(os.environ))
+    keys = {"OPENAI_API_KEY": "x", "AWS_SECRET_ACCESS_KEY": "x", "HF_TOKEN": "x"}
+    for name, value in {**keys, "RAY_AUTH_TOKEN_PATH": "/x"}.items():
+        monkeypatch.setenv(name, value)
+    ray_cluster.connect("ray")
+    assert not keys.keys() & seen.keys()
+    assert "RAY_AUTH_TOKEN_PATH" in seen
+    assert keys.keys() <= os.environ.keys()
+
+
+def test_addresses():
+    assert client_address("ray://head") == "ray://head:10001"
+    assert client_address("ray://10.0.0.1:7") == "ray://10.0.0.1:7"
+    assert load_config(on="ray://head:1").on == "ray://head:1"
+    for wrong in ("slum", "ray:", "ray://", "ray://a/b"):
+        with pytest.raises(UserError, match="expected local, ray or"):
+            load_config(on=wrong)
+
+
+def test_the_cluster_decides_on_the_kind_of_device(monkeypatch):
+    there = [Node("a", 8, 0, {}), Node("b", 8, 2, {"ray.io/accelerator-type": "H100"})]
+    monkeypatch.setattr("kagent.fleet.ray_fleet.connect", lambda _: None)
+    monkeypatch.setattr("kagent.fleet.ray_fleet.nodes", lambda _: there)
+    assert isinstance(fleet_of(load_config()), LocalFleet)
+    assert isinstance(fleet_of(load_config(on="ray")), RayFleet)
+    for given, kind in (
+        ({}, "gpu"),
+        ({"accelerator": "H100"}, "gpu"),
+        ({"accelerator": "cpu"}, "cpu"),
+        ({"lang": "cpp"}, "cpu"),
+    ):
+        assert kind_here(load_config(on="ray", **given), "x") == kind
+    for given, said in (
+        ({"on": "ray", "accelerator": "B200"}, "a GPU of type B200, and the Ray cluster"),
+        ({"on": "ray", "accelerator": "H100", "lang": "cpp"}, "give one of the two"),
+        ({"accelerator": "H100"}, "give --on ray, too"),
+    ):
+        with pytest.raises(UserError, match=said):
+            kind_here(load_config(**given), "x")
+
+
+def test_a_task_s_files_are_written_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    files = {"task.toml": b"a", "reference.py": b"b"}
+    folder = task_folder(files)
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == files
+    before = (folder / "task.toml").stat().st_mtime_ns
+    assert task_folder(files) == folder
+    assert (folder / "task.toml").stat().st_mtime_ns == before
+    assert task_folder({**files, "task.toml": b"c"}) != folder
+
+
+def test_a_batch_script_runs_the_same_command_on_ray(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["evolve", "softmax", "--on", "slurm", "--budget", "20"]
+    monkeypatch.setattr(sys, "argv", ["kagent", *words])
+    done = run(monkeypatch, capsys, *words)
+    assert done.code == 0, done.err
+    script = tmp_path / "kagent-softmax.sbatch"
+    text = script.read_text()
+    assert "-m kagent evolve softmax --on ray --budget 20" in text
+    assert "resume=(--resume latest)" in text
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    again = run(monkeypatch, capsys, *words)
+    assert (again.code, "move it away first" in again.err) == (2, True)
+    assert on_ray(["--on=slurm", "x", "slurm"]) == ["--on=ray", "x", "slurm"]

@@ -1,0 +1,204 @@
+"""A whole run on a Ray cluster of two nodes, on this machine, with each part killed once."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
+from kagent.runs.manifest import list_runs
+from kagent.runs.store import read_history
+from kagent_sandbox.process import process_tree
+from kagent_sandbox.process.process_tree import kill_tree
+from running import command
+
+pytestmark = [
+    pytest.mark.skipif(
+        not find_spec("ray"), reason="Ray is not installed: pip install 'kagent[ray]'"
+    ),
+    pytest.mark.slow,
+    pytest.mark.alone,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("uncompiled", "orphans_come_here"),
+]
+
+RAY = Path(sys.executable).with_name("ray")
+
+
+class Cluster:
+    """Nodes of a Ray cluster, each with its processes below one of this process's."""
+
+    def __init__(self, port):
+        self.address = f"127.0.0.1:{port}"
+        self.nodes = []
+
+    def add(self, cpus, *more):
+        words = ["start", "--block", "--num-cpus", cpus, "--object-store-memory", 80 << 20, *more]
+        process = subprocess.Popen(
+            [RAY, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.nodes.append(process)
+        for line in process.stdout:
+            if "Ray runtime started" in line:
+                return process
+        raise AssertionError("a node of Ray did not start")
+
+    def add_judge_node(self):
+        return self.add(2, "--address", self.address)
+
+    def close(self):
+        for process in self.nodes:
+            end(process)
+
+
+def end(process):
+    """Kill a node: everything that runs on it."""
+    kill_tree(process.pid)
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(uncompiled, measured_once):
+    """A head with a CPU for a builder. Requests carry a token."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="kr") as folder,
+        socket.create_server(("127.0.0.1", 0)) as free,
+    ):
+        port = free.getsockname()[1]
+        free.close()
+        token = Path(folder) / "token"
+        token.write_text("0123456789abcdef" * 4)
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")
+        made = Cluster(port)
+        try:
+            made.add(
+                1, "--head", "--port", port, "--include-dashboard", "false", "--temp-dir", folder
+            )
+            patch.setenv("RAY_ADDRESS", made.address)
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("double")
+    small = re.sub(r"  { name = \"(odd|long)\".*\n", "", TASK)
+    (folder / "task.toml").write_text(small)
+    (folder / "reference.py").write_text(REFERENCE)
+    (folder / "cpp_parallel.py").write_text(kernel(PARALLEL + PLAIN))
+    return folder
+
+
+def start(task, runs, *more):
+    words = ["evolve", task, "--lang", "cpp", "--runs", runs, "--on", "ray", "--no-early-stop"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "kagent", *map(str, [*words, *more])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until(process, seen):
+    for line in process.stdout:
+        if re.search(seen, line):
+            return
+    raise AssertionError(process.stderr.read())
+
+
+def workers():
+    """Process ids of judges and of kagent's workers, by what they are."""
+    found = {}
+    for pid in process_tree.descendants(os.getpid()):
+        words = command(pid)
+        for name in ("ray::JudgeWorker", "ray::BuildWorker", "kagent_sandbox.judge.server"):
+            if name in words and not process_tree.ended(pid):
+                found[name] = pid
+    return found
+
+
+def kill(name):
+    deadline = time.monotonic() + 120.0
+    while name not in (found := workers()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(found[name], signal.SIGKILL)
+
+
+def assert_no_worker_is_left():
+    deadline = time.monotonic() + 60.0
+    while (left := workers()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left
+
+
+def test_a_run_survives_its_workers_its_judge_and_a_node(cluster, task, tmp_path):
+    node = cluster.add_judge_node()
+    process = start(task, tmp_path / "runs", "--budget", 4)
+    try:
+        wait_until(process, r"^#0 ")
+        for name in ("ray::BuildWorker", "kagent_sandbox.judge.server", "ray::JudgeWorker"):
+            kill(name)
+        wait_until(process, r"^#2 ")
+        end(node)
+        cluster.add_judge_node()
+        said = process.communicate(timeout=400)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode in (0, 3), said
+    (run,) = list_runs(tmp_path / "runs")
+    store, history = read_history(run)
+    assert history.lineage.counted == 4
+    assert [c.id for c in history.lineage] == list(range(len(history.lineage)))
+    assert history.race is not None
+    for candidate in history.lineage:  # nobody is blamed for what was done to the machines
+        assert "lost" not in getattr(candidate.verdict, "message", "")
+    environment = store.manifest.environment
+    assert environment["isolation"] >= "T1"
+    assert all(environment["canaries"].values())
+    assert set(environment["places"]) == {"judge", "builder 0"}
+    assert_no_worker_is_left()
+
+
+def test_a_killed_agent_leaves_nothing_and_its_run_goes_on(cluster, task, tmp_path):
+    runs = tmp_path / "runs"
+    process = start(task, runs, "--budget", 2)
+    try:
+        wait_until(process, r"^#0 ")
+    finally:
+        process.kill()
+        process.communicate()
+    assert_no_worker_is_left()
+    (run,) = list_runs(runs)
+    before = [c.id for c in read_history(run)[1].lineage]
+    assert before
+    again = start(task, runs, "--resume", "latest")
+    said = again.communicate(timeout=400)
+    assert again.returncode in (0, 3), said
+    history = read_history(run)[1]
+    assert history.lineage.counted == 2
+    assert [c.id for c in history.lineage][: len(before)] == before
+    assert_no_worker_is_left()
+
+
+def test_a_wrong_token_is_refused_in_a_line(cluster, task, tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "f" * 64)
+    process = start(task, tmp_path / "runs", "--budget", 1)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 5, err
+    assert "no Ray cluster at" in err
+    assert "Traceback" not in err
