@@ -1,5 +1,6 @@
 """The wheel holds what is promised, and nothing else."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -62,6 +63,25 @@ def test_the_description_links_to_nothing_that_is_not_there(wheel):
     assert "# kagent" in text
     assert "docs/measuring.md" in text
     assert not re.findall(r"\]\((?!https?:|#)[^)]*\)", text)
+
+
+def test_a_release_links_to_the_files_of_its_tag(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    hook = importlib.import_module("hatch_build").RepositoryMetadataHook(str(ROOT), {})
+    monkeypatch.setenv("KAGENT_REPOSITORY_URL", "https://example.org/kagent/")
+    made = {"version": "1.2.3"}
+    hook.update(made)
+    text = made["readme"]["text"]
+    assert made["urls"]["Source"] == "https://example.org/kagent"
+    assert "(https://example.org/kagent/blob/v1.2.3/docs/tutorial.md)" in text
+    assert "(https://example.org/kagent/raw/v1.2.3/docs/report.png)" in text
+    links = re.findall(r"\]\(https://example.org/kagent/(?:blob|raw)/v1.2.3/([^)#]*)", text)
+    assert len(links) > 10
+    assert all((ROOT / link).exists() for link in links)
+    assert not re.findall(r"\]\((?!https?:|#)[^)]*\)", text)
+    monkeypatch.setenv("KAGENT_REPOSITORY_URL", "example.org")
+    with pytest.raises(ValueError, match="expected a URL that begins with https://"):
+        hook.update(made)
 
 
 def metadata(wheel):
