@@ -60,7 +60,8 @@ def connect(on: str) -> ModuleType:
         if not ray.is_initialized():
             with _handlers():
                 _connect(ray, on)
-    return ray
+        found: ModuleType = ray  # without Ray's types it is Any
+    return found
 
 
 def _connect(ray: ModuleType, on: str) -> None:
