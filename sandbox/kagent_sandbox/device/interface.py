@@ -97,6 +97,9 @@ class Launcher(Protocol):
     """A confined process that executes plans. Its answers are untrusted; times are on the judge's
     clock or compared with it.
 
+    Nothing is executed before what the judge has asked torch for on the device is done, such as
+    writing inputs.
+
     All methods raise `LaunchFailed` when the candidate's code is to blame (fault, hang past its
     limit, a binary that does not load) and `kagent_sandbox.errors.MachineError` when the machine
     is.

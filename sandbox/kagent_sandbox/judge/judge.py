@@ -21,6 +21,7 @@ from kagent_sandbox.judge.arena.layout import ALIGN, pitch_of
 from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
 from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.cases import bench_cases, check_cases, race_cases
+from kagent_sandbox.judge.check.check_inputs import draw_pair, drawn_pairs
 from kagent_sandbox.judge.check.checker import Checker, check_results
 from kagent_sandbox.judge.check.guests import refuse_bad_guests
 from kagent_sandbox.judge.check.inputs import InputSampler
@@ -184,7 +185,8 @@ class Judge:
         self._let_go()
         arena = self._arena(self._checked_bytes(built, [case]))
         with LauncherSession(self.backend, arena, built.binaries, Stage.CHECK) as session:
-            return self._checker.check(session, built, case)
+            pair = draw_pair(self._checker.sampler, case)
+            return self._checker.check(session, built, case, pair)
 
     def _checked_bytes(self, built: Built, cases: Sequence[Case]) -> int:
         """Bytes of an arena in which each of these cases can be checked."""
@@ -207,8 +209,9 @@ class Judge:
             session = stack.enter_context(
                 LauncherSession(self.backend, arena, built.binaries, Stage.CHECK)
             )
-            for case in self.check_cases:
-                errors += self._checker.check(session, built, case, budget=budget)
+            with drawn_pairs(self._checker.sampler, self.check_cases) as pairs:
+                for case, pair in pairs:
+                    errors += self._checker.check(session, built, case, pair, budget=budget)
             self._checker.reject_decoys(session, built, self.check_cases)
             if self._most_kept:
                 stack.pop_all()

@@ -177,14 +177,13 @@ class LauncherSession:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """The arena belongs to the judge: nothing of the candidate runs. Writes are done at the
-        end.
+        """The arena belongs to the judge: nothing of the candidate runs.
 
-        Processes that were stopped go on when it is their turn, and not before.
+        Processes that were stopped go on when it is their turn, and not before. Launchers wait for
+        the judge's writes before they execute anything; the judge need not.
         """
         self._suspend(None)
         yield
-        self._backend.synchronize()
 
     def settle(self) -> None:
         """Empty caches and let threads rest, right before a sample."""

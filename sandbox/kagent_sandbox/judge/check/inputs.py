@@ -142,6 +142,11 @@ class InputSampler:
         self._most_stocked_bytes = int(policy.stock_share * memory)
         self._threads = ThreadPoolExecutor(policy.threads) if policy.threads else None
 
+    @property
+    def keeps_draws(self) -> bool:
+        """Whether a check's inputs come from a pool."""
+        return self._pool > 0
+
     def stock(self, case: Case) -> list[InputSet]:
         """Draws of a case that are kept for timing."""
         found = self._stock.setdefault(case.name, [])
@@ -388,14 +393,21 @@ class InputSampler:
         `typical` accepts the errors on earlier draws of the case: over millions of elements they
         hardly differ, and eager on gigabytes costs more than the candidate.
         """
+        usual = self.usual_errors(input_set, typical=typical)
+        return usual if typical else _most([usual, self._errors(input_set)])
+
+    def usual_errors(
+        self, input_set: InputSet, *, typical: bool = False
+    ) -> tuple[numerics.Errors, ...]:
+        """Return torch's largest errors on the first few draws of the case, per result; on this one
+        alone if it is the first and `typical`. They are at most those of `torch_errors`, and known
+        without asking torch again.
+        """
         name = input_set.case.name
-        if typical and name in self._yardsticks:
-            return self._yardsticks[name]
-        own = self._errors(input_set)
         if name not in self._yardsticks:
             others = [] if typical else self._others(input_set)
-            self._yardsticks[name] = _most([own, *map(self._errors, others)])
-        return _most([self._yardsticks[name], own])
+            self._yardsticks[name] = _most([*map(self._errors, [input_set, *others])])
+        return self._yardsticks[name]
 
     def _errors(self, input_set: InputSet) -> tuple[numerics.Errors, ...]:
         """Return torch's errors on one draw, computed once."""

@@ -79,7 +79,9 @@ def epsilon(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
 
 
-def measure_errors(out: torch.Tensor, ref: torch.Tensor, row_dims: int) -> Errors:
+def measure_errors(
+    out: torch.Tensor, ref: torch.Tensor, row_dims: int, *, effective: bool = True
+) -> Errors:
     """Measure the errors of a result against the reference.
 
     A NaN or infinity in the wrong place gives infinite errors. No temporary is as large as a result
@@ -89,6 +91,7 @@ def measure_errors(out: torch.Tensor, ref: torch.Tensor, row_dims: int) -> Error
         out: The result, in its own dtype.
         ref: The reference, float64 or float32, of the same shape.
         row_dims: Number of trailing dimensions that make one row; 0 makes the whole tensor one.
+        effective: Whether `Errors.effective` is worked out; only a yardstick needs it.
 
     Returns:
         The relative errors of docs/measuring.md: row, element and bias.
@@ -102,13 +105,19 @@ def measure_errors(out: torch.Tensor, ref: torch.Tensor, row_dims: int) -> Error
     eps = epsilon(out.dtype)
     dot, square, row, element, largest = sums(_rows(out, row_dims), _rows(ref, row_dims), eps)
     bias = abs(dot) / square if square > 0 else (0.0 if dot == 0 else math.inf)
-    # At least this many elements; counting them costs another pass, and large results have enough.
-    effective = square / largest**2 if largest > 0 else math.inf
-    if effective < 1 / _bias_share(eps) ** 2:
-        effective = _effective_elements(ref, largest)
     if not all(math.isfinite(v) for v in (row, element, bias)):
-        return Errors(math.inf, math.inf, math.inf, effective)
-    return Errors(row, element, bias, effective)
+        row = element = bias = math.inf
+    return Errors(
+        row, element, bias, _effective(ref, square, largest, eps) if effective else math.inf
+    )
+
+
+def _effective(ref: torch.Tensor, square: float, largest: float, eps: float) -> float:
+    """At least the effective number of elements: counting them costs another pass, and large
+    results have enough.
+    """
+    least = square / largest**2 if largest > 0 else math.inf
+    return _effective_elements(ref, largest) if least < 1 / _bias_share(eps) ** 2 else least
 
 
 def _rows(t: torch.Tensor, row_dims: int) -> torch.Tensor:

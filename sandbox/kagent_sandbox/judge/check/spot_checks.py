@@ -124,12 +124,13 @@ class SpotReading:
         for i in range(len(results)):
             some = [p[i].some(per_row) for p in spot_checks]
             found = [s.words(i, p.index.flatten()) for s, p in zip(placements, some, strict=True)]
-            offsets.setdefault(sizes[i], []).append(torch.cat(found))
+            offsets.setdefault(sizes[i], []).append(_cat(found))
             self.spot_checks.append(_joined(some))
             self._places.append([p.index.flatten() for p in some])
-        self.accepted = [torch.zeros_like(c.index, dtype=torch.bool) for c in self.spot_checks]
-        """Of each result the places at which another value is as right, bool [places]."""
-        self._offsets = {size: torch.cat(parts) for size, parts in offsets.items()}
+        self.accepted: list[torch.Tensor | None] = [None] * len(results)
+        """Of each result the places at which another value is as right, bool [places]; None: at
+        none."""
+        self._offsets = {size: _cat(parts) for size, parts in offsets.items()}
         self._sizes = sizes
         self._words: dict[int, torch.Tensor] = {}
 
@@ -176,16 +177,24 @@ class SpotReading:
             at = self._places[i][number]
             part = slice(start, start + len(at))
             seen = outputs[i].reshape(-1)[at]
-            self.accepted[i][part] = mask.reshape(-1)[at] & (seen == values[part])
+            accepted = self.accepted[i]
+            if accepted is None:
+                accepted = self.accepted[i] = torch.zeros_like(values, dtype=torch.bool)
+            accepted[part] = mask.reshape(-1)[at] & (seen == values[part])
 
 
 def _joined(parts: Sequence[SpotChecks]) -> SpotChecks:
     """All places of several draws as one row."""
     return SpotChecks(
-        torch.cat([p.index.flatten() for p in parts]),
-        torch.cat([p.expected.flatten() for p in parts]),
-        torch.cat([p.magnitude.flatten() for p in parts]),
+        _cat([p.index.flatten() for p in parts]),
+        _cat([p.expected.flatten() for p in parts]),
+        _cat([p.magnitude.flatten() for p in parts]),
     )
+
+
+def _cat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor of all parts; on a GPU every sample has one part, and a copy costs a launch."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def worst_errors(readings: Sequence[SpotReading]) -> list[float]:
@@ -193,15 +202,19 @@ def worst_errors(readings: Sequence[SpotReading]) -> list[float]:
     where a NaN or an infinity is not where it should be, and where integers differ. Places that a
     task's rule accepts have none.
     """
-    columns = zip(*(r.values() for r in readings), strict=True)
-    worst = [
-        numerics.element_errors(
+    worst: list[float] = []
+    for i, values in enumerate(zip(*(r.values() for r in readings), strict=True)):
+        errors = numerics.element_errors(
             torch.cat(values),
             torch.cat([r.spot_checks[i].expected for r in readings]),
             torch.cat([r.spot_checks[i].magnitude for r in readings]),
         )
-        for i, values in enumerate(columns)
-    ]
-    fine = [torch.cat(c) for c in zip(*(r.accepted for r in readings), strict=True)]
-    left = [w.masked_fill(f, 0.0) for w, f in zip(worst, fine, strict=True)]
-    return [float(w.amax()) if w.numel() else 0.0 for w in left]
+        accepted = [r.accepted[i] for r in readings]
+        if any(a is not None for a in accepted):
+            masks = [
+                torch.zeros_like(v, dtype=torch.bool) if a is None else a
+                for v, a in zip(values, accepted, strict=True)
+            ]
+            errors = errors.masked_fill(torch.cat(masks), 0.0)
+        worst.append(float(errors.amax()) if errors.numel() else 0.0)
+    return worst

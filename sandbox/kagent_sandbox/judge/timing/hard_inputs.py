@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.judge.timing.blocks import TimedBlocks
 
 LEAST_CHECKS = 3
-"""Least checks of one candidate over all of its timed cases. Each is one run, and one reference."""
+"""Checks of one candidate over all of its timed cases, beside those with rows of every kind. Each
+is one run, and one reference: about 20 ms for softmax on an H100."""
 OF_EVERY_KIND = ("mixed", "nonfinite")
 """Distributions that hold rows of every kind, by their names (docs/tasks.md)."""
 SLACK = 8.0
@@ -67,10 +68,12 @@ def recheck_on_hard_inputs(
     Raises:
         CandidateRejected: A result is wrong. The verdict's case is the timed one.
     """
+    others = rng.sample(list(timed_cases), min(len(timed_cases), LEAST_CHECKS))
+    each = math.ceil(LEAST_CHECKS / max(1, len(others)))
     checks = [
         (timed, hard)
-        for timed in timed_cases.values()
-        for hard in _chosen(timed.case, check_cases, len(timed_cases), rng)
+        for name, timed in timed_cases.items()
+        for hard in _chosen(timed.case, check_cases, each if name in others else 0, rng)
     ]
     for timed, hard in checks:
         try:
@@ -82,11 +85,12 @@ def recheck_on_hard_inputs(
 
 
 def _chosen(
-    case: Case, check_cases: Sequence[Case], timed_cases: int, rng: random.Random
+    case: Case, check_cases: Sequence[Case], others: int, rng: random.Random
 ) -> Iterator[Case]:
+    """Those with rows of every kind, and so many others; one where there are none of every kind."""
     found = hard_cases(case, check_cases)
-    for name in OF_EVERY_KIND:
-        if whole := [c for c in found if c.inputs == name]:
-            yield rng.choice(whole)
-    others = [c for c in found if c.inputs not in OF_EVERY_KIND]
-    yield from rng.sample(others, min(len(others), math.ceil(LEAST_CHECKS / timed_cases)))
+    of_every_kind = [w for n in OF_EVERY_KIND if (w := [c for c in found if c.inputs == n])]
+    for whole in of_every_kind:
+        yield rng.choice(whole)
+    rest = [c for c in found if c.inputs not in OF_EVERY_KIND]
+    yield from rng.sample(rest, min(len(rest), others if of_every_kind else max(1, others)))

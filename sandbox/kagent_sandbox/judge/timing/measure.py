@@ -221,7 +221,8 @@ class Meter:
             for case in check_cases:
                 plan = built.plans.get((config, case.name))
                 if plan is not None and plan != built.plans[0, case.name]:
-                    self.checker.check(session, built, case, config=config, thorough=False)
+                    draws = [self.checker.sampler.draw(case)]
+                    self.checker.check(session, built, case, draws, config=config)
         except CandidateRejected:
             session.restart()
             return False

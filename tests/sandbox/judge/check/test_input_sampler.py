@@ -5,9 +5,12 @@ import torch
 from judging import REFERENCE, write_task
 from kagent.tasks import find_task
 from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.verdict import Stage
 from kagent_sandbox.device.cpu.traits import TRAITS
+from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.check import inputs as draws
 from kagent_sandbox.judge.check import numerics
+from kagent_sandbox.judge.check.checker import Checker
 from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
 
 CPU = torch.device("cpu")
@@ -61,6 +64,29 @@ def test_what_was_found_is_enough_for_timed_results(task, monkeypatch):
     found = source.torch_errors(source.draw(case), typical=True)
     monkeypatch.setattr(source, "call", None)
     assert source.torch_errors(source.fresh(case), typical=True) == found
+
+
+def test_torch_is_asked_about_a_draw_only_where_that_decides(task, monkeypatch):
+    source, case = InputSampler(task, CPU, TRAITS.inputs), task.cases("cpu").check[0]
+    checker = Checker(task, source)
+    (usual,) = source.torch_errors(source.draw(case))
+    asked = []
+    call = source.call
+    monkeypatch.setattr(source, "call", lambda which, d: asked.append(which) or call(which, d))
+
+    def compare(input_set, error):
+        results = [call("reference", input_set)[0].float() * (1 + error)]
+        return checker.compare(results, input_set, Stage.CHECK)
+
+    compare(source.fresh(case), usual.row)
+    assert "eager" not in asked
+    odd = source.fresh(case)
+    odd.tensors["x"][0, 0] = 50.0  # torch's error there is 0.05
+    (error,) = compare(odd, 0.05)
+    assert "eager" in asked
+    assert error.torch_row == pytest.approx(0.05, rel=1e-2)
+    with pytest.raises(CandidateRejected, match="err"):
+        compare(odd, 0.5)
 
 
 def plain(x, weight, target):

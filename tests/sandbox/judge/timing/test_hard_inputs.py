@@ -5,7 +5,12 @@ corpus/beyond/103_sloppy_where_timed and corpus/cheats/67_warm_up.
 import random
 
 from kagent_sandbox.data.task import Case
-from kagent_sandbox.judge.timing.hard_inputs import SLACK, hard_cases, recheck_on_hard_inputs
+from kagent_sandbox.judge.timing.hard_inputs import (
+    LEAST_CHECKS,
+    SLACK,
+    hard_cases,
+    recheck_on_hard_inputs,
+)
 
 
 def case(name, dtype="float32", inputs="normal", scale=1.0, **dims):
@@ -57,6 +62,19 @@ def test_rows_of_every_kind_are_always_among_them():
         names = [inputs for _, inputs, _, _ in table.checked]
         assert names[:2] == ["mixed", "nonfinite"]
         assert len(names) == 3
+
+
+def test_other_distributions_are_a_few_over_all_cases():
+    kinds = ("mixed", "ramp", "masked")
+    checks = [case(kind, inputs=kind) for kind in kinds]
+    tables = {n: Recorder(case(n)) for n in "abcdefgh"}
+    recheck_on_hard_inputs(tables, "a", checks, random.Random(1))
+    names = [inputs for t in tables.values() for _, inputs, _, _ in t.checked]
+    assert names.count("mixed") == 8
+    assert len(names) == 8 + LEAST_CHECKS
+    without = {n: Recorder(case(n)) for n in "abcdefgh"}
+    recheck_on_hard_inputs(without, "a", checks[1:], random.Random(1))
+    assert all(len(t.checked) == 1 for t in without.values())
 
 
 def test_timed_cases_are_checked_on_hard_inputs_where_there_are_some():
