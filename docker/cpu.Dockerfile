@@ -1,7 +1,7 @@
 # C++ kernels on the CPU; Triton is compiled, not timed.
 #   docker build -f docker/cpu.Dockerfile -t kagent:cpu .
-#   docker run --rm kagent:cpu doctor
-#   docker run --rm -v "$PWD:/work" kagent:cpu evolve softmax --budget 50
+#   docker run --rm --init --cap-add SYS_NICE kagent:cpu doctor
+#   docker run --rm --init --cap-add SYS_NICE -v "$PWD:/work" kagent:cpu evolve softmax --budget 50
 # What isolation is left inside: docs/isolation.md, "In Docker".
 FROM python:3.12-slim-bookworm
 RUN apt-get update \
@@ -11,6 +11,8 @@ COPY . /src
 RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
         --constraint /src/constraints.txt '/src[cpu]' \
     && rm -rf /src
+# For --user 1000: a home, where figures of the machine are kept.
+RUN useradd --create-home --uid 1000 kagent
 WORKDIR /work
 ENTRYPOINT ["kagent"]
 CMD ["--help"]

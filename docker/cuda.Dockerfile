@@ -1,7 +1,7 @@
 # Triton and CUDA kernels on an NVIDIA GPU. The host needs the driver and the NVIDIA Container Toolkit.
 #   docker build -f docker/cuda.Dockerfile -t kagent:cuda .
-#   docker run --rm --gpus all kagent:cuda doctor
-#   docker run --rm --gpus all -v "$PWD:/work" kagent:cuda evolve softmax --budget 50
+#   docker run --rm --init --cap-add SYS_NICE --gpus all kagent:cuda doctor
+#   docker run --rm --init --cap-add SYS_NICE --gpus all -v "$PWD:/work" kagent:cuda evolve softmax --budget 50
 # What isolation is left inside: docs/isolation.md, "In Docker".
 FROM python:3.12-slim-bookworm
 # CUDA's libraries come with torch and the extra `cuda`; the toolkit of the host adds the driver's.
@@ -13,6 +13,8 @@ RUN apt-get update \
 COPY . /src
 RUN pip install --no-cache-dir --constraint /src/constraints.txt '/src[cuda]' \
     && rm -rf /src
+# For --user 1000: a home, where figures of the machine are kept.
+RUN useradd --create-home --uid 1000 kagent
 WORKDIR /work
 ENTRYPOINT ["kagent"]
 CMD ["--help"]

@@ -16,9 +16,11 @@ from enum import StrEnum
 from pathlib import Path
 
 from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.confine import builder_confinement
 from kagent_sandbox.data.build import Built
 from kagent_sandbox.data.task import Kind, Task, load_task
 from kagent_sandbox.data.verdict import CaseError, Rejected
+from kagent_sandbox.device.cpu.priority import reaches_launchers
 from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.device.table import available, device_for, find_device
 from kagent_sandbox.errors import (
@@ -30,6 +32,7 @@ from kagent_sandbox.errors import (
 )
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.process.isolation_probe import probe
+from kagent_sandbox.process.temporary_space import free_bytes
 
 from kagent.candidate_file import DEFAULT_TARGET
 from kagent.config.settings import NO_MODEL, load_config
@@ -149,6 +152,7 @@ def examine(say: Callable[[str], None], **flags: object) -> list[Finding]:
     found += _compilers()
     say("isolation")
     found.append(_isolation())
+    found += _container()
     say("GPU")
     found.append(_gpu())
     found.append(_selftest())
@@ -247,6 +251,29 @@ def _isolation() -> Finding:
         return Finding(Level.BROKEN, "isolation", str(e))
     level = Level.BROKEN if seen.escaped else Level.OK
     return Finding(level, "isolation", seen.describe())
+
+
+def _container() -> list[Finding]:
+    """What containers lack, and what it costs; nothing where nothing is lacking."""
+    found: list[Finding] = []
+    if not reaches_launchers():
+        text = (
+            "root without CAP_SYS_NICE: threads that are timed are neither pinned nor given "
+            "priority, so that other programs disturb CPU times more: docker run --cap-add SYS_NICE"
+        )
+        found.append(Finding(Level.MISSING, "priority", text))
+    if os.getpid() == 1:
+        text = "this is process 1, and nobody ends what others leave behind: docker run --init"
+        found.append(Finding(Level.MISSING, "init", text))
+    free = free_bytes(Path(tempfile.gettempdir()))
+    most = builder_confinement().disk_bytes
+    if free < most:
+        text = (
+            f"{tempfile.gettempdir()} has {free >> 20} MiB free, and a build may take "
+            f"{most >> 20}: free some, or set TMPDIR"
+        )
+        found.append(Finding(Level.MISSING, "disk", text))
+    return found
 
 
 def _gpu() -> Finding:
