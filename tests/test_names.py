@@ -20,3 +20,15 @@ def test_no_public_class_has_the_name_of_another():
     assert len(places) > 500
     again = {name: where for name, where in places.items() if len(where) > 1}
     assert again.keys() == TWICE, again
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    """No "What a run has used up": "Budget that a run has used"."""
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for package in PACKAGES
+        for path in sorted(package.rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if line.lstrip().startswith('"""What ')
+    ]
+    assert found == []

@@ -73,7 +73,7 @@ def kernel_label(symbol: str) -> str:
 
 
 def remark_lines(remarks: Sequence[Remark]) -> list[str]:
-    """What compilers said, a line or two each: "rows: line 12: warning: ..."."""
+    """Messages of compilers, a line or two each: "rows: line 12: warning: ..."."""
     return [f"{r.kernel}: {r.text}" if r.kernel else r.text for r in remarks]
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 INSTALL_CUDA = "pip install 'kagent[cuda]'"
-"""What brings the CUDA toolkit's wheels: NVRTC, its headers, and the driver's bindings."""
+"""Command that installs the CUDA toolkit's wheels: NVRTC, its headers, the driver's bindings."""
 
 
 class KagentError(Exception):

@@ -171,7 +171,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """What operations consist of that have sums inside."""
+    """Parts of operations that have sums inside."""
     more = [_aten.addmm, _aten.baddbmm, _aten._softmax, _aten._log_softmax]  # noqa: SLF001
     more += [_aten.native_layer_norm, _aten.logsumexp]
     found = {**core_aten_decompositions(), **get_decompositions(more)}

@@ -40,7 +40,7 @@ _LIBRARY = {
     "conv_transpose2d": ("aten::convolution",),
     "conv_transpose3d": ("aten::convolution",),
 }
-"""What host code of a kernel may leave to torch's libraries, by an operation of the function."""
+"""Library calls that host code may make, by the function's operation."""
 _VIEWS = frozenset({"view", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "slice"})
 
 
@@ -204,7 +204,7 @@ class TaskDraft:
         return evaluate(self.trace.products, dims) > evaluate(self.trace.elements, dims)
 
     def _tolerance(self, shape: Sequence[int | str]) -> list[str]:
-        """What a result of such a shape may err, as task.toml has it."""
+        """Tolerance of a result of such a shape, as task.toml has it."""
         rows = self._row_dims(shape)
         found = [f"k = {self.k}", f"floor = {self.floor}"]
         return [*found, f"row_dims = {rows}"] if rows != 1 else found
@@ -408,7 +408,7 @@ class TaskDraft:
             "",
             "",
             *_broken("def _chosen_from(", ["*", *typed], ") -> tuple[torch.Tensor, ...]:"),
-            '    """What the indices among the results point into."""',
+            '    """Values that the indices among the results point into."""',
             *body,
             f"    return ({', '.join(values)},)",
             "",

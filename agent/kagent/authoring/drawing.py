@@ -148,7 +148,7 @@ def _short(value: float) -> float:
 
 
 def recorded(function: Callable[[], object]) -> Any:
-    """What a function without parameters returns, with a `Drawn` for each of its tensors.
+    """Call a function without parameters. Its result has a `Drawn` for each tensor.
 
     The function runs without memory for its tensors: those of a benchmark may take gigabytes. Where
     that cannot be, it runs as it is.
@@ -178,7 +178,7 @@ def recorded(function: Callable[[], object]) -> Any:
 
 
 def by_values(drawing: Drawing) -> Drawing:
-    """What recorded code is to be drawn as where it cannot be drawn at other sizes: the
+    """Replace recorded code that cannot be drawn at other sizes by the
     distribution of the values that it gives.
     """
     assert drawing.graph is not None

@@ -1,4 +1,4 @@
-"""What cannot become a task as it is asked for."""
+"""Errors of code that cannot become a task."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def _needed(inputs: Inputs, sequences: Sequences) -> str:
 
 
 def constraints(inputs: Inputs) -> list[str]:
-    """What holds in every case: the definition's conditions, and what inputs need to be drawn."""
+    """Conditions of every case: the definition's, and those that drawing its inputs needs."""
     needs = (f"{inputs.sizes[s.total]} >= {_needed(inputs, s)}" for s in inputs.sequences)
     found = [*inputs.conditions, *needs]
     written = {a for t in inputs.definition.outputs.values() for a in t.shape or ()}

@@ -1,4 +1,4 @@
-"""What the inputs of a FlashInfer-Bench definition are for, and how to draw valid ones.
+"""Meaning of the inputs of a FlashInfer-Bench definition, and draws of valid ones.
 
 A definition names its inputs and says little of their values. Here they follow from its
 constraints, and from names and descriptions as all definitions of the format have them: `kv_indptr`

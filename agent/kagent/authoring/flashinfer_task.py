@@ -275,7 +275,7 @@ def _own_source(definition: Definition) -> tuple[str, str, str]:
 
 
 def _wide_dtype(inputs: Inputs) -> str:
-    """What the reference computes in: float64, and float32 where all results have 16 bits and
+    """Dtype that the reference computes in: float64, and float32 where all results have 16 bits and
     weights are so many that their copies in float64 do not fit into memory.
     """
     narrow = all(ITEMSIZE[t.dtype] <= 2 for t in inputs.definition.outputs.values())

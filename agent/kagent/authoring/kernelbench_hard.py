@@ -49,7 +49,7 @@ _RESERVED = {*Case.model_fields, "itemsize"}
 
 @dataclass
 class _Run:
-    """What a model is given, and gives, for one shape."""
+    """Arguments and results of a model for one shape."""
 
     given: dict[str, torch.Tensor]
     state: dict[str, torch.Tensor]
@@ -463,7 +463,7 @@ def _reference_py(problem: _Problem, data: Mapping[str, Any]) -> str:
             "",
             "",
             "def inputs(case, generator, device) -> dict[str, torch.Tensor]:",
-            '    """What the problem\'s get_inputs and Model draw."""',
+            '    """Tensors that the problem\'s get_inputs and Model draw."""',
             '    if case.inputs != "normal":',
             '        raise ValueError(f"inputs = {case.inputs!r}: use normal")',
             "    seed = int(torch.randint(1 << 62, (), generator=generator, device=device))",

@@ -100,7 +100,7 @@ class Made:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was changed or left out."""
+        """Changes and omissions, a line each."""
         none = (f"no {_SEEDS[d.kind]} seed: {d.reason}" for d in self.derived if d.path is None)
         return (*self.trace.operation.notes, *self.trace.notes, *self.draft.notes, *none)
 

@@ -1,4 +1,4 @@
-"""What a task is made of: a function over named tensors, and an example of a call."""
+"""Source of a task: a function over named tensors, and an example of a call."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def load_module(path: Path) -> ModuleType:
 
 
 def named(module: ModuleType, name: str, path: Path) -> Any:
-    """What a file defines under a name.
+    """Find the definition of a name in a file.
 
     Raises:
         UserError: It defines no such name.

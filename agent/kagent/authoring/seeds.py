@@ -31,7 +31,7 @@ _WORKER = ("-m", "kagent.authoring.inductor.worker")
 
 @dataclass(frozen=True, slots=True)
 class SeedOutcome:
-    """What became of the seed for one kind of device.
+    """Outcome of making the seed for one kind of device.
 
     Attributes:
         kind: "gpu" or "cpu".

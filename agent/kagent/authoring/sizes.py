@@ -16,7 +16,7 @@ _LADDER = (1, 2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 45, 64, 96, 128, 192, 256, 384, 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What each dimension may be: multiples of a step, from a least size on.
+    """Sizes of each dimension: multiples of a step, from a least size on.
 
     Attributes:
         trace: The operation.

@@ -99,7 +99,7 @@ class TracedOperation:
 
     @property
     def compared(self) -> tuple[TracedResult, ...]:
-        """What a call leaves behind: the results, then the tensors that it writes."""
+        """Outputs of a call: the results, then the tensors that it writes."""
         named = [(self.operation.examples[i], self.shapes[i]) for i in self.written]
         return (*self.results, *(TracedResult(e.name, shape, e.dtype) for e, shape in named))
 

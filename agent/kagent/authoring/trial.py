@@ -34,7 +34,7 @@ _TIMED_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What a case showed.
+    """Result of trying a case.
 
     Attributes:
         why: Why it cannot be a case; empty if it can.

@@ -16,7 +16,7 @@ _GIVEN = (Operator.SEED, Operator.MIGRATE)
 
 @dataclass(frozen=True, slots=True)
 class BudgetUsed:
-    """What one run has used up.
+    """Budget that one run has used.
 
     Attributes:
         judged: Evaluations with a verdict.

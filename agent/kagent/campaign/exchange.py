@@ -1,4 +1,4 @@
-"""What runs of one task give each other: kernels to judge anew, never verdicts."""
+"""Exchange between runs of one task: kernels to judge anew, never verdicts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def elite_of(run: str, history: History, candidate: Candidate) -> Migrant:
 
 
 def offered(history: History, others: Iterable[tuple[str, History]]) -> list[Migrant]:
-    """What a run gets of others: of those whose best kernel is ahead by its run's estimate, the
+    """Choose the migrant for a run: of other runs whose best kernel is ahead by their estimate, the
     best one that the run does not know; at most one, since judging it costs an evaluation.
 
     Estimates of two runs do not compare. They choose what is judged, and decide nothing else.

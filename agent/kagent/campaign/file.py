@@ -1,4 +1,4 @@
-"""What a campaign is asked for: a TOML file, or names of tasks. Checked before anything runs."""
+"""Settings of a campaign, from a TOML file or from names of tasks, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def read_file(path: Path) -> CampaignFile:
 
 
 def asked_for(sources: Sequence[str], given: Mapping[str, Any]) -> CampaignFile:
-    """What files or names of tasks, and flags, ask for. A flag goes before the file.
+    """Read settings from files or names of tasks, and from flags. A flag goes before the file.
 
     Args:
         sources: One TOML file, or tasks by name or folder.
@@ -194,7 +194,7 @@ def _kind_of(device: str, on: str) -> Kind:
 
 
 def accelerator_of(device: str) -> str | None:
-    """What `--accelerator` is for a campaign's device on a cluster."""
+    """Value of `--accelerator` for a campaign's device on a cluster."""
     return None if device == "cuda" else device
 
 

@@ -89,7 +89,7 @@ class CampaignRunner:
                 self._race(problem)
 
     def spent(self) -> Mapping[str, BudgetUsed]:
-        """What each run has used up, by name."""
+        """Budget that each run has used, by name."""
         return {
             r.name: BudgetUsed.of(h) if (h := self._read(r)) else BudgetUsed()
             for r in self.campaign.runs

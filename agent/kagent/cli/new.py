@@ -71,7 +71,7 @@ def new(
 
 
 def made_json(made: Made) -> dict[str, object]:
-    """What was made, as JSON."""
+    """The new task as JSON."""
     task = made.task
     return {
         "name": task.name,
@@ -86,7 +86,7 @@ def made_json(made: Made) -> dict[str, object]:
 
 
 def made_text(made: Made) -> Text:
-    """What was made, and what to do next."""
+    """The new task, and the next command."""
     task = made.task
     text = Text(f"{task.signature}\n")
     sizes = ", ".join(f"{n} = {s}" for n, s in made.trace.dims.items())

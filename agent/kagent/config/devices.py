@@ -60,7 +60,7 @@ def kind_of_device(name: str) -> Kind:
 
 
 def _visible(index: int, name: str) -> str:
-    """What the driver calls a GPU, by its number among those that are visible so far."""
+    """The driver's name of a GPU, by its number among the visible ones."""
     visible = os.environ.get(_VISIBLE)
     if visible is None:
         return str(index)

@@ -47,7 +47,7 @@ class SeedText:
 def wanted(
     task: Task, kind: Kind, target: str, lang: str, own: Sequence[SeedText], device: str = ""
 ) -> Wanted:
-    """What a new run is for, as memory is asked."""
+    """Query of the memory for a new run."""
     languages = tuple(each.name for each in languages_of(kind) if lang in (ANY, each.name))
     return Wanted(task, kind, target, languages, device, tuple(seed.source for seed in own))
 
@@ -95,7 +95,7 @@ def seeds_from_memory(store: RunStore, recalled: Recalled | None) -> list[SeedTe
 
 
 def described(recalled: Recalled) -> list[str]:
-    """What was taken, a line each; licences of code are named in its line."""
+    """List the seeds that were taken, a line each, with the licences of their code."""
     lines = [
         f"memory: a seed from {origin_text(s)}; {math.exp(s.log_speed_up):.3f}× torch there; "
         f"{licence_text(s)}"

@@ -33,7 +33,7 @@ def operator_source(task: Task) -> str:
 
 
 def template_values(task: Task) -> dict[str, object]:
-    """What a template needs to know of a task: its parameters, and code for its shapes.
+    """Facts of a task for a template: its parameters, and code for its shapes.
 
     Raises:
         TaskError: A dimension cannot be read off the arguments.

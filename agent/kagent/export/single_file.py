@@ -415,7 +415,7 @@ def _region(region: RegionRecord) -> dict[str, object]:
 
 
 def _capability(device: DeviceRecord) -> object:
-    """What must agree with a device: of a CPU the vectors that torch uses, of a GPU its number."""
+    """The part of a device that must agree: torch's vectors on a CPU, the capability of a GPU."""
     if device.kind == "cpu":
         import torch  # takes seconds: whoever is refused before does not wait
 

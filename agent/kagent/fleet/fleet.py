@@ -1,4 +1,4 @@
-"""What a run needs of the machines that it runs on, and this machine as one of them."""
+"""Interface of a run to the machines that it runs on, and this machine as one of them."""
 
 from __future__ import annotations
 

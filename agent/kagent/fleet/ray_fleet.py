@@ -146,7 +146,7 @@ def judge_cpus(there: Sequence[Node], jobs: int | None) -> int:
 
 
 def _canaries(ray: ModuleType, workers: Sequence[Any]) -> Mapping[str, str | None]:
-    """What stopped each attack from inside, on every host.
+    """The mechanism that stopped each attack from inside, on every host.
 
     Raises:
         ConfinementError: One got out although the tier claims to stop it.

@@ -21,7 +21,7 @@ DEAF_S = 30.0
 
 
 def alive(ray: ModuleType, actor: Any, what: str, say: Say) -> dict[str, Any]:
-    """What a worker says of itself, once it is up. A worker that was lost comes back elsewhere.
+    """Facts of a worker that is up. A worker that was lost comes back elsewhere.
 
     Args:
         ray: The module.
@@ -127,6 +127,6 @@ class RayLink:
 
 
 def _last(error: Exception) -> str:
-    """What an error of Ray's comes down to: the last line that says something."""
+    """The cause in an error of Ray's: the last line that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:300]

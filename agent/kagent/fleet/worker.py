@@ -1,4 +1,4 @@
-"""What runs on the nodes of a Ray cluster: one judge, or one builder, in a worker of Ray's.
+"""A node's side of a Ray cluster: one judge, or one builder, in a worker of Ray's.
 
 The classes are plain. `kagent.fleet.ray_fleet` makes actors of them. What crosses is JSON and
 bytes; errors are answers, too.
@@ -39,7 +39,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class BuiltWords:
-    """What a `Built` has besides what the judge gets."""
+    """The parts of a `Built` that the judge does not get."""
 
     work_hash: str
     dropped: tuple[str, ...]
@@ -65,7 +65,7 @@ def undo_ray() -> None:
 
 
 class _Worker:
-    """What judges and builders share."""
+    """Base of judges and builders."""
 
     def __init__(self, isolation: str) -> None:
         undo_ray()
@@ -142,7 +142,7 @@ class JudgeWorker(_Worker):
         return {"ok": answer, "said": self.said()}
 
     def said(self) -> list[str]:
-        """What the judge, or who waits for the device, has said since the last call."""
+        """Messages of the judge, or of the wait for the device, since the last call."""
         lines: list[str] = []
         with contextlib.suppress(IndexError):
             while True:

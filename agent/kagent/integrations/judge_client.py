@@ -20,7 +20,7 @@ class JudgeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProgramVerdict:
-    """What the judge says of a program.
+    """The judge's verdict on a program.
 
     Attributes:
         id: The candidate's number in the run.

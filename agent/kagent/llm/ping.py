@@ -16,7 +16,7 @@ from kagent.runs.cost import ModelCall
 PING_REPLY_S = 60.0
 """A model that needs longer for one word is of no use in a search."""
 _BEFORE_A_RUN_S = 4.0
-"""What is wrong for good (no server, key, name) shows within it; a slow model goes on later."""
+"""Lasting faults (no server, key, name) show within it. A slow model goes on later."""
 _BEFORE_A_RUN_CONNECT_S = 3.0
 _BEFORE_A_RUN_TOKENS = 512
 _PROMPT = Prompt("You answer in one word.", "Are you ready?")

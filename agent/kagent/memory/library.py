@@ -70,7 +70,7 @@ def known(say: Callable[[str], None] = lambda _: None) -> list[Remembered]:
 
 
 def of_task(runs: Path, task: Task, beside: Iterable[Remembered]) -> list[Remembered]:
-    """What is remembered of a task's runs in a folder of runs, without those in `beside` and those
+    """Records of a task's runs in a folder of runs, without those in `beside` and those
     forgotten. Damaged runs are left out.
     """
     without = {r.run for r in beside} | forgotten()

@@ -1,4 +1,4 @@
-"""What a task computes, and how it is called, as hashes: tasks with equal ones are related."""
+"""Hashes of a task's computation and its signature: tasks with equal ones are related."""
 
 from __future__ import annotations
 

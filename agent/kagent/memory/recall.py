@@ -1,4 +1,4 @@
-"""What a new run takes from memory: seeds of the nearest runs, and what techniques did."""
+"""Memory for a new run: seeds of the nearest runs, and the gains of techniques."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SEEDS_OF = (SAME, OTHER_CASES, EARLIER)  # the nearest first
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a run is for. `device` is empty where none was opened yet."""
+    """Task and device of a run. `device` is empty where none was opened yet."""
 
     task: Task
     kind: Kind

@@ -1,4 +1,4 @@
-"""What is remembered of a run: its best kernels, and what techniques did.
+"""Record of a run in memory: its best kernels, and the gains of techniques.
 
 Only what a search shows is read: the lineage's visible benchmark cases. A run's final race, whose
 cases are hidden, is not.
@@ -75,7 +75,7 @@ class Remembered:
 
 
 def remember(folder: Path, manifest: Manifest, history: History, task: Task) -> Remembered:
-    """What is kept of a run.
+    """Record of a run.
 
     Args:
         folder: The run's.

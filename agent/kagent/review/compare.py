@@ -160,7 +160,7 @@ def _race_table(
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """What a search says of two candidates: time before / time after, over all cases and on each.
+    """A search's estimates for two candidates: time before / after, over all cases and on each.
 
     `low` and `high` bound the ratio of two that were timed beside each other. Without them it is an
     estimate through the chain of comparisons. Times of different moments do not compare, so there

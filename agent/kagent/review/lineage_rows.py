@@ -81,7 +81,7 @@ def _branches(
     parent: int,
     heir: int | None,
 ) -> list[_Branch]:
-    """What branches off: children with children, former bests and the fastest; the rest as a
+    """Branches of a parent: children with children, former bests and the fastest; the rest as a
     count.
     """
     others = [c for c in children.get(parent, []) if c != heir]

@@ -221,7 +221,7 @@ def _noise(environment: Mapping[str, object]) -> Trust:
 
 
 def _disturbances(history: History) -> Trust:
-    """What disturbed the race, which decides, and how many timings of the search were disturbed."""
+    """Disturbances of the race, which decides, and the count of disturbed timings of the search."""
     timed = [c.verdict for c in history.lineage if isinstance(c.verdict, Passed)]
     if not timed:
         return Trust("disturbance", "unknown", "nothing was timed yet")

@@ -1,4 +1,4 @@
-"""What was found out about a run later (ablations, profiles): a file beside its folder.
+"""Later analyses of a run (ablations, profiles): a file beside its folder.
 
 A run's folder is evidence: only what decides its course changes it. `RUN.analyses.jsonl` has one
 JSON object per line. `RunStore.history` adds them to the run's events.

@@ -27,7 +27,7 @@ class Step(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a session does, in this order; some sessions leave phases out."""
+    """Phases of a session, in order. Some sessions leave phases out."""
 
     START = "starting builder and judge"
     BASELINES = "measuring baselines and ceilings"

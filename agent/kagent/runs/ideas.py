@@ -1,4 +1,4 @@
-"""What techniques have done: the ledger of ideas, by technique and regime of shapes."""
+"""Gains of techniques: the ledger of ideas, by technique and regime of shapes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Regime(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What proposals with one technique did in one regime, over what they were made from.
+    """Gains of proposals with one technique in one regime, over their parents.
 
     Sums, so that the effects of several runs add up.
     """
@@ -73,7 +73,7 @@ class Effect:
 
 
 def effects(lineage: Lineage) -> tuple[Effect, ...]:
-    """What a run's techniques did, by technique and regime. A proposal with two techniques counts
+    """Gains of a run's techniques, by technique and regime. A proposal with two techniques counts
     for both. Only visible cases are in a lineage.
     """
     return total(e for candidate in lineage for e in _of(candidate, lineage))

@@ -1,4 +1,4 @@
-"""What a run took from memory, as an event of it (`recalled`): resuming and replays read this, and
+"""Seeds that a run took from memory, as an event (`recalled`): resuming and replays read this, and
 never the memory of their own day.
 """
 

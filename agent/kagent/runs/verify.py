@@ -24,7 +24,7 @@ from kagent.runs.store import (
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was compared, and what is not as it was written."""
+    """Number of comparisons, and what differs from what was written."""
 
     run: str
     events: int

@@ -28,7 +28,7 @@ FAILED = 0.1  # log speed by which what was rejected counts as slower than the s
 
 
 class ConfigSearch:
-    """What is known of one space, and what to try next. The order of additions does not matter."""
+    """Knowledge of one space, and the next try. The order of additions does not matter."""
 
     def __init__(self, sizes: Sequence[int], start: Config, rng: random.Random) -> None:
         """Begin with nothing known.

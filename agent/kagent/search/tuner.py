@@ -46,7 +46,7 @@ def propose(ask: Ask) -> Draft | None:
 def known_configs(
     file: Tunables, lineage: Lineage, rng: random.Random
 ) -> tuple[ConfigSearch, list[Config]]:
-    """What a run measured of the configurations of one file.
+    """Measurements of one file's configurations in a run.
 
     Args:
         file: The file; candidates that differ from it in values alone count.

@@ -16,7 +16,7 @@ from kagent.tasks import find_task, is_task, task_names
 
 
 class Form(StrEnum):
-    """What a problem is given as. Values are the words of `kagent import`."""
+    """Form in which a problem is given. Values are the words of `kagent import`."""
 
     TASK = "task"
     KERNELBENCH = "kernelbench"

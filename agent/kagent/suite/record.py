@@ -40,7 +40,7 @@ class ProblemState(StrEnum):
 
 
 class FailedStep(StrEnum):
-    """What a problem failed at."""
+    """The step at which a problem failed."""
 
     TASK = "task"
     """It was read or imported, and the task checked."""
@@ -85,7 +85,7 @@ class ProblemProgress:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What decides the course of all searches, by the names of the options of a run."""
+    """Settings that decide the course of all searches, by the names of a run's options."""
 
     budget: int
     lang: str
@@ -120,7 +120,7 @@ class Record:
     FILE: ClassVar[str]
     """Name of the record's file in its folder."""
     WHAT: ClassVar[str]
-    """What such a folder is: "suite"."""
+    """Kind of such a folder: "suite"."""
     BEGIN: ClassVar[str]
     """The command that makes one."""
 
@@ -156,7 +156,7 @@ class Record:
 
     @property
     def budget_text(self) -> str:
-        """What the searches may use, in words."""
+        """Budget of the searches, in words."""
         raise NotImplementedError
 
     @property

@@ -21,14 +21,14 @@ from kagent.suite.record import RUNS, FailedStep, ProblemProgress, ProblemState,
 from kagent.ui.end_of_run import missing_modes
 
 OPPONENTS = (BEST_OF_TORCH, *TORCH)
-"""What winners are compared with: the best of torch case by case, then each of its ways."""
+"""Opponents of winners: the best of torch case by case, then each of its ways."""
 THRESHOLDS = (1.0, 2.0)
 """The p of fast_p."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemResult:
-    """What became of one problem.
+    """Outcome of one problem.
 
     Attributes:
         problem: The problem.
@@ -152,7 +152,7 @@ def read_results(folder: Path, record: Record) -> SuiteResults:
 
 
 def result_of(folder: Path, record: Record, problem: Problem) -> ProblemResult:
-    """What became of one problem. It failed if its run cannot be read."""
+    """Outcome of one problem. It failed if its run cannot be read."""
     progress = record.of(problem)
     if progress.state is ProblemState.DONE:
         try:

@@ -54,13 +54,13 @@ def progress_text(f: Figures) -> str:
 
 
 def setting_text(results: SuiteResults) -> str:
-    """What the searches were given, and where they ran."""
+    """Budget of the searches, and the device they ran on."""
     where = ", ".join(results.devices) or results.record.device_text
     return f"{searches_text(results.record)}, on {where}; {results.record.started}"
 
 
 def searches_text(record: Record) -> str:
-    """What the searches were given."""
+    """Budget of the searches."""
     given = record.settings
     by = f"by {', '.join(given.model)}" if given.model else f"proposals by {given.proposer}"
     return f"{record.budget_text}, language {given.lang}, {by}"
@@ -72,7 +72,7 @@ def devices_text(results: SuiteResults) -> str:
 
 
 def notes_of(p: ProblemResult) -> tuple[str, ...]:
-    """What to know of a problem's result."""
+    """Remark on a problem's result."""
     absent = (
         f"{mode} did not run on {count} of {p.cases} cases: this is no result against it"
         for mode, count in p.missing.items()

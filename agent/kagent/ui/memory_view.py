@@ -21,7 +21,7 @@ from kagent.ui.table import Column, TextTable
 
 
 def recalled_text(history: History) -> Text | None:
-    """What became of a run's seeds from memory, a line each; None where it has none."""
+    """Outcomes of a run's seeds from memory, a line each; None where it has none."""
     recalled = history.recalled
     if recalled is None or not recalled.seeds:
         return None
@@ -79,7 +79,7 @@ def runs_view(records: Sequence[Remembered]) -> RenderableType:
 
 
 def show_view(recalled: Recalled) -> RenderableType:
-    """What a run of a task would get."""
+    """Show the seeds and techniques that a run of a task would get."""
     parts: list[RenderableType] = [Text(line) for line in described(recalled)]
     if recalled.effects:
         parts += [Text("\nwhat techniques did, over what they were tried on", "bold")]

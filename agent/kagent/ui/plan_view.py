@@ -163,7 +163,7 @@ def kernel_table(built: Built) -> TextTable:
 
 
 def compiled_texts(remarks: Sequence[Remark], loops: Sequence[Loop]) -> list[RenderableType]:
-    """What the compilers said, and the loops of the machine code; nothing where there is none."""
+    """Messages of the compilers, and loops of the machine code. Nothing where there are none."""
     parts: list[RenderableType] = []
     if remarks:
         parts += [Text("\nwhat the compilers said", "bold")]

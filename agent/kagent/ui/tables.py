@@ -90,7 +90,7 @@ def failures_text(name: str, failed: Sequence[Rejected]) -> RenderableType:
 
 
 def task_check_text(name: str, found: Iterable[TaskCheck]) -> Text:
-    """What was checked of a task for each kind of device, what it cost, and the holes."""
+    """Table of a task's check on each kind of device: cases, seconds and holes."""
     text = Text()
     for check in found:
         text.append(f"{name}, {check.kind} cases: ", "bold")
@@ -221,7 +221,7 @@ def _missing(race: Race) -> list[Text]:
 
 
 def disturbed_text(what: str, notes: Sequence[str]) -> Text:
-    """What else used the machine while times were taken."""
+    """Disturbances by other programs while times were taken."""
     return Text(f"{what} was disturbed: {'; '.join(notes)}", "yellow")
 
 

@@ -188,7 +188,7 @@ def _floor_us(region: Mapping[str, Any], ceilings: Ceilings) -> float:
 def _notes(
     seen: Mapping[str, Any], regions: Sequence[Hotspot], step_us: float, ops_us: float
 ) -> list[str]:
-    """What to know before a kernel is written."""
+    """Facts to know before a kernel is written."""
     found: list[str] = []
     gpu = seen["device"] == "gpu"
     if gpu and (idle := 1 - seen["busy_us"] / step_us) > _IDLE:

@@ -1,4 +1,4 @@
-"""What a script's steps do, seen in its own process: times first, then operations.
+"""Observation of a script's steps in its own process: times first, then operations.
 
 Steps in order: warm-up; steps that are timed and not otherwise disturbed; as many under torch's
 profiler, for kernels and compiled code; one that is recorded, with statistics of its tensors; and
@@ -139,7 +139,7 @@ class _Observer:
     # -- the result --------------------------------------------------------------------------------
 
     def result(self) -> dict[str, Any]:
-        """What was seen, per step."""
+        """Observations per step."""
         steps, events = self._steps, list(self._profile.events())
         ends = {
             int(e.name.removeprefix(_MARK)): e.time_range.end

@@ -79,7 +79,7 @@ class Patch:
 
 @dataclass(frozen=True)
 class _Session:
-    """What all runs of a script have in common."""
+    """Settings that all runs of a script share."""
 
     script: Path
     args: Sequence[str]
@@ -325,7 +325,7 @@ def step_text(found: Patch) -> str:
 
 
 def numbers_text(found: Patch) -> str:
-    """What became of loss and gradients, in words."""
+    """Describe the change of loss and gradients."""
     count = f"{found.numbers} numbers (loss and gradients, or outputs) over {found.steps} steps"
     worst = found.difference
     if worst is None:

@@ -159,7 +159,7 @@ _LIBRARIES = (
 SITES = {{
 {table}
 }}
-"""What is replaced: module, name in it, and the function that makes the replacement."""
+"""Replacements: module, name in it, and the function that makes the replacement."""
 
 _replaced = []  # (owner, name, what it had itself or None), the last one first
 

@@ -1,4 +1,4 @@
-"""What a patch changes in a script's steps, seen in its own process: numbers, or times."""
+"""Effect of a patch on a script's steps, observed in the script's process: numbers, or times."""
 
 from __future__ import annotations
 

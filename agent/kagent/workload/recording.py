@@ -1,4 +1,4 @@
-"""What torch does in a step: every operation below autograd, with its tensors and its module.
+"""Record of torch's operations in a step, below autograd, with their tensors and modules.
 
 A tensor is known by its storage, by how often that was written before, and by its place in it, so
 that what autograd saves and gives back later is the same value.

@@ -243,7 +243,7 @@ def place(region: Region) -> str:
 
 
 def key_of(region: Region, ops: Sequence[Op]) -> str:
-    """What regions that are alike have in common: operations, connections, shapes and dtypes."""
+    """Key that is equal for regions that are alike: operations, connections, shapes and dtypes."""
     numbers: dict[tuple[int, int, int, tuple[int, ...]], int] = {}
 
     def value_text(value: Value) -> str:

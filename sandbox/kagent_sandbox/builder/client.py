@@ -205,7 +205,7 @@ class Builder:
                 self._generation += 1
 
     def _built(self, request: BuildRequest, tree: str) -> tuple[Built | Rejected, bool]:
-        """What one try gives, and whether its process was lost for no reason that is known."""
+        """Build once. Also returns whether the process was lost for no known reason."""
         with (
             self._slots,
             self._turns.turn("work") if self._turns is not None else contextlib.nullcontext(),

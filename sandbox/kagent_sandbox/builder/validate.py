@@ -74,7 +74,7 @@ def _is_short(text: str) -> bool:
 
 
 def checked_remarks(data: Sequence[object]) -> tuple[Remark, ...]:
-    """What a compiler is said to have remarked: visible characters, and no more than there is room.
+    """Check a compiler's remark: visible characters, of limited length.
 
     Raises:
         Forged: It is no list of pairs of texts, or too long.

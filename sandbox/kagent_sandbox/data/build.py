@@ -77,7 +77,7 @@ class BuildCase:
 
     @property
     def compared(self) -> tuple[TensorSpec, ...]:
-        """What a plan's outputs are: the results, then the arguments that are written."""
+        """Names of a plan's outputs: the results, then the written arguments."""
         return (*self.results, *self.written)
 
 
@@ -128,7 +128,7 @@ class Built:
     own word.
     """
     remarks: tuple[Remark, ...] = ()
-    """What the compilers said of kernels that they compiled. Also the process's own word."""
+    """Messages of the compilers about their kernels. Also the process's own word."""
     loops: tuple[Loop, ...] = ()
     """Loops of the declared configuration's kernels, where the request asked for them."""
 

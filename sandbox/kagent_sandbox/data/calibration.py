@@ -1,4 +1,4 @@
-"""What `kagent calibrate` found: tolerances of a task's results, in calibration.json beside
+"""Result of `kagent calibrate`: tolerances of a task's results, in calibration.json beside
 task.toml.
 
 It is no part of a task's digest: a run goes on after it. Only the owner of a task's folder can

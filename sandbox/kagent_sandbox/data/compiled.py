@@ -1,4 +1,4 @@
-"""What compilers say of a kernel, and what its machine code shows, for readers and for prompts.
+"""Messages of compilers about a kernel, and loops of its machine code, for readers and prompts.
 
 Nothing is decided by it. All of it is bounded: `checked_remarks` cuts what a candidate's process
 says, `MOST_LOOPS` what is read from machine code.

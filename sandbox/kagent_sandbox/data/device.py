@@ -27,7 +27,7 @@ class DeviceFacts:
 
     @property
     def unique(self) -> tuple[str, str]:
-        """What figures that are kept for later belong to: equal cards differ by some percent."""
+        """Key of figures that are kept for later: equal cards differ by some percent."""
         return self.key, self.unit
 
     @property

@@ -77,7 +77,7 @@ Identifier = Annotated[str, AfterValidator(_identifier)]
 
 
 class Tolerance(_Model):
-    """What a result may err.
+    """Tolerance of a result.
 
     The candidate may err by at most `k` times what torch's own implementation errs in the same
     dtype, plus `floor` times the dtype's machine epsilon; see
@@ -289,7 +289,7 @@ class Generator(_Model):
 
     @staticmethod
     def _costliest(values: Sequence[Any] | Range | ListRange) -> Any:
-        """What a case may have to have of a dimension, whatever is drawn."""
+        """Values that a case may need of a dimension, whatever is drawn."""
         if isinstance(values, Range):
             return values.min
         if isinstance(values, ListRange):
@@ -361,7 +361,7 @@ class Task(_Model):
 
     @functools.cached_property
     def compared(self) -> tuple[ResultSpec, ...]:
-        """What is compared with the reference: the results, then the arguments that are written."""
+        """Names of the tensors that are compared: the results, then the written arguments."""
         written = tuple(
             ResultSpec(name=a.name, shape=a.shape or (), dtype=a.dtype, **a.writes.model_dump())
             for a in self.arguments
@@ -408,7 +408,7 @@ class Task(_Model):
         return evaluate(text, self._names(case.dims, case.dtype))
 
     def _names(self, dims: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-        """What formulas may name."""
+        """Names that formulas may use."""
         return {**dims, "itemsize": ITEMSIZE[dtype]}
 
     def unmet(self, dims: Mapping[str, Any], dtype: str) -> Iterator[str]:

@@ -29,7 +29,7 @@ def _of(major: int, minor: int) -> str:
 
 
 def gpu_uuid(index: int) -> str:
-    """What tells a GPU from all others: its UUID, or that of its slice (MIG); makes no context.
+    """Identity of a GPU: its UUID, or that of its slice (MIG). Makes no context.
 
     The index in its place where the driver does not tell.
     """

@@ -1,4 +1,4 @@
-"""What a judge's client needs of whatever reaches the judge: a process here, or one elsewhere."""
+"""Transport between a client and its judge: a process here, or one elsewhere."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def _conflict(folder: Path, own: str) -> str | None:
 
 
 def _read_held(path: Path) -> str | None:
-    """What a ticket says of its process; None if it is no longer held."""
+    """Read a ticket's text about its process; None if it is no longer held."""
     try:
         ticket = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -187,6 +187,6 @@ def _read_held(path: Path) -> str | None:
 
 
 def _command() -> str:
-    """What this process does, for those who wait for it: "kagent evolve softmax"."""
+    """Name of this process's work, for those who wait for it: "kagent evolve softmax"."""
     name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     return " ".join([name, *sys.argv[1:3]])

@@ -1,4 +1,4 @@
-"""What processes that kagent starts get of the caller's environment: named variables alone.
+"""Environment of the processes that kagent starts: named variables of the caller's alone.
 
 Any other one may change what is measured: `OMP_NUM_THREADS=1`, which schedulers of clusters set,
 makes torch's baselines twice as slow and leaves candidates as they are.
@@ -30,12 +30,12 @@ _TRUSTED = (
 
 
 def for_confined() -> dict[str, str]:
-    """What a server of confined processes gets: where compilers, libraries and devices are."""
+    """Environment of a server of confined processes: places of compilers, libraries and devices."""
     return _chosen(_CONFINED)
 
 
 def for_trusted() -> dict[str, str]:
-    """What the judge gets, which runs a task's reference.py and torch's baselines."""
+    """Environment of the judge, which runs a task's reference.py and torch's baselines."""
     return _chosen((*_TRUSTED, *passed()))
 
 

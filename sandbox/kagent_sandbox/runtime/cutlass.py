@@ -56,7 +56,7 @@ using make_integer_sequence =
 """,
     ),
 )
-"""What is mended: each pattern, and what stands in its place."""
+"""Patterns in CUTLASS's sources and their replacements."""
 
 
 @dataclass(frozen=True, slots=True)

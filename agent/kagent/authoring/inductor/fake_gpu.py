@@ -19,7 +19,7 @@ TARGET = "sm_90a"
 
 
 class _Driver:
-    """What Inductor asks of Triton's driver."""
+    """The part of Triton's driver that Inductor calls."""
 
     def get_current_target(self) -> GPUTarget:
         target = parse_target(TARGET)

@@ -1,4 +1,4 @@
-"""What compilers say of kernels that they compile: caught while they do, kept until a plan is sent.
+"""Messages of compilers, caught while they compile and kept until a plan is sent.
 
 In the builder's child only. It is the candidate's process's own word: for reading, and nothing is
 decided by it.

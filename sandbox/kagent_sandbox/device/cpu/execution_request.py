@@ -18,7 +18,7 @@ MOST_BYTES = 64 << 10  # of a request, and of an answer
 LOOK = b"?"
 """A message waits on the channel."""
 FAILED, REFUSED = b"failed ", b"refused "
-"""What the text after an answer's token begins with: an execution raised, or no plan can say it."""
+"""Beginning of the text after an answer's token: an execution raised, or no plan can say it."""
 _MOST_TEXT = 4000
 
 
@@ -33,5 +33,5 @@ def numbers_of(request: bytes) -> memoryview:
 
 
 def failure(what: bytes, text: str) -> bytes:
-    """What follows the token where an execution failed."""
+    """Text after the token where an execution failed."""
     return what + text.encode(errors="backslashreplace")[:_MOST_TEXT]

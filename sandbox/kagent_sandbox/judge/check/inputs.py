@@ -341,7 +341,7 @@ class InputSampler:
     def _ask_accept(
         self, input_set: InputSet, results: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """What the task's rule says of results, as a mask of each on its own device."""
+        """Apply the task's rule to results. Returns a mask of each on its own device."""
         arguments = {
             n: v.cpu().clone() if isinstance(v, torch.Tensor) else v
             for n, v in input_set.arguments.items()
@@ -480,7 +480,7 @@ class InputSampler:
         return TaskError(line)
 
     def _tensors(self, function: str, case: Case, value: object) -> tuple[torch.Tensor, ...]:
-        """What a function has returned, as a tuple of tensors."""
+        """Results of a function as a tuple of tensors."""
         values = tuple(value) if isinstance(value, tuple | list) else (value,)
         for each in values:
             if not isinstance(each, torch.Tensor):

@@ -368,7 +368,7 @@ def find_worst(out: torch.Tensor, ref: torch.Tensor) -> Worst:
 
 
 def tolerance_text(result: ResultSpec, source: str) -> str:
-    """What is allowed of a result, and by which file."""
+    """Tolerance of a result, and the file that sets it."""
     return f"k = {result.k:g} times torch's + floor = {result.floor:g} eps, from {source}"
 
 

@@ -57,7 +57,7 @@ class Omission:
 
     @property
     def operation_id(self) -> tuple[str, int, int, str, str]:
-        """What is equal for all ways of leaving out one operation."""
+        """Key that is equal for all ways of leaving out one operation."""
         return self.function, self.line, self.column, self.text, self.operation
 
     def __str__(self) -> str:
@@ -200,7 +200,7 @@ def _could_be(value: torch.Tensor, out: torch.Tensor) -> bool:
 
 
 def _without(func: Any, args: Sequence[Any], kwargs: dict[str, Any], how: str) -> Any:
-    """What an operation gives when it is left out."""
+    """Result of an operation that is left out."""
     given = {p.name: v for p, v in _given(func, args, kwargs)}
     if how.startswith("no "):
         name = how.removeprefix("no ")

@@ -408,7 +408,7 @@ reason.
 
 @dataclass
 class _Seen:
-    """What the check cases show of a wrong result so far."""
+    """Evidence of the check cases against a wrong result so far."""
 
     found: bool = False
     largest: float = 0.0  # difference from the reference, over what sums in another order explain

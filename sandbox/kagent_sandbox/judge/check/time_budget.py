@@ -18,13 +18,13 @@ LEAST_S = 60.0
 """Seconds that every check has. The C++ seeds of attention and softmax took 4 to 7 s on two cores
 that eight other programs used; most of it are the many calls in a row of `guests`."""
 TIMES_EAGER = 300.0
-"""What a check has where torch itself is slow: so many times what eager takes for each case once. A
+"""Limit of a check where torch itself is slow, in multiples of eager's time for each case once. A
 case is executed about ten times, so that a slow kernel may take 30 times as long as eager."""
 
 
 @dataclass
 class TimeBudget:
-    """What is left of it.
+    """The rest of the limit.
 
     Attributes:
         eager_s: Computes the seconds that eager takes for all cases, once each; asked only by who
