@@ -5,9 +5,12 @@
 
 A kernel is a set of techniques (each used or not), and the values of four tunables. Techniques are
 worth something alone and in pairs; the best values depend on the techniques. A model flips
-techniques that it believes in, breaks some kernels and mends some. Nothing here was fitted to
+techniques that it is dealt, unless it sees that they cannot pay, and else those that it believes
+in, breaks some kernels and mends some. Nothing here was fitted to
 anything but the 27 recorded answers that `calibrated` stands for. Parents, operators, repairs,
-ideas, the tuning before a verdict and the rule of promotion are kagent's own classes.
+kicks, cards, their priors, the tuning before a verdict and the rule of promotion are kagent's own
+classes. `kagent, memory` begins with the winner and the techniques' effects of a run of 50 on a
+related landscape: half the spread of every worth added, half of the tunables' best values moved.
 
 Printed per landscape and policy: the log speed-up of the best kernel that the policy would report,
 over that of the landscape's optimum, after some evaluations; mean and 95 % interval over seeds.
@@ -16,6 +19,7 @@ over that of the landscape's optimum, after some evaluations; mean and 95 % inte
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import math
 import random
@@ -27,7 +31,10 @@ from functools import partial
 from statistics import NormalDist
 
 import numpy as np
+from kagent.prompting.card_choice import choose_cards
+from kagent.prompting.cards import Card, FrontMatter
 from kagent.runs.ask import Ask, Setting
+from kagent.runs.ideas import effects
 from kagent.runs.lineage import Candidate, Facts, Lineage, Operator, Origin, Proposal
 from kagent.search.config_search import ConfigSearch
 from kagent.search.select import mate, select
@@ -123,7 +130,7 @@ class World:
     def __init__(self, kind: Landscape, seed: int) -> None:
         draw = np.random.default_rng(seed)
         n = TECHNIQUES
-        self.kind = kind
+        self.kind, self.seed = kind, seed
         self.rng = np.random.default_rng(10_000 + seed)
         losing = draw.random(n) < kind.losing
         loss, gain = draw.uniform(0.02, kind.most_loss, n), draw.uniform(0.02, kind.most_gain, n)
@@ -174,10 +181,33 @@ class World:
         """`log` with the noise of a verdict, times a factor."""
         return self.log(kernel) + self.rng.normal(0, factor * self.kind.noise)
 
+    def related(self) -> World:
+        """A landscape like it: other worths of techniques and pairs, some best values moved."""
+        other = copy.copy(self)
+        draw = np.random.default_rng(77 + self.seed)
+        other.rng = np.random.default_rng(20_000 + self.seed)
+        other.gains = self.gains + 0.06 * draw.standard_normal(TECHNIQUES)
+        other.pairs = [(i, j, s + 0.125 * draw.standard_normal()) for i, j, s in self.pairs]
+        other.origins = [
+            (o + int(draw.integers(0, 2)) * int(draw.integers(1, n))) % n
+            for o, n in zip(self.origins, VALUES, strict=True)
+        ]
+        other.base = self.kind.scale * other._raw(SEED)
+        other.start = other._capped(other.base)
+        return other
+
     # -- the model -------------------------------------------------------------------------------
 
-    def edit(self, parent: Kernel, others: Sequence[Kernel] = (), kind: str = "") -> Kernel:
-        """One answer of the model; `kind` is the operator that it was asked for."""
+    def edit(
+        self,
+        parent: Kernel,
+        others: Sequence[Kernel] = (),
+        kind: str = "",
+        dealt: Sequence[int] = (),
+    ) -> Kernel:
+        """One answer of the model; `kind` is the operator that it was asked for, `dealt` are the
+        techniques in its prompt.
+        """
         rng, law = self.rng, self.kind
         techniques, values = list(parent.techniques), list(parent.values)
         if not kind:
@@ -197,8 +227,9 @@ class World:
                 else:
                     values[k] = int(rng.integers(0, VALUES[k]))
         elif kind == "structure":
-            breaks = 0.35
-            self.flip(techniques, values, [self.idea(techniques)])
+            ideas = self.chosen(techniques, dealt)
+            breaks = 1 - (1 - 0.35) ** len(ideas)
+            self.flip(techniques, values, ideas)
         elif kind == "rewrite":
             breaks = 0.55
             for i in rng.choice(TECHNIQUES, rng.integers(2, 5), replace=False):
@@ -222,6 +253,16 @@ class World:
             belief = self.belief[off]
             return int(self.rng.choice(off, p=belief / belief.sum()))
         return int(self.rng.choice(on))
+
+    def chosen(self, techniques: Sequence[int], dealt: Sequence[int]) -> list[int]:
+        """The techniques that the model flips, of those that it was dealt or others."""
+        found: list[int] = []
+        for card in dealt:
+            share = self.belief[card] / (self.belief[card] + self.belief.mean())
+            idea = card if self.rng.random() < share else self.idea(techniques)
+            if idea not in found:
+                found.append(idea)
+        return found or [self.idea(techniques)]
 
     def flip(self, techniques: list[int], values: list[int], ideas: Sequence[int]) -> None:
         """Change techniques, and some values with them."""
@@ -305,9 +346,19 @@ class Search:
 
     first = SEED
 
-    def __init__(self, world: World, budget: int, configs: int) -> None:
-        """Begin with the seed's verdict; `configs` are tried of each kernel before its own."""
+    def __init__(
+        self,
+        world: World,
+        budget: int,
+        configs: int,
+        most_ideas: int = 9,
+        before: Search | None = None,
+    ) -> None:
+        """Begin with the seed's verdict; `configs` are tried of each kernel before its own. At most
+        `most_ideas` are asked for at once. `before` is an earlier run.
+        """
         self.world, self.budget, self.configs = world, budget, configs
+        self.most_ideas = most_ideas
         self.setting = Setting(
             None,  # type: ignore[arg-type] - nothing is joined by shape: there is one case
             "gpu",
@@ -322,16 +373,21 @@ class Search:
                 *((Operator.TUNE,) if configs < 2 else ()),
                 Operator.REPAIR,
             ),
+            priors=effects(before.lineage) if before is not None else (),
         )
         self.lineage = Lineage()
         self.kernels: list[Kernel] = []
         self.known = {SEED}
         self.curve: list[float] = []
         self.record(Operator.SEED, (), self.first)
+        if before is not None and (best := before.lineage.incumbent) is not None:
+            found = before.kernels[best.id]
+            self.record(Operator.SEED, (), found, again=found in self.known)
+            self.known.add(found)
 
     def run(self) -> list[float]:
         """Log speed-up of the incumbent after each evaluation."""
-        flying: list[tuple[Ask, Operator, tuple[int, ...], Kernel, bool]] = []
+        flying: list[tuple[Ask, Operator, tuple[int, ...], Kernel, str, bool]] = []
         asked = 0
         while len(self.curve) < self.budget:
             while (
@@ -340,17 +396,18 @@ class Search:
             ):
                 lineage = self.lineage.as_of(len(self.lineage))
                 ask = select(self.setting, lineage, asked, [f[0] for f in flying])
+                ask = replace(ask, ideas=min(ask.ideas, self.most_ideas))
                 asked += 1
-                operator, parents, kernel = self.answer(ask)
-                flying.append((ask, operator, parents, kernel, kernel in self.known))
+                operator, parents, kernel, card = self.answer(ask)
+                flying.append((ask, operator, parents, kernel, card, kernel in self.known))
                 self.known.add(kernel)
             place = 0 if len(flying) == 1 else int(self.world.rng.integers(len(flying)))
-            _, operator, parents, kernel, again = flying.pop(place)
-            self.record(operator, parents, kernel, again=again)
+            _, operator, parents, kernel, card, again = flying.pop(place)
+            self.record(operator, parents, kernel, card, again=again)
         return self.curve[: self.budget]
 
-    def answer(self, ask: Ask) -> tuple[Operator, tuple[int, ...], Kernel]:
-        """The model's answer: the first that is new, of a few."""
+    def answer(self, ask: Ask) -> tuple[Operator, tuple[int, ...], Kernel, str]:
+        """The model's answer: the first that is new, of a few; and the cards that it was dealt."""
         operator, parents = ask.operator, (ask.parent.id,)
         if operator is Operator.CROSSOVER:
             second = mate(ask)
@@ -359,17 +416,29 @@ class Search:
             else:
                 parents = (*parents, second.id)
         parent, *others = (self.kernels[i] for i in parents)
+        cards: Sequence[Card] = ()
+        if operator in (Operator.STRUCTURE, Operator.REWRITE):
+            unused = [c for c, used in zip(DECK, parent.techniques, strict=True) if not used]
+            cards = choose_cards(ask, DECK, unused or DECK)
+        elif operator is Operator.REPAIR and (origin := ask.parent.proposal.origin) is not None:
+            cards = [c for c in DECK if c.name in origin.techniques]
+        dealt = [DECK.index(c) for c in cards]
         for _ in range(1 + RESAMPLES):
             if operator is Operator.REPAIR:
                 kernel = self.world.repair(parent)
             else:
-                kernel = self.world.edit(parent, others, operator.value)
+                kernel = self.world.edit(parent, others, operator.value, dealt)
             if kernel not in self.known:
                 break
-        return operator, parents, kernel
+        return operator, parents, kernel, "+".join(c.name for c in cards)
 
     def record(
-        self, operator: Operator, parents: tuple[int, ...], kernel: Kernel, again: bool = False
+        self,
+        operator: Operator,
+        parents: tuple[int, ...],
+        kernel: Kernel,
+        card: str = "",
+        again: bool = False,
     ) -> None:
         """Tune, judge and record."""
         number = len(self.lineage)
@@ -388,20 +457,22 @@ class Search:
             verdict = self.verdict(kernel, incumbent)
             facts = Facts("", str(number), 1, 1.0)
         self.kernels.append(kernel)
-        origin = None if operator is Operator.SEED else Origin("simulated", seconds=30.0)
+        origin = None if operator is Operator.SEED else Origin("simulated", card, seconds=30.0)
         name = f"k{sum(kernel.techniques)}"
         proposal = Proposal(
             number, parents, operator, name, source_of(kernel), "", seen=number, origin=origin
         )
         self.lineage.record(Candidate(proposal, verdict, facts))
         best = self.lineage.incumbent
-        self.curve.append(0.0 if best is None else self.world.log(self.kernels[best.id]))
+        if operator is not Operator.SEED or not self.curve:
+            self.curve.append(0.0 if best is None else self.world.log(self.kernels[best.id]))
 
     def verdict(self, kernel: Kernel, incumbent: Candidate | None) -> Passed:
         """Times beside the incumbent's, with noise."""
         log = self.world.measured(kernel)
         us = 100 * math.exp(-log)
-        timings = (CaseTiming("all", us, us, us, 30, 0.5, 1.0, 1.0, baseline_us=100.0),)
+        share = min(1.0, math.exp(self.world.log(kernel) - self.world.optimum))
+        timings = (CaseTiming("all", us, us, us, 30, share, 1.0, 1.0, baseline_us=100.0),)
         noise = self.world.kind.noise
         passed = Passed(timings, (), math.exp(log), noise, lane_s=0.8)
         if incumbent is None:
@@ -417,6 +488,8 @@ class Search:
 
 
 NAMES = "ABCD"
+_FRONT = FrontMatter(title="", bound=("memory",), languages=("cuda",))
+DECK = [Card(f"t{i:02}", _FRONT, {}) for i in range(TECHNIQUES)]
 
 
 def source_of(kernel: Kernel) -> str:
@@ -465,9 +538,16 @@ def constants(kind: str, budget: int, seed: int) -> tuple[list[float], int]:
     return search.run(), search.settled or budget
 
 
-def kagent(world: World, budget: int, configs: int = 1) -> list[float]:
+def kagent(world: World, budget: int, configs: int = 1, most_ideas: int = 9) -> list[float]:
     """The search with a model; `configs` of each kernel are tried before its verdict."""
-    return Search(world, budget, configs).run()
+    return Search(world, budget, configs, most_ideas).run()
+
+
+def remembering(world: World, budget: int) -> list[float]:
+    """The search after a run of 50 on a related landscape."""
+    before = Search(world.related(), 50, 16)
+    before.run()
+    return Search(world, budget, 16, before=before).run()
 
 
 Policy = Callable[[World, int], list[float]]
@@ -476,6 +556,8 @@ POLICIES: Mapping[str, Policy] = {
     "greedy, repairs": partial(greedy, repairs=True),
     "kagent, as written": kagent,
     "kagent, tuned before": partial(kagent, configs=16),
+    "kagent, one idea": partial(kagent, configs=16, most_ideas=1),
+    "kagent, memory": remembering,
 }
 
 

@@ -31,9 +31,11 @@ from kagent.runs.lineage import (
     Operator,
     Proposal,
     Withdrawal,
+    duplicate,
 )
 from kagent.runs.source_index import SourceIndex
 from kagent.runs.store import RunStore
+from kagent.runs.timed_configs import TimedConfigs
 
 T = TypeVar("T")
 
@@ -119,7 +121,7 @@ class Evaluator:
             return Rejected(Stage.PARSE, Status.NO_KERNEL, proposal.fault)
         same = self._known.same(proposal)
         if same is not None and same < proposal.id:
-            return _duplicate(Stage.PARSE, "text", same)
+            return duplicate(Stage.PARSE, "text", same)
         return None
 
     async def build(self, proposal: Proposal, *, race: bool = False) -> Built | Rejected:
@@ -179,7 +181,7 @@ class Evaluator:
         same = self._work.setdefault(facts.work_hash, evaluation.proposal.id)
         evaluation.told_apart.set()
         if same != evaluation.proposal.id:
-            return _duplicate(Stage.BUILD, "machine code", same), facts
+            return duplicate(Stage.BUILD, "machine code", same), facts
         evaluation.built = built
         return None, facts
 
@@ -205,7 +207,7 @@ class Evaluator:
             same = self._work.get(evaluation.built.work_hash, number)
             self._work[evaluation.built.work_hash] = min(same, number)
             if same < number:
-                return _duplicate(Stage.BUILD, "machine code", same), tuned[0]
+                return duplicate(Stage.BUILD, "machine code", same), tuned[0]
         verdict = await self._measure_beside(number, evaluation.built, errors, withdrawals)
         return verdict, None if tuned is None else tuned[0]
 
@@ -239,6 +241,8 @@ class Evaluator:
         assert evaluation.built is not None
         tuning = Tuning(machine.tune, timed, build, sweep)
         found = await tuning.best(proposal.source, evaluation.built)
+        if tuning.timed:
+            self._store.timed(TimedConfigs(proposal.id, tuple(tuning.timed)))
         if found is None:
             return None
         built = await self.build(replace(proposal, source=found.source))
@@ -297,10 +301,6 @@ class Evaluator:
                 f"candidate {incumbent.id}, the incumbent, no longer builds: {built.message}"
             )
         self.incumbent = contender(incumbent, built)
-
-
-def _duplicate(stage: Stage, what: str, same: int) -> Rejected:
-    return Rejected(stage, Status.DUPLICATE, f"the same {what} as candidate {same}")
 
 
 async def _in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:

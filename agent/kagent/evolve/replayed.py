@@ -44,6 +44,7 @@ class RecordedProposer:
             origin=then.origin,
             fault=then.fault,
             configs=then.configs,
+            works=then.works,
         )
 
     def _parents(self, then: Proposal, ask: Ask) -> tuple[int, ...]:

@@ -12,13 +12,14 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kagent_sandbox.data.build import BuildRequest, Built
 from kagent_sandbox.data.packed_plans import PackedPlans, texts_of
 from kagent_sandbox.data.verdict import Rejected
 
 from kagent.runs.lineage import kernel_id
+from kagent.runs.timed_configs import TimedConfig
 from kagent.search.config_search import Config, ConfigSearch
 from kagent.search.tunables import read_tunables
 from kagent.search.tuner import changes, values_of
@@ -50,6 +51,8 @@ class Tuning:
     request: Callable[[str], BuildRequest]
     build: Callable[[BuildRequest], Awaitable[Built | Rejected]]
     sweep: Callable[[Built], Awaitable[Sequence[Mapping[str, float]] | Rejected]]
+    timed: list[TimedConfig] = field(default_factory=list)
+    """What was tried: the file as it was written first."""
 
     async def best(self, source: str, built: Built) -> Tuned | None:
         """The file with the best constants that were found; None where its own are as good.
@@ -79,7 +82,10 @@ class Tuning:
             if isinstance(times, Rejected):
                 return None  # the file as it was written failed: its verdict says why
             measured = dict(zip(works, times[1:], strict=True))
+            if not self.timed:
+                self.timed.append(TimedConfig(values_of(file, start), times[0]))
             for config in batch:
+                self.timed.append(TimedConfig(values_of(file, config), measured.get(config, {})))
                 gain = _gain(times[0], measured.get(config, {}))
                 search.add(config, gain)
                 if gain is not None:

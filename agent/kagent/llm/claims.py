@@ -1,4 +1,6 @@
-"""Claims that a reply makes beside its file: the hypothesis, and the expected speed-up."""
+"""Claims that a reply makes beside its file: the hypothesis, the expected speed-up, and how likely
+the file is to work.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,11 @@ _PREDICTED = re.compile(
     rf"{_LEAD}(?:predicted|expected|estimated)[ \t_-]*(?:speed[ -]?up|gain)[^:]{{0,40}}(?::(.*)|$)",
     re.IGNORECASE | re.DOTALL,
 )
+_WORKS = re.compile(
+    rf"{_LEAD}probability[^:]{{0,40}}(?::(.*)|$)",
+    re.IGNORECASE | re.DOTALL,
+)
+_SHARE = re.compile(r"(\d{1,3}(?:[.,]\d{1,6})?)\s*(%|percent)?", re.IGNORECASE)
 _UNIT = r"\s*(%|percent|×|x\b|times|fold)?"
 _NUMBER = r"(\d{1,9}(?:[.,]\d{1,9})?)"
 _FACTOR = re.compile(
@@ -42,10 +49,10 @@ def hypothesis(lines: Sequence[str]) -> str:
 
 
 def _paragraph(lines: Sequence[str], start: int, *, skip: bool) -> Iterator[str]:
-    """Lines up to an empty one or the prediction; `skip`: empty lines and headings before it."""
+    """Lines up to an empty one or another claim; `skip`: empty lines and headings before it."""
     length = 0
     for line in lines[start:]:
-        if _PREDICTED.match(line) or length > MOST_HYPOTHESIS:
+        if _PREDICTED.match(line) or _WORKS.match(line) or length > MOST_HYPOTHESIS:
             return
         text = line.strip()
         if skip and (not text or text.startswith("#")):
@@ -71,6 +78,18 @@ def predicted(lines: Sequence[str]) -> float | None:
             value = (match[1] or "").strip(" \t*_")
             following = (text for text in lines[i + 1 : i + 3] if text.strip())
             return _factor(value or next(following, ""))
+    return None
+
+
+def works(lines: Sequence[str]) -> float | None:
+    """Probability that the reply gives its file to be correct, 0 to 1; None where it gives none."""
+    for line in lines:
+        match = _WORKS.match(line)
+        found = _SHARE.search((match[1] or "")[:100]) if match is not None else None
+        if found is not None:
+            value = float(found[1].replace(",", "."))
+            value = value / 100 if found[2] or value > 1 else value
+            return value if 0 <= value <= 1 else None
     return None
 
 

@@ -36,10 +36,11 @@ def draft_of(ask: Ask, answer: Answer | Rejected, origin: Origin) -> Draft:
     return Draft(
         parents=parents,
         operator=ask.operator,
-        name=_name(ask, answer.source, origin.card),
+        name=_name(ask, answer.source, origin.techniques),
         source=answer.source,
         hypothesis=answer.hypothesis,
         predicted=answer.predicted,
+        works=answer.works,
         origin=origin,
     )
 
@@ -62,14 +63,14 @@ def text_of(prompt: Prompt) -> str:
     return f"{prompt.system.rstrip()}\n\n---\n\n{prompt.user.rstrip()}\n"
 
 
-def _name(ask: Ask, source: str, card: str) -> str:
-    """Name the structure: by its technique, or as the parent, but in its own language."""
-    if ask.operator in (Operator.TUNE, Operator.REPAIR) or not card:
+def _name(ask: Ask, source: str, techniques: Sequence[str]) -> str:
+    """Name the structure: by its first technique, or as the parent, but in its own language."""
+    if ask.operator in (Operator.TUNE, Operator.REPAIR) or not techniques:
         name = ask.parent.proposal.name
         language, _, rest = name.partition("_")
         known = language in LANGUAGES and "+" not in name
         return f"{language_of_source(source).seed_prefix}{rest}" if known else name
-    technique = card.removeprefix("cpu_").replace("-", "_")
+    technique = techniques[0].removeprefix("cpu_").replace("-", "_")
     return f"{language_of_source(source).seed_prefix}{technique}"
 
 

@@ -1,7 +1,8 @@
-"""Reads a model's reply: a hypothesis, a predicted speed-up, one fenced Python file.
+"""Reads a model's reply: a hypothesis, a predicted speed-up, how likely it works, one fenced file.
 
     Hypothesis: rows of 1024 fit into registers, so one read and one write are enough.
     Predicted speed-up: 1.15×
+    Probability that it works: 0.8
 
     ```python
     ...
@@ -45,6 +46,7 @@ class Answer:
     hypothesis: str  # one line
     predicted: float | None  # speed-up over the parent: 1.2 = 20 % faster
     source: str
+    works: float | None = None  # stated probability that it is correct, 0 to 1
 
 
 def read_reply(text: str, entry: str, *, truncated: bool = False) -> Answer | Rejected:
@@ -83,7 +85,7 @@ def _read(text: str, entry: str, *, truncated: bool) -> Answer | Rejected:
         source, prose = _unfenced(text, entry)
     if source is None:
         return _refused(_why_none(parts.blocks, text, entry, truncated=truncated))
-    return Answer(claims.hypothesis(prose), claims.predicted(prose), source)
+    return Answer(claims.hypothesis(prose), claims.predicted(prose), source, claims.works(prose))
 
 
 def _refused(message: str) -> Rejected:

@@ -20,25 +20,32 @@ PRIOR_TRIES, PRIOR_SUCCESSES = 4.0, 1.0  # prior of an untried card: one in four
 MOST_REMEMBERED = 8.0  # tries that earlier runs count as, at most: this run's own decide soon
 
 
-def choose_card(ask: Ask, deck: Sequence[Card], helpful: Collection[Card]) -> Card | None:
-    """The card of an ask.
+def choose_cards(ask: Ask, deck: Sequence[Card], helpful: Collection[Card]) -> tuple[Card, ...]:
+    """The cards of an ask, `ask.ideas` of them while there are so many.
 
     Args:
         ask: The decision to write a prompt for.
         deck: All cards that suit the run: the same for all of its asks.
         helpful: Those of them that can help this parent. None of them: no card.
     """
+    chosen: list[Card] = []
+    rng, worth = ask.rng(), worths(ask.lineage, ask.setting.priors)
+    while len(chosen) < ask.ideas and (left := [c for c in helpful if c not in chosen]):
+        fitting = _fitting(ask, deck, left)
+        weights = [worth.get(c.name, PRIOR_SUCCESSES / PRIOR_TRIES) for c in fitting]
+        chosen += rng.choices(fitting, weights)
+    return tuple(chosen)
+
+
+def _fitting(ask: Ask, deck: Sequence[Card], helpful: Collection[Card]) -> list[Card]:
+    """Those of an ask's share that are new to its parent; where there are none, the next best."""
     share = [c for c in _share(ask, deck) if c in helpful]
     others = [c for c in deck if c in helpful]
     tried = _tried(ask)
     fresh = [c for c in share if c.name not in tried]
     if not fresh:  # nothing new in its share: whatever is new, else its share again
         fresh = [c for c in others if c.name not in tried] or share or others
-    if not fresh:
-        return None
-    worth = worths(ask.lineage, ask.setting.priors)
-    weights = [worth.get(c.name, PRIOR_SUCCESSES / PRIOR_TRIES) for c in fresh]
-    return ask.rng().choices(fresh, weights)[0]
+    return fresh
 
 
 def _share(ask: Ask, deck: Sequence[Card]) -> list[Card]:
@@ -52,10 +59,11 @@ def _share(ask: Ask, deck: Sequence[Card]) -> list[Card]:
 def _tried(ask: Ask) -> set[str]:
     """Cards of proposals that had this parent, and the card that made it."""
     return {
-        c.proposal.origin.card
+        technique
         for c in ask.lineage
         if c.proposal.origin is not None
         and (ask.parent.id in c.proposal.parents or c.id == ask.parent.id)
+        for technique in c.proposal.origin.techniques
     }
 
 

@@ -8,7 +8,9 @@ from kagent_sandbox.data.verdict import Rejected
 
 from kagent.prompting.text import quoted, ratio
 from kagent.runs.ask import Ask
+from kagent.runs.ideas import Effect, effects
 from kagent.runs.lineage import Candidate, Lineage, Operator
+from kagent.text import interval_text
 
 MOST = 12
 MOST_TUNED = 3  # changes of constants: each tells little
@@ -44,6 +46,25 @@ def ledger(ask: Ask) -> list[str]:
         elif lineage.log_speed(candidate.id) > lineage.log_speed(chosen[twin].id):
             chosen[twin] = candidate
     return [entry(c, lineage) for c in chosen[:MOST]]
+
+
+def technique_lines(ask: Ask) -> list[str]:
+    """What techniques did here and in earlier runs, one line for each technique and regime: those
+    of this run first, the most tried first.
+    """
+    lines = []
+    for where, found in (("", effects(ask.lineage)), (" in earlier runs", ask.setting.priors)):
+        most_first = sorted(found, key=lambda e: (-e.tries, e.technique, e.regime))
+        lines += [f"`{e.technique}`{where}, {e.regime.value}: {_effect(e)}" for e in most_first]
+    return lines[:MOST]
+
+
+def _effect(effect: Effect) -> str:
+    counts = f"tried {effect.tries}, worked {effect.passed}, faster {effect.faster}"
+    gain, interval = effect.gain, effect.interval
+    if gain is None or interval is None:
+        return counts
+    return f"{counts}; those that worked {interval_text(gain, *interval)}"
 
 
 def _same_idea(one: Candidate, other: Candidate) -> bool:

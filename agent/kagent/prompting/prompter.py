@@ -15,14 +15,14 @@ from kagent_sandbox.data.verdict import Passed, Rejected
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.runtime.cutlass import PACKAGE as CUTLASS
 
-from kagent.prompting.card_choice import choose_card
+from kagent.prompting.card_choice import choose_cards
 from kagent.prompting.cards import Card, Place, helps, is_installed, load_cards, suits
 from kagent.prompting.cases import bench_cases, bounds_of, cases_table
 from kagent.prompting.elites import diverse, elite
 from kagent.prompting.excerpts import sketch
 from kagent.prompting.failure_text import distil
 from kagent.prompting.hardware import hardware
-from kagent.prompting.ledger import ledger
+from kagent.prompting.ledger import ledger, technique_lines
 from kagent.prompting.measured import MeasuredText, measured
 from kagent.prompting.profiles import in_words
 from kagent.prompting.run_facts import RunFacts
@@ -96,7 +96,7 @@ class Prompter:
         if operator is Operator.CROSSOVER and second is None:
             operator = Operator.STRUCTURE  # there is nothing to cross with
         parent = self._describe(ask.parent, ask)
-        chosen = self._card(ask, operator, parent) if card is None else self._named(card)
+        chosen = self._dealt(ask, operator, parent) if card is None else (self._named(card),)
         shared, base = self._shared(), _base(ask)
         values = {
             **shared,
@@ -106,8 +106,10 @@ class Prompter:
             "tunables": _tunables(parent.source),
             "elites": self._elites(ask, operator, second),
             "ledger": ledger(ask),
-            "card": chosen,
-            "card_text": self._card_text(chosen, operator, parent),
+            "effects": technique_lines(ask),
+            "cards": [
+                {"title": c.title, "text": self._card_text(c, operator, parent)} for c in chosen
+            ],
             "fault": self._fault(ask.parent),
             "idea": quoted(ask.parent.proposal.hypothesis, IDEA_CHARS),
             "base": base,
@@ -116,7 +118,7 @@ class Prompter:
         return Prompt(
             system=self._templates.render("system", shared),
             user=self._templates.render(TEMPLATES[operator], values),
-            card=chosen.name if chosen is not None else "",
+            card="+".join(c.name for c in chosen),
         )
 
     def profile(self, candidate: Candidate) -> str:
@@ -168,28 +170,27 @@ class Prompter:
 
     # -- the technique ---------------------------------------------------------------------------
 
-    def _card(self, ask: Ask, operator: Operator, parent: MeasuredText) -> Card | None:
+    def _dealt(self, ask: Ask, operator: Operator, parent: MeasuredText) -> tuple[Card, ...]:
         if operator is Operator.REPAIR:  # the technique that failed is the one to get right
             origin = ask.parent.proposal.origin
-            return self._cards.get(origin.card) if origin is not None else None
+            names = origin.techniques if origin is not None else ()
+            return tuple(self._cards[name] for name in names if name in self._cards)
         if operator not in (Operator.STRUCTURE, Operator.REWRITE):
-            return None
+            return ()
         bounds = bounds_of(self._task, self._cases, parent.launches)
         helpful = [c for c in self._deck if helps(c, bounds, parent.facts)]
         if operator is Operator.STRUCTURE:
             new = [c for c in helpful if not c.is_used_in(parent.source)]
             helpful = new or helpful
-        return choose_card(ask, self._deck, helpful)
+        return choose_cards(ask, self._deck, helpful)
 
     def _named(self, name: str) -> Card:
         if name not in self._cards:
             raise UserError(f"no card {name!r}: there are {', '.join(self._cards)}")
         return self._cards[name]
 
-    def _card_text(self, card: Card | None, operator: Operator, parent: MeasuredText) -> str:
+    def _card_text(self, card: Card, operator: Operator, parent: MeasuredText) -> str:
         """Its text for the parent's language; for those that may be chosen where there is none."""
-        if card is None:
-            return ""
         shown = card.written_in(parent.languages) if operator is not Operator.REWRITE else ()
         shown = shown or card.written_in(self._languages) or card.front.languages
         return card.text(shown, self._device.target.capability)

@@ -58,6 +58,7 @@ class Ask:
     progress: float  # share of the budget used up, 0 to 1
     attempt: int = 0  # drafts for this ask that were duplicates
     pending: tuple[str, ...] = ()
+    ideas: int = 1  # techniques to ask for at once
 
     def rng(self) -> random.Random:
         """This ask's own random numbers: the same on every replay."""
@@ -89,6 +90,7 @@ class Draft:
     origin: Origin | None = None
     fault: str = ""
     configs: int | None = None
+    works: float | None = None
 
     def unasked(self, seen: int, number: int) -> Proposal:
         """The draft as candidate `number` that nobody was asked for, made of `seen` records."""
@@ -119,6 +121,7 @@ class Draft:
             origin=self.origin,
             fault=self.fault,
             configs=self.configs,
+            works=self.works,
         )
 
 

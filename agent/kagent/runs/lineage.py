@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -43,6 +44,14 @@ class Operator(StrEnum):
     """A rejected proposal, mended with its error in view."""
     MIGRATE = "migrate"
     """A candidate of another run of the same task, to be judged anew."""
+
+
+_SAME = re.compile(r"as candidate (\d{1,9})$")  # of a duplicate's message
+
+
+def duplicate(stage: Stage, what: str, same: int) -> Rejected:
+    """The verdict on a candidate that is the same as an earlier one in its `what`."""
+    return Rejected(stage, Status.DUPLICATE, f"the same {what} as candidate {same}")
 
 
 FREE = (Operator.SEED, Operator.SWEEP, Operator.RECOMBINE)
@@ -84,6 +93,7 @@ class Proposal:
     origin: Origin | None = None  # None: a seed, or the work of the tuner
     fault: str = ""  # why a reply holds no kernel; `source` is empty then
     configs: int | None = None  # configurations of its tunables to build; None: as the run has it
+    works: float | None = None  # probability of being correct that its author stated, 0 to 1
 
     @property
     def kernel(self) -> str:
@@ -148,6 +158,14 @@ class Candidate:
     def is_duplicate(self) -> bool:
         """Whether it was the same as an earlier candidate."""
         return isinstance(self.verdict, Rejected) and self.verdict.status is Status.DUPLICATE
+
+    @property
+    def duplicate_of(self) -> int | None:
+        """The earlier candidate that it is the same as; None where it is no duplicate."""
+        if not self.is_duplicate or not isinstance(self.verdict, Rejected):
+            return None
+        found = _SAME.search(self.verdict.message)
+        return int(found[1]) if found is not None else None
 
     @property
     def counts(self) -> bool:

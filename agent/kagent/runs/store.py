@@ -60,6 +60,7 @@ from kagent.runs.lineage import (
 )
 from kagent.runs.manifest import Manifest, fresh_folder, read_manifest
 from kagent.runs.recalled import Recalled
+from kagent.runs.timed_configs import TimedConfig, TimedConfigs
 
 _MOST_EVENT_CHARS = 32 << 20  # a race of many cases has one MiB
 
@@ -97,6 +98,7 @@ class StoredProposal:
     origin: Origin | None = None
     fault: str = ""
     configs: int | None = None
+    works: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,8 @@ class History:
     stop: Stop | None  # why the last session ended; None if it was killed or goes on
     elapsed_s: float  # working time over all sessions, without asking and telling
     recalled: Recalled | None = None  # what the run took from memory; None: it was not asked
+    timed_configs: Mapping[int, tuple[TimedConfig, ...]] = field(default_factory=dict)
+    """By candidate: what was tried of its constants before its verdict."""
     events: tuple[StoredEvent, ...] = field(default=(), repr=False)  # then the analyses
 
     @property
@@ -341,6 +345,10 @@ class RunStore:
             self._write_kernel(source)
         self.append("recalled", to_json(recalled))
 
+    def timed(self, configs: TimedConfigs) -> None:
+        """Keep what the configurations of a candidate took."""
+        self.append("timed", to_json(configs))
+
     def stop(self, stop: Stop) -> None:
         """Note why a session ended."""
         self.append("stopped", {"stop": stop.value})
@@ -381,6 +389,7 @@ class RunStore:
         budgets: list[int] = []
         race: FinalRace | None = None
         recalled: Recalled | None = None
+        timed: dict[int, tuple[TimedConfig, ...]] = {}
         baselines: Mapping[str, Any] | None = None
         stop: Stop | None = None
         for event in events:
@@ -409,6 +418,9 @@ class RunStore:
                     race = from_json(FinalRace, event.data)
                 elif event.kind == "recalled":
                     recalled = from_json(Recalled, event.data)
+                elif event.kind == "timed":
+                    configs = from_json(TimedConfigs, event.data)
+                    timed[configs.id] = configs.configs
                 elif event.kind == "stopped":
                     stop = Stop(event.data["stop"])
             except DAMAGE as e:
@@ -427,6 +439,7 @@ class RunStore:
             stop=stop,
             elapsed_s=_working_s(events),
             recalled=recalled,
+            timed_configs=timed,
             events=(*events, *self._analyses(events[-1].seq if events else 0)),
         )
 

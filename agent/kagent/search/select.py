@@ -39,6 +39,11 @@ REPAIR_TRIALS = 4  # chains of repairs before their rate of success decides
 REPAIR_RATE = 0.15
 
 
+KICKED_FROM = 100  # evaluations before which no search is kicked
+IDLE = 40  # evaluations without a gain after which it is
+KICK_IDEAS = 3
+ROOM = 0.05  # share of the time above the roofline at which two ideas are asked for at once
+
 UNTIMED = (Operator.STRUCTURE, Operator.REWRITE, Operator.CROSSOVER)
 """Operators that can be asked for before anything was timed: constants are not to be guessed."""
 
@@ -62,18 +67,65 @@ def select(
     Raises:
         ValueError: Nothing has passed, and no seed waits for its verdict: there is no parent.
     """
-    elites = lineage.elites(POOL)
+    elites, ideas = _ground(setting, lineage)
     if not elites:
         return _untimed(setting, _with_assumed(lineage, seeds), number)
     rng = random.Random(f"{setting.seed}/{number}/select")  # noqa: S311 - a search, not a secret
     progress = progress_of(lineage, setting.budget)
-    failed = to_repair(lineage, pending) if Operator.REPAIR in setting.operators else None
+    failed = None
+    if Operator.REPAIR in setting.operators:
+        failed = to_repair(lineage, pending, elites)
     if failed is not None:
         operator, parent = Operator.REPAIR, failed
+    elif ideas == KICK_IDEAS:
+        operator, parent = Operator.STRUCTURE, elites[0]
     else:
         operator = _draw(rng, operator_shares(lineage, setting.operators))
         parent = lineage[_draw(rng, parent_shares(lineage, elites, progress))]
-    return Ask(setting, number, lineage, operator, parent, tuple(elites), progress)
+    return Ask(setting, number, lineage, operator, parent, tuple(elites), progress, ideas=ideas)
+
+
+def kicked_at(lineage: Lineage) -> int | None:
+    """Length of the lineage at which the latest kick was due; None where there was none.
+
+    From `KICKED_FROM` evaluations on, `IDLE` of them without a gain are a reason to begin again
+    somewhere else: with several ideas at once in the incumbent, and then from what came of it. A
+    gain is a new incumbent, or in a line that was kicked a new best of its own. The incumbent
+    itself stays: what is kicked has to beat it.
+    """
+    promoted = {c.id for c in lineage.promotions}
+    start: int | None = None
+    best, idle, counted = -math.inf, 0, 0
+    for candidate in lineage:
+        counted += candidate.counts
+        idle += candidate.counts
+        log = lineage.rank(candidate.id)
+        if candidate.id in promoted:
+            start = None
+        if candidate.id in promoted or (start is not None and log > best + GAIN):
+            best, idle = log, 0
+        if counted >= KICKED_FROM and idle >= IDLE:
+            start, best, idle = candidate.id + 1, -math.inf, 0
+    return start
+
+
+def _ground(setting: Setting, lineage: Lineage) -> tuple[list[Candidate], int]:
+    """Candidates that parents are chosen among, the first one preferred, and the techniques to ask
+    for in one proposal: two while the incumbent is more than `ROOM` above its roofline in some
+    case, `KICK_IDEAS` in a kick.
+    """
+    elites = lineage.elites(POOL)
+    start = kicked_at(lineage) if Operator.STRUCTURE in setting.operators else None
+    if start is not None:
+        # What was timed little is in it, too: it is all behind the incumbent.
+        line = [c for c in lineage.passed() if c.id >= start]
+        if not line:
+            return elites[:1], KICK_IDEAS
+        elites = line[:POOL]
+    incumbent = lineage.incumbent
+    verdict = incumbent.verdict if incumbent is not None else None
+    timings = verdict.timings if isinstance(verdict, Passed) else ()
+    return elites, 2 if any(t.roofline_share < 1 - ROOM for t in timings) else 1
 
 
 def _untimed(setting: Setting, lineage: Lineage, number: int) -> Ask:
@@ -101,16 +153,15 @@ def restored_ask(
 ) -> Ask:
     """The ask of a stored ask, from the run's lineage as it is now; `seeds` as in `select`."""
     before = lineage.as_of(ask.seen)
-    if not before.elites(1):
-        setting = replace(setting, budget=ask.budget)
-        return _untimed(setting, _with_assumed(before, seeds), ask.number)
     setting = replace(setting, budget=ask.budget)
-    elites = tuple(before.elites(POOL))
+    elites, ideas = _ground(setting, before)
+    if not elites:
+        return _untimed(setting, _with_assumed(before, seeds), ask.number)
     progress = progress_of(before, ask.budget)
     parent = before[ask.parent]
     # Earlier versions put asks for what the loop itself does now.
     operator = Operator.STRUCTURE if ask.operator in FREE else ask.operator
-    return Ask(setting, ask.number, before, operator, parent, elites, progress)
+    return Ask(setting, ask.number, before, operator, parent, tuple(elites), progress, ideas=ideas)
 
 
 def progress_of(lineage: Lineage, budget: int) -> float:
@@ -194,13 +245,16 @@ def operator_shares(lineage: Lineage, operators: Sequence[Operator]) -> Mapping[
     return {o: FLOOR + (1 - FLOOR * len(drawn)) * r / total for o, r in rates.items()}
 
 
-def to_repair(lineage: Lineage, pending: Sequence[Ask]) -> Candidate | None:
+def to_repair(
+    lineage: Lineage, pending: Sequence[Ask], parents: Sequence[Candidate] = ()
+) -> Candidate | None:
     """The latest failure that deserves a repair: of what a good parent led to. A repair that fails
     is repaired, too, up to `MOST_REPAIRS` in a chain, while its error is another one.
 
     Args:
         lineage: The lineage as it stands.
         pending: Earlier asks without a verdict.
+        parents: Good parents beside the elites: those of a line that was kicked.
 
     Returns:
         The failure, or None where there is none, or repairs do not succeed.
@@ -209,7 +263,7 @@ def to_repair(lineage: Lineage, pending: Sequence[Ask]) -> Candidate | None:
     mended = sum(isinstance(c.verdict, Passed) for c in ended)
     if len(ended) >= REPAIR_TRIALS and mended < REPAIR_RATE * len(ended):
         return None
-    good = {c.id for c in lineage.elites(POOL)}
+    good = {c.id for c in (*lineage.elites(POOL), *parents)}
     under_way = {b.parent.id for b in pending if b.operator is Operator.REPAIR}
     for candidate in reversed(list(lineage)):
         verdict, proposal = candidate.verdict, candidate.proposal

@@ -34,6 +34,7 @@ def candidate_json(
         "proposal": proposal,
         "outcome": "passed" if isinstance(candidate.verdict, Passed) else "rejected",
         "gain": lineage.gain(candidate.id),
+        "duplicate_of": candidate.duplicate_of,
         "verdict": to_json(candidate.verdict),
         "facts": to_json(candidate.facts) if candidate.facts else None,
     }
@@ -105,6 +106,9 @@ def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> R
         base = lineage.base(candidate.id)
         over = f" over #{base.id}" if base is not None else ""
         head.append(f"predicted {p.predicted:.2f}×{over}, measured {found}\n")
+    if p.works is not None:
+        found = "it did" if isinstance(verdict, Passed) else "it did not"
+        head.append(f"said to work with {p.works:.0%}: {found}\n")
     parts: list[RenderableType] = [head]
     if isinstance(verdict, Rejected):
         parts.append(rejected_text(f"#{candidate.id}", verdict))

@@ -17,6 +17,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from kagent.runs.final_race import FinalRace
+from kagent.runs.ideas import effects
 from kagent.runs.lineage import Candidate, Lineage, Operator
 from kagent.runs.manifest import list_runs
 from kagent.runs.selftest_record import line as selftest_line
@@ -123,6 +124,11 @@ def run_json(store: RunStore, history: History) -> Mapping[str, object]:
         "memory": to_json(history.recalled) if history.recalled is not None else None,
         "race": final_race_json(history.race) if history.race else None,
         "candidates": [candidate_json(lineage, c, source=False) for c in lineage],
+        "timed_configs": {
+            str(number): [to_json(c) for c in configs]
+            for number, configs in history.timed_configs.items()
+        },
+        "effects": [to_json(e) for e in effects(lineage)],
         "pending": [p.id for p in history.pending],
         "open_asks": [a.number for a in history.asks],
     }

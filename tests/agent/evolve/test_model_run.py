@@ -19,6 +19,7 @@ from kagent.runs.cost import ModelCall, Spent
 from kagent.runs.events import CallFailed, Proposed, Recorded, Stop
 from kagent.runs.lineage import Operator, roofline_share
 from kagent.search.tunables import read_tunables
+from kagent.ui import run_view
 from kagent_sandbox.data.verdict import Status
 from replaying import replay
 from toy import FakeJudge, case_times, evolution, machine, setting, toy_source, toy_task
@@ -281,6 +282,26 @@ def test_duplicates_are_asked_for_again_and_then_charged(tmp_path):
     for origin in (c.proposal.origin for c in duplicates):
         assert origin.calls in (2, 3)  # one of the drafts may have been the harness's own
         assert origin.dollars == pytest.approx(0.005 * origin.calls)
+
+
+def test_what_a_reply_claims_and_what_was_tried_are_recorded(tmp_path):
+    text = kernels(0).replace("×\n\n", "×\nProbability that it works: 80 %\n\n", 1)
+    answers = lambda n: text if n < 8 else kernels(n)  # noqa: E731
+    more = {"machine": machine(tune=5), "at_once": 1, "in_flight": 1}
+    _, history, _, _, store = run(tmp_path, answers, budget=4, **more)
+    stated = next(c for c in history.lineage if c.proposal.origin is not None)
+    assert stated.proposal.works == 0.8
+    again = [c for c in history.lineage if c.is_duplicate]
+    assert again
+    assert again[0].duplicate_of == stated.id
+    configs = history.timed_configs[stated.id]
+    assert len(configs) == 5
+    file = read_tunables(kernels(0).split("```python\n")[1].split("```")[0])
+    assert configs[0].values == {t.name: t.current for t in file.items}  # as it was written first
+    assert all(set(c.us) == {"short", "middle", "long"} for c in configs)
+    shown = run_view.run_json(store, history)
+    assert shown["timed_configs"][str(stated.id)][0]["us"] == configs[0].us
+    assert {e["technique"] for e in shown["effects"]} == {"c"}
 
 
 def test_constants_are_tuned_before_the_verdict_and_inherited(tmp_path):

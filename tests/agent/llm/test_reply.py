@@ -194,6 +194,21 @@ class TestThePrediction:
         assert read(f"Hypothesis: 2 warps, 1.5× faster\n\n```\n{FILE}```").predicted is None
 
 
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        *(("0.8", 0.8), ("80 %", 0.8), ("about 0,75", 0.75), ("1", 1.0), ("95", 0.95)),
+        *(("high", None), ("", None), ("900 %", None)),
+    ],
+)
+def test_a_stated_probability(text, share):
+    claims = f"Predicted speed-up: 1.15×\nProbability that it works: {text}\n"
+    assert read(f"Hypothesis: h\n{claims}\n```\n{FILE}```").works == share
+    # Beside the hypothesis, without an empty line between.
+    found = read(f"Hypothesis: h\nProbability of working: {text}\n```\n{FILE}```")
+    assert (found.hypothesis, found.works) == ("h", share)
+
+
 class TestWhatIsRefused:
     def test_nothing(self):
         assert refusal("").startswith("the reply is empty: answer with a line 'Hypothesis: …'")

@@ -7,9 +7,10 @@ import h100
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.prompting import Prompter
-from kagent.prompting.card_choice import choose_card, worths
+from kagent.prompting.card_choice import MOST_REMEMBERED, choose_cards, worths
 from kagent.prompting.cards import Card, FrontMatter, Place, helps, load_cards, suits
 from kagent.prompting.templates import folders
+from kagent.runs.ideas import Effect, Regime
 from kagent.runs.lineage import Candidate, Operator, Origin, Proposal
 from kagent.tasks import find_task, seeds_of, task_names
 from made import passed
@@ -22,6 +23,12 @@ def place(task="softmax", target="sm_90a", capability=90, languages=("triton", "
 
 
 DECK = [c for c in CARDS.values() if suits(c, place())]
+
+
+def choose_card(ask, deck, helpful):
+    """The card of an ask for one idea."""
+    found = choose_cards(ask, deck, helpful)
+    return found[0] if found else None
 
 
 def tried(lineage, card, time_us, parent=3):
@@ -93,6 +100,21 @@ def test_what_has_helped_comes_more_often():
         for i in range(300)
     )
     assert counts[good] > 5 * counts[bad] > 0
+
+
+def test_as_many_cards_as_ideas_and_no_card_twice():
+    ask = dataclasses.replace(h100.ask(), ideas=2)
+    for number in range(40):
+        one, two = choose_cards(dataclasses.replace(ask, id=number), DECK, DECK)
+        assert one is not two
+    assert choose_cards(ask, DECK, DECK[:1]) == (DECK[0],)
+    assert len(choose_cards(dataclasses.replace(ask, ideas=3), DECK, DECK)) == 3
+
+
+def test_earlier_runs_count_as_eight_tries_at_most():
+    prior = Effect("a", Regime.ALL, 80, 80, 40)
+    short = Effect("a", Regime.SHORT, 80, 80, 0)
+    assert worths(h100.history(), [prior, short])["a"] == (1 + 4) / (4 + MOST_REMEMBERED)
 
 
 def test_without_a_card_that_helps_there_is_none():

@@ -8,12 +8,17 @@ from hypothesis import strategies as st
 from kagent.runs.lineage import FREE, Lineage, Operator, Origin
 from kagent.search.select import (
     FLOOR,
+    IDLE,
     INCUMBENT_SHARE,
+    KICK_IDEAS,
+    KICKED_FROM,
     MOST_REPAIRS,
     REPAIR_TRIALS,
     arms,
+    kicked_at,
     operator_shares,
     parent_shares,
+    restored_ask,
     select,
     to_repair,
 )
@@ -99,6 +104,57 @@ def test_what_succeeds_per_second_is_drawn_more():
         slow.record(child(number, 90.0, operator=operator, build_s=cost))
     shares = operator_shares(slow, OPERATORS[:2])
     assert shares[Operator.CROSSOVER] > 3 * shares[Operator.TUNE]
+
+
+def at_the_roofline(candidate, share):
+    verdict = candidate.verdict
+    timings = tuple(replace(t, roofline_share=share) for t in verdict.timings)
+    return replace(candidate, verdict=replace(verdict, timings=timings))
+
+
+@pytest.mark.parametrize(("share", "ideas"), [(0.5, 2), (0.94, 2), (0.96, 1)])
+def test_two_ideas_while_there_is_room(toy, share, ideas):
+    lineage = Lineage([at_the_roofline(SEED, share)])
+    ask = select(toy, lineage, 0)
+    assert ask.ideas == ideas
+    assert replace(restored_ask(toy, lineage, ask.record()), lineage=ask.lineage) == ask
+
+
+def idle(count):
+    """A search that found nothing better than its second candidate, `count` evaluations later."""
+    lineage = Lineage([SEED, child(1, 50.0, versus=Comparison("0", 2.0, 2.0, 2.0, 1.0))])
+    for number in range(2, 2 + count):
+        lineage.record(child(number, 60.0, versus=Comparison("1", 0.8, 0.8, 0.8, 0.0)))
+    return lineage
+
+
+def test_a_search_that_stands_still_is_kicked_from_a_hundred_evaluations_on(toy):
+    before, after = idle(KICKED_FROM - 2), idle(KICKED_FROM - 1)
+    assert kicked_at(before) is None
+    assert kicked_at(after) == len(after)
+    ask = select(toy, after, 7)
+    assert (ask.operator, ask.parent.id, ask.ideas) == (Operator.STRUCTURE, 1, KICK_IDEAS)
+    assert replace(restored_ask(toy, after, ask.record()), lineage=ask.lineage) == ask
+    # What comes of it are the parents from now on, though all of it is behind the incumbent.
+    start = len(after)
+    after.record(child(start, 70.0, versus=Comparison("1", 0.7, 0.7, 0.7, 0.0)))
+    assert {select(toy, after, n).parent.id for n in range(50)} == {start}
+    assert select(toy, after, 0).ideas == 2
+    # A failure of the line is repaired; a new incumbent ends it.
+    after.record(failure(start + 1, parents=(start,)))
+    assert select(toy, after, 0).parent.id == start + 1
+    after.record(child(start + 2, 40.0, versus=Comparison("1", 1.2, 1.2, 1.2, 1.0)))
+    assert kicked_at(after) is None
+
+
+def test_a_line_that_stands_still_too_is_given_up_for_another_kick(toy):
+    lineage = idle(KICKED_FROM - 1)
+    start = len(lineage)
+    for number in range(start, start + IDLE + 1):  # the first one is a gain of the line's own
+        lineage.record(child(number, 70.0, versus=Comparison("1", 0.7, 0.7, 0.7, 0.0)))
+    assert kicked_at(lineage) == len(lineage)
+    constants = replace(toy, operators=(Operator.TUNE,))
+    assert select(constants, lineage, 0).ideas != KICK_IDEAS  # the tuner is not kicked
 
 
 def test_a_failure_of_a_good_parent_is_repaired_once(toy):
