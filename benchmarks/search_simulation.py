@@ -154,11 +154,12 @@ class World:
             self.dead[draw.choice(n, round(kind.dead * n), replace=False)] = True
             total = np.where(every[:, self.dead].any(1), -9, total)
         self.room = 0.0 if kind.roofline is None else float(draw.uniform(*kind.roofline))
-        self.base = kind.scale * self._raw(SEED)
-        self.start = self._capped(self.base)
-        self.optimum = self._capped(kind.scale * float(total.max())) - self.start
+        self.base = kind.scale * self.raw(SEED)
+        self.start = self.capped(self.base)
+        self.optimum = self.capped(kind.scale * float(total.max())) - self.start
 
-    def _raw(self, kernel: Kernel) -> float:
+    def raw(self, kernel: Kernel) -> float:
+        """Log speed before scale and roofline."""
         techniques = np.array(kernel.techniques)
         log = float(self.gains @ techniques)
         log += sum(s * kernel.techniques[i] * kernel.techniques[j] for i, j, s in self.pairs)
@@ -167,7 +168,8 @@ class World:
             log -= 2 * self.weights[k] * ((kernel.values[k] - best) / (count - 1)) ** 2
         return log
 
-    def _capped(self, log: float) -> float:
+    def capped(self, log: float) -> float:
+        """The same under the roofline, where there is one."""
         if not self.room:
             return log
         left = (self.room - (log - self.base)) / (SOFT * self.room)
@@ -175,7 +177,7 @@ class World:
 
     def log(self, kernel: Kernel) -> float:
         """Log speed-up over the seed."""
-        return self._capped(self.kind.scale * self._raw(kernel)) - self.start
+        return self.capped(self.kind.scale * self.raw(kernel)) - self.start
 
     def measured(self, kernel: Kernel, factor: float = 1.0) -> float:
         """`log` with the noise of a verdict, times a factor."""
@@ -192,8 +194,8 @@ class World:
             (o + int(draw.integers(0, 2)) * int(draw.integers(1, n))) % n
             for o, n in zip(self.origins, VALUES, strict=True)
         ]
-        other.base = self.kind.scale * other._raw(SEED)
-        other.start = other._capped(other.base)
+        other.base = self.kind.scale * other.raw(SEED)
+        other.start = other.capped(other.base)
         return other
 
     # -- the model -------------------------------------------------------------------------------
