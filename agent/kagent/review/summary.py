@@ -25,6 +25,12 @@ from kagent.ui.tables import cases_with
 
 MOST_EDITS = 6
 MOST_NOTES = 3
+LOUD_OFFSET = 0.05
+"""A kernel against itself that comes out further from 1 than this calls for caution."""
+LOUD_PAIRS = 0.5
+"""Single pairs of blocks that differ by more than this share of a block call for caution. On two
+shared cores they differed by 29 % (docs/tutorial.md).
+"""
 MOST_EDIT_TEXT = 120  # characters of an edit on the first screen; its section has all of them
 
 TONES: Mapping[SpeedVerdict | None, str] = {
@@ -217,6 +223,9 @@ def _noise(environment: Mapping[str, object]) -> Trust:
     if noise.factor > 1:
         wider = f"all intervals are {noise.factor:.1f}× wider"
         return Trust("noise", "caution", f"{text}that is worse than known machines: {wider}")
+    if abs(noise.ratio - 1) > LOUD_OFFSET or noise.pair_sd > LOUD_PAIRS:
+        loud = "so noisy a machine shows large differences only"
+        return Trust("noise", "caution", f"{text}the intervals account for both, but {loud}")
     return Trust("noise", "ok", f"{text}the intervals account for both")
 
 
@@ -232,7 +241,7 @@ def _disturbances(history: History) -> Trust:
     cases = history.race.race.disturbed
     if not cases:
         return Trust("disturbance", "ok", f"none noted in the final race; {search}")
-    notes = [n for c in cases for n in c.notes]
+    notes = list(dict.fromkeys(n for c in cases for n in c.notes))
     more = f" and {len(notes) - MOST_NOTES} more" if len(notes) > MOST_NOTES else ""
     shown = f"{'; '.join(notes[:MOST_NOTES])}{more}"
     where = f"in {len(cases)} of {len(history.race.race.cases)} cases of the final race"

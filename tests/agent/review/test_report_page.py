@@ -126,6 +126,25 @@ def test_what_a_run_stores_of_the_machine_is_told_in_words(run):
         }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("ratio", "pairs", "mark"), [(1.01, 0.3, "ok"), (1.1, 0.3, "caution"), (1.0, 0.77, "caution")]
+)
+def test_a_noisy_machine_calls_for_caution(run, ratio, pairs, mark):
+    noise = to_json(Noise(609.0, ratio, pairs, 1.0, 0.3))
+    told = {t.name: t for t in summary.trust({"noise": noise}, run[1])}["noise"]
+    assert told.mark == mark
+    assert ("shows large differences only" in told.text) == (mark == "caution")
+
+
+def test_there_is_no_winner_without_a_verdict_that_it_is_faster(run):
+    manifest, history = run
+    seed = Lineage([SEED])
+    text = words(page.render("run", manifest, replace(history, lineage=seed, race=None)))
+    assert "The path to #0, edit by edit" in text
+    assert "#0 is one of the task's seeds: it has no edits." in text
+    assert "winner" not in text.lower()
+
+
 def test_a_session_under_a_weaker_tier_is_said(run):
     manifest, history = run
     weaker = replace(history.events[-1], kind="isolation", data={"began": "T1", "tier": "T0"})
