@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.fx import GraphModule, Node
@@ -30,7 +30,7 @@ _INDICES = frozenset({_aten.argsort.default, _aten.argsort.stable, *_FLAT})  # t
 _SAME = frozenset({_aten.to.dtype, _aten._to_copy.default, _aten.clone.default})  # noqa: SLF001 - torch's own name
 _TO_THE_END = (1 << 63) - 1
 
-RULE = '''
+_RULE = '''
 def _as_right(
     index: torch.Tensor,
     expected: torch.Tensor,
@@ -73,9 +73,16 @@ class IndexResult:
         dim: The dimension along which they do; None: into all elements, one after the other.
     """
 
+    RULE: ClassVar[str] = _RULE
+
     result: int
     values: Node
     dim: int | None
+
+    def mask(self, values: int) -> str:
+        """Where the result is right, as Python code; `values` is the number of its values."""
+        i, v = self.result, values
+        return f"_as_right(results[{i}], expected[{i}], exact[{v}], rounded[{v}], {self.dim})"
 
 
 def find_choices(graph: GraphModule) -> list[IndexResult]:

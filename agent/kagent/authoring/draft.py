@@ -15,11 +15,12 @@ import torch
 from kagent_sandbox.data.formula import evaluate
 from torch.fx import Node
 
-from kagent.authoring.choices import RULE, IndexResult, find_choices
+from kagent.authoring.choices import IndexResult, find_choices
 from kagent.authoring.code import CodeWriter
 from kagent.authoring.drawing import Drawing
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.operation import Example
+from kagent.authoring.rounded import RoundedResult, find_rounded
 from kagent.authoring.trace import TracedOperation
 
 _WIDTH = 96
@@ -118,10 +119,22 @@ class TaskDraft:
         """Tensors that results depend on."""
         return [self.trace.operation.examples[i] for i in self.trace.used]
 
+    @property
+    def varied(self) -> list[Example]:
+        """Tensors that cases scale and give rows of several kinds."""
+        return [
+            e
+            for e in self.arguments
+            if e.dtype.is_floating_point and not e.parameter and e.shape and not e.drawing.flags
+        ]
+
     @functools.cached_property
-    def choices(self) -> list[IndexResult]:
-        """Results that are indices of chosen elements."""
-        return [] if self.trace.written else find_choices(self.trace.graph)
+    def undecided(self) -> list[IndexResult | RoundedResult]:
+        """Results of whole numbers of which torch, or rounding, decides between several."""
+        if self.trace.written:
+            return []
+        graph = self.trace.graph
+        return [*find_choices(graph), *find_rounded(graph)]
 
     # -- dtypes -----------------------------------------------------------------------------------
 
@@ -151,8 +164,8 @@ class TaskDraft:
         ]
         if self.matrix:
             lines.append("matrix = true")
-        if self.choices:
-            lines.append("accept = true    # other indices of equal values are as right")
+        if self.undecided:
+            lines.append("accept = true    # other indices, or numbers, are as right at times")
         allow = self._allow()
         if allow:
             lines.append(f"allow = [{', '.join(map(_text, allow))}]")
@@ -332,7 +345,7 @@ class TaskDraft:
             returned = [f"{r}_" for r in returned]
         call = f"{', '.join(returned)} = " if returned else "" if written else "return "
         tail = [f"    return {', '.join((*returned, *left))}"] if written else []
-        rule = self._rule(typed, wide) if self.choices else []
+        rule = self._rule(typed, wide) if self.undecided else []
         text = "\n".join(
             [
                 f'"""{_doc(self.trace.operation.summary)}.',
@@ -384,31 +397,26 @@ class TaskDraft:
         return text + "\n"
 
     def _rule(self, typed: Sequence[str], wide: Sequence[str]) -> list[str]:
-        """Lines of the rule that accepts other indices, and of what they point into.
+        """Lines of the rules that accept other indices and numbers, and of what they come from.
 
         Args:
             typed: Parameters of `eager`.
             wide: Its arguments in the call by `reference`, a line each.
         """
         names = [t.partition(":")[0] for t in typed]
-        lines, values = self._code(*(c.values for c in self.choices))
+        lines, values = self._code(*(c.values for c in self.undecided))
         body = [f"    {line}" for line in lines]
-        at = {c.result: i for i, c in enumerate(self.choices)}
-        dims = {c.result: c.dim for c in self.choices}
-        masks = [
-            f"_as_right(results[{i}], expected[{i}], exact[{at[i]}], rounded[{at[i]}], {dims[i]})"
-            if i in at
-            else "False"
-            for i in range(len(self.trace.results))
-        ]
+        found = {c.result: c.mask(i) for i, c in enumerate(self.undecided)}
+        masks = [found.get(i, "False") for i in range(len(self.trace.results))]
+        rules = dict.fromkeys(c.RULE for c in self.undecided)
         parameters = ["results: tuple[torch.Tensor, ...]", "expected: tuple[torch.Tensor, ...]"]
         return [
             f"K, FLOOR = {self.k}, {self.floor}  # as in task.toml",
-            *RULE.splitlines(),
+            *"\n".join(rules).splitlines(),
             "",
             "",
-            *_broken("def _chosen_from(", ["*", *typed], ") -> tuple[torch.Tensor, ...]:"),
-            '    """Values that the indices among the results point into."""',
+            *_broken("def _decided_by(", ["*", *typed], ") -> tuple[torch.Tensor, ...]:"),
+            '    """Values that indices among the results point into, and values that were rounded."""',
             *body,
             f"    return ({', '.join(values)},)",
             "",
@@ -416,13 +424,13 @@ class TaskDraft:
             *_broken(
                 "def accept(", [*parameters, "*", *typed], ") -> tuple[torch.Tensor | bool, ...]:"
             ),
-            '    """Torch fixes no order of equal values: any index of such a value is right."""',
-            "    exact = _chosen_from(",
+            '    """Any index of an equal value is right, and near a tie the number beside."""',
+            "    exact = _decided_by(",
             *wide,
             "    )",
             *(
                 f"    {x}"
-                for x in _broken("rounded = _chosen_from(", [f"{n}={n}" for n in names], ")")
+                for x in _broken("rounded = _decided_by(", [f"{n}={n}" for n in names], ")")
             ),
             *(
                 f"    {x}"
@@ -487,7 +495,7 @@ class TaskDraft:
             drawing = example.drawing
             lines += self._draw(example, drawing, shape, trace.shapes[i])
             words.append(f"{example.name} {drawing.words()}")
-            if example.dtype.is_floating_point and not example.parameter and example.shape:
+            if example in self.varied:
                 varied.append(example.name)
                 lines.append(f"{example.name} = _varied({example.name}, case, generator)")
         pairs = [f"{json.dumps(e.name)}: {e.name}" for e in self.arguments]

@@ -17,6 +17,9 @@ from kagent.authoring.code import ancestors
 Kind: TypeAlias = Literal[
     "uniform", "normal", "integers", "chance", "lower", "upper", "counted", "code"
 ]
+_CONVERSIONS = frozenset(
+    {torch.ops.aten._to_copy.default, torch.ops.aten.clone.default, torch.ops.aten.view.default}  # noqa: SLF001 - torch's own name
+)
 _MOST_LOOKED_AT = 1 << 20
 """Elements of a tensor that are looked at."""
 _UNIFORM_SPREAD = 0.3
@@ -49,6 +52,16 @@ class Drawing:
     def normal(cls, mean: float, deviation: float) -> Drawing:
         """A normal distribution."""
         return cls("normal", mean, deviation)
+
+    @property
+    def flags(self) -> bool:
+        """Whether it is 0 or 1 everywhere, as masks and targets are: no multiple has a meaning."""
+        if self.kind == "chance":
+            return True
+        node = self.node
+        while node is not None and node.target in _CONVERSIONS:
+            node = node.args[0]  # type: ignore[assignment]
+        return node is not None and node.meta["val"].dtype == torch.bool
 
     def words(self) -> str:
         """The distribution in words."""

@@ -370,7 +370,7 @@ def _summed(found: TracedOperation) -> float:
 
 def _row_kinds(draft: TaskDraft, trials: Trials, first: DraftCase) -> tuple[str, ...]:
     """Kinds of rows that the operation computes well."""
-    if not any(e.dtype.is_floating_point and not e.parameter and e.shape for e in draft.arguments):
+    if not draft.varied:
         return ()
     return tuple(r for r in _ROWS if not trials.case(replace(first, inputs=r), f"rows_{r}").why)
 

@@ -211,6 +211,35 @@ def test_what_torch_fixes_gets_no_rule(function):
     assert rule(function, torch.randn(8, 16)) is None
 
 
+@pytest.mark.parametrize(
+    ("function", "near", "steps"),
+    [
+        (lambda x: (x / 0.1).round().clamp(-127, 127).to(torch.int8), 0.45, (1, -1)),
+        (lambda x: (x / 0.1).floor().int(), 0.3, (-1, 1)),
+        (lambda x: (x / 0.1).ceil().int(), 0.3, (-1, 1)),
+        (lambda x: (x / 0.1).long(), 0.3, (-1, 1)),
+    ],
+    ids=["nearest", "down", "up", "cut off"],
+)
+def test_near_a_tie_the_number_beyond_it_is_as_right_and_no_other(function, near, steps):
+    """In float64, 0.45 and 0.3 of float32 are a little off 4.5 and 3 tenths."""
+    x = torch.tensor([near, 0.37, -near]).repeat(4, 1)
+    accept = rule(function, x)
+    expected = function(x.double())
+    right = torch.tensor([steps[0], 0, steps[1]])
+    for wrong, mask in ((0, [True] * 3), (1, [False, False, False]), (-2, [False] * 3)):
+        (found,) = accept((expected + right + wrong * right.sign() + wrong * (right == 0),),
+                          (expected,), x=x)  # fmt: skip
+        assert found.tolist() == [mask] * 4
+    assert not accept((expected - right,), (expected,), x=x)[0][:, [0, 2]].any()
+
+
+def test_whole_numbers_that_no_rounding_decides_get_no_rule():
+    x = torch.randn(8, 16)
+    assert rule(lambda x: (x.round() * 2).int(), x) is None
+    assert rule(lambda x: (x > 0).sum(-1), x) is None
+
+
 def test_numbers_are_arguments_and_unneeded_tensors_are_not():
     operation = make_operation(
         lambda x, unused, eps: x + eps,
@@ -295,6 +324,8 @@ def test_drawings_are_read_from_values_and_from_code():
     assert words(torch.zeros(8), parameter=True) == "evenly from -0.1 to 0.1"
     generator = torch.Generator().manual_seed(0)
     assert words(torch.randn(9999, generator=generator)).startswith("normal with mean 0 ")
+    flags = recorded(lambda: ((torch.rand(8, 9) < 0.1).float(), torch.rand(8, 9) * 2))
+    assert [f.drawing.flags for f in flags] == [True, False]
     huge = recorded(lambda: torch.rand(1 << 20, 1 << 20))  # 4 TiB
     assert huge.drawing.words() == "evenly from 0 to 1"
 
