@@ -1,5 +1,6 @@
 """Tasks made of PyTorch code: everything but the check's own process is real."""
 
+import kagent
 import pytest
 import torch
 from kagent.authoring import new_task
@@ -11,6 +12,7 @@ from kagent.authoring.new_task import find_room, make_task, parse_vary
 from kagent.authoring.operation import make_operation
 from kagent.authoring.sizes import Room
 from kagent.authoring.trace import trace
+from kagent.cli.new import made_text
 from kagent_sandbox.data.task import Case, load_task
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.judge.check import task_checker
@@ -287,6 +289,21 @@ def test_arguments_that_are_written_are_found(tmp_path, in_process):
     found = task.reference().reference(p=p, grad=grad, m=m, momentum=0.5)
     assert all(map(torch.allclose, found, (norm, expected[0], expected[2])))
     assert not torch.equal(p, expected[0]), "the reference works on copies"
+    assert "3 times torch's error" in made_text(made).plain
+
+
+def test_a_task_from_python(tmp_path, in_process, monkeypatch):
+    monkeypatch.setattr(new_task, "write_seeds", lambda *_, **__: [])
+    made = kagent.Task.of(
+        lambda x: 30 * torch.tanh(x / 30),
+        torch.randn(48, 64),
+        vary={"x:0": "tokens"},
+        to=tmp_path / "cap",
+        name="soft_cap",
+    )
+    assert made.signature == "soft_cap(x: Tensor[tokens, 64]) -> Tensor[tokens, 64]"
+    assert (made.dims, made.holes) == ({"tokens": 48}, ())
+    assert load_task(made.folder).name == "soft_cap"
 
 
 def test_a_copy_that_is_written_stays_a_copy():
