@@ -416,7 +416,7 @@ class TaskDraft:
             "",
             "",
             *_broken("def _decided_by(", ["*", *typed], ") -> tuple[torch.Tensor, ...]:"),
-            '    """Values that indices among the results point into, and values that were rounded."""',
+            '    """Values that indices point into, and values that were rounded."""',
             *body,
             f"    return ({', '.join(values)},)",
             "",
