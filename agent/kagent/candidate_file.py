@@ -33,7 +33,7 @@ takes 1 MiB.
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """Findings from checking a file. `interpreted`: by Triton's interpreter, not by a device.
+    """Findings from checking a file. `interpreted`: by an interpreter, not by a device.
 
     A verdict that is no rejection has the errors of one case at least.
     """
@@ -41,6 +41,7 @@ class CheckedFile:
     verdict: tuple[CaseError, ...] | Rejected
     device: str
     interpreted: bool = False
+    unseen: str = ""  # what the interpreter cannot show
     skipped: tuple[str, ...] = ()  # cases that are too large to interpret, or take too long
     failed: tuple[Rejected, ...] = ()  # of every case that failed; the first one is the verdict
 
@@ -128,7 +129,7 @@ def check_file(
 ) -> CheckedFile:
     """Build a candidate's file, then check it on all cases, also after one that fails.
 
-    It is checked on the device. Without a GPU a Triton candidate is checked in the interpreter.
+    It is checked on the device. Without a GPU a candidate in Triton or Gluon is interpreted.
 
     Args:
         task: The task.
@@ -197,7 +198,7 @@ def _interpret(
         else Examined(values.errors, values.failed)
     )
     return CheckedFile(
-        _first(found), "Triton's interpreter", True, skipped=look.skipped, failed=found.failed
+        _first(found), look.where, True, look.unseen, skipped=look.skipped, failed=found.failed
     )
 
 
@@ -292,7 +293,7 @@ def _not_timed(
     raise UserError(
         f"{', '.join(names)}: not timed: timing GPU candidates needs an NVIDIA GPU, and this "
         "machine has none. Possible here: kagent build compiles them for one, kagent check runs a "
-        "Triton candidate in Triton's interpreter, and C++ candidates are timed on the CPU"
+        "Triton or Gluon candidate by interpreting it, and C++ candidates are timed on the CPU"
     )
 
 

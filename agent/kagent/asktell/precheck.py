@@ -62,4 +62,5 @@ def _looked(number: int, target: str, look: OfflineCheck) -> Precheck:
         interpreted=look.values is not None and not look.unchecked,
         skipped=look.skipped,
         unchecked=look.unchecked,
+        where=look.where,
     )

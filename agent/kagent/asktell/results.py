@@ -54,7 +54,7 @@ class Result:
             return f"NO_KERNEL: {self.fault}"
         if self.looked is None:
             return "waits for a judge"
-        right = ", right in Triton's interpreter" if self.looked.interpreted else ""
+        right = f", right in {self.looked.where}" if self.looked.interpreted else ""
         return f"builds for {self.looked.target}{right}, waits for a judge"
 
 

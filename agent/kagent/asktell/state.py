@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kagent_sandbox.data.language import TRITON
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import RunError
@@ -52,9 +53,10 @@ class Precheck:
     target: str
     build_s: float | None = None  # None: it does not build
     rejected: Rejected | None = None
-    interpreted: bool = False  # in Triton's interpreter: not CUDA, C++, and cases too large for it
+    interpreted: bool = False  # by what its languages have: not CUDA, C++, and too large cases
     skipped: tuple[str, ...] = ()  # cases that are too large for it
     unchecked: str = ""  # why none of its values was checked, though it was built
+    where: str = TRITON.interpreter  # what interpreted it
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def looked_text(looked: Precheck, name: str) -> Text:
         text.append(f"{joint}{verdict.stage} {verdict.status}{where}: {first_line(verdict)}", "red")
     elif looked.interpreted:
         skipped = f" ({len(looked.skipped)} cases are too large for it)" if looked.skipped else ""
-        text.append(f"; right in Triton's interpreter{skipped}", "green")
+        text.append(f"; right in {looked.where}{skipped}", "green")
     elif looked.unchecked:
         text.append(f"; not checked: {looked.unchecked}", "yellow")
     return text

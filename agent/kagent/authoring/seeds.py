@@ -84,7 +84,7 @@ def _write(folder: Path, kind: Kind, jobs: int, say: Callable[[str], None]) -> S
             checked = check_file(load_task(folder), draft, jobs=jobs, say=say)
         except TaskError:
             raise
-        except UserError as e:  # built, and all cases are too large for Triton's interpreter
+        except UserError as e:  # built, and all cases are too large for an interpreter
             results, reason = 0, str(e).partition(": ")[2]
         else:
             if isinstance(checked.verdict, Rejected):

@@ -199,6 +199,7 @@ def check(
                 "outcome": "rejected" if failed else "passed",
                 "device": checked.device,
                 "interpreted": checked.interpreted,
+                "unseen": checked.unseen,
                 "skipped": list(checked.skipped),
                 "verdict": to_json(verdict) if isinstance(verdict, Rejected) else None,
                 "failed": [to_json(f) for f in checked.failed],
@@ -214,7 +215,8 @@ def check(
         if checked.interpreted:
             names = ", ".join(checked.skipped)
             skipped = f"; too large for it, or too slow in it: {names}" if names else ""
-            out.print(Text(f"interpreted, not run on a GPU: values only{skipped}", "yellow"))
+            unseen = f"interpreted, not run on a GPU: values only, no {checked.unseen}{skipped}"
+            out.print(Text(unseen, "yellow"))
         count = f"{len(verdict)} result" + ("s" if len(verdict) != 1 else "")
         out.print(Text(f"{path.name}: correct in {count}", "bold green"))
     if failed:

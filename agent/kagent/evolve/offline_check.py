@@ -1,5 +1,5 @@
 """Check a candidate without its device: it must build for a target, and its values must be right
-where Triton's interpreter can run it.
+where its languages have an interpreter: Triton's own, or the simulation of Gluon.
 
 `kagent build`, `check` and `bench` where there is no GPU, and `tell --queue`, all come through
 here, and build what a judge builds: what is refused here is refused everywhere, for that reason.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import Built
-from kagent_sandbox.data.language import Language, language
+from kagent_sandbox.data.language import TRITON, Language, language
 from kagent_sandbox.data.task import Kind, Task, draw_hidden
 from kagent_sandbox.data.verdict import Rejected
 
@@ -29,8 +29,10 @@ class OfflineCheck:
     """Findings about a candidate. Nothing was run on a device, and nothing was timed."""
 
     built: Built | Rejected
-    values: Interpreted | Rejected | None = None  # in Triton's interpreter; None: not run there
+    values: Interpreted | Rejected | None = None  # in an interpreter; None: not run there
     unchecked: str = ""  # why none of its values was checked, though it was built
+    where: str = TRITON.interpreter  # what checked its values
+    unseen: str = TRITON.unseen  # what that cannot show
 
     @property
     def rejected(self) -> Rejected | None:
@@ -95,10 +97,13 @@ class OfflineChecker:
         built = self._builder.build(self._request(source))
         if isinstance(built, Rejected):
             return OfflineCheck(built)
-        names = {k.language for plan in built.plans.values() for k in plan.kernels}
-        unchecked = [language(name) for name in sorted(names) if not language(name).interpreted]
+        names = sorted({k.language for plan in built.plans.values() for k in plan.kernels})
+        languages = [language(name) for name in names]
+        unchecked = [each for each in languages if not each.interpreted]
         if unchecked:
             return OfflineCheck(built, unchecked=_why(unchecked[0]))
+        where = " and ".join(each.interpreter for each in languages)
+        unseen = "; ".join(each.unseen for each in languages)
         if self._interpreter is None:
             from kagent_sandbox.judge.interpreter import Interpreter
 
@@ -106,10 +111,11 @@ class OfflineChecker:
             self._interpreter = self._processes.enter_context(interpreter)
         values = self._interpreter.check(source, built, every=self._every, more=self._more)
         if isinstance(values, Rejected) or values.errors or values.failed:
-            return OfflineCheck(built, values)
-        return OfflineCheck(
-            built, values, "all its check cases are too large for Triton's interpreter"
-        )
+            return OfflineCheck(built, values, "", where, unseen)
+        why = f"all its check cases are too large for {where}"
+        if values.not_simulated:
+            why = f"{where} lacks what it uses: {values.not_simulated}"
+        return OfflineCheck(built, values, why, where, unseen)
 
 
 def _why(written_in: Language) -> str:

@@ -161,6 +161,8 @@ GLUON = register(
         pattern=r"@gluon\.jit\b",
         written="@gluon.jit",
         fences=("gluon",),
+        interpreter="the simulation of Gluon",
+        unseen="layouts, proxy fences, clusters and the compiled code's rounding",
         requires=("triton>=3.6",),
     )
 )

@@ -1,8 +1,9 @@
-"""Checks Triton candidates without a GPU: in Triton's interpreter, in a confined process.
+"""Checks Triton and Gluon candidates without a GPU: in Triton's interpreter, or in a simulation of
+what Hopper does asynchronously (`judge.gluon`); in a confined process.
 
-What it shows: the kernel computes the right values on the small check cases, as far as Triton's
-language defines them. What it does not: races, shared memory, the compiled code's rounding, inline
-assembly, CUDA kernels. An interpreted candidate is never timed and never promoted.
+What it shows: the kernel computes the right values on the small check cases, as far as its language
+defines them. What it does not: the languages' `unseen`, inline assembly, CUDA kernels. An
+interpreted candidate is never timed and never promoted.
 
 Only what was built is interpreted, and where its plans have operations of torch, it gets the ghost
 test that the judge has: the plans' other operations run on the CPU.
@@ -22,6 +23,7 @@ from kagent_sandbox.builder.client import syntax_error
 from kagent_sandbox.builder.identity import source_hash
 from kagent_sandbox.confine import Tier, interpreter_confinement
 from kagent_sandbox.data.build import Built, ScalarSpec
+from kagent_sandbox.data.language import GLUON
 from kagent_sandbox.data.plan import ITEMSIZE, Launch, TorchOp
 from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.data.task import build_case
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 MOST_ELEMENTS = 1 << 17
 """Most elements of all arguments of a case together: larger cases are skipped."""
+MOST_SIMULATED_ELEMENTS = 1 << 21
+"""The same of a simulated one, which computes whole tiles with torch."""
 MOST_PROGRAMS = 2048
 """Most programs of a case's launches together, of some 5 ms each: larger cases are skipped."""
 CASE_LIMIT_S = 60.0
@@ -66,6 +70,11 @@ class Interpreted:
     errors: tuple[CaseError, ...]
     skipped: tuple[str, ...]  # names of cases that are too large, or took too long for their size
     failed: tuple[Rejected, ...] = ()  # where all cases were asked for: those that it fails
+    not_simulated: str = ""  # what a kernel uses that the simulation lacks: then all are `skipped`
+
+
+class _NotSimulated(Exception):  # noqa: N818
+    """A kernel uses what the simulation of Gluon does not know."""
 
 
 class Interpreter:
@@ -77,7 +86,7 @@ class Interpreter:
         run_seed: int,
         *,
         target: str = "sm_90a",
-        most_elements: int = MOST_ELEMENTS,
+        most_elements: int | None = None,
         tier: Tier | None = None,
     ) -> None:
         self._task = task = task.calibrated("gpu")
@@ -164,11 +173,13 @@ class Interpreter:
         except SyntaxError as e:
             return syntax_error(e, source)
         launched = programs or {}
+        largest = MOST_SIMULATED_ELEMENTS if GLUON.is_in(source) else MOST_ELEMENTS
+        most = largest if self._most_elements is None else self._most_elements
         cases = [*self._cases, *more]
         small = [
             c
             for c in cases
-            if self._elements(c) <= self._most_elements and launched.get(c.name, 0) <= MOST_PROGRAMS
+            if self._elements(c) <= most and launched.get(c.name, 0) <= MOST_PROGRAMS
         ]
         skipped = [c.name for c in cases if c not in small]
         small.sort(key=self._elements)
@@ -204,6 +215,8 @@ class Interpreter:
             if not failed:
                 return e.verdict
             failed.append(e.verdict)
+        except _NotSimulated as e:
+            return Interpreted((), tuple(c.name for c in cases), tuple(failed), str(e))
         finally:
             child.close()
         return Interpreted(tuple(errors), tuple(skipped), tuple(failed))
@@ -232,7 +245,7 @@ class Interpreter:
         if _SLOWER * expected_s < CASE_LIMIT_S:
             than = f", and what is smaller lets expect {expected_s:.1f} s" if took else ""
             text = (
-                f"it ran for {CASE_LIMIT_S:g} s in Triton's interpreter{than}: is there an endless "
+                f"it ran for {CASE_LIMIT_S:g} s, interpreted{than}: is there an endless "
                 "loop in a kernel?"
             )
             raise _out(Status.TIMEOUT, text, case)
@@ -329,13 +342,15 @@ class Interpreter:
             return None
         except ChannelError:
             end = child.wait(2.0) or child.kill()
-            text = f"in Triton's interpreter the process {end.describe()}"
+            text = f"interpreted, the process {end.describe()}"
             if end.signal == 11:
                 text += ": a load or store far outside of its tensor (is a mask missing?)"
             raise _out(Status.RUNTIME_ERROR, text, case) from None
         match message.obj:  # the candidate shares its process with what answers: believe nothing
             case {"failed": [str(status), str(text)]} if status in _FAILURES:
                 raise _out(Status(status), f"{text} (interpreted)", case)
+            case {"not_simulated": str(text)}:
+                raise _NotSimulated(printable(text)[:_MAX_TEXT])
             case {"ok": list(records)} if len(records) == len(message.blobs):
                 if all(map(_describes_tensor, records)):
                     return cast("list[dict[str, Any]]", records), message.blobs

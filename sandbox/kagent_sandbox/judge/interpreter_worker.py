@@ -1,4 +1,5 @@
-"""Runs a Triton candidate in Triton's interpreter, on CPU tensors: the confined side.
+"""Runs a Triton candidate in Triton's interpreter, on CPU tensors: the confined side. Kernels in
+Gluon are simulated (`judge.gluon`).
 
 Repairs of the interpreter (Triton 3.6 to 3.9): it computes with the bit patterns of bfloat16, in
 `tl.dot`, in arithmetic and in conversions from and to anything but float32; conversion to bfloat16
@@ -26,8 +27,10 @@ import triton.runtime.interpreter as interpreter
 from torch.overrides import TorchFunctionMode
 from triton.runtime.autotuner import Autotuner
 
+from kagent_sandbox.data.language import GLUON
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.plan_ops import dtype_of
+from kagent_sandbox.judge.gluon.schedule import NotSimulated
 from kagent_sandbox.process.channel import ChannelClosed
 from kagent_sandbox.process.context import Context
 
@@ -41,6 +44,10 @@ def serve(context: Context) -> None:
     pretend_gpu(first["device"])
     path = context.tmp / _FILE
     path.write_text(first["source"])
+    if GLUON.is_in(first["source"]):
+        from kagent_sandbox.judge.gluon import language
+
+        language.install()
     try:
         entry = getattr(_load(path), first["entry"])
         context.channel.send({"ok": []})
@@ -61,6 +68,8 @@ def serve(context: Context) -> None:
                     if spec.get("writes")
                 ]
                 answer, blobs = _results(results, written)
+            except NotSimulated as e:
+                answer, blobs = {"not_simulated": _first_error(e, path)}, []
             except BaseException as e:  # noqa: BLE001 - see above
                 answer, blobs = {"failed": [str(_status(e)), _first_error(e, path)]}, []
             context.channel.send(answer, blobs)
