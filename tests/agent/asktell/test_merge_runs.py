@@ -55,6 +55,21 @@ def test_verdicts_and_the_device_come_home(home):
     assert ask(home)[0].parent == 2, "asking goes on from what was measured"
 
 
+def test_told_kernels_are_tuned_before_their_verdicts_and_all_times_come_home(home, toy_machine):  # noqa: F811
+    toy_machine(tune=5)
+    copy = copied(home)
+    judge(copy)
+    merge(home, copy)
+    history = history_of(home)
+    assert history.timed_configs == history_of(copy).timed_configs
+    assert set(history.timed_configs) == {2, 3}
+    tuned = history.lineage[3]
+    assert tuned.written
+    assert tuned.facts.configs == len(history.timed_configs[3]) == 5
+    assert merge(home, copy).events == 0
+    assert divergence(home) is None
+
+
 def test_home_may_have_asked_and_accepted_more(home):
     copy = copied(home)
     ask(home, 2)
