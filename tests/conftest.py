@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import gc
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import shared_servers
+import warm_python
 from caches import with_ceilings
 from turns import turn
 
@@ -26,6 +28,9 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("same")
 
+
+# Importing torch would collect garbage often, and find next to nothing.
+gc.disable()
 
 # Read when libgomp is loaded, with torch. Tests run side by side: a thread that spins until its
 # neighbour is done, several ms by default, keeps the core from just that neighbour.
@@ -136,6 +141,12 @@ def pytest_collection_modifyitems(config, items):
         torch.set_num_threads(1)
 
 
+def pytest_collection_finish():
+    """What was imported stays: a collection need not look at it."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def measured_once(tmp_path_factory):
     """A cache that all tests of this run share, and no earlier run: what one measures of the
@@ -174,12 +185,25 @@ def own_cache(measured_once, tmp_path, monkeypatch):
 def _servers_end():
     yield
     shared_servers.close_all()
+    warm_python.close_all()
 
 
 @pytest.fixture(scope="module")
-def shared(_servers_end):
+def warm_judges(_servers_end):
+    """Judges that one file's tests start in this process are forked from one that has imported
+    torch, and so are the fork-servers of their launchers.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "kagent_sandbox.judge.judge_process.subprocess", warm_python.subprocess_module()
+        )
+        yield
+
+
+@pytest.fixture(scope="module")
+def shared(_servers_end, warm_judges):
     """Builders, interpreters and backends of the CPU that one file's tests start in this process
-    have the fork-servers of earlier ones.
+    have the fork-servers of earlier ones. Judges: see `warm_judges`.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name in shared_servers.USERS:

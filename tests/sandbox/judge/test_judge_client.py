@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+import warm_python
 from caches import with_ceilings
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +19,9 @@ from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
 from kagent_sandbox.errors import ChildDied, TaskError
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.packing import Header, pack, unpack
+from kagent_sandbox.process.environment import for_trusted
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
+pytestmark = pytest.mark.usefixtures("uncompiled", "warm_judges")
 SEED = 11
 
 
@@ -162,3 +164,32 @@ def test_a_judge_may_hold_times_against_eager_torch_alone(folder, task, own_cach
         every = client.baselines()
         assert set(every.us["wide"]) > {"eager"}  # measured: what is cached is eager's alone
         assert len(list(own_cache.rglob("baselines*.json"))) == 2
+
+
+def test_what_is_forked_in_place_of_a_judge_is_what_python_would_start(tmp_path):
+    """Of `warm_python`: arguments, environment, descriptors, output, status."""
+    popen = warm_python.subprocess_module().Popen
+    report = (
+        "import os, sys; sys.stdout.write(os.read(int(sys.argv[1]), 10).decode()); "
+        "print(sorted(os.environ) == sorted(eval(sys.argv[2])), os.getsid(0) == os.getpid(), "
+        "len({*os.listdir('/proc/self/fd')} - {'0', '1', '2', sys.argv[1]})); "  # the listing's own
+    )
+    env = for_trusted()
+    for end, status in (("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9), ("1 / 0", 1)):
+        read, write = os.pipe()
+        os.write(write, b"through it")
+        os.close(write)
+        with open(tmp_path / "log", "w+") as log:
+            process = popen(
+                ["python", "-c", f"{report} sys.stdout.flush(); {end}", str(read), repr([*env])],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[read],
+                start_new_session=True,
+            )
+            os.close(read)
+            assert process.wait() == process.poll() == status
+            log.seek(0)
+            assert log.readline() == "through itTrue True 1\n"
