@@ -29,14 +29,19 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 TUNE = {
     "KEYS": [64, 128],
-    "STAGES": [2, 3],
+    "STAGES_64": [2, 3, 4],
     "GROUPS_CAUSAL_64": [2, 3],
+    "TURNS_64": [True, False],
     "PAIRS": [True, False],
     "PERSISTENT": [True, False],
 }
-KEYS = 128  # of a tile: 64 halves the registers of scores, and doubles barriers and rescaling
-STAGES = 2  # of each ring: 192 KiB with queries and results at D = 128; 3 fit 64 keys or D = 64
-GROUPS_CAUSAL_64 = 3  # consumers of a causal call at D = 64, where registers allow a third
+# Of a tile. 64 halve the registers of scores, and double barriers and rescaling: 15 to 21 % slower
+# at D = 128 on an H100.
+KEYS = 128
+STAGES = 2  # of each ring at D = 128: 192 KiB of shared memory with queries and results
+STAGES_64 = 2  # the same at D = 64, whose tiles are half as large
+GROUPS_CAUSAL_64 = 2  # consumers of a causal call at D = 64, where registers allow a third: slower
+TURNS_64 = True  # whether the groups take turns at D = 64
 PAIRS = True  # causal: a long tile, then a short one; else the long ones of a head first
 PERSISTENT = True  # else a block ends after its tile, or its pair
 
@@ -151,6 +156,7 @@ def _consume(
     D: gl.constexpr,
     STAGES: gl.constexpr,
     GROUPS: gl.constexpr,
+    TURNS: gl.constexpr,
     PAIRED: gl.constexpr,
     CAUSAL: gl.constexpr,
     W: gl.constexpr,
@@ -170,7 +176,7 @@ def _consume(
     q = q_s.index(W).reshape([GROUP, D])
     n = 0  # tiles of values so far, as in the producer
     turns = 0
-    if W == GROUPS - 1:
+    if TURNS and W == GROUPS - 1:
         mbarrier.arrive(turn.index(0), count=1)  # the first group begins
     for item in range(_count(items, PAIRED)):
         tile, head = _item(item, tiles, PAIRED, CAUSAL)
@@ -201,14 +207,16 @@ def _consume(
         for back in range(1, last + 1):
             ahead = (n + 1) % STAGES
             mbarrier.wait(k_full.index(ahead), ((n + 1) // STAGES) & 1)
-            mbarrier.wait(turn.index(W), turns & 1)
+            if TURNS:
+                mbarrier.wait(turn.index(W), turns & 1)
             keys = k_s.index(ahead).reshape([KEYS, D]).permute((1, 0))
             scores = warpgroup_mma(q, keys, none, use_acc=False, is_async=True)
             stage = n % STAGES
             mbarrier.wait(v_full.index(stage), (n // STAGES) & 1)
             values = v_s.index(stage).reshape([KEYS, D])
             acc = warpgroup_mma(left, values, acc, is_async=True)
-            mbarrier.arrive(turn.index(NEXT), count=1)
+            if TURNS:
+                mbarrier.arrive(turn.index(NEXT), count=1)
 
             scores = warpgroup_mma_wait(1, deps=[scores])
             mbarrier.arrive(k_empty.index(ahead), count=1)
@@ -257,7 +265,7 @@ def _consume(
 def _attention(
     q_desc, k_desc, v_desc, o_desc, seq, heads, group, tiles, items, scale_log2,
     KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
-    PAIRED: gl.constexpr, CAUSAL: gl.constexpr,
+    TURNS: gl.constexpr, PAIRED: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """Give the roles to warps."""
     dtype: gl.constexpr = q_desc.dtype
@@ -297,8 +305,8 @@ def _attention(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (_consume, (consumed, KEYS, D, STAGES, GROUPS, PAIRED, CAUSAL, 0)),
-                (_consume, (consumed, KEYS, D, STAGES, GROUPS, PAIRED, CAUSAL, 1)),
+                (_consume, (consumed, KEYS, D, STAGES, GROUPS, TURNS, PAIRED, CAUSAL, 0)),
+                (_consume, (consumed, KEYS, D, STAGES, GROUPS, TURNS, PAIRED, CAUSAL, 1)),
                 (_produce, (produced, KEYS, STAGES, GROUPS, PAIRED, CAUSAL)),
             ],
             [4, 1],
@@ -307,9 +315,9 @@ def _attention(
     else:
         gl.warp_specialize(
             [
-                (_consume, (consumed, KEYS, D, STAGES, GROUPS, PAIRED, CAUSAL, 0)),
-                (_consume, (consumed, KEYS, D, STAGES, GROUPS, PAIRED, CAUSAL, 1)),
-                (_consume, (consumed, KEYS, D, STAGES, GROUPS, PAIRED, CAUSAL, 2)),
+                (_consume, (consumed, KEYS, D, STAGES, GROUPS, TURNS, PAIRED, CAUSAL, 0)),
+                (_consume, (consumed, KEYS, D, STAGES, GROUPS, TURNS, PAIRED, CAUSAL, 1)),
+                (_consume, (consumed, KEYS, D, STAGES, GROUPS, TURNS, PAIRED, CAUSAL, 2)),
                 (_produce, (produced, KEYS, STAGES, GROUPS, PAIRED, CAUSAL)),
             ],
             [4, 4, 1],
@@ -361,8 +369,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -
         math.log2(math.e) / math.sqrt(d),
         KEYS=KEYS,
         D=d,
-        STAGES=STAGES,
+        STAGES=STAGES_64 if d == 64 else STAGES,
         GROUPS=groups,
+        TURNS=TURNS_64 or d != 64,
         PAIRED=paired,
         CAUSAL=causal,
         num_warps=4,

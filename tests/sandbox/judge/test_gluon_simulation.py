@@ -46,9 +46,9 @@ def changed(source, *edits):
     "tunables",
     [
         (),
-        (("KEYS = 128", "KEYS = 64"), ("STAGES = 2", "STAGES = 3")),
-        (("GROUPS_CAUSAL_64 = 3", "GROUPS_CAUSAL_64 = 2"), ("PAIRS = True", "PAIRS = False")),
-        (("PERSISTENT = True", "PERSISTENT = False"),),
+        (("KEYS = 128", "KEYS = 64"), ("STAGES_64 = 2", "STAGES_64 = 3")),
+        (("GROUPS_CAUSAL_64 = 2", "GROUPS_CAUSAL_64 = 3"), ("PAIRS = True", "PAIRS = False")),
+        (("PERSISTENT = True", "PERSISTENT = False"), ("TURNS_64 = True", "TURNS_64 = False")),
     ],
 )
 def test_a_warp_specialised_kernel_computes_its_task(attention, tunables):
@@ -97,7 +97,7 @@ FAULTS = {
     ),
     "the producer's parity is off by one": (
         ("((n // STAGES) & 1) ^ 1)", "((n // STAGES) & 1))"),
-        r"hangs: nobody can go on; .*_produce \(partition 3\) for parity 0 of barrier 0 of 2",
+        r"hangs: nobody can go on; .*_produce \(partition 2\) for parity 0 of barrier 0 of 2",
     ),
     "a consumer does not arrive": (
         (VALUES_FREE, ""),
