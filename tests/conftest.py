@@ -185,7 +185,6 @@ def own_cache(measured_once, tmp_path, monkeypatch):
 def _servers_end():
     yield
     shared_servers.close_all()
-    warm_python.close_all()
 
 
 @pytest.fixture(scope="module")

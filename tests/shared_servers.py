@@ -2,6 +2,7 @@
 
 import sys
 
+import warm_python
 from kagent_sandbox.data.language import PLUGINS
 from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.process import forkserver
@@ -56,6 +57,7 @@ class SharedServer(forkserver.ForkServer):
 
 
 def close_all():
-    """End the processes."""
+    """End the processes, and the templates of `warm_python`: some tests look what is left below."""
     while _running:
         _running.popitem()[1].close()
+    warm_python.close_all()

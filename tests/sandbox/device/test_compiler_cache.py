@@ -101,6 +101,8 @@ def test_no_choice_is_kept_that_would_be_written_where_it_was_made(tmp_path, mon
 
 
 COMPILE = """
+import gc
+gc.disable()  # imports would collect often, and find next to nothing
 import importlib.util, pathlib, sys
 from kagent_sandbox.device import compiler_cache
 mode, reference, folder, archive = sys.argv[1], *map(pathlib.Path, sys.argv[2:])
@@ -122,7 +124,7 @@ if mode == "make":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # two processes that compile
+@pytest.mark.timeout(900)  # two processes that compile, on a machine that may be busy
 def test_torch_loads_what_another_process_compiled_elsewhere(tmp_path):
     """A folder, a reference.py and a process of its own each, as two launchers have."""
     for mode in ("make", "load"):
@@ -135,7 +137,6 @@ def test_torch_loads_what_another_process_compiled_elsewhere(tmp_path):
             [*command, tmp_path / "archive"],
             capture_output=True,
             text=True,
-            timeout=170,
             env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
         )
         assert done.returncode == 0, done.stderr[-2000:]
