@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from kagent.campaign.record import Campaign, CampaignRun, Slice
@@ -57,7 +57,12 @@ class Next:
     max_cost: float | None
 
 
-def next_slice(campaign: Campaign, spent: Mapping[str, BudgetUsed]) -> Next | None:
+def next_slice(
+    campaign: Campaign,
+    spent: Mapping[str, BudgetUsed],
+    places: Mapping[str, int] | None = None,
+    busy: Collection[Next] = (),
+) -> Next | None:
     """The slice that is spent next; None where nothing is left to spend, or nothing to spend it on.
 
     Every run gets its first slice. Then the run is next whose last slice gained most per cost; of
@@ -66,14 +71,22 @@ def next_slice(campaign: Campaign, spent: Mapping[str, BudgetUsed]) -> Next | No
     Args:
         campaign: The campaign.
         spent: By the runs' names, what each has used up.
+        places: Slices of each device that may be spent at once; one of each if None.
+        busy: Slices that are being spent. What they may use is used up for all others.
     """
+    spent = {**spent, **{n.run.name: _reserved(spent[n.run.name], n) for n in busy}}
+    room = {d: (places or {}).get(d, 1) for d in campaign.devices}
+    at_once = sum(room.values())
+    for each in busy:
+        room[each.run.device] -= 1
     used = sum(spent[r.name].evaluations for r in campaign.runs)
     dollars = sum(spent[r.name].dollars for r in campaign.runs)
     left_s = None if campaign.settings.max_time is None else _left(campaign)
     left_dollars = None if campaign.max_cost is None else campaign.max_cost - dollars
     if left_s == 0 or (left_dollars is not None and left_dollars <= 0):
         return None
-    open_runs = [r for r in campaign.runs if not r.over]
+    at_work = {n.run.name for n in busy}
+    open_runs = [r for r in campaign.runs if not r.over and r.name not in at_work]
     first = [r for r in open_runs if r.last is None]
     size = campaign.slice_evaluations
     owed = {r.name: max(0, size - spent[r.name].evaluations) for r in first}
@@ -84,7 +97,7 @@ def next_slice(campaign: Campaign, spent: Mapping[str, BudgetUsed]) -> Next | No
         others = sum(n for name, n in owed.items() if name != run.name)
         return max(0, min(owed.get(run.name) or size, free - others))
 
-    able = [r for r in open_runs if most(r) or spent[r.name].waiting]
+    able = [r for r in open_runs if room[r.device] > 0 and (most(r) or spent[r.name].waiting)]
     if not able:
         return None
 
@@ -93,14 +106,23 @@ def next_slice(campaign: Campaign, spent: Mapping[str, BudgetUsed]) -> Next | No
         return run.last is not None, -rate, spent[run.name].evaluations
 
     run = min(able, key=order)
-    sharing = len(first) if run.last is None else 1  # of time and money, so that each gets some
+    # Time and money are shared, so that each gets some.
+    sharing = len(first) if run.last is None else 1
+    rounds = math.ceil(sharing / at_once)
+    sharing = max(sharing, at_once - len(busy))
     own = spent[run.name]
     return Next(
         run,
         own.evaluations + most(run),
-        None if left_s is None else left_s / sharing,
+        None if left_s is None else left_s / rounds,
         None if left_dollars is None else own.dollars + left_dollars / sharing,
     )
+
+
+def _reserved(spent: BudgetUsed, busy: Next) -> BudgetUsed:
+    """What a run may have used up when its slice is over."""
+    dollars = spent.dollars if busy.max_cost is None else max(spent.dollars, busy.max_cost)
+    return BudgetUsed(max(spent.judged, busy.budget), 0, dollars)
 
 
 def gain_per_cost(campaign: Campaign, spent: Slice) -> float:

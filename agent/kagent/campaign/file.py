@@ -193,6 +193,19 @@ def _kind_of(device: str, on: str) -> Kind:
     return "gpu"
 
 
+def places_of(device: str, on: str) -> int:
+    """How many runs can be judged on a device at once: on a cluster one for each such GPU.
+
+    Args:
+        device: As a campaign names it.
+        on: Where its runs are to be.
+    """
+    if on == LOCAL or device == "cpu":
+        return 1
+    fleet = fleet_of(load_config(on=on, accelerator=accelerator_of(device)))
+    return max(1, fleet.gpus())
+
+
 def accelerator_of(device: str) -> str | None:
     """Value of `--accelerator` for a campaign's device on a cluster."""
     return None if device == "cuda" else device

@@ -1,5 +1,5 @@
-"""A campaign's slices and final races, one after the other. Whatever one run does, the next slice
-follows.
+"""A campaign's slices and final races: on each device one after the other, on several at once.
+Whatever one run does, the next slice follows.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,7 @@ class CampaignRunner:
         options: Options of this session that all runs have: `jobs`, `isolation`.
         say: Is told what is being done.
         changed: Is called when a slice or a race is over.
+        places: Slices of each device that are spent at once; one of each if it is empty.
     """
 
     folder: Path
@@ -63,7 +66,11 @@ class CampaignRunner:
     options: Mapping[str, object]
     say: Callable[[str], None]
     changed: Callable[[str], None]
+    places: Mapping[str, int] = field(default_factory=dict)
     _noted_s: float = field(default_factory=time.monotonic)
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # of the record
+    _live: set[subprocess.Popen[str]] = field(default_factory=set)
+    _stopping: bool = False
 
     def run(self) -> None:
         """Spend what is left of the budget, then race the finalists of each task and device.
@@ -74,19 +81,53 @@ class CampaignRunner:
             ModelError: A model cannot be asked.
             RunError: The campaign's folder cannot be written.
         """
-        failures = 0
-        while (found := next_slice(self.campaign, self.spent())) is not None:
-            step = self._slice(found)
-            failures = failures + 1 if step is FailedStep.MACHINE else 0
-            if failures == MACHINE_FAILURES:
-                reason = self.campaign.run(found.run.name).reason
-                raise MachineError(
-                    f"{failures} slices in a row failed on this machine, the last one with: "
-                    f"{reason}"
-                )
-        for problem in self.campaign.problems:
-            if not self.campaign.of(problem).finished:
-                self._race(problem)
+        pool = ThreadPoolExecutor(sum(self._room.values()), "slice")
+        try:
+            self._spend(pool)
+            left = [p for p in self.campaign.problems if not self.campaign.of(p).finished]
+            _finish([pool.submit(self._race, p) for p in left])
+        except BaseException:
+            self._stop_workers()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    @property
+    def _room(self) -> dict[str, int]:
+        return {d: self.places.get(d, 1) for d in self.campaign.devices}
+
+    def _spend(self, pool: ThreadPoolExecutor) -> None:
+        """Spend slices until nothing is left to spend."""
+        failures, busy = 0, dict[Future[FailedStep | None], Next]()
+        while True:
+            while (
+                found := next_slice(self.campaign, self.spent(), self._room, busy.values())
+            ) is not None:
+                busy[pool.submit(self._slice, found)] = found
+            if not busy:
+                return
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                run = busy.pop(future).run
+                failures = failures + 1 if future.result() is FailedStep.MACHINE else 0
+                if failures == MACHINE_FAILURES:
+                    reason = self.campaign.run(run.name).reason
+                    raise MachineError(
+                        f"{failures} slices in a row failed on this machine, the last one with: "
+                        f"{reason}"
+                    )
+
+    def _stop_workers(self) -> None:
+        """Have all workers end as after Ctrl-C, and wait until they have. A second one kills."""
+        self._stopping = True
+        try:
+            for process in list(self._live):
+                self.say("stopping; a second Ctrl-C kills what still works")
+                process.send_signal(signal.SIGINT)
+            while self._live:
+                time.sleep(0.05)
+        except KeyboardInterrupt:
+            for process in list(self._live):
+                kill_tree(process.pid)
 
     def spent(self) -> Mapping[str, BudgetUsed]:
         """Budget that each run has used, by name."""
@@ -107,7 +148,7 @@ class CampaignRunner:
         if before is not None and found.budget - spent.evaluations > 1:
             elites = offered(before, self._others(run))
         problem = next(p for p in self.campaign.problems if p.name == run.target)
-        self._keep(self.campaign.race_again(problem))  # what it found before is not all any more
+        self._keep(lambda c: c.race_again(problem))  # what it found before is not all any more
         began = time.monotonic()
 
         def tell(line: Answer) -> None:
@@ -115,7 +156,7 @@ class CampaignRunner:
                 self._change(run, run=line["run"])
             if "phase" in line:
                 self.say(f"{run.name}, up to {found.budget} evaluations: {line['phase']}")
-            self._keep(self.campaign)  # with its time
+            self._keep(lambda c: c)  # with its time
 
         self.say(f"{run.name}: starting")
         limits = {
@@ -180,11 +221,11 @@ class CampaignRunner:
             self._fail(problem, step or FailedStep.SEARCH, reason)
             return
         began, before = time.monotonic(), self.campaign.of(problem).seconds
-        self._keep(self.campaign.noted(problem, state=ProblemState.BEGUN))
+        self._keep(lambda c: c.noted(problem, state=ProblemState.BEGUN))
 
         def tell(line: Answer) -> None:
             if "run" in line:
-                self._keep(self.campaign.noted(problem, run=line["run"]))
+                self._keep(lambda c: c.noted(problem, run=line["run"]))
             if "phase" in line:
                 self.say(f"{problem.name}, final race of {len(finalists)}: {line['phase']}")
 
@@ -193,7 +234,7 @@ class CampaignRunner:
         begun = self.campaign.of(problem).run
         answer = self._ask(runs[0], {"seed": 0}, begun, finalists, target, tell)
         seconds = before + time.monotonic() - began
-        self._keep(self.campaign.noted(problem, seconds=seconds))
+        self._keep(lambda c: c.noted(problem, seconds=seconds))
         if "error" in answer:
             self._fail(
                 problem, FailedStep(answer.get("step", FailedStep.SEARCH.value)), answer["error"]
@@ -206,12 +247,12 @@ class CampaignRunner:
         if race is None or race.winner is None:
             self._fail(problem, FailedStep.SEARCH, NO_FINALIST)
             return
-        self._keep(self.campaign.noted(problem, state=ProblemState.DONE))
+        self._keep(lambda c: c.noted(problem, state=ProblemState.DONE))
         self.changed("")
 
     def _fail(self, problem: Problem, step: FailedStep, reason: str) -> None:
         text = short(printable(reason), _MOST_REASON)
-        self._keep(self.campaign.noted(problem, state=ProblemState.FAILED, step=step, reason=text))
+        self._keep(lambda c: c.noted(problem, state=ProblemState.FAILED, step=step, reason=text))
         self.changed(f"{problem.name}: final race failed: {step}: {text}")
 
     # -- record and processes ----------------------------------------------------------------------
@@ -230,13 +271,16 @@ class CampaignRunner:
             return None
 
     def _change(self, run: CampaignRun, /, **changes: Any) -> None:
-        self._keep(self.campaign.changed(run, **changes))
+        self._keep(lambda c: c.changed(run, **changes))
 
-    def _keep(self, campaign: Campaign) -> None:
-        now = time.monotonic()
-        seconds = campaign.seconds + now - self._noted_s
-        self.campaign, self._noted_s = replace(campaign, seconds=seconds), now
-        write_record(self.folder, self.campaign)
+    def _keep(self, change: Callable[[Campaign], Campaign]) -> None:
+        """Write what a change makes of the campaign, with its time."""
+        with self._lock:
+            now = time.monotonic()
+            campaign = change(self.campaign)
+            seconds = campaign.seconds + now - self._noted_s
+            self.campaign, self._noted_s = replace(campaign, seconds=seconds), now
+            write_record(self.folder, self.campaign)
 
     def _ask(
         self,
@@ -250,7 +294,7 @@ class CampaignRunner:
         """The answer of a worker. With a `target`, the elites race; else a slice is spent.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; the worker has ended, and kept what it had.
+            KeyboardInterrupt: The campaign is stopping; the worker has ended, and kept what it had.
             ModelError: A model cannot be asked.
         """
         config = {**run.options, **self.options, **limits, "runs": str(self.folder / RUNS)}
@@ -276,6 +320,9 @@ class CampaignRunner:
             )
             assert process.stdin is not None
             assert process.stdout is not None
+            self._live.add(process)
+            if self._stopping:
+                process.kill()
             try:
                 with contextlib.suppress(BrokenPipeError), process.stdin:
                     process.stdin.write(json.dumps(request))
@@ -283,15 +330,14 @@ class CampaignRunner:
                     answer = json.loads(line)
                     tell(answer)
                 process.wait()
-            except KeyboardInterrupt:
-                self.say(f"{run.name}: stopping; a second Ctrl-C kills it")
-                _interrupt(process)
-                raise
             finally:
                 kill_tree(process.pid)
                 process.wait()
                 process.stdout.close()
+                self._live.discard(process)
             tail = log_tail(log)
+        if self._stopping:
+            raise KeyboardInterrupt
         if answer.get("model"):
             raise ModelError(str(answer["error"]), permanent=True)
         if "stop" not in answer and "error" not in answer:
@@ -300,11 +346,7 @@ class CampaignRunner:
         return answer
 
 
-def _interrupt(process: subprocess.Popen[str]) -> None:
-    """Have a worker end as after Ctrl-C, and wait until it has."""
-    process.send_signal(signal.SIGINT)
-    assert process.stdout is not None
-    with contextlib.suppress(KeyboardInterrupt):
-        for _ in process.stdout:  # so that it can say what it says
-            pass
-        process.wait()
+def _finish(futures: Sequence[Future[None]]) -> None:
+    """Wait for all; raise the first error at once."""
+    for future in as_completed(futures):
+        future.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -88,7 +89,7 @@ def campaign(
     on: OnOption = None,
 ) -> None:
     """Spend one budget over tasks x devices x seeds, where it gains most; race all finalists."""
-    from kagent.campaign.file import asked_for, plan
+    from kagent.campaign.file import asked_for, places_of, plan
     from kagent.campaign.record import Campaign
     from kagent.campaign.running import CampaignRunner
     from kagent.config.values import parse_seconds
@@ -137,7 +138,8 @@ def campaign(
     with lock:
         write_record(folder, work)
         session = {"jobs": jobs, "isolation": isolation, "on": where}
-        runner = CampaignRunner(folder, work, session, _ignore, _ignore)
+        places = {device: places_of(device, where) for device in work.devices}
+        runner = CampaignRunner(folder, work, session, _ignore, _ignore, places)
         interrupted = False
         try:
             with _shown(runner):
@@ -223,16 +225,20 @@ def _shown(runner: CampaignRunner) -> Iterator[None]:
 
     live = Live(console=err, auto_refresh=False, transient=True) if err.is_terminal else None
 
+    turn = threading.RLock()  # slices of several devices speak at once
+
     def say(text: str) -> None:
-        doing[0] = text
-        if live is None:
-            err.print(text)
-        refresh()
+        with turn:
+            doing[0] = text
+            if live is None:
+                err.print(text)
+            refresh()
 
     def changed(text: str) -> None:
-        if text:
-            (err if live is not None else out).print(Text(text), soft_wrap=True)
-        refresh()
+        with turn:
+            if text:
+                (err if live is not None else out).print(Text(text), soft_wrap=True)
+            refresh()
 
     def refresh() -> None:
         if live is not None:

@@ -63,6 +63,9 @@ class Fleet(Protocol):
     def has(self, kind: Kind) -> bool:
         """Whether there is a device of a kind; opens none."""
 
+    def gpus(self) -> int:
+        """GPUs that runs may be judged on at once."""
+
     def station(
         self, task: Task, kind: Kind, secret: int, jobs: int | None, race_s: float, say: Say
     ) -> contextlib.AbstractContextManager[Station]:
@@ -87,6 +90,10 @@ class LocalFleet:
     def has(self, kind: Kind) -> bool:
         """Whether it has a device of a kind."""
         return available(kind)
+
+    def gpus(self) -> int:
+        """The one that --device chooses, if there is one."""
+        return int(available("gpu"))
 
     @contextlib.contextmanager
     def station(

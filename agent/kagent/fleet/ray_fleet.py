@@ -56,6 +56,10 @@ class RayFleet:
             return kind == CPU
         return any(self._fits(n) for n in nodes(connect(self._on)))
 
+    def gpus(self) -> int:
+        """Those of all nodes, of the type that is asked for."""
+        return sum(n.gpus for n in nodes(connect(self._on)) if self._fits(n))
+
     def _fits(self, node: Node) -> bool:
         return bool(node.gpus) and self._accelerator in (None, node.labels.get(ACCELERATOR))
 
@@ -107,7 +111,8 @@ class RayFleet:
     ) -> Any:
         options: dict[str, Any] = {**_FOREVER, "max_concurrency": 4}
         if kind == "gpu":
-            options |= {"num_gpus": 1, "num_cpus": 1}
+            # No CPU: builders that take all of a node must not keep its GPU idle.
+            options |= {"num_gpus": 1, "num_cpus": 0}
             if self._accelerator is not None:
                 options["label_selector"] = {ACCELERATOR: self._accelerator}
         else:
@@ -119,10 +124,16 @@ class RayFleet:
         options: dict[str, Any] = {**_FOREVER, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
         if any(n.labels.get(ROLE) == "builder" for n in there):
             options["label_selector"] = {ROLE: "builder"}
-        free = int(ray.available_resources().get("CPU", 0))
+        gpus = sum(n.gpus for n in there)
+        # Each GPU may have a run, and each run gets its share of the CPUs.
+        free = sum(n.cpus for n in there) // gpus if gpus else _free_cpus(ray)
         count = jobs or max(1, min(free, MOST_BUILDERS))
         cls = ray.remote(BuildWorker).options(**options)
         return [cls.remote(self._isolation) for _ in range(count)]
+
+
+def _free_cpus(ray: ModuleType) -> int:
+    return int(ray.available_resources().get("CPU", 0))
 
 
 def judge_cpus(there: Sequence[Node], jobs: int | None) -> int:

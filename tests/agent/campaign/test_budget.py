@@ -1,6 +1,7 @@
 """Where the next slice goes, and what runs give each other: pure, on made campaigns."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from commands import stored_run
@@ -55,6 +56,28 @@ def test_the_next_slice_goes_where_the_last_one_gained_most_per_cost():
     assert next_slice(still, spent(a=7, b=5)).run.name == "b"  # of equals the one with the fewest
     over = campaign(run("a", last=took(0.2), over="exhausted"), run("b", last=took(0.0)))
     assert next_slice(over, spent(a=5, b=5)).run.name == "b"
+
+
+def test_devices_are_used_at_once_and_what_is_being_spent_is_reserved():
+    made = campaign(
+        *(replace(run(name), device=device) for name, device in zip("abcd", "xxyy", strict=True)),
+        budget=8,
+        max_time=60.0,
+        max_cost=4.0,
+    )
+    made = replace(made, devices=("x", "y"))
+    none = spent(a=0, b=0, c=0, d=0)
+    first = next_slice(made, none)
+    assert (first.run.name, first.budget, first.max_time, first.max_cost) == ("a", 1, 30.0, 1.0)
+    second = next_slice(made, none, None, [first])
+    assert (second.run.name, second.max_cost) == ("c", 1.0)
+    assert next_slice(made, none, None, [first, second]) is None
+    third = next_slice(made, none, {"x": 2}, [first, second])
+    assert (third.run.name, third.budget) == ("b", 1)
+    # A slice that is being spent leaves the others the rest, however little it has used so far.
+    last = campaign(run("a", last=took(1.0)), run("b", last=took(1.0)), budget=9)
+    most = next_slice(last, spent(a=4, b=4), {"cpu": 2})
+    assert next_slice(last, spent(a=4, b=4), {"cpu": 2}, [most]) is None
 
 
 def test_a_slice_costs_the_largest_share_of_a_budget():

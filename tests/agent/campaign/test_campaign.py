@@ -10,9 +10,10 @@ import time
 import pytest
 from commands import run as run_command
 from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
-from kagent.campaign.record import Campaign
+from kagent.campaign.record import Campaign, CampaignRun
 from kagent.runs.store import read_history
-from kagent.suite.record import ProblemState, read_record
+from kagent.suite.problems import Form, Problem
+from kagent.suite.record import ProblemState, Settings, read_record
 from kagent_sandbox.process.process_tree import kill_tree
 
 
@@ -118,6 +119,37 @@ def test_one_run_that_fails_ends_no_other_and_ctrl_c_ends_all(kagent, tmp_path, 
     ended = kagent("a", "b", "--lang", "cpp", "--devices", "cpu", "--to", "d")
     assert ended.code == 130
     assert "Resume with: kagent campaign a b --resume --to d" in ended.err
+
+
+def test_slices_of_two_devices_are_spent_at_once(tmp_path, monkeypatch):
+    """Each worker ends once the other has begun."""
+    from kagent.campaign import running
+
+    code = (
+        "import json, pathlib, sys, time; r = json.load(sys.stdin)\n"
+        "here = pathlib.Path(r['config']['runs'])\n"
+        "(here / r['device']).touch()\n"
+        "while len(list(here.iterdir())) < 2: time.sleep(0.01)\n"
+        "print(json.dumps({'error': 'both were there', 'step': 'search'}))"
+    )
+    monkeypatch.setattr(running, "_WORKER", ("-c", code))
+    (tmp_path / "runs").mkdir()
+    runs = [CampaignRun(d, "/a", d, 0, d, {}) for d in ("x", "y")]
+    made = Campaign(
+        sources=("a",),
+        settings=Settings(4, "cpp", "tune", (), None),
+        problems=tuple(Problem(d, Form.TASK, "/a") for d in ("x", "y")),
+        version="0",
+        started="2026-01-01T00:00:00",
+        devices=("x", "y"),
+        seeds=1,
+        max_cost=None,
+        runs=tuple(runs),
+    )
+    said = []
+    runner = running.CampaignRunner(tmp_path, made, {}, said.append, said.append)
+    runner.run()
+    assert [r.reason for r in runner.campaign.runs] == ["both were there"] * 2
 
 
 def test_mistakes_are_a_line(kagent, tmp_path):
