@@ -6,13 +6,14 @@ from typing import Annotated, get_args
 
 import typer
 
-from kagent.cli.app import EVOLVE, JsonOption, app, out, print_json, status
+from kagent.cli.app import EVOLVE, DeviceOption, JsonOption, app, out, print_json, status
 
 
 @app.command(rich_help_panel=EVOLVE)
 def calibrate(
     task: Annotated[str, typer.Argument(help="A task of your own: its folder.")],
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Set a task's tolerances by how far other orders of rounding are from float64."""
     from kagent_sandbox.data.calibration import FILE
