@@ -1,0 +1,60 @@
+"""A judge that is reached over any link, and its successor on another device."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from kagent_sandbox.data.device import Ceilings, DeviceFacts
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.errors import ChildDied, MachineError
+from kagent_sandbox.judge.client import JudgeClient, ceilings_apart
+from kagent_sandbox.judge.timing.noise import Noise
+
+FACTS = DeviceFacts("cpu", "Toy", "cpu", "Toy, driver 1", 1, 1, 1, 0.0, "one")
+CEILINGS = Ceilings(100.0, 100.0, 100.0, {"float32": 1.0})
+NOISE = Noise(500.0, 1.0, 0.01)
+
+
+class MadeLink:
+    """Answers from memory; it dies of the first question after it was opened, if it should."""
+
+    pid = 1
+
+    def __init__(self, facts, ceilings, *, dies):
+        self.answers = {"open": facts, "ceilings": ceilings, "noise": NOISE}
+        self.dies = dies
+        self.closed = False
+
+    def ask(self, verb, request, blobs, on_progress):
+        if self.dies and verb == "noise":
+            raise ChildDied("gone")
+        return to_json(self.answers[verb])
+
+    def close(self):
+        self.closed = True
+
+
+def client(successor, ceilings=CEILINGS):
+    links = [MadeLink(FACTS, CEILINGS, dies=True), MadeLink(successor, ceilings, dies=False)]
+    waiting = list(links)
+    return JudgeClient(Path("t"), "cpu", 1, connect=lambda: waiting.pop(0)), links
+
+
+def test_a_successor_on_the_same_kind_of_device_is_asked_again():
+    for successor in (FACTS, dataclasses.replace(FACTS, unit="two")):
+        judge, links = client(successor, dataclasses.replace(CEILINGS, read_gb_per_s=98.5))
+        assert judge.ceilings() == CEILINGS
+        assert judge.noise() == NOISE
+        assert links[0].closed
+
+
+def test_a_successor_whose_times_do_not_compare_ends_the_run():
+    judge, _ = client(dataclasses.replace(FACTS, key="Toy, driver 2"))
+    with pytest.raises(MachineError, match="is on Toy, driver 2; times were measured on Toy, driv"):
+        judge.noise()
+    slow = dataclasses.replace(CEILINGS, tflop_per_s={"float32": 0.9})
+    judge, _ = client(dataclasses.replace(FACTS, unit="two"), slow)
+    judge.ceilings()
+    with pytest.raises(MachineError, match=r"another Toy, whose ceilings differ by 10\.0%"):
+        judge.noise()
+    assert ceilings_apart(CEILINGS, CEILINGS) == 0
