@@ -5,16 +5,20 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from commands import run as run_command
 from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
+from kagent.campaign import running
 from kagent.campaign.record import Campaign, CampaignRun
 from kagent.runs.store import read_history
 from kagent.suite.problems import Form, Problem
 from kagent.suite.record import ProblemState, Settings, read_record
+from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.process_tree import kill_tree
+from running import command
 
 
 @pytest.fixture
@@ -93,8 +97,6 @@ def test_a_campaign_that_is_killed_goes_on_and_keeps_its_budget(kagent, tmp_path
 
 
 def test_one_run_that_fails_ends_no_other_and_ctrl_c_ends_all(kagent, tmp_path, monkeypatch):
-    from kagent.campaign import running
-
     tasks_in(tmp_path, "a", "b")
     code = (
         "import json, sys; r = json.load(sys.stdin);"
@@ -121,35 +123,58 @@ def test_one_run_that_fails_ends_no_other_and_ctrl_c_ends_all(kagent, tmp_path, 
     assert "Resume with: kagent campaign a b --resume --to d" in ended.err
 
 
-def test_slices_of_two_devices_are_spent_at_once(tmp_path, monkeypatch):
-    """Each worker ends once the other has begun."""
-    from kagent.campaign import running
-
-    code = (
-        "import json, pathlib, sys, time; r = json.load(sys.stdin)\n"
-        "here = pathlib.Path(r['config']['runs'])\n"
-        "(here / r['device']).touch()\n"
-        "while len(list(here.iterdir())) < 2: time.sleep(0.01)\n"
-        "print(json.dumps({'error': 'both were there', 'step': 'search'}))"
-    )
-    monkeypatch.setattr(running, "_WORKER", ("-c", code))
-    (tmp_path / "runs").mkdir()
-    runs = [CampaignRun(d, "/a", d, 0, d, {}) for d in ("x", "y")]
-    made = Campaign(
+def two_devices():
+    names = ("x", "y")
+    return Campaign(
         sources=("a",),
         settings=Settings(4, "cpp", "tune", (), None),
-        problems=tuple(Problem(d, Form.TASK, "/a") for d in ("x", "y")),
+        problems=tuple(Problem(d, Form.TASK, "/a") for d in names),
         version="0",
         started="2026-01-01T00:00:00",
-        devices=("x", "y"),
+        devices=names,
         seeds=1,
         max_cost=None,
-        runs=tuple(runs),
+        runs=tuple(CampaignRun(d, "/a", d, 0, d, {}) for d in names),
     )
-    said = []
-    runner = running.CampaignRunner(tmp_path, made, {}, said.append, said.append)
-    runner.run()
-    assert [r.reason for r in runner.campaign.runs] == ["both were there"] * 2
+
+
+@pytest.fixture
+def runner(tmp_path, monkeypatch):
+    """A campaign on two devices, whose workers wait until both have begun."""
+
+    def made(then):
+        code = (
+            "import json, pathlib, sys, time; r = json.load(sys.stdin)\n"
+            "here = pathlib.Path(r['config']['runs'])\n"
+            "(here / r['device']).touch()\n"
+            f"while len(list(here.iterdir())) < 2: time.sleep(0.01)\n{then}"
+        )
+        monkeypatch.setattr(running, "_WORKER", ("-c", code))
+        (tmp_path / "runs").mkdir()
+        return running.CampaignRunner(tmp_path, two_devices(), {}, print, print)
+
+    return made
+
+
+def test_slices_of_two_devices_are_spent_at_once(runner):
+    made = runner("print(json.dumps({'error': 'both were there', 'step': 'search'}))")
+    made.run()
+    assert [r.reason for r in made.campaign.runs] == ["both were there"] * 2
+
+
+def test_ctrl_c_ends_the_workers_of_all_devices_and_blames_no_run(runner, tmp_path):
+    made = runner("time.sleep(100)")
+
+    def interrupt():
+        while len(list((tmp_path / "runs").iterdir())) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    assert not any("r['config']" in command(p) for p in process_tree.descendants(os.getpid()))
+    assert [r.step for r in made.campaign.runs] == [None, None]
 
 
 def test_mistakes_are_a_line(kagent, tmp_path):
