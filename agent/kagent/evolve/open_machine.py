@@ -11,6 +11,7 @@ from kagent_sandbox.data.build import BuildRequest
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.task import Case, Kind, Task, build_case, draw_hidden
+from kagent_sandbox.device.table import find_device
 
 from kagent.config.settings import Config
 from kagent.evolve.machine import Machine
@@ -18,6 +19,16 @@ from kagent.fleet.fleet import LOCAL, fleet_of
 from kagent.runs.manifest import versions
 from kagent.runs.selftest_record import in_environment
 from kagent.tasks import sound_task
+
+
+def require_programs(kind: Kind, config: Config) -> None:
+    """Make sure that this machine has the programs that judging here needs.
+
+    Raises:
+        MachineError: One is missing.
+    """
+    if config.on == LOCAL:
+        find_device(kind).require()
 
 
 @contextlib.contextmanager
@@ -47,6 +58,7 @@ def open_machine(
         TaskError: The task has a fault.
         MachineError: This machine cannot judge.
     """
+    require_programs(kind, config)  # before a task is checked, and the device is waited for
     ask_for(config.isolation)
     fleet = fleet_of(config)
     sound_task(task, kind, say)

@@ -24,7 +24,7 @@ from kagent_sandbox.errors import RunError, TaskError, UserError
 
 from kagent.config.settings import Config
 from kagent.evolve.loop import Evolution, Limits
-from kagent.evolve.open_machine import open_machine
+from kagent.evolve.open_machine import open_machine, require_programs
 from kagent.evolve.phases import PhaseClock
 from kagent.evolve.proposers import (
     check_models,
@@ -96,6 +96,7 @@ def evolve(
     with contextlib.ExitStack() as opened:
         # All that can be refused comes first, before a model is asked and the machine is opened.
         resumed: RunStore | None = None
+        require_programs(kind, config)
         if manifest is None:
             require_writable(config.runs)
         else:

@@ -33,6 +33,10 @@ class Opens(Protocol):
         """
 
 
+def _nothing() -> None:
+    """Require nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableEntry:
     """A device of the table. Its name is that by which it is asked for."""
@@ -49,6 +53,10 @@ class TableEntry:
     """
     available: Callable[[], bool]
     """Whether this machine has one; opens none."""
+    require: Callable[[], None] = _nothing
+    """Raise `MachineError` where a program is missing without which the device cannot be judged on.
+    Opens none, takes no time.
+    """
     facts: Callable[[int], DeviceFacts]
     """Return the facts of a device by its index. Opens none of its memory. Raises `MachineError`.
     """

@@ -12,7 +12,7 @@ from kagent.fleet import fleet
 from kagent.runs.store import RunStore
 from kagent.tasks import find_task
 from kagent_sandbox.confine.policy import Tier
-from kagent_sandbox.errors import RunError, UserError
+from kagent_sandbox.errors import RunError, ToolchainError, UserError
 from outside import FACTS
 from toy import manifest
 
@@ -103,6 +103,12 @@ def test_a_runs_folder_that_cannot_be_written(evolve, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "access", access)
     refused(evolve("--runs", tmp_path / "locked"), "cannot be written: make it writable")
+
+
+def test_a_missing_compiler_ends_a_run_before_a_model_is_asked(evolve, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    model = ("--model", "tiny", "--base-url", "http://localhost:9/v1")
+    refused(evolve(*model), "install it (apt install g++)", ToolchainError)
 
 
 def test_prompts_that_cannot_be_used(evolve, tmp_path):

@@ -25,14 +25,18 @@ def _facts(index: int) -> DeviceFacts:
     return cpu_facts()
 
 
-def _open(index: int, *, products: bool) -> Backend:
-    del index, products  # there is one, and torch is loaded in every launcher
-    from kagent_sandbox.device.cpu.backend import CpuBackend
-
+def _require() -> None:
     try:
         cpp.compiler()  # or torch.compile fails first, case by case, for minutes
     except KernelUnavailable as e:
         raise ToolchainError(f"timing on the CPU needs a C++ compiler: {e}") from None
+
+
+def _open(index: int, *, products: bool) -> Backend:
+    del index, products  # there is one, and torch is loaded in every launcher
+    from kagent_sandbox.device.cpu.backend import CpuBackend
+
+    _require()
     return CpuBackend()
 
 
@@ -55,6 +59,7 @@ ENTRY = TableEntry(
         "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     },
     available=lambda: True,
+    require=_require,
     facts=_facts,
     timing_version=lambda: TIMING_VERSION,
     open=_open,
