@@ -43,39 +43,33 @@ def cases(*, timed):
                 yield pytest.param(entry, True, id=f"{entry.id}-twin")
 
 
-@contextlib.contextmanager
-def started(jobs):
+@pytest.fixture(scope="module")
+def evaluator():
+    """One for all: its builder and its judges, of which each imports torch, are started once."""
     shared_servers.close_all()  # they would be taken for what an attack leaves behind
     token = secrets.token_hex(16)
     with contextlib.closing(Leftovers(name_for(token))) as outside:
-        with SelftestEvaluator(jobs, token) as evaluator:
+        with SelftestEvaluator(len(os.sched_getaffinity(0)), token) as evaluator:
             yield evaluator
         assert outside.left() == []
 
 
-@pytest.fixture(scope="module")
-def evaluator():
-    with started(1) as evaluator:
-        yield evaluator
-
-
-def results(request, test):
+def results(request, evaluator, test):
     """By entry: what came of it and of its twin."""
     items = [i for i in request.session.items if getattr(i, "originalname", "") == test]
     asked = dict.fromkeys(i.callspec.params["entry"] for i in items if i.path == request.path)
     entries = [e for e in asked if not isinstance(e, UserError)]
-    with started(len(os.sched_getaffinity(0))) as evaluator:
-        return {r.entry: r for r in run(evaluator, entries, lambda _said: None)}
+    return {r.entry: r for r in run(evaluator, entries, lambda _said: None)}
 
 
 @pytest.fixture(scope="module")
-def timed_results(request):
-    return results(request, "test_timed_item")
+def timed_results(request, evaluator):
+    return results(request, evaluator, "test_timed_item")
 
 
 @pytest.fixture(scope="module")
-def checked_results(request):
-    return results(request, "test_checked_item")
+def checked_results(request, evaluator):
+    return results(request, evaluator, "test_checked_item")
 
 
 @pytest.mark.alone
