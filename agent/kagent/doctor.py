@@ -254,7 +254,7 @@ def _isolation() -> Finding:
 
 
 def _container() -> list[Finding]:
-    """What containers lack, and what it costs; nothing where nothing is lacking."""
+    """Limits of a container, and their cost; nothing where there are none."""
     found: list[Finding] = []
     if not reaches_launchers():
         text = (

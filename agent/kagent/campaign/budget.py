@@ -120,7 +120,7 @@ def next_slice(
 
 
 def _reserved(spent: BudgetUsed, busy: Next) -> BudgetUsed:
-    """What a run may have used up when its slice is over."""
+    """Budget that a run may have used when its slice is over."""
     dollars = spent.dollars if busy.max_cost is None else max(spent.dollars, busy.max_cost)
     return BudgetUsed(max(spent.judged, busy.budget), 0, dollars)
 

@@ -52,7 +52,7 @@ class Tuning:
     build: Callable[[BuildRequest], Awaitable[Built | Rejected]]
     sweep: Callable[[Built], Awaitable[Sequence[Mapping[str, float]] | Rejected]]
     timed: list[TimedConfig] = field(default_factory=list)
-    """What was tried: the file as it was written first."""
+    """Tried configurations: the file as it was written first."""
 
     async def best(self, source: str, built: Built) -> Tuned | None:
         """The file with the best constants that were found; None where its own are as good.

@@ -49,7 +49,7 @@ def ledger(ask: Ask) -> list[str]:
 
 
 def technique_lines(ask: Ask) -> list[str]:
-    """What techniques did here and in earlier runs, one line for each technique and regime: those
+    """Gains of techniques here and in earlier runs, one line for each technique and regime: those
     of this run first, the most tried first.
     """
     lines = []

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kagent_sandbox.data.task import Case, load_task
 from kagent_sandbox.data.verdict import Status
-from kagent_sandbox.judge.gluon.schedule import NotSimulated, Schedule, SimulatedFault
+from kagent_sandbox.judge.gluon.schedule import NotSimulated, ProgramRun, SimulatedFault
 from kagent_sandbox.judge.interpreter import Interpreted, Interpreter
 
 ROOT = Path(__file__).parents[3]
@@ -151,7 +151,7 @@ def test_what_is_not_simulated_is_neither_right_nor_wrong(rows):
 
 
 def test_partitions_take_turns_and_a_fault_ends_all():
-    schedule, seen = Schedule(0), []
+    schedule, seen = ProgramRun(0), []
 
     def good():
         for i in range(3):
@@ -174,7 +174,7 @@ def waits_for_ever(schedule):
 
 
 def test_partitions_that_all_wait_hang_at_once():
-    schedule = Schedule(1)
+    schedule = ProgramRun(1)
     work = [(name, lambda: waits_for_ever(schedule)) for name in "ab"]
     with pytest.raises(SimulatedFault, match="hangs: nobody can go on; a for nothing; b for"):
         schedule.run(work)
@@ -182,7 +182,7 @@ def test_partitions_that_all_wait_hang_at_once():
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_copies_land_and_a_program_goes_on(seed):
-    schedule, landed = Schedule(seed), []
+    schedule, landed = ProgramRun(seed), []
     schedule.later(lambda: landed.append(1))
     schedule.wait(lambda: bool(landed), lambda: "a copy")
     schedule.finish()

@@ -24,10 +24,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kagent_sandbox.judge.gluon import memory
 from kagent_sandbox.judge.gluon.memory import Barrier, Barriers, Descriptor, Shared
-from kagent_sandbox.judge.gluon.schedule import NotSimulated, Schedule, SimulatedFault
+from kagent_sandbox.judge.gluon.schedule import NotSimulated, ProgramRun, SimulatedFault
 from kagent_sandbox.judge.gluon.values import (
-    Pointer,
-    Value,
+    RegisterValue,
+    TensorPointer,
     Whole,
     both,
     poison,
@@ -36,7 +36,7 @@ from kagent_sandbox.judge.gluon.values import (
     torch_type,
 )
 
-_program = SimpleNamespace(schedule=Schedule(0), index=(0, 0, 0), grid=(1, 1, 1))
+_program = SimpleNamespace(schedule=ProgramRun(0), index=(0, 0, 0), grid=(1, 1, 1))
 """The program that runs; one at a time."""
 
 
@@ -48,7 +48,7 @@ class Constant:
         return value
 
 
-class Kernel(triton.runtime.jit.KernelInterface[Any]):
+class SimulatedKernel(triton.runtime.jit.KernelInterface[Any]):
     """Takes the place of a compiled function: kernels are launched, device functions called."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -81,7 +81,7 @@ class Kernel(triton.runtime.jit.KernelInterface[Any]):
         names = self.signature.parameters
         values = {n: _argument(n, v, names[n]) for n, v in bound.arguments.items()}
         for i, place in enumerate(itertools.product(*map(range, sizes_))):
-            _program.schedule, _program.index, _program.grid = Schedule(i), place, sizes_
+            _program.schedule, _program.index, _program.grid = ProgramRun(i), place, sizes_
             try:
                 self.fn(**values)
                 _program.schedule.finish()
@@ -97,7 +97,7 @@ def _argument(name: str, value: Any, parameter: inspect.Parameter) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         elements = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage())
-        return Pointer(elements, value.storage_offset(), name)
+        return TensorPointer(elements, value.storage_offset(), name)
     if isinstance(value, TensorDescriptor):
         return Descriptor(value)
     if isinstance(value, bool):
@@ -112,7 +112,7 @@ def _argument(name: str, value: Any, parameter: inspect.Parameter) -> Any:
 
 
 def _jit(function: Any = None, **_: object) -> Any:
-    return Kernel(function) if function is not None else Kernel
+    return SimulatedKernel(function) if function is not None else SimulatedKernel
 
 
 # -- shared memory and roles -----------------------------------------------------------------------
@@ -171,7 +171,7 @@ def _arrive(barrier: Barriers, *, count: Any = 1, pred: Any = True) -> None:
 # cp.async: it lands when it is waited for
 
 
-def _copy_by_threads(to: Shared, pointer: Pointer, mask: Any = None, **_: object) -> None:
+def _copy_by_threads(to: Shared, pointer: TensorPointer, mask: Any = None, **_: object) -> None:
     at, wanted = pointer.places(mask)
     found = torch.where(wanted, pointer.elements[at], torch.zeros((), dtype=to.data.dtype))
     poison(to.data)
@@ -202,8 +202,8 @@ def _tensor(value: Any) -> torch.Tensor:
     return torch.tensor(int(value) if isinstance(value, Whole) else value, dtype=kind)
 
 
-def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Value]:
-    return lambda x: Value(function(_tensor(x)))
+def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], RegisterValue]:
+    return lambda x: RegisterValue(function(_tensor(x)))
 
 
 def _pair(function: Callable[..., torch.Tensor], whole: Any = None) -> Callable[..., Any]:
@@ -212,7 +212,9 @@ def _pair(function: Callable[..., torch.Tensor], whole: Any = None) -> Callable[
             return Whole(whole(a, b))
         x, y = both(a, b)
         kind = next((v.dtype for v in (x, y) if isinstance(v, torch.Tensor)), torch.float32)
-        return Value(function(torch.as_tensor(x, dtype=kind), torch.as_tensor(y, dtype=kind)))
+        return RegisterValue(
+            function(torch.as_tensor(x, dtype=kind), torch.as_tensor(y, dtype=kind))
+        )
 
     return apply
 
@@ -227,15 +229,17 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
     x, y = torch.as_tensor(x, dtype=kind), torch.as_tensor(y, dtype=kind)
     found = torch.where(condition.data, x, y)
     scalar = found.dim() == 0 and not kind.is_floating_point
-    return Whole(int(found)) if scalar else Value(found)
+    return Whole(int(found)) if scalar else RegisterValue(found)
 
 
-def _reduction(function: Callable[..., torch.Tensor]) -> Callable[..., Value]:
-    def reduce(x: Value, axis: Any = None, keep_dims: Any = False, **_: object) -> Value:
+def _reduction(function: Callable[..., torch.Tensor]) -> Callable[..., RegisterValue]:
+    def reduce(
+        x: RegisterValue, axis: Any = None, keep_dims: Any = False, **_: object
+    ) -> RegisterValue:
         data = x.data.reshape(-1) if axis is None else x.data
         dim = 0 if axis is None else int(axis)
         found = function(data, dim)
-        return Value(found.unsqueeze(dim) if keep_dims else found)
+        return RegisterValue(found.unsqueeze(dim) if keep_dims else found)
 
     return reduce
 
@@ -246,36 +250,42 @@ def _sum(data: torch.Tensor, dim: int) -> torch.Tensor:
     return data.sum(dim, dtype=kinds.get(data.dtype, data.dtype))
 
 
-def _full(shape: Any, value: Any, dtype: Any, layout: Any = None) -> Value:
+def _full(shape: Any, value: Any, dtype: Any, layout: Any = None) -> RegisterValue:
     del layout
-    return Value(torch.full(sizes(shape), raw(value), dtype=torch_type(dtype)))
+    return RegisterValue(torch.full(sizes(shape), raw(value), dtype=torch_type(dtype)))
 
 
-def _like(x: Value, value: Any, shape: Any = None, dtype: Any = None, layout: Any = None) -> Value:
+def _like(
+    x: RegisterValue, value: Any, shape: Any = None, dtype: Any = None, layout: Any = None
+) -> RegisterValue:
     return _full(shape or x.shape, value, dtype or x.dtype, layout)
 
 
-def _load(pointer: Pointer, mask: Any = None, other: Any = None, **_: object) -> Value:
+def _load(
+    pointer: TensorPointer, mask: Any = None, other: Any = None, **_: object
+) -> RegisterValue:
     at, wanted = pointer.places(mask)
     found = pointer.elements[at]
     if mask is None:
-        return Value(found)
+        return RegisterValue(found)
     rest = torch.empty((), dtype=found.dtype)
     if other is None:
         poison(rest)
-        return Value(torch.where(wanted, found, rest))
+        return RegisterValue(torch.where(wanted, found, rest))
     rest = torch.as_tensor(raw(other), dtype=found.dtype)
-    return Value(torch.where(wanted, found, rest))
+    return RegisterValue(torch.where(wanted, found, rest))
 
 
-def _store(pointer: Pointer, value: Any, mask: Any = None, **_: object) -> None:
+def _store(pointer: TensorPointer, value: Any, mask: Any = None, **_: object) -> None:
     at, wanted = pointer.places(mask)
     values = torch.as_tensor(raw(value), dtype=pointer.elements.dtype).expand(at.shape)
     pointer.elements[at[wanted]] = values[wanted]
 
 
-def _atomic(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., Value]:
-    def apply(pointer: Pointer, value: Any, mask: Any = None, **_: object) -> Value:
+def _atomic(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Callable[..., RegisterValue]:
+    def apply(pointer: TensorPointer, value: Any, mask: Any = None, **_: object) -> RegisterValue:
         at, wanted = pointer.places(mask)
         values = torch.as_tensor(raw(value), dtype=pointer.elements.dtype).expand(at.shape)
         before = torch.zeros(at.shape, dtype=values.dtype)
@@ -285,7 +295,7 @@ def _atomic(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> C
                 before[place] = pointer.elements[element]
                 pointer.elements[element] = function(pointer.elements[element], values[place])
         _program.schedule.pause()
-        return Value(before)
+        return RegisterValue(before)
 
     return apply
 
@@ -298,16 +308,16 @@ def _nothing(*_: object, **__: object) -> None:
     pass
 
 
-def _arange(start: Any, end: Any, layout: Any = None) -> Value:
+def _arange(start: Any, end: Any, layout: Any = None) -> RegisterValue:
     del layout
-    return Value(torch.arange(int(start), int(end), dtype=torch.int32))
+    return RegisterValue(torch.arange(int(start), int(end), dtype=torch.int32))
 
 
 METHODS: Mapping[str, Callable[..., Any]] = {
-    "reshape": lambda x, *shape: Value(x.data.reshape(sizes(_flat(shape)))),
-    "permute": lambda x, *order: Value(x.data.permute(sizes(_flat(order)))),
-    "trans": lambda x: Value(x.data.mT),
-    "expand_dims": lambda x, axis: Value(x.data.unsqueeze(int(axis))),
+    "reshape": lambda x, *shape: RegisterValue(x.data.reshape(sizes(_flat(shape)))),
+    "permute": lambda x, *order: RegisterValue(x.data.permute(sizes(_flat(order)))),
+    "trans": lambda x: RegisterValue(x.data.mT),
+    "expand_dims": lambda x, axis: RegisterValue(x.data.unsqueeze(int(axis))),
     "sum": _reduction(_sum),
     "max": _reduction(torch.amax),
     "min": _reduction(torch.amin),
@@ -324,15 +334,15 @@ def _flat(items: Sequence[Any]) -> Sequence[Any]:
 
 _FUNCTIONS: Mapping[str, Any] = {
     **METHODS,
-    "abs": lambda x: Whole(abs(x)) if isinstance(x, int) else Value(torch.abs(_tensor(x))),
+    "abs": lambda x: Whole(abs(x)) if isinstance(x, int) else RegisterValue(torch.abs(_tensor(x))),
     "constexpr": Constant,
     "static_range": range,
     "program_id": lambda axis=0: Whole(_program.index[int(axis)]),
     "num_programs": lambda axis=0: Whole(_program.grid[int(axis)]),
     "allocate_shared_memory": _allocate,
     "warp_specialize": _specialize,
-    "barrier": _now(Schedule.pause),
-    "thread_barrier": _now(Schedule.pause),
+    "barrier": _now(ProgramRun.pause),
+    "thread_barrier": _now(ProgramRun.pause),
     "arange": _arange,
     "full": _full,
     "zeros": lambda shape, dtype, layout=None: _full(shape, 0, dtype, layout),
@@ -348,7 +358,7 @@ _FUNCTIONS: Mapping[str, Any] = {
     "static_assert": _nothing,
     "static_print": _nothing,
     "device_print": _nothing,
-    "broadcast": lambda x, other: Value(x.data.expand((x.data + other.data).shape)),
+    "broadcast": lambda x, other: RegisterValue(x.data.expand((x.data + other.data).shape)),
     "where": _where,
     "cdiv": lambda a, b: (a + b - 1) // b,
     "minimum": _pair(torch.fmin, min),
@@ -375,10 +385,10 @@ _FUNCTIONS: Mapping[str, Any] = {
     "atomic_add": _atomic(torch.add),
     "atomic_max": _atomic(torch.maximum),
     "atomic_min": _atomic(torch.minimum),
-    "dot_fma": lambda a, b, acc: Value(acc.data + a.data.float() @ b.data.float()),
+    "dot_fma": lambda a, b, acc: RegisterValue(acc.data + a.data.float() @ b.data.float()),
 }
 _AMPERE: Mapping[str, Any] = {
-    "mma_v2": lambda a, b, acc, **_: Value(acc.data + a.data.float() @ b.data.float()),
+    "mma_v2": lambda a, b, acc, **_: RegisterValue(acc.data + a.data.float() @ b.data.float()),
 }
 _CP_ASYNC: Mapping[str, Any] = {
     "async_copy_global_to_shared": _copy_by_threads,

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from kagent_sandbox.judge.gluon.schedule import NotSimulated, Schedule, SimulatedFault
-from kagent_sandbox.judge.gluon.values import Value, poison, raw, sizes, triton_type
+from kagent_sandbox.judge.gluon.schedule import NotSimulated, ProgramRun, SimulatedFault
+from kagent_sandbox.judge.gluon.values import RegisterValue, poison, raw, sizes, triton_type
 
 
 class Barrier:
@@ -126,11 +126,11 @@ class Shared:
         (a, a_bytes), (b, b_bytes) = ((d.data_ptr(), d.nbytes) for d in (self.data, other.data))
         return a < b + b_bytes and b < a + a_bytes
 
-    def load(self, layout: Any = None) -> Value:  # noqa: ARG002 - Gluon's signature
+    def load(self, layout: Any = None) -> RegisterValue:  # noqa: ARG002 - Gluon's signature
         """Its elements, now."""
-        return Value(self.data.clone())
+        return RegisterValue(self.data.clone())
 
-    def store(self, value: Value) -> None:
+    def store(self, value: RegisterValue) -> None:
         """Write all of it."""
         self.data.copy_(value.data)
 
@@ -178,11 +178,11 @@ class Product:
 
     def __init__(self, compute: Callable[[], torch.Tensor]) -> None:
         self._compute = compute
-        self.done: Value | None = None
+        self.done: RegisterValue | None = None
 
     def finish(self) -> None:
         """Read the operands, and compute."""
-        self.done = Value(self._compute())
+        self.done = RegisterValue(self._compute())
 
     def __getattr__(self, name: str) -> Any:
         raise SimulatedFault(
@@ -199,7 +199,13 @@ class Product:
 
 
 def multiply(
-    schedule: Schedule, a: Any, b: Shared, acc: Any, *, use_acc: Any = True, is_async: bool = False
+    schedule: ProgramRun,
+    a: Any,
+    b: Shared,
+    acc: Any,
+    *,
+    use_acc: Any = True,
+    is_async: bool = False,
 ) -> Any:
     """`warpgroup_mma`: a [M, K] in shared memory or registers, b [K, N], acc [M, N]."""
     for operand in (a, b):
@@ -208,7 +214,9 @@ def multiply(
                 "a warpgroup_mma is issued on shared memory that a TMA copy is still filling: wait "
                 "for its barrier first"
             )
-    left = a.data.clone() if isinstance(a, Value) else a.data  # registers are read as they are now
+    left = (
+        a.data.clone() if isinstance(a, RegisterValue) else a.data
+    )  # registers are read as they are now
     adds = bool(use_acc)
 
     def compute() -> torch.Tensor:
@@ -225,7 +233,7 @@ def multiply(
     return product if is_async else wait_for_products(schedule, 0, [product])
 
 
-def wait_for_products(schedule: Schedule, outstanding: Any = 0, deps: Any = None) -> Any:
+def wait_for_products(schedule: ProgramRun, outstanding: Any = 0, deps: Any = None) -> Any:
     """`warpgroup_mma_wait`: all but the last so many are computed. Others get ahead of it first:
     they may overwrite operands as soon as the program lets them.
     """
@@ -238,7 +246,7 @@ def wait_for_products(schedule: Schedule, outstanding: Any = 0, deps: Any = None
 
 
 def copy_in(
-    schedule: Schedule,
+    schedule: ProgramRun,
     descriptor: Descriptor,
     at: Sequence[Any],
     barrier: Barriers,
@@ -263,13 +271,15 @@ def copy_in(
     schedule.pause()
 
 
-def copy_out(schedule: Schedule, descriptor: Descriptor, at: Sequence[Any], source: Shared) -> None:
+def copy_out(
+    schedule: ProgramRun, descriptor: Descriptor, at: Sequence[Any], source: Shared
+) -> None:
     """`tma.async_copy_shared_to_global`."""
     place = [int(a) for a in at]
     schedule.running.stores.append(lambda: descriptor.write(place, source.data))
 
 
-def wait_for_stores(schedule: Schedule, pendings: Any = 0) -> None:
+def wait_for_stores(schedule: ProgramRun, pendings: Any = 0) -> None:
     """`tma.store_wait`: all but the last so many have read their buffers."""
     schedule.pause(last=True)
     stores = schedule.running.stores
@@ -278,7 +288,7 @@ def wait_for_stores(schedule: Schedule, pendings: Any = 0) -> None:
 
 
 def wait_for_barrier(
-    schedule: Schedule, barriers: Barriers, parity: Any, pred: Any = True, deps: Any = ()
+    schedule: ProgramRun, barriers: Barriers, parity: Any, pred: Any = True, deps: Any = ()
 ) -> None:
     """`mbarrier.wait`."""
     del deps  # what must not be moved behind it: nothing is moved here
@@ -297,7 +307,7 @@ def wait_for_barrier(
 
 
 def arrive(
-    schedule: Schedule, barriers: Barriers, count: Any = 1, pred: Any = True, nbytes: Any = 0
+    schedule: ProgramRun, barriers: Barriers, count: Any = 1, pred: Any = True, nbytes: Any = 0
 ) -> None:
     """`mbarrier.arrive` and `mbarrier.expect`."""
     if pred:

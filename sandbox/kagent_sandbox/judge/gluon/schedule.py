@@ -59,7 +59,7 @@ class Partition:
                 raise SimulatedFault(f"{self.name} ends and has not waited for {count} {what}")
 
 
-class Schedule:
+class ProgramRun:
     """The run of one program. The calling thread is its first partition."""
 
     def __init__(self, seed: int) -> None:

@@ -58,7 +58,7 @@ class Whole(int):
         """It as another type."""
         if dtype.is_int():
             return Whole(int(self))
-        return Value(torch.tensor(int(self), dtype=torch_type(dtype)))
+        return RegisterValue(torch.tensor(int(self), dtype=torch_type(dtype)))
 
     def __floordiv__(self, other: Any) -> Any:
         return _whole(_truncated, self, other)
@@ -104,7 +104,7 @@ for _name in ("add", "sub", "mul", "and", "or", "xor", "lshift", "rshift"):
     _keeps_whole(f"__r{_name}__")
 
 
-class Value:
+class RegisterValue:
     """A tensor in registers, or a scalar: `data` is a torch tensor."""
 
     __hash__ = None  # type: ignore[assignment]
@@ -124,19 +124,19 @@ class Value:
 
     @property
     def type(self) -> Any:
-        """What kernels ask of a type; the layout is unknown."""
+        """Type of the tensor, as kernels ask for it; the layout is unknown."""
         return SimpleNamespace(
             shape=self.shape, element_ty=self.dtype, scalar=self.dtype, layout=None
         )
 
     @property
-    def T(self) -> Value:  # noqa: N802
+    def T(self) -> RegisterValue:  # noqa: N802
         """Its transpose."""
-        return Value(self.data.mT)
+        return RegisterValue(self.data.mT)
 
-    def to(self, dtype: Any, **_: object) -> Value:
+    def to(self, dtype: Any, **_: object) -> RegisterValue:
         """It as another type; from floating point to whole numbers by truncation."""
-        return Value(self.data.to(torch_type(dtype)))
+        return RegisterValue(self.data.to(torch_type(dtype)))
 
     def __getattr__(self, name: str) -> Any:
         from kagent_sandbox.judge.gluon.language import METHODS
@@ -145,8 +145,8 @@ class Value:
             raise AttributeError(f"a tensor's {name}")
         return lambda *args, **kwargs: METHODS[name](self, *args, **kwargs)
 
-    def __getitem__(self, index: Any) -> Value:
-        return Value(self.data[index])
+    def __getitem__(self, index: Any) -> RegisterValue:
+        return RegisterValue(self.data[index])
 
     def __bool__(self) -> bool:
         return bool(self.data)
@@ -157,11 +157,11 @@ class Value:
     def __int__(self) -> int:
         return int(self.data)
 
-    def __neg__(self) -> Value:
-        return Value(-self.data)
+    def __neg__(self) -> RegisterValue:
+        return RegisterValue(-self.data)
 
-    def __invert__(self) -> Value:
-        return Value(~self.data)
+    def __invert__(self) -> RegisterValue:
+        return RegisterValue(~self.data)
 
 
 def raw(value: Any) -> Any:
@@ -184,15 +184,15 @@ def _divided(a: Any, b: Any) -> Any:
 
 
 def _binary(name: str, function: Callable[[Any, Any], Any]) -> None:
-    def method(self: Value, other: Any) -> Any:
-        return Value(function(*both(self, other)))
+    def method(self: RegisterValue, other: Any) -> Any:
+        return RegisterValue(function(*both(self, other)))
 
-    def reflected(self: Value, other: Any) -> Any:
-        return Value(function(*both(other, self)))
+    def reflected(self: RegisterValue, other: Any) -> Any:
+        return RegisterValue(function(*both(other, self)))
 
-    setattr(Value, f"__{name}__", method)
+    setattr(RegisterValue, f"__{name}__", method)
     if name not in ("eq", "ne", "lt", "le", "gt", "ge"):
-        setattr(Value, f"__r{name}__", reflected)
+        setattr(RegisterValue, f"__r{name}__", reflected)
 
 
 for _name in ("add", "sub", "mul", "truediv", "eq", "ne", "lt", "le", "gt", "ge", "lshift"):
@@ -208,7 +208,7 @@ for _name, _function in (
     _binary(_name, _function)
 
 
-class Pointer:
+class TensorPointer:
     """Addresses in a tensor's memory: its elements, and places in them."""
 
     def __init__(self, elements: torch.Tensor, at: Any, name: str) -> None:
@@ -221,18 +221,18 @@ class Pointer:
         """The type, which has `element_ty`."""
         return tl.pointer_type(triton_type(self.elements.dtype))
 
-    def __add__(self, offset: Any) -> Pointer:
+    def __add__(self, offset: Any) -> TensorPointer:
         offset = raw(offset)
         offset = offset.to(torch.int64) if isinstance(offset, torch.Tensor) else int(offset)
-        return Pointer(self.elements, self.at + offset, self.name)
+        return TensorPointer(self.elements, self.at + offset, self.name)
 
     __radd__ = __add__
 
-    def __sub__(self, offset: Any) -> Pointer:
+    def __sub__(self, offset: Any) -> TensorPointer:
         return self.__add__(-raw(offset))
 
-    def __getitem__(self, index: Any) -> Pointer:
-        return Pointer(self.elements, self.at[index], self.name)
+    def __getitem__(self, index: Any) -> TensorPointer:
+        return TensorPointer(self.elements, self.at[index], self.name)
 
     def places(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Places and the mask, of one shape.
