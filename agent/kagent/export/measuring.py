@@ -26,6 +26,7 @@ from kagent.config.settings import Config
 from kagent.evolve.machine import Machine
 from kagent.evolve.open_machine import open_machine, search_cases
 from kagent.export.dispatch_table import best_of
+from kagent.export.library._cpus import this_cpu
 from kagent.export.record import (
     TORCH,
     CompiledRecord,
@@ -121,12 +122,7 @@ def _named(facts: DeviceFacts) -> tuple[str, str]:
     """Name and capability, as a library's dispatch will find them; opens no CUDA context here."""
     if facts.kind == "gpu":
         return facts.name, facts.target.rstrip("af")
-    import torch  # takes seconds: whoever is refused before anything is measured does not wait
-
-    from kagent.export.library import _devices
-
-    cpu = torch.device("cpu")
-    return _devices.device_name(cpu), _devices.capability(cpu)
+    return this_cpu()
 
 
 class _Verified:

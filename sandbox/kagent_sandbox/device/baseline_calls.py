@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,6 +98,8 @@ def _function(name: str, module: ModuleType) -> Callable[..., object]:
     if name == EAGER:
         return module.eager  # type: ignore[no-any-return]
     if name in COMPILE_MODES:
+        if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+            return module.eager  # type: ignore[no-any-return] # what torch.compile would return
         import torch
 
         compiler_cache.keep_headers()
@@ -122,6 +126,8 @@ def _import(path: str) -> ModuleType:
 
 def forget_compiled() -> None:
     """Drop what torch.compile holds, between cases."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled; importing it takes seconds
+        return
     import torch
 
     with contextlib.suppress(AttributeError):

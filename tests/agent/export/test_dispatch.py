@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from assembled import CPU, GELU, KERNELS, SEEDS, SOFTMAX, assemble, calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent.export.library import _devices, _kernels
+from kagent.export.library import _cpus, _devices, _kernels
 from kagent.export.library._portfolio import (
     TORCH,
     CheckedRegion,
@@ -274,7 +274,7 @@ V4 = f"{V3} avx512bw avx512cd avx512dq avx512f avx512vl"
     ],
 )
 def test_levels_of_processors(machine, flags, expected):
-    assert _devices.cpu_capability(machine, flags) == expected
+    assert _cpus.cpu_capability(machine, flags) == expected
 
 
 def test_this_machine_has_a_name_and_a_capability():

@@ -1,6 +1,7 @@
 """Baselines are measured by a process that may fail, hang or die; figures are cached."""
 
 import dataclasses
+import sys
 import time
 
 import pytest
@@ -9,7 +10,11 @@ from kagent_sandbox import cache
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.task import load_task
-from kagent_sandbox.device.baseline_calls import BaselineUnavailableError, make_call
+from kagent_sandbox.device.baseline_calls import (
+    BaselineUnavailableError,
+    forget_compiled,
+    make_call,
+)
 from kagent_sandbox.device.cpu.baselines import CpuBaseline
 from kagent_sandbox.errors import ChildDied
 from kagent_sandbox.judge.timing import baselines
@@ -240,6 +245,20 @@ def test_an_expert_that_is_not_there(tmp_path):
     call = baselines.baseline_call(task, task.cpu.bench[0], "quack", seed=5)
     with pytest.raises(BaselineUnavailableError, match="quack"):
         make_call(call, torch.device("cpu"))
+
+
+def test_where_torchs_compiler_is_off_it_is_not_imported(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    monkeypatch.setattr(torch, "compile", None)  # calling it would fail
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    task = make_task(tmp_path)
+    call = make_call(
+        baselines.baseline_call(task, task.cpu.bench[0], "compile", 1), torch.device("cpu")
+    )
+    assert call.func.__name__ == "eager"
+    assert torch.equal(call(), 2 * call.keywords["x"] + 3)
+    forget_compiled()
+    assert "torch._dynamo" not in sys.modules
 
 
 def test_samples_rotate_over_copies_of_the_inputs(tmp_path):
