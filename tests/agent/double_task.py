@@ -94,3 +94,18 @@ def kernel(loop):
 
 PARALLEL = "#pragma omp parallel for simd schedule(static, CHUNK)\n  "
 PLAIN = "for (int64_t i = 0; i < n; ++i) y[i] = 2 * x[i];"
+
+
+def kernel_of_passes(loop, passes=1):
+    """A candidate that runs a loop so many times. All that the tuner proposes is slower than one
+    pass, several times: a few pairs of blocks show it, where kernels that are alike take hundreds.
+    """
+    repeated = (
+        "volatile int passes = PASSES;  // which the compiler does not look into\n"
+        f"  for (int pass = 0; pass < passes; ++pass) {{\n    {loop}\n  }}"
+    )
+    text = kernel(repeated.replace(" schedule(static, CHUNK)", "")).replace("CHUNK", "PASSES")
+    head, _, rest = text.partition("PASSES = 4096\n")
+    _, _, rest = rest.partition("\n")  # TUNE
+    tune = {"PASSES": [1, *range(6, 69)]}  # as many as may be
+    return f"{head}PASSES = {passes}\nTUNE = {tune}\n{rest}"

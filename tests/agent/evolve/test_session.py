@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
+from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
 from kagent.config.settings import load_config
 from kagent.evolve.session import choose_seeds, evolve, proposer_of
 from kagent.evolve.stored_run import setting_of
@@ -25,14 +25,15 @@ def task(tmp_path_factory):
     # One case is enough: torch compiles for each.
     (folder / "task.toml").write_text(re.sub(r"  { name = \"long\".*\n", "", TASK))
     (folder / "reference.py").write_text(REFERENCE)
-    (folder / "cpp_parallel.py").write_text(kernel(PARALLEL + PLAIN))
-    (folder / "cpp_plain.py").write_text(kernel("int64_t c = CHUNK; (void)c; " + PLAIN))
-    (folder / "cpp_wrong.py").write_text(kernel(PLAIN.replace("2 *", "3 *")))
+    (folder / "cpp_parallel.py").write_text(kernel_of_passes(PARALLEL + PLAIN))
+    (folder / "cpp_plain.py").write_text(kernel_of_passes(PLAIN, passes=8))
+    (folder / "cpp_wrong.py").write_text(kernel_of_passes(PLAIN.replace("2 *", "3 *")))
     return folder
 
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.usefixtures("shared")
 @pytest.mark.timeout(400)  # two runs, and torch's compiler
 def test_a_real_run_is_resumed_and_replayed(task, own_cache, tmp_path, monkeypatch):
     events = []
@@ -104,6 +105,7 @@ def test_the_agent_does_without_torch():
         "kagent.cli",
         "kagent.evolve.session",
         "kagent.export.export",
+        "kagent.export.measuring",
         "kagent_sandbox.judge.timing.baselines",
     ]
     code = f"import sys, {', '.join(modules)}; assert 'torch' not in sys.modules"

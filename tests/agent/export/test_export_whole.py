@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from commands import run
 from kagent.resources import resource
 
 pytestmark = [
@@ -33,6 +34,20 @@ def kagent(folder, *words, code=0):
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
+
+
+@pytest.fixture
+def refused(exported, monkeypatch, capsys):
+    """`kagent` in this process, in the folder: nothing is measured."""
+    monkeypatch.chdir(exported)
+
+    def call(*words, code=2):
+        done = run(monkeypatch, capsys, *words)
+        assert done.code == code, done.out + done.err
+        assert "Traceback" not in done.err
+        return done.err
+
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +89,9 @@ def test_its_record_says_where_it_comes_from(exported):
     assert "kagent_sandbox" not in (package / "kernels" / f"{kernel['id']}.py").read_text()
 
 
-def test_a_winner_that_loses_is_refused_unless_asked_for(exported):
-    done = kagent(exported, "export", "latest", "--to", "other", "--runs", "runs", code=2)
-    assert "is not FASTER than torch" in done.stderr
+def test_a_winner_that_loses_is_refused_unless_asked_for(exported, refused):
+    said = refused("export", "latest", "--to", "other", "--runs", "runs")
+    assert "is not FASTER than torch" in said
     assert not (exported / "other").exists()
 
 
@@ -90,15 +105,12 @@ def test_a_winner_that_loses_is_refused_unless_asked_for(exported):
         (("nope", "--to", "new"), "no run 'nope'"),
     ],
 )
-def test_what_is_refused_before_anything_is_measured(exported, words, said):
-    done = kagent(
-        exported, "export", *words, "--runs", "runs", "--allow-slower",
-        code=4 if words[0] == "nope" else 2,
-    )  # fmt: skip
-    assert said in done.stderr
+def test_what_is_refused_before_anything_is_measured(refused, words, said):
+    code = 4 if words[0] == "nope" else 2
+    assert said in refused("export", *words, "--runs", "runs", "--allow-slower", code=code)
 
 
-def test_certify_measures_again_and_finds_what_was_changed(exported):
+def test_certify_measures_again_and_finds_what_was_changed(exported, refused):
     lib = exported / "changed"
     shutil.copytree(exported / "lib", lib)
     card = lib / "CARD.md"
@@ -115,13 +127,13 @@ def test_certify_measures_again_and_finds_what_was_changed(exported):
     assert list(found["wrong"]) == [kernel.stem]
     assert "own tests do not pass: tests/test_rows.py::test_agrees_with_float64" in found["tests"]
     words = ("export", "latest", "--to", "changed", "--runs", "runs", "--allow-slower")
-    refused = kagent(exported, *words, code=2)
-    assert "CARD.md" in refused.stderr
-    assert "--force" in refused.stderr
+    said = refused(*words)
+    assert "CARD.md" in said
+    assert "--force" in said
 
 
-def test_certify_of_what_is_no_library(exported):
-    assert "no library there" in kagent(exported, "certify", "rows", code=2).stderr
+def test_certify_of_what_is_no_library(exported, refused):
+    assert "no library there" in refused("certify", "rows")
     (exported / "broken").mkdir()
     (exported / "broken" / "PROVENANCE.json").write_text('{"library": {"format": 99}}')
-    assert "update kagent" in kagent(exported, "certify", "broken", code=2).stderr
+    assert "update kagent" in refused("certify", "broken")

@@ -179,21 +179,19 @@ def test_what_is_not_there_is_said(selftest, words, text):
 def test_an_interrupt_ends_it_and_leaves_nothing(tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "kagent", "selftest", "--chapter", "faults"],
+        [sys.executable, "-m", "kagent", "selftest", "--only", "4,13,22"],  # 13, 22: endless builds
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
     while not list(tmp_path.glob("kagent-selftest-*/kagent-*")):
-        assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.05)
     time.sleep(2.0)  # in the middle of a build
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 130
     assert "interrupted" in err
     assert "Traceback" not in err + out
