@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from kagent_sandbox.errors import UserError
+from rich.text import Text
 
 from kagent.cli.app import (
     LOOK,
@@ -77,7 +78,8 @@ def show(
     if json_:
         print_json(to_json(recalled))
     else:
-        out.print(show_view(recalled))
+        for part in show_view(recalled):
+            out.print(part, soft_wrap=isinstance(part, Text))
 
 
 @memories.command()

@@ -79,7 +79,8 @@ def of_task(runs: Path, task: Task, beside: Iterable[Remembered]) -> list[Rememb
         try:
             manifest = read_manifest(folder)
             if manifest.task == task.name and identity(folder, manifest) not in without:
-                found.append(remember(folder, manifest, read_history(folder)[1], task))
+                store, history = read_history(folder)  # whose manifest has the device
+                found.append(remember(folder, store.manifest, history, task))
         except RunError:
             continue
     return found

@@ -121,18 +121,18 @@ def _usable(record: Remembered, wanted: Wanted) -> list[RememberedKernel]:
 
 
 def _distance(record: Remembered, wanted: Wanted) -> int:
-    if wanted.device:
-        if record.device == wanted.device:
-            return 0
-        return 1 if record.target == wanted.target else 2
-    return 0 if record.target == wanted.target else 2
+    """0: the same device; 1: the same target; 2: another target of the same kind."""
+    if record.target != wanted.target:
+        return 2
+    return 0 if record.device == wanted.device else 1
 
 
 def _seed(
     record: Remembered, how: str, kernel: RememberedKernel, source: str, wanted: Wanted
 ) -> RecalledSeed:
     distance = _distance(record, wanted)
-    where = ("on this device", "on another device of this target", "on another target")[distance]
+    near = "on another device of this target" if wanted.device else "on a device of this target"
+    where = ("on this device", near, "on another target")[distance]
     return RecalledSeed(
         run=record.folder,
         id=kernel.id,

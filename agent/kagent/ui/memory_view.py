@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kagent_sandbox.data.verdict import Rejected
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from kagent.evolve.remembering import described, licence_text, origin_text
@@ -78,13 +78,12 @@ def runs_view(records: Sequence[Remembered]) -> RenderableType:
     return table
 
 
-def show_view(recalled: Recalled) -> RenderableType:
-    """Show the seeds and techniques that a run of a task would get."""
-    parts: list[RenderableType] = [Text(line) for line in described(recalled)]
+def show_view(recalled: Recalled) -> Iterator[RenderableType]:
+    """What a run of a task would get."""
+    yield from (Text(line) for line in described(recalled))
     if recalled.effects:
-        parts += [Text("\nwhat techniques did, over what they were tried on", "bold")]
-        parts += [effects_table(recalled.effects)]
-    return Group(*parts)
+        yield Text("\nwhat techniques did, over what they were tried on", "bold")
+        yield effects_table(recalled.effects)
 
 
 def effects_table(effects: Sequence[Effect]) -> RenderableType:

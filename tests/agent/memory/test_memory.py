@@ -272,8 +272,14 @@ def test_runs_of_a_folder_are_known_without_being_kept_until_they_are_forgotten(
     folder = stored(tmp_path, task, lineage())
     damaged = stored(tmp_path, task, lineage(), id="ef" * 8)
     (damaged / "lineage.sqlite").write_bytes(b"none")
-    recalled, _ = recall.recall(wanted(task), tmp_path / "old")
-    assert [s.run for s in recalled.seeds] == [folder.name]
+    with RunStore.open(folder) as store:  # made without a device, and judged on one later
+        store.append("machine", {"environment": {"device": "Toy 1"}})
+    recalled, _ = recall.recall(wanted(task, device="Toy 1"), tmp_path / "old")
+    assert [(s.run, s.why) for s in recalled.seeds] == [
+        (folder.name, "the same task, on this device")
+    ]
+    unknown, _ = recall.recall(wanted(task), tmp_path / "old")
+    assert unknown.seeds[0].why == "the same task, on a device of this target"
     library.forget("ab" * 8)
     assert recall.recall(wanted(task), tmp_path / "old")[0] == recall.Recalled()
 
