@@ -3,7 +3,8 @@
 The cards lie in an order that the run's seed shuffles once. An ask takes one of those whose place
 in that order equals its own number, modulo the proposals in flight: neighbours never share a card
 (while there are as many cards as that). Among its cards it prefers those that were not tried on its
-parent, and where there is data, those that have helped.
+parent, and where there is data, those that have helped. While the task is far from its ceiling,
+decisive cards come before others: they begin the order, so that neighbours get different ones.
 """
 
 from __future__ import annotations
@@ -20,38 +21,46 @@ PRIOR_TRIES, PRIOR_SUCCESSES = 4.0, 1.0  # prior of an untried card: one in four
 MOST_REMEMBERED = 8.0  # tries that earlier runs count as, at most: this run's own decide soon
 
 
-def choose_cards(ask: Ask, deck: Sequence[Card], helpful: Collection[Card]) -> tuple[Card, ...]:
+def choose_cards(
+    ask: Ask, deck: Sequence[Card], helpful: Collection[Card], decisive: Collection[Card] = ()
+) -> tuple[Card, ...]:
     """The cards of an ask, `ask.ideas` of them while there are so many.
 
     Args:
         ask: The decision to write a prompt for.
         deck: All cards that suit the run: the same for all of its asks.
         helpful: Those of them that can help this parent. None of them: no card.
+        decisive: Those of them that come first.
     """
     chosen: list[Card] = []
     rng, worth = ask.rng(), worths(ask.lineage, ask.setting.priors)
     while len(chosen) < ask.ideas and (left := [c for c in helpful if c not in chosen]):
-        fitting = _fitting(ask, deck, left)
+        fitting = _fitting(ask, deck, left, decisive)
         weights = [worth.get(c.name, PRIOR_SUCCESSES / PRIOR_TRIES) for c in fitting]
         chosen += rng.choices(fitting, weights)
     return tuple(chosen)
 
 
-def _fitting(ask: Ask, deck: Sequence[Card], helpful: Collection[Card]) -> list[Card]:
-    """Those of an ask's share that are new to its parent; where there are none, the next best."""
-    share = [c for c in _share(ask, deck) if c in helpful]
+def _fitting(
+    ask: Ask, deck: Sequence[Card], helpful: Collection[Card], decisive: Collection[Card]
+) -> list[Card]:
+    """Those of an ask's share that are new to its parent, of them the decisive ones; where there
+    are none, the next best.
+    """
+    share = [c for c in _share(ask, deck, decisive) if c in helpful]
     others = [c for c in deck if c in helpful]
     tried = _tried(ask)
     fresh = [c for c in share if c.name not in tried]
     if not fresh:  # nothing new in its share: whatever is new, else its share again
         fresh = [c for c in others if c.name not in tried] or share or others
-    return fresh
+    return [c for c in fresh if c in decisive and c.name not in tried] or fresh
 
 
-def _share(ask: Ask, deck: Sequence[Card]) -> list[Card]:
+def _share(ask: Ask, deck: Sequence[Card], decisive: Collection[Card]) -> list[Card]:
     order = sorted(deck, key=lambda c: c.name)
     seed = f"{ask.setting.seed}/cards"
     random.Random(seed).shuffle(order)  # noqa: S311 - a search, not a secret
+    order.sort(key=lambda c: c not in decisive)
     hands = max(1, min(ask.setting.in_flight, len(order)))
     return order[ask.id % hands :: hands]
 

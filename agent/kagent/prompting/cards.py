@@ -38,7 +38,19 @@ _LATER = re.compile(r"^From sm_(\d+) on: .*\n\n", re.MULTILINE)  # a paragraph f
 _EXCEPT = re.compile(r"any except ([\w, ]+)")
 
 
+Tasks = str | tuple[str, ...]
+"""Of which tasks: "any", "any except A, B", or a list of names."""
 LanguageName = Annotated[str, pydantic.AfterValidator(lambda name: language(name).name)]
+
+
+class Priority(BaseModel):
+    """Where a card is decisive: it comes first while the task is far from its ceiling."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tasks: Tasks = "any"
+    targets: tuple[str, ...] = ()  # only these: "sm_90a"; empty: all
+    bound: tuple[Bound, ...] = ()  # one of which must limit the task; empty: whatever does
 
 
 class FrontMatter(BaseModel):
@@ -49,12 +61,13 @@ class FrontMatter(BaseModel):
     title: str
     bound: tuple[Bound, ...] = Field(min_length=1)
     languages: tuple[LanguageName, ...] = Field(min_length=1)
-    tasks: str | tuple[str, ...] = "any"  # "any", "any except A, B", or a list of names
+    tasks: Tasks = "any"
     capability: int = 0  # least compute capability: 90; 0: any
     targets: tuple[str, ...] = ()  # only these: "sm_90a"; empty: all
     needs: tuple[Need, ...] = ()  # facts of the parent, one of which must hold or be unknown
     packages: tuple[str, ...] = ()  # that must be installed: "nvidia-cutlass"
     unless: str = ""  # a regular expression: a parent whose text has it uses the technique already
+    priority: tuple[Priority, ...] = ()  # where it is decisive
 
     @pydantic.field_validator("unless")
     @classmethod
@@ -81,11 +94,7 @@ class Card:
 
     def is_for_task(self, name: str) -> bool:
         """Whether the technique makes sense for a task."""
-        tasks = self.front.tasks
-        if not isinstance(tasks, str):
-            return name in tasks
-        found = _EXCEPT.fullmatch(tasks)
-        return found is None or name not in re.split(r"\W+", found[1])
+        return _is_among(name, self.front.tasks)
 
     def text(self, languages: Collection[str], capability: int) -> str:
         """Text of the card: its use, its form in these languages, and its pitfalls, without
@@ -131,12 +140,29 @@ def is_installed(package: str) -> bool:
     return bool([*importlib.metadata.distributions(name=package)])
 
 
+def is_decisive(card: Card, place: Place, bounds: Collection[str]) -> bool:
+    """Whether a card comes first in a run while its task is far from the ceiling."""
+    return any(
+        _is_among(place.task, each.tasks)
+        and (not each.targets or place.target in each.targets)
+        and (not each.bound or not set(each.bound).isdisjoint(bounds))
+        for each in card.front.priority
+    )
+
+
 def helps(card: Card, bounds: Collection[str], facts: Collection[str]) -> bool:
     """Whether it can help a parent: what limits it, and what is known or possible about it."""
     front = card.front
     return not set(front.bound).isdisjoint(bounds) and (
         not front.needs or not set(front.needs).isdisjoint(facts)
     )
+
+
+def _is_among(name: str, tasks: Tasks) -> bool:
+    if not isinstance(tasks, str):
+        return name in tasks
+    found = _EXCEPT.fullmatch(tasks)
+    return found is None or name not in re.split(r"\W+", found[1])
 
 
 def load_cards(folders: Sequence[Path]) -> dict[str, Card]:

@@ -6,6 +6,7 @@ can cache it; the user message holds the decision: parent, elites, ledger, card,
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from kagent_sandbox.errors import UserError
 from kagent_sandbox.runtime.cutlass import PACKAGE as CUTLASS
 
 from kagent.prompting.card_choice import choose_cards
-from kagent.prompting.cards import Card, Place, helps, is_installed, load_cards, suits
+from kagent.prompting.cards import Card, Place, helps, is_decisive, is_installed, load_cards, suits
 from kagent.prompting.cases import bench_cases, bounds_of, cases_table
 from kagent.prompting.elites import diverse, elite
 from kagent.prompting.excerpts import sketch
@@ -30,10 +31,12 @@ from kagent.prompting.task_text import TaskText, about_task
 from kagent.prompting.templates import Templates, folders
 from kagent.prompting.text import quoted
 from kagent.runs.ask import Ask, Prompt
-from kagent.runs.lineage import Candidate, Operator
+from kagent.runs.lineage import Candidate, Lineage, Operator
 from kagent.search.select import mate
 from kagent.search.tunables import read_tunables, value_text
 
+NEAR_THE_CEILING = 0.8
+"""Share of the roofline from which on no card comes before others."""
 IDEA_CHARS = 500  # of the hypothesis of a file that is to be mended
 TEMPLATES: Mapping[Operator, str] = {
     Operator.STRUCTURE: "structure",
@@ -72,7 +75,9 @@ class Prompter:
         languages = _languages(kind, run_facts.lang)
         self._languages = tuple(each.name for each in languages)
         self._rules = [each.rules.strip() for each in languages if each.rules]
-        place = Place(task.name, target, self._device.target.capability, self._languages)
+        self._place = place = Place(
+            task.name, target, self._device.target.capability, self._languages
+        )
         self._cards = load_cards([p / "cards" for p in places])
         self._deck = [c for c in self._cards.values() if suits(c, place)]
         self._about: TaskText = about_task(task, kind)
@@ -182,7 +187,10 @@ class Prompter:
         if operator is Operator.STRUCTURE:
             new = [c for c in helpful if not c.is_used_in(parent.source)]
             helpful = new or helpful
-        return choose_cards(ask, self._deck, helpful)
+        decisive: list[Card] = []
+        if _best_share(ask.lineage) < NEAR_THE_CEILING:
+            decisive = [c for c in self._deck if is_decisive(c, self._place, bounds)]
+        return choose_cards(ask, self._deck, helpful, decisive)
 
     def _named(self, name: str) -> Card:
         if name not in self._cards:
@@ -194,6 +202,16 @@ class Prompter:
         shown = card.written_in(parent.languages) if operator is not Operator.REWRITE else ()
         shown = shown or card.written_in(self._languages) or card.front.languages
         return card.text(shown, self._device.target.capability)
+
+
+def _best_share(lineage: Lineage) -> float:
+    """What the incumbent reaches of the rooflines of its cases, as a geometric mean; 0 where
+    nothing was timed.
+    """
+    incumbent = lineage.incumbent
+    verdict = incumbent.verdict if incumbent is not None else None
+    shares = [t.roofline_share for t in verdict.timings] if isinstance(verdict, Passed) else []
+    return statistics.geometric_mean(shares) if shares and min(shares) > 0 else 0.0
 
 
 def _base(ask: Ask) -> Candidate:

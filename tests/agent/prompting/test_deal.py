@@ -1,6 +1,7 @@
 """Which card an ask gets."""
 
 import dataclasses
+import itertools
 from collections import Counter
 
 import h100
@@ -8,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kagent.prompting import Prompter
 from kagent.prompting.card_choice import MOST_REMEMBERED, choose_cards, worths
-from kagent.prompting.cards import Card, FrontMatter, Place, helps, load_cards, suits
+from kagent.prompting.cards import (
+    Card,
+    FrontMatter,
+    Place,
+    helps,
+    is_decisive,
+    load_cards,
+    suits,
+)
 from kagent.prompting.templates import folders
 from kagent.runs.ideas import Effect, Regime
 from kagent.runs.lineage import Candidate, Operator, Origin, Proposal
@@ -169,3 +178,26 @@ def test_no_seed_uses_everything():
             deck = [c for c in CARDS.values() if suits(c, where)]
             new = [c.name for c in deck if not c.is_used_in(seed.source())]
             assert len(new) >= 3, (name, seed.name, new)
+
+
+def test_decisive_cards_come_first_while_the_task_is_far_from_its_ceiling():
+    lineage = h100.history()
+    decisive = DECK[3:5]
+    asks = [h100.ask(number=i, lineage=lineage, in_flight=2) for i in range(8)]
+    dealt = [choose_cards(a, DECK, DECK, decisive)[0].name for a in asks]
+    assert set(dealt) == {c.name for c in decisive}
+    assert all(one != other for one, other in itertools.pairwise(dealt))
+    for card in decisive:
+        tried(lineage, card.name, 200.0)
+    later = choose_cards(h100.ask(lineage=lineage), DECK, DECK, decisive)[0]
+    assert later not in decisive  # not again on this parent, while others are left
+
+
+def test_a_triton_parent_far_from_the_ceiling_is_shown_gluon():
+    where = place("attention", languages=("triton", "gluon", "cuda"))
+    suiting = {n: c for n, c in CARDS.items() if suits(c, where)}
+    decisive = {n for n, c in suiting.items() if is_decisive(c, where, {"compute"})}
+    assert "gluon_attention" in decisive
+    assert not {n for n, c in suiting.items() if is_decisive(c, where, {"memory"})}
+    elsewhere = place("attention", "sm_100", 100)
+    assert not is_decisive(CARDS["gluon_attention"], elsewhere, {"compute"})
