@@ -6,6 +6,7 @@ cases are hidden, is not.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,10 +108,15 @@ def remember(folder: Path, manifest: Manifest, history: History, task: Task) -> 
 def _kernels(
     lineage: Lineage, task: Task, came_with: Mapping[str, Sequence[str]]
 ) -> Iterator[RememberedKernel]:
-    """The best that are no seeds: those that the task ships are there anyway, and what came from
-    memory is in it.
+    """The best that are ahead of all seeds: those that the task ships are there anyway, and what
+    came from memory is in it.
     """
-    made = [c for c in lineage.elites() if c.proposal.operator is not Operator.SEED]
+    least = max((lineage.log_speed(s.id) for s in lineage.seeds), default=-math.inf)
+    made = [
+        c
+        for c in lineage.elites()
+        if c.proposal.operator is not Operator.SEED and lineage.log_speed(c.id) > least
+    ]
     for candidate in made[:MOST_KERNELS]:
         p = candidate.proposal
         before = ancestors(lineage, candidate)

@@ -189,7 +189,7 @@ def test_the_nearest_come_first_and_nothing_comes_twice(tmp_path):
 def test_licences_travel_and_are_said(tmp_path):
     task = toy_task(tmp_path / "task")
     marked = "# SPDX-License-Identifier: BSD-3-Clause\n"
-    kept(tmp_path, task, lineage(BEST, marked))
+    kept(tmp_path, task, lineage(cpp(8, 3), marked))
     (task.folder / "LICENSE").write_text("of somebody")
     recalled, sources = recall.recall(wanted(task), tmp_path / "none")
     assert recalled.seeds[0].licences == ("BSD-3-Clause",)
@@ -197,7 +197,7 @@ def test_licences_travel_and_are_said(tmp_path):
     # A child that no longer says so is under it all the same, also in the third run.
     with RunStore.create(tmp_path / "next", manifest(id="cd" * 8)) as store:
         store.recall(recalled, sources)
-        for number, (source, parents) in enumerate(((sources[0], ()), (cpp(8, 3), (0,)))):
+        for number, (source, parents) in enumerate(((sources[0], ()), (BEST, (0,)))):
             operator = Operator.TUNE if parents else Operator.SEED
             store.propose(Proposal(number, parents, operator, "cpp_v", source, ""))
             before = None if not parents else sources[0]
@@ -205,7 +205,6 @@ def test_licences_travel_and_are_said(tmp_path):
             verdict = passed(source, "0" if parents else "", before)
             store.record(Candidate(proposal, verdict))
         record = remember(store.folder, store.manifest, store.history(), task)
-    # Slower than its parent: an elite all the same.
     assert record.kernels[0].licences == ("BSD-3-Clause", str(task.folder / "LICENSE"))
 
 
