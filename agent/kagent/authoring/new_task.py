@@ -53,11 +53,11 @@ MANY_ARGUMENTS = 12
 CHECK_ELEMENTS, CHECK_WORK = 6e4, 2e7
 """Elements and operations of a check case, about: a case takes milliseconds on a CPU."""
 LARGE_ELEMENTS, LARGE_WORK = 1e6, 3e8
-"""Those of the larger check cases for GPUs."""
+"""Elements and operations of the larger check cases for GPUs."""
 BENCH_ELEMENTS, BENCH_WORK = 3e6, 1e8
-"""Those of a benchmark case for CPUs, before it is timed."""
+"""Elements and operations of a benchmark case for CPUs, before it is timed."""
 LEAST_BENCH = 1 / 16
-"""Share of these to which it is made smaller, at most: a slow moment must not make it tiny."""
+"""Least share that a benchmark case is reduced to, so that a slow moment does not make it tiny."""
 BENCH_S = 1.5e-3
 """Longest time of a call of a benchmark case for CPUs, where sizes allow it."""
 MANY_ELEMENTS, MANY_WORK = 1e6, 1e9
