@@ -6,11 +6,12 @@ can cache it; the user message holds the decision: parent, elites, ledger, card,
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from kagent_sandbox.data.language import ANY, Language, languages_of
+from kagent_sandbox.data.language import Language, languages_of
 from kagent_sandbox.data.task import Kind, Task
 from kagent_sandbox.data.verdict import Passed, Rejected
 from kagent_sandbox.errors import UserError
@@ -222,9 +223,15 @@ def _base(ask: Ask) -> Candidate:
 
 
 def _languages(kind: Kind, lang: str) -> tuple[Language, ...]:
-    """Languages that candidates may be written in."""
+    """Languages that candidates may be written in: of any those whose packages are here."""
     known = languages_of(kind)
-    return tuple(each for each in known if lang in (ANY, each.name)) or known
+    found = tuple(each for each in known if each.name == lang)
+    return found or tuple(each for each in known if all(map(is_installed, _names(each.requires))))
+
+
+def _names(requirements: tuple[str, ...]) -> list[str]:
+    """Names of required packages, without their versions."""
+    return [re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in requirements]
 
 
 def _tunables(source: str) -> list[str]:

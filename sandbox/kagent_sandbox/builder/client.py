@@ -309,7 +309,7 @@ class _Answers:
         """Seconds from the start for all that was sent so far and the next message."""
         wall_s = self._request.wall_limit_s
         if self._configs is None:
-            return min(self._request.host_limit_s, wall_s) + _DUMP_S
+            return self._request.import_limit_s + _DUMP_S
         return wall_s + _GRACE_S
 
     def _take(self, message: Message) -> Built | Rejected | None:
@@ -429,7 +429,7 @@ class _Answers:
         limit_s = self._request.wall_limit_s
         hint = ""
         if self._configs is None:
-            limit_s = min(self._request.host_limit_s, limit_s)
+            limit_s = self._request.import_limit_s
             hint = ": is there an endless loop?"
         text = f"{line}{self._phase()} took longer than {limit_s:g} s{hint}"
         return self._rejected(Status.TIMEOUT, text)

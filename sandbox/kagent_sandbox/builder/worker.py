@@ -85,7 +85,7 @@ class _Build:
         kernels.cache_folder.mkdir()
         if self._request.ptx:
             ptx.start()
-        limit_s = min(self._request.host_limit_s, self._request.wall_limit_s)
+        limit_s = self._request.import_limit_s
         faulthandler.dump_traceback_later(limit_s)  # the client ends it, and reads where it was
         module = load_candidate(self._request.source, self._folder, self._target)
         faulthandler.cancel_dump_traceback_later()

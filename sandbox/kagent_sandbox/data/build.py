@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from kagent_sandbox.data.compiled import Loop, Remark
+from kagent_sandbox.data.language import languages_in
 from kagent_sandbox.data.plan import Plan, TensorRef
 from kagent_sandbox.data.target import Device
 
@@ -104,6 +105,12 @@ class BuildRequest:
     device: Device | None = None  # device that host code sees; None: the target's usual one
     ptx: bool = False  # whether somebody wants to read the kernels' PTX
     loops: bool = False  # whether somebody wants to read about the loops of their machine code
+
+    @property
+    def import_limit_s(self) -> float:
+        """Seconds for importing the file, with the packages of the languages that it shows."""
+        packages_s = sum(each.tracer_s for each in languages_in(self.source))
+        return min(self.host_limit_s + packages_s, self.wall_limit_s)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ class Language:
     written: str  # how host code makes a kernel, for messages: "cpp_kernel(name, source)"
     compiler: str = ""
     """Module of a `builder.compile.kernels.Compiler`. What Triton compiles has none."""
+    tracer: str = ""
+    """Module whose `install(target, folder)` prepares the child that traces such a candidate,
+    before the file is imported: for a language with a launcher of its own."""
+    tracer_s: float = 0.0  # most seconds that its packages take to import, beside host code's limit
     fences: tuple[str, ...] = ()  # of a reply's block that holds a whole file, beside python
     kernel_fences: tuple[str, ...] = ()  # of a block that holds a kernel without its host code
     interpreter: str = ""  # what checks values without the device, for messages; empty: nothing
@@ -140,6 +144,14 @@ def language_of_source(source: str) -> Language:
     return found[0] if found else TRITON
 
 
+_CUTE_RULES = """\
+- CuTe DSL 4.8: `import cutlass`, `import cutlass.cute as cute`, `@cute.kernel` for kernels and \
+`@cute.jit` for the function that launches them: `.launch(grid=, block=, cluster=, smem=)`. The \
+entry calls it with `from_dlpack(x, assumed_align=16).mark_layout_dynamic()` of \
+`cutlass.cute.runtime`, on the current stream. Other layouts are compiled for each shape.
+- It is compiled while host code is traced, for 1 to 4 s: few variants. Errors name the line.
+"""
+
 TRITON = register(
     Language(
         name="triton",
@@ -175,6 +187,20 @@ CUDA = register(
         written="cuda_kernel(name, source)",
         compiler="kagent_sandbox.builder.compile.cuda",
         kernel_fences=("cu", "cuh", "cuda", "hip", "ptx"),
+    )
+)
+CUTE = register(
+    Language(
+        name="cute",
+        title="CuTe DSL",
+        kind="gpu",
+        pattern=r"@cute\.(jit|kernel)\b|\bcute\.compile\b|\b(from|import)\s+(quack|flash_attn\.cute)\b",
+        written="@cute.jit",
+        tracer="kagent_sandbox.builder.trace.cute_dsl",
+        tracer_s=30.0,
+        fences=("cute",),
+        requires=("nvidia-cutlass-dsl>=4.8",),
+        rules=_CUTE_RULES,
     )
 )
 CPP = register(

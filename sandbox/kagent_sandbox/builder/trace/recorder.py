@@ -14,6 +14,7 @@ import torch
 from kagent_sandbox.builder.policy import PolicyError
 from kagent_sandbox.builder.trace.symbolic import (
     ADDRESS_BITS,
+    ADDRESS_TAG,
     SymbolicTensor,
     Token,
     dtype_name,
@@ -217,7 +218,12 @@ class Recorder:
 
     def is_address(self, value: int) -> bool:
         """Whether a number is an address that `data_ptr()` gave out."""
-        return 0 < value >> ADDRESS_BITS <= len(self.buffers)
+        return self.pointer_of_address(value) is not None
+
+    def pointer_of_address(self, value: int) -> Pointer | None:
+        """What an address points to that `data_ptr()` gave out; None if it is none of those."""
+        buffer, offset = divmod(value - ADDRESS_TAG, 1 << ADDRESS_BITS)
+        return Pointer(buffer - 1, offset) if 0 < buffer <= len(self.buffers) else None
 
     def check_write(self, ref: TensorRef) -> TensorRef:
         """Refuse a write by host code to an argument that the task does not let it change."""

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from kagent_sandbox.builder.trace.recorder import Recorder
 
 ADDRESS_BITS = 44
-"""A symbolic address is (buffer + 1) << 44 | byte offset: aligned, disjoint, easy to recognise."""
+ADDRESS_TAG = 0x155 << 54
+"""A symbolic address is the tag | (buffer + 1) << 44 | byte offset: aligned, disjoint, and hardly a
+number, nor two of 32 bits beside each other.
+"""
 
 _current: Recorder | None = None
 
@@ -103,7 +106,11 @@ class SymbolicTensor(torch.Tensor):
         return 0 if self.is_cuda else -1
 
     def data_ptr(self) -> int:
-        return (self.buffer + 1 << ADDRESS_BITS) + self.meta.storage_offset() * self.itemsize
+        return (
+            ADDRESS_TAG
+            + (self.buffer + 1 << ADDRESS_BITS)
+            + self.meta.storage_offset() * self.itemsize
+        )
 
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.meta.untyped_storage()

@@ -8,6 +8,7 @@ that plan like any other.
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import linecache
 import sys
@@ -26,6 +27,7 @@ from kagent_sandbox.builder.trace import triton as triton_backend
 from kagent_sandbox.builder.trace.recorder import Recorder
 from kagent_sandbox.builder.trace.symbolic import SymbolicTensor
 from kagent_sandbox.data.build import BuildCase, ScalarSpec, TensorSpec
+from kagent_sandbox.data.language import languages_in
 from kagent_sandbox.data.plan import Plan, TensorRef
 from kagent_sandbox.data.target import Target
 from kagent_sandbox.data.verdict import Stage, Status
@@ -48,6 +50,9 @@ def load_candidate(source: str, tmp: Path, target: Target) -> ModuleType:
     SymbolicTensor.on_operation = staticmethod(
         lambda func, args, kwargs: dispatch.handle(func, args, kwargs, device)
     )
+    for each in languages_in(source):
+        if each.tracer:
+            importlib.import_module(each.tracer).install(target, tmp)
     path = tmp / CANDIDATE_FILE
     path.write_text(source)
     linecache.checkcache(str(path))
