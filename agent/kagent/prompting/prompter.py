@@ -206,7 +206,7 @@ class Prompter:
 
 
 def _best_share(lineage: Lineage) -> float:
-    """What the incumbent reaches of the rooflines of its cases, as a geometric mean; 0 where
+    """Share that the incumbent reaches of the rooflines of its cases, as a geometric mean; 0 where
     nothing was timed.
     """
     incumbent = lineage.incumbent

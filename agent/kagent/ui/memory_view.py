@@ -79,7 +79,7 @@ def runs_view(records: Sequence[Remembered]) -> RenderableType:
 
 
 def show_view(recalled: Recalled) -> Iterator[RenderableType]:
-    """What a run of a task would get."""
+    """Show the seeds and effects that a run of a task would get."""
     yield from (Text(line) for line in described(recalled))
     if recalled.effects:
         yield Text("\nwhat techniques did, over what they were tried on", "bold")

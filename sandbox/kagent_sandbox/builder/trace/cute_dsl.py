@@ -305,8 +305,8 @@ def _argument(recorder: Recorder, data: bytes) -> Arg:
 
 
 def _descriptor_address(recorder: Recorder, data: bytes) -> Pointer | None:
-    """What a TMA descriptor points to that compiled host code encoded itself: it begins with an
-    address of 57 bits. Bytes from 64 on are not written, and not read.
+    """Target of a TMA descriptor that compiled host code encoded itself: it begins with an address
+    of 57 bits. Bytes from 64 on are not written, and not read.
     """
     if len(data) != TENSOR_MAP_BYTES:
         return None

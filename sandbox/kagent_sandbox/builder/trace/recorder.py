@@ -221,7 +221,7 @@ class Recorder:
         return self.pointer_of_address(value) is not None
 
     def pointer_of_address(self, value: int) -> Pointer | None:
-        """What an address points to that `data_ptr()` gave out; None if it is none of those."""
+        """Return the target of an address that `data_ptr()` gave out; None if it is another."""
         buffer, offset = divmod(value - ADDRESS_TAG, 1 << ADDRESS_BITS)
         return Pointer(buffer - 1, offset) if 0 < buffer <= len(self.buffers) else None
 
