@@ -1,6 +1,9 @@
 """Plans of whole candidates: order, frees, identity, configurations, limits."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 from kagent_sandbox.data.plan import Alloc, Copy, Fill, Free, Launch
 from kagent_sandbox.data.plan_json import dump_plan
 from warm_tracer import tensor, tracer  # noqa: F401 - a fixture
@@ -220,3 +223,21 @@ def test_an_exit_is_a_rejection(tracer):  # noqa: F811
     answer = trace(tracer, "import sys\ndef f(x):\n    sys.exit(3)\n")
     assert answer.status == "RUNTIME_ERROR"
     assert "SystemExit" in answer.message
+
+
+@pytest.mark.parametrize("make", ["empty_like(x)", "zeros_like(x)", "full_like(x, 2.0)"])
+@pytest.mark.parametrize(("rows", "strides"), [(1, (25, 1)), (3, (17, 1))])
+def test_a_tensor_like_a_padded_one_has_the_strides_that_torch_gives_it(
+    tracer,  # noqa: F811
+    make,
+    rows,
+    strides,
+):
+    """One padded row is dense to torch, and keeps its stride; on `meta` torch drops it."""
+    body = f"def f(x):\n    y = torch.{make}\n    y.fill_(y.stride(0))\n    return y\n"
+    x = replace(tensor("x", (rows, 17)), strides=(25, 1))
+    answer = trace(tracer, body, [x], [tensor("y", (rows, 17))])
+    real = torch.empty(100).as_strided((rows, 17), (25, 1))
+    assert torch.empty_like(real).stride() == strides
+    assert answer.plan.outputs[0].strides == strides
+    assert answer.plan.ops[-1].value == strides[0]

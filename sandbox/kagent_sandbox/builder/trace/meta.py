@@ -34,7 +34,26 @@ def run_on_meta(func: Any, args: Args, kwargs: Kwargs) -> Any:
     if kwargs.get("device") is not None or _is_factory(func):
         kwargs["device"] = torch.device("meta")
     kwargs.pop("pin_memory", None)
-    return func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
+    result = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
+    if func.name().partition(".")[0].endswith("_like"):
+        return _strided_like(result, unwrap(args[0]), kwargs.get("memory_format"))
+    return result
+
+
+def _strided_like(
+    result: torch.Tensor, like: torch.Tensor, memory_format: torch.memory_format | None
+) -> torch.Tensor:
+    """Give the result of `empty_like` the strides that it has on a real device: a dense tensor's
+    are kept, also of dimensions of size 1, which torch normalises on `meta`.
+    """
+    if memory_format not in (None, torch.preserve_format) or result.shape != like.shape:
+        return result
+    longer = [
+        (a, b) for n, a, b in zip(like.shape, like.stride(), result.stride(), strict=True) if n > 1
+    ]
+    if any(a != b for a, b in longer):
+        return result
+    return result.as_strided(like.shape, like.stride())
 
 
 def _is_factory(func: Any) -> bool:
