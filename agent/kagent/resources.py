@@ -1,7 +1,8 @@
-"""Folders of the files that ship with kagent: in the installed package, or at a checkout's root."""
+"""The installed package: its version, and the folders that ship with it."""
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 
 from kagent_sandbox.errors import MachineError
@@ -24,3 +25,17 @@ def resource(name: str) -> Path:
 def corpus_folder() -> Path:
     """Return the folder of the corpus: in the installed package, or at a checkout's root."""
     return resource("corpus")
+
+
+def version() -> str:
+    """Return kagent's version.
+
+    Raises:
+        MachineError: The package is imported from a folder without being installed.
+    """
+    try:
+        return importlib.metadata.version("kagent")
+    except importlib.metadata.PackageNotFoundError:
+        package = Path(__file__).resolve().parent
+        text = f"kagent at {package} is not installed: run pip install -e {package.parents[1]}"
+        raise MachineError(text) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import UserError
 from pydantic import BaseModel, ConfigDict, Field
 
+from kagent import resources
 from kagent.campaign.record import Campaign, CampaignRun
 from kagent.config.devices import kind_of_device
 from kagent.config.settings import Config, load_config
@@ -159,7 +159,7 @@ def plan(sources: Sequence[str], asked: CampaignFile, on: str = LOCAL) -> Campai
         sources=tuple(sources),
         settings=Settings(budget, settings.lang, settings.proposer, settings.model, asked.max_time),
         problems=tuple(problems),
-        version=importlib.metadata.version("kagent"),
+        version=resources.version(),
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         devices=devices,
         seeds=seeds,

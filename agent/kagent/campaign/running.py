@@ -169,7 +169,8 @@ class CampaignRunner:
         seconds = time.monotonic() - began
         after = self._read(self.campaign.run(run.name))
         if "error" in answer or after is None:
-            reason = short(printable(str(answer.get("error", "it has no folder"))), _MOST_REASON)
+            unread = self.campaign.run(run.name).reason or "it has no folder"
+            reason = short(printable(str(answer.get("error", unread))), _MOST_REASON)
             step = FailedStep(answer.get("step", FailedStep.SEARCH.value))
             self._change(run, over="failed", step=step, reason=reason)
             self.changed(f"{run.name}: failed: {step}: {reason}")

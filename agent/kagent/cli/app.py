@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from kagent_sandbox.errors import KagentError, UserError
 from rich.text import Text
 from typer.core import TyperGroup
 
+from kagent import resources
 from kagent.config.devices import use_device
 from kagent.config.settings import load_config
 from kagent.ui.terminal import Terminal
@@ -69,7 +69,7 @@ else:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        out.print(f"kagent {importlib.metadata.version('kagent')}")
+        out.print(f"kagent {resources.version()}")
         raise typer.Exit
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ import typer
 from kagent_sandbox.errors import KagentError, RunError, UserError
 from rich.text import Text
 
+from kagent import resources
 from kagent.cli.app import (
     EVOLVE,
     INTERRUPTED,
@@ -231,7 +231,7 @@ def _new(sources: tuple[str, ...], given: Mapping[str, object]) -> Suite:
         settings=Settings.of(config),
         kind=kind_here(config, "these problems"),
         problems=tuple(find_problems(sources)),
-        version=importlib.metadata.version("kagent"),
+        version=resources.version(),
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import importlib.metadata
 import os
 import secrets
 import time
@@ -22,6 +21,7 @@ from kagent_sandbox.data.language import ANY, language, languages_of
 from kagent_sandbox.data.task import Kind, Task
 from kagent_sandbox.errors import RunError, TaskError, UserError
 
+from kagent import resources
 from kagent.config.settings import Config
 from kagent.evolve.loop import Evolution, Limits
 from kagent.evolve.open_machine import open_machine, require_programs
@@ -324,7 +324,7 @@ def new_manifest(
         configs=config.configs,
         environment=environment,
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        version=importlib.metadata.version("kagent"),
+        version=resources.version(),
         id=secrets.token_hex(8),
     )
 

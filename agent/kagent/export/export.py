@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from kagent_sandbox.data.task import Kind, Task, load_task
 from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import KagentError, UserError
 
+from kagent import resources
 from kagent.config.settings import Config
 from kagent.export.certify import entrant_of
 from kagent.export.dispatch_table import best_of
@@ -233,7 +233,7 @@ def _write(
     gpu: bool,
 ) -> LibraryRecord:
     """Put a library in its place, once its own tests have passed elsewhere."""
-    version = importlib.metadata.version("kagent")
+    version = resources.version()
     old = disk.library if disk is not None else None
     library = merge_library(old, name, version, list(merged.values()))
     files = files_of(library, cubins=cubins, old=disk)

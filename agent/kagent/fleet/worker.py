@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import os
 import platform
 import signal
@@ -32,6 +31,7 @@ from kagent_sandbox.judge.packing import pack
 from kagent_sandbox.judge.protocol import ERRORS
 from kagent_sandbox.process.isolation_probe import probe
 
+from kagent import resources
 from kagent.runs.manifest import versions
 
 Answer = dict[str, Any]
@@ -76,7 +76,7 @@ class _Worker:
         return {
             "pid": os.getpid(),
             "host": platform.node(),
-            "kagent": importlib.metadata.version("kagent"),
+            "kagent": resources.version(),
             "versions": versions(),
             "nice": os.getpriority(os.PRIO_PROCESS, 0),
         }
