@@ -14,8 +14,9 @@ def examples(thing):
 
 
 def run_examples(thing, **names):
-    """Run all examples of an object, one after the other."""
+    """Run all examples of an object, one after the other, as if written in its own module."""
     found = examples(thing)
     assert found
+    names = {**vars(inspect.getmodule(thing)), **names}
     for code in found:
         exec(compile(code, thing.__qualname__, "exec"), names)

@@ -43,7 +43,6 @@ def draw_index(
         Draw the classes of 8 rows, of 1000 classes:
 
             import torch
-            from kagent_sandbox.draws import draw_index
 
             generator = torch.Generator().manual_seed(0)
             target = draw_index("zipf", (8,), 1000, generator, torch.device("cpu"))
@@ -117,7 +116,6 @@ def offsets(
         Join sequences of 3, 0 and 2 elements:
 
             import torch
-            from kagent_sandbox.draws import offsets, segments
 
             cpu = torch.device("cpu")
             assert offsets([3, 0, 2], cpu).tolist() == [0, 3, 3, 5]

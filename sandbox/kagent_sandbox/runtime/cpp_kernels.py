@@ -53,7 +53,6 @@ def cpp_kernel(
         Double every element of a tensor, whatever its shape:
 
             import torch
-            from kagent_sandbox.lang import cpp_kernel
 
             double_all = cpp_kernel("double_all", '''
                 #include <cstdint>

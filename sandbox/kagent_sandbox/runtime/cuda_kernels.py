@@ -59,7 +59,6 @@ def cuda_kernel(
         Double every element of a tensor on a GPU, 256 threads a block:
 
             import torch
-            from kagent_sandbox.lang import cuda_kernel
 
             double_all = cuda_kernel("double_all", '''
                 __global__ void double_all(const float* x, float* y, long long n) {

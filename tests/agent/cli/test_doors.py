@@ -133,6 +133,7 @@ class Uninterpreted:
 
 class Nothing:
     errors = skipped = failed = ()
+    not_simulated = ""
 
 
 def first_refusals(builder, task, path):
