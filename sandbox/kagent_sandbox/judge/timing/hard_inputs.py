@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.task import Case
     from kagent_sandbox.judge.timing.blocks import TimedBlocks
 
-LEAST_CHECKS = 3
+OTHER_CHECKS = 3
 """Checks of one candidate over all of its timed cases, beside those with rows of every kind. Each
 is one run, and one reference: about 20 ms for softmax on an H100."""
 OF_EVERY_KIND = ("mixed", "nonfinite")
@@ -68,8 +68,8 @@ def recheck_on_hard_inputs(
     Raises:
         CandidateRejected: A result is wrong. The verdict's case is the timed one.
     """
-    others = rng.sample(list(timed_cases), min(len(timed_cases), LEAST_CHECKS))
-    each = math.ceil(LEAST_CHECKS / max(1, len(others)))
+    others = rng.sample(list(timed_cases), min(len(timed_cases), OTHER_CHECKS))
+    each = math.ceil(OTHER_CHECKS / max(1, len(others)))
     checks = [
         (timed, hard)
         for name, timed in timed_cases.items()

@@ -6,7 +6,7 @@ import random
 
 from kagent_sandbox.data.task import Case
 from kagent_sandbox.judge.timing.hard_inputs import (
-    LEAST_CHECKS,
+    OTHER_CHECKS,
     SLACK,
     hard_cases,
     recheck_on_hard_inputs,
@@ -71,7 +71,7 @@ def test_other_distributions_are_a_few_over_all_cases():
     recheck_on_hard_inputs(tables, "a", checks, random.Random(1))
     names = [inputs for t in tables.values() for _, inputs, _, _ in t.checked]
     assert names.count("mixed") == 8
-    assert len(names) == 8 + LEAST_CHECKS
+    assert len(names) == 8 + OTHER_CHECKS
     without = {n: Recorder(case(n)) for n in "abcdefgh"}
     recheck_on_hard_inputs(without, "a", checks[1:], random.Random(1))
     assert all(len(t.checked) == 1 for t in without.values())
