@@ -106,8 +106,9 @@ def test_a_library_takes_views_of_arguments(make):
     )
     causal = "torch.conv1d(torch.nn.functional.pad(a, (2, 0)).unsqueeze(1), a[:1, None, :3])"
     expression = f"(lambda a: {causal}.squeeze(1).relu())(x)"
-    task, places = re.subn(r'(name = "odd",)', r"\1 offset = 1,", task)
-    assert places
+    task, offsets = re.subn(r'(name = "odd",)', r"\1 offset = 1,", task)
+    task, widths = re.subn(r"N = \{ min = 2,", "N = { min = 3,", task)  # as long as the filter
+    assert (offsets, widths) == (1, 1)
     (outcome,) = seeds.write_seeds(make(expression, task), kinds=("cpu",))
     assert outcome.path is not None, outcome.reason
     assert "torch.as_strided(x, " in outcome.path.read_text()
