@@ -174,9 +174,12 @@ def _versions() -> Finding:
             missing.append(package)
     if not missing:
         return Finding(Level.OK, "packages", ", ".join(texts))
-    spared = not has_gpu() and set(missing) <= set(CUDA_PACKAGES)
-    text = f"{', '.join(texts)}; not installed: {', '.join(missing)}: {INSTALL_CUDA}"
-    return Finding(Level.MISSING if spared else Level.BROKEN, "packages", text)
+    there, absent = ", ".join(texts), ", ".join(missing)
+    if not has_gpu() and set(missing) <= set(CUDA_PACKAGES):
+        text = f"{there}; not needed without an NVIDIA GPU: {absent} (they compile CUDA kernels)"
+        return Finding(Level.OK, "packages", text)
+    text = f"{there}; not installed: {absent}: {INSTALL_CUDA}"
+    return Finding(Level.BROKEN, "packages", text)
 
 
 def _gcc() -> Finding:

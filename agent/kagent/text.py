@@ -19,6 +19,13 @@ def human_bytes(count: float) -> str:
     return f"{count:.0f} {unit}" if count >= 100 or count == int(count) else f"{count:.1f} {unit}"
 
 
+def plural(count: int, noun: str) -> str:
+    """'1 launch', '3 launches'."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"
+
+
 def interval_text(ratio: float, low: float, high: float) -> str:
     """A measured ratio with its interval: '1.019× (95 %: 1.003–1.036)'."""
     return f"{ratio:.3f}× (95 %: {low:.3f}–{high:.3f})"

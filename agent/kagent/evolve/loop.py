@@ -60,6 +60,7 @@ from kagent.runs.store import RunStore
 from kagent.search import recombine
 from kagent.search.select import restored_ask, select
 from kagent.search.settled import nothing_to_gain
+from kagent.text import plural
 
 DUPLICATES_IN_A_ROW = 40  # after so many nothing new is to be expected
 ENDS_WITH_JOINING = (
@@ -291,7 +292,7 @@ class Evolution:
         if not finalists or self._raced == [c.id for c in finalists]:
             return
         self._phases.begin(Phase.RACE)
-        self._observe(Progress(f"final race of {len(finalists)} on hidden cases"))
+        self._observe(Progress(f"{plural(len(finalists), 'finalist')}, on hidden cases"))
         contenders: list[Contender] = []
         failed: dict[str, Rejected] = {}
         all_built = await asyncio.gather(

@@ -1,7 +1,8 @@
-"""Phases of a session, and how long each took the last time on this machine."""
+"""Phases of a session, and how long each is expected to take, by the last times here."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,17 +12,18 @@ from kagent_sandbox import cache
 from kagent.runs.events import Observer, Phase, PhaseBegan
 
 _STORED_FROM_S = 1.0  # what is over sooner found its figures in the cache, and is no typical case
+_KEPT = 5  # last times of a phase; their lower median is expected, as busy machines only delay
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """Seconds of each phase the last time; of the search, per evaluation."""
+    """Seconds of each phase the last times, the newest last; of the search, per evaluation."""
 
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 class PhaseClock:
-    """Tells an observer each phase as it begins, with what it took the last time."""
+    """Tells an observer each phase as it begins, with what it is expected to take."""
 
     def __init__(
         self,
@@ -72,11 +74,12 @@ class PhaseClock:
             if not evaluations:
                 return
             seconds /= evaluations
-        self._known[phase.name] = seconds
+        self._known[phase.name] = (*self._known.get(phase.name, ()), seconds)[-_KEPT:]
         cache.save(self._name, PhaseTimes(self._known))
 
     def _expected_s(self, phase: Phase) -> float | None:
-        known = self._known.get(phase.name)
+        times = self._known.get(phase.name, ())
+        known = statistics.median_low(times) if times else None
         if phase is not Phase.SEARCH:
             return known
         limits = [known * self._evaluations] if known is not None else []

@@ -15,9 +15,9 @@ from kagent_sandbox.syntax import parse
 
 from kagent.prompting.cases import BenchCase
 from kagent.prompting.hardware import Hardware
-from kagent.prompting.text import clipped, kib, microseconds, one_line, plural, quoted, ratio, table
+from kagent.prompting.text import clipped, kib, microseconds, one_line, quoted, ratio, table
 from kagent.runs.lineage import Candidate, Lineage
-from kagent.text import config_text, kernel_label, loop_lines, remark_lines, widths_text
+from kagent.text import config_text, kernel_label, loop_lines, plural, remark_lines, widths_text
 
 MOST_KERNELS = 8
 MOST_LOOPS = 8

@@ -91,13 +91,6 @@ def kib(count: int) -> str:
     return f"{count} B" if count < 1024 else f"{count / 1024:.4g} KiB"
 
 
-def plural(count: int, noun: str) -> str:
-    """'1 launch', '3 launches'."""
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table. Columns that are empty in every row are left out."""
     kept = [i for i in range(len(head)) if any(row[i] for row in rows)]

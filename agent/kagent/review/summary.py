@@ -19,7 +19,7 @@ from kagent.review.scales import RatioScale
 from kagent.runs.lineage import Candidate, Speed
 from kagent.runs.selftest_record import NOT_RUN, SelftestRecord
 from kagent.runs.store import History
-from kagent.text import short
+from kagent.text import plural, short
 from kagent.ui.end_of_run import missing_modes
 from kagent.ui.tables import cases_with
 
@@ -132,7 +132,7 @@ def headline(history: History) -> Headline:
     if final.winner is None:
         text = "every finalist failed on the hidden cases"
         return Headline(None, "NO VERDICT", "", text, "", "best of the search", won.id, name)
-    cases = f"final race on {_count(len(final.race.cases), 'hidden case')}"
+    cases = f"final race on {plural(len(final.race.cases), 'hidden case')}"
     result = final.versus_torch
     if result is None:
         text = "raced without a baseline: none ran on every hidden case"
@@ -307,7 +307,7 @@ def edits(history: History, path: list[int]) -> list[PathStep]:
             about = worth.get(c.id, "")
             found.append(PathStep(c.id, p.operator.value, text, gain, *bar(gain), about))
     if rest:
-        text = f"{_count(len(rest), 'smaller edit')} together"
+        text = f"{plural(len(rest), 'smaller edit')} together"
         found.append(PathStep(None, "", text, together, *bar(together)))
     return found
 
@@ -320,7 +320,3 @@ def _worth(history: History) -> dict[int, str]:
         for c in (ablation.contributions if ablation is not None else ())
         if c.step is not None and None not in (c.ratio, c.low, c.high)
     }
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -76,7 +76,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class PhaseBegan:
-    """A phase begins. Seconds are those of the last time on this machine; None: not known."""
+    """A phase begins. Seconds are what it took before on this machine; None: not known."""
 
     phase: Phase
     expected_s: float | None = None

@@ -177,8 +177,8 @@ class DisplayState:
         return self.started.budget if self.started else 0
 
     def remaining_s(self) -> float | None:
-        """Estimate of what is left, by the pace of this session's search, else by what phases took
-        the last time; None where neither is known.
+        """Estimate of what is left, by the pace of this session's search, else by what phases are
+        expected to take; None where neither is known.
         """
         if self.phase is None:
             return self._search_left_s()
@@ -203,7 +203,7 @@ class DisplayState:
         return (time.monotonic() - self.search_began_s) / done * (self.budget - self.counted)
 
     def step_text(self) -> str:
-        """'measuring baselines and ceilings, 0:12, 0:41 the last time'."""
+        """'measuring baselines and ceilings, 0:12 of about 0:41'."""
         if self.phase is None:
             return self.note or "–"
         text = f"{self.phase.phase}, {clock(time.monotonic() - self.phase_began_s)}"

@@ -1,16 +1,19 @@
 import asyncio
+import io
 from dataclasses import replace
 
 import pytest
 from kagent.evolve.loop import Limits
 from kagent.evolve.remembering import SeedText
 from kagent.runs.ask import AskRecord
-from kagent.runs.events import Finished, Progress, Recorded, Started, Stop, Withdrawn
+from kagent.runs.events import Finished, Phase, PhaseBegan, Recorded, Started, Stop, Withdrawn
 from kagent.runs.lineage import Lineage, Operator
 from kagent.search.tuner import Tuner
+from kagent.ui.live import PlainDisplay
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
 from kagent_sandbox.errors import DeviceError, IncumbentWrong, RunError
 from replaying import replay
+from rich.console import Console
 from toy import (
     SEEDS,
     FakeBuilder,
@@ -248,9 +251,12 @@ def test_repairs_follow_failures(tmp_path):
 
 
 def test_the_final_race_is_run_once_and_stored(tmp_path):
-    judge = FakeJudge()
-    lineage, _, history = run(tmp_path, "runs", budget=20, machine=machine(judge=judge))
+    judge, screen = FakeJudge(), io.StringIO()
+    shown = PlainDisplay(Console(file=screen, width=200))
+    told = {"machine": machine(judge=judge), "observe": shown}
+    lineage, _, history = run(tmp_path, "runs", budget=20, **told)
     assert judge.races == 1
+    assert screen.getvalue().count("final race") == 1  # and its table follows
     assert history.race.winner == lineage.incumbent.id
     run(tmp_path, "runs", budget=20, machine=machine(judge=judge))
     assert judge.races == 1
@@ -262,7 +268,7 @@ def test_finalists_are_built_side_by_side_before_anything_races(tmp_path):
     builder, judge = FakeBuilder(delay_s=0.2), FakeJudge()
 
     def watch(event):
-        if isinstance(event, Progress) and "final race" in event.text:
+        if isinstance(event, PhaseBegan) and event.phase is Phase.RACE:
             builder.most_at_once = 0
 
     equal = [SeedText(f"cpp_{i}", toy_source(extra=f"Z = {i}")) for i in range(2)]

@@ -42,6 +42,24 @@ def test_the_second_time_every_phase_is_expected_to_take_what_it_took(clock):
     assert limited[Phase.SEARCH].expected_s == limited[Phase.SEARCH].most_s == 30.0
     # what was over at once (stored baselines) says nothing about the next time
     assert session(clock, "softmax", seconds=1.0)[Phase.BASELINES].expected_s == 10.0
+
+
+def test_a_run_on_a_busy_machine_is_not_what_the_next_ones_are_expected_to_take(clock):
+    for seconds in (900.0, 20.0):
+        session(clock, "softmax", seconds=seconds, evaluations=50)
+    after_busy = session(clock, "softmax", seconds=20.0, evaluations=50)
+    assert after_busy[Phase.BASELINES].expected_s == 20.0
+    assert after_busy[Phase.SEARCH].expected_s == 50 * 20.0 / 5
+    # a busy run later changes nothing; a machine that is slower for good does, after a few
+    session(clock, "softmax", seconds=900.0)
+    assert session(clock, "softmax", seconds=40.0)[Phase.BASELINES].expected_s == 20.0
+    for _ in range(4):
+        session(clock, "softmax", seconds=40.0)
+    assert session(clock, "softmax", seconds=40.0)[Phase.BASELINES].expected_s == 40.0
+
+
+def test_another_task_is_told_what_it_took_itself(clock):
+    session(clock, "softmax", seconds=20.0)
     assert session(clock, "gelu", seconds=1.0)[Phase.BASELINES].expected_s is None
 
 
