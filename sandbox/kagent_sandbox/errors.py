@@ -8,18 +8,12 @@ KagentError
 │   ├── ConfinementError the requested isolation is not available here
 │   └── DeviceError      the GPU or its driver
 │       └── DeviceWedged it no longer computes correctly after a fault
-├── IncumbentWrong       the incumbent is wrong where it is timed
+├── IncumbentWrong       the incumbent is wrong where it is timed (data/verdict.py)
 ├── RunError             a run's folder: full disk, read-only, in use, damaged, too new
 └── ChildDied            a trusted process ended unexpectedly
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kagent_sandbox.data.verdict import Rejected
-
 
 INSTALL_CUDA = "pip install 'kagent[cuda]'"
 """Command that installs the CUDA toolkit's wheels: NVRTC, its headers, the driver's bindings."""
@@ -61,16 +55,6 @@ class DeviceError(MachineError):
 
 class DeviceWedged(DeviceError):  # noqa: N818
     """The device no longer computes correctly after a fault."""
-
-
-class IncumbentWrong(KagentError):  # noqa: N818
-    """The incumbent failed beside a candidate, or was wrong. Nothing is known of the candidate."""
-
-    def __init__(self, against: str, verdict: Rejected) -> None:
-        """`against` is its id, `verdict` what it did."""
-        what = f"{verdict.stage} {verdict.status}: {verdict.message}"
-        super().__init__(f"the incumbent, #{against}, is wrong or fails beside a candidate: {what}")
-        self.verdict = verdict
 
 
 class RunError(KagentError):

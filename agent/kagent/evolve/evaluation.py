@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from kagent_sandbox.data.build import BuildRequest, Built, Contender
 from kagent_sandbox.data.race import Race
-from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status, Verdict
-from kagent_sandbox.errors import IncumbentWrong, RunError
+from kagent_sandbox.data.verdict import CaseError, IncumbentWrong, Rejected, Stage, Status, Verdict
+from kagent_sandbox.errors import RunError
 
 from kagent.evolve.device_slot import DeviceSlot
 from kagent.evolve.machine import Machine, contender

@@ -13,7 +13,7 @@ from kagent_sandbox.data.build import BuildRequest, Built, Contender
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected
 
-from kagent.fleet.fleet import Builds
+from kagent.fleet.station import Builds
 from kagent.runs.lineage import Candidate
 
 

@@ -21,10 +21,10 @@ from kagent_sandbox.errors import MachineError
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.protocol import ERRORS
 
-from kagent.fleet.fleet import Say, Station
 from kagent.fleet.ray_builders import RayBuilder, require_same
 from kagent.fleet.ray_cluster import ACCELERATOR, ROLE, Node, connect, nodes
 from kagent.fleet.ray_judge import RayLink, alive
+from kagent.fleet.station import Say, Station
 from kagent.fleet.worker import BuildWorker, JudgeWorker
 
 MOST_BUILDERS = 8

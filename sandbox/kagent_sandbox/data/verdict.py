@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
+from kagent_sandbox.errors import KagentError
+
 
 class Stage(StrEnum):
     """The step at which a candidate stopped."""
@@ -171,3 +173,13 @@ class Passed:
 
 
 Verdict: TypeAlias = Passed | Rejected
+
+
+class IncumbentWrong(KagentError):  # noqa: N818
+    """The incumbent failed beside a candidate, or was wrong. Nothing is known of the candidate."""
+
+    def __init__(self, against: str, verdict: Rejected) -> None:
+        """`against` is its id, `verdict` what it did."""
+        what = f"{verdict.stage} {verdict.status}: {verdict.message}"
+        super().__init__(f"the incumbent, #{against}, is wrong or fails beside a candidate: {what}")
+        self.verdict = verdict

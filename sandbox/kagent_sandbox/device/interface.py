@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from kagent_sandbox.confine.isolation import Isolation
     from kagent_sandbox.data.plan import Plan, TensorRef
     from kagent_sandbox.device.baseline_calls import BaselineCall
-    from kagent_sandbox.device.cpu.host import ProcessSnapshot
     from kagent_sandbox.device.interference import Watch
+    from kagent_sandbox.device.process_snapshot import ProcessSnapshot
     from kagent_sandbox.device.traits import Traits
 
 

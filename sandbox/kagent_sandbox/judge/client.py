@@ -14,9 +14,17 @@ from kagent_sandbox.data.build import Built, Contender, key_of
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.records import from_json, to_json
-from kagent_sandbox.data.verdict import CaseError, Examined, Passed, Rejected, Stage, Status
+from kagent_sandbox.data.verdict import (
+    CaseError,
+    Examined,
+    IncumbentWrong,
+    Passed,
+    Rejected,
+    Stage,
+    Status,
+)
 from kagent_sandbox.device.table import find_device
-from kagent_sandbox.errors import ChildDied, IncumbentWrong, MachineError
+from kagent_sandbox.errors import ChildDied, MachineError
 from kagent_sandbox.judge.judge_process import JudgeProcess
 from kagent_sandbox.judge.link import Link
 from kagent_sandbox.judge.packing import pack

@@ -63,9 +63,9 @@ def main(folder: Path) -> None:
     executor.prepare(placement.key, plan, placement.layout.offsets)
     draws = InputSampler(task, device, TRAITS.inputs)
     input_set, stale = draws.fresh(case), draws.stale(case)
-    placement.write(input_set, stale)
+    placement.write(input_set.tensors, stale)
     executor.run(placement.key)
-    placement.write(input_set, stale)
+    placement.write(input_set.tensors, stale)
     flush = torch.ones(_FLUSH_BYTES // 4, device=device)
     flush.sum()  # a kernel of torch's own leaves the caches with clean lines of something else
     torch.cuda.synchronize(device)

@@ -20,10 +20,10 @@ from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.race import EAGER
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.task import load_task
-from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.data.verdict import IncumbentWrong, Rejected
 from kagent_sandbox.device import time_limits
 from kagent_sandbox.device.table import find_device
-from kagent_sandbox.errors import IncumbentWrong, KagentError
+from kagent_sandbox.errors import KagentError
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.packing import Header, unpack
 from kagent_sandbox.judge.protocol import (

@@ -10,8 +10,8 @@ from kagent.runs.events import Finished, Phase, PhaseBegan, Recorded, Started, S
 from kagent.runs.lineage import Lineage, Operator
 from kagent.search.tuner import Tuner
 from kagent.ui.live import PlainDisplay
-from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
-from kagent_sandbox.errors import DeviceError, IncumbentWrong, RunError
+from kagent_sandbox.data.verdict import IncumbentWrong, Passed, Rejected, Stage, Status
+from kagent_sandbox.errors import DeviceError, RunError
 from replaying import replay
 from rich.console import Console
 from toy import (

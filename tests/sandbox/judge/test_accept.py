@@ -9,7 +9,8 @@ from declared import SEED, Backend, build, candidate, judged, write
 from kagent_sandbox.data.verdict import Passed, Rejected, Status
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check import task_checker
-from kagent_sandbox.judge.check.spot_checks import SpotChecks, SpotReading, worst_errors
+from kagent_sandbox.judge.check.spot_checks import SpotChecks
+from kagent_sandbox.judge.check.spot_reading import SpotReading, worst_errors
 from kagent_sandbox.judge.judge import Judge
 
 TOML = """

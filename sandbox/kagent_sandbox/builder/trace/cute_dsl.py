@@ -27,8 +27,8 @@ from kagent_sandbox.builder.compile.time_limit import compile_limit
 from kagent_sandbox.builder.policy import BuildRejected, PolicyError
 from kagent_sandbox.builder.trace import dlpack
 from kagent_sandbox.builder.trace.llvm_layout import TypeLayout, launched_layouts
-from kagent_sandbox.builder.trace.recorder import Recorder
-from kagent_sandbox.builder.trace.symbolic import ADDRESS_TAG, SymbolicTensor, current_recorder
+from kagent_sandbox.builder.trace.recorder import Recorder, current_recorder
+from kagent_sandbox.builder.trace.symbolic import ADDRESS_TAG, SymbolicTensor
 from kagent_sandbox.data.language import CUTE
 from kagent_sandbox.data.plan import Arg, Pointer, Scalar, Struct, TensorMap
 from kagent_sandbox.data.target import Target

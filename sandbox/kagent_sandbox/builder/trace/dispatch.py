@@ -21,8 +21,8 @@ from kagent_sandbox.builder.trace import fills_and_copies as contents
 from kagent_sandbox.builder.trace import torch_ops
 from kagent_sandbox.builder.trace.fills_and_copies import constant
 from kagent_sandbox.builder.trace.meta import run_on_meta, schema_of, wrap_all
-from kagent_sandbox.builder.trace.recorder import Recorder
-from kagent_sandbox.builder.trace.symbolic import SymbolicTensor, current_recorder
+from kagent_sandbox.builder.trace.recorder import Recorder, current_recorder
+from kagent_sandbox.builder.trace.symbolic import SymbolicTensor
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

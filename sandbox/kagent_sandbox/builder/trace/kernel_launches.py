@@ -10,8 +10,7 @@ import torch
 from kagent_sandbox.builder.binary.linked_libraries import forbidden_import
 from kagent_sandbox.builder.compile import kernels
 from kagent_sandbox.builder.policy import PolicyError
-from kagent_sandbox.builder.trace.recorder import Recorder
-from kagent_sandbox.builder.trace.symbolic import current_recorder
+from kagent_sandbox.builder.trace.recorder import Recorder, current_recorder
 from kagent_sandbox.data.language import how_to_write, language
 from kagent_sandbox.data.plan import Arg, Null, Pointer, Scalar, Struct, TensorMap
 from kagent_sandbox.data.verdict import Status

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from kagent_sandbox.builder.policy import PolicyError, candidate_path
-from kagent_sandbox.builder.trace.symbolic import current_recorder
+from kagent_sandbox.builder.trace.recorder import current_recorder
 
 _ARGUMENTS_ALONE = (
     "what a call launches may depend on its arguments alone, or an exported kernel would not do "

@@ -17,6 +17,7 @@ from kagent_sandbox.builder.trace.symbolic import (
     ADDRESS_TAG,
     SymbolicTensor,
     Token,
+    current_trace,
     dtype_name,
     outlived,
     set_current,
@@ -258,3 +259,9 @@ class Recorder:
             outputs=tuple(outputs),
             kernels=tuple(self.kernels.values()),
         )
+
+
+def current_recorder() -> Recorder | None:
+    """The recorder of the trace in progress; None outside of a trace."""
+    trace = current_trace()
+    return trace if isinstance(trace, Recorder) else None

@@ -11,14 +11,11 @@ over it dies.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Protocol, Self
 
 import torch
 
 from kagent_sandbox.builder.policy import PolicyError, reads_value
-
-if TYPE_CHECKING:
-    from kagent_sandbox.builder.trace.recorder import Recorder
 
 ADDRESS_BITS = 44
 ADDRESS_TAG = 0x155 << 54
@@ -26,24 +23,34 @@ ADDRESS_TAG = 0x155 << 54
 number, nor two of 32 bits beside each other.
 """
 
-_current: Recorder | None = None
+
+class CurrentTrace(Protocol):
+    """The part of a recorder that symbolic tensors use."""
+
+    device: torch.device
+
+    def refuse(self, error: PolicyError) -> NoReturn:
+        """Raise the error, even where host code catches it."""
 
 
-def current_recorder() -> Recorder | None:
-    """The recorder of the trace in progress; None outside of a trace."""
+_current: CurrentTrace | None = None
+
+
+def current_trace() -> CurrentTrace | None:
+    """The trace in progress; None outside of one."""
     return _current
 
 
-def set_current(recorder: Recorder | None) -> None:
+def set_current(trace: CurrentTrace | None) -> None:
     """Begin or end a trace.
 
     Raises:
         RuntimeError: A trace is already in progress.
     """
     global _current  # one trace at a time in a process
-    if recorder is not None and _current is not None:
+    if trace is not None and _current is not None:
         raise RuntimeError("a trace is already in progress")
-    _current = recorder
+    _current = trace
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -90,7 +97,7 @@ class SymbolicTensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:
-        return _recorder().device
+        return _trace().device
 
     @property
     def is_cuda(self) -> bool:
@@ -183,7 +190,7 @@ class SymbolicTensor(torch.Tensor):
         return f"tensor(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        _recorder().refuse(
+        _trace().refuse(
             PolicyError(
                 ".backward() runs torch's autograd",
                 "compute the gradient in a kernel and return it",
@@ -204,18 +211,15 @@ def outlived() -> PolicyError:
     )
 
 
-def _recorder() -> Recorder:
-    recorder = current_recorder()
-    if recorder is None:
+def _trace() -> CurrentTrace:
+    if _current is None:
         raise outlived()
-    return recorder
+    return _current
 
 
 def _refuse_read(what: str) -> NoReturn:
-    _recorder().refuse(reads_value(what))
+    _trace().refuse(reads_value(what))
 
 
 def _refuse_move(device: str) -> NoReturn:
-    _recorder().refuse(
-        PolicyError(f"a tensor is moved to {device!r}", "keep everything on x.device")
-    )
+    _trace().refuse(PolicyError(f"a tensor is moved to {device!r}", "keep everything on x.device"))

@@ -22,7 +22,7 @@ import torch.utils
 import triton.testing
 
 from kagent_sandbox.builder.policy import PolicyError
-from kagent_sandbox.builder.trace.symbolic import current_recorder
+from kagent_sandbox.builder.trace.recorder import current_recorder
 from kagent_sandbox.data.target import Target
 
 _CUDA_SOURCE = (

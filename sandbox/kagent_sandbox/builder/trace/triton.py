@@ -29,8 +29,7 @@ from kagent_sandbox.builder.compile.kernels import over_limits
 from kagent_sandbox.builder.compile.time_limit import compile_limit, too_slow
 from kagent_sandbox.builder.configs import install_autotuner
 from kagent_sandbox.builder.policy import PolicyError
-from kagent_sandbox.builder.trace.recorder import Recorder
-from kagent_sandbox.builder.trace.symbolic import current_recorder
+from kagent_sandbox.builder.trace.recorder import Recorder, current_recorder
 from kagent_sandbox.builder.trace.torch_stubs import refuse
 from kagent_sandbox.builder.trace.triton_args import expand
 from kagent_sandbox.data.language import GLUON, TRITON, how_to_write

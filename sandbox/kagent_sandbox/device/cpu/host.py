@@ -9,52 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from kagent_sandbox.device.cpu.launcher import CpuLauncher
-from kagent_sandbox.device.cpu.process_state import ProcessStateChanged, signal_names
+from kagent_sandbox.device.cpu.process_state import ProcessStateChanged
 from kagent_sandbox.device.interface import LaunchFailed
+from kagent_sandbox.device.process_snapshot import ProcessSnapshot, Status
 
 _ASK_S = 10.0
-_OF_PROCESS = {"SigIgn": "signals that are ignored", "SigCgt": "signals that have a handler"}
-_OF_THREAD = {"SigBlk": "signals that a thread blocks", "Cpus_allowed": "cores of a thread"}
-_SIGNAL_SETS = ("SigIgn", "SigCgt", "SigBlk")
 _SAID = f"{ProcessStateChanged.__name__}: "
-
-Status: TypeAlias = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class ProcessSnapshot:
-    """A process as the kernel shows it to others."""
-
-    status: Status
-    threads: Mapping[int, Status]
-    files: frozenset[str] | None  # descriptors with their targets; None where they may not be seen
-
-
-def differences(before: ProcessSnapshot, after: ProcessSnapshot) -> list[str]:
-    """Describe the differences between two states in words."""
-    found: list[str] = []
-    if before.threads.keys() != after.threads.keys():
-        found.append(f"there are {len(after.threads)} threads, and were {len(before.threads)}")
-    pairs = [(before.status, after.status, _OF_PROCESS)]
-    both = sorted(before.threads.keys() & after.threads.keys())
-    pairs += [(before.threads[t], after.threads[t], _OF_THREAD) for t in both]
-    for one, other, names in pairs:
-        for key, what in names.items():
-            values = one.get(key, ""), other.get(key, "")
-            if values[0] != values[1]:
-                first, then = map(_signals, values) if key in _SIGNAL_SETS else values
-                found.append(f"{what}: {then}, and before {first}")
-    if before.files is not None and after.files is not None:
-        left = sorted(after.files - before.files)
-        found += [f"open: {', '.join(left)}"] if left else []
-        gone = sorted(before.files - after.files)
-        found += [f"closed: {', '.join(gone)}"] if gone else []
-    return list(dict.fromkeys(found))
 
 
 class CpuHost(CpuLauncher):
@@ -125,9 +88,3 @@ def _files(pid: int) -> frozenset[str] | None:
         return frozenset(f"{n}: {os.readlink(f'/proc/{pid}/fd/{n}')}"[:200] for n in names)
     except OSError:  # another user's
         return None
-
-
-def _signals(mask: str) -> str:
-    """Names of the signals in a set as /proc shows it."""
-    bits = int(mask or "0", 16)
-    return signal_names([n for n in range(1, 65) if bits >> (n - 1) & 1])

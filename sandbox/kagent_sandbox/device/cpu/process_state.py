@@ -1,7 +1,7 @@
 """The confined side of the question whether native code leaves its process as it found it.
 
 Native code shares this process and could falsify what is said here: this finds carelessness. What
-the kernel shows from outside is `device.cpu.host`'s to look at.
+the kernel shows from outside is `device.process_snapshot`'s to look at.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, cast
 
 from kagent_sandbox.confine.libc import libc
 from kagent_sandbox.data.plan import PlanError
+from kagent_sandbox.device.process_snapshot import signal_names
 
 State: TypeAlias = Mapping[str, object]
 
@@ -31,7 +32,6 @@ _SIGNALS = sorted({*range(1, 65)} - {signal.SIGKILL, signal.SIGSTOP, signal.SIGC
 _ROUNDING = ("to nearest", "downwards", "upwards", "towards zero")
 _PROT_READ, _PROT_WRITE = 1, 2
 _LC_ALL = 6
-_MOST_NAMES = 6  # of signals
 
 
 class ProcessStateChanged(Exception):  # noqa: N818
@@ -50,7 +50,7 @@ class ProcessState:
         """Carry out one request of the judge over the arena at address `arena`.
 
         Raises:
-            HouseChanged: Something is not as it was.
+            ProcessStateChanged: Something is not as it was.
             PlanError: The request makes no sense.
         """
         what = request["what"]
@@ -177,14 +177,6 @@ def _handler(number: int) -> bytes:
     if int.from_bytes(handler, "little") in (signal.SIG_DFL, signal.SIG_IGN):
         return handler  # nothing runs with the mask
     return handler + mask + flags  # the C library leaves anything in the rest of its mask
-
-
-def signal_names(numbers: Sequence[int]) -> str:
-    """The first few by name, and how many more there are."""
-    known = {s.value: s.name for s in signal.Signals}
-    names = [known.get(n, f"signal {n}") for n in numbers[:_MOST_NAMES]]
-    more = len(numbers) - len(names)
-    return ", ".join(names or ["none"]) + (f" and {more} more" if more else "")
 
 
 def _locale() -> str:

@@ -5,7 +5,7 @@ itself.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from kagent_sandbox.device.interface import SAMPLE_LIMIT_S, BaselineFailed, LaunchFailed
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kagent_sandbox.device.baseline_calls import BaselineCall
-    from kagent_sandbox.device.cuda.backend import GpuBackend
     from kagent_sandbox.device.cuda.launcher import GpuLauncher
     from kagent_sandbox.device.interface import Arena, Launcher
 
@@ -21,11 +20,26 @@ MOST_LOSSES = 2
 """Times that a baseline which was made ready may fail in a case before the race does without it."""
 
 
+class RaceHost(Protocol):
+    """The part of a GPU's backend that a race's baselines use."""
+
+    def prefetch_race(self) -> None:
+        """Begin to import torch's compiler."""
+
+    def compile_ahead(self, calls: Sequence[BaselineCall], need_bytes: int) -> list[bytes]:
+        """Compile calls and return what torch's compiler kept of each."""
+
+    def launcher(
+        self, arena: Arena, baselines: Mapping[str, BaselineCall], compiled: Sequence[bytes]
+    ) -> GpuLauncher:
+        """Start a launcher that has baselines."""
+
+
 @dataclass(frozen=True)
 class GpuRaceBaselines:
     """Baselines inside of the race's launcher."""
 
-    backend: GpuBackend
+    backend: RaceHost
     _compiled: dict[str, list[bytes]] = field(default_factory=dict)  # by case
     _lost: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # by case and baseline
 

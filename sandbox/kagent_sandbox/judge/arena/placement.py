@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,16 +21,37 @@ from kagent_sandbox.data.plan import ITEMSIZE, Buffer, Plan, PlanError, TensorRe
 from kagent_sandbox.device.plan_ops import strided_view
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from kagent_sandbox.data.build import TensorSpec
     from kagent_sandbox.device.interface import Arena
     from kagent_sandbox.judge.arena.layout import Layout
-    from kagent_sandbox.judge.check.inputs import InputSet, StaleValues
 
 _GAP = 0xFF  # NaN in every floating type, -1 in integers
 _LEAST_GUARD_BYTE, _MOST_GUARD_BYTE = 0x70, 0x7F
 _PATTERN_BYTES = 1 << 16  # of which a band has a part, from anywhere
+
+
+@dataclass(frozen=True)
+class StaleValues:
+    """Values that memory holds before an execution: plausible, and wrong.
+
+    They are torch's results on another draw, off by a quarter. So they are wrong also where results
+    do not depend on inputs (a row of one column). They are there before every execution: a kernel
+    cannot tell when it is tested.
+
+    Attributes:
+        results: The bytes of each result, uint8, in the result's declared dtype.
+        norms: Root mean square norm of each result's rows.
+    """
+
+    results: tuple[torch.Tensor, ...]
+    norms: tuple[float, ...]
+
+    @property
+    def any(self) -> torch.Tensor:
+        """The largest result's bytes: for workspaces."""
+        return max(self.results, key=torch.Tensor.numel)
 
 
 class PlanPlacement:
@@ -55,7 +77,7 @@ class PlanPlacement:
         self.layout = layout
         self._arena = arena
         self._mutates = mutates
-        self._draw: InputSet | None = None
+        self._written: Mapping[str, torch.Tensor] | None = None
         self._images: dict[int, torch.Tensor] = {}  # of inputs with gaps before or in them
         specs = {s.name: s for s in inputs}
         self._inputs: list[tuple[Buffer, torch.Tensor, bool]] = []
@@ -78,23 +100,25 @@ class PlanPlacement:
         """Return the start of each input in the arena."""
         return tuple(self.layout.offsets[b.id] for b, _, _ in self._inputs)
 
-    def write(self, input_set: InputSet, stale: StaleValues) -> None:
-        """Put a draw's inputs, stale values and guard bands in place. The launcher must be idle."""
-        self.write_inputs(input_set)
+    def write(self, inputs: Mapping[str, torch.Tensor], stale: StaleValues) -> None:
+        """Put inputs (by name), stale values and guard bands in place. The launcher must be
+        idle.
+        """
+        self.write_inputs(inputs)
         for scratch, result in self._scratch:
             _fill(scratch, stale.any if result is None else stale.results[result])
         for guard, pattern in self._guards:
             guard.copy_(pattern)
 
-    def write_inputs(self, input_set: InputSet) -> None:
+    def write_inputs(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Put only the inputs in place."""
-        self._draw = input_set
+        self._written = inputs
         self._images.clear()
         for buffer, view, contiguous in self._inputs:
             if not contiguous:
                 self._bytes(buffer).fill_(_GAP)
             assert buffer.name is not None
-            view.copy_(input_set.tensors[buffer.name])
+            view.copy_(inputs[buffer.name])
             if not contiguous:
                 self._images[buffer.id] = self._bytes(buffer).clone()
 
@@ -123,7 +147,7 @@ class PlanPlacement:
         """Describe a forbidden change since `write`: of a guard band or an input. None if there is
         none.
         """
-        assert self._draw is not None, "write first"
+        assert self._written is not None, "write first"
         outside = (
             "memory outside of the plan's buffers was written (past the end of one, or before)"
         )
@@ -136,7 +160,7 @@ class PlanPlacement:
                     checks.append((text, (self._bytes(buffer) != self._image_with(buffer)).any()))
                 continue
             if contiguous:
-                original = bit_view(self._draw.tensors[buffer.name])
+                original = bit_view(self._written[buffer.name])
                 changed = (bit_view(view) != original).any()
             else:
                 changed = (self._bytes(buffer) != self._images[buffer.id]).any()

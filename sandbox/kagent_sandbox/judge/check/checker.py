@@ -17,7 +17,7 @@ from kagent_sandbox.judge.arena.placement import PlanPlacement, bit_view
 from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.inputs import NotAcceptable
-from kagent_sandbox.judge.check.spot_checks import worst_errors
+from kagent_sandbox.judge.check.spot_reading import worst_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.device.interface import Arena
     from kagent_sandbox.judge.arena.session import LauncherSession
     from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
-    from kagent_sandbox.judge.check.spot_checks import SpotReading
+    from kagent_sandbox.judge.check.spot_reading import SpotReading
     from kagent_sandbox.judge.check.time_budget import TimeBudget
 
 
@@ -181,9 +181,9 @@ class Checker:
         name = input_set.case.name
         with session.paused():
             stale = self.sampler.stale(input_set.case)
-            placement.write(input_set, stale)
+            placement.write(input_set.tensors, stale)
             if again is not None:
-                again.write(input_set, stale)
+                again.write(input_set.tensors, stale)
         with _spend(budget, name):
             session.run(placement, name)
         with session.paused():
@@ -336,7 +336,7 @@ class Checker:
             session.prepare([placement], case.name)
             input_set = self.sampler.draw(case)
             with session.paused():
-                placement.write(input_set, self.sampler.stale(case))
+                placement.write(input_set.tensors, self.sampler.stale(case))
             session.run(placement, case.name)
             session.forget([placement])
             with session.paused():

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, cast
 from kagent_sandbox.data.plan import Launch, Plan, PlanError
 from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import Rejected, Status
-from kagent_sandbox.device.cpu.host import ProcessSnapshot, differences
 from kagent_sandbox.device.interface import LaunchFailed
+from kagent_sandbox.device.process_snapshot import ProcessSnapshot, differences
 from kagent_sandbox.device.time_limits import bounded
 from kagent_sandbox.judge.arena.layout import lay_out
 from kagent_sandbox.judge.arena.placement import PlanPlacement
@@ -120,7 +120,7 @@ class _Visit:
         self.host.prepare(placement.key, plan, layout.offsets)
         self._refuse_changes("loading its library")
         self.host.stop()
-        placement.write(sampler.draw(case), sampler.stale(case))
+        placement.write(sampler.draw(case).tensors, sampler.stale(case))
         lent = {
             b.name: _pages(layout.offsets[b.id], b.nbytes)
             for b in plan.buffers

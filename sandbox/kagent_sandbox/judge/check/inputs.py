@@ -27,6 +27,7 @@ from kagent_sandbox.data.build import ScalarSpec, TensorSpec
 from kagent_sandbox.data.task import build_case
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.errors import TaskError
+from kagent_sandbox.judge.arena.placement import StaleValues
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.spot_checks import SpotChecks, choose_rows, choose_spot_checks
 
@@ -68,28 +69,6 @@ class InputSet:
     def nbytes(self) -> int:
         """Bytes of its inputs."""
         return sum(t.nbytes for t in self.tensors.values())
-
-
-@dataclass(frozen=True)
-class StaleValues:
-    """Values that memory holds before an execution: plausible, and wrong.
-
-    They are torch's results on another draw, off by a quarter. So they are wrong also where results
-    do not depend on inputs (a row of one column). They are there before every execution: a kernel
-    cannot tell when it is tested.
-
-    Attributes:
-        results: The bytes of each result, uint8, in the result's declared dtype.
-        norms: Root mean square norm of each result's rows.
-    """
-
-    results: tuple[torch.Tensor, ...]
-    norms: tuple[float, ...]
-
-    @property
-    def any(self) -> torch.Tensor:
-        """The largest result's bytes: for workspaces."""
-        return max(self.results, key=torch.Tensor.numel)
 
 
 class UnseenInputs:

@@ -8,27 +8,14 @@ elements an execution and 30 executions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from kagent_sandbox.data.plan import ITEMSIZE
-from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.judge.check import numerics
-
-if TYPE_CHECKING:
-    from kagent_sandbox.data.task import ResultSpec
-    from kagent_sandbox.device.interface import Arena
-    from kagent_sandbox.judge.arena.placement import PlanPlacement
 
 ROWS, PER_ROW = 4, 16
 """Number of rows, and of elements per row, of each result of one draw."""
-LEAST_PER_ROW = 2
-MOST_READ = 256
-"""Elements of each result that one sample reads, as far as it executes that few plans: on a CPU
-they are read on the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,120 +88,3 @@ def choose_spot_checks(
     expected = exact.gather(1, at)  # whole numbers may be too large for float64
     magnitude = finite.gather(1, at).add_(finite.mean(1, keepdim=True).clamp_min_(least))
     return SpotChecks(rows[:, None] * width + at, expected, magnitude)
-
-
-class SpotReading:
-    """The places of the plans that one sample executes, one after the other."""
-
-    def __init__(
-        self,
-        arena: Arena,
-        placements: Sequence[PlanPlacement],
-        spot_checks: Sequence[Sequence[SpotChecks]],
-        results: Sequence[ResultSpec],
-    ) -> None:
-        """`spot_checks` are those of each placement's draw, result by result."""
-        self._arena = arena
-        self._dtypes = [dtype_of(t.dtype) for t in placements[0].plan.outputs]
-        sizes = [ITEMSIZE[t.dtype] for t in placements[0].plan.outputs]
-        per_row = max(LEAST_PER_ROW, MOST_READ // (ROWS * len(placements)))
-        self.spot_checks: list[SpotChecks] = []
-        self._places: list[list[torch.Tensor]] = []  # by result and placement: flat numbers
-        offsets: dict[int, list[torch.Tensor]] = {}
-        for i in range(len(results)):
-            some = [p[i].some(per_row) for p in spot_checks]
-            found = [s.words(i, p.index.flatten()) for s, p in zip(placements, some, strict=True)]
-            offsets.setdefault(sizes[i], []).append(_cat(found))
-            self.spot_checks.append(_joined(some))
-            self._places.append([p.index.flatten() for p in some])
-        self.accepted: list[torch.Tensor | None] = [None] * len(results)
-        """Of each result the places at which another value is as right, bool [places]; None: at
-        none."""
-        self._offsets = {size: _cat(parts) for size, parts in offsets.items()}
-        self._sizes = sizes
-        self._words: dict[int, torch.Tensor] = {}
-
-    def read(self) -> None:
-        """Take what is in the arena now. On a GPU the device is idle; on a CPU the clock runs."""
-        for size, offsets in self._offsets.items():
-            self._words[size] = torch.take(self._arena.words(size), offsets)
-
-    def values(self) -> list[torch.Tensor]:
-        """Return the values that were read, of each result, in its own dtype, [places]."""
-        taken = dict.fromkeys(self._words, 0)
-        found = []
-        for spot_checks, size, dtype in zip(
-            self.spot_checks, self._sizes, self._dtypes, strict=True
-        ):
-            start = taken[size]
-            taken[size] = start + spot_checks.expected.numel()
-            found.append(self._words[size][start : taken[size]].view(dtype))
-        return found
-
-    def unequal(self) -> list[int]:
-        """Numbers of the placements with a value that is not the reference's."""
-        found: set[int] = set()
-        for i, values in enumerate(self.values()):
-            wrong = values != self.spot_checks[i].expected.to(values.dtype)
-            parts = torch.split(wrong, [len(p) for p in self._places[i]])
-            found |= {number for number, part in enumerate(parts) if bool(part.any())}
-        return sorted(found)
-
-    def accept(
-        self, number: int, outputs: Sequence[torch.Tensor], masks: Sequence[torch.Tensor | None]
-    ) -> None:
-        """Accept what was read of one placement, where a rule accepts the same values.
-
-        Args:
-            number: Of the placement.
-            outputs: The whole results that the rule has seen.
-            masks: Where it accepts them, bool of their shapes; None: nowhere.
-        """
-        for i, (values, mask) in enumerate(zip(self.values(), masks, strict=True)):
-            if mask is None:
-                continue
-            start = sum(len(p) for p in self._places[i][:number])
-            at = self._places[i][number]
-            part = slice(start, start + len(at))
-            seen = outputs[i].reshape(-1)[at]
-            accepted = self.accepted[i]
-            if accepted is None:
-                accepted = self.accepted[i] = torch.zeros_like(values, dtype=torch.bool)
-            accepted[part] = mask.reshape(-1)[at] & (seen == values[part])
-
-
-def _joined(parts: Sequence[SpotChecks]) -> SpotChecks:
-    """All places of several draws as one row."""
-    return SpotChecks(
-        _cat([p.index.flatten() for p in parts]),
-        _cat([p.expected.flatten() for p in parts]),
-        _cat([p.magnitude.flatten() for p in parts]),
-    )
-
-
-def _cat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One tensor of all parts; on a GPU every sample has one part, and a copy costs a launch."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def worst_errors(readings: Sequence[SpotReading]) -> list[float]:
-    """Return the largest error of an element of each result, over its magnitude. It is infinite
-    where a NaN or an infinity is not where it should be, and where integers differ. Places that a
-    task's rule accepts have none.
-    """
-    worst: list[float] = []
-    for i, values in enumerate(zip(*(r.values() for r in readings), strict=True)):
-        errors = numerics.element_errors(
-            torch.cat(values),
-            torch.cat([r.spot_checks[i].expected for r in readings]),
-            torch.cat([r.spot_checks[i].magnitude for r in readings]),
-        )
-        accepted = [r.accepted[i] for r in readings]
-        if any(a is not None for a in accepted):
-            masks = [
-                torch.zeros_like(v, dtype=torch.bool) if a is None else a
-                for v, a in zip(values, accepted, strict=True)
-            ]
-            errors = errors.masked_fill(torch.cat(masks), 0.0)
-        worst.append(float(errors.amax()) if errors.numel() else 0.0)
-    return worst

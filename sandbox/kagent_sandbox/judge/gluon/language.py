@@ -26,6 +26,7 @@ from kagent_sandbox.judge.gluon import memory
 from kagent_sandbox.judge.gluon.memory import Barrier, Barriers, Descriptor, Shared
 from kagent_sandbox.judge.gluon.schedule import NotSimulated, ProgramRun, SimulatedFault
 from kagent_sandbox.judge.gluon.values import (
+    METHODS,
     RegisterValue,
     TensorPointer,
     Whole,
@@ -33,7 +34,9 @@ from kagent_sandbox.judge.gluon.values import (
     poison,
     raw,
     sizes,
+    tensor_of,
     torch_type,
+    unary,
 )
 
 _program = SimpleNamespace(schedule=ProgramRun(0), index=(0, 0, 0), grid=(1, 1, 1))
@@ -194,18 +197,6 @@ def _wait_group(outstanding: Any = 0) -> None:
 # -- values ----------------------------------------------------------------------------------------
 
 
-def _tensor(value: Any) -> torch.Tensor:
-    value = raw(value)
-    if isinstance(value, torch.Tensor):
-        return value
-    kind = torch.float32 if isinstance(value, float) else None
-    return torch.tensor(int(value) if isinstance(value, Whole) else value, dtype=kind)
-
-
-def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], RegisterValue]:
-    return lambda x: RegisterValue(function(_tensor(x)))
-
-
 def _pair(function: Callable[..., torch.Tensor], whole: Any = None) -> Callable[..., Any]:
     def apply(a: Any, b: Any, **_: object) -> Any:
         if whole is not None and isinstance(a, int) and isinstance(b, int):
@@ -230,24 +221,6 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
     found = torch.where(condition.data, x, y)
     scalar = found.dim() == 0 and not kind.is_floating_point
     return Whole(int(found)) if scalar else RegisterValue(found)
-
-
-def _reduction(function: Callable[..., torch.Tensor]) -> Callable[..., RegisterValue]:
-    def reduce(
-        x: RegisterValue, axis: Any = None, keep_dims: Any = False, **_: object
-    ) -> RegisterValue:
-        data = x.data.reshape(-1) if axis is None else x.data
-        dim = 0 if axis is None else int(axis)
-        found = function(data, dim)
-        return RegisterValue(found.unsqueeze(dim) if keep_dims else found)
-
-    return reduce
-
-
-def _sum(data: torch.Tensor, dim: int) -> torch.Tensor:
-    """In the type that Triton adds in."""
-    kinds = {torch.bfloat16: torch.float32, torch.bool: torch.int32, torch.int8: torch.int32}
-    return data.sum(dim, dtype=kinds.get(data.dtype, data.dtype))
 
 
 def _full(shape: Any, value: Any, dtype: Any, layout: Any = None) -> RegisterValue:
@@ -313,28 +286,11 @@ def _arange(start: Any, end: Any, layout: Any = None) -> RegisterValue:
     return RegisterValue(torch.arange(int(start), int(end), dtype=torch.int32))
 
 
-METHODS: Mapping[str, Callable[..., Any]] = {
-    "reshape": lambda x, *shape: RegisterValue(x.data.reshape(sizes(_flat(shape)))),
-    "permute": lambda x, *order: RegisterValue(x.data.permute(sizes(_flat(order)))),
-    "trans": lambda x: RegisterValue(x.data.mT),
-    "expand_dims": lambda x, axis: RegisterValue(x.data.unsqueeze(int(axis))),
-    "sum": _reduction(_sum),
-    "max": _reduction(torch.amax),
-    "min": _reduction(torch.amin),
-    "exp": _unary(torch.exp),
-    "abs": _unary(torch.abs),
-    "cast": lambda x, dtype, **_: x.to(dtype),
-}
-"""Methods of tensors."""
-
-
-def _flat(items: Sequence[Any]) -> Sequence[Any]:
-    return items[0] if len(items) == 1 and isinstance(items[0], list | tuple) else items
-
-
 _FUNCTIONS: Mapping[str, Any] = {
     **METHODS,
-    "abs": lambda x: Whole(abs(x)) if isinstance(x, int) else RegisterValue(torch.abs(_tensor(x))),
+    "abs": lambda x: (
+        Whole(abs(x)) if isinstance(x, int) else RegisterValue(torch.abs(tensor_of(x)))
+    ),
     "constexpr": Constant,
     "static_range": range,
     "program_id": lambda axis=0: Whole(_program.index[int(axis)]),
@@ -369,17 +325,17 @@ _FUNCTIONS: Mapping[str, Any] = {
     "fma": lambda a, b, c: a * b + c,
     "fdiv": lambda a, b: a / b,
     "div_rn": lambda a, b: a / b,
-    "exp2": _unary(torch.exp2),
-    "log": _unary(torch.log),
-    "log2": _unary(torch.log2),
-    "sqrt": _unary(torch.sqrt),
-    "sqrt_rn": _unary(torch.sqrt),
-    "rsqrt": _unary(torch.rsqrt),
-    "sin": _unary(torch.sin),
-    "cos": _unary(torch.cos),
-    "erf": _unary(torch.erf),
-    "floor": _unary(torch.floor),
-    "ceil": _unary(torch.ceil),
+    "exp2": unary(torch.exp2),
+    "log": unary(torch.log),
+    "log2": unary(torch.log2),
+    "sqrt": unary(torch.sqrt),
+    "sqrt_rn": unary(torch.sqrt),
+    "rsqrt": unary(torch.rsqrt),
+    "sin": unary(torch.sin),
+    "cos": unary(torch.cos),
+    "erf": unary(torch.erf),
+    "floor": unary(torch.floor),
+    "ceil": unary(torch.ceil),
     "load": _load,
     "store": _store,
     "atomic_add": _atomic(torch.add),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,8 +139,6 @@ class RegisterValue:
         return RegisterValue(self.data.to(torch_type(dtype)))
 
     def __getattr__(self, name: str) -> Any:
-        from kagent_sandbox.judge.gluon.language import METHODS
-
         if name not in METHODS:
             raise AttributeError(f"a tensor's {name}")
         return lambda *args, **kwargs: METHODS[name](self, *args, **kwargs)
@@ -269,3 +267,54 @@ def poison(data: torch.Tensor) -> None:
 def sizes(shape: Sequence[Any]) -> list[int]:
     """A shape as plain numbers."""
     return [int(n) for n in shape]
+
+
+def tensor_of(value: Any) -> torch.Tensor:
+    """A value or number as a tensor."""
+    value = raw(value)
+    if isinstance(value, torch.Tensor):
+        return value
+    kind = torch.float32 if isinstance(value, float) else None
+    return torch.tensor(int(value) if isinstance(value, Whole) else value, dtype=kind)
+
+
+def unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], RegisterValue]:
+    """A function of tensors as one of values, element by element."""
+    return lambda x: RegisterValue(function(tensor_of(x)))
+
+
+def _reduction(function: Callable[..., torch.Tensor]) -> Callable[..., RegisterValue]:
+    def reduce(
+        x: RegisterValue, axis: Any = None, keep_dims: Any = False, **_: object
+    ) -> RegisterValue:
+        data = x.data.reshape(-1) if axis is None else x.data
+        dim = 0 if axis is None else int(axis)
+        found = function(data, dim)
+        return RegisterValue(found.unsqueeze(dim) if keep_dims else found)
+
+    return reduce
+
+
+def _sum(data: torch.Tensor, dim: int) -> torch.Tensor:
+    """In the type that Triton adds in."""
+    kinds = {torch.bfloat16: torch.float32, torch.bool: torch.int32, torch.int8: torch.int32}
+    return data.sum(dim, dtype=kinds.get(data.dtype, data.dtype))
+
+
+def _flat(items: Sequence[Any]) -> Sequence[Any]:
+    return items[0] if len(items) == 1 and isinstance(items[0], list | tuple) else items
+
+
+METHODS: Mapping[str, Callable[..., Any]] = {
+    "reshape": lambda x, *shape: RegisterValue(x.data.reshape(sizes(_flat(shape)))),
+    "permute": lambda x, *order: RegisterValue(x.data.permute(sizes(_flat(order)))),
+    "trans": lambda x: RegisterValue(x.data.mT),
+    "expand_dims": lambda x, axis: RegisterValue(x.data.unsqueeze(int(axis))),
+    "sum": _reduction(_sum),
+    "max": _reduction(torch.amax),
+    "min": _reduction(torch.amin),
+    "exp": unary(torch.exp),
+    "abs": unary(torch.abs),
+    "cast": lambda x, dtype, **_: x.to(dtype),
+}
+"""Methods of tensors."""

@@ -12,7 +12,7 @@ from kagent_sandbox.data.verdict import Stage
 from kagent_sandbox.judge.arena.layout import pitch_of
 from kagent_sandbox.judge.check.checker import place_plan
 from kagent_sandbox.judge.check.inputs import UnseenInputs
-from kagent_sandbox.judge.check.spot_checks import SpotReading
+from kagent_sandbox.judge.check.spot_reading import SpotReading
 from kagent_sandbox.judge.timing import metrics
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class TimedBlocks:
             input_set = self.checker.sampler.fresh(case)
             stale = self.checker.sampler.stale(self.case)
             with self.session.paused():
-                placement.write(input_set, stale)
+                placement.write(input_set.tensors, stale)
         self.session.run(placement, self.case.name)
         with self.session.clock.part("compare"), self.session.paused():
             self.checker.reject_tampering(placement, self.case, Stage.MEASURE)
@@ -202,7 +202,7 @@ class TimedBlocks:
             stale = self.checker.sampler.stale(self.case)
             with self.session.paused():
                 for placement, input_set in zip(placements, input_sets, strict=True):
-                    placement.write(input_set, stale)
+                    placement.write(input_set.tensors, stale)
         return input_sets
 
     def _run_once(self, placements: Sequence[PlanPlacement]) -> None:

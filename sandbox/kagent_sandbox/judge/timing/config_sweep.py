@@ -223,7 +223,7 @@ class Sweeper:
         """
         with session.clock.part("inputs"), session.paused():
             for placement in placements:
-                placement.write_inputs(input_set)
+                placement.write_inputs(input_set.tensors)
 
 
 def distinct(built: Built, case: Case) -> list[int]:

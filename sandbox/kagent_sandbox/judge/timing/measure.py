@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kagent_sandbox.data.build import Contender
-from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Stage, Status
+from kagent_sandbox.data.verdict import CaseError, IncumbentWrong, Passed, Rejected, Stage, Status
 from kagent_sandbox.device.interface import LaunchFailed
-from kagent_sandbox.errors import IncumbentWrong
 from kagent_sandbox.judge.arena.layout import pitch_of
 from kagent_sandbox.judge.arena.session import CandidateRejected, LauncherSession
 from kagent_sandbox.judge.check.checker import Checker

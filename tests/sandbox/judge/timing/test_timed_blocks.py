@@ -10,12 +10,12 @@ from judging import BODY, GOOD, SLOW, built, compiled, write_task
 from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.task import load_task
-from kagent_sandbox.data.verdict import Comparison, Passed, Rejected, Stage, Status
+from kagent_sandbox.data.verdict import Comparison, IncumbentWrong, Passed, Rejected, Stage, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.cpu.traits import TRAITS as CPU
 from kagent_sandbox.device.cuda.traits import TRAITS as GPU
 from kagent_sandbox.device.interface import nothing
-from kagent_sandbox.errors import IncumbentWrong, MachineError
+from kagent_sandbox.errors import MachineError
 from kagent_sandbox.judge.arena.placement import PlanPlacement
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.timing import versus_incumbent
@@ -404,14 +404,14 @@ def test_every_execution_has_inputs_that_nobody_has_seen(cpu, monkeypatch):
     drawn = []
     write = PlanPlacement.write
 
-    def note(placement, input_set, stale):
-        drawn.append(input_set.number)
-        write(placement, input_set, stale)
+    def note(placement, inputs, stale):
+        drawn.append(inputs)
+        write(placement, inputs, stale)
 
     monkeypatch.setattr(PlanPlacement, "write", note)
     beside(cpu, GOOD, NEARLY)
     assert len(drawn) > 300
-    assert len(set(drawn)) == len(drawn)
+    assert len({id(inputs) for inputs in drawn}) == len(drawn)
 
 
 def test_nothing_that_a_process_wrote_down_reaches_the_next(cpu):
