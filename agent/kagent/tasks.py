@@ -26,7 +26,7 @@ class Seed:
     path: Path
 
     def source(self) -> str:
-        """Its text.
+        """Text of the seed.
 
         Raises:
             UserError: It cannot be read, or is not UTF-8.

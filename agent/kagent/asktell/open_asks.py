@@ -36,7 +36,7 @@ class OpenAsk:
     id: int
     """Number of the ask."""
     operator: Operator
-    """How the answer comes to be: rewrite, repair, crossover, ..."""
+    """Operator that makes the answer: rewrite, repair, crossover, ..."""
     parent: int
     """Id of the candidate that is to be improved."""
     card: str

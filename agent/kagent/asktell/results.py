@@ -24,13 +24,15 @@ class Result:
     again: bool
     """Whether it had been told before, so that nothing was added."""
     fault: str
-    """Why the reply holds no kernel; empty if it holds one."""
+    """Reason why the reply holds no kernel; empty if it holds one."""
     verdict: Verdict | None
     """The judge's verdict; None while it is queued."""
     speed_up: float | None
     """Ratio to the best of torch; None if it was rejected or is not judged."""
     looked: Precheck | None
-    """Of a queued answer: whether it builds, and is right as far as seen."""
+    """Precheck of a queued answer: whether it builds and, as far as it was run, computes the right
+    values.
+    """
     promoted: bool
     """Whether it is the best now."""
 

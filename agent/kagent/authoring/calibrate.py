@@ -193,7 +193,7 @@ def _under(context: Callable[[], AbstractContextManager[Any]]) -> Way:
 
 
 def _in_float32(sampler: InputSampler, inputs: InputSet) -> tuple[torch.Tensor, ...]:
-    """As kernels do that keep all between in registers."""
+    """Compute in float32 throughout, like kernels that keep intermediate values in registers."""
     tensors = {
         n: t.float() if t.is_floating_point() and t.dtype.itemsize < 4 else t
         for n, t in inputs.tensors.items()

@@ -80,7 +80,7 @@ class IndexResult:
     dim: int | None
 
     def mask(self, values: int) -> str:
-        """Where the result is right, as Python code; `values` is the number of its values."""
+        """Python code of the mask of right elements; `values` is the result's number of values."""
         i, v = self.result, values
         return f"_as_right(results[{i}], expected[{i}], exact[{v}], rounded[{v}], {self.dim})"
 

@@ -58,7 +58,7 @@ class DraftCase:
     words: str = ""
 
     def name(self, kind: str) -> str:
-        """Its name among a kind's cases."""
+        """Name among the cases of one kind."""
         short = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
         size = "x".join(str(s) for s in self.sizes.values()) or "fixed"
         return "_".join(p for p in (kind, short.get(self.dtype, self.dtype), size, self.words) if p)
@@ -282,7 +282,7 @@ class TaskDraft:
         return list(dict.fromkeys(found)) if others else []
 
     def _meaning(self, name: str) -> str:
-        """Where a dimension comes from."""
+        """Text that says which argument a dimension is read from."""
         for i in self.trace.used:
             for d, size in enumerate(self.trace.shapes[i]):
                 if size == name:
@@ -643,7 +643,7 @@ class TaskDraft:
         by_value = {n: f for n, f in zip(example.shape, formulas, strict=True) if n > 1}
 
         def sizes(values: Sequence[int]) -> str:
-            """Of the argument's own size at that place, or of an equal one anywhere."""
+            """Write sizes as formulas: the argument's own at that place, or an equal one anywhere."""
             same = len(values) == len(example.shape)
             found = [
                 formulas[d] if same and v == example.shape[d] else by_value.get(v, v)

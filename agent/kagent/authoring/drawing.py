@@ -1,4 +1,4 @@
-"""How the tensors of an example call are drawn, so that a task draws others like them."""
+"""Distributions of an example call's tensors, so that a task draws others like them."""
 
 from __future__ import annotations
 

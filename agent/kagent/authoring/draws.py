@@ -80,7 +80,7 @@ def offsets(
     generator: torch.Generator,
     device: torch.device,
 ) -> torch.Tensor:
-    """Where `count` sequences of random lengths begin, from 0, and where the last ends: `total`.
+    """Starts of `count` sequences of random lengths, the first 0, and the end of the last: `total`.
 
     Args:
         count: Number of sequences.

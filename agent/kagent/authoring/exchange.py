@@ -75,7 +75,7 @@ class Definition(_Record):
 
 
 class InputDescriptor(_Record):
-    """Where a workload's input comes from."""
+    """Source of a workload's input."""
 
     type: Literal["random", "scalar", "safetensors", "custom"]
     value: Number | None = None
@@ -106,7 +106,7 @@ class SourceFile(_Record):
 
 
 class Spec(_Record):
-    """How a solution is built and called."""
+    """Build and call of a solution."""
 
     language: Text
     target_hardware: Annotated[Sequence[Text], Field(min_length=1)]
@@ -158,7 +158,7 @@ class Performance(_Record):
 
 
 class Environment(_Record):
-    """Where a trace was measured."""
+    """Machine on which a trace was measured."""
 
     hardware: Text
     libs: Mapping[str, str] = {}

@@ -53,7 +53,7 @@ USUAL = (
     ),
     *(SequenceSizes(1, 1024, 1024, 32), SequenceSizes(8, 1024, 2048, 32)),
 )
-"""Where there are no workloads: decoding, and prefilling."""
+"""Sizes for definitions without workloads: decoding, and prefilling."""
 
 
 def elements(inputs: Inputs, dims: Mapping[str, float]) -> float:
@@ -138,7 +138,7 @@ def _places(inputs: Inputs, name: str, per_place: int, dims: Mapping[str, int]) 
 
 
 def _least_keys(inputs: Inputs, dims: Mapping[str, int], wanted: int) -> int:
-    """As many pages or tokens as the queries of all sequences need at least."""
+    """Number of pages or tokens: as wanted, or as many as the queries of all sequences need."""
     keys = next((s for s in inputs.sequences if not s.queries), None)
     return wanted if keys is None else max(wanted, inputs.value(_needed(inputs, keys), dims))
 

@@ -350,7 +350,7 @@ def _numbers(found: Inputs, name: str, tensor: Tensor) -> Numbers:
 
 
 def _with_pages(found: Inputs, sequences: Sequences) -> Sequences:
-    """The same with the page size of what the offsets divide."""
+    """Add the page size to sequences: the size of what the offsets divide."""
     for numbers in found.numbers:
         if found.tensors[numbers.name].shape == (sequences.total,):
             size = _page_size(found, numbers.pool)

@@ -527,7 +527,7 @@ def _reference_py(problem: _Problem, data: Mapping[str, Any]) -> str:
 
 
 def _where(dim: str, arguments: Sequence[Mapping[str, Any]]) -> str:
-    """Where a function of reference.py finds a dimension."""
+    """Expression by which a function of reference.py reads a dimension."""
     for argument in arguments:
         for i, size in enumerate(argument.get("shape", ())):
             if size == dim:

@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 LEAST_SIZE = 8
 """Smaller dimensions stay as in the example: channels, kernels' widths, pairs."""
 MANY_ARGUMENTS = 12
-"""From so many tensors on, the sizes of a module's parameters stay as in the example."""
+"""Number of tensors from which on the sizes of a module's parameters stay as in the example."""
 CHECK_ELEMENTS, CHECK_WORK = 6e4, 2e7
 """Elements and operations of a check case, about: a case takes milliseconds on a CPU."""
 LARGE_ELEMENTS, LARGE_WORK = 1e6, 3e8

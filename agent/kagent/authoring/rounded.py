@@ -61,7 +61,9 @@ def _rounds_as_right(
     function: str
 
     def mask(self, values: int) -> str:
-        """Where the result is right, as Python code; `values` is the number of what was rounded."""
+        """Python code of the mask of right elements; `values` is the number of values that were
+        rounded.
+        """
         i = self.result
         return (
             f"_rounds_as_right(results[{i}], expected[{i}], exact[{values}], rounded[{values}], "

@@ -1,4 +1,6 @@
-"""Which run the next slice of the budget is spent on. Pure, from what the runs' folders say."""
+"""Choice of the run that gets the next slice of the budget. Pure: it depends on the runs' folders
+alone.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class BudgetUsed:
 
     @classmethod
     def of(cls, history: History) -> BudgetUsed:
-        """That of a run's folder."""
+        """Budget that a run has used, from its history."""
         waiting = sum(p.operator not in FREE for p in history.pending)
         return cls(history.lineage.counted, waiting, history.spent.dollars)
 

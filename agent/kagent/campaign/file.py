@@ -194,7 +194,7 @@ def _kind_of(device: str, on: str) -> Kind:
 
 
 def places_of(device: str, on: str) -> int:
-    """How many runs can be judged on a device at once: on a cluster one for each such GPU.
+    """Number of runs that a device can judge at once: on a cluster one for each such GPU.
 
     Args:
         device: As a campaign names it.

@@ -44,7 +44,7 @@ class AskQueue:
         self._failures = 0
 
     def open(self) -> Iterator[Ask]:
-        """Those that are open, in order."""
+        """Open asks, in order."""
         return iter(sorted(self._calls.values(), key=lambda b: b.id))
 
     @property

@@ -56,14 +56,14 @@ class Evaluation:
     task: asyncio.Task[Candidate] | None = None
 
     def finish(self) -> None:
-        """Its verdict is recorded: let the next one be timed, and go of binaries and the past."""
+        """Free binaries and history, and let the next candidate be timed: the verdict is recorded."""
         self.built = self.before = None
         self.recorded.set()
 
 
 class Evaluator:
-    """Flies proposals. `incumbent` is what they are timed against: its id and what was built of
-    it.
+    """Takes proposals to their verdicts. `incumbent` is what they are timed against: its id and
+    what was built of it.
     """
 
     def __init__(
@@ -188,8 +188,8 @@ class Evaluator:
     async def _judged(
         self, evaluation: Evaluation, withdrawals: list[Withdrawal]
     ) -> tuple[Verdict, Tuned | None]:
-        """Its verdict, and the constants that it was given before. Incumbents that are found wrong
-        beside it are added to `withdrawals`.
+        """Return the verdict, and the constants that the candidate was given before. Incumbents
+        that are found wrong beside it are added to `withdrawals`.
         """
         assert evaluation.built is not None
         number = evaluation.proposal.id

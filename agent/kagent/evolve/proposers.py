@@ -35,7 +35,7 @@ class StoringProposer:
 
     @property
     def evaluations(self) -> int:
-        """Its proposals that were charged to its budget."""
+        """Number of its proposals that were charged to the budget."""
         return sum(c.counts for c in self.history.lineage)
 
 

@@ -136,7 +136,7 @@ def ratio(torch: Timing, kernel: Timing) -> tuple[float, float, float]:
 
 
 def _verdict(point: PointRecord, name: str, torch: Timing, mine: Timing) -> str:
-    """As measured; of an older library, what the bounds of its times allow to say."""
+    """Verdict as measured; for an older library, as far as the bounds of its times allow."""
     known = point.verdicts.get(name)
     return known or speed_verdict(*ratio(torch, mine)[1:])
 

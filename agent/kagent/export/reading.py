@@ -43,7 +43,7 @@ class OnDisk:
         return [p for p, digest in self.files.items() if hash_of(self.folder / p) != digest]
 
     def contents(self) -> dict[str, bytes]:
-        """Its files as they are now, by path; none that is missing, or leads out of the folder.
+        """Read the present files by path. Missing ones and links out of the folder are left out.
 
         Raises:
             UserError: One cannot be read.

@@ -104,7 +104,7 @@ class KernelRecord:
 
     @property
     def written_in(self) -> Language:
-        """Its language."""
+        """Language of the kernel."""
         return language(self.language)
 
 

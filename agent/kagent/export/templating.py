@@ -61,7 +61,7 @@ def _defused(found: re.Match[str]) -> str:
 
 
 def code(text: object) -> str:
-    """The same in a code span: names, shapes, signatures."""
+    """Escape a text for a code span: names, shapes, signatures."""
     return f"`{one_line(text).replace('`', chr(39)).replace('|', '¦') or ' '}`"
 
 
@@ -72,7 +72,7 @@ def one_line(text: object) -> str:
 
 
 def in_docstring(text: object) -> str:
-    """The same in a docstring, which it does not end."""
+    """Escape a text for a docstring, so that it cannot end it."""
     return one_line(text).replace("\\", "/").replace('"', "'")
 
 

@@ -83,7 +83,7 @@ def files_view(done: ExportedFiles) -> RenderableType:
 
 
 def files_json(done: ExportedFiles) -> Mapping[str, Any]:
-    """The same as data, without texts."""
+    """Return the table of files as data, without texts."""
     found = {"operators": [to_json(o) for o in done.operators]}
     return {"folder": str(done.folder), "files": list(done.files), **without_texts(found)}
 
@@ -129,5 +129,5 @@ def _cells(line: Line) -> list[str]:
 
 
 def certificate_json(found: Certificate) -> Mapping[str, Any]:
-    """The same as data."""
+    """Return the certificate as data."""
     return {**to_json(found), "ok": found.ok}

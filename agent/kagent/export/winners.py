@@ -39,7 +39,7 @@ class Winner:
 
     @property
     def source(self) -> str:
-        """Its file, as it was judged."""
+        """File of the winner, as it was judged."""
         return self.candidate.proposal.source
 
     @property

@@ -1,1 +1,1 @@
-"""Where builders and judges run: on this machine, or on the nodes of a Ray cluster."""
+"""Machines on which builders and judges run: this one, or the nodes of a Ray cluster."""

@@ -28,7 +28,7 @@ from kagent.fleet.station import Say, Station
 from kagent.fleet.worker import BuildWorker, JudgeWorker
 
 MOST_BUILDERS = 8
-"""Of one run, unless more are asked for: a model's run has fewer builds at once."""
+"""Most builders of one run, unless more are asked for. A model's run has fewer builds at once."""
 CPU = "cpu"
 _TASK_FILES = ("task.toml", "reference.py", "calibration.json")
 _FOREVER: Mapping[str, Any] = {"max_restarts": -1, "max_task_retries": 0}
@@ -57,7 +57,7 @@ class RayFleet:
         return any(self._fits(n) for n in nodes(connect(self._on)))
 
     def gpus(self) -> int:
-        """Those of all nodes, of the type that is asked for."""
+        """Number of GPUs on all nodes, of the type that is asked for."""
         return sum(n.gpus for n in nodes(connect(self._on)) if self._fits(n))
 
     def _fits(self, node: Node) -> bool:

@@ -44,7 +44,7 @@ class Wanted:
 
 
 def relation(record: Remembered, task: Task) -> str:
-    """How a run's task is related to another one; empty where it is not.
+    """Relation of a run's task to another one; empty if there is none.
 
     A kernel of another function cannot pass the check, however like it is called. So seeds come
     from tasks with the same operation (see `operation_of`), or of the same name. What techniques

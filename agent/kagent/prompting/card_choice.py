@@ -44,9 +44,7 @@ def choose_cards(
 def _fitting(
     ask: Ask, deck: Sequence[Card], helpful: Collection[Card], decisive: Collection[Card]
 ) -> list[Card]:
-    """Those of an ask's share that are new to its parent, of them the decisive ones; where there
-    are none, the next best.
-    """
+    """Cards of an ask's share that are new to its parent: decisive ones, or else the next best."""
     share = [c for c in _share(ask, deck, decisive) if c in helpful]
     others = [c for c in deck if c in helpful]
     tried = _tried(ask)

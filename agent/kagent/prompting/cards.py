@@ -39,12 +39,14 @@ _EXCEPT = re.compile(r"any except ([\w, ]+)")
 
 
 Tasks = str | tuple[str, ...]
-"""Of which tasks: "any", "any except A, B", or a list of names."""
+"""Tasks that a card is for: "any", "any except A, B", or a list of names."""
 LanguageName = Annotated[str, pydantic.AfterValidator(lambda name: language(name).name)]
 
 
 class Priority(BaseModel):
-    """Where a card is decisive: it comes first while the task is far from its ceiling."""
+    """Tasks, targets and bounds for which a card is decisive: it then comes first while the task is
+    far from its ceiling.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

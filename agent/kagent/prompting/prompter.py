@@ -199,7 +199,9 @@ class Prompter:
         return self._cards[name]
 
     def _card_text(self, card: Card, operator: Operator, parent: MeasuredText) -> str:
-        """Its text for the parent's language; for those that may be chosen where there is none."""
+        """Text of a card for the parent's language, or, without a parent, for the languages that
+        may be chosen.
+        """
         shown = card.written_in(parent.languages) if operator is not Operator.REWRITE else ()
         shown = shown or card.written_in(self._languages) or card.front.languages
         return card.text(shown, self._device.target.capability)

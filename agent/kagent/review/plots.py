@@ -147,7 +147,7 @@ def _value(r: Ratio | Comparison) -> float:
 
 
 def race_notes(final: FinalRace, lineage: Lineage) -> list[str]:
-    """Who did not run, and why: baselines case by case, and finalists that failed."""
+    """List what did not run, and why: baselines case by case, and finalists that failed."""
     labels = candidate_labels(lineage)
     notes = [
         f"{labels.get(name, name)} failed: {v.status} ({v.stage}) {first_line(v)}"

@@ -45,7 +45,9 @@ def page_data(manifest: Manifest, history: History) -> Json:
 
 
 def shown(value: Any) -> Any:
-    """The same as a page shows it: null for numbers that JSON does not have, visible characters."""
+    """Convert data for a page: numbers that JSON does not have become null, invisible characters
+    visible.
+    """
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, float):

@@ -176,7 +176,9 @@ def losses(history: History) -> list[Loss]:
 
 
 def _visible_cases(speed: Speed) -> str:
-    """Where a candidate is below the best of torch; otherwise the case where it gains the least."""
+    """Describe the cases in which a candidate is slower than the best of torch, or else the case
+    where it gains the least.
+    """
     texts = {n: f"{n} ({math.exp(log):.3f}×)" for n, log in speed.cases.items()}
     behind = [texts[n] for n, log in speed.cases.items() if log < 0]
     if behind:

@@ -20,7 +20,7 @@ class Regime(StrEnum):
 
     ALL = "all calls"
     SHORT = "short calls"
-    """Those whose work takes less than `SHORT_US` at the roofline."""
+    """Calls whose work takes less than `SHORT_US` at the roofline."""
     LONG = "long calls"
 
 

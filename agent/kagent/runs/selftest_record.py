@@ -98,7 +98,7 @@ def told(environment: Mapping[str, object]) -> str | None:
 
 
 def line(environment: Mapping[str, object]) -> str | None:
-    """The same for a terminal, where nothing else says what it is about."""
+    """Describe the record in one line for a terminal, with the words that say what it is about."""
     text = told(environment)
     return None if text is None else f"selftest: {text}"
 

@@ -129,7 +129,7 @@ class History:
     elapsed_s: float  # working time over all sessions, without asking and telling
     recalled: Recalled | None = None  # what the run took from memory; None: it was not asked
     timed_configs: Mapping[int, tuple[TimedConfig, ...]] = field(default_factory=dict)
-    """By candidate: what was tried of its constants before its verdict."""
+    """Configurations that were timed before a candidate's verdict, by candidate."""
     events: tuple[StoredEvent, ...] = field(default=(), repr=False)  # then the analyses
 
     @property

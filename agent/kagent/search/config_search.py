@@ -98,7 +98,9 @@ class ConfigSearch:
         return float(np.max(self._expected_gains(self._rows[left], over=over)))
 
     def _news(self, rows: NDArray[np.int64], taken: Collection[Config]) -> NDArray[np.float64]:
-        """How much of configurations was seen little: one over each value's count, float64 (n,)."""
+        """Novelty of configurations: the sum over their values of one over the value's count,
+        float64 (n,).
+        """
         counts = sum(np.equal(rows, np.array(t)).astype(np.float64) for t in taken)
         return np.asarray(np.sum(1 / (1 + 2 * counts), axis=1))
 

@@ -203,17 +203,17 @@ class _Finder(ast.NodeVisitor):
         self.edits.append(TextEdit(*self._text.span(node), f"{node.name} as {self._names[name]}"))
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        """Its name has no position in the tree."""
+        """Refuse an exception's name: the tree does not give its position."""
         self._refuse(node.name)
         self.generic_visit(node)
 
     def visit_MatchAs(self, node: ast.MatchAs) -> None:
-        """Neither has a capture's."""
+        """Refuse a capture's name: the tree does not give its position."""
         self._refuse(node.name)
         self.generic_visit(node)
 
     def visit_MatchStar(self, node: ast.MatchStar) -> None:
-        """Nor this one's."""
+        """Refuse a capture's name, too."""
         self._refuse(node.name)
 
     def visit_MatchMapping(self, node: ast.MatchMapping) -> None:

@@ -328,7 +328,7 @@ class _Started(Generic[K, P]):
         return future.result()
 
     def all(self) -> list[P]:
-        """Those that run."""
+        """Return all that are open."""
         with self._lock:
             return [f.result() for f in self._found.values() if f.done()]
 

@@ -58,7 +58,7 @@ def escapes(seen: EntryOutcome, token: str) -> list[str]:
 
 
 def escaped(seen: EntryOutcome, how: list[str]) -> EntryOutcome:
-    """The same, but what an attack achieved outranks any verdict."""
+    """Outcome for comparison. What an attack achieved outranks any verdict."""
     if not how:
         return seen
     text = f"{'; '.join(how)} (its verdict: {seen.outcome} {seen.message})".strip()

@@ -26,7 +26,9 @@ from kagent.selftest.machine_checks import Check, machine_checks
 from kagent.selftest.runner import EntryResult, run
 
 Observer = Callable[[str | EntryResult | Check], None]
-"""Is told what is being done, and every result and check as soon as it is there."""
+"""Function that is called with what is being done, and with every result and check as soon as it is
+there.
+"""
 
 
 @dataclass

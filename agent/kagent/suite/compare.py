@@ -139,7 +139,7 @@ def _only_device(side: SuiteResults) -> str:
 
 
 def _differs(before: ProblemResult, after: ProblemResult, devices: tuple[str, str]) -> str:
-    """Why two results of one problem do not compare; "" if they do."""
+    """Reason why two results of one problem do not compare; "" if they do."""
     if not (before.progress.finished and after.progress.finished):
         return "not finished in both"
     if FailedStep.MACHINE in (before.progress.step, after.progress.step):

@@ -28,13 +28,13 @@ _MOST_BYTES = 64 << 20
 
 
 class ProblemState(StrEnum):
-    """How far a problem has come."""
+    """State of a problem."""
 
     WAITING = "waiting"
     BEGUN = "begun"
     """Work on it has begun; a suite that goes on continues there."""
     DONE = "done"
-    """Its search is over, and a kernel of it passed all checks."""
+    """The search is over, and a kernel passed all checks."""
     FAILED = "failed"
     """`ProblemProgress.step` failed; `ProblemProgress.reason` says why."""
 
@@ -43,7 +43,7 @@ class FailedStep(StrEnum):
     """The step at which a problem failed."""
 
     TASK = "task"
-    """It was read or imported, and the task checked."""
+    """The problem was read or imported, and its task was checked."""
     SEED = "seed"
     """A kernel to start from was made, found or checked."""
     SEARCH = "search"
@@ -53,7 +53,7 @@ class FailedStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProblemProgress:
-    """How far one problem has come.
+    """Progress of one problem.
 
     Attributes:
         state: How far.
@@ -95,7 +95,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config) -> Settings:
-        """Those of a configuration."""
+        """Settings of a suite, from a configuration."""
         return cls(config.budget, config.lang, config.proposer, config.model, config.max_time)
 
     @property
@@ -133,7 +133,7 @@ class Record:
     format: int = FORMAT
 
     def of(self, problem: Problem) -> ProblemProgress:
-        """How far a problem has come."""
+        """Progress of a problem."""
         return self.progress.get(problem.name, ProblemProgress())
 
     def noted(self, problem: Problem, **changes: Any) -> Self:
@@ -161,7 +161,7 @@ class Record:
 
     @property
     def device_text(self) -> str:
-        """Where they run, in words, before a race says it."""
+        """Name of the device, in words, before a race gives it."""
         raise NotImplementedError
 
 

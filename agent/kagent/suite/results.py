@@ -77,7 +77,7 @@ class ProblemResult:
 
 @dataclass(frozen=True, slots=True)
 class SpeedupStatistics:
-    """How much faster winners are than one opponent.
+    """Speed-ups of winners over one opponent.
 
     Attributes:
         problems: Correct problems on which the opponent ran.

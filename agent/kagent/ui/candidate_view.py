@@ -155,7 +155,7 @@ def source_diff(before: Candidate, after: Candidate) -> list[str]:
 
 
 def styled_diff(before: Candidate, after: Candidate) -> Text:
-    """The same, coloured."""
+    """Return the diff in colour."""
     styles = {"+": "green", "-": "red", "@": "cyan"}
     lines = source_diff(before, after)
     return Text("\n").join(Text(line, styles.get(line[:1], "")) for line in lines)

@@ -194,7 +194,7 @@ def run_view(store: RunStore, history: History) -> RenderableType:
 
 
 def _baselines_text(history: History) -> str | None:
-    """When the baselines of the search were measured; None where that is not known."""
+    """Time at which the search's baselines were measured; None if it is not known."""
     events = [e for e in history.events if e.kind == "baselines"]
     if not events:
         return None

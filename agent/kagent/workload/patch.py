@@ -304,7 +304,7 @@ def _times(
 
 
 def _ratio(before_us: Sequence[float], after_us: Sequence[float]) -> Interval:
-    """Before / after, from steps of the same rounds."""
+    """Ratio before / after, from steps of the same rounds."""
     paired = PairedSamples(a=tuple((us,) for us in after_us), b=tuple((us,) for us in before_us))
     return estimates.ratio(paired, np.random.default_rng(0))
 

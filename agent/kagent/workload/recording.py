@@ -221,7 +221,7 @@ _OPAQUE = _Opaque()
 
 
 def _map(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """The same tuples, lists and dicts, with something else for each tensor."""
+    """Rebuild tuples, lists and dicts with something else in the place of each tensor."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, Mapping):

@@ -213,7 +213,7 @@ def traffic(region: Region, ops: Sequence[Op]) -> tuple[int, int]:
 
 
 def title(region: Region, ops: Sequence[Op]) -> str:
-    """Its operations by name, views left out: add → native_layer_norm."""
+    """Names of the operations, without views: add → native_layer_norm."""
     names = [_packet(ops[i]) for i in region.ops if not ops[i].is_view]
     short: list[str] = []
     for name in names:

@@ -74,14 +74,14 @@ class _Running:
         return self.since + self.host_left_s - time.monotonic()
 
     def goes_on(self, cases: Sequence[BuildCase], host_left_s: float) -> None:
-        """It has sent the result of a case, and traces the next one."""
+        """Note that the fork has sent the result of a case and traces the next one."""
         self.position = self.further.popleft()
         self.case = cases[self.position]
         self.first = False
         self.since, self.host_left_s = time.monotonic(), host_left_s
 
     def heard(self, compiling: str | None) -> None:
-        """It says that a compile starts or has ended."""
+        """Note that a compile starts or has ended."""
         now = time.monotonic()
         if not self.compiling:
             self.host_left_s -= now - self.since

@@ -231,7 +231,7 @@ class Builder:
         return found, answers.lost or full
 
     def _with_loops(self, built: Built) -> Built:
-        """The same with the loops of its machine code, or a remark that says why there are none.
+        """Add the loops of the machine code, or a remark that says why there are none.
 
         What fails here is no fault of the candidate: its verdict does not wait for it.
         """

@@ -41,11 +41,11 @@ class Tier(StrEnum):
     T0 = "T0"
     """Process group, subreaper, limits, clean environment: stops accidents, not attacks."""
     T1 = "T1"
-    """And no_new_privs, Landlock, seccomp, and another user where the caller is root."""
+    """T0, no_new_privs, Landlock, seccomp, and another user where the caller is root."""
     T2 = "T2"
-    """And namespaces: processes, network, IPC objects, mounts with /proc, /tmp, /dev/shm."""
+    """T1 and namespaces: processes, network, IPC objects, mounts with /proc, /tmp, /dev/shm."""
     T3 = "T3"
-    """And a control group: the kernel limits memory and processes of the whole subtree."""
+    """T2 and a control group: the kernel limits memory and processes of the whole subtree."""
 
 
 ISOLATION = "KAGENT_ISOLATION"

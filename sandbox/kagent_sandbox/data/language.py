@@ -91,7 +91,7 @@ def language(name: str) -> Language:
 
 
 def languages_of(kind: str) -> tuple[Language, ...]:
-    """Those of a kind of device."""
+    """Languages of a kind of device."""
     return tuple(each for each in LANGUAGES.values() if each.kind == kind)
 
 

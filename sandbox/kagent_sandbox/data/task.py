@@ -425,7 +425,7 @@ class Task(_Model):
         return self.formula(self.bytes, case)
 
     def min_written(self, case: Case) -> float:
-        """Those of `min_bytes` that are written."""
+        """Bytes of `min_bytes` that are written."""
         return self.formula(self.written, case)
 
     def flop_count(self, case: Case) -> float:
@@ -597,8 +597,8 @@ class Reference(Protocol):
         """Expert libraries that can be imported here, by name: further baselines. May be empty."""
 
     def accept(self, results: object, expected: object, **arguments: object) -> object:
-        """Where a result's other value is as right as the reference's; only of tasks that declare
-        `accept = true`. Per result True, False, or a mask of its shape.
+        """Elements at which another value than the reference's is as right; only of tasks that
+        declare `accept = true`. Per result True, False, or a mask of its shape.
         """
 
 

@@ -31,7 +31,7 @@ class Status(StrEnum):
     COMPILE_ERROR = "COMPILE_ERROR"
     """The compiler, or Python, refused the source."""
     POLICY = "POLICY"
-    """It did what a candidate may not do, or leaves the process that calls it changed; the message
+    """It broke a rule for candidates, or leaves the process that calls it changed; the message
     names the rewrite.
     """
     RESOURCE_LIMIT = "RESOURCE_LIMIT"
@@ -53,7 +53,7 @@ class Status(StrEnum):
     SUSPECT = "SUSPECT"
     """Faster than the bytes that must move allow, or the clocks disagree."""
     DUPLICATE = "DUPLICATE"
-    """The same text, syntax tree or plans as an earlier candidate."""
+    """It has the text, syntax tree or plans of an earlier candidate."""
     TAMPER = "TAMPER"
     """It changed memory outside of its buffers or an input, or its plan is not what it does."""
 

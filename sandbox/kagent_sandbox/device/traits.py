@@ -54,8 +54,8 @@ class Placements:
         return self.least == self.most
 
     def lasting(self, us: float, *, most: int | None = None) -> int:
-        """So many executions of `us` microseconds each that they last for the span, within
-        bounds; `most` is another upper one.
+        """Number of executions, of `us` microseconds each, that last for the span, within bounds;
+        `most` replaces the upper one.
         """
         return executions_for(self.span_us, us, self.least, self.most if most is None else most)
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 MOST_ELEMENTS = 1 << 17
 """Most elements of all arguments of a case together: larger cases are skipped."""
 MOST_SIMULATED_ELEMENTS = 1 << 21
-"""The same of a simulated one, which computes whole tiles with torch."""
+"""Most elements of a simulated kernel, which computes whole tiles with torch."""
 MOST_PROGRAMS = 2048
 """Most programs of a case's launches together, of some 5 ms each: larger cases are skipped."""
 CASE_LIMIT_S = 60.0

@@ -121,7 +121,7 @@ class ChildHandle:
         return self._pid
 
     def pid(self) -> int | None:
-        """Its process, as seen from here. None when it ended."""
+        """Process id as seen from here; None after the end."""
         answer = self._ask("pid")
         return answer if isinstance(answer, int) else None
 

@@ -156,7 +156,7 @@ def _tickets(folder: Path) -> list[str]:
 
 
 def _conflict(folder: Path, own: str) -> str | None:
-    """Who has a turn that this ticket waits for; None: it is this ticket's turn."""
+    """Holder of the turn that this ticket waits for; None if it is this ticket's turn."""
     timing = own.endswith("-timing")
     for name in _tickets(folder):
         if name >= own:

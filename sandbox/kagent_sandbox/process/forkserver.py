@@ -120,7 +120,7 @@ class ForkServer:
 
     @property
     def folder(self) -> Path:
-        """Its folder of temporary files, in which children have theirs."""
+        """Folder of temporary files; children have theirs inside."""
         return self._root
 
     @property

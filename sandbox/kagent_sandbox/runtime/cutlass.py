@@ -61,7 +61,7 @@ using make_integer_sequence =
 
 @dataclass(frozen=True, slots=True)
 class CutlassHeaders:
-    """Where the headers are."""
+    """Folder of the headers."""
 
     folder: str  # for the compiler to search
     version: str  # "4.2.0"

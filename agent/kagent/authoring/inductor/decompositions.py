@@ -48,7 +48,7 @@ def _var_mean(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """In two passes: as right as Welford's way, without its state."""
+    """Compute variance and mean in two passes: as exact as Welford's way, without its state."""
     dims = list(range(x.dim())) if not dim else list(dim)
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     count: Any = 1
@@ -67,8 +67,8 @@ def _var_mean(
 def _sort(
     x: Tensor, dim: int = -1, descending: bool = False, count: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """By the number of elements that come before each: quadratic, but Inductor sorts short rows
-    on a GPU alone. Of equal elements the first comes first; NaN counts as the largest.
+    """Sort by the number of elements that come before each. This is quadratic, but Inductor sorts
+    only short rows, and only on a GPU. Equal elements keep their order; NaN counts as the largest.
     """
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
@@ -90,7 +90,7 @@ def _sort(
 def _topk(
     x: Tensor, k: Any, dim: int = -1, largest: bool = True, *_: bool
 ) -> tuple[Tensor, Tensor]:
-    """In order, also where the order is left open."""
+    """Return the k largest in order, also where the caller leaves the order open."""
     return _sort(x, dim, largest, k)
 
 

@@ -235,7 +235,7 @@ class LibraryOperator:
         return self._below_autograd(keys, args)
 
     def _not_differentiable(self, keys: Any, *args: Any) -> Any:
-        """It writes to its arguments, and has a derivative of neither kind."""
+        """Call an operator that writes to its arguments; refuse derivatives of either kind."""
         if forward_ad._current_level >= 0:  # noqa: SLF001
             self._refuse_tangents(args)
         if torch.is_grad_enabled() and any(args[i].requires_grad for i in self._tensors):

@@ -150,7 +150,7 @@ def _launcher(judge: JudgeClient) -> int:
 
 
 def _wait_gone(processes: list[int]) -> list[int]:
-    """Those of the processes that do not end."""
+    """Wait for processes to end; return those that do not."""
     deadline = time.monotonic() + _GONE_S
     while time.monotonic() < deadline:
         left = [p for p in processes if not process_tree.ended(p)]

@@ -18,7 +18,7 @@ from kagent_sandbox.data.plan import TorchOp
 
 
 def in_place(recorder: Recorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """In-place and `out=` forms write the tensors that they name."""
+    """Record an in-place or `out=` form, which writes the tensors that it names."""
     schema = schema_of(func)
     given = dict(zip((a.name for a in schema.arguments if not a.kwarg_only), args, strict=False))
     given |= kwargs

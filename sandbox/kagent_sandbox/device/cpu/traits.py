@@ -1,4 +1,4 @@
-"""How the CPU is measured. Needs neither torch nor a device."""
+"""Traits of the CPU as a device. The module needs neither torch nor a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How NVIDIA GPUs are measured. Needs neither torch nor a device."""
+"""Traits of NVIDIA GPUs as devices. The module needs neither torch nor a device."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Is it right: inputs, references, errors, tolerances."""
+"""Correctness: inputs, references, errors, tolerances."""

@@ -22,8 +22,9 @@ def product_counter() -> FlopCounterMode:
 def _attention_flops(
     query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any
 ) -> int:
-    """Of all scores, as torch counts them, and of fewer heads of keys than of queries, which torch
-    2.11 refuses to count. Arguments are shapes: [batch, heads, length, head size].
+    """Floating-point operations of all scores, as torch counts them. Fewer heads of keys than of
+    queries, which torch 2.11 refuses to count, are counted too. Arguments are shapes: [batch,
+    heads, length, head size].
     """
     batch, heads, length, size = query
     return 2 * batch * heads * length * key[2] * (size + value[3])

@@ -221,7 +221,7 @@ class InputSampler:
     def _changed_elements(
         self, input_set: InputSet, specs: Sequence[TensorSpec], widths: Sequence[int]
     ) -> list[torch.Tensor | None]:
-        """Where the reference changes the arguments that are written, bool [rows, width]; None for
+        """Elements of written arguments that the reference changes, bool [rows, width]; None for
         results. Most of a cache stays as it is: places anywhere would seldom see a write.
         """
         count = len(self.task.results)

@@ -113,8 +113,8 @@ def measure_errors(
 
 
 def _effective(ref: torch.Tensor, square: float, largest: float, eps: float) -> float:
-    """At least the effective number of elements: counting them costs another pass, and large
-    results have enough.
+    """Effective number of elements, or a lower bound of it that is large enough: counting costs
+    another pass.
     """
     least = square / largest**2 if largest > 0 else math.inf
     return _effective_elements(ref, largest) if least < 1 / _bias_share(eps) ** 2 else least

@@ -38,7 +38,7 @@ case of the most lies, none can lie, or hardly ever does."""
 SHAPES = 16
 """Shapes of an empty window that are held against the task's constraints."""
 NEAR = 32
-"""How far a size may be moved to meet them: the nearest multiple of 64 will do."""
+"""Most that a size may be moved to meet the constraints: the nearest multiple of 64 will do."""
 FEW = 3
 """Distinct sizes up to which a dimension of a call must be one of those that were checked."""
 

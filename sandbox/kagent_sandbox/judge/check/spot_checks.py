@@ -34,7 +34,7 @@ class SpotChecks:
     magnitude: torch.Tensor
 
     def some(self, per_row: int) -> SpotChecks:
-        """The same rows with fewer elements of each, drawn anew."""
+        """Keep the rows with fewer elements of each, drawn anew."""
         if per_row >= self.index.shape[1]:
             return self
         kept = torch.randperm(self.index.shape[1])[:per_row].to(self.index.device)

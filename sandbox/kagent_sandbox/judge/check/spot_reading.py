@@ -48,8 +48,7 @@ class SpotReading:
             self.spot_checks.append(_joined(some))
             self._places.append([p.index.flatten() for p in some])
         self.accepted: list[torch.Tensor | None] = [None] * len(results)
-        """Of each result the places at which another value is as right, bool [places]; None: at
-        none."""
+        """Places of each result at which another value is as right, bool [places]; None: none."""
         self._offsets = {size: _cat(parts) for size, parts in offsets.items()}
         self._sizes = sizes
         self._words: dict[int, torch.Tensor] = {}

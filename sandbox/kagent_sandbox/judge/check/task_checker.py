@@ -52,7 +52,7 @@ MOST_EAGER_EPS = 1024.0
 are coarser; and never more than `numerics.MOST_TORCH_ERROR`."""
 BYTES_SLACK = 1.05
 FLOPS_FACTOR = 100.0
-"""How far `flops` may lie from what eager does: it is an estimate, of another algorithm."""
+"""Largest factor between `flops` and what eager does: it is an estimate, of another algorithm."""
 SAME = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Relative differences that two orders of a reference's sums may make, by its dtype."""
 
@@ -165,7 +165,7 @@ def _bench_cases(task: Task, kind: Kind) -> list[Case]:
 
 
 def _sizes(task: Task, case: Case) -> Iterator[tuple[int, int, bool, bool]]:
-    """Of each tensor: elements, bytes, whether it is read, whether it is written."""
+    """Sizes of each tensor: elements, bytes, whether it is read, whether it is written."""
     spec = build_case(task, case)
     for tensor in spec.tensors:
         count = math.prod(tensor.shape)
@@ -394,7 +394,7 @@ Wrong = Omission | tuple[str, str]
 """A wrong result: of a reference without an operation, or of a change to the result of a name."""
 _ZEROS, _SCALED, _MOVED = "zeros", "1.01 times the result", "rows in another order"
 _COARSE = "1.25 times the result"
-"""In 8 bits, where 1.01 times a number mostly is the number."""
+"""Change for results of 8 bits, where 1.01 times a number mostly is the number."""
 _FACTORS = {_SCALED: 1.01, _COARSE: 1.25}
 _KEPT = "the argument as it was"
 _FAULTS = {

@@ -114,11 +114,11 @@ class Shared:
         return Shared(self.data.narrow(int(dim), int(start), int(length)), self.layout)
 
     def reshape(self, shape: Any) -> Shared:
-        """The same elements in another shape."""
+        """Return the elements in another shape."""
         return Shared(self.data.view(sizes(shape)), self.layout)
 
     def permute(self, order: Any) -> Shared:
-        """The same elements in another order of dimensions."""
+        """Return the elements with another order of dimensions."""
         return Shared(self.data.permute(sizes(order)), self.layout)
 
     def overlaps(self, other: Shared) -> bool:
@@ -127,7 +127,7 @@ class Shared:
         return a < b + b_bytes and b < a + a_bytes
 
     def load(self, layout: Any = None) -> RegisterValue:  # noqa: ARG002 - Gluon's signature
-        """Its elements, now."""
+        """Return the present elements."""
         return RegisterValue(self.data.clone())
 
     def store(self, value: RegisterValue) -> None:

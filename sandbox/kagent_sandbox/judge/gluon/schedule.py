@@ -1,4 +1,5 @@
-"""Who goes on: the partitions of a program as threads, one at a time, and copies that land late.
+"""Schedule of a simulated program: its partitions as threads that run one at a time, and copies
+that land late.
 
 A schedule decides at every operation that other partitions can see (barriers, copies, waits). It
 is adverse and repeatable. A partition that waits for products gets there last, so that whoever may
@@ -147,7 +148,7 @@ class ProgramRun:
             raise self._fault if me is self._partitions[0] else _Abandoned
 
     def _next(self) -> Partition:
-        """Who goes on: any that can, those first that need not be last."""
+        """Choose the thread that goes on: any that can, first those that need not be last."""
         if self._fault is None:
             if not self._late and self._landing and self._random.random() < 0.5:
                 self._land()

@@ -55,7 +55,7 @@ class Whole(int):
     dtype = tl.int32
 
     def to(self, dtype: Any, **_: object) -> Any:
-        """It as another type."""
+        """Convert to another type."""
         if dtype.is_int():
             return Whole(int(self))
         return RegisterValue(torch.tensor(int(self), dtype=torch_type(dtype)))
@@ -114,12 +114,12 @@ class RegisterValue:
 
     @property
     def dtype(self) -> Any:
-        """Its type, of Triton's."""
+        """Type, as one of Triton's."""
         return triton_type(self.data.dtype)
 
     @property
     def shape(self) -> list[int]:
-        """Its sizes."""
+        """Sizes of the dimensions."""
         return list(self.data.shape)
 
     @property
@@ -131,11 +131,11 @@ class RegisterValue:
 
     @property
     def T(self) -> RegisterValue:  # noqa: N802
-        """Its transpose."""
+        """Transpose."""
         return RegisterValue(self.data.mT)
 
     def to(self, dtype: Any, **_: object) -> RegisterValue:
-        """It as another type; from floating point to whole numbers by truncation."""
+        """Convert to another type; from floating point to whole numbers by truncation."""
         return RegisterValue(self.data.to(torch_type(dtype)))
 
     def __getattr__(self, name: str) -> Any:
@@ -296,7 +296,7 @@ def _reduction(function: Callable[..., torch.Tensor]) -> Callable[..., RegisterV
 
 
 def _sum(data: torch.Tensor, dim: int) -> torch.Tensor:
-    """In the type that Triton adds in."""
+    """Sum in the type that Triton adds in."""
     kinds = {torch.bfloat16: torch.float32, torch.bool: torch.int32, torch.int8: torch.int32}
     return data.sum(dim, dtype=kinds.get(data.dtype, data.dtype))
 

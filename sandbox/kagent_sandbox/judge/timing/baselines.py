@@ -141,7 +141,7 @@ def measure_baselines(
 
 
 def _outdated(known: Baselines, noise: Noise | None) -> str | None:
-    """Why stored times are not used, or None."""
+    """Reason why stored times are not used, or None."""
     age_s = time.time() - known.measured_at
     if not 0 <= age_s <= MOST_AGE_S:
         when = f"{age_text(age_s)} ago" if known.measured_at and age_s > 0 else "at an unknown time"

@@ -87,7 +87,7 @@ def recheck_on_hard_inputs(
 def _chosen(
     case: Case, check_cases: Sequence[Case], others: int, rng: random.Random
 ) -> Iterator[Case]:
-    """Those with rows of every kind, and so many others; one where there are none of every kind."""
+    """Cases with rows of every kind, and `others` more; at least one case."""
     found = hard_cases(case, check_cases)
     of_every_kind = [w for n in OF_EVERY_KIND if (w := [c for c in found if c.inputs == n])]
     for whole in of_every_kind:

@@ -74,7 +74,7 @@ class Noise:
         return math.hypot(known, of_pairs * math.sqrt(share / pairs))
 
     def change(self, other: Noise) -> str:
-        """Why times of the two moments do not compare, as far as the A/A tests show; else ""."""
+        """Reason why times of the two moments do not compare, by the A/A tests; "" if they do."""
         if not (self.kernel_us and other.kernel_us):
             return "the machine's noise was not known" if self != other else ""
         sd = math.hypot(self.pair_sd, other.pair_sd)

@@ -31,7 +31,7 @@ class RaceBaselines:
 
     @classmethod
     def on(cls, backend: Backend, task: Task) -> Self:
-        """Those of a task on an opened device."""
+        """Baselines of a task on an opened device."""
         return cls(task, backend.race_baselines(), backend.traits.compile_modes)
 
     def prefetch(self) -> None:

@@ -33,7 +33,7 @@ _TYPICAL = 8  # samples of the incumbent that count together
 LOSING_RATIO = 0.985
 """A candidate is timed no further if the interval of its ratio ends below this."""
 FAR_RATIO = 0.9
-"""After the first round, when little is known, timing ends only if the interval ends below this."""
+"""Bound of the interval below which timing ends after the first round, when little is known."""
 CLEAR = 0.999
 """A candidate needs no further pairs from this P(faster) on."""
 HOPELESS = (0.1, 0.4, 0.7)
