@@ -643,7 +643,7 @@ class TaskDraft:
         by_value = {n: f for n, f in zip(example.shape, formulas, strict=True) if n > 1}
 
         def sizes(values: Sequence[int]) -> str:
-            """Write sizes as formulas: the argument's own at that place, or an equal one anywhere."""
+            """Write sizes as formulas of the argument's, at the same place or anywhere."""
             same = len(values) == len(example.shape)
             found = [
                 formulas[d] if same and v == example.shape[d] else by_value.get(v, v)

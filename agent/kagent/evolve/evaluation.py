@@ -56,7 +56,7 @@ class Evaluation:
     task: asyncio.Task[Candidate] | None = None
 
     def finish(self) -> None:
-        """Free binaries and history, and let the next candidate be timed: the verdict is recorded."""
+        """After the verdict is recorded: free binaries and history, let the next be timed."""
         self.built = self.before = None
         self.recorded.set()
 

@@ -15,79 +15,25 @@ import functools
 import os
 import random
 import select
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import cast
 
-from kagent_sandbox.builder.compile import time_limit as limits
+from kagent_sandbox.builder.case_fork import ForkSlot, RunningFork, close_compiler
 from kagent_sandbox.builder.compile.fork import CompileFork, end_group
 from kagent_sandbox.builder.crash_report import CrashPipe
 from kagent_sandbox.data.build import BuildCase
-from kagent_sandbox.data.verdict import Rejected, Stage, Status
+from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.process.channel import Channel, ChannelError, Message
 
 _LOOK_S = 0.05  # between two looks at a CPU clock that stands still on a busy machine
-COMPILE_GRACE_S = 1.0  # a compile that Python can still interrupt ends itself
 _MESSAGE_S = 30.0  # for the rest of a message that has begun
 
 Trace = Callable[[Sequence[BuildCase], Channel, Channel | None], None]
 """Runs in the fork: traces the cases in order, sends the result of each, and never returns. It ends
 after the first failure. The channels lead to the worker and to the compile fork.
 """
-
-
-@dataclass
-class _ForkSlot:
-    """A slot that has one fork after the other; `compiler` stays."""
-
-    compiler: CompileFork | None = None
-
-
-@dataclass
-class _Running:
-    position: int  # of the case that it traces now
-    case: BuildCase
-    further: deque[int]  # positions of those that it traces afterwards
-    first: bool  # whether the case is the first that it traces
-    pid: int
-    channel: Channel
-    lane: _ForkSlot
-    crash: CrashPipe
-    since: float
-    host_left_s: float
-    compiling: str | None = None
-    cpu_before_s: float = 0.0  # of its processes when the compile began
-
-    def cpu_s(self) -> float:
-        """CPU time in seconds of it and of its compile fork."""
-        compiler = self.lane.compiler
-        own = limits.cpu_s(self.pid)
-        return own + (limits.cpu_s(compiler.pid) if compiler is not None else 0.0)
-
-    def left_s(self, compile_limit_s: float) -> float:
-        """Seconds to its limit: of CPU time for a compile, of wall time for host code."""
-        if self.compiling:
-            return compile_limit_s + COMPILE_GRACE_S - (self.cpu_s() - self.cpu_before_s)
-        return self.since + self.host_left_s - time.monotonic()
-
-    def goes_on(self, cases: Sequence[BuildCase], host_left_s: float) -> None:
-        """Note that the fork has sent the result of a case and traces the next one."""
-        self.position = self.further.popleft()
-        self.case = cases[self.position]
-        self.first = False
-        self.since, self.host_left_s = time.monotonic(), host_left_s
-
-    def heard(self, compiling: str | None) -> None:
-        """Note that a compile starts or has ended."""
-        now = time.monotonic()
-        if not self.compiling:
-            self.host_left_s -= now - self.since
-        self.compiling, self.since = compiling, now
-        if compiling:
-            self.cpu_before_s = self.cpu_s()
 
 
 class CaseForks:
@@ -112,8 +58,8 @@ class CaseForks:
         deadline: float,
     ) -> None:
         self._forks = forks
-        self._idle = [_ForkSlot() for _ in range(forks)]
-        self._running: dict[int, _Running] = {}  # by descriptor
+        self._idle = [ForkSlot() for _ in range(forks)]
+        self._running: dict[int, RunningFork] = {}  # by descriptor
         self._cases: Sequence[BuildCase] = ()
         self._waiting: deque[deque[int]] = deque()  # positions, by fork
         self._done: dict[int, Message | Rejected] = {}
@@ -149,7 +95,7 @@ class CaseForks:
                 self._idle.append(running.lane)
             self._running.clear()
             for lane in self._idle:
-                _close(lane)
+                close_compiler(lane)
 
     def _failed_in_order(self) -> bool:
         """Whether one failed while all before it did not: nobody may ask for those after it."""
@@ -195,7 +141,7 @@ class CaseForks:
         theirs.close()
         crash.in_parent()
         position = positions.popleft()
-        self._running[ours.fileno()] = _Running(
+        self._running[ours.fileno()] = RunningFork(
             position=position,
             case=self._cases[position],
             further=positions,
@@ -232,14 +178,14 @@ class CaseForks:
                 if over:
                     return
 
-    def _heard(self, running: _Running) -> bool:
+    def _heard(self, running: RunningFork) -> bool:
         """One message of a fork; whether it was a result or its end."""
         try:
             message = running.channel.recv(_MESSAGE_S)
         except ChannelError:
             with running.crash:
                 status = self._end(running, failed=True)
-                self._failure(running, lambda: _died(status, running))
+                self._failure(running, lambda: running.died(status))
             return True
         answer = message.obj
         if isinstance(answer, dict) and "compiling" in answer:
@@ -260,7 +206,7 @@ class CaseForks:
                 self._end(running, failed=False)
         return True
 
-    def _failure(self, running: _Running, why: Callable[[], Message | Rejected]) -> None:
+    def _failure(self, running: RunningFork, why: Callable[[], Message | Rejected]) -> None:
         """A fork has ended at a case: alone, that may go well. Those after it are still to do."""
         if running.first:
             self._done[running.position] = why()
@@ -268,22 +214,22 @@ class CaseForks:
             running.further.appendleft(running.position)
         self._waiting.append(running.further)
 
-    def _end(self, running: _Running, *, failed: bool) -> int:
-        """Bury a fork; its exit code."""
+    def _end(self, running: RunningFork, *, failed: bool) -> int:
+        """Wait for the end of a fork and return its exit code."""
         del self._running[running.channel.fileno()]
         running.channel.close()
         status = end_group(running.pid)
         if failed:  # its compile fork may still be at what was asked of it
-            _close(running.lane)
+            close_compiler(running.lane)
         self._idle.append(running.lane)
         return status
 
-    def _give_up(self, running: _Running) -> None:
+    def _give_up(self, running: RunningFork) -> None:
         """End a fork whose time is up. In a fresh one the case would take as long."""
         self._done[running.position] = self._timeout(running)
         self._waiting.append(running.further)
 
-    def _timeout(self, running: _Running) -> Rejected:
+    def _timeout(self, running: RunningFork) -> Rejected:
         """End a fork whose time is up; what that means for the candidate."""
         late = time.monotonic() >= self._deadline
         with running.crash as crash:
@@ -291,20 +237,11 @@ class CaseForks:
                 crash.ask(running.pid)
             self._end(running, failed=True)
             line = crash.line()
-        if running.compiling and not late:
-            error = limits.too_slow(running.compiling, self._compile_limit_s)
-            return Rejected(Stage.BUILD, Status.TIMEOUT, error.message, running.case.name)
         if late:
-            what = f"compiling kernel {running.compiling}" if running.compiling else "in host code"
-            message = f"{line}building all cases takes too long; it was cut while {what}"
-            if not running.compiling:
-                message += f" of {running.case.name}: is there an endless loop?"
-        else:
-            message = (
-                f"{line}host code of {running.case.name} ran for {self._host_limit_s:g} s: is "
-                "there an endless loop? It should only allocate results and launch kernels"
-            )
-        return Rejected(Stage.BUILD, Status.TIMEOUT, message, running.case.name)
+            return running.cut_by_deadline(line)
+        if running.compiling:
+            return running.compiled_too_long(self._compile_limit_s)
+        return running.ran_too_long(line, self._host_limit_s)
 
 
 def _is_failure(result: Message | Rejected) -> bool:
@@ -315,21 +252,3 @@ def _is_failure(result: Message | Rejected) -> bool:
 
 def _plan(result: Message | Rejected) -> bytes | None:
     return None if isinstance(result, Rejected) or _is_failure(result) else result.blobs[0]
-
-
-def _close(lane: _ForkSlot) -> None:
-    if lane.compiler is not None:
-        lane.compiler.close()
-        lane.compiler = None
-
-
-def _died(status: int, running: _Running) -> Rejected:
-    compiling = running.compiling
-    doing = f"while compiling kernel {compiling}" if compiling else "in host code"
-    if status < 0:
-        how = f"died of {signal.Signals(-status).name}"
-    else:
-        how = f"ended itself with status {status}"
-    line = running.crash.line()
-    message = f"{line}the process that traced {running.case.name} {how} {doing}"
-    return Rejected(Stage.BUILD, Status.RUNTIME_ERROR, message, running.case.name)

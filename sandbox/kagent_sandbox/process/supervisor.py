@@ -36,18 +36,18 @@ _TICK_S = 0.25
 
 def main(spawn: Spawn) -> NoReturn:
     """Run in a fresh fork of the zygote. Never returns."""
-    keeper: _Supervisor | None = None
+    watcher: _Supervisor | None = None
     try:
         os.setsid()
         prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        keeper = _Supervisor(spawn)
-        keeper.run()
+        watcher = _Supervisor(spawn)
+        watcher.run()
     except BaseException:  # noqa: BLE001 - a bug of ours: show it, the client sees the loss
         traceback.print_exc()
-        if keeper is not None:
-            keeper.give_up()
+        if watcher is not None:
+            watcher.give_up()
     finally:
         os._exit(1)
 

@@ -116,7 +116,7 @@ class _Visit:
     def case(self, case: Case, plan: Plan, layout: Layout, sampler: InputSampler) -> None:
         """Load what a case needs, run it on inputs that cannot be written, then repeatedly."""
         self.at = case.name
-        placement = self._seat(case, plan, layout)
+        placement = self._place(case, plan, layout)
         self.host.prepare(placement.key, plan, layout.offsets)
         self._refuse_changes("loading its library")
         self.host.stop()
@@ -146,7 +146,7 @@ class _Visit:
         self._refuse_changes("a call")
         self.host.forget(placement.key)
 
-    def _seat(self, case: Case, plan: Plan, layout: Layout) -> PlanPlacement:
+    def _place(self, case: Case, plan: Plan, layout: Layout) -> PlanPlacement:
         specs, mutates = build_case(self.task, case).tensors, self.task.mutates
         return PlanPlacement(f"guest/{case.name}", plan, layout, self.arena, specs, mutates)
 

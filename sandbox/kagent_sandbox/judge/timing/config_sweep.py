@@ -74,7 +74,7 @@ class Sweeper:
         race_baselines = [] if incumbent is None else [incumbent]
         pitch = pitch_of([*plans.values(), *race_baselines])
 
-        def seats_of(plan: Plan, prefix: str, owner: str = "") -> list[PlanPlacement]:
+        def placements_of(plan: Plan, prefix: str, owner: str = "") -> list[PlanPlacement]:
             return place_plan(
                 self.task,
                 case,
@@ -89,7 +89,7 @@ class Sweeper:
         number = FIRST_SAMPLES
         rival_us: list[float] = []
         for plan in race_baselines:
-            placements = seats_of(plan, "rival", "b")
+            placements = placements_of(plan, "rival", "b")
             session.prepare(placements, case.name)
             input_set = self.sampler.draw(case)
             self._write(session, placements, input_set)
@@ -98,7 +98,7 @@ class Sweeper:
                 self._restore(session, placements, input_set)
             session.forget(placements)
 
-        seated = {i: seats_of(plan, f"s{i}") for i, plan in plans.items()}
+        placed = {i: placements_of(plan, f"s{i}") for i, plan in plans.items()}
         input_set = self.sampler.draw(case)
         places: list[tuple[int, ...]] | None = None  # where the inputs lie now
         samples: dict[int, list[float]] = {}
@@ -109,14 +109,14 @@ class Sweeper:
                 if late and i not in samples and samples:
                     alive.remove(i)
                     continue
-                wanted = [s.input_places for s in seated[i]]
+                wanted = [s.input_places for s in placed[i]]
                 if wanted != places:
-                    self._write(session, seated[i], input_set)
+                    self._write(session, placed[i], input_set)
                     places = wanted
-                if not self._time(session, case, seated[i], number, samples, i, input_set):
+                if not self._time(session, case, placed[i], number, samples, i, input_set):
                     alive.remove(i)
                     for j in samples:
-                        session.prepare(seated[j], case.name)
+                        session.prepare(placed[j], case.name)
             alive.sort(key=lambda i: statistics.median(samples[i]))
             best = statistics.median(samples[alive[0]])
             hopeless = bool(rival_us) and best > HOPELESS * statistics.median(rival_us)
@@ -125,7 +125,7 @@ class Sweeper:
                 break
             alive = alive[: math.ceil(len(alive) / 2)]
             number = min(MOST_SAMPLES, 2 * number)
-        session.forget([s for i in samples for s in seated[i]])
+        session.forget([s for i in samples for s in placed[i]])
         beaten = sorted(
             (i for i in samples if i not in alive), key=lambda i: statistics.median(samples[i])
         )
@@ -156,7 +156,7 @@ class Sweeper:
         """
         plans = {i: built.plans[i, case.name] for i in configs}
         pitch = pitch_of([*plans.values()])
-        seated = {
+        placed = {
             i: place_plan(
                 self.task, case, plan, session.arena, count=count, pitch=pitch, prefix=f"s{i}"
             )
@@ -170,14 +170,14 @@ class Sweeper:
             for i in configs if not turn else [*samples]:
                 if turn and time.monotonic() - began > self.cap_s:
                     break
-                wanted = [s.input_places for s in seated[i]]
+                wanted = [s.input_places for s in placed[i]]
                 if wanted != places:
-                    self._write(session, seated[i], input_set)
+                    self._write(session, placed[i], input_set)
                     places = wanted
-                if not self._time(session, case, seated[i], FIRST_SAMPLES, samples, i, input_set):
+                if not self._time(session, case, placed[i], FIRST_SAMPLES, samples, i, input_set):
                     for j in samples:
-                        session.prepare(seated[j], case.name)
-        session.forget([s for i in samples for s in seated[i]])
+                        session.prepare(placed[j], case.name)
+        session.forget([s for i in samples for s in placed[i]])
         return {i: statistics.median(us) for i, us in samples.items()}
 
     def _time(
