@@ -33,6 +33,7 @@ from kagent_sandbox.device.cpu.openmp import WAITING
 os.environ.update(WAITING)  # as in a judge's own process, before OpenMP is loaded
 
 from kagent_sandbox.data.build import Built, Contender
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.plan import (
     Alloc,
     Buffer,
@@ -43,7 +44,7 @@ from kagent_sandbox.data.plan import (
     Scalar,
     TensorRef,
 )
-from kagent_sandbox.data.task import Kind, Task, load_task
+from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.data.verdict import Comparison, Passed, Rejected
 from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.device.interface import Backend

@@ -17,7 +17,9 @@ from collections.abc import Iterator, Sequence
 from kagent.export.record import RegionRecord
 from kagent.export.regions import regions_of
 from kagent.tasks import find_task, task_names
-from kagent_sandbox.data.task import Case, Kind, Task, draw_hidden
+from kagent_sandbox.data.case import Case
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.task import Task, draw_hidden
 
 CALLS = 200  # of a run
 NEAR = math.log(2)

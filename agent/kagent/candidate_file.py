@@ -10,10 +10,11 @@ from pathlib import Path
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import Built, Contender
 from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.language import language_of_source
 from kagent_sandbox.data.race import BEST_OF_TORCH, Race
 from kagent_sandbox.data.target import parse_target
-from kagent_sandbox.data.task import Kind, Task, draw_hidden
+from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.data.verdict import CaseError, Examined, Passed, Rejected
 from kagent_sandbox.device.table import available, device_for
 from kagent_sandbox.errors import KagentError, UserError

@@ -18,7 +18,8 @@ from pathlib import Path
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.confine import builder_confinement
 from kagent_sandbox.data.build import Built
-from kagent_sandbox.data.task import Kind, Task, load_task
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.data.verdict import CaseError, Rejected
 from kagent_sandbox.device.cpu.priority import reaches_launchers
 from kagent_sandbox.device.detect import has_gpu

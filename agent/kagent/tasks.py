@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.language import LANGUAGES, language_of
-from kagent_sandbox.data.task import Kind, Task, load_task
+from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.errors import TaskError, UserError
 from kagent_sandbox.judge.task_check import TaskCheck, check_task
 

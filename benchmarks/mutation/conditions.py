@@ -27,7 +27,8 @@ from mutation.generate import kernel_sources
 
 if TYPE_CHECKING:
     from kagent.export.record import RegionRecord
-    from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.data.case import Case
+    from kagent_sandbox.data.task import Task
 
 MODULI = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
 VALUES = {  # condition on a float x in C, in Triton, and what x becomes

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import BuildRequest, Built
-from kagent_sandbox.data.task import Kind, Task, build_case, draw_hidden
+from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.data.verdict import Rejected, Stage
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge import interpreter as interpret

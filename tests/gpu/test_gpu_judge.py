@@ -115,7 +115,7 @@ def judge(tmp_path_factory):
 
 def build(judge, builder, text, configs=1):
     from kagent_sandbox.data.build import BuildRequest
-    from kagent_sandbox.data.task import build_case
+    from kagent_sandbox.data.build_case import build_case
     from kagent_sandbox.judge.check.cases import bench_cases
 
     cases = [*judge.check_cases, *bench_cases(judge.task, "gpu"), *judge.race_cases]

@@ -4,7 +4,8 @@ import pytest
 import torch
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import BuildCase, BuildRequest, Built, TensorSpec
-from kagent_sandbox.data.task import build_case, load_task
+from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.replay.replayer import Replayer
 from kagent_sandbox.runtime.cuda_kernels import target_of

@@ -10,7 +10,7 @@ import pytest
 from kagent.selftest.assemble import candidate_text
 from kagent.tasks import find_task
 from kagent_sandbox.data.build import BuildRequest
-from kagent_sandbox.data.task import build_case
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.judge.interpreter import Interpreted
 from kagent_sandbox.judge.judge import Judge

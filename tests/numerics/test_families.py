@@ -15,7 +15,7 @@ from families import (
 from kagent.selftest.assemble import candidates
 from kagent.tasks import find_task, task_names
 from kagent_sandbox.data.build import BuildRequest, Built
-from kagent_sandbox.data.task import build_case
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.judge.check.cases import check_cases
 
 

@@ -18,8 +18,11 @@ from kagent.export.regions import regions_of
 from kagent.selftest.assemble import candidate_text, candidates
 from kagent.tasks import find_task, seeds_of, task_names
 from kagent_sandbox.data.build import BuildRequest, Built, TensorSpec
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.formula import evaluate
-from kagent_sandbox.data.task import Generator, Range, build_case, draw_hidden
+from kagent_sandbox.data.generator import Generator
+from kagent_sandbox.data.ranges import Range
+from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.judge.check.cases import check_cases

@@ -12,7 +12,8 @@ from pathlib import Path
 from kagent_sandbox.builder import health
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import BuildRequest
-from kagent_sandbox.data.task import build_case, load_task
+from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import MachineError
 from kagent_sandbox.judge.check.cases import check_cases
 from kagent_sandbox.judge.client import JudgeClient

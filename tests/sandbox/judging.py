@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from kagent_sandbox.data.build import Built, TensorSpec
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.plan import (
     Alloc,
     Buffer,
@@ -18,7 +19,6 @@ from kagent_sandbox.data.plan import (
     Scalar,
     TensorRef,
 )
-from kagent_sandbox.data.task import build_case
 from kagent_sandbox.judge.check.cases import bench_cases, check_cases, race_cases
 
 TASK = """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from kagent_sandbox.data.build import ScalarSpec
-from kagent_sandbox.data.task import build_case
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.judge.check.numerics import allowed, measure_errors, share
 
 SEEDS = Path(__file__).parents[2] / "seeds"

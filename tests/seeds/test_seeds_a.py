@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from kagent_sandbox.data.build import BuildRequest, Built
-from kagent_sandbox.data.task import build_case, draw_hidden, load_task
+from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.data.task import draw_hidden, load_task
 from seed_cases import SEEDS, arguments, as_tuple, import_seed, name_of, worst_share
 
 TASKS = ("gelu", "softmax", "cross_entropy")

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from cuda_on_cpu import CudaOnCpu
 from kagent_sandbox.data.build import BuildRequest, Built
-from kagent_sandbox.data.task import Case, build_case, draw_hidden, load_task
+from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.data.case import Case
+from kagent_sandbox.data.task import draw_hidden, load_task
 from kagent_sandbox.judge.interpreter import Interpreted, Interpreter
 from seed_cases import SEEDS, arguments, import_seed, name_of, worst_share
 

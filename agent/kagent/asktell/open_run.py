@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.language import ANY, language, languages_of
 from kagent_sandbox.data.target import parse_target
-from kagent_sandbox.data.task import Kind, Task
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.device.detect import _of, gpu_target
 from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import UserError

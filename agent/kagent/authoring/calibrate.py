@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from kagent_sandbox.builder.client import Builder
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.calibration import (
     FILE,
     LEAST_FLOOR,
@@ -35,7 +36,7 @@ from kagent_sandbox.data.calibration import (
     read_calibration,
     write_calibration,
 )
-from kagent_sandbox.data.task import build_case, load_task
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Examined, Rejected
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.device.table import device_for, find_device
@@ -54,7 +55,10 @@ from kagent.evolve.open_machine import request_maker
 from kagent.tasks import sound_task
 
 if TYPE_CHECKING:
-    from kagent_sandbox.data.task import Case, Kind, ResultSpec, Task
+    from kagent_sandbox.data.arguments import ResultSpec
+    from kagent_sandbox.data.case import Case
+    from kagent_sandbox.data.kind import Kind
+    from kagent_sandbox.data.task import Task
     from kagent_sandbox.judge.check.inputs import InputSet
 
 ROOM = 2.0

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.formula import evaluate
-from kagent_sandbox.data.task import Case
 from kagent_sandbox.errors import TaskError
 
 from kagent.authoring.exchange import Definition, Tensor, Workload

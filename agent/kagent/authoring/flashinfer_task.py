@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.plan import ITEMSIZE
-from kagent_sandbox.data.task import Case, build_case, load_task
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import TaskError, UserError
 
 from kagent.authoring import draws, flashinfer_cases

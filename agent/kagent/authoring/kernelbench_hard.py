@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.plan import ITEMSIZE
-from kagent_sandbox.data.task import Case
 from kagent_sandbox.errors import TaskError, UserError
 
 from kagent.authoring.task_toml import task_toml

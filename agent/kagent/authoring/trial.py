@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from kagent_sandbox.data.task import Case, load_task
+from kagent_sandbox.data.case import Case
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import TaskError, UserError
 from kagent_sandbox.judge.check import numerics

@@ -16,8 +16,9 @@ from typing import Any
 
 from kagent_sandbox.confine.libc import prctl
 from kagent_sandbox.confine.policy import ask_for
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.records import from_json
-from kagent_sandbox.data.task import Kind, Task
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import KagentError, MachineError, TaskError
 
 from kagent.asktell.judging import judge_all

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Self
 
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import Built
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.language import TRITON, Language, language
-from kagent_sandbox.data.task import Kind, Task, draw_hidden
+from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.data.verdict import Rejected
 
 from kagent.evolve.open_machine import request_maker, search_cases

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.data.build import BuildRequest
+from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.records import to_json
-from kagent_sandbox.data.task import Case, Kind, Task, build_case, draw_hidden
+from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.device.table import find_device
 
 from kagent.config.settings import Config

@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from kagent_sandbox.data.task import Kind, Task
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import RunError, UserError
 
 from kagent.config.settings import Config

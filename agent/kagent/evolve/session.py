@@ -17,8 +17,9 @@ from pathlib import Path
 
 from kagent_sandbox.confine.policy import asked_for
 from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.language import ANY, language, languages_of
-from kagent_sandbox.data.task import Kind, Task
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import RunError, TaskError, UserError
 
 from kagent import resources

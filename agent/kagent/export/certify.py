@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.race import EAGER
-from kagent_sandbox.data.task import Kind, Task, load_task
+from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.device.table import available
 from kagent_sandbox.errors import UserError

@@ -8,8 +8,9 @@ import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.race import EAGER
-from kagent_sandbox.data.task import Case, Task
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import SpeedVerdict
 
 from kagent.export.library._portfolio import FORMAT

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from kagent_sandbox.data.task import Kind, Task, load_task
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import KagentError, UserError
 

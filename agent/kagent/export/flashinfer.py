@@ -18,8 +18,9 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.language import TRITON
-from kagent_sandbox.data.task import Case, Task
+from kagent_sandbox.data.task import Task
 
 from kagent.export.dispatch_table import task_of
 from kagent.export.import_rewrite import as_shipped

@@ -12,7 +12,9 @@ import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from kagent_sandbox.data.task import Argument, Case, Size, Task, scalar
+from kagent_sandbox.data.arguments import Argument
+from kagent_sandbox.data.case import Case, Size
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.syntax import parse, parse_expression
 
@@ -195,7 +197,7 @@ def _parameter(task: Task, argument: Argument) -> dict[str, object]:
     return {
         "name": argument.name,
         "type": _scalar_type(task, argument),
-        "default": repr(scalar(task, argument, first)) if constant else None,
+        "default": repr(task.scalar(argument, first)) if constant else None,
         "doc": _in_docstring(
             task.dims.get(str(argument.value), f"kernels were checked with {argument.value} alone")
         ),
@@ -217,7 +219,7 @@ def _schema(task: Task) -> str:
 
 def _scalar_type(task: Task, argument: Argument) -> str:
     cases: Sequence[Case] = [*task.gpu.check, *task.gpu.bench, *task.cpu.check, *task.cpu.bench]
-    kinds = {type(scalar(task, argument, c)) for c in cases}
+    kinds = {type(task.scalar(argument, c)) for c in cases}
     if kinds in ({bool}, {str}):
         return kinds.pop().__name__
     return "int" if kinds == {int} else "float"

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kagent_sandbox.data.build import BuildRequest, Built, Contender
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.race import BEST_OF_TORCH, EAGER, Race, RaceCase
-from kagent_sandbox.data.task import Case, Kind, Task, draw_hidden
+from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.data.verdict import CaseTiming, Comparison, Rejected, SpeedVerdict
 from kagent_sandbox.judge.timing.metrics import choice_for
 from kagent_sandbox.replay.replayer import Replayer

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import cast
 
 from kagent_sandbox.data.build import Value
-from kagent_sandbox.data.task import Case
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.verdict import CaseError
 from kagent_sandbox.judge.check.shape_gaps import ranged_dims
 

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kagent_sandbox.builder.binary.inspect import cpp_parameters
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.language import CPP, CUDA
-from kagent_sandbox.data.task import Case, Task, scalar
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.runtime.cpp import DEFAULT_OPTIONS, compile_cpp
 from kagent_sandbox.runtime.text import printable
@@ -473,7 +474,7 @@ def _tolerance() -> str:
 
 def _case(task: Task, case: Case) -> str:
     """Arguments of a `Case` of the test, but for defaults."""
-    scalars = {a.name: scalar(task, a, case) for a in task.arguments if a.shape is None}
+    scalars = {a.name: task.scalar(a, case) for a in task.arguments if a.shape is None}
     given = [python(case.name), python(case.dtype), python(dict(case.dims))]
     plain = Case(name=case.name, dtype=case.dtype)
     options = {n: getattr(case, n) for n in ("inputs", "scale", "noncontiguous")}

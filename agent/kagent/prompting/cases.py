@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kagent_sandbox.data.build import Value
+from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.device import Ceilings
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.race import TORCH
-from kagent_sandbox.data.task import Case, Kind, Task, build_case
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.judge.timing import metrics
 
 from kagent.prompting.hardware import Hardware

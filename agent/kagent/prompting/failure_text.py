@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kagent_sandbox.data.task import Case, Kind, Task
+from kagent_sandbox.data.case import Case
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.runtime.text import printable
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kagent_sandbox.data.task import Cases, Generator, ListRange, Range
+from kagent_sandbox.data.generator import Generator
+from kagent_sandbox.data.ranges import ListRange, Range
+from kagent_sandbox.data.task import Cases
 
 from kagent.prompting.cases import SHORT_DTYPES
 

@@ -11,8 +11,9 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.language import Language, languages_of
-from kagent_sandbox.data.task import Kind, Task
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Passed, Rejected
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.runtime.cutlass import PACKAGE as CUTLASS

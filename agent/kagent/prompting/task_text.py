@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from kagent_sandbox.data.task import Argument, Case, Kind, ResultSpec, Size, Task, scalar
+from kagent_sandbox.data.arguments import Argument, ResultSpec
+from kagent_sandbox.data.case import Case, Size
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.syntax import parse
 
 from kagent.prompting.cases import SHORT_DTYPES, case_line
@@ -98,7 +101,7 @@ def _cut(text: str) -> str:
 
 def _argument(argument: Argument, task: Task, case: Case) -> str:
     if argument.shape is None:
-        value = scalar(task, argument, case)
+        value = task.scalar(argument, case)
         kinds = {bool: "flag", int: "integer", str: "string", tuple: "list of integers"}
         kind = kinds.get(type(value), "number")
         always = f", always {value}" if not isinstance(argument.value, str) else ""

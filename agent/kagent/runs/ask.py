@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
-from kagent_sandbox.data.task import Kind, Task
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.task import Task
 
 from kagent.runs.events import Stop
 from kagent.runs.ideas import Effect

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from kagent_sandbox.data.task import Case, Task
+from kagent_sandbox.data.case import Case
+from kagent_sandbox.data.task import Task
 
 from kagent.runs.ask import Draft, Setting
 from kagent.runs.lineage import Candidate, Lineage, Operator

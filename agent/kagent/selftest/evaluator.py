@@ -23,8 +23,9 @@ from kagent_sandbox.confine import builder_confinement
 from kagent_sandbox.confine.policy import Tier
 from kagent_sandbox.data.build import BuildRequest, Built, Contender
 from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.race import Race
-from kagent_sandbox.data.task import Kind, Task, draw_hidden
+from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Status
 from kagent_sandbox.device.table import available, device_for
 from kagent_sandbox.errors import ChildDied, KagentError, MachineError, UserError

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kagent_sandbox.data.build import Built
-from kagent_sandbox.data.task import Kind
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import KagentError
 

@@ -23,10 +23,10 @@ from kagent_sandbox.builder.client import syntax_error
 from kagent_sandbox.builder.identity import source_hash
 from kagent_sandbox.confine import Tier, interpreter_confinement
 from kagent_sandbox.data.build import Built, ScalarSpec
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.language import GLUON
 from kagent_sandbox.data.plan import ITEMSIZE, Launch, TorchOp
 from kagent_sandbox.data.target import parse_target
-from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.cpu.traits import TRAITS
@@ -44,8 +44,9 @@ from kagent_sandbox.syntax import refuse_unseen
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from kagent_sandbox.data.case import Case
     from kagent_sandbox.data.plan import Plan
-    from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.data.task import Task
     from kagent_sandbox.process.forkserver import ChildHandle
 
 MOST_ELEMENTS = 1 << 17

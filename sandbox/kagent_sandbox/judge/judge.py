@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kagent_sandbox.data.build import Built
+    from kagent_sandbox.data.case import Case
     from kagent_sandbox.data.device import Ceilings
     from kagent_sandbox.data.race import Race
-    from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.data.task import Task
     from kagent_sandbox.device.interface import Arena, Backend
     from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 

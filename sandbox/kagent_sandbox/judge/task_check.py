@@ -24,7 +24,8 @@ from kagent_sandbox.process.log_tail import log_tail
 from kagent_sandbox.process.temporary_space import temporary_space
 
 if TYPE_CHECKING:
-    from kagent_sandbox.data.task import Kind, Task
+    from kagent_sandbox.data.kind import Kind
+    from kagent_sandbox.data.task import Task
 
 VERSION = 2
 """Version of what is checked: part of the cache's key."""

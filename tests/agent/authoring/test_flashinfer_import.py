@@ -8,7 +8,8 @@ from kagent.authoring.exchange import read_definition
 from kagent.authoring.flashinfer_cases import CHECK, at_point
 from kagent.authoring.flashinfer_inputs import understand
 from kagent.authoring.flashinfer_task import find_definitions, import_definition
-from kagent_sandbox.data.task import build_case, load_task
+from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import TaskError, UserError
 from kagent_sandbox.judge.check.task_checker import check
 

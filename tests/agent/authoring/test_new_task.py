@@ -13,7 +13,8 @@ from kagent.authoring.operation import make_operation
 from kagent.authoring.sizes import Room
 from kagent.authoring.trace import trace
 from kagent.cli.new import made_text
-from kagent_sandbox.data.task import Case, load_task
+from kagent_sandbox.data.case import Case
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.judge.check import task_checker
 from torch import nn

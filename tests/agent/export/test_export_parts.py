@@ -26,7 +26,7 @@ from kagent.export.record import (
 )
 from kagent.export.regions import regions_of
 from kagent.resources import resource
-from kagent_sandbox.data.task import Case
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.verdict import speed_verdict
 from kagent_sandbox.errors import UserError
 

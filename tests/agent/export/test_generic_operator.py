@@ -51,7 +51,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 import torch
 if TYPE_CHECKING:
-    from kagent_sandbox.data.task import Case
+    from kagent_sandbox.data.case import Case
 
 def inputs(case, generator, device): ...
 def reference(**arguments): ...

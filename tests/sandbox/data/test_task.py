@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from judging import TASK, write_task
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.formula import evaluate
-from kagent_sandbox.data.task import Generator, Range, _draw, build_case, draw_hidden, load_task
+from kagent_sandbox.data.generator import Generator, draw_fields
+from kagent_sandbox.data.ranges import Range
+from kagent_sandbox.data.task import draw_hidden, load_task
 from kagent_sandbox.errors import TaskError
 
 TOKENS = re.compile(r'"[^"\n]*"|-?\d+(?:\.\d+)?|\w+|\n|[^\w\s]')
@@ -113,7 +116,7 @@ def test_any_dimension_may_be_small_where_the_cost_is_large():
     )
     drawn = []
     for seed in range(400):
-        drawn += _draw(generator, random.Random(seed), lambda dims, dtype: iter(()))
+        drawn += draw_fields(generator, random.Random(seed), lambda dims, dtype: iter(()))
     sizes = [[d[n] for n in names] for d in drawn]
     assert all(2**10 <= math.prod(s) <= 2**30 for s in sizes)
     for position in range(len(names)):
@@ -128,6 +131,6 @@ def test_what_is_drawn_again_for_a_constraint_keeps_to_the_cost():
         return iter([] if dims["B"] >= 100 * dims["A"] else ["B >= 100 * A"])
 
     for seed in range(5):
-        for found in _draw(generator, random.Random(seed), unmet):
+        for found in draw_fields(generator, random.Random(seed), unmet):
             assert found["A"] * found["B"] <= 10**6
             assert found["B"] >= 100 * found["A"]

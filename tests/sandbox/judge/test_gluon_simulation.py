@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from kagent_sandbox.data.task import Case, load_task
+from kagent_sandbox.data.case import Case
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.judge.gluon.schedule import NotSimulated, ProgramRun, SimulatedFault
 from kagent_sandbox.judge.interpreter import Interpreted, Interpreter

@@ -6,7 +6,7 @@ from declared import candidate, judged, write
 from kagent.export.generic import refuse_unsuited
 from kagent.export.references import shipped_reference
 from kagent.prompting.task_text import about_task
-from kagent_sandbox.data.task import build_case, strides_of
+from kagent_sandbox.data.build_case import build_case, strides_of
 from kagent_sandbox.data.verdict import Rejected, Status
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.draws import INDEX_KINDS, draw_as_counted, draw_index, offsets, segments

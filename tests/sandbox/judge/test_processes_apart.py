@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from judging import HEADER, compiled, plan_for, write_task
-from kagent_sandbox.data.task import build_case, load_task
+from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Stage
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected, LauncherSession

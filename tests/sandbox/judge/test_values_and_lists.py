@@ -8,9 +8,11 @@ from kagent.export.generic import refuse_unsuited
 from kagent.prompting.cases import shape_text
 from kagent.prompting.hidden_cases import generator_line
 from kagent_sandbox.data.build import ScalarSpec
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.formula import evaluate
+from kagent_sandbox.data.ranges import ListRange
 from kagent_sandbox.data.records import from_json, to_json
-from kagent_sandbox.data.task import ListRange, build_case, draw_hidden
+from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.data.verdict import Rejected, Status
 from kagent_sandbox.device.baseline_calls import BaselineCall
 from kagent_sandbox.errors import TaskError

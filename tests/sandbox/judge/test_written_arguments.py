@@ -4,7 +4,7 @@ import pytest
 import torch
 from declared import candidate, judged, write
 from kagent_sandbox.data.build import TensorSpec
-from kagent_sandbox.data.task import build_case
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.verdict import Rejected, Status
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import TaskError

@@ -8,8 +8,9 @@ import torch
 from kagent.selftest.assemble import candidate_text
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.build import BuildCase, BuildRequest, Built, TensorSpec
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.plan import Fill, Launch
-from kagent_sandbox.data.task import build_case, load_task
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.errors import DeviceError
 from kagent_sandbox.replay.difference import first_difference

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kagent_sandbox.builder.policy import allows
-from kagent_sandbox.data.task import CASE_DTYPE, Task
+from kagent_sandbox.data.case import CASE_DTYPE
+from kagent_sandbox.data.task import Task
 
 from kagent.authoring.inductor.trace import NoSeed, Traced
 

@@ -17,7 +17,11 @@ from typing import Any, cast
 import sympy
 import torch
 import torch.nn.functional as F
-from kagent_sandbox.data.task import Argument, Case, Kind, Task, build_case, draw_hidden
+from kagent_sandbox.data.arguments import Argument
+from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.data.case import Case
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.errors import KagentError
 from torch._dynamo.source import ConstantSource
 from torch._inductor import config

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from kagent_sandbox.builder.identity import tree_hash
 from kagent_sandbox.data.build import BuildRequest, Built, Contender
-from kagent_sandbox.data.task import Case, draw_hidden
+from kagent_sandbox.data.case import Case
+from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.data.verdict import Rejected, Status
 from kagent_sandbox.errors import RunError, UserError
 from rich.panel import Panel

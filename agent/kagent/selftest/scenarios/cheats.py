@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kagent_sandbox.data.build import Built
-from kagent_sandbox.data.task import build_case
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.replay.replayer import Replayer
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from kagent_sandbox.data.task import draw_hidden
 
 if TYPE_CHECKING:
-    from kagent_sandbox.data.task import Case, Kind, Task
+    from kagent_sandbox.data.case import Case
+    from kagent_sandbox.data.kind import Kind
+    from kagent_sandbox.data.task import Task
 
 
 def check_cases(task: Task, kind: Kind, run_seed: int) -> list[Case]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kagent_sandbox.data.task import Case
+    from kagent_sandbox.data.case import Case
     from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.plan import Launch, PlanError, TorchOp
-from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import CaseError, Rejected, Stage, Status
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.judge.arena.layout import lay_out_many
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from kagent_sandbox.data.build import Built
+    from kagent_sandbox.data.case import Case
     from kagent_sandbox.data.plan import Plan
-    from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.data.task import Task
     from kagent_sandbox.device.interface import Arena
     from kagent_sandbox.judge.arena.session import LauncherSession
     from kagent_sandbox.judge.check.inputs import InputSampler, InputSet

@@ -15,8 +15,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.plan import Launch, Plan, PlanError
-from kagent_sandbox.data.task import build_case
 from kagent_sandbox.data.verdict import Rejected, Status
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.device.process_snapshot import ProcessSnapshot, differences
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kagent_sandbox.data.build import Built, Contender
-    from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.data.case import Case
+    from kagent_sandbox.data.task import Task
     from kagent_sandbox.device.interface import Arena, Backend, GuestHost
     from kagent_sandbox.judge.arena.layout import Layout
     from kagent_sandbox.judge.check.inputs import InputSampler

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kagent_sandbox.data.build import ScalarSpec, TensorSpec
-from kagent_sandbox.data.task import build_case
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.arena.placement import StaleValues
@@ -32,7 +32,9 @@ from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.spot_checks import SpotChecks, choose_rows, choose_spot_checks
 
 if TYPE_CHECKING:
-    from kagent_sandbox.data.task import Case, Reference, Task
+    from kagent_sandbox.data.case import Case
+    from kagent_sandbox.data.reference import Reference
+    from kagent_sandbox.data.task import Task
     from kagent_sandbox.device.traits import InputPolicy
 
 YARDSTICKS = 3

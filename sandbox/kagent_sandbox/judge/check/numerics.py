@@ -35,7 +35,7 @@ import torch
 from kagent_sandbox.data.verdict import CaseError
 
 if TYPE_CHECKING:
-    from kagent_sandbox.data.task import ResultSpec
+    from kagent_sandbox.data.arguments import ResultSpec
 
 CHUNK_ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 22}
 """Elements converted at once, by torch's name of where they lie: 256 MiB per float32 temporary on

@@ -24,11 +24,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from kagent_sandbox.data.task import Range, draw_hidden, nearest_met
+from kagent_sandbox.data.generator import nearest_met
+from kagent_sandbox.data.ranges import Range
+from kagent_sandbox.data.task import draw_hidden
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.build import Value
-    from kagent_sandbox.data.task import Case, Kind, Task
+    from kagent_sandbox.data.case import Case
+    from kagent_sandbox.data.kind import Kind
+    from kagent_sandbox.data.task import Task
 
 WINDOW = 4
 """Width of a window: its largest size over its smallest."""

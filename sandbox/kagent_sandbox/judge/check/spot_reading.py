@@ -13,7 +13,7 @@ from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.spot_checks import ROWS, SpotChecks
 
 if TYPE_CHECKING:
-    from kagent_sandbox.data.task import ResultSpec
+    from kagent_sandbox.data.arguments import ResultSpec
     from kagent_sandbox.device.interface import Arena
     from kagent_sandbox.judge.arena.placement import PlanPlacement
 

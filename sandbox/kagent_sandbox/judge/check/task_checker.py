@@ -21,9 +21,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kagent_sandbox.builder.policy import base_name
+from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.data.records import to_json
-from kagent_sandbox.data.task import build_case, draw_hidden, load_task
+from kagent_sandbox.data.task import draw_hidden, load_task
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import TaskError
@@ -36,7 +37,10 @@ from kagent_sandbox.judge.task_check import TaskCheck
 from kagent_sandbox.process.exit import exit_fast
 
 if TYPE_CHECKING:
-    from kagent_sandbox.data.task import Case, Kind, ResultSpec, Task
+    from kagent_sandbox.data.arguments import ResultSpec
+    from kagent_sandbox.data.case import Case
+    from kagent_sandbox.data.kind import Kind
+    from kagent_sandbox.data.task import Task
     from kagent_sandbox.judge.check.inputs import InputSet
 
 SEEDS = 8

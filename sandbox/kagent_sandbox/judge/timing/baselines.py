@@ -22,10 +22,12 @@ from typing import IO
 
 from kagent_sandbox import cache
 from kagent_sandbox.data.build import ScalarSpec, TensorSpec
+from kagent_sandbox.data.build_case import build_case, strides_of
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.race import TORCH
 from kagent_sandbox.data.records import to_json
-from kagent_sandbox.data.task import Case, Task, build_case, strides_of
+from kagent_sandbox.data.task import Task
 from kagent_sandbox.device import interference
 from kagent_sandbox.device.baseline_calls import BaselineCall, all_names
 from kagent_sandbox.device.table import find_device

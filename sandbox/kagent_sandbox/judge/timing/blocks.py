@@ -17,8 +17,9 @@ from kagent_sandbox.judge.timing import metrics
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.build import Contender
+    from kagent_sandbox.data.case import Case
     from kagent_sandbox.data.device import Ceilings
-    from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.data.task import Task
     from kagent_sandbox.device.traits import Placements, Traits
     from kagent_sandbox.judge.arena.placement import PlanPlacement
     from kagent_sandbox.judge.arena.session import LauncherSession

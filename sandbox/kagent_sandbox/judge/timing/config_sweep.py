@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kagent_sandbox.data.build import Built
+    from kagent_sandbox.data.case import Case
     from kagent_sandbox.data.plan import Plan
-    from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.data.task import Task
     from kagent_sandbox.judge.arena.placement import PlanPlacement
     from kagent_sandbox.judge.arena.session import LauncherSession
     from kagent_sandbox.judge.check.inputs import InputSampler, InputSet

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator, Mapping, Sequence
 
-    from kagent_sandbox.data.task import Case
+    from kagent_sandbox.data.case import Case
     from kagent_sandbox.judge.timing.blocks import TimedBlocks
 
 OTHER_CHECKS = 3

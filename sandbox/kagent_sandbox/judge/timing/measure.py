@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     import random
 
     from kagent_sandbox.data.build import Built
+    from kagent_sandbox.data.case import Case
     from kagent_sandbox.data.device import Ceilings
-    from kagent_sandbox.data.task import Case, Kind, Task
+    from kagent_sandbox.data.kind import Kind
+    from kagent_sandbox.data.task import Task
     from kagent_sandbox.device.interface import Backend
     from kagent_sandbox.device.interference import Watch
     from kagent_sandbox.judge.timing.noise import Noise

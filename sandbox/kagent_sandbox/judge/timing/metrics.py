@@ -11,9 +11,10 @@ from kagent_sandbox.judge.timing import estimates
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.build import Value
+    from kagent_sandbox.data.case import Case
     from kagent_sandbox.data.device import Ceilings, DeviceFacts
     from kagent_sandbox.data.plan import Plan
-    from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.data.task import Task
 
 ALARM_SHARE = 1.1
 """Share of the roofline above which a time is suspicious and is measured again."""

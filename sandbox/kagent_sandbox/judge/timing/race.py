@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     import random
 
     from kagent_sandbox.data.build import Contender
+    from kagent_sandbox.data.case import Case
     from kagent_sandbox.data.device import Ceilings
-    from kagent_sandbox.data.task import Case, Kind, Task
+    from kagent_sandbox.data.kind import Kind
+    from kagent_sandbox.data.task import Task
     from kagent_sandbox.device.interface import Arena, Backend, Blame, OpenBaselines
     from kagent_sandbox.device.interference import Watch
     from kagent_sandbox.device.traits import Traits

@@ -13,7 +13,8 @@ from kagent_sandbox.judge.timing.baselines import baseline_call, baseline_names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kagent_sandbox.data.task import Case, Task
+    from kagent_sandbox.data.case import Case
+    from kagent_sandbox.data.task import Task
     from kagent_sandbox.device.baseline_calls import BaselineCall
     from kagent_sandbox.device.interface import Arena, Backend, BaselineSource, OpenBaselines
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kagent_sandbox.data.task import ResultSpec
+from kagent_sandbox.data.arguments import ResultSpec
 from kagent_sandbox.judge.check import numerics
 
 RESULT = ResultSpec(name="y", shape=(1,), k=2.0)

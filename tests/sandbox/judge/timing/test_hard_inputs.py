@@ -4,7 +4,7 @@ corpus/beyond/103_sloppy_where_timed and corpus/cheats/67_warm_up.
 
 import random
 
-from kagent_sandbox.data.task import Case
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.judge.timing.hard_inputs import (
     OTHER_CHECKS,
     SLACK,
