@@ -45,7 +45,7 @@ from kagent.evolve.remembering import (
 )
 from kagent.evolve.stored_run import setting_from
 from kagent.fleet.fleet import LOCAL, fleet_of
-from kagent.runs.ask import Nobody, Proposer
+from kagent.runs.ask import Nobody
 from kagent.runs.cost import ModelCall
 from kagent.runs.events import Observer, Phase, Progress, Stop
 from kagent.runs.files import clear_errors
@@ -222,17 +222,6 @@ def resolve_config(
     if config.proposer != "model":  # the tuner's evaluations are its configurations
         config = config.model_copy(update={"tune": 1})
     return config
-
-
-def proposer_of(manifest: Manifest) -> Proposer | None:
-    """The proposer that decides a stored run's proposals once more; None if they came from outside
-    of kagent, from a model or a person.
-
-    Raises:
-        RunError: There is no proposer of that name.
-    """
-    operators_of(manifest.proposer)
-    return Tuner() if manifest.proposer == Tuner.name else None
 
 
 def choose_seeds(task: Task, config: Config) -> tuple[Kind, list[SeedText]]:

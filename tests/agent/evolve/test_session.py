@@ -8,10 +8,11 @@ import sys
 import pytest
 from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
 from kagent.config.settings import load_config
-from kagent.evolve.session import choose_seeds, evolve, proposer_of
+from kagent.evolve.session import choose_seeds, evolve
 from kagent.evolve.stored_run import setting_of
 from kagent.runs.events import Phase, PhaseBegan, Progress, Raced, Started, Stop
 from kagent.runs.store import RunStore
+from kagent.search.tuner import Tuner
 from kagent.tasks import find_task
 from kagent_sandbox.data.verdict import Passed
 from kagent_sandbox.device.detect import has_gpu
@@ -59,9 +60,7 @@ def test_a_real_run_is_resumed_and_replayed(task, own_cache, tmp_path, monkeypat
     with RunStore.open(outcome.folder, write=False) as store:
         assert store.manifest.seed == 0
         assert store.manifest.environment["isolation"]
-        decided = replay(
-            store.history(), setting_of(store, find_task(task)), proposer_of(store.manifest)
-        )
+        decided = replay(store.history(), setting_of(store, find_task(task)), Tuner())
         assert asyncio.run(decided) is None
 
 
