@@ -1,10 +1,10 @@
 """Link kernels with an excerpt of libdevice: NVIDIA's library of mathematics in LLVM bitcode.
 
-Triton reads all of it (470 KB) for each kernel that calls one function (exp2, log, rsqrt or erf, but
-not exp): 20 to 27 ms of CPU of a compile of 100 to 150 (Triton 3.7.1, two cores of an AMD EPYC,
-2026-11-24, 20 compiles each). Almost all kernels need only a few functions. These are taken out once, with all
-that they call and as they are, so that the machine code stays the same; a kernel that needs others
-is linked with the whole library.
+Triton reads all of it (470 KB) for each kernel that calls one function (exp2, log, rsqrt or erf,
+but not exp). That is 20 to 27 ms of CPU of a compile of 100 to 150 (Triton 3.7.1, two cores of an
+AMD EPYC, 2026-11-24, 20 compiles each). Almost all kernels need only a few functions. These are
+taken out once, with all that they call and as they are, so that the machine code stays the same. A
+kernel that needs others is linked with the whole library.
 """
 
 from __future__ import annotations
