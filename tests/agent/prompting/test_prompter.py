@@ -1,6 +1,7 @@
 """Prompts of made-up lineages and of real kernels: complete, bounded, nothing hidden told."""
 
 import dataclasses
+import itertools
 import re
 
 import h100
@@ -110,8 +111,17 @@ def test_nothing_of_hidden_cases_is_told(operator):
     assert "a hidden case" in prompt.user
 
 
-@pytest.mark.parametrize("name", task_names())
-@pytest.mark.parametrize("target", [*TARGETS, "cpu"])
+EVERYWHERE = ("attention", "cross_entropy", "gelu", "linear_cross_entropy", "softmax")
+"""Tasks whose prompts are written for every target: between them they are dealt all cards."""
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        *itertools.product(EVERYWHERE, [*TARGETS, "cpu"]),
+        *itertools.product(sorted({*task_names()} - {*EVERYWHERE}), ["sm_90a", "cpu"]),
+    ],
+)
 def test_every_task_has_a_first_prompt_without_measurements(name, target):
     task = find_task(name)
     kind = "cpu" if target == "cpu" else "gpu"

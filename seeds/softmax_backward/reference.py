@@ -1,0 +1,81 @@
+"""Gradient of softmax over the last dimension: inputs, float64 reference, torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from kagent_sandbox.data.task import Case
+
+CHUNK_ELEMENTS = 1 << 25  # float64 temporaries of the reference stay near 1 GiB
+
+
+def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
+    """Draw y: [M, N], the softmax of normal numbers times the case's scale; and grad: [M, N].
+
+    grad is normal. Distributions of y: `normal`; `masked` (a third of the entries is 0); `mixed`
+    gives each row a kind of its own: normal, masked, equal everywhere, 1 at one column and 0
+    elsewhere, 1/2 at two columns, 0 before and after a window; in some rows grad is 0, or large.
+    `nonfinite` is `mixed` with a NaN in grad in a third of the rows: all of such a row is NaN.
+    """
+    rows, columns = int(case.dims["M"]), int(case.dims["N"])
+    dtype = getattr(torch, case.dtype)
+    grad = torch.empty((rows, columns), dtype=dtype, device=device).normal_(generator=generator)
+    logits = torch.empty((rows, columns), dtype=torch.float32, device=device)
+    logits.normal_(0.0, case.scale, generator=generator)
+    if case.inputs in ("masked", "mixed", "nonfinite"):
+        hidden = torch.rand((rows, columns), generator=generator, device=device) < 1 / 3
+        at = torch.randint(columns, (rows, 2), generator=generator, device=device)
+        if case.inputs != "masked":
+            column = torch.arange(columns, device=device)
+            kind = torch.randint(8, (rows, 1), generator=generator, device=device)
+            ends = at.sort(1).values
+            window = (column < ends[:, :1]) | (column > ends[:, 1:])
+            hidden &= kind == 1
+            hidden |= (kind == 3) & (column != at[:, :1])
+            hidden |= (kind == 4) & (column != at[:, :1]) & (column != at[:, 1:])
+            hidden |= (kind == 5) & window
+            logits.masked_fill_((kind == 2) | (kind == 4), 0.0)
+            grad.masked_fill_(kind == 6, 0.0)
+            grad.mul_(torch.where(kind == 7, 64.0, 1.0).to(dtype))
+        hidden.scatter_(1, at[:, :1], value=False)
+        logits.masked_fill_(hidden, -torch.inf)
+    elif case.inputs != "normal":
+        raise ValueError(f"softmax_backward knows no distribution {case.inputs!r}")
+    if case.inputs == "nonfinite":
+        broken = torch.rand((rows, 1), generator=generator, device=device) < 1 / 3
+        place = torch.randint(columns, (rows, 1), generator=generator, device=device)
+        value = grad.gather(1, place).masked_fill_(broken, torch.nan)
+        grad.scatter_(1, place, value)
+    return {"grad": grad, "y": torch.softmax(logits, -1).to(dtype)}
+
+
+def reference(*, grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The gradient, y (grad - sum(grad · y)), the sum over each row, in float64, [M, N]."""
+    dx = torch.empty(y.shape, dtype=torch.float64, device=y.device)
+    rows = max(1, CHUNK_ELEMENTS // y.shape[1])
+    for g, p, result in zip(grad.split(rows), y.split(rows), dx.split(rows), strict=True):
+        wide = p.double()
+        dot = (g * wide).sum(-1, keepdim=True)
+        torch.mul(wide, g - dot, out=result)
+    return dx
+
+
+def reference_rows(
+    rows: tuple[torch.Tensor], *, grad: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """What `reference` has in some rows, [R, N] float64; `rows` are their numbers, [R] int64."""
+    return reference(grad=grad[rows[0]], y=y[rows[0]])
+
+
+def eager(*, grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Torch's own kernel, [M, N] in y's dtype."""
+    return torch.ops.aten._softmax_backward_data(grad, y, -1, y.dtype)  # noqa: SLF001
+
+
+def experts() -> Mapping[str, Callable[..., torch.Tensor]]:
+    """None: expert libraries offer it within their autograd functions alone."""
+    return {}

@@ -1,0 +1,108 @@
+"""Tasks that training needs: their seeds compute them, and build for a GPU that is not here."""
+
+import pytest
+import torch
+from kagent_sandbox.data.build import BuildRequest, Built
+from kagent_sandbox.data.task import build_case, draw_hidden, load_task
+from kagent_sandbox.judge.interpreter import Interpreted, Interpreter
+from seed_cases import SEEDS, arguments, import_seed, worst_share
+
+TASKS = ("gelu_backward", "rms_norm", "rms_norm_backward", "softmax_backward")
+FORWARD = {
+    "gelu_backward": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "softmax_backward": lambda x: torch.softmax(x, -1),
+}
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def task(request):
+    return load_task(SEEDS / request.param)
+
+
+def seeds(task, language):
+    return sorted(task.folder.glob(f"{language}_*.py"))
+
+
+@pytest.mark.parametrize("kind", ["gpu", "cpu"])
+def test_torchs_own_result_is_within_the_contract(task, kind):
+    reference = task.reference()
+    cases = (*task.cases(kind).check, *draw_hidden(task, kind, "check", 3))
+    small = [c for c in cases if task.min_bytes(c) <= 1 << 19]
+    assert len(small) >= 4
+    for case in small:
+        given = arguments(task, reference, case, seed=2)
+        assert worst_share(task, reference, given, reference.eager(**given)) <= 1, case.name
+
+
+def test_an_unknown_distribution_is_refused(task):
+    case = task.cpu.check[0].model_copy(update={"inputs": "cauchy"})
+    with pytest.raises(ValueError, match="cauchy"):
+        task.reference().inputs(case, torch.Generator(), torch.device("cpu"))
+
+
+def test_cpp_seeds_compute_their_task(task, monkeypatch):
+    """With the default, the first and the last value of every tunable."""
+    reference = task.reference()
+    cases = (*task.cpu.check, *draw_hidden(task, "cpu", "check", 5))
+    for file in seeds(task, "cpp"):
+        seed = import_seed(file)
+        for pick in (None, 0, -1):
+            for name, values in seed.TUNE.items():
+                assert getattr(seed, name) in values
+                if pick is not None:
+                    monkeypatch.setattr(seed, name, values[pick])
+            for case in cases:
+                given = arguments(task, reference, case, seed=6)
+                results = getattr(seed, task.entry)(*given.values())
+                assert worst_share(task, reference, given, results) <= 1, (case.name, pick)
+
+
+def test_triton_seeds_compute_their_task_in_the_interpreter(task, shared):
+    with Interpreter(task, run_seed=1) as interpreter:
+        for file in seeds(task, "triton"):
+            found = interpreter.interpret(file.read_text())
+            assert isinstance(found, Interpreted), found
+            assert len(found.errors) >= 5
+            assert all(e.share_of_tolerance <= 1 for e in found.errors)
+
+
+def test_triton_seeds_build_without_spills(task, builder):
+    widest = max(task.gpu.bench, key=lambda c: (c.dims["N"], c.dims["M"]))
+    cases = tuple(build_case(task, c) for c in (widest, task.gpu.check[2]))
+    for file in seeds(task, "triton"):
+        built = builder.build(
+            BuildRequest(file.read_text(), task.entry, "sm_90a", cases, task.allow)
+        )
+        assert isinstance(built, Built), built
+        for plan in built.plans.values():
+            assert all(kernel.spill_bytes == 0 for kernel in plan.kernels)
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_references_are_the_gradients_of_their_function(name):
+    reference = load_task(SEEDS / name).reference()
+    x = torch.randn(5, 40, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn(5, 40, dtype=torch.float64)
+    y = FORWARD[name](x)
+    (expected,) = torch.autograd.grad(y, x, grad)
+    kept = {"x": x} if "gelu" in name else {"y": y}
+    found = reference.reference(grad=grad, **{n: t.detach() for n, t in kept.items()})
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_reference_of_rms_norms_gradients_is_that_of_its_function():
+    forward = load_task(SEEDS / "rms_norm").reference()
+    backward = load_task(SEEDS / "rms_norm_backward").reference()
+    x = torch.randn(5, 40, dtype=torch.float64)
+    grad, weight = torch.randn_like(x), torch.randn(40, dtype=torch.float64)
+
+    def definition(x, weight):
+        return x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt() * weight
+
+    torch.testing.assert_close(
+        forward.reference(x=x, weight=weight, eps=0.1), definition(x, weight)
+    )
+    leaves = (x.clone().requires_grad_(), weight.clone().requires_grad_())
+    expected = torch.autograd.grad(definition(*leaves), leaves, grad)
+    found = backward.reference(grad=grad, x=x, weight=weight, eps=0.1)
+    torch.testing.assert_close(found, expected)
