@@ -19,6 +19,7 @@ from kagent_sandbox.data.verdict import Comparison
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.replay.library_tests import Ran
 from made_library import SEEDS, device_of, kernel_of, operator_of
+from torch.autograd import forward_ad
 
 H100 = ("NVIDIA H100 80GB HBM3", "sm_90")
 
@@ -107,6 +108,14 @@ def test_it_is_an_operator_of_torch(tmp_path, monkeypatch):
     arguments = test.drawn(test.smallest())
     quick = ("test_schema", "test_faketensor")
     torch.library.opcheck(module._operator, tuple(arguments.values()), test_utils=quick)
+    refuses = pytest.raises(NotImplementedError, match="no forward-mode derivative of softmax")
+    (x,) = arguments.values()
+    with forward_ad.dual_level(), refuses:
+        module._operator(forward_ad.make_dual(x, x))
+    with refuses:
+        torch.func.jvp(module._operator, (x,), (x,))
+    dual = torch.func.jvp(module.softmax, (x,), (x,))[1]
+    torch.testing.assert_close(dual, torch.func.jvp(lambda a: a.softmax(-1), (x,), (x,))[1])
     symbols = torch.fx.symbolic_trace(module.softmax)
     assert any(n.target is torch.softmax for n in symbols.graph.nodes)
     traced = torch.fx.experimental.proxy_tensor.make_fx(module.softmax)(arguments["x"])
