@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from kagent.evolve.loop import Evolution
-from kagent.evolve.machine import Machine
+from kagent.evolve.machine import Machine, Unit
 from kagent.evolve.remembering import SeedText
 from kagent.runs.ask import Draft, Setting
 from kagent.runs.lineage import Operator, kernel_id
@@ -26,6 +26,7 @@ from kagent_sandbox.data.plan import Alloc, Buffer, Fill, Plan, TensorRef
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.data.verdict import CaseTiming, Comparison, Passed, Rejected, Stage, Status
+from kagent_sandbox.errors import MachineError
 from kagent_sandbox.syntax import parse
 
 TASK_TOML = """
@@ -170,10 +171,20 @@ class FakeBuilder:
 
 
 class FakeJudge:
-    def __init__(self, delay_s=0.0):
+    """Times by `case_times`. `wide` is a factor on those of wide kernels, which other devices may
+    have; after `dies_after` measurements it fails."""
+
+    def __init__(self, delay_s=0.0, wide=1.0, dies_after=math.inf):
         self.delay_s = delay_s
+        self.wide = wide
+        self.dies_after = dies_after
         self.measured = []
         self.races = 0
+        self.compared = 0
+
+    def times(self, source):
+        factor = self.wide if values(source).get("FLAVOUR") == "wide" else 1.0
+        return {case: us * factor for case, us in case_times(source).items()}
 
     def check(self, built):
         if "WRONG" in built.log:
@@ -186,20 +197,23 @@ class FakeJudge:
     def measure(self, built, errors, incumbent=None, against="", *, choice=None):
         time.sleep(self.delay_s)
         source = built.log
+        if len(self.measured) >= self.dies_after:
+            raise MachineError("the device has left")
         self.measured.append(kernel_id(source))
-        mine = case_times(source)
+        mine = self.times(source)
         score = math.exp(sum(math.log(100.0 / t) for t in mine.values()) / len(mine))
         versus = None
         if incumbent is not None:
-            theirs = case_times(incumbent.log)
+            theirs = self.times(incumbent.log)
             versus = compared(against, theirs, mine)
         return Passed(timings_of(mine), errors, score, 0.001, versus=versus, lane_s=0.2)
 
-    def race(self, contenders, *, hidden):
-        assert hidden
-        self.races += 1
-        times = {c.id: case_times(c.built.log) for c in contenders}
-        times["torch"] = dict.fromkeys(N, 100.0)
+    def race(self, contenders, *, hidden, baselines=True):
+        self.races += hidden
+        self.compared += not hidden
+        times = {c.id: self.times(c.built.log) for c in contenders}
+        if baselines:
+            times["torch"] = dict.fromkeys(N, 100.0)
         overall = {
             c.id: tuple(compared(o, times[o], times[c.id]) for o in times if o != c.id)
             for c in contenders
@@ -269,7 +283,8 @@ def manifest(**changes):
     return Manifest(**{**fields, **changes})
 
 
-def machine(builder=None, judge=None, quiet=False, jobs=2, tune=1):
+def machine(builder=None, judge=None, quiet=False, jobs=2, tune=1, others=()):
+    units = [Unit(f"unit {i}", other) for i, other in enumerate(others, 1)]
     return Machine(
         builder or FakeBuilder(),
         judge or FakeJudge(),
@@ -280,6 +295,8 @@ def machine(builder=None, judge=None, quiet=False, jobs=2, tune=1):
         lambda say: say("baselines") or {"us": {}},
         lambda source: BuildRequest(source, "toy", "cpu", ()),
         tune,
+        "unit 0",
+        (lambda say: say("others") or units) if units else None,
     )
 
 

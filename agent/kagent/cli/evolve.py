@@ -74,6 +74,9 @@ def evolve(
     seed: Annotated[int | None, typer.Option(help="Seed of all random decisions (0).")] = None,
     jobs: JobsOption = None,
     isolation: IsolationOption = None,
+    judges: Annotated[
+        int | None, typer.Option(help="Judges, each on a device of its own (1).", min=1)
+    ] = None,
     in_flight: Annotated[
         int | None, typer.Option(help="Model calls, or proposals, at once (4).", min=1)
     ] = None,
@@ -144,6 +147,7 @@ def evolve(
         seed=seed,
         jobs=jobs,
         isolation=isolation,
+        judges=judges,
         in_flight=in_flight,
         configs=configs,
         tune=tune,

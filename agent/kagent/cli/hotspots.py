@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 from kagent_sandbox.errors import UserError
 
-from kagent.cli.app import MODELS, JsonOption, app, err, out, print_json, status
+from kagent.cli.app import (
+    MODELS,
+    DeviceOption,
+    JsonOption,
+    app,
+    err,
+    out,
+    print_json,
+    status,
+)
 from kagent.workload.step_kind import StepKind
 
 ScriptArgument = Annotated[
@@ -45,6 +54,7 @@ def hotspots(
     ] = None,
     to: Annotated[Path, typer.Option("--to", help="Folder for --take.")] = Path(),
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Rank what a script's steps do by the time above this device's ceilings."""
     from kagent.runs.files import write_file

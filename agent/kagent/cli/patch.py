@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 from kagent_sandbox.errors import UserError
 
-from kagent.cli.app import MODELS, NOT_FASTER, JsonOption, app, out, print_json, status
+from kagent.cli.app import (
+    MODELS,
+    NOT_FASTER,
+    DeviceOption,
+    JsonOption,
+    app,
+    out,
+    print_json,
+    status,
+)
 from kagent.cli.hotspots import ArgsArgument, ScriptArgument, StepOption
 
 
@@ -36,6 +45,7 @@ def patch(
     warmup: Annotated[int, typer.Option(help="Steps of each kind before.", min=1)] = 2,
     step: StepOption = "auto",
     json_: JsonOption = False,
+    _device: DeviceOption = None,
 ) -> None:
     """Put a library's kernels into a script: same numbers, step before and after, a file."""
     from kagent.workload.patch import patch as patch_script

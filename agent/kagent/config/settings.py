@@ -106,6 +106,9 @@ class Config(BaseSettings):
     accelerator: str | None = Field(
         None, description="type of a cluster's GPU to judge on, as Ray labels it: H100; cpu: none"
     )
+    judges: int = Field(
+        1, ge=1, le=64, description="judges of one run, each on a device of its own"
+    )
     isolation: Literal["auto", "T0", "T1", "T2", "T3"] = Field(
         "auto", description="tier of docs/isolation.md: the highest that works, or exactly one"
     )

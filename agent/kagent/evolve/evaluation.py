@@ -2,12 +2,16 @@
 
 Candidates are built in any order. Decisions are taken in the order of ids, by waiting for the
 evaluation before: whether a candidate is a duplicate, and its time against the incumbent.
+
+With several judges candidates are timed in any order, too, beside the incumbent of that moment.
+Verdicts are recorded in the order of ids all the same; one whose incumbent was replaced meanwhile
+is given again if that may matter (`kagent.evolve.rematch`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,14 +19,27 @@ from typing import TypeVar
 
 from kagent_sandbox.data.build import BuildRequest, Built, Contender
 from kagent_sandbox.data.race import Race
-from kagent_sandbox.data.verdict import CaseError, IncumbentWrong, Rejected, Stage, Status, Verdict
-from kagent_sandbox.errors import RunError
+from kagent_sandbox.data.records import to_json
+from kagent_sandbox.data.verdict import (
+    CaseError,
+    IncumbentWrong,
+    Passed,
+    Rejected,
+    Stage,
+    Status,
+    Verdict,
+)
+from kagent_sandbox.errors import ChildDied, KagentError, MachineError, RunError
 
+from kagent.evolve.admission import SEEDS, compare_units
 from kagent.evolve.device_slot import DeviceSlot
-from kagent.evolve.machine import Machine, contender
+from kagent.evolve.machine import Machine, Unit, contender
+from kagent.evolve.rematch import wants_rematch, widened
+from kagent.evolve.seats import Seat, Seats
 from kagent.evolve.tuning import Tuned, Tuning
 from kagent.runs.ask import Ask
 from kagent.runs.events import Observer, Progress, Step, Withdrawn, Working
+from kagent.runs.final_race import Repeat
 from kagent.runs.lineage import (
     FREE,
     Candidate,
@@ -51,6 +68,7 @@ class Evaluation:
     before: Evaluation | None  # the one with the id before, unless that was recorded long ago
     ask: Ask | None = None  # that it answers; None for seeds, and for what a session took up
     built: Built | None = None  # once told apart from all earlier work
+    timed: bool = False  # it has a verdict, which may still wait for those before it
     told_apart: asyncio.Event = field(default_factory=asyncio.Event)
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[Candidate] | None = None
@@ -59,6 +77,18 @@ class Evaluation:
         """After the verdict is recorded: free binaries and history, let the next be timed."""
         self.built = self.before = None
         self.recorded.set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Knowledge of a candidate once a judge has had it. No verdict: it is to be timed when all
+    before it are recorded.
+    """
+
+    errors: tuple[CaseError, ...] = ()
+    tuned: Tuned | None = None
+    verdict: Verdict | None = None
+    unit: str = ""
 
 
 class Evaluator:
@@ -82,7 +112,9 @@ class Evaluator:
         self._observe = observe
         self._slot = DeviceSlot(machine.jobs, quiet=machine.quiet)
         self._build_threads = ThreadPoolExecutor(machine.jobs, "build")
-        self._judge_thread = ThreadPoolExecutor(1, "judge")
+        self._seats = Seats(Unit(machine.unit, machine.judge), self._slot)
+        self._units: Sequence[Unit] = ()  # further ones, which have not been compared yet
+        self._spread = 0.0  # of log(ratio) from device to device
         self._work = {c.facts.work_hash: c.id for c in reversed(list(lineage)) if c.facts}
 
     async def evaluate(self, evaluation: Evaluation) -> Candidate:
@@ -96,10 +128,12 @@ class Evaluator:
         found, facts = await self._deduplicate(evaluation, built)
         withdrawals: list[Withdrawal] = []
         tuned: Tuned | None = None
+        unit = ""
         if found is None:
-            found, tuned = await self._judged(evaluation, withdrawals)
+            found, tuned, unit = await self._judged(evaluation, withdrawals)
+        evaluation.timed = True
         if tuned is None:
-            return Candidate(proposal, found, facts, tuple(withdrawals))
+            return Candidate(proposal, found, facts, tuple(withdrawals), unit=unit)
         assert facts is not None
         facts = replace(facts, tuned=tuned.what, configs=tuned.configs)
         if evaluation.built is not None:
@@ -113,6 +147,7 @@ class Evaluator:
             facts,
             tuple(withdrawals),
             written=proposal.kernel,
+            unit=unit,
         )
 
     def _read(self, proposal: Proposal) -> Rejected | None:
@@ -141,9 +176,22 @@ class Evaluator:
 
     async def race(self, contenders: Sequence[Contender]) -> Race:
         """Time finalists and baselines on hidden cases, where the task has some."""
-        judge, hidden = self._machine.judge, self._machine.race_request is not None
-        async with self._slot.measure():
-            return await _in(self._judge_thread, lambda: judge.race(contenders, hidden=hidden))
+        return await self._race_at(self._seats.home, contenders)
+
+    async def race_again(self, contenders: Sequence[Contender]) -> Sequence[Repeat]:
+        """The same race on a second device, if there is one that does not fail."""
+        for seat in self._seats.others:
+            self._observe(Progress(f"the final race again, on {seat.unit.name}"))
+            try:
+                return [Repeat(seat.unit.name, await self._race_at(seat, contenders))]
+            except (MachineError, ChildDied) as e:
+                self._drop(seat, e)
+        return []
+
+    async def _race_at(self, seat: Seat, contenders: Sequence[Contender]) -> Race:
+        hidden = self._machine.race_request is not None
+        async with seat.slot.measure():
+            return await seat.call(lambda: seat.unit.judge.race(contenders, hidden=hidden))
 
     async def prepare(self) -> None:
         """Measure what candidates are compared with, before anything else runs."""
@@ -152,14 +200,52 @@ class Evaluator:
         def say(text: str) -> None:  # from the judge's thread
             loop.call_soon_threadsafe(self._observe, Progress(text))
 
+        home, others = self._seats.home, self._machine.others
         async with self._slot.measure():
-            found = await _in(self._judge_thread, lambda: self._machine.prepare(say))
+            found = await home.call(lambda: self._machine.prepare(say))
+            if others is not None:
+                self._units = await home.call(lambda: others(say))
         self._store.append("baselines", found)
+
+    @property
+    def judges(self) -> int:
+        """Judges that candidates go to."""
+        return self._seats.count
+
+    async def admit(self, seeds: Sequence[Candidate]) -> None:
+        """Let candidates go to further judges, if the seeds' ratios are the same on their devices.
+
+        Args:
+            seeds: Those that passed, the fastest first.
+        """
+        units, self._units = self._units, ()
+        if not units:
+            return
+        all_built = [(c, await self.build(c.proposal)) for c in seeds[:SEEDS]]
+        entrants = [contender(c, b) for c, b in all_built if isinstance(b, Built)]
+        self._observe(Progress("comparing devices by the seeds"))
+        fleet = await compare_units(self._seats.home, units, entrants)
+        for unit, found in zip(units, fleet.others, strict=True):
+            if found.why_not:
+                self._observe(Progress(f"{found.unit} does not judge: {found.why_not}"))
+            else:
+                self._seats.add(unit)
+                self._observe(
+                    Progress(f"{found.unit} judges, too: ratios differ by {found.apart:.2%}")
+                )
+        self._spread = fleet.spread
+        self._store.append("units", to_json(fleet))
+
+    def _drop(self, seat: Seat, error: KagentError) -> None:
+        """Let no candidate go to a judge that failed. The run's own judge has to work."""
+        if not self._seats.drop(seat):
+            raise error
+        self._observe(Progress(f"{seat.unit.name} judges no more: {error}"))
 
     def close(self) -> None:
         """Start nothing more. Threads that still work end when builder and judge are closed."""
         self._build_threads.shutdown(wait=False, cancel_futures=True)
-        self._judge_thread.shutdown(wait=False, cancel_futures=True)
+        self._seats.close()
 
     async def _deduplicate(
         self, evaluation: Evaluation, built: Built | Rejected
@@ -187,38 +273,75 @@ class Evaluator:
 
     async def _judged(
         self, evaluation: Evaluation, withdrawals: list[Withdrawal]
-    ) -> tuple[Verdict, Tuned | None]:
-        """Return the verdict, and the constants that the candidate was given before. Incumbents
-        that are found wrong beside it are added to `withdrawals`.
+    ) -> tuple[Verdict, Tuned | None, str]:
+        """Return the verdict, the constants that the candidate was given before, and the device.
+        Incumbents that are found wrong beside it are added to `withdrawals`.
         """
-        assert evaluation.built is not None
         number = evaluation.proposal.id
-        errors = await self._check(number, evaluation.built)
-        if isinstance(errors, Rejected):
-            return errors, None
-        tuned = await self._tune(evaluation)
-        if tuned is not None:
-            built, errors = tuned[1:]
-            evaluation.built = built
+        found = await self._somewhere(partial(self._first_judged, evaluation))
+        if isinstance(found.verdict, Rejected):
+            return found.verdict, None, found.unit
+        evaluation.timed = found.verdict is not None
         self._observe(Working(number, Step.WAIT))
         if evaluation.before is not None:  # the incumbent is known once all before it are recorded
             await evaluation.before.recorded.wait()
-        if tuned is not None:
+        assert evaluation.built is not None
+        if found.tuned is not None:
             same = self._work.get(evaluation.built.work_hash, number)
             self._work[evaluation.built.work_hash] = min(same, number)
             if same < number:
-                return duplicate(Stage.BUILD, "machine code", same), tuned[0]
-        verdict = await self._measure_beside(number, evaluation.built, errors, withdrawals)
-        return verdict, None if tuned is None else tuned[0]
+                return duplicate(Stage.BUILD, "machine code", same), found.tuned, ""
+        if found.verdict is None or wants_rematch(self._lineage, found.verdict):
+            found = await self._measured_beside(evaluation, found, withdrawals)
+        assert found.verdict is not None
+        return found.verdict, found.tuned, found.unit
 
-    async def _check(self, number: int, built: Built) -> tuple[CaseError, ...] | Rejected:
+    async def _somewhere(
+        self, work: Callable[[Seat], Awaitable[_Judged]], *, first: bool = False
+    ) -> _Judged:
+        """The outcome at a judge that has room, and at another one if that judge fails."""
+        while True:
+            async with self._seats.take(first=first) as seat:
+                try:
+                    return await work(seat)
+                except (MachineError, ChildDied) as e:
+                    self._drop(seat, e)
+
+    async def _first_judged(self, evaluation: Evaluation, seat: Seat) -> _Judged:
+        """Check it and choose its constants; time it, too, where several judges work in any
+        order.
+        """
+        assert evaluation.built is not None
+        number, unit = evaluation.proposal.id, self._name(seat)
+        errors = await self._check(seat, number, evaluation.built)
+        if isinstance(errors, Rejected):
+            return _Judged(verdict=errors, unit=unit)
+        tuned = await self._tune(seat, evaluation)
+        if tuned is not None:
+            evaluation.built, errors = tuned[1:]
+        found = _Judged(errors, None if tuned is None else tuned[0], None, unit)
+        if self._seats.count == 1:
+            return found
+        try:
+            verdict = await self._measure(seat, number, evaluation.built, errors)
+        except IncumbentWrong:
+            return found  # it will be seen whether that is still the incumbent
+        return replace(found, verdict=verdict)
+
+    def _name(self, seat: Seat) -> str:
+        """Of a device, where the run has several."""
+        return seat.unit.name if self._machine.others is not None else ""
+
+    async def _check(
+        self, seat: Seat, number: int, built: Built
+    ) -> tuple[CaseError, ...] | Rejected:
         self._observe(Working(number, Step.WAIT))
-        async with self._slot.check():
+        async with seat.slot.check():
             self._observe(Working(number, Step.CHECK))
-            return await _in(self._judge_thread, lambda: self._machine.judge.check(built))
+            return await seat.call(lambda: seat.unit.judge.check(built))
 
     async def _tune(
-        self, evaluation: Evaluation
+        self, seat: Seat, evaluation: Evaluation
     ) -> tuple[Tuned, Built, tuple[CaseError, ...]] | None:
         """Better constants, what was built with them, and its errors; None where there are none,
         or they are not right.
@@ -234,9 +357,9 @@ class Evaluator:
                 return await _in(self._build_threads, lambda: machine.builder.build(request))
 
         async def sweep(built: Built) -> Sequence[Mapping[str, float]] | Rejected:
-            async with self._slot.measure():
+            async with seat.slot.measure():
                 self._observe(Working(proposal.id, Step.MEASURE))
-                return await _in(self._judge_thread, lambda: machine.judge.sweep(built))
+                return await seat.call(lambda: seat.unit.judge.sweep(built))
 
         assert evaluation.built is not None
         tuning = Tuning(machine.tune, timed, build, sweep)
@@ -248,34 +371,50 @@ class Evaluator:
         built = await self.build(replace(proposal, source=found.source))
         if isinstance(built, Rejected):
             return None
-        errors = await self._check(proposal.id, built)
+        errors = await self._check(seat, proposal.id, built)
         return None if isinstance(errors, Rejected) else (found, built, errors)
 
-    async def _measure_beside(
-        self,
-        number: int,
-        built: Built,
-        errors: tuple[CaseError, ...],
-        withdrawals: list[Withdrawal],
-    ) -> Verdict:
-        """The verdict beside the incumbent, or beside the one before it where it was wrong."""
+    async def _measured_beside(
+        self, evaluation: Evaluation, found: _Judged, withdrawals: list[Withdrawal]
+    ) -> _Judged:
+        """Its verdict beside the incumbent, or beside the one before it where it was wrong. All
+        before it are recorded.
+        """
+        number, built = evaluation.proposal.id, evaluation.built
+        assert built is not None
+
+        async def measure(seat: Seat) -> _Judged:
+            verdict = await self._measure(seat, number, built, found.errors)
+            return replace(found, verdict=verdict, unit=self._name(seat))
+
         while True:
             try:
-                async with self._slot.measure():
-                    self._observe(Working(number, Step.MEASURE))
-                    return await _in(
-                        self._judge_thread, partial(self._measure, built, errors, self.incumbent)
-                    )
+                return await self._somewhere(measure, first=True)
             except IncumbentWrong as e:
                 withdrawals.append(await self._withdraw(e, {w.id for w in withdrawals}))
 
-    def _measure(
-        self, built: Built, errors: tuple[CaseError, ...], best: Contender | None
+    async def _measure(
+        self, seat: Seat, number: int, built: Built, errors: tuple[CaseError, ...]
     ) -> Verdict:
-        judge = self._machine.judge
-        if best is None:
-            return judge.measure(built, errors)
-        return judge.measure(built, errors, best.built, best.id, choice=best.choice)
+        """Its verdict beside the incumbent of this moment.
+
+        Raises:
+            IncumbentWrong: That one failed, or was wrong.
+        """
+        judge = seat.unit.judge
+
+        def work() -> Verdict:
+            if best is None:
+                return judge.measure(built, errors)
+            return judge.measure(built, errors, best.built, best.id, choice=best.choice)
+
+        async with seat.slot.measure():
+            best = self.incumbent
+            self._observe(Working(number, Step.MEASURE))
+            verdict = await seat.call(work)
+        if isinstance(verdict, Passed) and verdict.versus is not None and self._seats.count > 1:
+            verdict = replace(verdict, versus=widened(verdict.versus, self._spread))
+        return verdict
 
     async def _withdraw(self, found: IncumbentWrong, gone: Collection[int]) -> Withdrawal:
         """Hold up the incumbent before the one that was found wrong."""

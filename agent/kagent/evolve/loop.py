@@ -62,6 +62,7 @@ from kagent.search.select import restored_ask, select
 from kagent.search.settled import nothing_to_gain
 from kagent.text import plural
 
+UNTIMED = 2  # candidates of each judge that are built and not timed, up to which more is asked
 DUPLICATES_IN_A_ROW = 40  # after so many nothing new is to be expected
 ENDS_WITH_JOINING = (
     Stop.BUDGET,
@@ -188,6 +189,7 @@ class Evolution:
             if (stop is None or stop in ENDS_WITH_JOINING) and self._join():
                 continue
             if stop is None and self._has_room():
+                await self._admit()
                 self._ask()
             elif self._queue.tasks or self._evaluations:
                 await self._next()
@@ -206,8 +208,16 @@ class Evolution:
             and not any(f.proposal.operator is Operator.SEED for f in self._evaluations)
             and self._queue.has_room
             and on_their_way < self._setting.in_flight
+            and self._keeps_up()
             and self._dry != len(self.lineage)
         )
+
+    def _keeps_up(self) -> bool:
+        """Whether judges keep up with what is built: asks that come later see more verdicts. A
+        proposer of one ask at a time is answered at once, and its run does not depend on timing.
+        """
+        waiting = sum(f.built is not None and not f.timed for f in self._evaluations)
+        return self._queue.in_order or waiting < UNTIMED * self._evaluator.judges
 
     def _join(self) -> bool:
         """Send off two measured kernels in one file, where that should beat the incumbent. Nobody
@@ -225,6 +235,11 @@ class Evolution:
         if draft is not None:
             self._accept(draft.unasked(len(self.lineage), len(self._known)))
         return draft is not None
+
+    async def _admit(self) -> None:
+        """Let further judges take part, once there are seeds to compare their devices by."""
+        seeds = [c for c in self.lineage.passed() if c.proposal.operator is Operator.SEED]
+        await self._evaluator.admit(seeds)
 
     def _ask(self) -> None:
         if self._search_from is None:
@@ -306,8 +321,10 @@ class Evolution:
         for each in contenders:
             self._observe(Working(int(each.id), Step.MEASURE))
         race = await self._evaluator.race(contenders) if contenders else Race((), {})
+        repeats = await self._evaluator.race_again(contenders) if contenders else ()
         race = replace(race, failed={**race.failed, **failed})
-        result = FinalRace(tuple(c.id for c in finalists), winner(race, finalists), race)
+        ids = tuple(c.id for c in finalists)
+        result = FinalRace(ids, winner(race, finalists), race, tuple(repeats))
         self._store.race(result)
         self._phases.end()
         self._observe(Raced(result))

@@ -54,6 +54,14 @@ class CandidateJudge(Protocol):
 
 
 @dataclass(frozen=True)
+class Unit:
+    """A judge on a device of its own, with the device's name: a GPU's UUID, or a CPU's host."""
+
+    name: str
+    judge: CandidateJudge
+
+
+@dataclass(frozen=True)
 class Machine:
     """Builder and judge of a session."""
 
@@ -67,6 +75,10 @@ class Machine:
     """Measures baselines and ceilings, says what it does, and returns them as JSON."""
     timed_request: Callable[[str], BuildRequest] | None = None  # for the benchmark cases alone
     tune: int = 1  # configurations of a candidate's tunables that are tried before its verdict
+    unit: str = ""  # name of the judge's device
+    others: Callable[[Callable[[str], None]], Sequence[Unit]] | None = None
+    """Measures what further judges need, says what it does, and returns those whose devices are
+    like the first one's."""
 
 
 def contender(candidate: Candidate, built: Built) -> Contender:

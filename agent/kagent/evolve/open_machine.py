@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.data.build import BuildRequest
@@ -17,7 +17,8 @@ from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.device.table import find_device
 
 from kagent.config.settings import Config
-from kagent.evolve.machine import Machine
+from kagent.evolve.machine import Machine, Unit
+from kagent.evolve.units import like_the_first, unit_names
 from kagent.fleet.fleet import LOCAL, fleet_of
 from kagent.runs.manifest import versions
 from kagent.runs.selftest_record import in_environment
@@ -42,6 +43,7 @@ def open_machine(
     secret: int,
     say: Callable[[str], None] = lambda _: None,
     accept: Callable[[Mapping[str, object], DeviceFacts], None] = lambda *_: None,
+    judges: int = 1,
 ) -> Iterator[tuple[Machine, DeviceFacts, Mapping[str, object]]]:
     """Start a builder and a judge for a task; at the end close them with all that they started.
 
@@ -53,6 +55,7 @@ def open_machine(
         say: Is told what is being done.
         accept: Is called with the environment and the device's facts before anything is measured;
             what it raises ends the call.
+        judges: How many, each on a device of its own.
 
     Returns:
         The machine, the device's facts, and the environment as a run stores it.
@@ -67,7 +70,7 @@ def open_machine(
     sound_task(task, kind, say)
     # The cores of this machine say nothing of others.
     jobs = config.jobs if config.on == LOCAL or "jobs" in config.model_fields_set else None
-    with fleet.station(task, kind, secret, jobs, config.race_time, say) as station:
+    with fleet.station(task, kind, secret, jobs, config.race_time, say, judges) as station:
         judge = station.judge
         facts = judge.facts
         environment: dict[str, object] = {
@@ -100,6 +103,14 @@ def open_machine(
             say("ceilings of the device")
             return {"baselines": to_json(baselines), "ceilings": to_json(judge.ceilings())}
 
+        names = unit_names((judge, *station.others), [platform.node()] * (1 + len(station.others)))
+        further = [Unit(n, j) for n, j in zip(names[1:], station.others, strict=True)]
+
+        def others(say: Callable[[str], None]) -> Sequence[Unit]:
+            if further:
+                say("noise, ceilings and baselines of the other devices")
+            return like_the_first(judge, noise, further, say, cached=not config.fresh)
+
         machine = Machine(
             builder=station.builder,
             judge=judge,
@@ -110,6 +121,8 @@ def open_machine(
             prepare=prepare,
             timed_request=request_maker(task, facts, [*task.cases(kind).bench], 1),
             tune=config.tune,
+            unit=names[0],
+            others=others if further else None,
         )
         yield machine, facts, environment
 

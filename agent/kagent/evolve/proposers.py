@@ -77,6 +77,15 @@ def operators_of(proposer: str) -> tuple[Operator, ...]:
     raise RunError(f"this kagent has no proposer {proposer!r}")
 
 
+def scaled_in_flight(config: Config) -> int:
+    """Calls of models at once, or proposals: as asked for, else enough for the run's judges. More
+    than one in twelve of the budget would be selected before much is known (docs/search.md).
+    """
+    if "in_flight" in config.model_fields_set:
+        return config.in_flight
+    return max(config.in_flight, min(config.in_flight * config.judges, config.budget // 12, 64))
+
+
 def max_in_flight(config: Config) -> int:
     """Proposals between their selection and their verdict."""
     return config.in_flight + (EVALUATING if config.proposer == "model" else 0)

@@ -34,6 +34,7 @@ from kagent.evolve.proposers import (
     open_proposer,
     operators_of,
     recording,
+    scaled_in_flight,
 )
 from kagent.evolve.remembering import (
     SeedText,
@@ -125,7 +126,7 @@ def evolve(
                 same_machine(manifest, environment, facts, resume)
 
         machine, facts, environment = opened.enter_context(
-            open_machine(task, kind, config, secret, say, accept)
+            open_machine(task, kind, config, secret, say, accept, config.judges)
         )
         if resumed is not None:
             note_isolation_change(resumed, environment, observe)
@@ -221,7 +222,7 @@ def resolve_config(
     check_prompts(config)
     if config.proposer != "model":  # the tuner's evaluations are its configurations
         config = config.model_copy(update={"tune": 1})
-    return config
+    return config.model_copy(update={"in_flight": scaled_in_flight(config)})
 
 
 def choose_seeds(task: Task, config: Config) -> tuple[Kind, list[SeedText]]:

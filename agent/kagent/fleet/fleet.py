@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from kagent_sandbox.builder.client import Builder
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task
+from kagent_sandbox.device.detect import gpu_count
 from kagent_sandbox.device.table import available, device_for, find_device
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.judge.client import JudgeClient
@@ -34,15 +35,35 @@ class LocalFleet:
 
     @contextlib.contextmanager
     def station(
-        self, task: Task, kind: Kind, secret: int, jobs: int | None, race_s: float, say: Say
+        self,
+        task: Task,
+        kind: Kind,
+        secret: int,
+        jobs: int | None,
+        race_s: float,
+        say: Say,
+        judges: int = 1,
     ) -> Iterator[Station]:
         """As `Fleet` has it."""
         device = device_for(kind)
+        have = gpu_count() if kind == "gpu" else 1
+        if judges > have:
+            raise UserError(
+                f"--judges {judges} needs a device for each, and this machine has {have} that "
+                f"{'it may use' if kind == 'gpu' else 'kernels of the CPU run on'}: give "
+                f"--judges {have}, or --on ray for the nodes of a cluster"
+            )
         jobs = jobs or cores()
-        with (
-            Builder(jobs, on_wait=say) as builder,
-            JudgeClient(task.folder, device, secret, race_s=race_s, on_wait=say) as judge,
-        ):
+        with contextlib.ExitStack() as opened:
+            builder = opened.enter_context(Builder(jobs, on_wait=say))
+            judge, *others = (
+                opened.enter_context(
+                    JudgeClient(
+                        task.folder, device, secret, index=index, race_s=race_s, on_wait=say
+                    )
+                )
+                for index in range(judges)
+            )
             say("trying the isolation")
             with temporary_space():
                 seen = probe()  # while the fork-servers import
@@ -55,6 +76,7 @@ class LocalFleet:
                 tiers={"builder": builder.isolation.tier, "launcher": judge.isolation().tier},
                 canaries={c.name: c.stopped_by for c in seen.canaries},
                 places={},
+                others=tuple(others),
             )
 
 

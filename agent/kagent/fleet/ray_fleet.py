@@ -17,7 +17,7 @@ from kagent_sandbox.confine.policy import Tier
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.device.table import device_for
-from kagent_sandbox.errors import MachineError
+from kagent_sandbox.errors import MachineError, UserError
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.protocol import ERRORS
 
@@ -65,7 +65,14 @@ class RayFleet:
 
     @contextlib.contextmanager
     def station(
-        self, task: Task, kind: Kind, secret: int, jobs: int | None, race_s: float, say: Say
+        self,
+        task: Task,
+        kind: Kind,
+        secret: int,
+        jobs: int | None,
+        race_s: float,
+        say: Say,
+        judges: int = 1,
     ) -> Iterator[Station]:
         """As `Fleet` has it."""
         say(f"connecting to Ray ({self._on})")
@@ -74,12 +81,18 @@ class RayFleet:
         workers: list[Any] = []
         with contextlib.ExitStack() as stack:
             stack.callback(_end, ray, workers)
-            judge_worker = self._judge_worker(ray, kind, there, jobs)
-            workers.append(judge_worker)
-            hosts = {"judge": alive(ray, judge_worker, "a judge", say)}
+            self._require_room(judges, kind, there)
+            judge_workers = self._judge_workers(ray, kind, there, jobs, judges)
+            workers += judge_workers
+            hosts = {
+                "judge" if not i else f"judge {i}": alive(ray, worker, "a judge", say)
+                for i, worker in enumerate(judge_workers)
+            }
             builders = self._build_workers(ray, there, jobs)
             workers += builders
             same = {p: v for p, v in hosts["judge"]["versions"].items() if p in ("torch", "triton")}
+            for found in hosts.values():
+                require_same(found, same)
             for number, worker in enumerate(builders):
                 found = alive(ray, worker, "a builder", say)
                 require_same(found, same)
@@ -91,9 +104,17 @@ class RayFleet:
                 for name in _TASK_FILES
                 if (task.folder / name).is_file()
             }
-            link = partial(RayLink, ray, judge_worker, files, say)
-            judge = stack.enter_context(
-                JudgeClient(task.folder, device_for(kind), secret, race_s=race_s, connect=link)
+            judge, *others = (
+                stack.enter_context(
+                    JudgeClient(
+                        task.folder,
+                        device_for(kind),
+                        secret,
+                        race_s=race_s,
+                        connect=partial(RayLink, ray, worker, files, say),
+                    )
+                )
+                for worker in judge_workers
             )
             tiers = [Tier(_ok(ray.get(b.isolation.remote()))) for b in builders]
             yield Station(
@@ -104,21 +125,42 @@ class RayFleet:
                 tiers={"builder": min(tiers), "launcher": judge.isolation().tier},
                 canaries=canaries,
                 places={role: str(found["host"]) for role, found in hosts.items()},
+                others=tuple(others),
             )
 
-    def _judge_worker(
-        self, ray: ModuleType, kind: Kind, there: Sequence[Node], jobs: int | None
-    ) -> Any:
+    def _require_room(self, judges: int, kind: Kind, there: Sequence[Node]) -> None:
+        """Make sure that there is a device for each judge.
+
+        Raises:
+            UserError: There is not.
+        """
+        if kind == "gpu":
+            have, what = sum(n.gpus for n in there if self._fits(n)), "GPUs"
+        else:
+            have, what = sum(n.cpus > 0 for n in there), "nodes with CPUs"
+        if judges > max(1, have):
+            raise UserError(
+                f"--judges {judges} needs a device for each, and the Ray cluster ({self._on}) has "
+                f"{have} {what}: give --judges {have}, or add nodes"
+            )
+
+    def _judge_workers(
+        self, ray: ModuleType, kind: Kind, there: Sequence[Node], jobs: int | None, judges: int
+    ) -> list[Any]:
         options: dict[str, Any] = {**_FOREVER, "max_concurrency": 4}
+        cpus: Sequence[int] = [0] * judges  # of a GPU's judge: see below
         if kind == "gpu":
             # No CPU: builders that take all of a node must not keep its GPU idle.
             options |= {"num_gpus": 1, "num_cpus": 0}
             if self._accelerator is not None:
                 options["label_selector"] = {ACCELERATOR: self._accelerator}
         else:
-            options["num_cpus"] = judge_cpus(there, jobs)
+            cpus = judge_cpus(there, jobs, judges)
         cls = ray.remote(JudgeWorker)
-        return cls.options(**options).remote(device_for(kind), self._isolation)
+        return [
+            cls.options(**{"num_cpus": n, **options}).remote(device_for(kind), self._isolation)
+            for n in cpus
+        ]
 
     def _build_workers(self, ray: ModuleType, there: Sequence[Node], jobs: int | None) -> list[Any]:
         options: dict[str, Any] = {**_FOREVER, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
@@ -136,13 +178,14 @@ def _free_cpus(ray: ModuleType) -> int:
     return int(ray.available_resources().get("CPU", 0))
 
 
-def judge_cpus(there: Sequence[Node], jobs: int | None) -> int:
-    """CPUs that a judge of the CPU takes: all of a node, so that no second judge is there, or all
-    but the builders' where that is the only node.
+def judge_cpus(there: Sequence[Node], jobs: int | None, judges: int = 1) -> list[int]:
+    """CPUs that each judge of the CPU takes: all of a node, so that no second judge is there, or
+    all but the builders' where no other node is left for them.
 
     Args:
         there: The nodes.
         jobs: Builders that are asked for; None: one.
+        judges: How many, at most as many as nodes.
 
     Raises:
         MachineError: No node has a CPU to give.
@@ -153,7 +196,10 @@ def judge_cpus(there: Sequence[Node], jobs: int | None) -> int:
             f"the Ray cluster has {sum(have)} CPUs: a judge and a builder need one each: start "
             "nodes with more (ray start --num-cpus)"
         )
-    return have[0] if len(have) > 1 else max(1, have[0] - (jobs or 1))
+    taken = have[:judges]
+    if len(have) == judges:
+        taken[-1] = max(1, taken[-1] - (jobs or 1))
+    return taken
 
 
 def _canaries(ray: ModuleType, workers: Sequence[Any]) -> Mapping[str, str | None]:

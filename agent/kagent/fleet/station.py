@@ -37,6 +37,7 @@ class Station:
         canaries: What stopped each attack that was tried where candidates' code runs; None: nothing
             did.
         places: Names of the hosts by role.
+        others: Further judges, each on a device of its own.
     """
 
     builder: Builds
@@ -46,6 +47,7 @@ class Station:
     tiers: Mapping[str, Tier]
     canaries: Mapping[str, str | None]
     places: Mapping[str, str]
+    others: tuple[JudgeClient, ...] = ()
 
 
 class Fleet(Protocol):
@@ -58,7 +60,14 @@ class Fleet(Protocol):
         """GPUs that runs may be judged on at once."""
 
     def station(
-        self, task: Task, kind: Kind, secret: int, jobs: int | None, race_s: float, say: Say
+        self,
+        task: Task,
+        kind: Kind,
+        secret: int,
+        jobs: int | None,
+        race_s: float,
+        say: Say,
+        judges: int = 1,
     ) -> contextlib.AbstractContextManager[Station]:
         """Start builders and a judge; at the end close them with all that they started.
 
@@ -69,7 +78,9 @@ class Fleet(Protocol):
             jobs: Builds at once; None: as many as the machines have room for.
             race_s: Seconds of a race while it is not clear (`JudgeClient`).
             say: Is told what is being done.
+            judges: How many, each on a device of its own.
 
         Raises:
+            UserError: There are not so many devices.
             MachineError: They do not start, or are not isolated as was asked for.
         """

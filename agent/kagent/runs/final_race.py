@@ -20,12 +20,24 @@ CLOSE = 0.02  # log speed-up below the incumbent's at which a race can still tur
 
 
 @dataclass(frozen=True, slots=True)
+class Repeat:
+    """The final race once more, on another device of the run."""
+
+    unit: str
+    race: Race
+
+
+@dataclass(frozen=True, slots=True)
 class FinalRace:
-    """The entrants, the incumbent first, and the result. `winner` is None if all of them failed."""
+    """The entrants, the incumbent first, and the result. `winner` is None if all of them failed.
+
+    `repeats` show whether the result holds on another device; they decide nothing.
+    """
 
     finalists: tuple[int, ...]
     winner: int | None
     race: Race
+    repeats: tuple[Repeat, ...] = ()
 
     @property
     def versus_torch(self) -> Comparison | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kagent_sandbox.data.compiled import Loop, Remark
-from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status, Verdict
+from kagent_sandbox.data.verdict import Comparison, Passed, Rejected, Stage, Status, Verdict
 from kagent_sandbox.errors import UserError
 
 PROMOTION = 0.95
@@ -133,6 +133,8 @@ class Candidate:
     """Incumbents that were found wrong while it was timed; its verdict is beside the next one."""
     written: str = ""
     """Kernel id of the file as it was proposed, where `proposal` has it with tuned constants."""
+    unit: str = ""
+    """Name of the device that gave the verdict, where the run has several."""
 
     @property
     def id(self) -> int:
@@ -299,9 +301,7 @@ class Lineage:
             return Speed(_log(verdict.score), own, verdict.score_stderr)
         ratios = {case: versus.cases.get(case, versus.ratio) for case in base.cases}
         chained = {case: log + _log(ratios[case]) for case, log in base.cases.items()}
-        # The interval holds 95 %: 3.92 standard errors.
-        stderr = (_log(versus.high) - _log(versus.low)) / 3.92 if versus.low > 0 else 10.0
-        return Speed(base.log + _log(versus.ratio), chained, stderr)
+        return Speed(base.log + _log(versus.ratio), chained, stderr_of(versus))
 
     def __len__(self) -> int:
         return len(self._candidates)
@@ -414,6 +414,11 @@ class Lineage:
         return Counter(
             (c.verdict.stage, c.verdict.status) for c in self if isinstance(c.verdict, Rejected)
         )
+
+
+def stderr_of(versus: Comparison) -> float:
+    """Standard error of log(ratio), by the interval: it holds 95 %, which are 3.92 of them."""
+    return (_log(versus.high) - _log(versus.low)) / 3.92 if versus.low > 0 else 10.0
 
 
 def roofline_share(verdict: Verdict) -> float:

@@ -97,6 +97,20 @@ def read_manifest(folder: Path) -> Manifest:
         raise RunError(f"{path}: {e}") from None
 
 
+def read_digest(folder: Path) -> str:
+    """16 hexadecimal digits of a SHA-256 over run.json's values, whatever its spacing. Who answered
+    is left out: it may be added later.
+
+    Raises:
+        RunError: As `read_manifest`.
+    """
+    read_manifest(folder)
+    data = json.loads(read_regular(folder / "run.json", MOST_BYTES))
+    data.pop("answered_by", None)
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def identity(folder: Path, manifest: Manifest) -> str:
     """Identity of a run: all its copies share it, and no two runs do."""
     if manifest.id:

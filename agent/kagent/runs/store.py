@@ -58,7 +58,7 @@ from kagent.runs.lineage import (
     Withdrawal,
     kernel_id,
 )
-from kagent.runs.manifest import Manifest, fresh_folder, read_manifest
+from kagent.runs.manifest import Manifest, fresh_folder, read_digest, read_manifest
 from kagent.runs.recalled import Recalled
 from kagent.runs.timed_configs import TimedConfig, TimedConfigs
 
@@ -101,6 +101,10 @@ class StoredProposal:
     works: float | None = None
 
 
+MANIFEST = "manifest"
+"""Kind of the event with the checksum of run.json."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredVerdict:
     """The verdict on a proposal, as an event stores it."""
@@ -110,6 +114,7 @@ class StoredVerdict:
     facts: Facts | None
     withdrawals: tuple[Withdrawal, ...] = ()
     tuned: str = ""  # kernel id of the file with tuned constants, where it is another one
+    unit: str = ""  # device that gave it, where the run has several
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,7 @@ class RunStore:
             write_file(folder / "run.json", json.dumps(to_json(manifest), indent=2) + "\n")
         store = cls.open(folder)
         store._begin_to_write()  # noqa: SLF001 - of this class
+        store.append(MANIFEST, {"digest": read_digest(folder)})
         return store
 
     @classmethod
@@ -331,7 +337,12 @@ class RunStore:
         if tuned:
             self._write_kernel(candidate.proposal.source)
         row = StoredVerdict(
-            candidate.id, candidate.verdict, candidate.facts, candidate.withdrawals, tuned
+            candidate.id,
+            candidate.verdict,
+            candidate.facts,
+            candidate.withdrawals,
+            tuned,
+            candidate.unit,
         )
         self.append("recorded", to_json(row))
 
@@ -457,7 +468,7 @@ class RunStore:
         if row.tuned:
             written = proposal.kernel
             proposal = replace(proposal, source=read_kernel(self.folder, row.tuned))
-        return Candidate(proposal, row.verdict, row.facts, row.withdrawals, written)
+        return Candidate(proposal, row.verdict, row.facts, row.withdrawals, written, row.unit)
 
     def _proposal(self, row: StoredProposal) -> Proposal:
         source = read_kernel(self.folder, row.kernel)

@@ -12,8 +12,9 @@ from kagent_sandbox.errors import RunError
 
 from kagent.runs.checksums import has_checksums, read_rows
 from kagent.runs.files import clear_errors, connect_to_read
-from kagent.runs.manifest import read_manifest
+from kagent.runs.manifest import read_digest, read_manifest
 from kagent.runs.store import (
+    MANIFEST,
     StoredEvent,
     checked_event,
     read_history,
@@ -36,8 +37,9 @@ class Verified:
 def verify(folder: Path) -> Verified:
     """Compare every event with its checksum and every kernel with its name, and replay the run.
 
-    run.json has no checksum (who answered may be added to it later): it is read, no more. Prompts,
-    replies and logs decide nothing, and have no checksum either.
+    run.json is compared with the checksum in the run's first event, but for who answered, which may
+    be added later. Runs of earlier versions have none. Prompts, replies and logs decide nothing,
+    and have no checksum either.
 
     Args:
         folder: Of the run.
@@ -63,6 +65,10 @@ def verify(folder: Path) -> Verified:
             for row in read_rows(db):
                 with _noting(findings):
                     events.append(checked_event(folder, row))
+    kept = [event.data.get("digest") for event in events if event.kind == MANIFEST]
+    with _noting(findings):
+        if kept and kept[0] != read_digest(folder):
+            raise RunError(f"{folder / 'run.json'}: changed after it was stored")
     # Those that events name and those that are there: a damaged event names none.
     kernels = dict.fromkeys(kernel for event in events for kernel in _kernels(event))
     kernels |= dict.fromkeys(sorted(path.stem for path in folder.glob("kernels/*.py")))

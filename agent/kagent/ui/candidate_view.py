@@ -113,9 +113,10 @@ def candidate_view(store: RunStore, lineage: Lineage, candidate: Candidate) -> R
     if isinstance(verdict, Rejected):
         parts.append(rejected_text(f"#{candidate.id}", verdict))
     else:
+        unit = f" on {candidate.unit}" if candidate.unit else ""
         share = f"{outcome(candidate, math.exp(lineage.log_speed(candidate.id)))[0]}"
         share += f", {roofline_share(verdict):.0%} of the roofline; "
-        share += f"held the device {verdict.lane_s:.2f} s\n"
+        share += f"held the device {verdict.lane_s:.2f} s{unit}\n"
         parts += [Text(share), timing_table(candidate, matrix=store.manifest.matrix)]
         if verdict.errors:
             title = "relative errors against float64"

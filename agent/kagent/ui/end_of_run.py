@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from kagent.runs.events import Stop
-from kagent.runs.final_race import FinalRace
+from kagent.runs.final_race import FinalRace, Repeat
 from kagent.runs.lineage import Lineage
 from kagent.runs.manifest import read_manifest
 from kagent.runs.selftest_record import line as selftest_line
@@ -127,6 +127,18 @@ def race_view(final: FinalRace, lineage: Lineage, *, matrix: bool) -> Iterator[R
     title = "\nthe fastest finalist over all hidden cases"
     yield tables.overall_table(final.race, labels, only=str(final.winner), title=title)
     yield verdict(final, labels)
+    for repeat in final.repeats:
+        yield repeated(repeat, final, labels)
+
+
+def repeated(repeat: Repeat, final: FinalRace, labels: Mapping[str, str]) -> Text:
+    """The race's result on another device, in one line."""
+    found = repeat.race.versus_torch(str(final.winner))
+    where = f"raced again on {repeat.unit}: "
+    if found is None:
+        return Text(f"{where}{labels[str(final.winner)]} has no result there", "yellow")
+    text = f"{where}{found.verdict}, {interval_text(found.ratio, found.low, found.high)}"
+    return Text(text, "" if found.verdict is final.verdict else "yellow")
 
 
 def verdict(final: FinalRace, labels: Mapping[str, str]) -> Text:

@@ -153,6 +153,7 @@ def final_race_json(final: FinalRace) -> Mapping[str, object]:
         "winner": final.winner,
         "race": race_json(final.race),
         "verdict": final.verdict,
+        "repeats": [{"unit": r.unit, "race": race_json(r.race)} for r in final.repeats],
     }
 
 

@@ -104,6 +104,7 @@ class Builder:
         self._lock = threading.Lock()
         confinement = confinement or builder_confinement()
         self._disk_bytes = confinement.disk_bytes
+        self._disk_files = confinement.disk_files
         self._server = ForkServer(
             "kagent_sandbox.builder.worker:handle",
             preload=(
@@ -227,7 +228,8 @@ class Builder:
         full = disk_was_full(found)
         if full:
             folder = self._server.folder.parent
-            require_room(folder, self.isolation.tier, self._disk_bytes, "a build")
+            tier = self.isolation.tier
+            require_room(folder, tier, self._disk_bytes, self._disk_files, "a build")
         return found, answers.lost or full
 
     def _with_loops(self, built: Built) -> Built:

@@ -70,6 +70,8 @@ def interpreter_confinement(*, tier: Tier | None = None) -> Confinement:
 
 LAUNCHER_DISK_BYTES = 512 << 20
 """Most that native code may write in its folder."""
+LAUNCHER_DISK_FILES = 4096
+"""Most files that it may make there."""
 
 
 def cpu_launcher_confinement(
@@ -87,7 +89,7 @@ def cpu_launcher_confinement(
         processes=2 * threads + 32,
         file_bytes=256 << 20,
         disk_bytes=disk_bytes,
-        disk_files=4096,
+        disk_files=LAUNCHER_DISK_FILES,
         execute=False,
         tightens=True,  # device.cpu.executor: no new threads once the pools have started
         tier=tier,

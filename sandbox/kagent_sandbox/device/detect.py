@@ -42,16 +42,18 @@ def gpu_uuid(index: int) -> str:
     return f"GPU-{UUID(bytes=bytes(uuid))}"
 
 
-@functools.cache
 def has_gpu() -> bool:
     """Whether the driver knows an NVIDIA GPU that this process may use. Makes no context."""
+    return gpu_count() > 0
+
+
+@functools.cache
+def gpu_count() -> int:
+    """NVIDIA GPUs that this process may use. Makes no context."""
     count = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        return (
-            driver.cuInit(0) == 0
-            and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
-            and count.value > 0
-        )
+        failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     except (OSError, AttributeError):
-        return False
+        return 0
+    return 0 if failed else count.value

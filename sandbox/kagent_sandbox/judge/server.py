@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from kagent_sandbox.confine.presets import LAUNCHER_DISK_BYTES
+from kagent_sandbox.confine.presets import LAUNCHER_DISK_BYTES, LAUNCHER_DISK_FILES
 from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.race import EAGER
 from kagent_sandbox.data.records import from_json, to_json
@@ -208,7 +208,7 @@ class JudgeServer:
 
     def _room(self, _request: Json, _: Sequence[bytes]) -> Json:
         folder, tier = Path(tempfile.gettempdir()), self.judge.backend.isolation.tier
-        require_room(folder, tier, LAUNCHER_DISK_BYTES, "a launcher")
+        require_room(folder, tier, LAUNCHER_DISK_BYTES, LAUNCHER_DISK_FILES, "a launcher")
         return {}
 
     def _contender(self, entrant: Entrant) -> Contender:

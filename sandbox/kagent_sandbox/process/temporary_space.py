@@ -21,20 +21,28 @@ def says_full(text: str) -> bool:
     return _TEXT in text
 
 
-def require_room(folder: Path, tier: Tier, most_bytes: int, what: str) -> None:
+def require_room(folder: Path, tier: Tier, most_bytes: int, most_files: int, what: str) -> None:
     """Make sure that a child which met a full disk could have written all that it may write.
+
+    A disk is full, too, where it has no inodes left for new files.
 
     Args:
         folder: In which children have their folders.
         tier: Their isolation. From T2 on their folders are disks of their own.
         most_bytes: Most that a child may write.
+        most_files: Most files that it may make.
         what: What the child does, such as "a build".
 
     Raises:
         MachineError: The machine's disk has less room.
     """
-    if tier < Tier.T2 and free_bytes(folder) < most_bytes:
+    if tier >= Tier.T2:
+        return
+    if free_bytes(folder) < most_bytes:
         raise no_room(folder, f", and {what} may take {most_bytes}")
+    files = free_files(folder)
+    if files is not None and files < most_files:
+        raise no_room(folder, f", but only {files} inodes, and {what} may make {most_files} files")
 
 
 def free_bytes(folder: Path) -> int:
@@ -44,6 +52,17 @@ def free_bytes(folder: Path) -> int:
     except OSError:
         return 0
     return found.f_bavail * found.f_frsize
+
+
+def free_files(folder: Path) -> int | None:
+    """Files that this user may still make on the disk of a folder; None where there is no limit, or
+    it cannot be asked.
+    """
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_favail if found.f_files else None
 
 
 def no_room(folder: Path, needed: str = "") -> MachineError:

@@ -157,10 +157,14 @@ def test_workers_that_do_not_start_are_an_error_that_says_what_is_free(monkeypat
 
 @pytest.mark.parametrize(
     ("cpus", "jobs", "found"),
-    [((8, 4), None, 8), ((8,), None, 7), ((8,), 4, 4), ((2,), 4, 1), ((0, 2), None, 1)],
+    [
+        *[((8, 4), None, [8]), ((8,), None, [7]), ((8,), 4, [4]), ((2,), 4, [1])],
+        *[((0, 2), None, [1]), ((8, 4, 2), None, [8, 4]), ((8, 4), None, [8, 3])],
+    ],
 )
-def test_a_judge_of_the_cpu_has_a_node_to_itself(cpus, jobs, found):
-    assert judge_cpus([Node("h", c, 0, {}) for c in cpus], jobs) == found
+def test_judges_of_the_cpu_have_nodes_to_themselves(cpus, jobs, found):
+    there = [Node("h", c, 0, {}) for c in cpus]
+    assert judge_cpus(there, jobs, len(found)) == found
 
 
 def test_a_cluster_without_cpus_is_refused():

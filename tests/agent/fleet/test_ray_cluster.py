@@ -15,6 +15,7 @@ import pytest
 from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
 from kagent.runs.manifest import list_runs
 from kagent.runs.store import read_history
+from kagent_sandbox.data.verdict import Passed
 from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.process_tree import kill_tree
 from running import command
@@ -113,10 +114,12 @@ def start(task, runs, *more):
 
 
 def wait_until(process, seen):
+    said = []
     for line in process.stdout:
+        said.append(line)
         if re.search(seen, line):
             return
-    raise AssertionError(process.stderr.read())
+    raise AssertionError("".join(said) + process.stderr.read())
 
 
 def workers():
@@ -191,6 +194,33 @@ def test_a_killed_agent_leaves_nothing_and_its_run_goes_on(cluster, task, tmp_pa
     history = read_history(run)[1]
     assert history.lineage.counted == 2
     assert [c.id for c in history.lineage][: len(before)] == before
+    assert_no_worker_is_left()
+
+
+def test_two_judges_share_a_run_and_one_of_them_may_be_lost(cluster, task, tmp_path):
+    """Both nodes are on one host, so their judges take turns."""
+    cluster.add_judge_node()
+    node = cluster.add_judge_node()
+    process = start(task, tmp_path / "runs", "--budget", 3, "--judges", 2)
+    try:
+        wait_until(process, r"judges, too|does not judge")
+        end(node)
+        said = process.communicate(timeout=400)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode in (0, 3), said
+    (run,) = list_runs(tmp_path / "runs")
+    store, history = read_history(run)
+    assert history.lineage.counted == 3
+    assert history.race is not None
+    assert set(store.manifest.environment["places"]) == {"judge", "judge 1", "builder 0"}
+    (event,) = [e for e in history.events if e.kind == "units"]
+    home, others = event.data["home"], event.data["others"]
+    names = {home, *(o["unit"] for o in others if not o["why_not"])}
+    passed = [c for c in history.lineage if isinstance(c.verdict, Passed)]
+    assert {c.unit for c in passed} <= names
+    assert len(others) == 1
     assert_no_worker_is_left()
 
 

@@ -1,6 +1,7 @@
 """What happens to a run's log on a disk that does not keep it."""
 
 import contextlib
+import json
 import shutil
 import sqlite3
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_no_bit_of_the_log_can_flip_to_another_value(folder):
 def test_a_changed_event_is_named_with_what_to_do(folder, statement):
     change(folder, statement)
     text = refused(folder)
-    assert "event 1 is damaged" in text
+    assert f"event {2 if 'budget' in statement else 1} is damaged" in text
     assert "Put lineage.sqlite back from a copy, or start a new run" in text
 
 
@@ -149,6 +150,15 @@ def test_verify_has_a_line_for_all_that_is_damaged(folder, monkeypatch, capsys):
     found = commands.run(monkeypatch, capsys, "verify", folder, "--json")
     assert found.code == RunError.exit_code
     assert '"checksums": true' in found.out
+
+
+def test_verify_notices_that_run_json_was_changed(folder):
+    path = folder / "run.json"
+    text = path.read_text()
+    path.write_text(json.dumps(json.loads(text) | {"answered_by": "a person"}))
+    assert verify(folder).findings == ()
+    path.write_text(text.replace('"seed": 0', '"seed": 1'))
+    assert verify(folder).findings == (f"{path}: changed after it was stored",)
 
 
 @pytest.mark.parametrize("missing", ["lineage.sqlite", "run.json"])

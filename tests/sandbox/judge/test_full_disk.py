@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kagent_sandbox.builder import health
@@ -63,6 +64,21 @@ def test_a_candidate_that_says_so_is_believed_only_of_a_disk_without_room(monkey
         else:
             with pytest.raises(MachineError, match=f"{FULL}4096 bytes are free, and a build may"):
                 builder.build(request)
+
+
+def test_a_disk_without_inodes_is_full(monkeypatch, tmp_path):
+    def disk(files, left):
+        found = SimpleNamespace(f_bavail=1 << 30, f_frsize=4096, f_files=files, f_favail=left)
+        monkeypatch.setattr("os.statvfs", lambda _: found)
+
+    disk(1000, 10)
+    with pytest.raises(MachineError, match="only 10 inodes, and a build may make 20000 files"):
+        temporary_space.require_room(tmp_path, Tier.T1, 1 << 20, 20_000, "a build")
+    temporary_space.require_room(tmp_path, Tier.T2, 1 << 20, 20_000, "a build")
+    disk(100_000, 50_000)
+    temporary_space.require_room(tmp_path, Tier.T1, 1 << 20, 20_000, "a build")
+    disk(0, 0)  # a disk that makes inodes as they are needed
+    temporary_space.require_room(tmp_path, Tier.T1, 1 << 20, 20_000, "a build")
 
 
 def test_a_disk_that_is_full_at_the_start(monkeypatch, tmp_path):

@@ -1,0 +1,117 @@
+"""The judges of a session, each on a device of its own.
+
+The first one is the run's own: scores, baselines and the final race are quoted from it. Others are
+equal devices that were compared with it (`kagent.evolve.admission`). A comparison is always made
+by one judge, on one device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from kagent.evolve.device_slot import DeviceSlot
+from kagent.evolve.machine import Unit
+
+T = TypeVar("T")
+
+MOST_AT_A_SEAT = 2
+"""Candidates at one judge of several: one is timed while the other's constants are built."""
+
+
+class Seat:
+    """A judge with the thread that calls it, and its turns on the device."""
+
+    def __init__(self, unit: Unit, slot: DeviceSlot) -> None:
+        self.unit = unit
+        self.slot = slot
+        self.load = 0  # candidates that are there now
+        self._thread = ThreadPoolExecutor(1, "judge")
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Call the judge in its thread. The caller has the device (`slot`)."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def close(self) -> None:
+        """Start nothing more. What still runs ends when the judge is closed."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class Seats:
+    """The judges that candidates may go to.
+
+    Args:
+        home: The run's own judge.
+        slot: Turns on its device, beside the builders.
+    """
+
+    def __init__(self, home: Unit, slot: DeviceSlot) -> None:
+        self.home = Seat(home, slot)
+        self._others: list[Seat] = []
+        self._dropped: list[Seat] = []
+        self._waiting_first = 0
+        self._changed = asyncio.Condition()
+
+    @property
+    def others(self) -> Sequence[Seat]:
+        """All but the home."""
+        return tuple(self._others)
+
+    @property
+    def count(self) -> int:
+        """Judges, the home included."""
+        return 1 + len(self._others)
+
+    def add(self, unit: Unit) -> None:
+        """Let candidates go to one more judge."""
+        self._others.append(Seat(unit, DeviceSlot(0, quiet=False)))
+
+    def drop(self, seat: Seat) -> bool:
+        """Let no candidate go to a judge any more; False for the home, which has to stay."""
+        if seat is self.home:
+            return False
+        if seat in self._others:  # what is there now ends by itself
+            self._others.remove(seat)
+            self._dropped.append(seat)
+        return True
+
+    @asynccontextmanager
+    async def take(self, *, first: bool = False) -> AsyncIterator[Seat]:
+        """A judge with room; among several the one with the fewest candidates.
+
+        A single judge has room for all: they take turns on its device in the order of ids.
+
+        Args:
+            first: Whether this goes before all that wait without it: others wait for its verdict.
+        """
+        self._waiting_first += first
+        try:
+            async with self._changed:
+                await self._changed.wait_for(
+                    lambda: self._free() is not None and (first or not self._waiting_first)
+                )
+                seat = self._free()
+                assert seat is not None
+                seat.load += 1
+        finally:
+            self._waiting_first -= first
+        try:
+            yield seat
+        finally:
+            seat.load -= 1
+            async with self._changed:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Start nothing more at any judge."""
+        for seat in (self.home, *self._others, *self._dropped):
+            seat.close()
+
+    def _free(self) -> Seat | None:
+        if not self._others:
+            return self.home
+        seat = min((self.home, *self._others), key=lambda s: s.load)
+        return seat if seat.load < MOST_AT_A_SEAT else None
