@@ -64,7 +64,7 @@ def test_a_damaged_run(evolve, stored):
     folder = stored()
     whole = (folder / "lineage.sqlite").read_bytes()
     (folder / "lineage.sqlite").write_bytes(whole.replace(b'"budget":5', b'"budget":7'))
-    refused(evolve("--resume", folder), "event 1 is damaged")
+    refused(evolve("--resume", folder), "event 2 is damaged")
 
 
 def test_a_folder_that_is_no_run(evolve, tmp_path):
