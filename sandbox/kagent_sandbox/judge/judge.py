@@ -211,7 +211,7 @@ class Judge:
                 LauncherSession(self.backend, arena, built.binaries, Stage.CHECK)
             )
             with drawn_pairs(self._checker.sampler, self.check_cases) as pairs:
-                for case, pair in pairs:
+                for case, pair in zip(self.check_cases, pairs, strict=True):
                     errors += self._checker.check(session, built, case, pair, budget=budget)
             self._checker.reject_decoys(session, built, self.check_cases)
             if self._most_kept:

@@ -1,21 +1,31 @@
-"""Inputs of a candidate's check, case by case, with what its results are compared with.
+"""Inputs that are drawn one case ahead, with what results on them are compared with.
 
 While a launcher prepares and executes one case, a thread draws the next one's inputs and computes
-the reference on them: a check is not timed, and on a GPU both take the host as long as the
-candidate's own runs. Where draws are kept there is little to gain.
+the reference on them. That is for what is not timed: a candidate's check, and the check of its
+timed plans on hard inputs. On a GPU both take the host as long as the candidate's own runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from kagent_sandbox.data.case import Case
+    from kagent_sandbox.data.task import Task
     from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
+
+T = TypeVar("T")
+
+MOST_AHEAD_BYTES = 512 << 20
+"""Bytes that a call on a case moves, up to which its inputs are drawn ahead: of larger ones, with
+the reference's results in float64, two sets may not fit beside each other, and the host waits for
+the device anyway."""
 
 
 def draw_pair(sampler: InputSampler, case: Case) -> tuple[InputSet, InputSet]:
@@ -32,25 +42,64 @@ def draw_pair(sampler: InputSampler, case: Case) -> tuple[InputSet, InputSet]:
     return first, other
 
 
+def draw_new(sampler: InputSampler, case: Case) -> InputSet:
+    """New inputs of a case, the reference's results, and torch's typical errors.
+
+    Raises:
+        TaskError: The task's reference.py fails.
+    """
+    input_set = sampler.fresh(case)
+    sampler.expected(input_set)
+    sampler.usual_errors(input_set, typical=True)
+    return input_set
+
+
 @contextlib.contextmanager
 def drawn_pairs(
     sampler: InputSampler, cases: Sequence[Case]
-) -> Iterator[Iterator[tuple[Case, tuple[InputSet, InputSet]]]]:
-    """The cases with a pair each (`draw_pair`); no thread is left at the end.
+) -> Iterator[Iterator[tuple[InputSet, InputSet]]]:
+    """A pair of each case (`draw_pair`); no thread is left at the end. Where draws are kept there
+    is too little to gain for a thread.
 
     Raises:
         TaskError: The task's reference.py fails; raised at its case.
     """
+    draw = functools.partial(draw_pair, sampler)
     if sampler.keeps_draws:
-        yield ((case, draw_pair(sampler, case)) for case in cases)
+        yield map(draw, cases)
         return
+    with _drawn_ahead(draw, sampler.task, cases) as pairs:
+        yield pairs
+
+
+@contextlib.contextmanager
+def drawn_new(sampler: InputSampler, cases: Sequence[Case]) -> Iterator[Iterator[InputSet]]:
+    """New inputs of each case (`draw_new`); no thread is left at the end.
+
+    Raises:
+        TaskError: The task's reference.py fails; raised at its case.
+    """
+    with _drawn_ahead(functools.partial(draw_new, sampler), sampler.task, cases) as input_sets:
+        yield input_sets
+
+
+@contextlib.contextmanager
+def _drawn_ahead(
+    draw: Callable[[Case], T], task: Task, cases: Sequence[Case]
+) -> Iterator[Iterator[T]]:
+    """What `draw` gives for each case, from a thread that is one case ahead."""
     with ThreadPoolExecutor(1, "draws") as thread:
 
-        def pairs() -> Iterator[tuple[Case, tuple[InputSet, InputSet]]]:
-            ahead = [thread.submit(draw_pair, sampler, case) for case in cases[:1]]
-            for i, case in enumerate(cases):
-                pair = ahead.pop().result()
-                ahead += [thread.submit(draw_pair, sampler, c) for c in cases[i + 1 : i + 2]]
-                yield case, pair
+        def begin(case: Case) -> Future[T] | None:
+            if task.min_bytes(case) > MOST_AHEAD_BYTES:
+                return None
+            return thread.submit(draw, case)
 
-        yield pairs()
+        def drawn() -> Iterator[T]:
+            ahead = None
+            for case, following in zip(cases, [*cases[1:], None], strict=True):
+                one = (ahead or thread.submit(draw, case)).result()
+                ahead = following and begin(following)
+                yield one
+
+        yield drawn()

@@ -142,12 +142,12 @@ class TimedBlocks:
         self.sample(side, 1, verify=True)
         self.blocks[side].pop()
 
-    def check(self, side: str, case: Case, slack: float) -> None:
+    def check(self, side: str, input_set: InputSet, slack: float) -> None:
         """Run the timed plan once on inputs of another distribution.
 
         Args:
             side: The contender.
-            case: A case of the same shapes, with the other distribution.
+            input_set: Inputs of the same shapes that no candidate has seen.
             slack: Factor on the task's tolerance.
 
         Raises:
@@ -156,7 +156,6 @@ class TimedBlocks:
         self.side = side
         placement = random.SystemRandom().choice(self._placements[side])
         with self.session.clock.part("inputs"):
-            input_set = self.checker.sampler.fresh(case)
             stale = self.checker.sampler.stale(self.case)
             with self.session.paused():
                 placement.write(input_set.tensors, stale)

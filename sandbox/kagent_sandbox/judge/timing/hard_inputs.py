@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kagent_sandbox.judge.arena.session import CandidateRejected
+from kagent_sandbox.judge.check.check_inputs import drawn_new
 
 if TYPE_CHECKING:
     import random
@@ -51,6 +52,29 @@ def hard_cases(case: Case, check_cases: Sequence[Case]) -> list[Case]:
     ]
 
 
+def choose_hard_cases(
+    bench_cases: Sequence[Case], check_cases: Sequence[Case], rng: random.Random
+) -> list[tuple[Case, Case]]:
+    """Choose the hard inputs on which timed plans are checked, at least one for each case where
+    there are some.
+
+    Args:
+        bench_cases: The timed cases.
+        check_cases: Cases whose distributions are used.
+        rng: Source of the secret choice.
+
+    Returns:
+        Pairs of a timed case and the same with another distribution.
+    """
+    others = rng.sample(range(len(bench_cases)), min(len(bench_cases), OTHER_CHECKS))
+    each = math.ceil(OTHER_CHECKS / max(1, len(others)))
+    return [
+        (case, hard)
+        for i, case in enumerate(bench_cases)
+        for hard in _chosen(case, check_cases, each if i in others else 0, rng)
+    ]
+
+
 def recheck_on_hard_inputs(
     timed_cases: Mapping[str, TimedBlocks],
     side: str,
@@ -60,28 +84,27 @@ def recheck_on_hard_inputs(
     """Run a contender's timed plans on hard inputs, at least once each where there are some.
 
     Args:
-        timed_cases: The timed blocks of each case.
+        timed_cases: The timed blocks of each case, all in one session.
         side: The contender.
         check_cases: Cases whose distributions are used.
         rng: Source of the secret choice.
 
     Raises:
         CandidateRejected: A result is wrong. The verdict's case is the timed one.
+        TaskError: The task's reference.py fails.
     """
-    others = rng.sample(list(timed_cases), min(len(timed_cases), OTHER_CHECKS))
-    each = math.ceil(OTHER_CHECKS / max(1, len(others)))
-    checks = [
-        (timed, hard)
-        for name, timed in timed_cases.items()
-        for hard in _chosen(timed.case, check_cases, each if name in others else 0, rng)
-    ]
-    for timed, hard in checks:
-        try:
-            timed.check(side, hard, SLACK)
-        except CandidateRejected as e:
-            text = f"on {hard.inputs} inputs of scale {hard.scale:g}: {e.verdict.message}"
-            verdict = replace(e.verdict, message=text, case=timed.case.name)
-            raise CandidateRejected(verdict, e.owner) from e.__cause__
+    some = next(iter(timed_cases.values()))
+    chosen = choose_hard_cases([t.case for t in timed_cases.values()], check_cases, rng)
+    with drawn_new(some.checker.sampler, [hard for _, hard in chosen]) as input_sets:
+        for case, hard in chosen:
+            with some.session.clock.part("inputs"):
+                input_set = next(input_sets)
+            try:
+                timed_cases[case.name].check(side, input_set, SLACK)
+            except CandidateRejected as e:
+                text = f"on {hard.inputs} inputs of scale {hard.scale:g}: {e.verdict.message}"
+                verdict = replace(e.verdict, message=text, case=case.name)
+                raise CandidateRejected(verdict, e.owner) from e.__cause__
 
 
 def _chosen(

@@ -7,9 +7,8 @@ import random
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.judge.timing.hard_inputs import (
     OTHER_CHECKS,
-    SLACK,
+    choose_hard_cases,
     hard_cases,
-    recheck_on_hard_inputs,
 )
 
 
@@ -41,25 +40,14 @@ def test_nothing_hard_is_no_error():
     assert hard_cases(case("big"), [case("a")]) == []
 
 
-class Recorder:
-    """Stands for a table of timed blocks; notes what it is asked to check."""
-
-    def __init__(self, timed):
-        self.case = timed
-        self.checked = []
-
-    def check(self, side, case, slack):
-        self.checked.append((side, case.inputs, case.scale, slack))
-
-
 def test_rows_of_every_kind_are_always_among_them():
     """A kernel that is wrong for one kind of row in ten would mostly pass a choice of kinds."""
     kinds = ("mixed", "nonfinite", "ramp", "masked", "spiked", "constant")
     checks = [case(kind, inputs=kind, scale=s) for kind in kinds for s in (0.1, 1.0)]
-    tables = {n: Recorder(case(n)) for n in ("a", "b", "c")}
-    recheck_on_hard_inputs(tables, "a", checks, random.Random(1))
-    for table in tables.values():
-        names = [inputs for _, inputs, _, _ in table.checked]
+    timed = [case(n) for n in "abc"]
+    chosen = choose_hard_cases(timed, checks, random.Random(1))
+    for each in timed:
+        names = [hard.inputs for of, hard in chosen if of == each]
         assert names[:2] == ["mixed", "nonfinite"]
         assert len(names) == 3
 
@@ -67,19 +55,17 @@ def test_rows_of_every_kind_are_always_among_them():
 def test_other_distributions_are_a_few_over_all_cases():
     kinds = ("mixed", "ramp", "masked")
     checks = [case(kind, inputs=kind) for kind in kinds]
-    tables = {n: Recorder(case(n)) for n in "abcdefgh"}
-    recheck_on_hard_inputs(tables, "a", checks, random.Random(1))
-    names = [inputs for t in tables.values() for _, inputs, _, _ in t.checked]
+    timed = [case(n) for n in "abcdefgh"]
+    names = [hard.inputs for _, hard in choose_hard_cases(timed, checks, random.Random(1))]
     assert names.count("mixed") == 8
     assert len(names) == 8 + OTHER_CHECKS
-    without = {n: Recorder(case(n)) for n in "abcdefgh"}
-    recheck_on_hard_inputs(without, "a", checks[1:], random.Random(1))
-    assert all(len(t.checked) == 1 for t in without.values())
+    without = choose_hard_cases(timed, checks[1:], random.Random(1))
+    assert [of for of, _ in without] == timed
 
 
 def test_timed_cases_are_checked_on_hard_inputs_where_there_are_some():
     checks = [case("a"), case("b", inputs="masked"), case("c", dtype="bfloat16")]
-    tables = {t.case.name: t for t in (Recorder(case("big")), Recorder(case("low", "bfloat16")))}
-    recheck_on_hard_inputs(tables, "a", checks, random.Random(1))
-    assert tables["big"].checked == [("a", "masked", 1.0, SLACK)]
-    assert tables["low"].checked == []
+    big, low = case("big"), case("low", "bfloat16")
+    ((of, hard),) = choose_hard_cases([big, low], checks, random.Random(1))
+    assert of == big
+    assert (hard.inputs, hard.scale) == ("masked", 1.0)
