@@ -76,3 +76,11 @@ def test_modules_that_are_named_exist(name: str) -> None:
     named = re.findall(r"`(\w+\.py)`", prose(ROOT / "docs" / name))
     found = {p.name for package in PACKAGES for p in package.rglob("*.py")}
     assert not [module for module in named if module not in found | OF_TASKS]
+
+
+@pytest.mark.parametrize("page", ["AGENTS.md", "docs/architecture.md"])
+def test_the_maps_name_every_folder_of_both_packages(page):
+    text = (ROOT / page).read_text()
+    folders = [p.name for base in PACKAGES for p in base.iterdir() if (p / "__init__.py").is_file()]
+    assert len(folders) > 20
+    assert [name for name in folders if not re.search(rf"\b{name}\b", text)] == []
