@@ -136,7 +136,7 @@ def headline(history: History) -> Headline:
     result = final.versus_torch
     if result is None:
         text = "raced without a baseline: none ran on every hidden case"
-        return Headline(None, "NO VERDICT", "", text, cases, "fastest finalist", won.id, name)
+        return Headline(None, "NO VERDICT", "", text, cases, "chosen finalist", won.id, name)
     absent = missing_modes(final.race)
     return Headline(
         result.verdict,
@@ -144,7 +144,7 @@ def headline(history: History) -> Headline:
         f"{result.ratio:.3f}×",
         "the best of torch that ran" if absent else "the best of eager and torch.compile",
         f"95 %: {result.low:.3f}–{result.high:.3f}, P(faster) {result.p_faster:.2f}, {cases}",
-        "winner" if result.verdict is SpeedVerdict.FASTER else "fastest finalist",
+        "winner" if result.verdict is SpeedVerdict.FASTER else "chosen finalist",
         won.id,
         name,
     )

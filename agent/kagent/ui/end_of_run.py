@@ -68,7 +68,7 @@ def end_of_run(
             yield from race_view(final, lineage, matrix=matrix)
         # Only a kernel that is FASTER has won anything.
         faster = final is not None and final.verdict is SpeedVerdict.FASTER
-        yield Text("\nwinner: " if faster else "\nfastest: ").append(
+        yield Text("\nwinner: " if faster else "\nchosen: ").append(
             str(folder / "kernels" / f"{won.proposal.kernel}.py"),
             "bold green" if faster else "bold",
         )
@@ -124,7 +124,10 @@ def race_view(final: FinalRace, lineage: Lineage, *, matrix: bool) -> Iterator[R
     if final.winner is None:
         yield Text(NO_FINALIST, "bold red")
         return
-    title = "\nthe fastest finalist over all hidden cases"
+    title = (
+        "\nthe chosen finalist over all hidden cases: the search's best, unless another one "
+        "is faster beyond doubt"
+    )
     yield tables.overall_table(final.race, labels, only=str(final.winner), title=title)
     yield verdict(final, labels)
     for repeat in final.repeats:

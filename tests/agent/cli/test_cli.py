@@ -326,7 +326,7 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_nothing(task, tmp_path
     done = process(*words, "--resume", "latest")
     assert done.returncode in (0, 3), done.stderr  # 3: not FASTER
     assert f"kagent show {folder.name}" in done.stdout
-    assert "the fastest finalist over all hidden cases" in done.stdout
+    assert "the chosen finalist over all hidden cases" in done.stdout
     with RunStore.open(folder, write=False) as store:
         assert len(store.history().lineage) >= recorded
         assert store.history().race is not None

@@ -210,7 +210,8 @@ def test_a_tie_is_no_win_anywhere(tmp_path, monkeypatch, capsys):
     folder = stored_run(tmp_path, race=doubtful(made_final()))
     text = rendered(end_of_run(outcome(folder), "toy", matrix=False, flags={}), 120)
     assert "winner" not in text
-    assert "fastest: " in text
+    assert "chosen: " in text
+    assert "fastest" not in text
     first = f"{folder}: TIE with torch, 0.800× (95 %: 0.600–1.100); 12 evaluated"
     assert first in " ".join(text.split())
     assert "TIE: #1 cpp_wide beside the best of torch that ran, 0.800×" in text
