@@ -8,8 +8,6 @@ trace 10 ms, the next 1. No driver is touched, and no thread is left behind.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import importlib
 import os
 import sys
@@ -28,10 +26,6 @@ from kagent_sandbox.data.language import LANGUAGES
 from kagent_sandbox.data.plan_json import dump_plan
 from kagent_sandbox.data.target import parse_target
 from kagent_sandbox.errors import ToolchainError
-
-_HUGE_BYTES = 2 << 20
-_MADV_COLLAPSE = 25  # Linux 6.1; older kernels refuse, and nothing is lost
-
 
 _SAMPLE = """
 import torch
@@ -101,23 +95,5 @@ def _trace(folder: Path) -> None:
     dump_plan(plan)
 
 
-def gather_pages() -> None:
-    """Put the heap into huge pages where the kernel has them: forks then copy fewer page tables.
-
-    A fork that traces a case whose kernel is known takes 18 ms instead of 25. Costs 0.4 s, once.
-    """
-    madvise = ctypes.CDLL(None).madvise
-    with open("/proc/self/maps", encoding="ascii") as maps:
-        areas = [line.split() for line in maps]
-    for span, access, *_, name in ((*a, "") if len(a) == 5 else a for a in areas):
-        start, end = (int(x, 16) for x in span.split("-"))
-        start, end = -(-start // _HUGE_BYTES) * _HUGE_BYTES, end // _HUGE_BYTES * _HUGE_BYTES
-        if access == "rw-p" and name in {"", "[heap]"} and start < end:
-            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_COLLAPSE)
-
-
 keep_dynamo_out()
 build_once()
-gc.collect()
-gc.freeze()  # the next collection, before the first fork, has little left to look at
-gather_pages()

@@ -256,8 +256,11 @@ class Backend(Protocol):
     def arena(self, nbytes: int) -> Arena:
         """Allocate memory for one or more plans."""
 
-    def launcher(self, arena: Arena) -> Launcher:
-        """A fresh process over the arena; a `GuestHost` where `traits.native`."""
+    def launcher(self, arena: Arena, *, timed: bool = True) -> Launcher:
+        """A fresh process over the arena; a `GuestHost` where `traits.native`.
+
+        Without `timed` it is never asked for samples: what only they need may be left out.
+        """
 
     def synchronize(self) -> None:
         """Wait until what the judge has asked torch for on `device` is done: launchers see it."""

@@ -266,7 +266,7 @@ class Interpreter:
             self._cpu = CpuBackend(tier=self._tier)
         with contextlib.closing(self._cpu.arena(pitch_of(plans.values()))) as arena:
             try:
-                with LauncherSession(self._cpu, arena, {}, Stage.CHECK) as session:
+                with LauncherSession(self._cpu, arena, {}, Stage.CHECK, timed=False) as session:
                     self._checker.reject_decoys(session, ghosts, cases)
             except CandidateRejected as e:
                 # An operation that torch has on GPUs only fails here, and says nothing of kernels.

@@ -185,7 +185,9 @@ class Judge:
         check_results(self.task, built, [case])
         self._let_go()
         arena = self._arena(self._checked_bytes(built, [case]))
-        with LauncherSession(self.backend, arena, built.binaries, Stage.CHECK) as session:
+        with LauncherSession(
+            self.backend, arena, built.binaries, Stage.CHECK, timed=False
+        ) as session:
             pair = draw_pair(self._checker.sampler, case)
             return self._checker.check(session, built, case, pair)
 
@@ -208,7 +210,13 @@ class Judge:
         budget = self._time_budget(self.check_cases, Stage.CHECK)
         with contextlib.ExitStack() as stack:
             session = stack.enter_context(
-                LauncherSession(self.backend, arena, built.binaries, Stage.CHECK)
+                LauncherSession(
+                    self.backend,
+                    arena,
+                    built.binaries,
+                    Stage.CHECK,
+                    timed=bool(self._most_kept),
+                )
             )
             with drawn_pairs(self._checker.sampler, self.check_cases) as pairs:
                 for case, pair in zip(self.check_cases, pairs, strict=True):

@@ -30,10 +30,13 @@ from kagent_sandbox.process import process_tree, supervisor
 from kagent_sandbox.process.channel import Channel, ChannelClosed
 from kagent_sandbox.process.context import Context
 from kagent_sandbox.process.exit import exit_fast
+from kagent_sandbox.process.huge_pages import gather_pages
 from kagent_sandbox.process.remove_tree import remove_tree
 from kagent_sandbox.process.spawn import Spawn
 
 _MAX_FDS = 64
+FEW_CHILDREN = 6
+"""Of a server that may soon be closed again: their forks cost less than huge pages do."""
 
 
 def main(fd: int) -> None:
@@ -136,7 +139,7 @@ def _serve(
     supervisors: dict[int, Spawn] = {}
     poller = select.poll()
     poller.register(channel.fileno(), select.POLLIN)
-    number = os.getpid() * 7  # servers of one host rarely pick the same users
+    first = number = os.getpid() * 7  # servers of one host rarely pick the same users
     while True:
         ready = poller.poll(1000)
         _reap(supervisors)
@@ -147,6 +150,8 @@ def _serve(
         except ChannelClosed:
             break
         number += 1
+        if number == first + FEW_CHILDREN:
+            gather_pages()
         request = cast("dict[str, float | bool]", message.obj)
         spawn = Spawn(
             handler=handler,

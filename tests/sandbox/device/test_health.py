@@ -48,9 +48,9 @@ class Victims(CpuBackend):
     status: Status | None = None  # what is raised instead, with blame "machine"
     made = 0
 
-    def launcher(self, arena):
+    def launcher(self, arena, **options):
         before = set(process_tree.descendants(os.getpid()))
-        launcher = super().launcher(arena)
+        launcher = super().launcher(arena, **options)
         self.made += 1
         if self.made <= self.count:
             run = launcher.run

@@ -47,8 +47,8 @@ class Backend(CpuBackend):
     def ceilings(self, *, again=False):
         return Ceilings(10.0, 10.0, 10.0, {})
 
-    def launcher(self, arena):
-        return ScriptedClock(super().launcher(arena))
+    def launcher(self, arena, **options):
+        return ScriptedClock(super().launcher(arena, **options))
 
 
 @pytest.fixture(scope="module")

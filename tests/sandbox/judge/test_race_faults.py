@@ -34,8 +34,8 @@ class Flaky(CpuBackend):
     def settle(self):
         """Flush nothing: no time matters."""
 
-    def launcher(self, arena):
-        launcher = super().launcher(arena)
+    def launcher(self, arena, **options):
+        launcher = super().launcher(arena, **options)
         sample = launcher.sample
 
         def failing(keys, **options):

@@ -13,7 +13,7 @@ import pytest
 from confined_handlers import ask
 from kagent_sandbox.confine import Confinement, builder_confinement
 from kagent_sandbox.errors import ChildDied
-from kagent_sandbox.process import process_tree
+from kagent_sandbox.process import process_tree, zygote
 from kagent_sandbox.process.channel import ChannelClosed
 from kagent_sandbox.process.forkserver import ForkServer
 
@@ -91,6 +91,44 @@ def test_descriptors_are_passed_and_nothing_else_is_inherited(server):
         assert ask(child, open_fds) == 6  # 0, 1, 2, the channel, the pipe, the listing
     os.close(read)
     os.close(write)
+
+
+GATHER = """
+from kagent_sandbox.process import zygote
+zygote.gathered = []
+zygote.gather_pages = lambda: zygote.gathered.append(1)
+"""
+GATHERED = "from kagent_sandbox.process import zygote; result = len(zygote.gathered)"
+
+
+def test_a_server_of_many_children_puts_its_heap_into_huge_pages_once(tmp_path, monkeypatch):
+    (tmp_path / "counts_gathering.py").write_text(GATHER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    preload = ["counts_gathering"]
+    with ForkServer(HANDLER, preload=preload, confinement=builder_confinement()) as server:
+        counts = []
+        for _ in range(2 * zygote.FEW_CHILDREN):
+            with server.spawn(wall_limit_s=60.0) as child:
+                counts.append(ask(child, GATHERED))
+    assert counts == [0] * (zygote.FEW_CHILDREN - 1) + [1] * (zygote.FEW_CHILDREN + 1)
+
+
+HEAP = """
+from kagent_sandbox.process.huge_pages import gather_pages
+kept = [bytes(1000) for _ in range(20_000)]
+gather_pages()
+with open("/proc/self/smaps_rollup") as rollup:
+    print(*(line.split()[1] for line in rollup if line.startswith("AnonHugePages")))
+assert kept == [bytes(1000)] * 20_000
+"""
+
+
+def test_heaps_are_put_into_huge_pages():
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("this kernel has no huge pages")
+    done = subprocess.run([sys.executable, "-c", HEAP], capture_output=True, text=True, check=True)
+    major, minor = map(int, os.uname().release.split(".")[:2])
+    assert int(done.stdout) > 0 or (major, minor) < (6, 1)
 
 
 def test_the_private_folder_is_removed_however_it_is_left(server):

@@ -53,6 +53,7 @@ _PREPARE_S = 10.0  # constructors of a binary run here
 _LIFE_S = 3600.0
 _MAX_ANSWER_BYTES = 64 << 10
 _EMPTY_SAMPLES = 12  # of one launcher, before it is given any code
+_FEWEST_KNOWN = 36  # empty samples, before any candidate is timed: the first launcher makes them
 _REMEMBERED = 48  # empty samples: of the last few launchers
 _OBSERVED_WORDS = 256  # that an empty sample reads, as a sample's observer does
 
@@ -72,6 +73,11 @@ class RequestCost:
         """Cost of one sample in seconds; 0 before the first request."""
         return statistics.median(self.costs_s) if self.costs_s else 0.0
 
+    @property
+    def missing(self) -> int:
+        """Number of empty samples that the next launcher should make."""
+        return max(_EMPTY_SAMPLES, _FEWEST_KNOWN - len(self.costs_s))
+
 
 class CpuLauncher:
     """Runs plans of native code in a confined process over a sealed arena."""
@@ -89,11 +95,12 @@ class CpuLauncher:
             server: What it is forked from.
             arena: The memory that it maps.
             after_loss: Is called once the process has failed, and may raise.
-            request_cost: What all launchers that are compared take off for being asked.
+            request_cost: What all launchers that are compared take off for being asked; None for
+                one that takes no samples.
         """
         self._arena = arena
         self._after_loss = after_loss
-        self._request_cost = RequestCost() if request_cost is None else request_cost
+        self._request_cost = request_cost
         self._failure: LaunchFailed | None = None
         self.threads = 0
         """Threads of the process once torch's and OpenMP's had started: there will be no more."""
@@ -157,15 +164,24 @@ class CpuLauncher:
             self._priority = priority.of_process(pid)
         if loop := native_loop():
             self._ask({"do": "loop"}, [loop], _PREPARE_S)
+        if self._request_cost is not None:
+            self._find_request_cost(self._request_cost)
+
+    def _find_request_cost(self, cost: RequestCost) -> None:
+        """Take samples without any execution.
+
+        Raises:
+            MachineError: The process ends.
+        """
         words = self._arena.words(4)
         try:
-            for _ in range(_EMPTY_SAMPLES):
+            for _ in range(cost.missing):
                 self.stop()
                 places = torch.randint(words.numel(), (_OBSERVED_WORDS,))
                 settle()
                 with self._priority:
                     took_s = self._execute([], _PREPARE_S, functools.partial(words.take, places))
-                self._request_cost.costs_s.append(took_s)
+                cost.costs_s.append(took_s)
         except LaunchFailed as e:
             raise MachineError(
                 f"the CPU launcher failed before any candidate was in it: {e}"
@@ -237,10 +253,10 @@ class CpuLauncher:
         costs varies by some 50 µs: pass keys for much more than that.
 
         Raises:
-            ValueError: No keys.
+            ValueError: No keys, or a launcher that was made for untimed executions.
         """
-        if not keys:
-            raise ValueError("nothing to time")
+        if not keys or self._request_cost is None:
+            raise ValueError("nothing to time" if not keys else "this launcher is not for timing")
         self.stop()
         with self._priority:
             took_s = self._execute(keys, limit_s, observe)

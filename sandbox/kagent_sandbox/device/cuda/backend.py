@@ -130,6 +130,8 @@ class GpuBackend:
         arena: Arena,
         baselines: Mapping[str, BaselineCall] | None = None,
         compiled: Sequence[bytes] = (),
+        *,
+        timed: bool = True,  # noqa: ARG002 - whoever samples needs nothing more
     ) -> GpuLauncher:
         """A fresh process over the arena.
 

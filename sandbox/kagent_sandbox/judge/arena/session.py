@@ -97,7 +97,8 @@ class LauncherSession:
 
     Native code shares its launcher's process, where it could slow down other code. So owners in
     `apart` have a launcher each, and all but the one that is timed are stopped. `rest` is the
-    contender that alone has the launcher of all others, where there is one.
+    contender that alone has the launcher of all others, where there is one. A session that is not
+    `timed` takes no samples.
     """
 
     def __init__(
@@ -110,12 +111,15 @@ class LauncherSession:
         clock: PhaseTimer | None = None,
         apart: Mapping[str, Mapping[str, bytes]] | None = None,
         rest: str | None = None,
+        *,
+        timed: bool = True,
     ) -> None:
         self.arena = arena
         self.stage = stage
         self.clock = PhaseTimer() if clock is None else clock
         self._backend = backend
         self._rest = rest
+        self._timed = timed
         shared = {_SHARED: binaries} if binaries or not apart else {}
         self._binaries = {**shared, **(apart or {})}
         self._launchers: dict[str, Launcher] = {}
@@ -126,7 +130,7 @@ class LauncherSession:
         try:
             with self.clock.part("start"), _blaming(self.stage, None):
                 for owner in self._binaries.keys() - self._launchers.keys():
-                    self._launchers[owner] = self._backend.launcher(self.arena)
+                    self._launchers[owner] = self._backend.launcher(self.arena, timed=self._timed)
             for owner, binaries in self._binaries.items():  # they start side by side
                 with self.clock.part("start"), self._blaming(owner, None):
                     self._launchers[owner].load(binaries)

@@ -79,7 +79,7 @@ def refuse_bad_guests(
         return
     layouts = {name: _in_pages(plan) for name, plan in plans.items()}
     arena = arenas.at_least(max(layout.stop for layout in layouts.values()))
-    host = cast("GuestHost", backend.launcher(arena))  # as `Backend.launcher` says
+    host = cast("GuestHost", backend.launcher(arena, timed=False))  # as `Backend.launcher` says
     try:
         visit = _Visit(task, host, arena, budget)
         try:

@@ -1,3 +1,4 @@
+import contextlib
 import ctypes
 import hashlib
 import itertools
@@ -32,6 +33,7 @@ from kagent_sandbox.device.cpu.arena import CpuArena
 from kagent_sandbox.device.cpu.backend import CpuBackend, shares
 from kagent_sandbox.device.cpu.ceilings import cached_ceilings
 from kagent_sandbox.device.cpu.entry import ENTRY
+from kagent_sandbox.device.cpu.launcher import RequestCost
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.errors import MachineError, ToolchainError
 
@@ -296,7 +298,7 @@ def test_no_thread_is_started_after_the_first_kernel(launcher):
 
 def test_memory_is_limited(launcher):
     launcher.prepare("bad", simple("eats"), AT)
-    with pytest.raises(LaunchFailed, match=r"SIGABRT|memory limit of 512 MiB"):
+    with pytest.raises(LaunchFailed, match=r"SIGABRT|memory limit of \d+ MiB"):
         launcher.run("bad", limit_s=20.0)
 
 
@@ -353,6 +355,19 @@ def test_every_sample_runs_every_key_once(launcher, arena):
     launcher.forget("k0")
     with pytest.raises(KeyError, match="k0"):
         launcher.run("k0", limit_s=1.0)
+
+
+def test_only_who_is_timed_finds_out_what_asking_costs(backend, arena, binaries, monkeypatch):
+    monkeypatch.setattr(backend, "_request_cost", RequestCost())
+    for timed, count in ((False, 0), (True, 36), (False, 36), (True, 48)):
+        with contextlib.closing(backend.launcher(arena, timed=timed)) as launcher:
+            launcher.load(binaries)
+            launcher.prepare("k", simple("waits"), AT)
+            launcher.run("k", limit_s=10.0)
+            assert len(backend._request_cost.costs_s) == count
+            if not timed:
+                with pytest.raises(ValueError, match="not for timing"):
+                    launcher.sample(["k"], limit_s=1.0)
 
 
 def test_a_sample_is_the_mean_time_of_its_runs(launcher):

@@ -89,9 +89,9 @@ class GpuLike(CpuBackend):
     def ceilings(self, *, again=False):
         return Ceilings(10.0, 10.0, 10.0, {})
 
-    def launcher(self, arena):
+    def launcher(self, arena, **options):
         self.started += 1
-        return WithEvents(super().launcher(arena), self.log)
+        return WithEvents(super().launcher(arena, **options), self.log)
 
 
 class CpuTold(CpuBackend):
@@ -107,8 +107,8 @@ class CpuTold(CpuBackend):
     def ceilings(self, *, again=False):
         return Ceilings(10.0, 10.0, 10.0, {})
 
-    def launcher(self, arena):
-        return Told(super().launcher(arena), self.log)
+    def launcher(self, arena, **options):
+        return Told(super().launcher(arena, **options), self.log)
 
 
 @pytest.fixture(scope="module")

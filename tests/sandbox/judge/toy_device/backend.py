@@ -142,7 +142,7 @@ class ToyBackend:
     def arena(self, nbytes):
         return ToyArena(nbytes)
 
-    def launcher(self, arena):
+    def launcher(self, arena, *, timed=True):
         CALLS["launcher"] += 1
         return ToyLauncher(arena)
 
