@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 if TYPE_CHECKING:
-    from kagent_sandbox.data.case import Case
+    from kagent_sandbox.data.task import Case
     from torch.nn.attention.flex_attention import BlockMask
 
 SCORES = 1 << 27  # float64 scores held at once: 1 GiB, and about three times that with temporaries

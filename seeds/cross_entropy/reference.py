@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from kagent_sandbox.data.case import Case
+    from kagent_sandbox.data.task import Case
 
 CHUNK_ELEMENTS = 1 << 26  # float64 temporaries of the reference stay near 2 GiB
 IGNORE_INDEX = -100  # the value of `ignore_index` in task.toml

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 if TYPE_CHECKING:
-    from kagent_sandbox.data.case import Case
+    from kagent_sandbox.data.task import Case
 
 LOGITS = 1 << 27  # float64 logits held at once: 1 GiB, and about twice that with temporaries
 WEIGHT_DEVIATION = 0.02  # as models are initialised: with D = 4096 the logits deviate by 1.3

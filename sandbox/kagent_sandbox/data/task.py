@@ -23,15 +23,8 @@ from kagent_sandbox.data.arguments import Argument, ResultSpec
 from kagent_sandbox.data.build import BuildCase, Value
 from kagent_sandbox.data.calibration import FILE as CALIBRATION
 from kagent_sandbox.data.calibration import Calibration, read_calibration
-from kagent_sandbox.data.case import (
-    CASE_DTYPE,
-    Case,
-    Identifier,
-    Name,
-    Size,
-    StrictModel,
-    identifier,
-)
+from kagent_sandbox.data.case import CASE_DTYPE, Identifier, Name, Size, StrictModel, identifier
+from kagent_sandbox.data.case import Case as Case  # reference.py of tasks imports it from here
 from kagent_sandbox.data.formula import MOST_NUMBERS, evaluate
 from kagent_sandbox.data.generator import Generator, draw_fields
 from kagent_sandbox.data.kind import Kind
