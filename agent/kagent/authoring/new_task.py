@@ -25,8 +25,9 @@ from kagent.authoring.draft import (
     TaskDraft,
     case_dtype,
     plain,
-    require_writable,
 )
+from kagent.authoring.draft_inputs import draw_example
+from kagent.authoring.draft_reference import require_writable
 from kagent.authoring.drawing import by_values
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.operation import Operation
@@ -275,7 +276,7 @@ def _drawable(room: Room) -> Room:
         if examples[i].drawing.kind != "code" or not varies:
             continue
         try:
-            drawn = tuple(draft.draws(i, room.least).shape)
+            drawn = tuple(draw_example(draft, i, room.least).shape)
         except Exception:  # noqa: BLE001 - whatever the example's code does at other sizes
             drawn = None
         if drawn != tuple(found.sizes(found.shapes[i], room.least)):

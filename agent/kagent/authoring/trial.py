@@ -23,6 +23,8 @@ from kagent_sandbox.judge.check.inputs import InputSampler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kagent.authoring.draft import DraftCase, TaskDraft
+from kagent.authoring.draft_reference import reference_py
+from kagent.authoring.draft_toml import task_toml
 from kagent.authoring.trace import run
 
 MOST_NOISE = 256.0
@@ -210,8 +212,8 @@ def write(draft: TaskDraft, folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "task.toml").write_text(draft.toml(), encoding="utf-8")
-        (folder / "reference.py").write_text(draft.reference(), encoding="utf-8")
+        (folder / "task.toml").write_text(task_toml(draft), encoding="utf-8")
+        (folder / "reference.py").write_text(reference_py(draft), encoding="utf-8")
     except OSError as e:
         raise UserError(f"{folder}: {e}") from None
 

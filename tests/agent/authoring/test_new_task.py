@@ -5,6 +5,9 @@ import pytest
 import torch
 from kagent.authoring import new_task
 from kagent.authoring.draft import DraftKind, TaskDraft
+from kagent.authoring.draft_inputs import draw_example
+from kagent.authoring.draft_reference import reference_py
+from kagent.authoring.draft_toml import task_toml
 from kagent.authoring.drawing import observed, recorded
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.kernelbench import problem_files, read_problem
@@ -66,7 +69,7 @@ def traced(function, *inputs, **options):
 
 
 def written(found):
-    return TaskDraft(found, DraftKind((), ()), DraftKind((), ())).reference()
+    return reference_py(TaskDraft(found, DraftKind((), ()), DraftKind((), ())))
 
 
 @pytest.fixture
@@ -157,8 +160,8 @@ def rule(function, x):
     found = traced(function, x)
     draft = TaskDraft(found, DraftKind((), ()), DraftKind((), ()))
     space = {}
-    exec(draft.reference(), space)
-    assert ("accept = true" in draft.toml()) == ("accept" in space)
+    exec(reference_py(draft), space)
+    assert ("accept = true" in task_toml(draft)) == ("accept" in space)
     return space.get("accept")
 
 
@@ -250,7 +253,7 @@ def test_numbers_are_arguments_and_unneeded_tensors_are_not():
     )
     found = trace(operation, every_axis(operation))
     assert found.used == (0,)
-    text = TaskDraft(found, DraftKind((), ()), DraftKind((), ())).toml()
+    text = task_toml(TaskDraft(found, DraftKind((), ()), DraftKind((), ())))
     assert 'name = "eps"\nvalue = 0.5' in text
     assert "unused" not in text
 
@@ -378,7 +381,11 @@ def test_code_that_counts_elements_draws_other_sizes_and_else_its_values_are_dra
     room = find_room(operation)
     names = dict(zip(room.trace.dims, (16, 8), strict=True))
     draft = TaskDraft(room.trace, DraftKind((), ()), DraftKind((), ()))
-    assert [tuple(draft.draws(i, names).shape) for i in range(3)] == [(16, 8), (16, 8), (16,)]
+    assert [tuple(draw_example(draft, i, names).shape) for i in range(3)] == [
+        (16, 8),
+        (16, 8),
+        (16,),
+    ]
     kinds = [e.drawing.words() for e in room.trace.operation.examples]
     assert kinds[1:] == ["as the example's own code draws it", "evenly from 0 to 7"]
 

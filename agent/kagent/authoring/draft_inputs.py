@@ -1,0 +1,214 @@
+"""Lines of a drafted task's reference.py that draw inputs, and the draw itself."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kagent.authoring.code import CodeWriter
+from kagent.authoring.draft import TaskDraft
+from kagent.authoring.drawing import Drawing
+from kagent.authoring.operation import Example
+from kagent.authoring.source_lines import broken, escaped, quoted
+
+
+def inputs_lines(draft: TaskDraft) -> list[str]:
+    """Lines of the function `inputs`, and of those that it calls."""
+    trace = draft.trace
+    lines, words, varied = [], [], []
+    for i in trace.used:
+        example = trace.operation.examples[i]
+        shape = _python_shape(trace.shapes[i])
+        drawing = example.drawing
+        lines += _draw(draft, example, drawing, shape, trace.shapes[i])
+        words.append(f"{example.name} {drawing.words()}")
+        if example in draft.varied:
+            varied.append(example.name)
+            lines.append(f"{example.name} = _varied({example.name}, case, generator)")
+    pairs = [f"{json.dumps(e.name)}: {e.name}" for e in draft.arguments]
+    doc = [
+        "Draw the arguments of a call.",
+        "",
+        *_wrapped(f"Distributions: `normal` draws as the example does: {'; '.join(words)}."),
+    ]
+    if varied:
+        doc += _wrapped(f"The case's scale multiplies {', '.join(varied)}. " + _row_words(draft))
+    whole = " ".join(lines)
+    body = [f'{n} = int(case.dims["{n}"])' for n in trace.dims]
+    body += ["dtype = getattr(torch, case.dtype)"] if "dtype" in whole else []
+    found = [
+        "def inputs(",
+        "    case: Case, generator: torch.Generator, device: torch.device",
+        ") -> dict[str, torch.Tensor]:",
+        f'    """{doc[0]}',
+        *(f"    {line}".rstrip() for line in doc[1:]),
+        '    """',
+        *(f"    {line}" for line in (*body, *lines)),
+        *(f"    {line}" for line in broken("return {", pairs, "}")),
+    ]
+    if varied:
+        found += ["", "", *_varied(draft)]
+    return found
+
+
+def _row_words(draft: TaskDraft) -> str:
+    if not draft.rows:
+        return ""
+    kinds = {
+        "constant": "one value",
+        "tiny": "times 0.001",
+        "large": "times 8",
+        "spiked": "one element times 100",
+        "zeros": "0",
+    }
+    each = "; ".join(f"`{r}` ({kinds[r]})" for r in draft.rows)
+    text = f"Of these, each row of the last dimension is {each}; `mixed` has rows of all kinds."
+    if draft.nonfinite:
+        text += " `nonfinite` has rows with +inf, -inf or NaN somewhere, too."
+    return text
+
+
+def _varied(draft: TaskDraft) -> list[str]:
+    rows = ("given", *draft.rows)
+    return [
+        f"ROWS = ({', '.join(map(quoted, rows))}{',' if len(rows) == 1 else ''})",
+        'NONFINITE = ("inf", "-inf", "nan")',
+        "",
+        "",
+        "def _varied(x: torch.Tensor, case: Case, generator: torch.Generator) -> torch.Tensor:",
+        '    """Scale a tensor, and make its rows of the case\'s kinds."""',
+        "    if case.scale != 1.0:",
+        "        x = x * case.scale",
+        '    if case.inputs == "normal":',
+        "        return x",
+        '    several = {"mixed": ROWS, "nonfinite": (*ROWS, *NONFINITE)}',
+        "    names = several.get(case.inputs, (case.inputs,))",
+        '    every = {"given", "constant", "tiny", "large", "spiked", "zeros", *NONFINITE}',
+        "    if not every.issuperset(names):",
+        '        raise ValueError(f"no distribution {case.inputs!r} here")',
+        "    rows = x.reshape(-1, x.shape[-1])",
+        "    n, columns = rows.shape",
+        "    order = torch.randperm(n, generator=generator, device=x.device)",
+        "    kind = (order % len(names)).unsqueeze(1)",
+        "    at = torch.randint(columns, (n, 1), generator=generator, device=x.device)",
+        "    one = torch.arange(columns, device=x.device) == at",
+        "    for i, name in enumerate(names):",
+        '        if name == "constant":',
+        "            changed = rows[:, :1].expand_as(rows)",
+        '        elif name in ("tiny", "large", "zeros"):',
+        '            changed = rows * {"tiny": 1e-3, "large": 8.0, "zeros": 0.0}[name]',
+        '        elif name == "spiked":',
+        "            changed = torch.where(one, rows * 100.0, rows)",
+        "        elif name in NONFINITE:",
+        "            changed = rows.masked_fill(one, float(name))",
+        "        else:",
+        "            continue",
+        "        rows = torch.where(kind == i, changed, rows)",
+        "    return rows.reshape(x.shape)",
+    ]
+
+
+def _draw(
+    draft: TaskDraft, example: Example, drawing: Drawing, shape: str, formulas: Sequence[int | str]
+) -> list[str]:
+    """Lines that draw one argument into a variable of its name."""
+    name, own = example.name, example.dtype
+    dtype = "dtype" if own == draft.dtype else str(own)
+    direct = own.is_floating_point and own.itemsize > 1
+    made = f"torch.empty({shape}, dtype={dtype if direct else 'torch.float32'}, device=device)"
+    a, b = drawing.a, drawing.b
+    if drawing.kind in ("uniform", "normal"):  # in place: every timed execution draws anew
+        lines = [f"{name} = {made}"]
+        lines.append(f"{name}.{drawing.kind}_({a!r}, {b!r}, generator=generator)")
+        return lines if direct else [*lines, f"{name} = {name}.to({dtype})"]
+    if drawing.kind == "integers":
+        high = _high(draft, example, int(b))
+        return [
+            f"{name} = torch.randint({int(a)}, {high}, {shape}, generator=generator, "
+            f"device=device, dtype={dtype})"
+        ]
+    if drawing.kind == "chance":
+        return [
+            f"{name} = (torch.rand({shape}, generator=generator, device=device) < {a!r})"
+            f".to({dtype})"
+        ]
+    if drawing.kind in ("lower", "upper"):
+        side = "tril" if drawing.kind == "lower" else "triu"
+        ones = f"torch.ones({shape}, dtype=torch.bool, device=device).{side}()"
+        made = f"torch.where({ones}, {_number(a)}, {_number(b)})"
+        return [f"{name} = {made}.to({dtype})"]
+    if drawing.kind == "counted":
+        size = shape.strip("(),").split(", ")[-1]
+        made = f"{a!r} + {b!r} * torch.arange({size}, device=device)"
+        return [f"{name} = ({made}).reshape({shape}).to({dtype})"]
+    return _recorded(draft, example, drawing, formulas, dtype)
+
+
+def draw_example(draft: TaskDraft, i: int, sizes: Mapping[str, int]) -> torch.Tensor:
+    """Draw the operation's i-th tensor at other sizes, as the task will."""
+    example, formulas = draft.trace.operation.examples[i], draft.trace.shapes[i]
+    lines = _draw(draft, example, example.drawing, _python_shape(formulas), formulas)
+    device = torch.device("cpu")
+    space: dict[str, Any] = {"torch": torch, "aten": torch.ops.aten, "math": math, **sizes}
+    space |= {"device": device, "dtype": draft.dtype, "generator": torch.Generator(device)}
+    exec("\n".join(lines), space)  # noqa: S102 - the code of the user's own example
+    drawn: torch.Tensor = space[example.name]
+    return drawn
+
+
+def _high(draft: TaskDraft, example: Example, high: int) -> str:
+    """The end of a range of integers: a dimension, where it is one's size in the example."""
+    sizes = {s: n for n, s in draft.trace.dims.items()}
+    near = [n for n, s in draft.trace.dims.items() if s >= high > 0.9 * s > 1]
+    own = draft.trace.shapes[draft.trace.operation.examples.index(example)]
+    near = [n for n in near if n not in own] or near
+    return sizes.get(high, near[0] if near else str(high))
+
+
+def _recorded(
+    draft: TaskDraft, example: Example, drawing: Drawing, formulas: Sequence[int | str], dtype: str
+) -> list[str]:
+    """Lines of what was recorded, with the case's sizes for the example's."""
+    assert drawing.graph is not None
+    assert drawing.node is not None
+    by_value = {n: f for n, f in zip(example.shape, formulas, strict=True) if n > 1}
+
+    def sizes(values: Sequence[int]) -> str:
+        """Write sizes as formulas of the argument's, at the same place or anywhere."""
+        same = len(values) == len(example.shape)
+        found = [
+            formulas[d] if same and v == example.shape[d] else by_value.get(v, v)
+            for d, v in enumerate(values)
+        ]
+        return f"[{', '.join(map(str, found))}]"
+
+    writer = CodeWriter(
+        drawing.graph,
+        names={},
+        taken={*draft.trace.dims, *(e.name for e in draft.trace.operation.examples), "dtype"},
+        size=str,
+        sizes=sizes,
+        count=lambda n: str(by_value.get(n, n)),
+        device="device",
+        dtype=str,
+        generator="generator",
+    )
+    lines = list(writer.lines(drawing.node))
+    return [*lines, f"{example.name} = {writer.name_of(drawing.node)}.to({dtype})"]
+
+
+def _number(value: float) -> str:
+    return repr(value) if value == value and abs(value) < float("inf") else f'float("{value}")'
+
+
+def _python_shape(shape: Sequence[int | str]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(escaped(" ".join(text.split())), 96)
