@@ -231,7 +231,8 @@ def timings_of(times):
 def compared(against, theirs, mine):
     cases = {n: theirs[n] / t for n, t in mine.items()}
     ratio = math.exp(sum(map(math.log, cases.values())) / len(cases))
-    return Comparison(against, ratio, ratio, ratio, 0.99 if ratio > 1.004 else 0.5, cases)
+    low, high = ratio / 1.006, ratio * 1.006
+    return Comparison(against, ratio, low, high, 0.99 if ratio > 1.004 else 0.5, cases)
 
 
 class RandomProposer:

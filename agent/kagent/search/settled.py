@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 
 from kagent_sandbox.data.verdict import Passed
 
@@ -12,9 +14,7 @@ from kagent.search.tunables import read_tunables
 from kagent.search.tuner import known_configs
 
 ROOM = 0.01  # share of each case's time that is left to the roofline where there is nothing to gain
-EXPECTED = (
-    0.0015  # log speed-up that is expected of the best untried constants: no interval shows it
-)
+UNSEEN = 0.25  # expected gain that no interval shows, in half-widths of the run's own intervals
 FEWEST = 8  # evaluations before constants are said to be settled
 
 
@@ -27,14 +27,30 @@ def nothing_to_gain(setting: Setting, lineage: Lineage) -> bool:
         return False
     if _is_at_the_roofline(incumbent):
         return True
-    constants = set(setting.operators) <= {Operator.TUNE, Operator.RECOMBINE}
-    return constants and lineage.counted >= FEWEST and _expected(setting, lineage) < EXPECTED
+    if not set(setting.operators) <= {Operator.TUNE, Operator.RECOMBINE}:
+        return False
+    width = _half_width(lineage)
+    if width is None or lineage.counted < FEWEST:
+        return False
+    return _expected(setting, lineage) < UNSEEN * width
 
 
 def _is_at_the_roofline(incumbent: Candidate) -> bool:
     verdict = incumbent.verdict
     timings = verdict.timings if isinstance(verdict, Passed) else ()
     return bool(timings) and all(t.roofline_share > 1 - ROOM for t in timings)
+
+
+def _half_width(lineage: Lineage) -> float | None:
+    """Median half-width of the 95 % intervals of comparisons with an incumbent, of log speed-ups;
+    None before the first one.
+    """
+    found = [
+        math.log(v.versus.high / v.versus.low) / 2
+        for c in lineage
+        if isinstance(v := c.verdict, Passed) and v.versus is not None and not v.screened
+    ]
+    return statistics.median(found) if found else None
 
 
 def _expected(setting: Setting, lineage: Lineage) -> float:
