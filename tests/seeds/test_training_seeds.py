@@ -1,4 +1,4 @@
-"""Tasks that training needs: their seeds compute them, and build for a GPU that is not here."""
+"""Tasks of training and inference: their seeds compute them, and build for an absent GPU."""
 
 import pytest
 import torch
@@ -8,7 +8,14 @@ from kagent_sandbox.data.task import draw_hidden, load_task
 from kagent_sandbox.judge.interpreter import Interpreted, Interpreter
 from seed_cases import SEEDS, arguments, import_seed, outputs, worst_share
 
-TASKS = ("adamw", "gelu_backward", "rms_norm", "rms_norm_backward", "softmax_backward")
+TASKS = (
+    "adamw",
+    "gelu_backward",
+    "int8_linear",
+    "rms_norm",
+    "rms_norm_backward",
+    "softmax_backward",
+)
 FORWARD = {
     "gelu_backward": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "softmax_backward": lambda x: torch.softmax(x, -1),
