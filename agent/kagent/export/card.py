@@ -90,6 +90,10 @@ def _table(device: DeviceRecord) -> CardTable:
     for verdict in (SpeedVerdict.TIE, SpeedVerdict.SLOWER):
         if found := [r.case for r in rows if r.verdict == verdict]:
             loses += f" {verdict} on {'; '.join(found)}."
+    if doubtful := [
+        r.case for r in rows if r.taken != "torch" and r.verdict != SpeedVerdict.FASTER
+    ]:
+        loses += f" A kernel is used without being FASTER than it on {'; '.join(doubtful)}."
     if used:
         loses += f" No kernel is FASTER than eager torch, which is used, on {'; '.join(used)}."
     gain = mean_gain(device)

@@ -23,6 +23,7 @@ from kagent_sandbox.builder.binary.inspect import cpp_parameters
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.language import CPP, CUDA
 from kagent_sandbox.data.task import Task
+from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.runtime.cpp import DEFAULT_OPTIONS, compile_cpp
 from kagent_sandbox.runtime.text import printable
@@ -121,6 +122,7 @@ def single_files(operator: OperatorRecord) -> dict[str, str]:
         capability=_capability(device),
         about=list(_about(kernel, device)),
         rows=[_row(p, kernel) for p in device.points],
+        proved=all(_proved(p, kernel) for p in device.points),
         kernel_docstring=_safe_block(parts.docstring),
         imports=_sorted_imports([*own, *parts.imports, *fallback.imports]),
         code=parts.code.strip("\n"),
@@ -391,6 +393,12 @@ def _row(point: PointRecord, kernel: KernelRecord) -> str:
         + (f", {verdict}" if verdict is not None else "")
         + ("" if point.best == kernel.id else "; torch is called")
     )
+
+
+def _proved(point: PointRecord, kernel: KernelRecord) -> bool:
+    """Whether the kernel is FASTER than the fastest of torch there, or torch is called."""
+    known = point.verdicts.get(kernel.id, SpeedVerdict.FASTER)
+    return point.best != kernel.id or known is SpeedVerdict.FASTER
 
 
 def _measured(device: DeviceRecord, kernel: KernelRecord) -> Iterator[dict[str, object]]:

@@ -16,6 +16,7 @@ from kagent.export.packaging import names_of, packaging_files
 from kagent.export.runtime_files import runtime_files
 from kagent.export.templating import code, digest, figure, one_line, words
 from kagent.export.writing import documents, files_of
+from kagent_sandbox.data.verdict import SpeedVerdict
 from made_library import HOSTILE, cpu_library, gpu_library
 from markdown_it import MarkdownIt
 
@@ -42,6 +43,19 @@ def test_the_card_has_the_figures_of_the_record_and_where_torch_wins(library):
     assert "self-test of the judge: not run on that machine" in text
     head = text.split("---\n")[1]
     assert {"library_name: kernels", "license: apache-2.0"} <= set(head.splitlines())
+
+
+def test_the_card_says_where_a_kernel_is_used_without_being_faster(library):
+    """`--allow-slower` exports such kernels."""
+    operator, used = library.operators[0], " A kernel is used without being FASTER than it on "
+    assert used not in card(library)
+    device = operator.devices[0]
+    first, *others = device.points
+    tied = replace(first, verdicts={first.best: SpeedVerdict.TIE})
+    changed = replace(operator, devices=(replace(device, points=(tied, *others)),))
+    text = card(replace(library, operators=(changed,)))
+    assert "TIE on `float32 M=1536 N=1024`." in text
+    assert f"{used}`float32 M=1536 N=1024`." in text
 
 
 def test_words_of_models_stay_words(library):

@@ -15,7 +15,7 @@ from kagent.export.measuring import LibraryTimes, TimedResult
 from kagent.export.single_file import refuse_others, refuse_single_file, single_files
 from kagent.export.views import files_json
 from kagent_sandbox.data.task import load_task
-from kagent_sandbox.data.verdict import Comparison
+from kagent_sandbox.data.verdict import Comparison, SpeedVerdict
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.replay.library_tests import Ran
 from made_library import SEEDS, device_of, kernel_of, operator_of
@@ -238,6 +238,17 @@ def test_names_with_two_meanings_and_several_configurations_are_refused():
     both = replace(operator, kernels=(swept,), devices=(replace(device, points=points),))
     with pytest.raises(UserError, match="2 configurations of its tunables"):
         single_files(both)
+
+
+def test_a_single_file_says_that_its_kernel_is_not_faster_everywhere():
+    operator = operator_with("softmax", "cpp_rows.py")
+    (device,) = operator.devices
+    assert "where it was measured to be faster" in single_files(operator)["softmax.py"]
+    tied = [replace(p, verdicts={p.best: SpeedVerdict.TIE}) for p in device.points]
+    asked_for = replace(operator, devices=(replace(device, points=tuple(tied)),))
+    text = single_files(asked_for)["softmax.py"]
+    assert "`softmax` calls the kernel near the shapes below, also where it is not FASTER" in text
+    assert "where it was measured to be faster" not in text
 
 
 def test_files_that_are_there_stay(tmp_path):
