@@ -5,13 +5,16 @@ import os
 import pytest
 from kagent_sandbox.confine.libc import prctl
 
+KEPT = {"KAGENT_LOCKS", "KAGENT_PASS"}
+"""Variables that tests/conftest.py sets."""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_models():
-    """Before what modules' own fixtures start. Where turns are taken is tests/conftest.py's."""
+    """Before what modules' own fixtures start."""
     with pytest.MonkeyPatch.context() as patch:
         for name in os.environ:
-            if name.startswith(("KAGENT_", "OPENAI_")) and name != "KAGENT_LOCKS":
+            if name.startswith(("KAGENT_", "OPENAI_")) and name not in KEPT:
                 patch.delenv(name)
         patch.setenv("KAGENT_MEMORY", "false")  # tests of memory ask for it
         patch.setenv("KAGENT_RACE_TIME", "0.01")  # a tie would go on for a minute
