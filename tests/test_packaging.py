@@ -1,6 +1,7 @@
 """The wheel holds what is promised, and nothing else."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -99,3 +100,15 @@ def test_sandbox_never_imports_the_agent():
         lines = [line.strip() for line in path.read_text().splitlines()]
         bad = [s for s in lines if s.startswith(("import kagent.", "from kagent.", "from kagent "))]
         assert not bad, path
+
+
+def test_docker_s_profile_denies_no_call_that_namespaces_need():
+    """Tried with runc: docs/isolation.md."""
+    profile = json.loads((ROOT / "docker" / "seccomp.json").read_text())
+    denied = [n for rule in profile["syscalls"] for n in rule["names"]]
+    assert {rule["action"] for rule in profile["syscalls"]} == {"SCMP_ACT_ERRNO"}
+    assert len(denied) == len(set(denied))
+    assert not {"clone", "clone3", "unshare", "mount", "umount2", "pivot_root", "prctl"} & {*denied}
+    assert {"bpf", "keyctl", "io_uring_setup", "perf_event_open", "setns", "kexec_load"} <= {
+        *denied
+    }

@@ -25,6 +25,8 @@ RATIOS_APART = 0.015
 """Difference of a pair's log(ratio) from the first device's up to which another is its equal."""
 DOUBT = 3.0
 """Standard errors of that difference within which it is chance's."""
+MOST_DOUBT = 0.05
+"""Chance, so many standard errors, above which a comparison of two devices says nothing."""
 SEEDS = 4
 """Kernels that are compared, the fastest ones."""
 
@@ -90,6 +92,14 @@ def compare(unit: str, home: Pairs, mine: Pairs) -> Admitted:
     squares = sum(d * d for d in differences.values()) / len(both)
     for pair, difference in differences.items():
         doubt = DOUBT * math.hypot(mine[pair][1], home[pair][1])
+        if doubt > MOST_DOUBT:
+            return Admitted(
+                unit,
+                apart,
+                squares,
+                f"the seeds' ratios are known to {doubt:.1%} only, most {MOST_DOUBT:.0%}: devices "
+                "as busy as these cannot be compared",
+            )
         if abs(difference) > max(RATIOS_APART, doubt):
             here, there = math.exp(mine[pair][0]), math.exp(home[pair][0])
             return Admitted(

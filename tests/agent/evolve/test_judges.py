@@ -167,3 +167,4 @@ def test_ratios_within_chance_admit():
     assert compare("b", {pair: (0.0, 0.01)}, {pair: (0.04, 0.01)}).why_not == ""
     assert "1.041× there" in compare("b", {pair: (0.0, 0.001)}, {pair: (0.04, 0.001)}).why_not
     assert compare("b", {pair: (0.0, 0.0)}, {}).why_not
+    assert "known to 12.0% only" in compare("b", {pair: (0.0, 0.04)}, {pair: (0.0, 0.0)}).why_not
