@@ -28,8 +28,9 @@ from kagent.asktell.state import read_state
 from kagent.config.settings import load_config
 from kagent.evolve.stored_run import task_of_run
 from kagent.runs.events import Event, Observer, Stop
+from kagent.runs.history import History
 from kagent.runs.manifest import Manifest, find_run, read_manifest
-from kagent.runs.store import History, RunStore, read_history
+from kagent.runs.store import RunStore, read_history
 
 __all__ = ["Best", "OpenAsk", "Result", "Run", "Task"]
 

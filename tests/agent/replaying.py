@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from kagent.evolve.ask_queue import first_new
 from kagent.runs.ask import Ask, AskRecord, Proposer, Setting
+from kagent.runs.history import History
 from kagent.runs.lineage import Lineage, Operator, Proposal
 from kagent.runs.source_index import SourceIndex
-from kagent.runs.store import History
 from kagent.search.recombine import best
 from kagent.search.select import select
 from kagent_sandbox.data.records import RecordError, from_json

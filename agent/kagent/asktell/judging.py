@@ -27,8 +27,9 @@ from kagent.evolve.stored_run import setting_for
 from kagent.runs.ask import Nobody
 from kagent.runs.events import Observer, Phase, PhaseBegan, Progress, Stop
 from kagent.runs.final_race import choose_finalists
+from kagent.runs.history import History
 from kagent.runs.manifest import Manifest
-from kagent.runs.store import History, RunStore
+from kagent.runs.store import RunStore
 
 T = TypeVar("T")
 

@@ -18,9 +18,11 @@ from typing import TypeAlias
 from kagent_sandbox.errors import RunError, UserError
 
 from kagent.runs.files import clear_errors
+from kagent.runs.history import History
 from kagent.runs.lineage import Operator
 from kagent.runs.manifest import identity
-from kagent.runs.store import DAMAGE, History, RunStore, StoredEvent
+from kagent.runs.store import RunStore
+from kagent.runs.stored_event import DAMAGE, StoredEvent
 
 Key: TypeAlias = tuple[float, str, str]
 

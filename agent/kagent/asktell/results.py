@@ -10,7 +10,8 @@ from kagent_sandbox.data.verdict import Passed, Rejected, Verdict
 
 from kagent.asktell.answers import Accepted
 from kagent.asktell.state import Precheck, read_state
-from kagent.runs.store import History, RunStore
+from kagent.runs.history import History
+from kagent.runs.store import RunStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import RunError
 
 from kagent.runs.ask import Ask, AskRecord, Setting
+from kagent.runs.history import History
 from kagent.runs.lineage import Operator, Proposal
-from kagent.runs.store import DAMAGE, History
+from kagent.runs.stored_event import DAMAGE
 from kagent.search.select import restored_ask
 
 

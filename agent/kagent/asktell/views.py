@@ -18,8 +18,8 @@ from kagent.asktell.merging import Merged
 from kagent.asktell.open_asks import OpenAsk
 from kagent.asktell.state import AskTellState, Precheck
 from kagent.runs.events import Stop
+from kagent.runs.history import History
 from kagent.runs.manifest import Manifest
-from kagent.runs.store import History
 from kagent.ui.end_of_run import race_view
 from kagent.ui.live import first_line, speed_text
 from kagent.ui.run_view import final_race_json

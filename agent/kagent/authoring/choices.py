@@ -38,7 +38,7 @@ def _as_right(
     rounded: torch.Tensor,
     dim: int | None,
 ) -> torch.Tensor:
-    """Where indices point at the values of the expected ones, and none appears twice.
+    """Mask of indices that point at the values of the expected ones, and of which none is twice.
 
     `exact` and `rounded` are what they point into, in float64 and as torch computes it. Two values
     are equal if errors within the tolerance can have exchanged them.

@@ -40,7 +40,7 @@ def _rounds_as_right(
     rounded: torch.Tensor,
     function: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Where whole numbers are the expected ones or, near a tie, the one on its other side.
+    """Mask of whole numbers that are the expected ones or, near a tie, those on its other side.
 
     `exact` and `rounded` are what `function` makes whole, in float64 and as torch computes it. Near
     is what errors within the tolerance can have moved across.

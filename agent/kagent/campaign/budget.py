@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from kagent.campaign.record import Campaign, CampaignRun, Slice
+from kagent.runs.history import History
 from kagent.runs.lineage import FREE, Operator
-from kagent.runs.store import History
 
 _GIVEN = (Operator.SEED, Operator.MIGRATE)
 """Operators of what a run begins with, or is given."""

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kagent.runs.final_race import choose_finalists
+from kagent.runs.history import History
 from kagent.runs.lineage import Candidate, Operator, Origin, Proposal
 from kagent.runs.source_index import SourceIndex, text_identity
-from kagent.runs.store import History, RunStore
+from kagent.runs.store import RunStore
 from kagent.text import short
 
 _MOST_HYPOTHESIS = 300  # characters

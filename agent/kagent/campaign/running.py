@@ -31,7 +31,8 @@ from kagent.campaign.exchange import Migrant, finalists_of, offered
 from kagent.campaign.record import Campaign, CampaignRun, Slice
 from kagent.llm.chat import ModelError
 from kagent.runs.events import Stop
-from kagent.runs.store import History, read_history
+from kagent.runs.history import History
+from kagent.runs.store import read_history
 from kagent.suite.problems import Problem
 from kagent.suite.record import RUNS, FailedStep, ProblemState, write_record
 from kagent.text import short

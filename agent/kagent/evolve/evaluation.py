@@ -329,7 +329,7 @@ class Evaluator:
         return replace(found, verdict=verdict)
 
     def _name(self, seat: Seat) -> str:
-        """Of a device, where the run has several."""
+        """Name of a seat's device; "" where the run has one device."""
         return seat.unit.name if self._machine.others is not None else ""
 
     async def _check(

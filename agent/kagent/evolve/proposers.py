@@ -16,9 +16,10 @@ from kagent.evolve.replayed import RecordedProposer
 from kagent.llm.model_config import ModelConfig
 from kagent.runs.ask import Ask, Nobody, Prompt, Proposer
 from kagent.runs.events import Observer
+from kagent.runs.history import History
 from kagent.runs.lineage import Operator
 from kagent.runs.manifest import find_run
-from kagent.runs.store import History, RunStore
+from kagent.runs.store import RunStore
 from kagent.search.tuner import Tuner
 
 EVALUATING = 4  # answers on their way to a verdict, beside the calls of models in flight

@@ -14,9 +14,11 @@ from kagent_sandbox.errors import RunError
 
 from kagent.memory.library import keep
 from kagent.memory.recall import Wanted, recall
+from kagent.runs.history import History
+from kagent.runs.kernel_files import read_kernel
 from kagent.runs.lineage import Operator, Origin, Proposal
 from kagent.runs.recalled import Recalled, RecalledSeed
-from kagent.runs.store import History, RunStore, read_kernel
+from kagent.runs.store import RunStore
 from kagent.text import short
 
 _MOST_HYPOTHESIS = 300  # characters

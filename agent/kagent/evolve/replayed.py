@@ -7,8 +7,8 @@ proposals may therefore win or lose otherwise, and given equal measurements the 
 from __future__ import annotations
 
 from kagent.runs.ask import Ask, Draft
+from kagent.runs.history import History
 from kagent.runs.lineage import Operator, Proposal
-from kagent.runs.store import History
 
 
 class RecordedProposer:

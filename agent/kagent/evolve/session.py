@@ -50,8 +50,9 @@ from kagent.runs.ask import Nobody
 from kagent.runs.cost import ModelCall
 from kagent.runs.events import Observer, Phase, Progress, Stop
 from kagent.runs.files import clear_errors
+from kagent.runs.history import History
 from kagent.runs.manifest import Manifest, read_manifest
-from kagent.runs.store import History, RunStore
+from kagent.runs.store import RunStore
 from kagent.search.tuner import Tuner
 from kagent.tasks import find_task, seeds_of
 

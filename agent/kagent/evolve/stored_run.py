@@ -11,9 +11,10 @@ from kagent_sandbox.errors import MachineError, RunError
 
 from kagent.resources import resource
 from kagent.runs.ask import Setting
+from kagent.runs.history import History
 from kagent.runs.lineage import FREE
 from kagent.runs.manifest import Manifest
-from kagent.runs.store import History, RunStore
+from kagent.runs.store import RunStore
 
 
 def setting_for(store: RunStore, task: Task, history: History, budget: int) -> Setting:

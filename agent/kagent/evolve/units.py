@@ -71,7 +71,9 @@ def like_the_first(
 def _difference(
     judge: JudgeClient, key: str, noise: Noise, ceilings: Ceilings, *, cached: bool
 ) -> str:
-    """Why a device is not like the first one; "" if it is. Its baselines are measured then."""
+    """Reason why a device is not like the first one; "" if it is like it. Its baselines are
+    measured then.
+    """
     if judge.facts.key != key:
         return f"it is {judge.facts.key}, and the first is {key}: search on it in a run of its own"
     mine = judge.noise()

@@ -17,9 +17,10 @@ from kagent_sandbox.errors import UserError
 
 from kagent.evolve.stored_run import is_same_task, todays_task
 from kagent.export.record import OriginRecord
+from kagent.runs.history import History
 from kagent.runs.lineage import Candidate, find_candidate, kernel_id
 from kagent.runs.manifest import Manifest, find_run
-from kagent.runs.store import History, read_history
+from kagent.runs.store import read_history
 from kagent.text import interval_text
 
 _DIGITS = 8  # of a source's hash, in a kernel's id

@@ -18,8 +18,9 @@ from kagent_sandbox.errors import RunError, UserError
 
 from kagent.memory.record import Remembered, remember
 from kagent.runs.files import clear_errors, read_regular, write_file
+from kagent.runs.history import History
 from kagent.runs.manifest import Manifest, identity, list_runs, read_manifest
-from kagent.runs.store import History, read_history
+from kagent.runs.store import read_history
 
 MOST_BYTES = 4 << 20
 _ID = re.compile(r"[0-9a-f]{16}")

@@ -17,10 +17,10 @@ from kagent_sandbox.data.language import language_of_source
 from kagent_sandbox.data.task import Task
 
 from kagent.memory.operation import form_of, operation_of
+from kagent.runs.history import History
 from kagent.runs.ideas import Effect, effects
 from kagent.runs.lineage import Candidate, Lineage, Operator
 from kagent.runs.manifest import Manifest, identity
-from kagent.runs.store import History
 
 MOST_KERNELS = 3
 _LICENCE = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+() -]{1,80}\w)")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kagent_sandbox.data.records import from_json, to_json
 
-from kagent.runs.store import History
+from kagent.runs.history import History
 
 if TYPE_CHECKING:
     from kagent.prompting.hardware import Hardware

@@ -11,8 +11,8 @@ from kagent_sandbox.data.records import RecordError, from_json
 from kagent_sandbox.errors import RunError
 
 from kagent.prompting.profiles import Profile, stored_profiles
+from kagent.runs.history import History
 from kagent.runs.manifest import Manifest
-from kagent.runs.store import History
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from kagent_sandbox.errors import RunError
 from merge3 import Merge3
 
 from kagent.evolve.machine import Machine
+from kagent.runs.history import History
 from kagent.runs.lineage import Candidate, Lineage
-from kagent.runs.store import History
 from kagent.search.tunables import Value, read_tunables, same, value_text
 
 

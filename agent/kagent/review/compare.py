@@ -16,9 +16,10 @@ from kagent_sandbox.errors import RunError
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from kagent.runs.history import History
 from kagent.runs.lineage import Candidate, Lineage, roofline_share
 from kagent.runs.manifest import list_runs
-from kagent.runs.store import History, read_history
+from kagent.runs.store import read_history
 from kagent.text import human_bytes, interval_text, kernel_label
 from kagent.ui.candidate_view import source_diff, styled_diff
 from kagent.ui.live import speed_text

@@ -14,8 +14,8 @@ from kagent_sandbox.runtime.text import printable
 
 from kagent.review import plots, report_data, summary
 from kagent.review.summary import winner_of
+from kagent.runs.history import History
 from kagent.runs.manifest import Manifest
-from kagent.runs.store import History
 from kagent.ui.live import clock
 
 _HERE = Path(__file__).parent

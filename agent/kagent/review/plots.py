@@ -26,8 +26,8 @@ from kagent.review.ablation_view import MOST_LABEL, how, ranked, worth_text
 from kagent.review.scales import RatioScale, whole_ticks
 from kagent.review.summary import TONES, winner_of
 from kagent.runs.final_race import FinalRace
+from kagent.runs.history import History
 from kagent.runs.lineage import Lineage
-from kagent.runs.store import History
 from kagent.text import short
 from kagent.ui.live import first_line
 from kagent.ui.tables import candidate_labels, case_shape

@@ -17,10 +17,10 @@ from kagent.review.lineage_rows import LineageRow, lineage_rows
 from kagent.review.sources import Lines, changes
 from kagent.review.summary import TONES, noise_of, winner_of
 from kagent.runs.final_race import FinalRace
+from kagent.runs.history import History
 from kagent.runs.lineage import Candidate, Lineage, Speed, roofline_share
 from kagent.runs.manifest import Manifest
 from kagent.runs.selftest_record import told as selftest_told
-from kagent.runs.store import History
 from kagent.text import config_text, kernel_label, loop_lines, remark_lines
 from kagent.ui.live import outcome, speed_text, spent_text
 from kagent.ui.tables import candidate_labels, case_shape

@@ -16,9 +16,9 @@ from kagent_sandbox.judge.timing.noise import Noise
 
 from kagent.review.ablate import stored_ablation
 from kagent.review.scales import RatioScale
+from kagent.runs.history import History
 from kagent.runs.lineage import Candidate, Speed
 from kagent.runs.selftest_record import NOT_RUN, SelftestRecord
-from kagent.runs.store import History
 from kagent.text import plural, short
 from kagent.ui.end_of_run import missing_modes
 from kagent.ui.tables import cases_with

@@ -18,129 +18,45 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, NoReturn, Self, TypeAlias, cast
+from typing import IO, Any, Self, TypeAlias
 
-from kagent_sandbox.data.records import RecordError, from_json, to_json
-from kagent_sandbox.data.verdict import Verdict
+from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import RunError
 
-from kagent.runs.analyses import analyses_path, read_analyses
 from kagent.runs.ask import AskRecord
 from kagent.runs.checksums import LogRow, end_of, insert, read_rows
-from kagent.runs.cost import ModelCall, Spent
+from kagent.runs.cost import ModelCall
 from kagent.runs.events import Stop
 from kagent.runs.files import (
     clear_errors,
     connect,
     connect_to_read,
-    read_file,
     sign_lock,
     take_lock,
     write_file,
 )
 from kagent.runs.final_race import FinalRace
+from kagent.runs.history import History, StoredProposal, StoredVerdict, replay_events
+from kagent.runs.kernel_files import kernel_path
 from kagent.runs.lineage import (
     Candidate,
-    Facts,
-    Lineage,
-    Operator,
-    Origin,
     Proposal,
-    Withdrawal,
     kernel_id,
 )
 from kagent.runs.manifest import Manifest, fresh_folder, read_digest, read_manifest
 from kagent.runs.recalled import Recalled
-from kagent.runs.timed_configs import TimedConfig, TimedConfigs
-
-_MOST_EVENT_CHARS = 32 << 20  # a race of many cases has one MiB
-
-_KERNEL = re.compile(r"[0-9a-f]{16}")
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+from kagent.runs.stored_event import MANIFEST, StoredEvent, checked_event, damaged_event
+from kagent.runs.timed_configs import TimedConfigs
 
 Row: TypeAlias = tuple[str, Mapping[str, Any]]
 """Kind and JSON of an event that is to be stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """One row of the log. `data` is JSON."""
-
-    seq: int
-    at: float  # seconds since the epoch, by the wall clock when its process opened the run
-    kind: str
-    data: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredProposal:
-    """A proposal without its text, which is in kernels/."""
-
-    id: int
-    parents: tuple[int, ...]
-    operator: Operator
-    name: str
-    kernel: str
-    hypothesis: str
-    predicted: float | None
-    seen: int
-    attempt: int
-    ask: int | None = None
-    origin: Origin | None = None
-    fault: str = ""
-    configs: int | None = None
-    works: float | None = None
-
-
-MANIFEST = "manifest"
-"""Kind of the event with the checksum of run.json."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredVerdict:
-    """The verdict on a proposal, as an event stores it."""
-
-    id: int
-    verdict: Verdict
-    facts: Facts | None
-    withdrawals: tuple[Withdrawal, ...] = ()
-    tuned: str = ""  # kernel id of the file with tuned constants, where it is another one
-    unit: str = ""  # device that gave it, where the run has several
-
-
-@dataclass(frozen=True)
-class History:
-    """A run as read from its log."""
-
-    lineage: Lineage
-    pending: tuple[Proposal, ...]  # accepted, without a verdict: the process ended in between
-    asks: tuple[AskRecord, ...]  # open: neither answered nor dropped
-    answered: Mapping[int, AskRecord]  # by candidate: what proposals without a verdict answer
-    asked: int  # asks so far: the number of the next one
-    budgets: tuple[int, ...]  # per session
-    spent: Spent
-    baselines: Mapping[str, Any] | None  # as measured at the last session's start
-    race: FinalRace | None  # the last one
-    stop: Stop | None  # why the last session ended; None if it was killed or goes on
-    elapsed_s: float  # working time over all sessions, without asking and telling
-    recalled: Recalled | None = None  # what the run took from memory; None: it was not asked
-    timed_configs: Mapping[int, tuple[TimedConfig, ...]] = field(default_factory=dict)
-    """Configurations that were timed before a candidate's verdict, by candidate."""
-    events: tuple[StoredEvent, ...] = field(default=(), repr=False)  # then the analyses
-
-    @property
-    def budget(self) -> int:
-        """The budget of the last session, 0 before the first one."""
-        return self.budgets[-1] if self.budgets else 0
 
 
 class RunStore:
@@ -372,7 +288,7 @@ class RunStore:
 
     def kernel_path(self, kernel: str) -> Path:
         """Return the path of a kernel's text."""
-        return _kernel_path(self.folder, kernel)
+        return kernel_path(self.folder, kernel)
 
     def events(self) -> Iterator[StoredEvent]:
         """All events in order.
@@ -390,93 +306,7 @@ class RunStore:
         Raises:
             RunError: The file is damaged.
         """
-        events = tuple(self.events())
-        proposals: dict[int, Proposal] = {}
-        lineage = Lineage()
-        asks: dict[int, AskRecord] = {}  # open
-        every: dict[int, AskRecord] = {}
-        asked = 0
-        spent = Spent()
-        budgets: list[int] = []
-        race: FinalRace | None = None
-        recalled: Recalled | None = None
-        timed: dict[int, tuple[TimedConfig, ...]] = {}
-        baselines: Mapping[str, Any] | None = None
-        stop: Stop | None = None
-        for event in events:
-            try:
-                if event.kind == "session":
-                    budgets.append(_number(event.data["budget"]))
-                    stop = None
-                elif event.kind == "proposed":
-                    proposal = self._proposal(from_json(StoredProposal, event.data))
-                    proposals[proposal.id] = proposal
-                    asks.pop(-1 if proposal.ask is None else proposal.ask, None)
-                elif event.kind == "asked":
-                    ask = from_json(AskRecord, event.data)
-                    asks[ask.number] = every[ask.number] = ask
-                    asked = max(asked, ask.number + 1)
-                elif event.kind == "dropped":
-                    asks.pop(_number(event.data["ask"]), None)
-                elif event.kind in ("call", "tried"):
-                    spent = spent.and_call(from_json(ModelCall, event.data))
-                elif event.kind == "recorded":
-                    row = from_json(StoredVerdict, event.data)
-                    lineage.record(self._candidate(proposals.pop(row.id), row))
-                elif event.kind == "baselines":
-                    baselines = event.data
-                elif event.kind == "race":
-                    race = from_json(FinalRace, event.data)
-                elif event.kind == "recalled":
-                    recalled = from_json(Recalled, event.data)
-                elif event.kind == "timed":
-                    configs = from_json(TimedConfigs, event.data)
-                    timed[configs.id] = configs.configs
-                elif event.kind == "stopped":
-                    stop = Stop(event.data["stop"])
-            except DAMAGE as e:
-                raise RunError(f"{self.folder}: event {event.seq} is damaged: {e}") from None
-        pending = tuple(proposals[i] for i in sorted(proposals))
-        return History(
-            lineage=lineage,
-            pending=pending,
-            asks=tuple(asks.values()),
-            answered={p.id: every[p.ask] for p in pending if p.ask in every},
-            asked=asked,
-            budgets=tuple(budgets),
-            spent=spent,
-            baselines=baselines,
-            race=race,
-            stop=stop,
-            elapsed_s=_working_s(events),
-            recalled=recalled,
-            timed_configs=timed,
-            events=(*events, *self._analyses(events[-1].seq if events else 0)),
-        )
-
-    def _analyses(self, last: int) -> Iterator[StoredEvent]:
-        """Analyses, as events that follow the log's last one."""
-        rows = read_analyses(self.folder, self.manifest.id)
-        for seq, (at, kind, data) in enumerate(rows, last + 1):
-            try:
-                yield _event(seq, at, kind, data)
-            except ValueError as e:
-                raise RunError(f"{analyses_path(self.folder)}: damaged: {e}") from None
-
-    def _candidate(self, proposal: Proposal, row: StoredVerdict) -> Candidate:
-        written = ""
-        if row.tuned:
-            written = proposal.kernel
-            proposal = replace(proposal, source=read_kernel(self.folder, row.tuned))
-        return Candidate(proposal, row.verdict, row.facts, row.withdrawals, written, row.unit)
-
-    def _proposal(self, row: StoredProposal) -> Proposal:
-        source = read_kernel(self.folder, row.kernel)
-        fields = {n: getattr(row, n) for n in StoredProposal.__dataclass_fields__ if n != "kernel"}
-        proposal = Proposal(**fields, source=source)
-        if any(not 0 <= parent < row.id for parent in row.parents):
-            raise ValueError(f"candidate {row.id} cannot have the parents {row.parents}")
-        return proposal
+        return replay_events(self.folder, self.manifest.id, tuple(self.events()))
 
     def close(self) -> None:
         """Fold the write-ahead log into the one file, where nobody is reading; let the lock go."""
@@ -497,29 +327,8 @@ class RunStore:
         self.close()
 
 
-DAMAGE = (RecordError, KeyError, ValueError, TypeError, IndexError, AssertionError, OverflowError)
-"""Exceptions that reading an event raises if no kagent wrote it: a run's folder may come from
-anybody.
-"""
-
-
-def read_kernel(folder: Path, kernel: str) -> str:
-    """A kernel's text.
-
-    Args:
-        folder: Of the run.
-        kernel: Its id.
-
-    Raises:
-        RunError: Its file is missing or was changed, or this is no kernel's id.
-    """
-    if not _KERNEL.fullmatch(kernel):
-        raise RunError(f"{folder}: {kernel!r:.40} is no kernel's id")
-    path = _kernel_path(folder, kernel)
-    source = read_file(path)
-    if kernel_id(source) != kernel:
-        raise RunError(f"{path}: its text was changed after it was stored")
-    return source
+def _compact(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False)
 
 
 def refuse_missing(path: Path) -> None:
@@ -535,63 +344,6 @@ def refuse_missing(path: Path) -> None:
         )
 
 
-def _kernel_path(folder: Path, kernel: str) -> Path:
-    return folder / "kernels" / f"{kernel}.py"
-
-
-def checked_event(folder: Path, row: LogRow) -> StoredEvent:
-    """A row of the log as an event.
-
-    Raises:
-        RunError: It is not what was written, or no kagent wrote it.
-    """
-    if row.fault:
-        raise _damaged(folder, row, row.fault)
-    try:
-        return _event(row.seq, row.at, row.kind, row.data)
-    except (ValueError, RecursionError) as e:
-        raise _damaged(folder, row, str(e)) from None
-
-
-def _damaged(folder: Path, row: LogRow, why: str) -> RunError:
-    return RunError(
-        f"{folder}: event {row.seq} is damaged: {why}. Put lineage.sqlite back from a copy, or "
-        f"start a new run; kagent verify {folder.name} lists all that is damaged"
-    )
-
-
-def _event(seq: object, at: object, kind: object, data: object) -> StoredEvent:
-    """A row of the log.
-
-    Raises:
-        ValueError: No kagent wrote it.
-    """
-    if not isinstance(data, str) or len(data) > _MOST_EVENT_CHARS:
-        raise ValueError(f"expected at most {_MOST_EVENT_CHARS} characters of JSON")
-    data.encode()  # bytes that are no text end here
-    value = json.loads(data, parse_constant=_no_constant)
-    if _SURROGATE.search(data):
-        json.dumps(value, ensure_ascii=False).encode()  # half a character could not be shown
-    whole = isinstance(seq, int) and isinstance(kind, str) and isinstance(value, dict)
-    if not whole or not isinstance(at, float | int) or not math.isfinite(at):
-        raise ValueError("a row of other types than events have")
-    return StoredEvent(cast("int", seq), at, cast("str", kind), value)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _number(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"expected a number, got {value!r:.40}")
-    return value
-
-
-def _compact(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, separators=(",", ":"), allow_nan=False)
-
-
 def _as_measured(folder: Path, manifest: Manifest, db: sqlite3.Connection) -> Manifest:
     """The manifest; of a run that was made without a device, with the one that judged it first.
 
@@ -601,7 +353,7 @@ def _as_measured(folder: Path, manifest: Manifest, db: sqlite3.Connection) -> Ma
     first: LogRow | None = None
     for row in read_rows(db):
         if row.fault:
-            raise _damaged(folder, row, row.fault)
+            raise damaged_event(folder, row, row.fault)
         if row.kind == "machine" and first is None:
             first = row
     if first is None:
@@ -610,21 +362,7 @@ def _as_measured(folder: Path, manifest: Manifest, db: sqlite3.Connection) -> Ma
         environment = checked_event(folder, first).data["environment"]
         return replace(manifest, environment=dict(environment))
     except (ValueError, KeyError, TypeError) as e:
-        raise _damaged(folder, first, str(e)) from None
-
-
-def _working_s(events: Iterable[StoredEvent]) -> float:
-    """Seconds in sessions. Asking and telling (`opened`) are no part of one."""
-    total = began = latest = 0.0
-    inside = False
-    for event in events:
-        if event.kind in ("session", "opened", "stopped"):
-            end = event.at if event.kind == "stopped" else latest  # a killed one has no end
-            # Runs of earlier versions have times of the wall clock, which may have been set back.
-            total += max(0.0, end - began) if inside else 0.0
-            began, inside = event.at, event.kind == "session"
-        latest = event.at
-    return total + (max(0.0, latest - began) if inside else 0.0)
+        raise damaged_event(folder, first, str(e)) from None
 
 
 def _passed_s() -> float:

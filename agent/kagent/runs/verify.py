@@ -12,15 +12,10 @@ from kagent_sandbox.errors import RunError
 
 from kagent.runs.checksums import has_checksums, read_rows
 from kagent.runs.files import clear_errors, connect_to_read
+from kagent.runs.kernel_files import read_kernel
 from kagent.runs.manifest import read_digest, read_manifest
-from kagent.runs.store import (
-    MANIFEST,
-    StoredEvent,
-    checked_event,
-    read_history,
-    read_kernel,
-    refuse_missing,
-)
+from kagent.runs.store import read_history, refuse_missing
+from kagent.runs.stored_event import MANIFEST, StoredEvent, checked_event
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from rich.text import Text
 
 from kagent.runs.events import Stop
 from kagent.runs.final_race import FinalRace, Repeat
+from kagent.runs.history import History
 from kagent.runs.lineage import Lineage
 from kagent.runs.manifest import read_manifest
 from kagent.runs.selftest_record import line as selftest_line
-from kagent.runs.store import History
 from kagent.text import interval_text
 from kagent.ui import tables
 from kagent.ui.live import clock, spent_text

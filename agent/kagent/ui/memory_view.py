@@ -11,10 +11,10 @@ from rich.text import Text
 
 from kagent.evolve.remembering import described, licence_text, origin_text
 from kagent.memory.record import Remembered
+from kagent.runs.history import History
 from kagent.runs.ideas import Effect
 from kagent.runs.lineage import Candidate, Operator
 from kagent.runs.recalled import Recalled, RecalledSeed
-from kagent.runs.store import History
 from kagent.text import interval_text
 from kagent.ui.live import speed_text
 from kagent.ui.table import Column, TextTable

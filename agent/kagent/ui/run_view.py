@@ -17,11 +17,12 @@ from rich.text import Text
 from rich.tree import Tree
 
 from kagent.runs.final_race import FinalRace
+from kagent.runs.history import History
 from kagent.runs.ideas import effects
 from kagent.runs.lineage import Candidate, Lineage, Operator
 from kagent.runs.manifest import list_runs
 from kagent.runs.selftest_record import line as selftest_line
-from kagent.runs.store import History, RunStore, read_history
+from kagent.runs.store import RunStore, read_history
 from kagent.ui.candidate_view import candidate_json, timing_table
 from kagent.ui.live import clock, first_line, speed_text, spent_text
 from kagent.ui.memory_view import recalled_text

@@ -36,7 +36,9 @@ from kagent_sandbox.process.spawn import Spawn
 
 _MAX_FDS = 64
 FEW_CHILDREN = 6
-"""Of a server that may soon be closed again: their forks cost less than huge pages do."""
+"""Most children of a server that may soon be closed again: their forks cost less than huge pages
+do.
+"""
 
 
 def main(fd: int) -> None:

@@ -8,7 +8,8 @@ import pytest
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Operator
 from kagent.runs.manifest import identity, read_manifest
-from kagent.runs.store import RunStore, StoredEvent
+from kagent.runs.store import RunStore
+from kagent.runs.stored_event import StoredEvent
 from kagent_sandbox.errors import RunError, UserError
 from outside import (
     FACTS,

@@ -4,7 +4,8 @@ import time
 
 import commands
 import pytest
-from kagent.runs.store import RunStore, StoredEvent, read_history
+from kagent.runs.store import RunStore, read_history
+from kagent.runs.stored_event import StoredEvent
 from kagent.ui.live import clock
 
 DAYS = 11 * 86400.0

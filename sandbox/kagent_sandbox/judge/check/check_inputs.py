@@ -87,7 +87,7 @@ def drawn_new(sampler: InputSampler, cases: Sequence[Case]) -> Iterator[Iterator
 def _drawn_ahead(
     draw: Callable[[Case], T], task: Task, cases: Sequence[Case]
 ) -> Iterator[Iterator[T]]:
-    """What `draw` gives for each case, from a thread that is one case ahead."""
+    """Results of `draw` for each case, from a thread that is one case ahead."""
     with ThreadPoolExecutor(1, "draws") as thread:
 
         def begin(case: Case) -> Future[T] | None:
