@@ -206,6 +206,16 @@ def warm_judges(_servers_end):
 
 
 @pytest.fixture(scope="module")
+def warm_processes(_servers_end):
+    """Processes of kagent that one file's tests start, and all that these start, are forked from
+    one that has imported what they need: `kagent` itself, judges, fork-servers, workers.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("subprocess.Popen", warm_python.Popen)
+        yield
+
+
+@pytest.fixture(scope="module")
 def shared(_servers_end, warm_judges):
     """Builders, interpreters and backends of the CPU that one file's tests start in this process
     have the fork-servers of earlier ones. Judges: see `warm_judges`.

@@ -1,65 +1,143 @@
-"""Processes of Python that are forked from one that has imported torch: milliseconds, not seconds.
+"""Processes of kagent that are forked from one that has imported torch: milliseconds, not seconds.
 
-A judge imports torch, and so does the fork-server of its launchers: four seconds of CPU time before
-the first verdict. Here a template imports once; the processes are its children, real and confined
-as ever.
+The agent imports for 0.6 s of CPU time. A judge imports torch, and so do the fork-servers of its
+launchers and of builders, and the worker that measures baselines: another eight seconds before the
+first verdict. Here a template imports once. What is started are its children: real processes with
+their own session, files, environment and command line, confined and killed as ever.
+
+`Popen` is `subprocess.Popen` for all other commands.
 """
 
+import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
+import inspect
 import json
 import os
+import platform
 import random
-import select
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import types
+from pathlib import Path
 
 from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.device.cpu.openmp import WAITING
-from kagent_sandbox.process import forkserver
 from kagent_sandbox.process.channel import Channel, ChannelError
 
 PRELOAD = (
     "torch",
     "numpy",
+    "triton",
+    "torch._refs",
+    "torch.fx.experimental.symbolic_shapes",
+    "kagent_sandbox.lang",
     "kagent_sandbox.judge.server",
     "kagent_sandbox.device.cpu.backend",
+    "kagent_sandbox.device.cpu.baselines",
     "kagent_sandbox.device.cpu.executor",
+    "kagent_sandbox.builder.worker",
+    "kagent.cli",
+    "kagent.evolve.session",
 )
-READ_LATE = frozenset(
-    {"HOME", "KAGENT_ISOLATION", "KAGENT_LOCKS", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"}
-    | {"XDG_CACHE_HOME"}
+"""Nothing of these is changed by being imported, nor by the others."""
+EARLY = (
+    "CUDA_VISIBLE",
+    "FORCE_COLOR",
+    "KAGENT_LANGUAGES",
+    "NO_COLOR",
+    "PYTHONPATH",
+    "TORCH",
+    "TRITON",
 )
-"""Environment variables that nothing in `PRELOAD` reads when it is imported."""
+"""How environment variables begin that something in `PRELOAD` reads when it is imported."""
+LATE = (
+    "TORCHDYNAMO_DISABLE",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "TRITON_DISABLE_LINE_INFO",
+)
+"""These begin in the same way, and are read later."""
+MODULES = {
+    "kagent": (),
+    "kagent.authoring.inductor.worker": (
+        "kagent.authoring.inductor.cpp",
+        "kagent.authoring.inductor.fake_gpu",
+        "kagent.authoring.inductor.trace",
+        "kagent.authoring.inductor.triton",
+    ),
+    "kagent.campaign.worker": (),
+    "kagent_sandbox.judge.check.task_checker": (),
+    "kagent_sandbox.judge.timing.baseline_worker": (),
+}
+"""Started by `python -m`, and what their template imports besides."""
+SERVERS = ("kagent_sandbox.judge.server import main", "kagent_sandbox.process.zygote import main")
+"""In what is started by `python -c`."""
 _START_S = 300.0
 _FREE_FD = 200  # descriptors are moved there, out of the way of the numbers that they shall have
 _BOOTSTRAP = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[2]); import gc; gc.disable(); "
-    "import warm_python; warm_python.main(int(sys.argv[1]))"
+    "import gc, json, sys; gc.disable(); path = list(sys.path); told = json.loads(sys.argv[2]); "
+    "sys.path[:] = told['path']; import warm_python; "
+    "warm_python.main(int(sys.argv[1]), told['preload'], path)"
 )
+_ROOM = " " * 8000  # of the command line, in which children write theirs
+_MMAP_MAX, _TRIM_THRESHOLD = -4, -1  # mallopt's
+_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
+_CLONE_PARENT, _CHILD_SETTID, _CHILD_CLEARTID = 0x8000, 0x01000000, 0x00200000
+_GET_TID_ADDRESS = 40
 
 _templates = {}  # by the environment that is read early
 
 
+class Popen(subprocess.Popen):
+    """As `subprocess.Popen`; a process of kagent is forked from a template."""
+
+    def _execute_child(self, *given):
+        asked = _SIGNATURE.bind(self, *given).arguments
+        words = asked["args"]
+        if _CLONE is None or not _is_ours(words):
+            super()._execute_child(*given)
+            return
+        assert not any(asked[k] for k in ("preexec_fn", "shell", "startupinfo")), words
+        env = dict(os.environ if asked["env"] is None else asked["env"])
+        ends = [asked[k] for k in ("p2cread", "c2pwrite", "errwrite")]
+        fds = [fd if fd != -1 else std for std, fd in enumerate(ends)]
+        passed = list(asked["pass_fds"])
+        order = {
+            "words": list(map(os.fspath, words)),
+            "env": env,
+            "at": [0, 1, 2, *passed],
+            "cwd": os.path.abspath(asked["cwd"] or "."),
+            "session": asked["start_new_session"],
+        }
+        further = MODULES.get(words[2], ()) if words[1] == "-m" else ()
+        self.pid = _template(env, further).fork(order, [*fds, *passed])
+        self._child_created = True
+        self._close_pipe_fds(*(asked[k] for k in _PIPES))
+
+
+_SIGNATURE = inspect.signature(subprocess.Popen._execute_child)
+_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+
+
 def subprocess_module():
-    """What takes the place of `subprocess` in the module that starts judges."""
+    """What takes the place of `subprocess` in a module that starts processes."""
+    return types.SimpleNamespace(**{**vars(subprocess), "Popen": Popen})
 
-    def popen(command, *, env, **options):
-        early = {k: v for k, v in env.items() if k not in READ_LATE}
-        key = repr((sorted(early.items()), sys.path))
-        template = _templates.get(key)
-        if template is None or template.gone():
-            template = _templates[key] = _started(early)
-        return template.popen(command, env=env, **options)
 
-    return _with(popen)
+def ready():
+    """Start the template for this environment, if there is none."""
+    if _CLONE is not None:
+        _template(os.environ)
 
 
 def close_all():
@@ -68,47 +146,54 @@ def close_all():
         _templates.popitem()[1].close()
 
 
-def _with(popen):
-    return types.SimpleNamespace(**{**vars(subprocess), "Popen": popen})
+def _is_ours(words):
+    if isinstance(words, str | bytes | os.PathLike) or words[0] != sys.executable:
+        return False
+    rest = list(words[1:])
+    if rest[:1] == ["-m"]:
+        return rest[1] in MODULES
+    return "-c" in rest[:2] and any(s in rest[rest.index("-c") + 1] for s in SERVERS)
 
 
-def _started(env):
+def _template(env, further=()):
+    early = {k: v for k, v in env.items() if k.startswith(EARLY) and k not in LATE}
+    key = repr((sorted(early.items()), sys.path, further))
+    found = _templates.get("nursery") or _templates.get(key)
+    if found is None or found.gone():
+        found = _templates[key] = _started(early, further)
+    return found
+
+
+def _started(early, further):
     ours, theirs = Channel.pair()
     threads = str(cpu_facts().units)
-    env = {**env, **WAITING, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    kept = {k: os.environ[k] for k in ("PATH", "HOME", "VIRTUAL_ENV") if k in os.environ}
+    openmp = {**WAITING, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    told = json.dumps({"path": sys.path, "preload": [*PRELOAD, *further]})
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", _BOOTSTRAP, str(theirs.fileno()), json.dumps(sys.path)],
-            env={**env, "OPENBLAS_NUM_THREADS": "1"},
+            [sys.executable, "-c", _BOOTSTRAP, str(theirs.fileno()), told, _ROOM],
+            env={**kept, **early, **openmp, "OMP_DYNAMIC": "false", "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            start_new_session=True,
         )
     return Template(ours, process)
 
 
 class Template:
-    """The hold on a process that forks. `popen` is as `subprocess.Popen`, as far as it is used."""
+    """The hold on a process that forks: a child of this one, and its children will be, too."""
 
     def __init__(self, channel, process=None):
-        self._channel, self._process = channel, process
+        self._channel, self._process, self._lock = channel, process, threading.Lock()
 
     def gone(self):
         return self._process is not None and self._process.poll() is not None
 
-    def popen(self, command, *, stdin, stdout, stderr, env, pass_fds, start_new_session):
-        assert stdin is subprocess.DEVNULL
-        assert start_new_session
-        code = command[command.index("-c") + 1 :]
-        read, write = os.pipe()
-        with open(os.devnull, "rb") as nothing:
-            at = [0, 1, 2, *pass_fds]
-            fds = [nothing.fileno(), stdout.fileno(), stderr.fileno(), *pass_fds]
-            asked = {"code": code, "env": env, "at": at, "cwd": os.getcwd()}
-            self._channel.send(asked, fds=[write, *fds])
-        os.close(write)
-        answer = self._channel.recv(_START_S).obj
-        return WarmProcess(answer["pid"], read)
+    def fork(self, order, fds):
+        """Return the process id of a child of this process."""
+        with self._lock:
+            self._channel.send(order, fds=fds)
+            return self._channel.recv(_START_S).obj["pid"]
 
     def close(self):
         self._channel.close()
@@ -116,47 +201,17 @@ class Template:
             self._process.wait()
 
 
-class WarmProcess:
-    """A process that a template has forked; it tells the status by a pipe."""
-
-    def __init__(self, pid, status):
-        self.pid, self.returncode = pid, None
-        self._status = open(status, "rb", buffering=0)  # noqa: SIM115 - closed with the status
-
-    def poll(self):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0.0)
-        return self.returncode
-
-    def wait(self, timeout=None):
-        if self.returncode is None:
-            poller = select.poll()
-            poller.register(self._status, select.POLLIN)
-            if not poller.poll(None if timeout is None else timeout * 1e3):
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
-            text = self._status.read()  # nothing: the template was killed, and this with it
-            self._status.close()
-            self.returncode = int(text) if text else -signal.SIGKILL
-        return self.returncode
-
-    def send_signal(self, number):
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self):
-        self.send_signal(signal.SIGKILL)
-
-    def terminate(self):
-        self.send_signal(signal.SIGTERM)
-
-
 # -- in the template -------------------------------------------------------------------------------
 
 
-def main(fd):
-    """Import, then fork until the client is gone."""
-    for name in PRELOAD:
+def main(fd, preload, path):
+    """Import, then fork until the client is gone. `path` is as Python itself sets it."""
+    for name in preload:
         importlib.import_module(name)
+    # what it is told is in no command line: tests look for processes by theirs
+    _write_command_line([sys.executable, "-m", "warm_python"])
+    assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
+    sys.path[:] = path
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -164,92 +219,131 @@ def main(fd):
 
 
 def _serve(channel):
-    """Fork when asked. A child that ends is told of at once."""
-    wake, woken = os.pipe()
-    for end in (wake, woken):
-        os.set_blocking(end, False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    children = {}
-    poller = select.poll()
-    poller.register(channel, select.POLLIN)
-    poller.register(wake, select.POLLIN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is the client's
     while True:
-        ready = [fd for fd, _ in poller.poll()]
-        if wake in ready:
-            os.read(wake, 4096)
-            _bury(children)
-        if channel.fileno() not in ready:
-            continue
         try:
-            message = channel.recv(_START_S, max_fds=64)
+            message = channel.recv(None, max_fds=64)
         except ChannelError:
             os._exit(0)
-        status, *fds = message.fds
-        pid = os.fork()
+        pid = _fork_sibling()
         if pid == 0:
             channel.close()
-            for fd in (status, wake, woken, *children.values()):
-                os.close(fd)
-            _become(message.obj, fds)
-        for fd in fds:
+            _become(message.obj, list(message.fds))
+        for fd in message.fds:
             os.close(fd)
-        children[pid] = status
         channel.send({"pid": pid})
 
 
-def _bury(children):
-    for pid in list(children):
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            fd = children.pop(pid)
-            os.write(fd, str(os.waitstatus_to_exitcode(status)).encode())
-            os.close(fd)
+def _fork_sibling():
+    """Fork a child of this process's parent, which then waits for it as for any child."""
+    python, libc = ctypes.pythonapi, ctypes.PyDLL(None, use_errno=True)
+    # where libc keeps the number of its thread, which it writes anew when it forks itself
+    address = ctypes.c_void_p()
+    flags = _CLONE_PARENT | signal.SIGCHLD
+    if libc.prctl(_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0) == 0:
+        flags |= _CHILD_SETTID | _CHILD_CLEARTID
+    # the thread's number is the fourth on one machine, and the fifth on the other
+    here, nothing = ctypes.c_void_p(address.value), ctypes.c_void_p(0)
+    last = (here, nothing) if platform.machine() == "x86_64" else (nothing, here)
+    python.PyOS_BeforeFork()
+    pid = libc.syscall(ctypes.c_long(_CLONE), ctypes.c_ulong(flags), nothing, nothing, *last)
+    if pid == 0:
+        python.PyOS_AfterFork_Child()
+        return 0
+    python.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), "clone")
+    return pid
 
 
-def _become(asked, fds):
-    """Run code as `python -c` would. Never returns."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def _become(order, fds):
+    """Run a command as a new interpreter would. Never returns."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.setsid()
-    os.chdir(asked["cwd"])
+    if order["session"]:
+        os.setsid()
+    os.chdir(order["cwd"])
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FREE_FD) for fd in fds]
     for fd in fds:
         os.close(fd)
-    for fd, at in zip(moved, asked["at"], strict=True):
+    for fd, at in zip(moved, order["at"], strict=True):
         os.dup2(fd, at, inheritable=True)
         os.close(fd)
     os.environ.clear()
-    os.environ.update(asked["env"])
+    os.environ.update(order["env"])
     tempfile.tempdir = None
     random.seed()
-    code, *arguments = asked["code"]
-    sys.argv[:] = ["-c", *arguments]
+    words = order["words"]
+    if any(SERVERS[1] in word for word in words):  # it starts no further Python
+        gc.unfreeze()  # what the builder's looks through is what it would have imported itself
+    else:
+        _fork_from_here()
+    _keep_memory(order["env"])
+    _write_command_line(words)
+    code = 1
     try:
-        if "judge.server" in code:
-            _fork_from_here()
-        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        _run(words[1:])
+        code = 0
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else int(e.code is not None)
+        if not isinstance(e.code, int | None):
+            sys.stderr.write(f"{e.code}\n")
     except BaseException:  # noqa: BLE001 - as an interpreter ends
         traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code & 0xFF)
+
+
+def _run(words):
+    scope = vars(sys.modules["__main__"])
+    if words[0] == "-m":
+        sys.argv[:] = words[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy._run_module_as_main(words[1])
+        return
+    at = words.index("-c")
+    sys.argv[:] = words[at:]
+    sys.argv.pop(1)
+    exec(compile(words[at + 1], "<string>", "exec"), scope)
+
+
+def _keep_memory(env):
+    """Have malloc do what it reads of the environment when a process begins."""
+    libc = ctypes.CDLL(None)
+    for name, option in (
+        ("MALLOC_MMAP_MAX_", _MMAP_MAX),
+        ("MALLOC_TRIM_THRESHOLD_", _TRIM_THRESHOLD),
+    ):
+        if name in env:
+            libc.mallopt(option, min(int(env[name]), 2**31 - 1))
+
+
+def _write_command_line(words):
+    """Write a command line over this process's, for who looks for processes by theirs."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    text = b"\0".join(map(os.fsencode, words))[: end - start - 1]
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, text, len(text))
 
 
 def _fork_from_here():
-    """Have the fork-servers that this process starts be forked from it as it is now, too."""
+    """Have what this process starts be forked from it as it is now, too."""
     ours, theirs = Channel.pair()
     if os.fork() == 0:
         ours.close()
-        keep = {0, 1, 2, theirs.fileno()}
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(nothing, fd)
         for name in os.listdir("/proc/self/fd"):
-            if int(name) not in keep:
+            if int(name) > 2 and int(name) != theirs.fileno():
                 with contextlib.suppress(OSError):
                     os.close(int(name))
         _serve(Channel(theirs))
     theirs.close()
-    forkserver.subprocess = _with(Template(ours).popen)
+    _templates.clear()
+    _templates["nursery"] = Template(ours)
+    subprocess.Popen = Popen

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import warm_python
 from kagent_sandbox.process import process_tree
 
 SECONDS = 20.0
@@ -23,6 +24,7 @@ class Run:
         self.scratch.mkdir()
         self.runs = folder / runs
         self.lines = []
+        warm_python.ready()
         self.before = set(process_tree.descendants(os.getpid()))
         self.objects = objects()
         words = ["evolve", task, "--lang", "cpp", "--budget", budget, "--runs", self.runs]

@@ -20,6 +20,8 @@ from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.process_tree import kill_tree
 from running import command
 
+pytestmark = pytest.mark.usefixtures("uncompiled", "warm_processes")
+
 
 @pytest.fixture
 def kagent(monkeypatch, capsys, tmp_path):

@@ -27,7 +27,8 @@ from kagent_sandbox.process import process_tree
 from running import Run
 from typer.testing import CliRunner
 
-pytestmark = pytest.mark.usefixtures("uncompiled")
+pytestmark = pytest.mark.usefixtures("uncompiled", "warm_processes")
+cold_popen = subprocess.Popen
 without_gpu = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 
 
@@ -226,7 +227,9 @@ def test_a_machine_that_fails_before_anything_is_timed_is_an_error(
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.timeout(400)  # some 17 s of a core, which others may use too
-def test_candidates_are_timed_beside_the_baselines_and_failures_named(task):
+def test_candidates_are_timed_beside_the_baselines_and_failures_named(task, monkeypatch):
+    """Here every process is started as users start it, not forked from a warm one."""
+    monkeypatch.setattr("subprocess.Popen", cold_popen)
     files = [task / "cpp_parallel.py", task / "wrong.py"]
     done = process("bench", *files, "--task", task, "--json")
     assert done.returncode == 1, done.stderr

@@ -5,7 +5,7 @@ import re
 import time
 
 import pytest
-from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
+from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
 from kagent.runs.manifest import list_runs
 from kagent.runs.store import RunStore
 from kagent_sandbox.process import process_tree
@@ -13,7 +13,7 @@ from running import Run, command
 
 pytestmark = [
     pytest.mark.timeout(400),  # the only limit on waiting: a run beside others takes its time
-    pytest.mark.usefixtures("uncompiled", "orphans_come_here"),
+    pytest.mark.usefixtures("uncompiled", "warm_processes", "orphans_come_here"),
 ]
 
 
@@ -24,7 +24,7 @@ def task(tmp_path_factory):
     slow = re.sub(r"  { name = \"long\".*\n", "", TASK).replace("M = 64,", "M = 4096,")
     (folder / "task.toml").write_text(slow)
     (folder / "reference.py").write_text(REFERENCE)
-    (folder / "cpp_parallel.py").write_text(kernel(PARALLEL + PLAIN))
+    (folder / "cpp_parallel.py").write_text(kernel_of_passes(PARALLEL + PLAIN))
     return folder
 
 
@@ -57,11 +57,14 @@ def test_children_and_then_the_agent_are_killed(run):
 
 @pytest.mark.slow
 def test_killed_servers_leave_nothing_behind(run):
-    """The run goes on with other launchers and another judge; without builders it ends."""
+    """The run goes on with others in their place. It ends when every judge is killed at once."""
     run.wait_until(r"^#0 ")
-    for role in ("launchers' server", "judge", "builders' server"):
-        run.kill(role)
-        time.sleep(1.0)
+    for roles in (("launchers' server",), ("builders' server", "judge")):
+        for role in roles:
+            run.kill(role)
+        run.wait_until(r"^#\d+ ")
+    while run.process.poll() is None:
+        run.kill("judge")
     said = "".join(run.process.communicate())
     assert run.process.returncode == 1
     assert re.search("resume( with)?: +kagent evolve", said, re.IGNORECASE)

@@ -10,6 +10,7 @@ import pytest
 from commands import run, stored_run
 from kagent.review import artifacts
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
 RUN = Path(__file__).parents[3] / "runs" / "softmax-ask-tell"
 
 

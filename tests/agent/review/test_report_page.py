@@ -403,6 +403,7 @@ def kagent(*words):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_the_command_writes_the_page(tmp_path):
     target = tmp_path / "out.html"
     done = kagent("report", str(SOFTMAX), "-o", str(target))
@@ -410,6 +411,7 @@ def test_the_command_writes_the_page(tmp_path):
     assert target.read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -168,8 +168,8 @@ def test_a_judge_may_hold_times_against_eager_torch_alone(folder, task, own_cach
 
 def test_what_is_forked_in_place_of_a_judge_is_what_python_would_start(tmp_path):
     """Of `warm_python`: arguments, environment, descriptors, output, status."""
-    popen = warm_python.subprocess_module().Popen
     report = (
+        f"# {warm_python.SERVERS[1]}\n"
         "import os, sys; sys.stdout.write(os.read(int(sys.argv[1]), 10).decode()); "
         "print(sorted(os.environ) == sorted(eval(sys.argv[2])), os.getsid(0) == os.getpid(), "
         "len({*os.listdir('/proc/self/fd')} - {'0', '1', '2', sys.argv[1]})); "  # the listing's own
@@ -180,8 +180,14 @@ def test_what_is_forked_in_place_of_a_judge_is_what_python_would_start(tmp_path)
         os.write(write, b"through it")
         os.close(write)
         with open(tmp_path / "log", "w+") as log:
-            process = popen(
-                ["python", "-c", f"{report} sys.stdout.flush(); {end}", str(read), repr([*env])],
+            process = warm_python.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    f"{report} sys.stdout.flush(); {end}",
+                    str(read),
+                    repr([*env]),
+                ],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
