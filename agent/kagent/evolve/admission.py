@@ -17,8 +17,8 @@ from kagent_sandbox.data.race import BEST_OF_TORCH, Race
 from kagent_sandbox.errors import ChildDied, KagentError, MachineError
 
 from kagent.evolve.device_slot import DeviceSlot
+from kagent.evolve.judge_pool import JudgeHandle
 from kagent.evolve.machine import Unit
-from kagent.evolve.seats import Seat
 from kagent.runs.lineage import stderr_of
 
 RATIOS_APART = 0.015
@@ -113,7 +113,7 @@ def compare(unit: str, home: Pairs, mine: Pairs) -> Admitted:
 
 
 async def compare_units(
-    home: Seat, units: Sequence[Unit], entrants: Sequence[Contender]
+    home: JudgeHandle, units: Sequence[Unit], entrants: Sequence[Contender]
 ) -> ComparedUnits:
     """Each device beside the first one, by a race of the same kernels on each.
 
@@ -122,21 +122,21 @@ async def compare_units(
     """
     torch = len(entrants) < 2  # a pair is needed
 
-    async def raced(seat: Seat) -> Race | KagentError:
+    async def raced(handle: JudgeHandle) -> Race | KagentError:
         try:
-            async with seat.slot.measure():
-                return await seat.call(
-                    lambda: seat.unit.judge.race(entrants, hidden=False, baselines=torch)
+            async with handle.slot.measure():
+                return await handle.call(
+                    lambda: handle.unit.judge.race(entrants, hidden=False, baselines=torch)
                 )
         except (MachineError, ChildDied) as e:
             return e
 
-    seats = [Seat(unit, DeviceSlot(0, quiet=False)) for unit in units]
+    handles = [JudgeHandle(unit, DeviceSlot(0, quiet=False)) for unit in units]
     try:
-        first, *rest = await asyncio.gather(*map(raced, (home, *seats)))
+        first, *rest = await asyncio.gather(*map(raced, (home, *handles)))
     finally:
-        for seat in seats:
-            seat.close()
+        for handle in handles:
+            handle.close()
     if isinstance(first, KagentError):
         raise first
     pairs = pairs_of(first)

@@ -33,9 +33,9 @@ from kagent_sandbox.errors import ChildDied, KagentError, MachineError, RunError
 
 from kagent.evolve.admission import SEEDS, compare_units
 from kagent.evolve.device_slot import DeviceSlot
+from kagent.evolve.judge_pool import JudgeHandle, JudgePool
 from kagent.evolve.machine import Machine, Unit, contender
 from kagent.evolve.rematch import wants_rematch, widened
-from kagent.evolve.seats import Seat, Seats
 from kagent.evolve.tuning import Tuned, Tuning
 from kagent.runs.ask import Ask
 from kagent.runs.events import Observer, Progress, Step, Withdrawn, Working
@@ -112,7 +112,7 @@ class Evaluator:
         self._observe = observe
         self._slot = DeviceSlot(machine.jobs, quiet=machine.quiet)
         self._build_threads = ThreadPoolExecutor(machine.jobs, "build")
-        self._seats = Seats(Unit(machine.unit, machine.judge), self._slot)
+        self._pool = JudgePool(Unit(machine.unit, machine.judge), self._slot)
         self._units: Sequence[Unit] = ()  # further ones, which have not been compared yet
         self._spread = 0.0  # of log(ratio) from device to device
         self._work = {c.facts.work_hash: c.id for c in reversed(list(lineage)) if c.facts}
@@ -176,22 +176,22 @@ class Evaluator:
 
     async def race(self, contenders: Sequence[Contender]) -> Race:
         """Time finalists and baselines on hidden cases, where the task has some."""
-        return await self._race_at(self._seats.home, contenders)
+        return await self._race_at(self._pool.home, contenders)
 
     async def race_again(self, contenders: Sequence[Contender]) -> Sequence[Repeat]:
         """The same race on a second device, if there is one that does not fail."""
-        for seat in self._seats.others:
-            self._observe(Progress(f"the final race again, on {seat.unit.name}"))
+        for handle in self._pool.others:
+            self._observe(Progress(f"the final race again, on {handle.unit.name}"))
             try:
-                return [Repeat(seat.unit.name, await self._race_at(seat, contenders))]
+                return [Repeat(handle.unit.name, await self._race_at(handle, contenders))]
             except (MachineError, ChildDied) as e:
-                self._drop(seat, e)
+                self._drop(handle, e)
         return []
 
-    async def _race_at(self, seat: Seat, contenders: Sequence[Contender]) -> Race:
+    async def _race_at(self, handle: JudgeHandle, contenders: Sequence[Contender]) -> Race:
         hidden = self._machine.race_request is not None
-        async with seat.slot.measure():
-            return await seat.call(lambda: seat.unit.judge.race(contenders, hidden=hidden))
+        async with handle.slot.measure():
+            return await handle.call(lambda: handle.unit.judge.race(contenders, hidden=hidden))
 
     async def prepare(self) -> None:
         """Measure what candidates are compared with, before anything else runs."""
@@ -200,7 +200,7 @@ class Evaluator:
         def say(text: str) -> None:  # from the judge's thread
             loop.call_soon_threadsafe(self._observe, Progress(text))
 
-        home, others = self._seats.home, self._machine.others
+        home, others = self._pool.home, self._machine.others
         async with self._slot.measure():
             found = await home.call(lambda: self._machine.prepare(say))
             if others is not None:
@@ -210,7 +210,7 @@ class Evaluator:
     @property
     def judges(self) -> int:
         """Judges that candidates go to."""
-        return self._seats.count
+        return self._pool.count
 
     async def admit(self, seeds: Sequence[Candidate]) -> None:
         """Let candidates go to further judges, if the seeds' ratios are the same on their devices.
@@ -224,28 +224,28 @@ class Evaluator:
         all_built = [(c, await self.build(c.proposal)) for c in seeds[:SEEDS]]
         entrants = [contender(c, b) for c, b in all_built if isinstance(b, Built)]
         self._observe(Progress("comparing devices by the seeds"))
-        fleet = await compare_units(self._seats.home, units, entrants)
+        fleet = await compare_units(self._pool.home, units, entrants)
         for unit, found in zip(units, fleet.others, strict=True):
             if found.why_not:
                 self._observe(Progress(f"{found.unit} does not judge: {found.why_not}"))
             else:
-                self._seats.add(unit)
+                self._pool.add(unit)
                 self._observe(
                     Progress(f"{found.unit} judges, too: ratios differ by {found.apart:.2%}")
                 )
         self._spread = fleet.spread
         self._store.append("units", to_json(fleet))
 
-    def _drop(self, seat: Seat, error: KagentError) -> None:
+    def _drop(self, handle: JudgeHandle, error: KagentError) -> None:
         """Let no candidate go to a judge that failed. The run's own judge has to work."""
-        if not self._seats.drop(seat):
+        if not self._pool.drop(handle):
             raise error
-        self._observe(Progress(f"{seat.unit.name} judges no more: {error}"))
+        self._observe(Progress(f"{handle.unit.name} judges no more: {error}"))
 
     def close(self) -> None:
         """Start nothing more. Threads that still work end when builder and judge are closed."""
         self._build_threads.shutdown(wait=False, cancel_futures=True)
-        self._seats.close()
+        self._pool.close()
 
     async def _deduplicate(
         self, evaluation: Evaluation, built: Built | Rejected
@@ -297,51 +297,51 @@ class Evaluator:
         return found.verdict, found.tuned, found.unit
 
     async def _somewhere(
-        self, work: Callable[[Seat], Awaitable[_Judged]], *, first: bool = False
+        self, work: Callable[[JudgeHandle], Awaitable[_Judged]], *, first: bool = False
     ) -> _Judged:
         """The outcome at a judge that has room, and at another one if that judge fails."""
         while True:
-            async with self._seats.take(first=first) as seat:
+            async with self._pool.take(first=first) as handle:
                 try:
-                    return await work(seat)
+                    return await work(handle)
                 except (MachineError, ChildDied) as e:
-                    self._drop(seat, e)
+                    self._drop(handle, e)
 
-    async def _first_judged(self, evaluation: Evaluation, seat: Seat) -> _Judged:
+    async def _first_judged(self, evaluation: Evaluation, handle: JudgeHandle) -> _Judged:
         """Check it and choose its constants; time it, too, where several judges work in any
         order.
         """
         assert evaluation.built is not None
-        number, unit = evaluation.proposal.id, self._name(seat)
-        errors = await self._check(seat, number, evaluation.built)
+        number, unit = evaluation.proposal.id, self._name(handle)
+        errors = await self._check(handle, number, evaluation.built)
         if isinstance(errors, Rejected):
             return _Judged(verdict=errors, unit=unit)
-        tuned = await self._tune(seat, evaluation)
+        tuned = await self._tune(handle, evaluation)
         if tuned is not None:
             evaluation.built, errors = tuned[1:]
         found = _Judged(errors, None if tuned is None else tuned[0], None, unit)
-        if self._seats.count == 1:
+        if self._pool.count == 1:
             return found
         try:
-            verdict = await self._measure(seat, number, evaluation.built, errors)
+            verdict = await self._measure(handle, number, evaluation.built, errors)
         except IncumbentWrong:
             return found  # it will be seen whether that is still the incumbent
         return replace(found, verdict=verdict)
 
-    def _name(self, seat: Seat) -> str:
-        """Name of a seat's device; "" where the run has one device."""
-        return seat.unit.name if self._machine.others is not None else ""
+    def _name(self, handle: JudgeHandle) -> str:
+        """Name of a judge's device; "" where the run has one device."""
+        return handle.unit.name if self._machine.others is not None else ""
 
     async def _check(
-        self, seat: Seat, number: int, built: Built
+        self, handle: JudgeHandle, number: int, built: Built
     ) -> tuple[CaseError, ...] | Rejected:
         self._observe(Working(number, Step.WAIT))
-        async with seat.slot.check():
+        async with handle.slot.check():
             self._observe(Working(number, Step.CHECK))
-            return await seat.call(lambda: seat.unit.judge.check(built))
+            return await handle.call(lambda: handle.unit.judge.check(built))
 
     async def _tune(
-        self, seat: Seat, evaluation: Evaluation
+        self, handle: JudgeHandle, evaluation: Evaluation
     ) -> tuple[Tuned, Built, tuple[CaseError, ...]] | None:
         """Better constants, what was built with them, and its errors; None where there are none,
         or they are not right.
@@ -357,9 +357,9 @@ class Evaluator:
                 return await _in(self._build_threads, lambda: machine.builder.build(request))
 
         async def sweep(built: Built) -> Sequence[Mapping[str, float]] | Rejected:
-            async with seat.slot.measure():
+            async with handle.slot.measure():
                 self._observe(Working(proposal.id, Step.MEASURE))
-                return await seat.call(lambda: seat.unit.judge.sweep(built))
+                return await handle.call(lambda: handle.unit.judge.sweep(built))
 
         assert evaluation.built is not None
         tuning = Tuning(machine.tune, timed, build, sweep)
@@ -371,7 +371,7 @@ class Evaluator:
         built = await self.build(replace(proposal, source=found.source))
         if isinstance(built, Rejected):
             return None
-        errors = await self._check(seat, proposal.id, built)
+        errors = await self._check(handle, proposal.id, built)
         return None if isinstance(errors, Rejected) else (found, built, errors)
 
     async def _measured_beside(
@@ -383,9 +383,9 @@ class Evaluator:
         number, built = evaluation.proposal.id, evaluation.built
         assert built is not None
 
-        async def measure(seat: Seat) -> _Judged:
-            verdict = await self._measure(seat, number, built, found.errors)
-            return replace(found, verdict=verdict, unit=self._name(seat))
+        async def measure(handle: JudgeHandle) -> _Judged:
+            verdict = await self._measure(handle, number, built, found.errors)
+            return replace(found, verdict=verdict, unit=self._name(handle))
 
         while True:
             try:
@@ -394,25 +394,25 @@ class Evaluator:
                 withdrawals.append(await self._withdraw(e, {w.id for w in withdrawals}))
 
     async def _measure(
-        self, seat: Seat, number: int, built: Built, errors: tuple[CaseError, ...]
+        self, handle: JudgeHandle, number: int, built: Built, errors: tuple[CaseError, ...]
     ) -> Verdict:
         """Its verdict beside the incumbent of this moment.
 
         Raises:
             IncumbentWrong: That one failed, or was wrong.
         """
-        judge = seat.unit.judge
+        judge = handle.unit.judge
 
         def work() -> Verdict:
             if best is None:
                 return judge.measure(built, errors)
             return judge.measure(built, errors, best.built, best.id, choice=best.choice)
 
-        async with seat.slot.measure():
+        async with handle.slot.measure():
             best = self.incumbent
             self._observe(Working(number, Step.MEASURE))
-            verdict = await seat.call(work)
-        if isinstance(verdict, Passed) and verdict.versus is not None and self._seats.count > 1:
+            verdict = await handle.call(work)
+        if isinstance(verdict, Passed) and verdict.versus is not None and self._pool.count > 1:
             verdict = replace(verdict, versus=widened(verdict.versus, self._spread))
         return verdict
 

@@ -18,11 +18,11 @@ from kagent.evolve.machine import Unit
 
 T = TypeVar("T")
 
-MOST_AT_A_SEAT = 2
+MOST_PER_JUDGE = 2
 """Candidates at one judge of several: one is timed while the other's constants are built."""
 
 
-class Seat:
+class JudgeHandle:
     """A judge with the thread that calls it, and its turns on the device."""
 
     def __init__(self, unit: Unit, slot: DeviceSlot) -> None:
@@ -40,7 +40,7 @@ class Seat:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-class Seats:
+class JudgePool:
     """The judges that candidates may go to.
 
     Args:
@@ -49,14 +49,14 @@ class Seats:
     """
 
     def __init__(self, home: Unit, slot: DeviceSlot) -> None:
-        self.home = Seat(home, slot)
-        self._others: list[Seat] = []
-        self._dropped: list[Seat] = []
+        self.home = JudgeHandle(home, slot)
+        self._others: list[JudgeHandle] = []
+        self._dropped: list[JudgeHandle] = []
         self._waiting_first = 0
         self._changed = asyncio.Condition()
 
     @property
-    def others(self) -> Sequence[Seat]:
+    def others(self) -> Sequence[JudgeHandle]:
         """All but the home."""
         return tuple(self._others)
 
@@ -67,19 +67,19 @@ class Seats:
 
     def add(self, unit: Unit) -> None:
         """Let candidates go to one more judge."""
-        self._others.append(Seat(unit, DeviceSlot(0, quiet=False)))
+        self._others.append(JudgeHandle(unit, DeviceSlot(0, quiet=False)))
 
-    def drop(self, seat: Seat) -> bool:
+    def drop(self, handle: JudgeHandle) -> bool:
         """Let no candidate go to a judge any more; False for the home, which has to stay."""
-        if seat is self.home:
+        if handle is self.home:
             return False
-        if seat in self._others:  # what is there now ends by itself
-            self._others.remove(seat)
-            self._dropped.append(seat)
+        if handle in self._others:  # what is there now ends by itself
+            self._others.remove(handle)
+            self._dropped.append(handle)
         return True
 
     @asynccontextmanager
-    async def take(self, *, first: bool = False) -> AsyncIterator[Seat]:
+    async def take(self, *, first: bool = False) -> AsyncIterator[JudgeHandle]:
         """A judge with room; among several the one with the fewest candidates.
 
         A single judge has room for all: they take turns on its device in the order of ids.
@@ -93,25 +93,25 @@ class Seats:
                 await self._changed.wait_for(
                     lambda: self._free() is not None and (first or not self._waiting_first)
                 )
-                seat = self._free()
-                assert seat is not None
-                seat.load += 1
+                handle = self._free()
+                assert handle is not None
+                handle.load += 1
         finally:
             self._waiting_first -= first
         try:
-            yield seat
+            yield handle
         finally:
-            seat.load -= 1
+            handle.load -= 1
             async with self._changed:
                 self._changed.notify_all()
 
     def close(self) -> None:
         """Start nothing more at any judge."""
-        for seat in (self.home, *self._others, *self._dropped):
-            seat.close()
+        for handle in (self.home, *self._others, *self._dropped):
+            handle.close()
 
-    def _free(self) -> Seat | None:
+    def _free(self) -> JudgeHandle | None:
         if not self._others:
             return self.home
-        seat = min((self.home, *self._others), key=lambda s: s.load)
-        return seat if seat.load < MOST_AT_A_SEAT else None
+        handle = min((self.home, *self._others), key=lambda s: s.load)
+        return handle if handle.load < MOST_PER_JUDGE else None
