@@ -122,7 +122,7 @@ class Ablator:
         wanted = reverts(self._lineage, winner)
         found = []
         for number, revert in enumerate(wanted, 1):
-            self._say(f"{number} of {len(wanted)}: without {revert.label:.60}")
+            self._say(f"{number} of {len(wanted)}: taking back {revert.label:.60}")
             found.append(self._contribution(revert, winner))
         return Ablation(winner.id, device, tuple(found))
 
