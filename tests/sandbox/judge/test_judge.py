@@ -1,60 +1,23 @@
 import dataclasses
-import random
 
 import pytest
-from judging import BODY, GOOD, HEADER, SLOW, built, compiled, write_task
+from judging import BODY, GOOD, HEADER, SLOW, built, write_task
 from kagent_sandbox.data.build import Contender
-from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
-from kagent_sandbox.device.cpu.backend import CpuBackend
-from kagent_sandbox.device.interface import nothing
 from kagent_sandbox.judge.arena.session import CandidateRejected
 from kagent_sandbox.judge.check import time_budget
 from kagent_sandbox.judge.judge import Judge
+from scripted_clock import ScriptedBackend
 
 SEED = 7
 BASELINES = {"wide": 100.0, "tall": 100.0}
 
 
-class ScriptedClock:
-    """A real launcher that runs everything and tells made-up times: 500 µs, of `SLOW` ten times
-    that, give or take 1 %. What is decided from times then does not depend on the machine's load.
-    """
-
-    def __init__(self, launcher):
-        self._launcher = launcher
-        self._us = {}
-        self._random = random.Random(0)
-
-    def __getattr__(self, name):
-        return getattr(self._launcher, name)
-
-    def prepare(self, key, plan, offsets):
-        slow = any(k.hash == compiled(SLOW)[0] for k in plan.kernels)
-        self._us[key] = 5000.0 if slow else 500.0
-        self._launcher.prepare(key, plan, offsets)
-
-    def sample(self, keys, *, limit_s, observe=nothing):
-        self._launcher.sample(keys, limit_s=limit_s, observe=observe)
-        return self._us[keys[0]] * self._random.uniform(0.99, 1.01)
-
-
-class Backend(CpuBackend):
-    def settle(self):
-        """Flush nothing: times are made up."""
-
-    def ceilings(self, *, again=False):
-        return Ceilings(10.0, 10.0, 10.0, {})
-
-    def launcher(self, arena, **options):
-        return ScriptedClock(super().launcher(arena, **options))
-
-
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory, shared):
     task = load_task(write_task(tmp_path_factory.mktemp("scale")))
-    judge = Judge(task, Backend(), SEED, BASELINES)
+    judge = Judge(task, ScriptedBackend(), SEED, BASELINES)
     yield judge
     judge.close()
 

@@ -9,6 +9,7 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.judge.judge import Judge
+from scripted_clock import ScriptedBackend
 
 SEED = 7
 HEADER = """
@@ -42,7 +43,7 @@ x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="an instruction 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory, shared):
     task = load_task(write_task(tmp_path_factory.mktemp("scale")))
-    judge = Judge(task, CpuBackend(), SEED, {"wide": 100.0, "tall": 100.0})
+    judge = Judge(task, ScriptedBackend(), SEED, {"wide": 100.0, "tall": 100.0})
     yield judge
     judge.close()
 
@@ -127,7 +128,6 @@ def test_what_a_constructor_changes_is_said_of_loading(judge):
 
 
 @x86
-@pytest.mark.alone
 def test_a_timed_plan_is_a_guest_too(judge):
     """Kernels choose by shape: a bad guest may wait for one that no check has."""
     waits = built(judge.task, SEED, kernel("if (rows * cols > 10000) {" + FTZ + "}"))
