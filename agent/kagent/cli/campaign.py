@@ -283,14 +283,16 @@ def _print(folder: Path, campaign: Campaign) -> int:
 
 
 def _export(folder: Path, campaign: Campaign, to: Path) -> None:
-    """Write the winners that are FASTER into a library, each on its own device.
+    """Write the winners that are FASTER into a library, each on its own device. One that is refused
+    there, since it is not FASTER once more, does not keep the others out.
 
     Raises:
-        UserError: There is none, or one was refused; the lines before say why.
+        UserError: All were refused, or an export failed; the lines before say why.
     """
     from kagent.suite.record import RUNS
     from kagent.suite.results import result_of
 
+    asked = written = 0
     for device in campaign.devices:
         found = [
             result_of(folder, campaign, p)
@@ -301,13 +303,16 @@ def _export(folder: Path, campaign: Campaign, to: Path) -> None:
         for p in found:
             if p not in faster:
                 err.print(f"{p.name}: not exported: {p.verdict or 'no winner'}")
-        if not faster:
-            continue
-        runs = [str(folder / RUNS / p.progress.run) for p in faster]
-        words = [sys.executable, "-m", "kagent", "export", *runs, "--to", str(to)]
-        done = subprocess.run([*words, "--device", device], check=False)
-        if done.returncode:
-            raise UserError(f"{to}: the winners on {device} were not exported; see above")
+        for p in faster:
+            run = str(folder / RUNS / p.progress.run)
+            words = [sys.executable, "-m", "kagent", "export", run, "--to", str(to)]
+            done = subprocess.run([*words, "--device", device], check=False)
+            if done.returncode not in (0, UserError.exit_code):
+                raise UserError(f"{to}: {p.name} was not exported; see above")
+            written += not done.returncode
+            asked += 1
+    if asked and not written:
+        raise UserError(f"{to}: no winner was exported; the lines above say why")
 
 
 def _say_resume(sources: Sequence[str], to: Path | None) -> None:

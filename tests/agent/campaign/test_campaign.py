@@ -7,15 +7,19 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from commands import run as run_command
 from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
 from kagent.campaign import running
 from kagent.campaign.record import Campaign, CampaignRun
+from kagent.cli.campaign import _export
 from kagent.runs.store import read_history
 from kagent.suite.problems import Form, Problem
 from kagent.suite.record import ProblemState, Settings, read_record
+from kagent_sandbox.data.verdict import SpeedVerdict
+from kagent_sandbox.errors import UserError
 from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.process_tree import kill_tree
 from running import command
@@ -45,6 +49,40 @@ def verdicts(folder):
         run.name: [e.data["id"] for e in read_history(run)[1].events if e.kind == "recorded"]
         for run in (folder / "runs").iterdir()
     }
+
+
+def test_a_winner_that_is_refused_keeps_no_other_one_out(monkeypatch, tmp_path, capsys):
+    """FASTER in the final race, and not in the race of the export."""
+    problems = [
+        SimpleNamespace(name=n, verdict=v, progress=SimpleNamespace(run=n))
+        for n, v in (
+            ("a", SpeedVerdict.FASTER),
+            ("b", SpeedVerdict.FASTER),
+            ("c", SpeedVerdict.TIE),
+        )
+    ]
+    campaign = SimpleNamespace(
+        devices=["cpu"], problems=problems, runs_of=lambda _: [SimpleNamespace(device="cpu")]
+    )
+    codes = {"a": 2, "b": 0}
+    asked = []
+
+    def export(words, **_):
+        name = next(n for n in codes if str(tmp_path / "runs" / n) in words)
+        asked.append(name)
+        return SimpleNamespace(returncode=codes[name])
+
+    monkeypatch.setattr("kagent.suite.results.result_of", lambda _, __, problem: problem)
+    monkeypatch.setattr("subprocess.run", export)
+    _export(tmp_path, campaign, tmp_path / "lib")
+    assert asked == ["a", "b"]
+    assert "c: not exported: TIE" in capsys.readouterr().err
+    codes["b"] = 2
+    with pytest.raises(UserError, match="no winner was exported"):
+        _export(tmp_path, campaign, tmp_path / "lib")
+    codes["a"] = 5
+    with pytest.raises(UserError, match="a was not exported"):
+        _export(tmp_path, campaign, tmp_path / "lib")
 
 
 @pytest.mark.slow
