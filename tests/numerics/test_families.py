@@ -20,6 +20,7 @@ from kagent_sandbox.judge.check.cases import check_cases
 
 OVER_SEEDS = {
     "adamw",
+    "fp8_linear",
     "gelu_backward",
     "int8_linear",
     "rms_norm",
