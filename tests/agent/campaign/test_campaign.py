@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from commands import run as run_command
-from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
+from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
 from kagent.campaign import running
 from kagent.campaign.record import Campaign, CampaignRun
 from kagent.cli.campaign import _export
@@ -40,7 +40,7 @@ def tasks_in(folder, *names):
         (folder / name).mkdir(parents=True)
         (folder / name / "task.toml").write_text(less.replace('"double"', f'"{name}"', 1))
         (folder / name / "reference.py").write_text(REFERENCE)
-        (folder / name / "cpp_plain.py").write_text(kernel(PARALLEL + PLAIN))
+        (folder / name / "cpp_plain.py").write_text(kernel_of_passes(PARALLEL + PLAIN))
 
 
 def verdicts(folder):
