@@ -99,13 +99,17 @@ def test_a_run_of_something_else_is_not_resumed(task, tmp_path, change, words):
 
 
 def test_the_agent_does_without_torch():
-    """Importing it takes seconds: what talks to the judge, exports and reads runs does not."""
+    """Importing it takes seconds: what talks to the judge, asks, exports and reads does not."""
     modules = [
+        "kagent.asktell.open_asks",
         "kagent.cli",
         "kagent.evolve.session",
         "kagent.export.export",
         "kagent.export.measuring",
         "kagent_sandbox.judge.timing.baselines",
     ]
-    code = f"import sys, {', '.join(modules)}; assert 'torch' not in sys.modules"
+    code = (
+        f"import sys, {', '.join(modules)}; from kagent.asktell.prompt_preview import own_device; "
+        "assert own_device('cpu'); assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,17 +1,17 @@
-"""Facts about the CPU, as far as figures depend on them."""
+"""Facts about the CPU, as far as figures depend on them. Needs no torch."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import os
 import platform
 import subprocess
 from pathlib import Path
 
-import torch
-
 from kagent_sandbox.data.device import DeviceFacts
+from kagent_sandbox.importing import import_file
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -23,7 +23,7 @@ def cpu_facts() -> DeviceFacts:
     name, flags = _model()
     units = usable_cores()
     compiler = _compiler()
-    key = f"{name} [{flags}] x{units}, {compiler}, torch {torch.__version__}"
+    key = f"{name} [{flags}] x{units}, {compiler}, torch {_torch_version()}"
     return DeviceFacts(
         kind="cpu",
         name=name,
@@ -66,6 +66,14 @@ def _compiler() -> str:
     except (OSError, subprocess.SubprocessError):
         return "no g++"
     return f"g++ {run.stdout.strip()}"
+
+
+def _torch_version() -> str:
+    """`torch.__version__`, without the seconds that a process takes to import torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    return str(import_file(Path(spec.origin).with_name("version.py"), "version").__version__)
 
 
 def _memory_bytes() -> int:

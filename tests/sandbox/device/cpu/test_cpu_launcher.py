@@ -33,6 +33,7 @@ from kagent_sandbox.device.cpu.arena import CpuArena
 from kagent_sandbox.device.cpu.backend import CpuBackend, shares
 from kagent_sandbox.device.cpu.ceilings import cached_ceilings
 from kagent_sandbox.device.cpu.entry import ENTRY
+from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.device.cpu.launcher import RequestCost
 from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.errors import MachineError, ToolchainError
@@ -294,6 +295,10 @@ def test_native_code_cannot_set_a_timer_to_wake_itself(launcher, arena):
 
 def test_no_thread_is_started_after_the_first_kernel(launcher):
     assert launcher.threads >= len(os.sched_getaffinity(0))
+
+
+def test_the_cpu_is_known_by_the_version_that_torch_gives_itself():
+    assert cpu_facts().key.endswith(f", torch {torch.__version__}")
 
 
 def test_memory_is_limited(launcher):
