@@ -54,7 +54,7 @@ def how(c: Contribution) -> str:
         return "not measured"
     if c.label == CONTROL:
         return "against itself"
-    where = "taken from the winner" if c.in_place else "where it was made, against its parent"
+    where = "taken from the kernel" if c.in_place else "where it was made, against its parent"
     return f"{where}, a few samples" if c.coarse else where
 
 

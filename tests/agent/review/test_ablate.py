@@ -165,3 +165,4 @@ def test_a_report_shows_it(tmp_path):
         text = render("run", store.manifest, store.history())
     assert "1.200×" in text
     assert "&lt;b&gt;one row" in text
+    assert "taken from the kernel" in text  # who need not have won anything
