@@ -1,0 +1,20 @@
+"""Tasks of training and inference on the device at hand: every GPU seed, every check case."""
+
+import pytest
+from kagent_sandbox.data.task import draw_hidden, load_task
+from seed_cases import SEEDS, arguments, import_seed, outputs, worst_share
+
+pytestmark = pytest.mark.gpu
+
+TASKS = ("adamw", "fp8_linear", "gelu_backward", "int8_linear", "rms_norm", "rms_norm_backward")
+FILES = [f for name in (*TASKS, "softmax_backward") for f in (SEEDS / name).glob("triton_*.py")]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f"{f.parent.name}-{f.stem}")
+def test_seed_is_within_the_contract_on_the_device(file):
+    task, seed = load_task(file.parent), import_seed(file)
+    reference = task.reference()
+    for case in (*task.gpu.check, *draw_hidden(task, "gpu", "check", 7)):
+        given = arguments(task, reference, case, seed=8, device="cuda")
+        results = outputs(task, getattr(seed, task.entry), given)
+        assert worst_share(task, reference, given, results) <= 1, case.name
