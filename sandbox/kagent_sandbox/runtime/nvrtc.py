@@ -134,6 +134,7 @@ def _nvrtc() -> Any:
 
     NVIDIA's own loader looks into this interpreter's site-packages only, not into those of a host
     that a path file names (`make TORCH=host`). It takes a library that is loaded already.
+    NVRTC 13.0 does not look for its built-in functions beside itself: they are loaded, too.
 
     Raises:
         ToolkitMissing: There is no cuda-bindings.
@@ -145,7 +146,8 @@ def _nvrtc() -> Any:
     for folder in wheel_folders():
         for library in sorted(folder.glob("*/lib/libnvrtc.so.*")):
             with contextlib.suppress(OSError):  # a build for another system: the loader decides
-                ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+                for each in (*library.parent.glob("libnvrtc-builtins.so.*"), library):
+                    ctypes.CDLL(str(each), mode=ctypes.RTLD_GLOBAL)
                 return nvrtc
     return nvrtc
 

@@ -6,6 +6,7 @@ The driver's structures are the real ones; its functions are written down.
 import contextlib
 import ctypes
 import importlib
+import os
 import struct
 import sys
 import threading
@@ -156,6 +157,16 @@ def axpy():
 
 def values(x, y):
     return x, y, 3.0, x.numel(), True, 0.5, 1.25, 2.0
+
+
+def test_built_in_functions_are_loaded_with_their_compiler():
+    """NVRTC 13.0, which torch's CUDA build pins, finds them only where the loader looks."""
+    nvrtc.nvrtc_version()
+    with open("/proc/self/maps") as maps:
+        loaded = {line.split()[-1] for line in maps if "libnvrtc" in line}
+    folders = {path.rsplit("/", 1)[0] for path in loaded}
+    builtins = {f"{f}/{n}" for f in folders for n in os.listdir(f) if "builtins.so" in n}
+    assert builtins <= loaded
 
 
 def test_parameters_and_configuration_reach_the_driver(device):
