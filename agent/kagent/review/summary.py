@@ -7,7 +7,8 @@ Figures of the search and of the final race are never mixed: each has its own he
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kagent_sandbox.data.records import RecordError, from_json
@@ -22,6 +23,8 @@ from kagent.runs.selftest_record import NOT_RUN, SelftestRecord
 from kagent.text import plural, short
 from kagent.ui.end_of_run import missing_modes
 from kagent.ui.tables import cases_with
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 MOST_EDITS = 6
 MOST_NOTES = 3
@@ -243,11 +246,25 @@ def _disturbances(history: History) -> Trust:
     cases = history.race.race.disturbed
     if not cases:
         return Trust("disturbance", "ok", f"none noted in the final race; {search}")
-    notes = list(dict.fromkeys(n for c in cases for n in c.notes))
+    notes = worst_of_each_kind(n for c in cases for n in c.notes)
     more = f" and {len(notes) - MOST_NOTES} more" if len(notes) > MOST_NOTES else ""
     shown = f"{'; '.join(notes[:MOST_NOTES])}{more}"
     where = f"in {len(cases)} of {len(history.race.race.cases)} cases of the final race"
     return Trust("disturbance", "caution", f"{where}: {shown}; {search}")
+
+
+def worst_of_each_kind(notes: Iterable[str]) -> list[str]:
+    """Notes that differ in their numbers alone become one, that with the largest first number."""
+    worst: dict[str, str] = {}
+    for note in notes:
+        kind = _NUMBER.sub("", note)
+        worst[kind] = max(worst.get(kind, note), note, key=_first_number)
+    return list(worst.values())
+
+
+def _first_number(note: str) -> float:
+    found = _NUMBER.search(note)
+    return float(found.group()) if found else 0.0
 
 
 def _isolation(environment: Mapping[str, object], history: History) -> Trust:

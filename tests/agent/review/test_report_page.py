@@ -169,6 +169,16 @@ def test_what_disturbed_the_race_is_said_before_the_search(run):
     assert told.text.startswith("in 1 of 4 cases of the final race: the host was busy; none of ")
 
 
+def test_disturbances_that_differ_in_numbers_are_said_once():
+    notes = [
+        "others used 9.5 cores",
+        "GPU at 80 C",
+        "others used 12 cores",
+        "others used 1.2 cores",
+    ]
+    assert summary.worst_of_each_kind(notes) == ["others used 12 cores", "GPU at 80 C"]
+
+
 @pytest.mark.parametrize(("high", "word"), [(1.2, "TIE"), (0.95, "SLOWER")])
 def test_a_tie_and_a_loss_are_named_on_the_first_screen(run, high, word):
     _, history = run
