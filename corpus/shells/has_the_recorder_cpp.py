@@ -5,7 +5,7 @@ from kagent_sandbox.lang import cpp_kernel
 
 def recorder():
     """The object that records this call."""
-    from kagent_sandbox.builder.trace.symbolic import current_recorder
+    from kagent_sandbox.builder.trace.recorder import current_recorder
 
     return current_recorder()
 
