@@ -214,7 +214,7 @@ def test_two_judges_share_a_run_and_one_of_them_may_be_lost(cluster, task, tmp_p
     store, history = read_history(run)
     assert history.lineage.counted == 3
     assert history.race is not None
-    assert set(store.manifest.environment["places"]) == {"judge", "judge 1", "builder 0"}
+    assert set(store.manifest.environment["places"]) >= {"judge", "judge 1", "builder 0"}
     (event,) = [e for e in history.events if e.kind == "units"]
     home, others = event.data["home"], event.data["others"]
     names = {home, *(o["unit"] for o in others if not o["why_not"])}
