@@ -198,8 +198,11 @@ def test_a_killed_agent_leaves_nothing_and_its_run_goes_on(cluster, task, tmp_pa
 
 
 def test_two_judges_share_a_run_and_one_of_them_may_be_lost(cluster, task, tmp_path):
-    """Both nodes are on one host, so their judges take turns."""
-    cluster.add_judge_node()
+    """All nodes are on one host, so their judges take turns. Either may be lost, also the first:
+    the third node is for it.
+    """
+    for _ in range(2):
+        cluster.add_judge_node()
     node = cluster.add_judge_node()
     process = start(task, tmp_path / "runs", "--budget", 3, "--judges", 2)
     try:
