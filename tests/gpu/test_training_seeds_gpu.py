@@ -2,12 +2,11 @@
 
 import pytest
 from kagent_sandbox.data.task import draw_hidden, load_task
-from seed_cases import SEEDS, arguments, import_seed, outputs, worst_share
+from seed_cases import SEEDS, TRAINING_TASKS, arguments, import_seed, outputs, worst_share
 
 pytestmark = pytest.mark.gpu
 
-TASKS = ("adamw", "fp8_linear", "gelu_backward", "int8_linear", "rms_norm", "rms_norm_backward")
-FILES = [f for name in (*TASKS, "softmax_backward") for f in (SEEDS / name).glob("triton_*.py")]
+FILES = [f for name in TRAINING_TASKS for f in (SEEDS / name).glob("triton_*.py")]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f"{f.parent.name}-{f.stem}")

@@ -17,17 +17,7 @@ from kagent.tasks import find_task, seeds_of, task_names
 from kagent_sandbox.data.build import BuildRequest, Built
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.judge.check.cases import check_cases
-
-OVER_SEEDS = {
-    "adamw",
-    "fp8_linear",
-    "gelu_backward",
-    "int8_linear",
-    "rms_norm",
-    "rms_norm_backward",
-    "softmax_backward",
-}
-"""Tasks whose families are edits of their seeds, in the seeds' languages."""
+from seed_cases import TRAINING_TASKS
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +59,7 @@ def test_the_catalogue_is_whole():
         assert set(member.runs) <= set(RUNS)
         assert member.why
     for task in task_names():
-        if task in OVER_SEEDS:
+        if task in TRAINING_TASKS:
             languages = {s.language for s in seeds_of(find_task(task))}
             for language in languages:
                 wrong = [m for m in MEMBERS if m.task == task and m.file.stem.endswith(language)]

@@ -9,6 +9,16 @@ from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.judge.check.numerics import allowed, measure_errors, share
 
 SEEDS = Path(__file__).parents[2] / "seeds"
+TRAINING_TASKS = (
+    "adamw",
+    "fp8_linear",
+    "gelu_backward",
+    "int8_linear",
+    "rms_norm",
+    "rms_norm_backward",
+    "softmax_backward",
+)
+"""Tasks of training and inference, whose families in the corpus are edits of their seeds."""
 
 
 def name_of(path):

@@ -6,24 +6,22 @@ from kagent_sandbox.data.build import BuildRequest, Built
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.task import draw_hidden, load_task
 from kagent_sandbox.judge.interpreter import Interpreted, Interpreter
-from seed_cases import SEEDS, arguments, import_seed, outputs, worst_share
-
-TASKS = (
-    "adamw",
-    "fp8_linear",
-    "gelu_backward",
-    "int8_linear",
-    "rms_norm",
-    "rms_norm_backward",
-    "softmax_backward",
+from seed_cases import (
+    SEEDS,
+    TRAINING_TASKS,
+    arguments,
+    import_seed,
+    outputs,
+    worst_share,
 )
+
 FORWARD = {
     "gelu_backward": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "softmax_backward": lambda x: torch.softmax(x, -1),
 }
 
 
-@pytest.fixture(scope="module", params=TASKS)
+@pytest.fixture(scope="module", params=TRAINING_TASKS)
 def task(request):
     return load_task(SEEDS / request.param)
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 
 from kagent_sandbox.data.verdict import Passed
 
 from kagent.runs.ask import Setting
-from kagent.runs.lineage import Candidate, Lineage, Operator
+from kagent.runs.lineage import Candidate, Lineage, Operator, stderr_of
 from kagent.search.tunables import read_tunables
 from kagent.search.tuner import known_configs
 
 ROOM = 0.01  # share of each case's time that is left to the roofline where there is nothing to gain
-UNSEEN = 0.25  # expected gain that no interval shows, in half-widths of the run's own intervals
+UNSEEN = 0.49  # expected gain that no interval shows, in standard errors of the run's comparisons
 FEWEST = 8  # evaluations before constants are said to be settled
 
 
@@ -29,10 +28,10 @@ def nothing_to_gain(setting: Setting, lineage: Lineage) -> bool:
         return True
     if not set(setting.operators) <= {Operator.TUNE, Operator.RECOMBINE}:
         return False
-    width = _half_width(lineage)
-    if width is None or lineage.counted < FEWEST:
+    stderr = _stderr(lineage)
+    if stderr is None or lineage.counted < FEWEST:
         return False
-    return _expected(setting, lineage) < UNSEEN * width
+    return _expected(setting, lineage) < UNSEEN * stderr
 
 
 def _is_at_the_roofline(incumbent: Candidate) -> bool:
@@ -41,12 +40,12 @@ def _is_at_the_roofline(incumbent: Candidate) -> bool:
     return bool(timings) and all(t.roofline_share > 1 - ROOM for t in timings)
 
 
-def _half_width(lineage: Lineage) -> float | None:
-    """Median half-width of the 95 % intervals of comparisons with an incumbent, of log speed-ups;
-    None before the first one.
+def _stderr(lineage: Lineage) -> float | None:
+    """Median standard error of comparisons with an incumbent, of log speed-ups; None before the
+    first one.
     """
     found = [
-        math.log(v.versus.high / v.versus.low) / 2
+        stderr_of(v.versus)
         for c in lineage
         if isinstance(v := c.verdict, Passed) and v.versus is not None and not v.screened
     ]

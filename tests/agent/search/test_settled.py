@@ -9,7 +9,8 @@ from kagent.runs.lineage import Lineage
 from kagent.search.settled import nothing_to_gain
 from kagent.search.tunables import read_tunables
 from kagent.search.tuner import Tuner
-from made import SEED
+from kagent_sandbox.data.verdict import Comparison
+from made import SEED, child
 from toy import SEEDS, evolution, setting, toy_task
 
 
@@ -35,3 +36,9 @@ def test_at_the_roofline_there_is_nothing_to_gain(tmp_path, share, settled):
     lineage = Lineage([replace(SEED, verdict=replace(SEED.verdict, timings=timings))])
     run = setting(toy_task(tmp_path), ModelProposer)
     assert nothing_to_gain(run, lineage) is settled
+
+
+def test_where_intervals_reach_zero_no_gain_could_be_seen(tmp_path):
+    versus = Comparison("0", 1.1, 0.0, 1.2, 0.9)
+    lineage = Lineage([SEED, *(child(i, 100.0, versus=versus) for i in range(1, 12))])
+    assert nothing_to_gain(setting(toy_task(tmp_path), Tuner), lineage) is True
