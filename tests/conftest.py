@@ -105,7 +105,7 @@ def pytest_runtest_protocol(item, nextitem):
 def _alone(item):
     """Whether nothing else may run meanwhile. What is only skipped disturbs, and needs, nobody."""
     marker = item.get_closest_marker
-    return bool(marker("alone") or marker("gpu")) and not marker("skip")
+    return marker("alone") is not None and not marker("skip")
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 import comparing
 import pytest
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 def test_kernels_make_the_sums_of_torchs_operations():

@@ -7,7 +7,7 @@ import torch
 from kagent_sandbox.data.plan import Fill, Pointer
 from plans import Sketch, cubin, flat
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 GIB = 1 << 30
 
 TOML = """

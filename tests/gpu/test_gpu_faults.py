@@ -12,7 +12,7 @@ from kagent_sandbox.device.interface import LaunchFailed
 from kagent_sandbox.errors import DeviceError, DeviceWedged
 from plans import Sketch, cubin, flat
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 SOURCE = """
 extern "C" __global__ void illegal(int* y) { *(int*)((char*)y + (1ull << 45)) = 1; }

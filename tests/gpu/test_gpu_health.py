@@ -12,7 +12,7 @@ from kagent_sandbox.data.verdict import Rejected, Status
 from kagent_sandbox.errors import DeviceError, DeviceWedged
 from test_gpu_judge import REFERENCE, SEED, TASK, build, source
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 LOAD = "        x = tl.load(x_ptr + row * step + at, mask=at < columns)\n"
 ENDLESS = source().replace(

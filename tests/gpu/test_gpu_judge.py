@@ -3,7 +3,7 @@
 import pytest
 from kagent_sandbox.data.verdict import Passed, Rejected, Status
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 SEED = 5
 TASK = """
 name = "double"

@@ -20,7 +20,7 @@ from kagent_sandbox.data.plan import (
 from kagent_sandbox.device.interface import LaunchFailed
 from plans import Sketch, cubin, flat, matrix
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 N = 1 << 20
 LIMIT = {"limit_s": 20.0}
 

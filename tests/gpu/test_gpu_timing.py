@@ -7,7 +7,7 @@ from kagent_sandbox.data.verdict import Passed, Rejected
 from plans import Sketch, cubin, flat
 from test_gpu_judge import REFERENCE, TASK, build, source
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 MIB = 1 << 20
 READ = """
 extern "C" __global__ void read(const float4* x, float* y, long long n) {
