@@ -1,6 +1,6 @@
 """Inputs that tasks have in common: what reference.py may import for its `inputs`.
 
-    from kagent_sandbox.draws import draw_as_counted, draw_index, offsets, segments
+    from kagent_sandbox.draws import draw_as_counted, draw_attention, draw_index, offsets, segments
 
 An exported library has these functions in its copy of reference.py.
 """
@@ -97,6 +97,70 @@ def draw_as_counted(
     position = torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float64)
     found = torch.searchsorted(ends, position * ends[-1], right=True)
     return found.clamp_(max=max(i for i, n in enumerate(counts) if n))
+
+
+def draw_attention(
+    kind: str,
+    queries: Sequence[int],
+    key_heads: int,
+    scale: float,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw queries, keys and values of self-attention.
+
+    Args:
+        kind: "normal"; "shifted": a constant is added to every key, which moves all scores of a row
+            by the same large amount; "sunk": that, and queries so low that scores are about -200;
+            "mixed": each head of keys is normal, has scores that rise or fall by 16 from key to
+            key, or scores about 10000 below the others in half of the keys, which are a window or
+            every other block, never the first key.
+        queries: Shape of the queries: batch B, heads H, sequence length S, head dimension D.
+        key_heads: Heads of keys and values, Hkv; H is a multiple.
+        scale: Deviation of the normal distribution.
+        dtype: Of the results.
+        generator: The source of chance.
+        device: Where the results are.
+
+    Returns:
+        q: [B, H, S, D], k: [B, Hkv, S, D] and v: [B, Hkv, S, D].
+
+    Raises:
+        ValueError: An unknown kind.
+    """
+    kinds = ("normal", "shifted", "sunk", "mixed")
+    if kind not in kinds:
+        raise ValueError(f"no attention of kind {kind!r}: expected one of {', '.join(kinds)}")
+    b, h, s, d = queries
+
+    def draw(heads: int, shift: float = 0.0) -> torch.Tensor:
+        x = torch.empty(b, heads, s, d, dtype=dtype, device=device)
+        return x.normal_(shift, scale, generator=generator)
+
+    q = draw(h, -3.0 if kind == "sunk" else 0.0)
+    k = draw(key_heads, 8.0 if kind in ("shifted", "sunk") else 0.0)
+    v = draw(key_heads)
+    if kind != "mixed":
+        return q, k, v
+
+    def whole(most: int) -> torch.Tensor:
+        return torch.randint(most, (b, key_heads, 1), generator=generator, device=device)
+
+    # The last dimension lifts or lowers all scores of a key. In the first one, every further
+    # addition of a chain would be rounded as a large number's.
+    lift = 64.0
+    q[..., -1] = lift
+    of_head, start, block = whole(5), whole(s), whole(5)
+    key = torch.arange(s, device=device)
+    ramp = torch.linspace(-8.0, 8.0, s, device=device)
+    score = torch.where(of_head == 1, ramp, 0.0) + torch.where(of_head == 2, -ramp, 0.0)
+    window = (key - start) % s < s // 2
+    blocks = (key >> (block + 3)) % 2 == 1
+    hidden = ((of_head == 3) & window) | ((of_head == 4) & blocks)
+    hidden[..., 0] = False
+    k[..., -1] = (score.masked_fill(hidden, -1e4) * (math.sqrt(d) / lift)).to(dtype)
+    return q, k, v
 
 
 def offsets(

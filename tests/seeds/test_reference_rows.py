@@ -8,7 +8,14 @@ from kagent_sandbox.judge.check.inputs import InputSampler
 
 TASKS = [
     *("softmax", "gelu", "attention", "cross_entropy", "linear_cross_entropy"),
-    *("adamw", "gelu_backward", "rms_norm", "rms_norm_backward", "softmax_backward"),
+    *(
+        "adamw",
+        "attention_train",
+        "gelu_backward",
+        "rms_norm",
+        "rms_norm_backward",
+        "softmax_backward",
+    ),
 ]
 CPU = torch.device("cpu")
 
