@@ -37,6 +37,25 @@ def folders(own: Path | None) -> list[Path]:
     return found
 
 
+class _CompiledTemplates(jinja2.BytecodeCache):
+    """Compiled templates of this process. Jinja compiles what was changed anew."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, bytes] = {}
+
+    def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+        """Fill the bucket with what was compiled before, if there is anything."""
+        if bucket.key in self._kept:
+            bucket.bytecode_from_string(self._kept[bucket.key])
+
+    def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+        """Keep what was compiled."""
+        self._kept[bucket.key] = bucket.bytecode_to_string()
+
+
+_compiled = _CompiledTemplates()
+
+
 class Templates:
     """The templates of some folders; those of later folders replace earlier ones."""
 
@@ -47,6 +66,7 @@ class Templates:
             autoescape=False,  # noqa: S701 - prompts are text, not HTML
             trim_blocks=True,
             lstrip_blocks=True,
+            bytecode_cache=_compiled,
         )
         self._environment.filters["fenced"] = fenced
 

@@ -127,10 +127,9 @@ def test_every_task_has_a_first_prompt_without_measurements(name, target):
     kind = "cpu" if target == "cpu" else "gpu"
     setting = Setting(task, kind, target, 50, 0, 4, tuple(TEMPLATES))
     ask = first_brief(setting, seeds_for(task, kind, "any"))
+    prompter = Prompter(task, kind, target, RunFacts())
     for operator in (Operator.STRUCTURE, Operator.REWRITE, Operator.CROSSOVER, Operator.TUNE):
-        written = Prompter(task, kind, target, RunFacts()).write(
-            dataclasses.replace(ask, operator=operator)
-        )
+        written = prompter.write(dataclasses.replace(ask, operator=operator))
         assert "not measured yet" in written.user
         assert task.signature in written.system
         sources = [c.proposal.source for c in ask.lineage]

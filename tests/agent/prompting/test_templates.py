@@ -45,6 +45,12 @@ def test_single_files_are_replaced_and_the_rest_is_kagents_own(tmp_path):
     assert "mine" in mine.cards
 
 
+def test_a_template_that_was_changed_is_read_anew(tmp_path):
+    for text in ("before", "after"):
+        (tmp_path / "structure.md.j2").write_text(text)
+        assert prompter(tmp_path).write(h100.ask()).user == f"{text}\n"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
