@@ -203,10 +203,18 @@ def _compilers() -> list[Finding]:
         try:
             with Builder(1) as builder:
                 for kind in _LANGUAGES:
-                    found += _tried(kind, load_task(folder), builder)
+                    found += _of_kind(kind, load_task(folder), builder)
         except KagentError as e:
-            found.append(Finding(Level.BROKEN, "builder or judge", str(e)))
+            found.append(Finding(Level.BROKEN, "builder", str(e)))
     return found
+
+
+def _of_kind(kind: Kind, task: Task, builder: Builder) -> Iterator[Finding]:
+    """As `_tried`. An error says nothing of the other kind's compilers: it is a finding."""
+    try:
+        yield from _tried(kind, task, builder)
+    except KagentError as e:
+        yield Finding(Level.BROKEN, f"builder or judge ({kind.upper()})", str(e))
 
 
 def _tried(kind: Kind, task: Task, builder: Builder) -> Iterator[Finding]:

@@ -31,6 +31,20 @@ def test_every_language_is_compiled_in_confinement(found):
     assert "kernel against itself" in found["clock (CPU)"].text
 
 
+def test_a_compiler_that_is_missing_hides_no_other_line(monkeypatch):
+    whole = doctor._tried
+
+    def without_gpp(kind, task, builder):
+        if kind == "cpu":
+            raise ToolchainError("g++ is not to be found")
+        yield from whole(kind, task, builder)
+
+    monkeypatch.setattr(doctor, "_tried", without_gpp)
+    found = {f.name: f for f in doctor._compilers()}
+    assert found["builder or judge (CPU)"].level is Level.BROKEN
+    assert {"Triton", "CUDA (NVRTC)"} <= found.keys()
+
+
 def test_isolation_is_what_was_observed(found):
     seen = probe()
     assert f"tier {seen.isolation.tier}" in found["isolation"].text

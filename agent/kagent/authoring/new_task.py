@@ -53,6 +53,8 @@ MANY_ARGUMENTS = 12
 """Number of tensors from which on the sizes of a module's parameters stay as in the example."""
 CHECK_ELEMENTS, CHECK_WORK = 6e4, 2e7
 """Elements and operations of a check case, about: a case takes milliseconds on a CPU."""
+MOST_GROWN = 4.0**5
+"""Times that a first case that cannot be one is made larger, at most: seconds on a CPU."""
 LARGE_ELEMENTS, LARGE_WORK = 1e6, 3e8
 """Elements and operations of the larger check cases for GPUs."""
 BENCH_ELEMENTS, BENCH_WORK = 3e6, 1e8
@@ -293,16 +295,14 @@ def make_draft(room: Room) -> TaskDraft:
     found = room.trace
     dtype = plain(case_dtype(found))
     cpu_dtype = "float32" if case_dtype(found) in HALVES else dtype
-    small = _shrunk(room, CHECK_ELEMENTS, CHECK_WORK)
-    first = DraftCase(small, cpu_dtype)
+    first = DraftCase(_shrunk(room, CHECK_ELEMENTS, CHECK_WORK), cpu_dtype)
     draft = TaskDraft(
         found, DraftKind((first,), (first,)), DraftKind((first,), (first,)), rows=_ROWS
     )
     with written(draft) as folder:
         trials = Trials(draft, folder)
-        tried = trials.case(first, "trial")
-        if tried.why:
-            raise AuthoringError(f"its own example cannot be a case: {tried.why}")
+        room, first = _usable(room, trials, first)
+        small = first.sizes
         rows = _row_kinds(draft, trials, first)
         nonfinite = bool(rows) and not draft.matrix and _takes_nonfinite(trials, first)
         draft = draft.with_(rows=rows, nonfinite=nonfinite)
@@ -350,6 +350,29 @@ def make_draft(room: Room) -> TaskDraft:
 
 MOST_FLOOR = 512.0
 """Machine epsilons of a tolerance, at most."""
+
+
+def _usable(room: Room, trials: Trials, first: DraftCase) -> tuple[Room, DraftCase]:
+    """The smallest case that can be one, `first` or a larger one. Where it is larger, the room
+    begins at its sizes: a batch normalisation of few elements, for one, amplifies rounding.
+
+    Raises:
+        AuthoringError: None can be, up to the example's own sizes.
+    """
+    tried = trials.case(first, "trial")
+    grown = 1.0
+    while tried.why and grown < MOST_GROWN and dict(first.sizes) != room.trace.dims:
+        grown *= 4
+        sizes = _shrunk(room, CHECK_ELEMENTS * grown, CHECK_WORK * grown)
+        if sizes == first.sizes:
+            continue
+        first = replace(first, sizes=sizes)
+        tried = trials.case(first, f"trial_{grown:g}")
+        if not tried.why:
+            room = replace(room, least=sizes)
+    if tried.why:
+        raise AuthoringError(f"its own example cannot be a case: {tried.why}")
+    return room, first
 
 
 def _shrunk(room: Room, elements: float, work: float) -> Sizes:

@@ -117,9 +117,13 @@ def runs_table(rows: Sequence[RunRow]) -> TextTable:
 
 
 def spent_line(campaign: Campaign, rows: Sequence[RunRow]) -> str:
-    """'12 of 20 evaluations, 1:20 of 5:00, $0.20 of $1.00'."""
+    """'12 of 20 evaluations, 1:20 of 5:00, $0.20 of $1.00'. A campaign that was resumed with less
+    than it had used says that no more is spent.
+    """
     given = campaign.settings
-    parts = [f"{sum(r.evaluated for r in rows)} of {given.budget} evaluations"]
+    used = sum(r.evaluated for r in rows)
+    over = f"{used} evaluations (the budget is {given.budget} now: no more are made)"
+    parts = [over if used > given.budget else f"{used} of {given.budget} evaluations"]
     limit = "" if given.max_time is None else f" of {clock(given.max_time)}"
     parts.append(f"{clock(campaign.seconds)}{limit}")
     dollars = sum(r.dollars for r in rows)

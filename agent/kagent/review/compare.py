@@ -65,20 +65,19 @@ def diff_view(
         Text(f"{after.proposal.hypothesis}\n", "dim"),
         styled_diff(before, after) if before.proposal.source != after.proposal.source
         else Text("the sources are the same"),
-        Text(),
     ]  # fmt: skip
     for candidate, name in zip((before, after), names, strict=True):
         if isinstance(candidate.verdict, Rejected):
-            parts.append(rejected_text(name, candidate.verdict))
+            parts += [Text(), rejected_text(name, candidate.verdict)]
     race = _raced_beside(history, before, after)
     if race is not None:
-        parts += [_race_table(race, before, after, names, matrix=matrix), Text()]
+        parts += [Text(), _race_table(race, before, after, names, matrix=matrix)]
     found = searched(history.lineage, before, after)
     if found is not None:
-        parts += [_search_table(found, names), Text()]
+        parts += [Text(), _search_table(found, names)]
         kernels = _kernels(before, after)
         if kernels:
-            parts.append(_kernel_table(kernels))
+            parts += [Text(), _kernel_table(kernels)]
     return Group(*parts)
 
 

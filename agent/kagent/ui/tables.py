@@ -85,8 +85,8 @@ def failures_text(name: str, failed: Sequence[Rejected]) -> RenderableType:
         numbers, _, place = each.message.partition(" (torch's own ")
         _, _, got = place.partition("]: ")
         table.add_row(each.case or "", f"{what}{numbers}" + (f"; {got}" if got else ""))
-    count = Text(f"{name}: {len(failed)} cases failed", "bold red")
-    return Group(rejected_text(name, first), Text(), table, count)
+    count = f"{name}: {len(failed)} cases failed: the first in full, {len(others)} in the table"
+    return Group(rejected_text(name, first), Text(), table, Text(count, "bold red"))
 
 
 def task_check_text(name: str, found: Iterable[TaskCheck]) -> Text:

@@ -1,5 +1,7 @@
 """Tasks made of PyTorch code: everything but the check's own process is real."""
 
+import math
+
 import kagent
 import pytest
 import torch
@@ -11,7 +13,7 @@ from kagent.authoring.draft_toml import task_toml
 from kagent.authoring.drawing import observed, recorded
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.kernelbench import problem_files, read_problem
-from kagent.authoring.new_task import find_room, make_task, parse_vary
+from kagent.authoring.new_task import find_room, make_draft, make_task, parse_vary
 from kagent.authoring.operation import make_operation
 from kagent.authoring.sizes import Room
 from kagent.authoring.trace import trace
@@ -93,6 +95,27 @@ def test_a_module_becomes_a_sound_task(tmp_path, in_process):
     assert {c.inputs for c in task.cpu.check} >= {"normal", "mixed", "spiked"}
     with pytest.raises(UserError, match="it is there already"):
         make_task(operation, tmp_path / "t")
+
+
+class Deep(nn.Module):
+    """Normalises each channel again and again: over two elements, that amplifies rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(part for _ in range(6) for part in (nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU()))
+        )
+
+    def forward(self, x):
+        return self.layers(F.avg_pool2d(x, 16))
+
+
+def test_what_amplifies_rounding_at_small_sizes_begins_at_larger_ones():
+    torch.manual_seed(0)
+    room = find_room(make_operation(Deep, torch.randn(64, 8, 32, 32)))
+    draft = make_draft(room)
+    cases = [c.sizes for kind in (draft.cpu, draft.gpu) for c in (*kind.check, *kind.bench)]
+    assert min(math.prod(s.values()) for s in cases) > math.prod(room.least.values())
 
 
 def test_shapes_are_formulas_and_equalities_are_kept():

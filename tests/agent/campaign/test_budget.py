@@ -8,6 +8,7 @@ from commands import stored_run
 from kagent.campaign.budget import BudgetUsed, Next, gain_per_cost, gain_since, next_slice
 from kagent.campaign.exchange import Migrant, accept, elite_of, finalists_of, offered
 from kagent.campaign.record import Campaign, CampaignRun, Slice
+from kagent.campaign.view import RunRow, spent_line
 from kagent.runs.lineage import Operator
 from kagent.runs.store import RunStore, read_history
 from kagent.suite.problems import Form, Problem
@@ -156,3 +157,10 @@ def test_finalists_of_all_runs_race_each_text_once(tmp_path):
     assert len({e.source for e in found}) == len(found)
     assert found[0].source == history.lineage.incumbent.proposal.source
     assert isinstance(elite_of("a", history, history.lineage.incumbent), Migrant)
+
+
+def test_a_budget_that_was_lowered_below_what_was_used_says_so():
+    rows = [RunRow(run("a"), evaluated=4), RunRow(run("b"), evaluated=2)]
+    assert spent_line(campaign(budget=6), rows).startswith("6 of 6 evaluations, ")
+    lowered = spent_line(campaign(budget=5), rows)
+    assert lowered.startswith("6 evaluations (the budget is 5 now: no more are made), ")

@@ -42,6 +42,9 @@ def test_a_diff_has_source_ratios_and_compiled_code(history):
     text = shown(compare.diff_view(history, lineage[5], lineage[9], matrix=False))
     assert "#9 cuda_wide_accesses is 0.998× (95 %: 0.992–1.004) as fast as #5" in text
     assert " ms" not in text  # times of different moments do not compare
+    lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
+    assert lines[-1]  # no empty line at the end
+    assert ["", ""] not in [lines[i : i + 2] for i in range(len(lines))]
 
 
 @pytest.mark.parametrize(("one", "other"), [(5, 9), (9, 14)])

@@ -161,5 +161,6 @@ def test_the_first_failure_is_told_in_full_and_others_in_a_line_each():
     assert lines[1].startswith("result y: worst row is 7, allowed 1 (torch's own 0.5")
     assert "two          result y: worst row is 8, allowed 1; expected 1, got 8" in lines[-3]
     assert "TIMEOUT: slow" in lines[-2]
-    assert lines[-1].strip() == "mine.py: 3 cases failed"
+    end = "mine.py: 3 cases failed: the first in full, 2 in the table"
+    assert lines[-1].strip() == end
     assert "failed" not in rendered(tables.failures_text("mine.py", failed[:1]), 120)[-1]
