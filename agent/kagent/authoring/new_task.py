@@ -302,7 +302,7 @@ def make_draft(room: Room) -> TaskDraft:
     with written(draft) as folder:
         trials = Trials(draft, folder)
         room, first = _usable(room, trials, first)
-        small = first.sizes
+        small = dict(first.sizes)
         rows = _row_kinds(draft, trials, first)
         nonfinite = bool(rows) and not draft.matrix and _takes_nonfinite(trials, first)
         draft = draft.with_(rows=rows, nonfinite=nonfinite)

@@ -30,6 +30,7 @@ from kagent_sandbox.data.verdict import CaseError, Passed, Rejected, Status
 from kagent_sandbox.device.table import available, device_for
 from kagent_sandbox.errors import ChildDied, KagentError, MachineError, UserError
 from kagent_sandbox.judge.client import JudgeClient
+from kagent_sandbox.judge.judge_process import JudgeProcess
 from kagent_sandbox.judge.timing.noise import Noise
 
 from kagent.candidate_file import DEFAULT_TARGET
@@ -73,6 +74,9 @@ class SelftestEvaluator:
         self._secret = secrets.randbits(62)
         self._stack = contextlib.ExitStack()
         self._attempts: set[Bait] = set()
+        self._opening: set[JudgeProcess] = set()
+        self._ending = False
+        self._opening_lock = threading.Lock()
         self._judges = _Started(self._new_judge)
         self._interpreters = _Started(self._new_interpreter)
         self._tasks: dict[Path, Task] = {}
@@ -89,6 +93,7 @@ class SelftestEvaluator:
             # More than are built at once, which is the builder's to see to: some start judges.
             self._threads = ThreadPoolExecutor(self._jobs + _STARTERS, "build")
             self._stack.callback(self._threads.shutdown)
+            self._stack.callback(self._stop_opening)
             confinement = builder_confinement(tier=self._asked_for)
             builder = Builder(self._jobs, confinement=confinement, take_turns=False)
             self._builder = self._stack.enter_context(builder)
@@ -269,16 +274,37 @@ class SelftestEvaluator:
         return self._interpreters.get(task)
 
     def _new_judge(self, key: tuple[Path, Kind]) -> JudgeClient:
-        (task, kind), timeout_scale, tier = key, self.timeout_scale, self._asked_for
-        return JudgeClient(
-            task,
-            device_for(kind),
-            self._secret,
-            timeout_scale=timeout_scale,
-            eager_only=True,
-            tier=tier,
-            take_turns=False,
-        )
+        (task, kind), timeout_scale = key, self.timeout_scale
+        device, opening = device_for(kind), list[JudgeProcess]()
+
+        def connect() -> JudgeProcess:
+            with self._opening_lock:
+                if self._ending:
+                    raise MachineError("the selftest has ended: no judge is started any more")
+                link = JudgeProcess(device, tier=self._asked_for, take_turns=False)
+                self._opening.add(link)
+            opening.append(link)
+            return link
+
+        try:
+            return JudgeClient(
+                task,
+                device,
+                self._secret,
+                timeout_scale=timeout_scale,
+                eager_only=True,
+                connect=connect,
+            )
+        finally:
+            with self._opening_lock:
+                self._opening.difference_update(opening)
+
+    def _stop_opening(self) -> None:
+        """Have judges that are being started end at once: nobody will ask them."""
+        with self._opening_lock:
+            self._ending = True
+            for link in self._opening:
+                link.kill()
 
     def _new_interpreter(self, task: Path) -> Interpreter:
         from kagent_sandbox.judge.interpreter import Interpreter

@@ -556,3 +556,24 @@ def test_doctor_shows_it():
         "digest abcd; noise: a 301 µs kernel against itself: 1.0120×, single pairs of blocks "
         "differ by 2.0%; intervals widened 3.1×"
     )
+
+
+def test_judges_that_are_being_started_at_the_end_are_not_waited_for(monkeypatch, shared):
+    # A server that answers nobody: without a kill it would be there for a minute.
+    monkeypatch.setattr(judge_process, "_SERVER", ("-c", "import time; time.sleep(60)"))
+    links = []
+
+    class Listed(JudgeProcess):
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more)
+            links.append(self)
+
+    monkeypatch.setattr(evaluator, "JudgeProcess", Listed)
+    with SelftestEvaluator(1, "token") as started:
+        monkeypatch.setattr(started, "_timeout_scale", 1.0)
+        asked = started._threads.submit(started.judge, corpus_folder() / "tasks" / "rows", "cpu")
+        while not links:
+            assert not asked.done()
+            time.sleep(0.01)
+    assert isinstance(asked.exception(), ChildDied)
+    assert links[0]._process.returncode == -signal.SIGKILL
