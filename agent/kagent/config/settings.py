@@ -127,6 +127,9 @@ class Config(BaseSettings):
         None, description="wall clock of the search, the final race not counted: 90s, 8m, 1h30m"
     )
     race_time: Seconds = Field(60.0, description="wall clock of a CPU's race while it is not clear")
+    cluster_wait: Seconds = Field(
+        300.0, description="wall clock in which a judge or builder on a cluster must have started"
+    )
     max_cost: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="dollars that the run may cost"
     )

@@ -93,4 +93,4 @@ def fleet_of(config: Config) -> Fleet:
                 "give --on ray, too; on this machine --device chooses"
             )
         return LocalFleet()
-    return RayFleet(config.on, config.isolation, config.accelerator)
+    return RayFleet(config.on, config.isolation, config.cluster_wait, config.accelerator)

@@ -17,7 +17,7 @@ from kagent_sandbox.errors import MachineError
 from kagent_sandbox.judge.packing import Header, unpack_unread
 from kagent_sandbox.judge.protocol import ERRORS
 
-from kagent.fleet.ray_judge import START_S, alive
+from kagent.fleet.ray_judge import LONGER, alive
 from kagent.fleet.worker import BuiltWords
 
 TRIES = 3
@@ -36,6 +36,7 @@ class RayBuilder:
         actors: The workers' handles.
         same: Versions that a worker must have, by package.
         say: Is told of workers that are lost.
+        wait_s: Seconds in which a worker that was lost must have come back.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class RayBuilder:
         actors: Sequence[Any],
         same: Mapping[str, str],
         say: Callable[[str], None],
+        wait_s: float,
     ) -> None:
         self._ray = ray
         self._same = same
         self._say = say
+        self._wait_s = wait_s
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for actor in actors:
             self._free.put(actor)
@@ -80,11 +83,11 @@ class RayBuilder:
         """A worker's answer; None if it was lost."""
         ray = self._ray
         try:
-            actor = self._free.get(timeout=START_S)
+            actor = self._free.get(timeout=self._wait_s)
         except queue.Empty:
             raise MachineError(
-                f"no builder has come back on the Ray cluster within {START_S:.0f} s: ray status "
-                "says what is taken. What is recorded is kept: resume the run then"
+                f"no builder has come back on the Ray cluster within {self._wait_s:.0f} s. What is "
+                f"recorded is kept: resume the run then. {LONGER}"
             ) from None
         asked = actor.build.remote(to_json(request))
         try:
@@ -101,7 +104,7 @@ class RayBuilder:
     def _revive(self, actor: Any) -> None:
         """Use a worker again once Ray has restarted it."""
         try:
-            found = alive(self._ray, actor, "a builder", self._say)
+            found = alive(self._ray, actor, "a builder", self._say, self._wait_s)
             require_same(found, self._same)
         except MachineError as e:
             self._say(f"one builder less: {e}")

@@ -41,13 +41,18 @@ class RayFleet:
     Args:
         on: "ray" or "ray://HOST[:PORT]".
         isolation: Tier to require, or "auto".
+        wait_s: Seconds in which a worker must have started, anew too: nodes are added, or come
+            back.
         accelerator: Type of the GPU to judge on, as Ray labels nodes: "H100"; None: any;
             "cpu": none.
     """
 
-    def __init__(self, on: str, isolation: str, accelerator: str | None = None) -> None:
+    def __init__(
+        self, on: str, isolation: str, wait_s: float, accelerator: str | None = None
+    ) -> None:
         self._on = on
         self._isolation = isolation
+        self._wait_s = wait_s
         self._accelerator = accelerator
 
     def has(self, kind: Kind) -> bool:
@@ -85,7 +90,7 @@ class RayFleet:
             judge_workers = self._judge_workers(ray, kind, there, jobs, judges)
             workers += judge_workers
             hosts = {
-                "judge" if not i else f"judge {i}": alive(ray, worker, "a judge", say)
+                "judge" if not i else f"judge {i}": alive(ray, worker, "a judge", say, self._wait_s)
                 for i, worker in enumerate(judge_workers)
             }
             builders = self._build_workers(ray, there, jobs)
@@ -94,7 +99,7 @@ class RayFleet:
             for found in hosts.values():
                 require_same(found, same)
             for number, worker in enumerate(builders):
-                found = alive(ray, worker, "a builder", say)
+                found = alive(ray, worker, "a builder", say, self._wait_s)
                 require_same(found, same)
                 hosts[f"builder {number}"] = found
             say("trying the isolation")
@@ -111,14 +116,14 @@ class RayFleet:
                         device_for(kind),
                         secret,
                         race_s=race_s,
-                        connect=partial(RayLink, ray, worker, files, say),
+                        connect=partial(RayLink, ray, worker, files, say, self._wait_s),
                     )
                 )
                 for worker in judge_workers
             )
             tiers = [Tier(_ok(ray.get(b.isolation.remote()))) for b in builders]
             yield Station(
-                builder=RayBuilder(ray, builders, same, say),
+                builder=RayBuilder(ray, builders, same, say, self._wait_s),
                 judge=judge,
                 jobs=len(builders),
                 quiet=False,  # builders on the judge's host make way for it: `DeviceLock`

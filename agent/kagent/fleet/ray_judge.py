@@ -12,40 +12,40 @@ from kagent_sandbox.judge.protocol import ERRORS
 
 Say = Callable[[str], None]
 
-START_S = 600.0
-"""Seconds in which a worker must have started, anew too: nodes are added, or come back."""
+LONGER = "ray status says what is taken; KAGENT_CLUSTER_WAIT=20m waits longer"
+"""The remedy where a cluster has no room."""
 LOOK_S = 2.0
 """Seconds between looks at a worker that works."""
 DEAF_S = 30.0
 """Seconds without an answer to a look, after which a worker is taken for stopped."""
 
 
-def alive(ray: ModuleType, actor: Any, what: str, say: Say) -> dict[str, Any]:
+def alive(ray: ModuleType, actor: Any, what: str, say: Say, wait_s: float) -> dict[str, Any]:
     """Facts of a worker that is up. A worker that was lost comes back elsewhere.
 
     Args:
         ray: The module.
         actor: The worker's handle.
         what: What is waited for, such as "a judge".
-        say: Is told what the wait is for.
+        say: Is told what the wait is for, and how long it may be.
+        wait_s: Seconds after which it is given up.
 
     Raises:
         MachineError: It does not come up.
     """
-    told, deadline = False, time.monotonic() + START_S
+    told, deadline = False, time.monotonic() + wait_s
     problem = "no node has room for it"
     while time.monotonic() < deadline:
         ask = actor.describe.remote()
         try:
             while not (done := ray.wait([ask], timeout=LOOK_S)[0]) and time.monotonic() < deadline:
-                if not told:
-                    say(f"waiting for {what} to start on the cluster")
-                    told = True
+                told = told or _tell_of_wait(what, say, wait_s)
             if done:
                 found: dict[str, Any] = ray.get(ask)
                 return found
         except ray.exceptions.ActorUnavailableError as e:
             problem = str(e).splitlines()[0]
+            told = told or _tell_of_wait(what, say, wait_s)
             time.sleep(0.5)
         except ray.exceptions.RayActorError as e:
             raise MachineError(
@@ -55,9 +55,14 @@ def alive(ray: ModuleType, actor: Any, what: str, say: Say) -> dict[str, Any]:
     have = ray.available_resources()
     free = ", ".join(f"{have.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
     raise MachineError(
-        f"{what} has not started on the Ray cluster within {START_S:.0f} s ({problem[:300]}); free "
-        f"there: {free}. ray status says what is taken"
+        f"{what} has not started on the Ray cluster within {wait_s:.0f} s ({problem[:300]}); free "
+        f"there: {free}. {LONGER}"
     )
+
+
+def _tell_of_wait(what: str, say: Say, wait_s: float) -> bool:
+    say(f"waiting for {what} to start on the cluster, {wait_s:.0f} s at most: {LONGER}")
+    return True
 
 
 class RayLink:
@@ -68,13 +73,22 @@ class RayLink:
         actor: The worker's handle.
         files: The task's, by name.
         say: Is told who has the device while the judge waits for it.
+        wait_s: Seconds in which the worker must have started, anew too.
     """
 
-    def __init__(self, ray: ModuleType, actor: Any, files: Mapping[str, bytes], say: Say) -> None:
+    def __init__(
+        self,
+        ray: ModuleType,
+        actor: Any,
+        files: Mapping[str, bytes],
+        say: Say,
+        wait_s: float,
+    ) -> None:
         self._ray = ray
         self._actor = actor
         self._files = files
         self._say = say
+        self._wait_s = wait_s
         self.pid = 0
 
     def ask(
@@ -88,7 +102,7 @@ class RayLink:
         to decide, with a new judge.
         """
         if verb == "open":
-            alive(self._ray, self._actor, "a judge", self._say)
+            alive(self._ray, self._actor, "a judge", self._say, self._wait_s)
             answer = self._get(self._actor.open.remote(self._files, request), on_progress)
             self.pid = int(answer.get("pid", 0))
         else:

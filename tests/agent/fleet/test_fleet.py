@@ -11,12 +11,12 @@ import pytest
 from commands import run
 from kagent.config.settings import load_config
 from kagent.evolve.session import kind_here
-from kagent.fleet import ray_builders, ray_cluster, ray_judge
+from kagent.fleet import ray_cluster
 from kagent.fleet.fleet import LocalFleet, fleet_of
 from kagent.fleet.ray_builders import RayBuilder, read_built, require_same
 from kagent.fleet.ray_cluster import Node, client_address
 from kagent.fleet.ray_fleet import RayFleet, judge_cpus
-from kagent.fleet.ray_judge import RayLink, alive
+from kagent.fleet.ray_judge import LONGER, RayLink, alive
 from kagent.fleet.slurm import on_ray
 from kagent.fleet.worker import task_folder
 from kagent_sandbox.data.build import BuildRequest
@@ -80,7 +80,7 @@ def test_a_candidate_whose_builder_is_lost_is_built_by_another():
         said.append(text)
 
     first = Actor(build=[Lost("gone"), REJECTED], describe=[Unavailable("not yet"), UP])
-    builder = RayBuilder(fake_ray(), [first], {"torch": "2"}, say)
+    builder = RayBuilder(fake_ray(), [first], {"torch": "2"}, say, 9.0)
     builder._revive = lambda actor: (RayBuilder._revive(builder, actor), revived.set())
     assert builder.build(REQUEST).message == "no"
     assert revived.wait(10)
@@ -93,15 +93,14 @@ def test_a_candidate_that_builders_die_of_is_set_aside_and_then_the_machines_are
 
     known = {"error": "MachineError", "text": "no compiler"}
     with pytest.raises(MachineError, match="no compiler"):
-        RayBuilder(fake_ray(), workers(known), {}, print).build(REQUEST)
+        RayBuilder(fake_ray(), workers(known), {}, print, 9.0).build(REQUEST)
     with pytest.raises(MachineError, match="a file that is known to build does not"):
-        RayBuilder(fake_ray(), workers(REJECTED), {}, print).build(REQUEST)
+        RayBuilder(fake_ray(), workers(REJECTED), {}, print, 9.0).build(REQUEST)
 
 
-def test_builders_that_do_not_come_back_end_the_run(monkeypatch):
-    monkeypatch.setattr(ray_builders, "START_S", 0.1)
-    with pytest.raises(MachineError, match="no builder has come back"):
-        RayBuilder(fake_ray(), [], {}, print).build(REQUEST)
+def test_builders_that_do_not_come_back_end_the_run():
+    with pytest.raises(MachineError, match=r"no builder has come back.*KAGENT_CLUSTER_WAIT"):
+        RayBuilder(fake_ray(), [], {}, print, 0.1).build(REQUEST)
 
 
 def test_a_builder_with_other_versions_is_not_used():
@@ -122,11 +121,12 @@ def test_a_judge_is_waited_for_and_its_words_are_passed_on():
         open=[{"ok": {"name": "cpu"}, "pid": 7}],
         ask=[{"ok": 1, "said": ["a line"]}, {"error": "MachineError", "text": "no"}, Lost("x\ny")],
     )
-    link = RayLink(fake_ray(), worker, {}, said.append)
+    link = RayLink(fake_ray(), worker, {}, said.append, 9.0)
     assert link.ask("open", {}, [], None) == {"name": "cpu"}
     assert link.pid == 7
     assert link.ask("noise", {}, [], progress.append) == 1
     assert progress == ["a line"]
+    assert said == [f"waiting for a judge to start on the cluster, 9 s at most: {LONGER}"]
     with pytest.raises(MachineError, match="no"):
         link.ask("check", {}, [], None)
     with pytest.raises(ChildDied, match="worker was lost: y"):
@@ -137,22 +137,29 @@ def test_a_judge_that_is_stopped_is_killed(monkeypatch):
     killed = []
     ray = fake_ray(killed)
     ray.wait = lambda refs, **_: ([], list(refs))
-    link = RayLink(ray, Actor(ask=[{}], said=[[]]), {}, print)
+    link = RayLink(ray, Actor(ask=[{}], said=[[]]), {}, print, 9.0)
     with pytest.raises(ChildDied, match="has not answered for"):
         link.ask("check", {}, [], None)
     assert len(killed) == 1
 
 
-def test_workers_that_do_not_start_are_an_error_that_says_what_is_free(monkeypatch):
-    monkeypatch.setattr(ray_judge, "START_S", 0.1)
+def test_workers_that_do_not_start_are_an_error_that_says_what_is_free():
     said = []
     ray = fake_ray()
     ray.wait = lambda refs, **_: ([], list(refs))
-    with pytest.raises(MachineError, match="free there: 3 CPU, 0 GPU"):
-        alive(ray, Actor(describe=[UP]), "a judge", said.append)
-    assert said == ["waiting for a judge to start on the cluster"]
+    with pytest.raises(MachineError, match=r"free there: 3 CPU, 0 GPU.*KAGENT_CLUSTER_WAIT"):
+        alive(ray, Actor(describe=[UP]), "a judge", said.append, 0.1)
+    (line,) = said
+    assert line.startswith("waiting for a judge to start on the cluster, 0 s at most: ray status")
+    assert "KAGENT_CLUSTER_WAIT" in line
     with pytest.raises(MachineError, match="no module named kagent"):
-        alive(fake_ray(), Actor(describe=[Lost("trace\nno module named kagent")]), "a judge", print)
+        alive(
+            fake_ray(),
+            Actor(describe=[Lost("trace\nno module named kagent")]),
+            "a judge",
+            print,
+            9.0,
+        )
 
 
 @pytest.mark.parametrize(

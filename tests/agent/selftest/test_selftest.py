@@ -29,10 +29,11 @@ from kagent.runs.events import Stop
 from kagent.runs.manifest import versions
 from kagent.runs.selftest_record import SelftestRecord
 from kagent.runs.store import read_history
+from kagent.selftest import evaluator
 from kagent.selftest import machine_checks as checks
 from kagent.selftest.bait import KEY, Bait, name_for
 from kagent.selftest.catalogue import item_folders, load_catalogue, load_item
-from kagent.selftest.evaluator import _Started
+from kagent.selftest.evaluator import SelftestEvaluator, _Started
 from kagent.selftest.expectations import EntryOutcome, escaped, escapes, miss
 from kagent.selftest.jobs import Attempt, Job
 from kagent.selftest.leftovers import Leftovers
@@ -41,7 +42,9 @@ from kagent.selftest.scenarios import faults
 from kagent.ui import end_of_run, run_view
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.device.cpu.facts import cpu_facts
-from kagent_sandbox.errors import MachineError, UserError
+from kagent_sandbox.errors import ChildDied, MachineError, UserError
+from kagent_sandbox.judge import judge_process
+from kagent_sandbox.judge.judge_process import JudgeProcess
 from kagent_sandbox.judge.timing.noise import Noise
 from rich.console import Console
 
@@ -558,7 +561,7 @@ def test_doctor_shows_it():
     )
 
 
-def test_judges_that_are_being_started_at_the_end_are_not_waited_for(monkeypatch, shared):
+def test_judges_that_are_being_started_at_the_end_are_not_waited_for(monkeypatch):
     # A server that answers nobody: without a kill it would be there for a minute.
     monkeypatch.setattr(judge_process, "_SERVER", ("-c", "import time; time.sleep(60)"))
     links = []
