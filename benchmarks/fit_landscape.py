@@ -27,6 +27,7 @@ from kagent.runs.manifest import find_run
 from kagent.runs.store import read_history
 from kagent_sandbox.data.verdict import Passed
 from search_simulation import LANDSCAPES, Landscape, Search, World
+from work_queue import cancelled_on_interrupt
 
 DECILES = (1, 3, 5, 7, 9)
 GRID = {
@@ -127,7 +128,7 @@ def main() -> None:
         for values in itertools.product(*GRID.values())
     ]
     ranked = []
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with ProcessPoolExecutor(options.jobs) as pool, cancelled_on_interrupt(pool):
         for kind in kinds:
             work = partial(simulated, kind, each)
             found = answers(list(pool.map(work, range(options.seeds), chunksize=8)), each)

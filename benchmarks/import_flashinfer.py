@@ -22,6 +22,7 @@ from kagent.authoring.flashinfer_task import find_definitions, import_definition
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import KagentError
 from kagent_sandbox.judge.task_check import check_task
+from work_queue import cancelled_on_interrupt
 
 
 def outcome(path: Path, workloads: Path | None, to: Path) -> tuple[Path, str, str, float]:
@@ -62,6 +63,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as scratch,
         ProcessPoolExecutor(options.jobs, processes) as pool,
+        cancelled_on_interrupt(pool),
     ):
         to = options.to or Path(scratch)
         waiting = [

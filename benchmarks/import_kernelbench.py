@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+from work_queue import cancelled_on_interrupt
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -40,7 +42,7 @@ def main() -> None:
         found = import_one(file, args.to, args.limit, seeds=args.seeds)
         return file, found, time.perf_counter() - began
 
-    with ThreadPoolExecutor(args.jobs) as pool:
+    with ThreadPoolExecutor(args.jobs) as pool, cancelled_on_interrupt(pool):
         waiting = [pool.submit(one, file) for file in files[:: args.every]]
         for done in as_completed(waiting):
             file, found, took_s = done.result()

@@ -49,6 +49,7 @@ from kagent_sandbox.data.verdict import (
     Stage,
     Status,
 )
+from work_queue import cancelled_on_interrupt
 
 TECHNIQUES = 12
 VALUES = (8, 5, 5, 4)  # of each tunable
@@ -593,7 +594,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     points = [n for n in (10, 25, 50, 100, 200, 500) if n <= options.budget]
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with ProcessPoolExecutor(options.jobs) as pool, cancelled_on_interrupt(pool):
         for landscape in options.landscapes.split(","):
             for policy in filter(None, options.policies.split(";")):
                 work = partial(shares, policy, landscape, options.budget)
