@@ -56,9 +56,9 @@ class Omission:
     how: str
 
     @property
-    def operation_id(self) -> tuple[str, int, int, str, str]:
-        """Key that is equal for all ways of leaving out one operation."""
-        return self.function, self.line, self.column, self.text, self.operation
+    def call_id(self) -> tuple[str, int, int, str]:
+        """Key that is equal for all operations of one call, and all ways of leaving them out."""
+        return self.function, self.line, self.column, self.text
 
     def __str__(self) -> str:
         return f"reference.py:{self.line}: {self.text} without its {self.operation} ({self.how})"
@@ -119,14 +119,9 @@ class Omitter(_Watching):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if _name(func) == self._omission.operation:
             frame = self._frame()
-            if frame is not None and _place(frame) == self._place:
+            if frame is not None and _place(frame) == self._omission.call_id:
                 return _without(func, args, kwargs, self._omission.how)
         return func(*args, **kwargs)
-
-    @property
-    def _place(self) -> tuple[str, int, int, str]:
-        o = self._omission
-        return o.function, o.line, o.column, o.text
 
 
 def _name(func: Any) -> str:

@@ -443,8 +443,8 @@ def _find_holes(task: Task, sampler: InputSampler, cases: Sequence[Case]) -> tup
             # Of no more than rounding, it is the same operation: a maximum that is subtracted
             # before exponentials, where float64 does not overflow.
             # Of nothing, and where shapes allow for it in some cases only, it does nothing there: a
-            # mean of one column.
-            rare = so_far.largest == 0 and ran[wrong] < ran[wrong.operation_id]
+            # mean of one column, the product that an einsum over one row is.
+            rare = so_far.largest == 0 and ran[wrong] < ran[wrong.call_id]
             if not rare and not 0 < so_far.largest <= 1:
                 holes.append(f"{wrong} passes every check case")
             continue
@@ -492,7 +492,7 @@ def _wrong_results(
     with OmissionRecorder(file) as recorder:
         sampler.call("reference", input_set)
     ran.update(list(recorder.found))
-    ran.update({o.operation_id for o in recorder.found})
+    ran.update({o.call_id for o in recorder.found})
     for omission in recorder.found:
         if not open_(omission):
             continue

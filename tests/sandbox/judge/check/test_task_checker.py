@@ -213,6 +213,21 @@ def test_an_operation_that_one_shape_makes_idle_is_no_hole(tmp_path, accept):
     assert not [h for h in found.holes if "mean" in h]
 
 
+def test_what_one_shape_makes_of_a_product_is_no_hole(tmp_path):
+    """Attention to one row is that row, and einsum multiplies there: nothing shows by leaving the
+    product out.
+    """
+    attention = 'torch.einsum("qk,kd->qd", torch.softmax({0} @ {0}.T, 1), {0})'
+    reference = REFERENCE.replace(RETURN, f"return {attention.format('x.double()')}").replace(
+        "return x * 2", f"return {attention.format('x')}"
+    )
+    row = '[[cpu.check]]\nname = "row"\ndtype = "float32"\nM = 1\nN = 6\n\n[[cpu.bench]]'
+    task = TASK.replace("[[cpu.bench]]", row, 1)
+    task = task.replace('flops = "M * N"', 'flops = "4 * M * M * N"').replace("k = 2.0", "k = 8.0")
+    found = checked(tmp_path, task=task, reference=reference)
+    assert not [h for h in found.holes if "einsum" in h]
+
+
 @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
 def test_attention_of_fewer_heads_of_keys_is_counted(kind):
     """torch 2.11's own count refuses it."""
