@@ -134,10 +134,10 @@ def subprocess_module():
     return types.SimpleNamespace(**{**vars(subprocess), "Popen": Popen})
 
 
-def ready():
-    """Start the template for this environment, if there is none."""
-    if _CLONE is not None:
-        _template(os.environ)
+def ready(*environments):
+    """Start the templates for these environments, or for this process's, where there are none."""
+    for env in (environments or (os.environ,)) if _CLONE is not None else ():
+        _template(env)
 
 
 def close_all():

@@ -42,6 +42,7 @@ class Leftovers:
             prctl(_SUBREAPER, 1)
             self._stack.callback(prctl, _SUBREAPER, 0)
             self._before = self._things()
+            self._processes_before = _processes_below()
             _remove_stale()
             prefix = f"{_PREFIX}{os.getpid()}-"
             made = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
@@ -59,7 +60,7 @@ class Leftovers:
         began = since = time.monotonic()
         while True:
             now = time.monotonic()
-            if _all_are_ending() and now - began < _EXIT_S:
+            if self._all_are_ending() and now - began < _EXIT_S:
                 since = now  # a caller that waits for their end has as long after it
             processes = self._processes()
             if not processes or now - since >= _GRACE_S:
@@ -69,9 +70,9 @@ class Leftovers:
         return [*processes, *sorted(own | self._things() - self._before)]
 
     def _processes(self) -> list[str]:
-        """Processes below this one. Those that have ended and nobody asked about are asked."""
+        """New processes below this one. Those that have ended and nobody asked about are asked."""
         left = []
-        for pid in process_tree.descendants(os.getpid()):
+        for pid in self._new():
             with contextlib.suppress(ChildProcessError):
                 if os.waitpid(pid, os.WNOHANG)[0] == pid:
                     continue
@@ -80,15 +81,25 @@ class Leftovers:
                 left.append(f"process {pid}: {command[:100].decode(errors='replace').strip()}")
         return left
 
+    def _new(self) -> list[int]:
+        """Process ids of what was started below this process since the making."""
+        return [pid for pid, _ in sorted(_processes_below() - self._processes_before)]
+
+    def _all_are_ending(self) -> bool:
+        """Whether the kernel takes apart every new process, or one below that."""
+        below = process_tree.descendants
+        return all(any(map(process_tree.exiting, (pid, *below(pid)))) for pid in self._new())
+
     def _things(self) -> set[str]:
         """Files and IPC objects that can only be a candidate's: by their owner, or their name."""
         return {*_files(self._name), *_ipc()}
 
 
-def _all_are_ending() -> bool:
-    """Whether the kernel takes apart every process below this one, or one below that."""
-    below = process_tree.descendants
-    return all(any(map(process_tree.exiting, (pid, *below(pid)))) for pid in below(os.getpid()))
+def _processes_below() -> set[tuple[int, int]]:
+    """Process ids below this process, each with the time of its start: ids are used again."""
+    below = process_tree.descendants(os.getpid())
+    began = {pid: process_tree.began(pid) for pid in below}
+    return {(pid, ticks) for pid, ticks in began.items() if ticks is not None}
 
 
 def _remove_stale() -> None:

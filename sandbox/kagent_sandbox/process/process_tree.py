@@ -112,6 +112,11 @@ def ended(pid: int) -> bool:
     return all(fields[0] in "ZX" for _, fields in _tasks(pid))
 
 
+def began(pid: int) -> int | None:
+    """When a process was started, in clock ticks since the machine was; None where it is gone."""
+    return next((int(fields[19]) for task, fields in _tasks(pid) if task == str(pid)), None)
+
+
 def _tasks(pid: int) -> Iterator[tuple[str, list[str]]]:
     """Return each thread's number, and the text of its `stat` after its name, from its state on."""
     with contextlib.suppress(OSError):

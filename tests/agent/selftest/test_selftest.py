@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import shared_servers
 from commands import stored_run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -396,7 +395,6 @@ def test_a_host_with_no_tier_but_t0_has_nothing_to_compare():
 
 @pytest.fixture
 def outside():
-    shared_servers.close_all()  # what runs below this process counts as left
     with contextlib.closing(Leftovers("escaped-0123")) as outside:
         yield outside
 
@@ -452,6 +450,14 @@ def test_a_daemon_is_found_by_whom_it_belongs_to(outside):
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     assert outside.left() == []
+
+
+def test_what_was_there_before_is_not_left(outside):
+    with subprocess.Popen(["sleep", "60"]) as new:
+        assert outside.left() == [f"process {new.pid}: sleep 60"]
+        with contextlib.closing(Leftovers("escaped-0123")) as later:
+            assert later.left() == []
+        new.kill()
 
 
 def test_folders_of_killed_selftests_are_removed(tmp_path, monkeypatch):
