@@ -7,16 +7,17 @@ What torch.nn.functional.scaled_dot_product_attention computes without mask and 
 1 / sqrt(head dimension); fewer heads of key and value than of query are grouped-query attention.
 Under autocast it runs in autocast's dtype, as torch's own does.
 
-Kernels compute the forward pass alone. In training they are used where the library has kernels of
-the task attention_backward (`attention_backward(grad: [B, H, S, D], q: [B, H, S, D], k: [B, Hkv, S,
-D], v: [B, Hkv, S, D], o: [B, H, S, D], causal: bool) -> (dq, dk, dv)`); without them torch's own
-attention is, whose backward pass needs what its forward pass keeps.
+Kernels of the task attention compute the forward pass alone. In training, kernels of the tasks
+attention_train (with the scores' log-sum-exp) and attention_backward (the gradients from it) are
+used where the library has both; else torch's own attention is, whose backward pass needs what its
+forward pass keeps.
 """
 
 # ruff: noqa: ARG001 - what torch calls has the parameters that torch passes
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ from .._library import (
 
 __all__ = ["Attention", "attention"]
 
-_TRAINS = available("attention_backward")
+_TRAINS = available("attention_train") and available("attention_backward")
+_SCORES = 1 << 26  # held at once where torch computes the log-sum-exp
 
 
 def attention(
@@ -54,7 +56,7 @@ def attention(
         [..., H, S, D].
     """
     trains = wants_gradient(query, key, value)
-    if _TRAINS or not trains:
+    if not trains:
         o = _attention.at_once(query, key, value, is_causal)
         if o is not None:
             return o
@@ -64,12 +66,15 @@ def attention(
     ours = plain(query, key, value) and _fits(query, key, value)
     if not ours or (trains and not _TRAINS):
         return _sdpa(query, key, value, is_causal)
-    if query.dim() == 4:
-        if _attention.is_torchs(query, key, value, is_causal):
-            return _sdpa(query, key, value, is_causal)  # transposed in memory: no copy of it
-        return _attention.op(query, key, value, is_causal)
-    o = _attention(_batched(query), _batched(key), _batched(value), is_causal)
-    return o.view(query.shape)
+    if query.dim() != 4:
+        q, k, v = _batched(query), _batched(key), _batched(value)
+        return attention(q, k, v, is_causal=is_causal).reshape(query.shape)
+    operator = _with_lse if trains else _attention
+    if operator.is_torchs(query, key, value, is_causal):
+        return _sdpa(query, key, value, is_causal)  # transposed in memory: no copy of it
+    if trains:
+        return _with_lse(query, key, value, is_causal)[0]
+    return _attention.op(query, key, value, is_causal)
 
 
 class Attention(nn.Module):
@@ -138,17 +143,73 @@ def _dims(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     q, k, v, ctx.causal = inputs
-    ctx.save_for_backward(q, k, v, output)
+    ctx.save_for_backward(q, k, v)
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    q, k, v, o = ctx.saved_tensors
+    q, k, v = ctx.saved_tensors
     if torch.is_grad_enabled():  # for a second derivative
-        again = _sdpa(q, k, v, ctx.causal)
-        wanted = [t for t, w in zip((q, k, v), ctx.needs_input_grad, strict=False) if w]
-        found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
-        return (*(next(found) if w else None for w in ctx.needs_input_grad[:3]), None)
-    return (*_gradient(grad, q, k, v, o, ctx.causal), None)
+        return _differentiable_gradients(ctx, grad, q, k, v)
+    o, lse = _with_lse(q, k, v, ctx.causal)  # `attention` itself keeps them in training
+    return (*_gradient(grad, q, k, v, o, lse, ctx.causal), None)
+
+
+def _differentiable_gradients(
+    ctx: Any, grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
+    again = _sdpa(q, k, v, ctx.causal)
+    wanted = [t for t, w in zip((q, k, v), ctx.needs_input_grad, strict=False) if w]
+    found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
+    return (*(next(found) if w else None for w in ctx.needs_input_grad[:3]), None)
+
+
+# -- in training -----------------------------------------------------------------------------------
+
+
+def _with_lse_reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, heads, length, size = q.shape
+    lse = torch.empty(q.shape[:3], dtype=_wide(q), device=q.device)
+    keys = k.repeat_interleave(heads // k.shape[1], 1).to(lse.dtype)
+    step = max(1, _SCORES // max(1, batch * heads * length))
+    for start in range(0, length, step):
+        scores = q[:, :, start : start + step].to(lse.dtype) @ keys.mT / math.sqrt(size)
+        if causal:
+            later = torch.ones_like(scores, dtype=torch.bool).triu(start + 1)
+            scores = scores.masked_fill(later, -math.inf)
+        lse[:, :, start : start + step] = torch.logsumexp(scores, -1)
+    return _sdpa(q, k, v, causal), lse
+
+
+def _wide(q: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(q.dtype, torch.float32)
+
+
+def _with_lse_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _fake(q, k, v, causal), q.new_empty(q.shape[:3], dtype=_wide(q))
+
+
+def _with_lse_setup_context(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    q, k, v, ctx.causal = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output)
+
+
+def _with_lse_backward(
+    ctx: Any, grad: torch.Tensor | None, _: object
+) -> tuple[torch.Tensor | None, ...]:
+    q, k, v, o, lse = ctx.saved_tensors
+    if grad is None:
+        return None, None, None, None
+    if torch.is_grad_enabled():
+        return _differentiable_gradients(ctx, grad, q, k, v)
+    return (*_gradient(grad, q, k, v, o, lse, ctx.causal), None)
 
 
 def _gradient_reference(
@@ -157,6 +218,7 @@ def _gradient_reference(
     k: torch.Tensor,
     v: torch.Tensor,
     o: torch.Tensor,
+    lse: torch.Tensor,
     causal: bool,
 ) -> tuple[torch.Tensor, ...]:
     return with_autograd(_gradients_of_sdpa, grad, q, k, v, causal)
@@ -175,6 +237,7 @@ def _gradient_fake(
     k: torch.Tensor,
     v: torch.Tensor,
     o: torch.Tensor,
+    lse: torch.Tensor,
     causal: bool,
 ) -> tuple[torch.Tensor, ...]:
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
@@ -186,20 +249,34 @@ def _gradient_dims(
     k: torch.Tensor,
     v: torch.Tensor,
     o: torch.Tensor,
+    lse: torch.Tensor,
     causal: bool,
 ) -> dict[str, int | bool] | None:
     alike = all((t.shape, t.dtype) == (q.shape, q.dtype) for t in (grad, o))
-    return _dims(q, k, v, causal) if alike else None
+    fits = alike and (lse.shape, lse.dtype) == (q.shape[:3], torch.float32)
+    return _dims(q, k, v, causal) if fits else None
 
 
 def _vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[torch.Tensor, int]:
+    o = _attention.op(*_one_batch(info, in_dims, args))
+    return o.unflatten(0, (info.batch_size, -1)), 0
+
+
+def _with_lse_vmap(
+    info: Any, in_dims: tuple[int | None, ...], *args: Any
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
+    results = _with_lse.op(*_one_batch(info, in_dims, args))
+    return tuple(t.unflatten(0, (info.batch_size, -1)) for t in results), (0, 0)
+
+
+def _one_batch(info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
+    """The arguments with the mapped dimension in the batch."""
     *tensors, causal = args
     batched = [
         t.movedim(d, 0) if d is not None else t.expand(info.batch_size, *t.shape)
         for t, d in zip(tensors, in_dims, strict=False)
     ]
-    o = _attention.op(*(t.flatten(0, 1) for t in batched), causal)
-    return o.view(batched[0].shape), 0
+    return [*(t.flatten(0, 1) for t in batched), causal]
 
 
 _attention = LibraryOperator(
@@ -214,9 +291,22 @@ _attention = LibraryOperator(
     vmap=_vmap,
 )
 
+_with_lse = LibraryOperator(
+    "attention_with_lse",
+    "(Tensor q, Tensor k, Tensor v, bool causal) -> (Tensor, Tensor)",
+    namespace=NAMESPACE,
+    task="attention_train",
+    reference=_with_lse_reference,
+    fake=_with_lse_fake,
+    dims=_dims,
+    setup_context=_with_lse_setup_context,
+    backward=_with_lse_backward,
+    vmap=_with_lse_vmap,
+)
+
 _gradient = LibraryOperator(
     "attention_gradient",
-    "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor o, bool causal)"
+    "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool causal)"
     " -> (Tensor, Tensor, Tensor)",
     namespace=NAMESPACE,
     task="attention_backward",

@@ -75,6 +75,19 @@ def linear_cross_entropy(x, weight, target, ignore_index):
     z = (p * (kept / kept.sum().clamp_min(1))[:, None]).to(x.dtype)
     return loss, z @ weight, z.T @ x
 """
+ATTENTION_TRAIN = """
+import math
+import torch
+CALLS = []
+def attention_train(q, k, v, causal):
+    CALLS.append(tuple(q.shape))
+    group = q.shape[1] // k.shape[1]
+    k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+    s = q @ k.mT / math.sqrt(q.shape[3])
+    if causal:
+        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    return (torch.softmax(s, -1) @ v).contiguous(), torch.logsumexp(s.float(), -1)
+"""
 GELU_BACKWARD = """
 import torch
 CALLS = []
@@ -93,7 +106,7 @@ ATTENTION_BACKWARD = """
 import math
 import torch
 CALLS = []
-def attention_backward(grad, q, k, v, o, causal):
+def attention_backward(grad, q, k, v, o, lse, causal):
     CALLS.append(tuple(q.shape))
     group = q.shape[1] // k.shape[1]
     wide_k, wide_v = (t.repeat_interleave(group, 1) for t in (k, v))
@@ -101,7 +114,7 @@ def attention_backward(grad, q, k, v, o, causal):
     s = q @ wide_k.mT * scale
     if causal:
         s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
-    p = torch.softmax(s, -1)
+    p = torch.exp(s - lse[..., None])
     dp = grad @ wide_v.mT
     ds = p * (dp - (grad * o).sum(-1, keepdim=True)) * scale
     dk = (ds.mT @ q).unflatten(1, (-1, group)).sum(2)
@@ -118,15 +131,18 @@ KERNELS = {
 BACKWARD = {
     "softmax_backward": SOFTMAX_BACKWARD,
     "gelu_backward": GELU_BACKWARD,
+    "attention_train": ATTENTION_TRAIN,
     "attention_backward": ATTENTION_BACKWARD,
 }
 FLAGS = {
     "attention": {"causal": [False, True]},
+    "attention_train": {"causal": [False, True]},
     "attention_backward": {"causal": [False, True]},
     "linear_cross_entropy": {"ignore_index": [-100]},
 }
 DIMS = {
     "attention": ("B", "H", "Hkv", "S", "D"),
+    "attention_train": ("B", "H", "Hkv", "S", "D"),
     "attention_backward": ("B", "H", "Hkv", "S", "D"),
     "linear_cross_entropy": ("T", "D", "V"),
 }

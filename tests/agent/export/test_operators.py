@@ -154,6 +154,31 @@ def test_the_raw_operator_of_attention_is_differentiable_even_so(library):
     torch.testing.assert_close([t.grad for t in ours], [t.grad for t in theirs])
 
 
+def test_attention_in_training_keeps_the_log_sum_exp(trained):
+    """Of any length, in several batches and below vmap; where torch computes it, too."""
+    attention = trained.attention.attention
+    for shape in ((4, 9, 16), (2, 4, 9, 16), (2, 3, 4, 9, 16)):
+        ours, theirs = (leaves([torch.ones(shape).normal_()] * 3) for _ in range(2))
+        for x, y in zip(ours, theirs, strict=True):
+            y.data.copy_(x.data)
+        before = len(run(trained, "attention_train"))
+        attention(*ours, is_causal=True).square().sum().backward()
+        assert len(run(trained, "attention_train")) == before + 1
+        F.scaled_dot_product_attention(*theirs, is_causal=True).square().sum().backward()
+        for x, y in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
+    args = (*(torch.randn(2, n, 9, 16, requires_grad=True) for n in (4, 2, 2)), True)
+    operator = trained.attention._with_lse
+    torch.library.opcheck(operator.op, args)
+    o, lse = operator._reference(*args)
+    found = operator(*args)
+    torch.testing.assert_close((o, lse), found)
+    assert not found[1].requires_grad
+    batched = (torch.stack([a.detach()] * 2) for a in args[:3])
+    mapped = torch.vmap(lambda q, k, v: operator.op(q, k, v, True))(*batched)
+    torch.testing.assert_close(mapped, tuple(torch.stack([t.detach()] * 2) for t in found))
+
+
 # -- shapes ----------------------------------------------------------------------------------------
 
 
@@ -303,7 +328,7 @@ def test_opcheck(library, trained, task):
 def test_opcheck_of_the_backward_operators(trained, task):
     shape = (1, 2, 3, 8) if task == "attention" else (3, 8)
     tensors = [torch.randn(shape) for _ in range(5 if task == "attention" else 2)]
-    args = (*tensors, True) if task == "attention" else tensors
+    args = (*tensors, torch.rand(1, 2, 3), True) if task == "attention" else tensors
     torch.library.opcheck(getattr(trained, task)._gradient.op, tuple(args))
 
 
@@ -337,7 +362,8 @@ def test_torch_compile_takes_it_whole_and_with_dynamic_shapes(trained, task):
     torch.compiler.reset()
     function, args, torchs = functions(trained)[task]
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
-    before = len(run(trained, task))
+    kernel = "attention_train" if task == "attention" else task
+    before = len(run(trained, kernel))
     for scale in (1, 2):
         if "cross" in task:
             grown = args  # the target's length is the function's
@@ -350,7 +376,7 @@ def test_torch_compile_takes_it_whole_and_with_dynamic_shapes(trained, task):
             torch.autograd.grad(y.square().sum(), own) for y, own in ((a, ours), (b, theirs))
         )
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert len(run(trained, task)) == before + 2
+    assert len(run(trained, kernel)) == before + 2
 
 
 def test_inductor_compiles_a_model_of_all(trained):
