@@ -16,6 +16,7 @@ not need are left out of it.
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.metadata
 import re
 import tomllib
@@ -35,11 +36,11 @@ Need = Literal["several_launches", "narrow_loads", "spills", "short_rows", "long
 WHEN, WRONG = "When it pays", "What goes wrong"
 _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 _LATER = re.compile(r"^From sm_(\d+) on: .*\n\n", re.MULTILINE)  # a paragraph for some only
-_EXCEPT = re.compile(r"any except ([\w, ]+)")
+_EXCEPT = re.compile(r"any except ([\w*, ]+)")
 
 
 Tasks = str | tuple[str, ...]
-"""Tasks that a card is for: "any", "any except A, B", or a list of names."""
+"""Tasks that a card is for: "any", "any except A, B", or a list of names; "A*" is a pattern."""
 LanguageName = Annotated[str, pydantic.AfterValidator(lambda name: language(name).name)]
 
 
@@ -162,9 +163,9 @@ def helps(card: Card, bounds: Collection[str], facts: Collection[str]) -> bool:
 
 def _is_among(name: str, tasks: Tasks) -> bool:
     if not isinstance(tasks, str):
-        return name in tasks
+        return any(fnmatch.fnmatchcase(name, t) for t in tasks)
     found = _EXCEPT.fullmatch(tasks)
-    return found is None or name not in re.split(r"\W+", found[1])
+    return found is None or not _is_among(name, tuple(re.split(r", *", found[1])))
 
 
 def load_cards(folders: Sequence[Path]) -> dict[str, Card]:

@@ -57,6 +57,14 @@ def test_a_paragraph_for_later_architectures_is_theirs_alone():
     assert not [n for n, c in CARDS.items() if "sm_100" in c.text(c.front.languages, 90)]
 
 
+def test_tasks_of_a_card_may_be_patterns():
+    assert CARDS["checkpointing"].is_for_task("attention_backward")
+    assert CARDS["checkpointing"].is_for_task("swiglu_backward")
+    assert not CARDS["checkpointing"].is_for_task("attention")
+    assert not CARDS["pipelining"].is_for_task("gelu_backward")  # any except gelu*
+    assert CARDS["pipelining"].is_for_task("attention_train")
+
+
 def test_every_file_of_snippets_belongs_to_a_fence():
     assert {p.name for p in FOLDER.glob("*.py")} == set(SNIPPETS)
 
