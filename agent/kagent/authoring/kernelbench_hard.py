@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 import re
 import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.errors import TaskError, UserError
+from kagent_sandbox.judge.check.shape_gaps import FEW
 
 from kagent.authoring.task_toml import task_toml
 from kagent.authoring.widened_source import definitions, renamed_source, widened_source
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 Size = int | str
 Shape = dict[str, int]
+T = TypeVar("T")
 
 _CAPS = (64, 128, 256)
 """Sizes are cut to the first of these with which the model runs."""
@@ -67,7 +70,7 @@ class _Problem:
     flops: str
     bytes: str
     title: str
-    small: list[Shape] = field(default_factory=list)
+    small: dict[str, Shape] = field(default_factory=dict)
     runs: list[tuple[Shape, _Run]] = field(default_factory=list)
     matrix: bool = False
 
@@ -230,7 +233,10 @@ def _is_used(source: str, name: str) -> bool:
 
 
 def _run_small(problem: _Problem) -> None:
-    """Run the model at small sizes: even ones, odd ones, and with each size doubled.
+    """Run the model at small sizes: even ones, odd ones, and with each size doubled. A size that
+    must stay even may come in steps, such as chunks of a sequence, of which the small one may be
+    the first: `long` has such sizes tripled together, since what is carried from step to step, and
+    what becomes of it on the way, shows in the third.
 
     Raises:
         TaskError: It runs at none.
@@ -247,17 +253,21 @@ def _run_small(problem: _Problem) -> None:
             failure = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
             continue
         problem.matrix = counter.get_total_flops() > 0
-        problem.small, problem.runs = [small], [(small, run)]
+        problem.small, problem.runs = {"small": small}, [(small, run)]
         break
     else:
         raise TaskError(f"{problem.folder / 'reference.py'}: runs at no small sizes: {failure}")
-    odd = small
+    odd = long = small
     for knob in small:
         _try(problem, {**small, knob: 2 * small[knob]})
         changed = {**odd, knob: small[knob] * 3 // 4 | 1}
-        odd = changed if changed != odd and _try(problem, changed) else odd
-    if odd != small:
-        problem.small.append(odd)
+        if changed != odd and _try(problem, changed):
+            odd = changed
+        else:
+            longer = {**long, knob: 3 * long[knob]}
+            long = longer if _try(problem, longer) else long
+    found = {"odd": odd, "long": long}
+    problem.small |= {name: shape for name, shape in found.items() if shape != small}
 
 
 def _try(problem: _Problem, shape: Shape) -> bool:
@@ -370,7 +380,7 @@ def _task_data(problem: _Problem, name: str) -> dict[str, Any]:
     }
 
 
-def _renamed(shape: Mapping[str, int]) -> Shape:
+def _renamed(shape: Mapping[str, T]) -> dict[str, T]:
     return {f"{k}_" if k in _RESERVED else k: v for k, v in shape.items()}
 
 
@@ -388,7 +398,7 @@ def _bytes(tensor: Mapping[str, Any]) -> str:
 def _cost(formula: str, problem: _Problem, most: str | None) -> str:
     """A formula of problem.yaml if it can be read, and is not above `most`; else `most` or 0."""
     try:
-        for shape in (*problem.shapes, *problem.small):
+        for shape in (*problem.shapes, *problem.small.values()):
             dims = _renamed(shape)
             value = evaluate(formula, dims)
             if value <= 0 or (most is not None and value > evaluate(most, dims)):
@@ -409,13 +419,40 @@ def _signature(arguments: Sequence[Mapping[str, Any]], results: Sequence[Mapping
 
 
 def _cases(problem: _Problem, prefix: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    def case(name: str, shape: Shape) -> dict[str, Any]:
-        return {"name": prefix + name, "dtype": results[0]["dtype"], **_renamed(shape)}
+    dtype = results[0]["dtype"]
 
-    names = ["small", "odd"]
-    check = [case(n, s) for n, s in zip(names, problem.small, strict=False)]
+    def case(name: str, shape: Shape) -> dict[str, Any]:
+        return {"name": prefix + name, "dtype": dtype, **_renamed(shape)}
+
+    check = [case(n, s) for n, s in problem.small.items()]
+    if prefix:
+        return {"check": check, "bench": [case("bench", problem.small["small"])]}
     bench = [case("_".join(map(str, s.values())), s) for s in problem.shapes]
-    return {"check": check, "bench": [case("bench", problem.small[0])] if prefix else bench}
+    hidden = _between([*problem.small.values(), *problem.shapes])
+    return {"check": check, "bench": bench, "hidden_check": [hidden | {"dtype": [dtype]}]}
+
+
+def _between(shapes: Sequence[Shape]) -> dict[str, Any]:
+    """Draws sizes between the least and the largest of the visible cases, since an export serves
+    those, too. A dimension of few sizes keeps to them; others keep to what all sizes are multiples
+    of.
+    """
+    dims: dict[str, Any] = {}
+    for dim in shapes[0]:
+        values = sorted({s[dim] for s in shapes})
+        if len(values) <= FEW:
+            dims[dim] = values
+        else:
+            dims[dim] = {"min": values[0], "max": values[-1]}
+            if (step := math.gcd(*values)) > 1:
+                dims[dim]["multiple"] = step
+    found: dict[str, Any] = {"count": 2, "dims": _renamed(dims)}
+    ranged = [n for n, values in dims.items() if isinstance(values, dict)]
+    if len(ranged) > 1:
+        products = [math.prod(s[n] for n in ranged) for s in shapes]
+        found["cost"] = " * ".join(_renamed(dict.fromkeys(ranged, 0)))
+        found |= {"least": min(products), "most": max(products)}
+    return found
 
 
 def _reference_py(problem: _Problem, data: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from commands import run
 from kagent.authoring.kernelbench_hard import find_problems, import_problem
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import TaskError, UserError
+from kagent_sandbox.judge.check.shape_gaps import find_gaps
 from kagent_sandbox.judge.check.task_checker import check
 
 MODEL = '''"""A linear layer."""
@@ -61,6 +62,43 @@ def test_a_problem_becomes_a_task_that_passes_its_check(tmp_path):
     assert task.min_bytes(task.gpu.bench[0]) == 2 * (8 + 2 * 4096 + 2 * 8) * 4096
     found = check(task, "cpu", torch.device("cpu"))
     assert not found.holes
+
+
+STEPS = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        carried, parts = torch.zeros_like(x[:, :1]), []
+        assert x.shape[1] % 64 == 0
+        for chunk in x.split(64, 1):
+            parts.append(chunk + carried)
+            carried = 0.5 * carried + chunk.sum(1, keepdim=True)
+        return torch.cat(parts, 1)
+
+
+def get_inputs():
+    return [torch.randn(rows, length)]
+
+
+def get_init_inputs():
+    return []
+
+
+rows, length = 4, 1024
+"""
+
+
+def test_sizes_in_steps_are_tried_with_three_and_shapes_in_between_are_drawn(tmp_path):
+    many = [{"rows": r, "length": n} for r, n in ((4, 1024), (64, 256), (5, 640), (900, 512))]
+    task = load_task(import_problem(problem(tmp_path, STEPS, f"SHAPES = {many}\n"), tmp_path))
+    assert [c.dims["length"] for c in task.gpu.check] == [64, 64, 192]
+    assert not check(task, "cpu", torch.device("cpu")).holes
+    count, gaps = find_gaps(task, "gpu")
+    assert count > 10
+    assert gaps == []
 
 
 def test_what_cannot_be_imported_is_one_line(tmp_path):
