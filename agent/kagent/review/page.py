@@ -57,6 +57,7 @@ def render(folder: str, manifest: Manifest, history: History, *, live: bool = Fa
         rate="TFLOP/s" if matrix else "GB/s",
         search=plots.search_plot(lineage),
         visible=plots.visible_plot(history),
+        front=plots.memory_front(lineage),
         rejections=report_data.rejection_rows(lineage),
         path=report_data.path_rows(lineage, path),
         tree=report_data.lineage_texts(lineage, path),

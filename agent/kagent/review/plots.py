@@ -28,7 +28,7 @@ from kagent.review.summary import TONES, winner_of
 from kagent.runs.final_race import FinalRace
 from kagent.runs.history import History
 from kagent.runs.lineage import Lineage
-from kagent.text import short
+from kagent.text import human_bytes, short
 from kagent.ui.live import first_line
 from kagent.ui.tables import candidate_labels, case_shape
 
@@ -235,6 +235,38 @@ def search_plot(lineage: Lineage) -> SearchPlot | None:
         ticks_x=[(round(100 * n / last, 2), n) for n in whole_ticks(len(lineage) - 1, 8)],
         stages={name: found for name, found in stages.items() if found},
     )
+
+
+LESS = 0.99  # of the memory of a faster one, or it is the same: a scalar is no way to save some
+
+
+@dataclass(frozen=True, slots=True)
+class FrontRow:
+    """A candidate than which no other is both faster and smaller."""
+
+    id: int
+    name: str
+    speed: str
+    memory: str
+
+
+def memory_front(lineage: Lineage) -> list[FrontRow]:
+    """The front of time against memory, the fastest candidate first. Memory is that of scratch and
+    results in the visible case that needs the most. Empty where none needs less than the fastest.
+    """
+    known = []
+    for c in lineage.passed():
+        if isinstance(c.verdict, Passed) and c.verdict.timings:
+            memory = max(t.peak_bytes for t in c.verdict.timings)
+            known.append((lineage.log_speed(c.id), memory, c))
+    rows: list[FrontRow] = []
+    least = math.inf
+    for log, memory, c in sorted(known, key=lambda k: (-k[0], k[1], k[2].id)):
+        if memory < LESS * least:
+            least = memory
+            name = f"#{c.id} {c.proposal.name}"
+            rows.append(FrontRow(c.id, name, f"{math.exp(log):.3f}×", human_bytes(memory)))
+    return rows if len(rows) > 1 else []
 
 
 # -- roofline -------------------------------------------------------------------------------------

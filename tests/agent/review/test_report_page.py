@@ -436,3 +436,33 @@ def test_what_cannot_be_done_is_one_clear_line(words, says):
     assert done.returncode != 0
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def with_needs(lineage, needs):
+    """The lineage, whose candidates need so many bytes in their first case and 1 in the others."""
+
+    def needing(c):
+        (first, *others), most = c.verdict.timings, needs[c.id]
+        timings = (replace(first, peak_bytes=most), *(replace(t, peak_bytes=1) for t in others))
+        return replace(c, verdict=replace(c.verdict, timings=timings))
+
+    return Lineage(needing(c) if c.id in needs else c for c in lineage)
+
+
+def test_the_front_of_time_against_memory(run):
+    """What is slower than another that needs as little is not on it."""
+    manifest, history = run
+    ranked = sorted(history.lineage.passed(), key=lambda c: -history.lineage.log_speed(c.id))
+    fastest, slowest = ranked[0], ranked[-1]
+    needs = {c.id: 4 << 20 for c in ranked}
+    needs[slowest.id] = 1 << 20
+    lineage = with_needs(history.lineage, needs)
+    rows = plots.memory_front(lineage)
+    assert [(r.id, r.memory) for r in rows] == [(fastest.id, "4 MiB"), (slowest.id, "1 MiB")]
+    text = page.render("x", manifest, replace(history, lineage=lineage))
+    assert f"#{slowest.id} {slowest.proposal.name}" in words(text, "search")
+    assert 'id="memory-front"' in text
+    same = with_needs(history.lineage, dict.fromkeys(needs, 7))
+    assert plots.memory_front(same) == []
+    alike = with_needs(history.lineage, {**needs, slowest.id: (4 << 20) - 1})
+    assert plots.memory_front(alike) == []
