@@ -366,7 +366,7 @@ def test_the_version_is_printed(kagent):
         ("evolve lin", ["linear_cross_entropy"]),
         ("show so", ["softmax-ask-tell"]),
         ("evolve softmax --resume cr", ["cross_entropy-ask-tell"]),
-        ("bench x.py --task at", ["attention"]),
+        ("bench x.py --task fp", ["fp8_linear"]),
         ("ask cro", ["cross_entropy", "cross_entropy-ask-tell"]),
         ("diff --runs {runs} la", ["latest"]),
         ("diff --runs nowhere so", []),
