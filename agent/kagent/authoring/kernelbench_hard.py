@@ -451,7 +451,7 @@ def _between(shapes: Sequence[Shape]) -> dict[str, Any]:
     if len(ranged) > 1:
         products = [math.prod(s[n] for n in ranged) for s in shapes]
         found["cost"] = " * ".join(_renamed(dict.fromkeys(ranged, 0)))
-        found |= {"least": min(products), "most": max(products)}
+        found["most"] = max(products)
     return found
 
 
