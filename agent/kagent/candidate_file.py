@@ -81,7 +81,13 @@ def read_candidate(path: Path) -> str:
 
 
 def build_file(
-    task: Task, path: Path, target: str | None, *, configs: int, jobs: int
+    task: Task,
+    path: Path,
+    target: str | None,
+    say: Callable[[str], None],
+    *,
+    configs: int,
+    jobs: int,
 ) -> Built | Rejected:
     """Build a candidate's file for every visible case, on a machine with or without a GPU.
 
@@ -89,6 +95,7 @@ def build_file(
         task: The task.
         path: The file.
         target: "cpu" or an architecture; None: the target of the file's language here.
+        say: Function that receives lines of progress.
         configs: Most configurations to build.
         jobs: Number of builds at once.
 
@@ -108,7 +115,7 @@ def build_file(
     parse_target(target)
     cases = visible_cases(task, language.kind)
     request = request_maker(task, target, cases, configs)
-    with Builder(jobs) as builder:
+    with Builder(jobs, on_wait=say) as builder:
         return builder.build(replace(request(source), loops=True))
 
 

@@ -150,7 +150,7 @@ def examine(say: Callable[[str], None], **flags: object) -> list[Finding]:
         _gcc(),
     ]
     say("compilers, and kernels in the judge")
-    found += _compilers()
+    found += _compilers(say)
     say("isolation")
     found.append(_isolation())
     found += _container()
@@ -191,7 +191,7 @@ def _gcc() -> Finding:
     return Finding(Level.OK, "g++", (done.stdout or done.stderr).splitlines()[0])
 
 
-def _compilers() -> list[Finding]:
+def _compilers(say: Callable[[str], None]) -> list[Finding]:
     """Build one small candidate per language in the real builder, confined as in a run, and have
     the judge check it where the device is.
     """
@@ -201,23 +201,27 @@ def _compilers() -> list[Finding]:
         (folder / "task.toml").write_text(_TASK)
         (folder / "reference.py").write_text(_REFERENCE)
         try:
-            with Builder(1) as builder:
+            with Builder(1, on_wait=say) as builder:
                 for kind in _LANGUAGES:
-                    found += _of_kind(kind, load_task(folder), builder)
+                    found += _of_kind(kind, load_task(folder), builder, say)
         except KagentError as e:
             found.append(Finding(Level.BROKEN, "builder", str(e)))
     return found
 
 
-def _of_kind(kind: Kind, task: Task, builder: Builder) -> Iterator[Finding]:
+def _of_kind(
+    kind: Kind, task: Task, builder: Builder, say: Callable[[str], None]
+) -> Iterator[Finding]:
     """As `_tried`. An error says nothing of the other kind's compilers: it is a finding."""
     try:
-        yield from _tried(kind, task, builder)
+        yield from _tried(kind, task, builder, say)
     except KagentError as e:
         yield Finding(Level.BROKEN, f"builder or judge ({kind.upper()})", str(e))
 
 
-def _tried(kind: Kind, task: Task, builder: Builder) -> Iterator[Finding]:
+def _tried(
+    kind: Kind, task: Task, builder: Builder, say: Callable[[str], None]
+) -> Iterator[Finding]:
     """Build, and check on the device, a candidate of each of its languages; the judge's A/A test.
 
     Raises:
@@ -233,7 +237,7 @@ def _tried(kind: Kind, task: Task, builder: Builder) -> Iterator[Finding]:
             else:
                 yield _built(name, DEFAULT_TARGET, built)
         return
-    with JudgeClient(task.folder, device_for(kind), 0) as judge:
+    with JudgeClient(task.folder, device_for(kind), 0, on_wait=say) as judge:
         for name, source in _LANGUAGES[kind]:
             built = builder.build(request_maker(task, judge.facts, cases, 1)(source))
             checked = built if isinstance(built, Rejected) else judge.check(built)

@@ -34,13 +34,13 @@ def test_every_language_is_compiled_in_confinement(found):
 def test_a_compiler_that_is_missing_hides_no_other_line(monkeypatch):
     whole = doctor._tried
 
-    def without_gpp(kind, task, builder):
+    def without_gpp(kind, *rest):
         if kind == "cpu":
             raise ToolchainError("g++ is not to be found")
-        yield from whole(kind, task, builder)
+        yield from whole(kind, *rest)
 
     monkeypatch.setattr(doctor, "_tried", without_gpp)
-    found = {f.name: f for f in doctor._compilers()}
+    found = {f.name: f for f in doctor._compilers(print)}
     assert found["builder or judge (CPU)"].level is Level.BROKEN
     assert {"Triton", "CUDA (NVRTC)"} <= found.keys()
 
@@ -97,7 +97,7 @@ def test_a_machine_without_the_cuda_extra_is_not_broken(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "available", lambda kind: False)
     (tmp_path / "task.toml").write_text(doctor._TASK)
     (tmp_path / "reference.py").write_text(doctor._REFERENCE)
-    found = list(doctor._tried("gpu", load_task(tmp_path), Bare()))
+    found = list(doctor._tried("gpu", load_task(tmp_path), Bare(), print))
     assert [f.level for f in found] == [Level.MISSING, Level.MISSING]
     assert "kagent[cuda]" in found[0].text
 

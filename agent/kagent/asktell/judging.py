@@ -94,7 +94,11 @@ def has_work(history: History, *, race: bool) -> bool:
 
 @contextlib.contextmanager
 def open_bench(
-    task: Task, manifest: Manifest, config: Config, continues: Path | None = None
+    task: Task,
+    manifest: Manifest,
+    config: Config,
+    say: Callable[[str], None],
+    continues: Path | None = None,
 ) -> Iterator[Bench]:
     """Builder and judge for a run. Baselines are measured once, however many sessions follow.
 
@@ -102,6 +106,7 @@ def open_bench(
         task: The run's task.
         manifest: The run's.
         config: Jobs and isolation.
+        say: Is told what is being done, and who has the device while it is waited for.
         continues: Folder of the run that is continued; None for what measures everything anew.
 
     Raises:
@@ -114,7 +119,7 @@ def open_bench(
         if continues is not None:
             same_machine(manifest, environment, facts, continues)
 
-    opened = open_machine(task, manifest.kind, config, secrets.randbits(62), lambda _: None, accept)
+    opened = open_machine(task, manifest.kind, config, secrets.randbits(62), say, accept)
     with opened as (machine, facts, environment):
         found: list[Mapping[str, object]] = []
 
@@ -197,11 +202,15 @@ def judge_all(
     if not has_work(history, race=race):
         return JudgeResult(store.folder, None, history, ())
     observe(PhaseBegan(Phase.START))
-    with open_bench(task, store.manifest, config, store.folder) as bench:
+
+    def say(text: str) -> None:
+        observe(Progress(text))
+
+    with open_bench(task, store.manifest, config, say, store.folder) as bench:
         budget = config.budget
         judged = judge(store, task, bench, observe, budget, deadline_s=deadline_s, race=race)
     if config.memory:
-        keep_run(store, task, lambda text: observe(Progress(text)))
+        keep_run(store, task, say)
     return judged
 
 

@@ -133,7 +133,7 @@ def build(
     with status(quiet=json_) as say:
         say(f"building {file.name}")
         jobs = jobs or load_config().jobs
-        built = build_file(find_task(task), file, target, configs=configs, jobs=jobs)
+        built = build_file(find_task(task), file, target, say, configs=configs, jobs=jobs)
     if isinstance(built, Rejected):
         if json_:
             print_json({"outcome": "rejected", "verdict": to_json(built)})

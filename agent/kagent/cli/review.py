@@ -166,7 +166,7 @@ def ablate(
             if not is_same_task(task, manifest):
                 say(f"{found.name}: made with an earlier version of {task.name}; timed on today's")
             say("starting builder and judge")
-            with open_bench(task, manifest, config) as bench:
+            with open_bench(task, manifest, config, say) as bench:
                 bench.machine.prepare(say)
                 ablator = ablation.Ablator(bench.machine, lineage, say)
                 result = ablator.run(winner, str(bench.environment["device"]))
@@ -237,7 +237,7 @@ def profile(
         task = todays_task(found, manifest)  # nothing is compared
         with status(quiet=json_) as say:
             say("building")
-            built = artifacts.rebuilt(store, shown, config.jobs)
+            built = artifacts.rebuilt(store, shown, config.jobs, say)
             say("profiling")
             here = run_facts_of(manifest, history)
             device = hardware(manifest.target, here.device, here.ceilings)

@@ -108,7 +108,8 @@ def _show_text(store: RunStore, candidate: Candidate, what: str, jobs: int) -> N
     elif what in ("prompt", "reply"):
         out.out(artifacts.kept_text(store, candidate, what), end="")
     else:
-        built = artifacts.rebuilt(store, candidate, jobs, ptx=what == "ptx")
+        with status(quiet=False) as say:
+            built = artifacts.rebuilt(store, candidate, jobs, say, ptx=what == "ptx")
         if what == "plan":
             out.print(built_view(built, full=True))
             return

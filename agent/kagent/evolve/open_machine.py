@@ -41,7 +41,7 @@ def open_machine(
     kind: Kind,
     config: Config,
     secret: int,
-    say: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None],
     accept: Callable[[Mapping[str, object], DeviceFacts], None] = lambda *_: None,
     judges: int = 1,
 ) -> Iterator[tuple[Machine, DeviceFacts, Mapping[str, object]]]:
@@ -52,7 +52,7 @@ def open_machine(
         kind: "gpu" or "cpu".
         config: Where, jobs and isolation.
         secret: Seed of the hidden cases. The judge gets it now, the store with the final race.
-        say: Is told what is being done.
+        say: Is told what is being done, and who has the device while it is waited for.
         accept: Is called with the environment and the device's facts before anything is measured;
             what it raises ends the call.
         judges: How many, each on a device of its own.

@@ -93,7 +93,7 @@ def measure(
     secret = secrets.randbits(62)
     hidden = draw_hidden(task, kind, "bench", secret)
     checked = [*search_cases(task, kind, secret), *hidden]
-    with open_machine(task, kind, config, secret) as (machine, facts, environment):
+    with open_machine(task, kind, config, secret, say) as (machine, facts, environment):
         found = _Verified(machine, task, kind, checked, hidden, say)
         with Replayer() as replayer:
             results = {e.id: found.verify(e, replayer) for e in entrants}

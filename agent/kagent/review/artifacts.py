@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from kagent_sandbox.builder.binary.disassemble import disassemble
@@ -35,7 +35,14 @@ def kept_text(store: RunStore, candidate: Candidate, what: str) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def rebuilt(store: RunStore, candidate: Candidate, jobs: int, *, ptx: bool = False) -> Built:
+def rebuilt(
+    store: RunStore,
+    candidate: Candidate,
+    jobs: int,
+    say: Callable[[str], None],
+    *,
+    ptx: bool = False,
+) -> Built:
     """A candidate built once more, for the visible cases of its task; with `ptx`, its PTX is kept.
 
     Raises:
@@ -53,7 +60,7 @@ def rebuilt(store: RunStore, candidate: Candidate, jobs: int, *, ptx: bool = Fal
     configs = candidate.proposal.configs or manifest.configs
     device = manifest.facts or manifest.target
     request = request_maker(task, device, cases, configs)
-    with Builder(jobs) as builder:
+    with Builder(jobs, on_wait=say) as builder:
         built = builder.build(replace(request(candidate.proposal.source), ptx=ptx))
     if isinstance(built, Rejected):
         raise UserError(f"#{candidate.id} does not build: {built.status}: {built.message}")

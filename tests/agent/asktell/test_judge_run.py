@@ -142,7 +142,7 @@ def test_what_a_deadline_leaves_is_judged_the_next_time(tmp_path, toy_machine): 
 
 def test_a_deadline_holds_while_baselines_are_measured(tmp_path, toy_machine, monkeypatch):  # noqa: F811
     run = queued(tmp_path)
-    with judging.open_machine(None, "cpu", None, 0) as (machine, facts, environment):
+    with judging.open_machine(None, "cpu", None, 0, print) as (machine, facts, environment):
         slow = replace(machine, prepare=lambda say: time.sleep(0.5) or {"us": {}})
     opened = contextlib.nullcontext((slow, facts, environment))
     monkeypatch.setattr(judging, "open_machine", lambda *_: opened)

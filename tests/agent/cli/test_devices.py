@@ -4,10 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
+from device_holder import cpu_held
+from kagent.candidate_file import build_file
 from kagent.config.devices import use_device
 from kagent.devices import list_devices
+from kagent.tasks import find_task, seeds_of
+from kagent_sandbox.data.build import Built
 from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.process.device_lock import CPU, DeviceLock
@@ -85,3 +90,26 @@ def test_a_gpu_that_is_not_there_is_refused_by_the_command():
     done = subprocess.run([*command, "--device", "cuda:3"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("kagent: no device 'cuda:3' on this machine")
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_build_says_for_whom_it_waits():
+    task, told, waits, answers = find_task("softmax"), [], threading.Event(), []
+    path = next(s.path for s in seeds_of(task) if s.language == "cpp")
+
+    def say(text):
+        told.append(text)
+        waits.set()
+
+    def build():
+        answers.append(build_file(task, path, None, say, configs=1, jobs=1))
+
+    with cpu_held() as other:
+        building = threading.Thread(target=build, daemon=True)
+        building.start()
+        assert waits.wait(60)
+        assert not answers
+        other.stdin.close()
+        building.join(60)
+    assert told[0].startswith(f"the device is shared: waiting for process {other.pid}")
+    assert isinstance(answers[0], Built)

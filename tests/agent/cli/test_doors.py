@@ -150,7 +150,7 @@ def first_refusals(builder, task, path):
         return builder.build(request_maker(task, target, search_cases(task, kind, 1), 1)(source))
 
     doors = {
-        "build": lambda: build_file(task, path, None, configs=1, jobs=1),
+        "build": lambda: build_file(task, path, None, print, configs=1, jobs=1),
         "check": lambda: check_file(task, path, jobs=1).verdict,
         "bench": lambda: bench_files(
             task, [path], jobs=1, configs=1, say=lambda _: None

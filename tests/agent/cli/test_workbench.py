@@ -108,7 +108,7 @@ def test_names_are_short_where_they_are_unmistakable():
 def test_a_target_that_makes_no_sense_is_refused_before_building(tmp_path, source, target, words):
     (path,) = write(tmp_path, candidate=source)
     with pytest.raises(UserError, match=words):
-        build_file(find_task("softmax"), path, target, configs=1, jobs=1)
+        build_file(find_task("softmax"), path, target, print, configs=1, jobs=1)
 
 
 without_gpu = pytest.mark.skipif(has_gpu(), reason="there is a GPU")

@@ -48,7 +48,7 @@ def test_what_there_is_not_is_said(words, says, monkeypatch, capsys):
 @pytest.fixture
 def shown(builder, monkeypatch, capsys):
     """`kagent show` in this process, on a builder that has been started already."""
-    monkeypatch.setattr(artifacts, "Builder", lambda jobs: contextlib.nullcontext(builder))
+    monkeypatch.setattr(artifacts, "Builder", lambda *_, **__: contextlib.nullcontext(builder))
     return lambda *words: run(monkeypatch, capsys, "show", RUN, *words)
 
 

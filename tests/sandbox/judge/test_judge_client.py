@@ -8,6 +8,7 @@ import threading
 import pytest
 import warm_python
 from caches import with_ceilings
+from device_holder import cpu_held
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from judging import BODY, GOOD, SLOW, built, write_task
@@ -98,14 +99,7 @@ def test_a_judge_waits_for_its_turn_and_says_for_whom(client, task):
     waits, answers = threading.Event(), []
     client._link._lock.on_wait = lambda text: (told.append(text), waits.set())
     asking = threading.Thread(target=lambda: answers.append(client.check(good)), daemon=True)
-    script = (
-        "import sys; from kagent_sandbox.process.device_lock import CPU, DeviceLock\n"
-        "with DeviceLock(CPU).turn('timing'): print(flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        other.stdout.readline()
+    with cpu_held() as other:
         asking.start()
         assert waits.wait(60)
         assert not answers
