@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, cast
 
@@ -61,6 +62,7 @@ class JudgeProcess:
         self._lock = DeviceLock(entry.unit_name(index), on_wait) if take_turns else None
         with temporary_space():
             self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
+        self._log_use = threading.Lock()  # who waits for an answer reads it as it is closed
         self._channel, theirs = Channel.pair()
         compiled = str(cache_folder() / "inductor")
         environment = {**for_trusted(), "TORCHINDUCTOR_CACHE_DIR": compiled}
@@ -128,7 +130,8 @@ class JudgeProcess:
                     "driver. What is recorded is kept: reset the device or restart the machine, "
                     "then resume"
                 ) from None
-        self._log.close()
+        with self._log_use:
+            self._log.close()
 
     def _exchange(
         self,
@@ -178,8 +181,15 @@ class JudgeProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - _LOG_TAIL))
-        tail = self._log.read().decode(errors="replace").strip()
+        tail = self._log_tail()
         text = f" by signal {-code}" if code < 0 else f" with status {code}"
         return f"{text}; its log ends:\n{tail}" if tail else text
+
+    def _log_tail(self) -> str:
+        """The end of the log; nothing once this is closed."""
+        with self._log_use:
+            if self._log.closed:
+                return ""
+            self._log.seek(0, os.SEEK_END)
+            self._log.seek(max(0, self._log.tell() - _LOG_TAIL))
+            return self._log.read().decode(errors="replace").strip()

@@ -19,6 +19,7 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
 from kagent_sandbox.errors import ChildDied, TaskError
 from kagent_sandbox.judge.client import JudgeClient
+from kagent_sandbox.judge.judge_process import JudgeProcess
 from kagent_sandbox.judge.packing import Header, pack, unpack
 from kagent_sandbox.process.environment import for_trusted
 
@@ -193,3 +194,10 @@ def test_what_is_forked_in_place_of_a_judge_is_what_python_would_start(tmp_path)
             assert process.wait() == process.poll() == status
             log.seek(0)
             assert log.readline() == "through itTrue True 1\n"
+
+
+def test_a_judge_that_is_closed_meanwhile_ended():
+    judge = JudgeProcess("cpu", take_turns=False)
+    judge.close()
+    with pytest.raises(ChildDied, match=r"the judge's process ended with status 0$"):
+        judge.ask("check", {})
