@@ -36,7 +36,8 @@ from .._library import (
 
 __all__ = ["Attention", "attention"]
 
-_TRAINS = available("attention_train") and available("attention_backward")
+_HAS_BACKWARD = available("attention_backward")
+_TRAINS = available("attention_train") and _HAS_BACKWARD
 _SCORES = 1 << 26  # held at once where torch computes the log-sum-exp
 
 
@@ -70,7 +71,8 @@ def attention(
         q, k, v = _batched(query), _batched(key), _batched(value)
         return attention(q, k, v, is_causal=is_causal).reshape(query.shape)
     operator = _with_lse if trains else _attention
-    if operator.is_torchs(query, key, value, is_causal):
+    given = query, key, value, is_causal
+    if operator.is_torchs(*given) or (trains and _gradient_is_torchs(*given)):
         return _sdpa(query, key, value, is_causal)  # transposed in memory: no copy of it
     if trains:
         return _with_lse(query, key, value, is_causal)[0]
@@ -150,7 +152,10 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     q, k, v = ctx.saved_tensors
     if torch.is_grad_enabled():  # for a second derivative
         return _differentiable_gradients(ctx, grad, q, k, v)
-    o, lse = _with_lse(q, k, v, ctx.causal)  # `attention` itself keeps them in training
+    if _HAS_BACKWARD:
+        o, lse = _with_lse(q, k, v, ctx.causal)  # `attention` itself keeps them in training
+    else:  # torch's own gradient needs neither
+        o, lse = grad, _empty_lse(q)
     return (*_gradient(grad, q, k, v, o, lse, ctx.causal), None)
 
 
@@ -182,6 +187,15 @@ def _with_lse_reference(
     return _sdpa(q, k, v, causal), lse
 
 
+def _gradient_is_torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> bool:
+    """Whether no kernel would compute the gradients of such a call."""
+    return _gradient.is_torchs(q, q, k, v, q, _empty_lse(q), causal)
+
+
+def _empty_lse(q: torch.Tensor) -> torch.Tensor:
+    return q.new_empty(q.shape[:3], dtype=_wide(q))
+
+
 def _wide(q: torch.Tensor) -> torch.dtype:
     return torch.promote_types(q.dtype, torch.float32)
 
@@ -189,7 +203,7 @@ def _wide(q: torch.Tensor) -> torch.dtype:
 def _with_lse_fake(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _fake(q, k, v, causal), q.new_empty(q.shape[:3], dtype=_wide(q))
+    return _fake(q, k, v, causal), _empty_lse(q)
 
 
 def _with_lse_setup_context(

@@ -154,6 +154,21 @@ def test_the_raw_operator_of_attention_is_differentiable_even_so(library):
     torch.testing.assert_close([t.grad for t in ours], [t.grad for t in theirs])
 
 
+def test_attention_trains_by_torch_where_no_kernel_computes_the_gradients(tmp_path):
+    """What the forward kernel kept would be of no use to torch's backward pass."""
+    package = assemble(tmp_path / "lib", "short_ops", ("attention",))
+    for task in ("attention", "attention_train"):
+        package.add_kernel(task, {**KERNELS, **BACKWARD}[task])
+    name = package.add_kernel("attention_backward", BACKWARD["attention_backward"])
+    for region in package.tables["attention_backward"]["kernels"][name]["regions"]:
+        region["high"] = {**region["high"], "S": 8}
+    short = package.imported("short_library")
+    for length, kernels in ((8, 1), (9, 0)):
+        before = len(calls(short, "attention_train"))
+        short.attention.attention(*leaves([torch.randn(1, 2, length, 16)] * 3)).sum().backward()
+        assert len(calls(short, "attention_train")) == before + kernels
+
+
 def test_attention_in_training_keeps_the_log_sum_exp(trained):
     """Of any length, in several batches and below vmap; where torch computes it, too."""
     attention = trained.attention.attention
