@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,10 +15,25 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def context(tmp_path_factory):
+    """What an image is built from: the files that .dockerignore lets through."""
+    folder = tmp_path_factory.mktemp("context")
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    for name in [line[1:] for line in lines if line.startswith("!")]:
+        if (ROOT / name).is_dir():
+            shutil.copytree(
+                ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(context, tmp_path_factory):
     out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
-    done = subprocess.run([*command, str(ROOT)], capture_output=True, text=True)
+    done = subprocess.run([*command, str(context)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (path,) = out.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
