@@ -275,15 +275,16 @@ class SelftestEvaluator:
 
     def _new_judge(self, key: tuple[Path, Kind]) -> JudgeClient:
         (task, kind), timeout_scale = key, self.timeout_scale
-        device, opening = device_for(kind), list[JudgeProcess]()
+        device, opening, opened = device_for(kind), list[JudgeProcess](), threading.Event()
 
         def connect() -> JudgeProcess:
             with self._opening_lock:
                 if self._ending:
                     raise MachineError("the selftest has ended: no judge is started any more")
                 link = JudgeProcess(device, tier=self._asked_for, take_turns=False)
-                self._opening.add(link)
-            opening.append(link)
+                if not opened.is_set():  # one that takes its place later is the client's to close
+                    self._opening.add(link)
+                    opening.append(link)
             return link
 
         try:
@@ -297,6 +298,7 @@ class SelftestEvaluator:
             )
         finally:
             with self._opening_lock:
+                opened.set()
                 self._opening.difference_update(opening)
 
     def _stop_opening(self) -> None:

@@ -567,6 +567,17 @@ def test_doctor_shows_it():
     )
 
 
+@pytest.mark.usefixtures("cache")
+def test_a_judge_that_was_restarted_is_closed_at_the_end():
+    with SelftestEvaluator(1, "token") as started:
+        started._timeout_scale = 1.0
+        judge = started.judge(corpus_folder() / "tasks" / "rows", "cpu")
+        os.kill(judge.pid, signal.SIGKILL)
+        judge._restart()
+        successor = judge._link._process
+    assert successor.returncode == 0
+
+
 def test_judges_that_are_being_started_at_the_end_are_not_waited_for(monkeypatch):
     # A server that answers nobody: without a kill it would be there for a minute.
     monkeypatch.setattr(judge_process, "_SERVER", ("-c", "import time; time.sleep(60)"))
