@@ -353,15 +353,15 @@ MOST_FLOOR = 512.0
 
 
 def _usable(room: Room, trials: Trials, first: DraftCase) -> tuple[Room, DraftCase]:
-    """The smallest case that can be one, `first` or a larger one. Where it is larger, the room
-    begins at its sizes: a batch normalisation of few elements, for one, amplifies rounding.
+    """The smallest case that can be one: `first`, or a larger one where that amplifies rounding, as
+    a batch normalisation of few elements does. The room then begins at the larger one's sizes.
 
     Raises:
-        AuthoringError: None can be, up to the example's own sizes.
+        AuthoringError: None of those that were tried can be.
     """
     tried = trials.case(first, "trial")
-    grown = 1.0
-    while tried.why and grown < MOST_GROWN and dict(first.sizes) != room.trace.dims:
+    refused, grown = [first.sizes], 1.0
+    while tried.rounding and grown < MOST_GROWN and dict(first.sizes) != room.trace.dims:
         grown *= 4
         sizes = _shrunk(room, CHECK_ELEMENTS * grown, CHECK_WORK * grown)
         if sizes == first.sizes:
@@ -370,8 +370,11 @@ def _usable(room: Room, trials: Trials, first: DraftCase) -> tuple[Room, DraftCa
         tried = trials.case(first, f"trial_{grown:g}")
         if not tried.why:
             room = replace(room, least=sizes)
+        refused.append(sizes)
     if tried.why:
-        raise AuthoringError(f"its own example cannot be a case: {tried.why}")
+        texts = (", ".join(f"{n} = {s}" for n, s in each.items()) for each in refused)
+        of = f" of {'; '.join(texts)}" if first.sizes else ""
+        raise AuthoringError(f"its example cannot be a case{of}: {tried.why}")
     return room, first
 
 

@@ -41,11 +41,14 @@ class Tried:
 
     Attributes:
         why: Why it cannot be a case; empty if it can.
+        rounding: Whether that is because rounding is amplified, which it may be less at other
+            sizes.
         noise: Machine epsilons that rounding each operation otherwise makes of the worst result.
         seconds: Time of torch's own implementation, the shortest of some calls.
     """
 
     why: str = ""
+    rounding: bool = False
     noise: float = 0.0
     seconds: float = 0.0
 
@@ -138,7 +141,7 @@ class Trials:
         for result, out, other, ref in zip(task.compared, outputs, rounded, expected, strict=True):
             if not out.dtype.is_floating_point:
                 if not torch.equal(out, ref.to(out.dtype)):
-                    return Tried(f"result {result.name} depends on rounding")
+                    return Tried(f"result {result.name} depends on rounding", rounding=True)
                 continue
             if not torch.isfinite(ref).all() and case.inputs != "nonfinite":
                 return Tried(f"result {result.name} is not finite")
@@ -148,12 +151,14 @@ class Trials:
             whole = numerics.measure_errors(out, ref, row_dims=0).row
             rows = numerics.measure_errors(out, ref, result.row_dims)
             if not max(whole, rows.row, rows.element) < _MOST_EAGER * eps:
-                return Tried(f"result {result.name}: torch errs by {rows.row / eps:.3g} epsilons")
+                why = f"result {result.name}: torch errs by {rows.row / eps:.3g} epsilons"
+                return Tried(why, rounding=True)
             shaken = numerics.measure_errors(other, ref, result.row_dims)
             noise = max(noise, shaken.row / eps, shaken.element / eps)
         if not noise <= MOST_NOISE:
-            return Tried(f"rounding makes {noise:.3g} epsilons of the result", noise)
-        return Tried("", noise, seconds)
+            why = f"rounding makes {noise:.3g} epsilons of the result"
+            return Tried(why, rounding=True, noise=noise)
+        return Tried(noise=noise, seconds=seconds)
 
     def _original(
         self, tensors: Mapping[str, torch.Tensor], dims: Mapping[str, Any]

@@ -118,6 +118,21 @@ def test_what_amplifies_rounding_at_small_sizes_begins_at_larger_ones():
     assert min(math.prod(s.values()) for s in cases) > math.prod(room.least.values())
 
 
+@pytest.mark.parametrize(
+    ("function", "sizes", "why"),
+    [
+        (lambda x: (x + 1e6) - 1e6, "M = 256, N = 64; M = 1024, N = 64", "torch errs by"),
+        (lambda x: x - x, "M = 256, N = 64", "is 0 everywhere"),
+    ],
+)
+def test_a_refusal_names_the_sizes_which_grow_only_where_rounding_is_amplified(
+    function, sizes, why
+):
+    room = find_room(make_operation(function, torch.randn(1024, 64)))
+    with pytest.raises(AuthoringError, match=rf"^its example cannot be a case of {sizes}: .*{why}"):
+        make_draft(room)
+
+
 def test_shapes_are_formulas_and_equalities_are_kept():
     found = traced(F.linear, torch.randn(16, 32), torch.randn(32, 32), torch.randn(32))
     assert found.dims == {"M": 16, "K": 32, "N": 32}
