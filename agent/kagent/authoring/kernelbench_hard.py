@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import math
 import re
 import sys
 import types
@@ -22,8 +21,8 @@ from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.errors import TaskError, UserError
-from kagent_sandbox.judge.check.shape_gaps import FEW
 
+from kagent.authoring.hidden_shapes import hidden_generators, needed_divisors
 from kagent.authoring.task_toml import task_toml
 from kagent.authoring.widened_source import definitions, renamed_source, widened_source
 from kagent.search.text_edits import EditableText, TextEdit
@@ -37,6 +36,8 @@ T = TypeVar("T")
 
 _CAPS = (64, 128, 256)
 """Sizes are cut to the first of these with which the model runs."""
+_MOST_BYTES = 2**28
+"""Arguments and results of a hidden case that is tried, at most."""
 _OURS = (
     "inputs",
     "reference",
@@ -236,7 +237,8 @@ def _run_small(problem: _Problem) -> None:
     """Run the model at small sizes: even ones, odd ones, and with each size doubled. A size that
     must stay even may come in steps, such as chunks of a sequence, of which the small one may be
     the first: `long` has such sizes tripled together, since what is carried from step to step, and
-    what becomes of it on the way, shows in the third.
+    what becomes of it on the way, shows in the third. A size that is tripled alone must run, too:
+    otherwise it needs another that is, as the steps' own size would, of which there were one again.
 
     Raises:
         TaskError: It runs at none.
@@ -264,8 +266,9 @@ def _run_small(problem: _Problem) -> None:
         if changed != odd and _try(problem, changed):
             odd = changed
         else:
-            longer = {**long, knob: 3 * long[knob]}
-            long = longer if _try(problem, longer) else long
+            alone, longer = ({**s, knob: 3 * s[knob]} for s in (small, long))
+            if _try(problem, alone) and (longer == alone or _try(problem, longer)):
+                long = longer
     found = {"odd": odd, "long": long}
     problem.small |= {name: shape for name, shape in found.items() if shape != small}
 
@@ -347,7 +350,7 @@ def _task_data(problem: _Problem, name: str) -> dict[str, Any]:
     seen = {s for a in arguments for s in a["shape"]}
     dims = list(shapes[0])
     arguments += [{"name": d, "value": d} for d in dims if d not in seen]
-    results = []
+    results: list[dict[str, Any]] = []
     for i, result in enumerate(first.results):
         each = [r.results[i] for _, r in problem.runs]
         wide = _dtype(result) == "float32" and _dtype(next(iter(first.given.values()))) != "float32"
@@ -363,6 +366,16 @@ def _task_data(problem: _Problem, name: str) -> dict[str, Any]:
     read, written = (
         " + ".join(_bytes(t) for t in ts if "shape" in t) for ts in (arguments, results)
     )
+    given = [_renamed(s) for s in problem.shapes]
+    visible = [*(_renamed(s) for s in problem.small.values()), *given]
+
+    def works(shape: Mapping[str, int]) -> bool:
+        if evaluate(f"{read} + {written}", shape) > _MOST_BYTES:
+            return True  # not known: too large for a CPU
+        return _try(problem, dict(zip(problem.knobs, (shape[d] for d in dims), strict=True)))
+
+    constraints = needed_divisors(visible, shapes, visible[0], works)
+    hidden = hidden_generators(visible, given, results[0]["dtype"], constraints, works)
     return {
         "name": name,
         "summary": problem.title,
@@ -375,7 +388,8 @@ def _task_data(problem: _Problem, name: str) -> dict[str, Any]:
         "dims": {d: f"as in shapes.py: {d}" for d in dims},
         "arguments": arguments,
         "results": results,
-        "gpu": _cases(problem, "", results),
+        "constraints": constraints or None,
+        "gpu": {**_cases(problem, "", results), "hidden_check": hidden},
         "cpu": _cases(problem, "cpu_", results),
     }
 
@@ -428,31 +442,7 @@ def _cases(problem: _Problem, prefix: str, results: Sequence[Mapping[str, Any]])
     if prefix:
         return {"check": check, "bench": [case("bench", problem.small["small"])]}
     bench = [case("_".join(map(str, s.values())), s) for s in problem.shapes]
-    hidden = _between([*problem.small.values(), *problem.shapes])
-    return {"check": check, "bench": bench, "hidden_check": [hidden | {"dtype": [dtype]}]}
-
-
-def _between(shapes: Sequence[Shape]) -> dict[str, Any]:
-    """Draws sizes between the least and the largest of the visible cases, since an export serves
-    those, too. A dimension of few sizes keeps to them; others keep to what all sizes are multiples
-    of.
-    """
-    dims: dict[str, Any] = {}
-    for dim in shapes[0]:
-        values = sorted({s[dim] for s in shapes})
-        if len(values) <= FEW:
-            dims[dim] = values
-        else:
-            dims[dim] = {"min": values[0], "max": values[-1]}
-            if (step := math.gcd(*values)) > 1:
-                dims[dim]["multiple"] = step
-    found: dict[str, Any] = {"count": 2, "dims": _renamed(dims)}
-    ranged = [n for n, values in dims.items() if isinstance(values, dict)]
-    if len(ranged) > 1:
-        products = [math.prod(s[n] for n in ranged) for s in shapes]
-        found["cost"] = " * ".join(_renamed(dict.fromkeys(ranged, 0)))
-        found["most"] = max(products)
-    return found
+    return {"check": check, "bench": bench}
 
 
 def _reference_py(problem: _Problem, data: Mapping[str, Any]) -> str:

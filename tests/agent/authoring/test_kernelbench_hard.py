@@ -1,8 +1,10 @@
+import math
+
 import pytest
 import torch
 from commands import run
 from kagent.authoring.kernelbench_hard import find_problems, import_problem
-from kagent_sandbox.data.task import load_task
+from kagent_sandbox.data.task import draw_hidden, load_task
 from kagent_sandbox.errors import TaskError, UserError
 from kagent_sandbox.judge.check.shape_gaps import find_gaps
 from kagent_sandbox.judge.check.task_checker import check
@@ -99,6 +101,72 @@ def test_sizes_in_steps_are_tried_with_three_and_shapes_in_between_are_drawn(tmp
     count, gaps = find_gaps(task, "gpu")
     assert count > 10
     assert gaps == []
+
+
+def test_the_size_of_steps_is_not_tripled_with_what_comes_in_them(tmp_path):
+    model = STEPS.replace("64", "step").replace(
+        "(rows, length)", "(rows, length), torch.ones(step)"
+    )
+    model = model.replace("forward(self, x)", "forward(self, x, decay)")
+    model = model.replace("carried, parts =", "step = len(decay)\n        carried, parts =")
+    model = model.replace("rows, length = 4, 1024", "rows, length, step = 4, 1024, 64")
+    many = [{"rows": 4, "length": 1024, "step": 64}, {"rows": 2, "length": 512, "step": 64}]
+    folder = problem(tmp_path, model, f"SHAPES = {many}\n")
+    task = load_task(import_problem(folder, tmp_path))
+    assert [(c.dims["length"], c.dims["step"]) for c in task.gpu.check][-1] == (192, 64)
+
+
+HEADS = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def forward(self, q, k):
+        assert q.shape[1] % k.shape[1] == 0
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        return torch.softmax(q @ k.mT, -1) @ k
+
+
+def get_inputs():
+    return [torch.randn(rows, heads, length, 16), torch.randn(rows, kv_heads, length, 16)]
+
+
+def get_init_inputs():
+    return []
+
+
+rows, heads, kv_heads, length = 1, 8, 8, 64
+"""
+
+
+@pytest.mark.parametrize(
+    ("shapes", "constraints"),
+    [
+        (((8, 32, 8, 64), (4, 64, 8, 256), (16, 32, 4, 127), (8, 16, 4, 200)), ()),
+        (((1, 8, 1, 64), (1, 8, 2, 64), (1, 16, 4, 96), (1, 8, 8, 70)), ("heads % kv_heads == 0",)),
+        (((1, 8, 8, 2048), (64, 8, 8, 32)), ()),
+    ],
+)
+def test_hidden_cases_keep_what_the_given_shapes_have_in_common(tmp_path, shapes, constraints):
+    names = ("rows", "heads", "kv_heads", "length")
+    given = [dict(zip(names, s, strict=True)) for s in shapes]
+    task = load_task(import_problem(problem(tmp_path, HEADS, f"SHAPES = {given}\n"), tmp_path))
+    assert task.constraints == constraints
+    drawn = [c.dims for seed in range(20) for c in draw_hidden(task, "gpu", "check", seed)]
+    assert len(drawn) >= 40
+    assert not [d for d in drawn if d["heads"] % d["kv_heads"]]
+    visible = [c.dims for c in (*task.gpu.check, *task.gpu.bench)]
+    varying = [n for n in names if len({d[n] for d in visible}) > 1]
+    most = max(math.prod(d[n] for n in varying) for d in visible)
+    assert max(math.prod(d[n] for n in varying) for d in drawn) <= most
+
+
+def test_a_generator_at_whose_draw_the_model_fails_is_left_out(tmp_path):
+    model = STEPS.replace("x.shape[1] % 64 == 0", "x.shape[1] > 8 * x.shape[0]")
+    many = [{"rows": r, "length": n} for r, n in ((4, 1024), (16, 256), (5, 640), (60, 512))]
+    task = load_task(import_problem(problem(tmp_path, model, f"SHAPES = {many}\n"), tmp_path))
+    assert task.gpu.hidden_check == ()
 
 
 def test_what_cannot_be_imported_is_one_line(tmp_path):
