@@ -113,9 +113,9 @@ def draw_attention(
     Args:
         kind: "normal"; "shifted": a constant is added to every key, which moves all scores of a row
             by the same large amount; "sunk": that, and queries so low that scores are about -200;
-            "mixed": each head of keys is normal, has scores that rise or fall by 16 from key to
-            key, or scores about 10000 below the others in half of the keys, which are a window or
-            every other block, never the first key.
+            "mixed": each head of keys is normal, has scores that rise or fall evenly by 16 from the
+            first key to the last, or scores about 10000 below the others in half of the keys, which
+            are a window or every other block, never the first key.
         queries: Shape of the queries: batch B, heads H, sequence length S, head dimension D.
         key_heads: Heads of keys and values, Hkv; H is a multiple.
         scale: Deviation of the normal distribution.

@@ -121,11 +121,13 @@ def reference_rows(
     lse: torch.Tensor,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What `reference` has in some heads, [R, S·D] each, in float64.
+    """What `reference` has in some rows, in float64: dq [R, S·D], whose rows are heads, and dk and
+    dv, [R, D] each.
 
-    `rows[0]` are numbers of heads of queries, [R] int64; the others are numbers of heads of keys.
+    `rows[0]` are numbers of heads of queries, [R] int64; the others are numbers of keys, counted
+    over all heads of keys.
     """
-    heads, key_heads = q.shape[1], k.shape[1]
+    heads, key_heads, s = q.shape[1], k.shape[1], q.shape[2]
     group = heads // key_heads
     found: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
@@ -136,13 +138,14 @@ def reference_rows(
             found[at] = _gradients_of_a_head(*given, causal)
         return found[at]
 
-    def of_keys(row: int, which: int) -> torch.Tensor:
-        batch, first = row // key_heads, row % key_heads * group
-        return torch.stack([of(batch, first + i)[which] for i in range(group)]).sum(0)
+    def of_key(row: int, which: int) -> torch.Tensor:
+        key_head, key = divmod(row, s)
+        batch, first = key_head // key_heads, key_head % key_heads * group
+        return torch.stack([of(batch, first + i)[which][key] for i in range(group)]).sum(0)
 
-    dq = [of(row // heads, row % heads)[0] for row in rows[0].tolist()]
-    dk, dv = ([of_keys(row, n) for row in rows[n].tolist()] for n in (1, 2))
-    return tuple(torch.stack(t).flatten(1) for t in (dq, dk, dv))
+    dq = [of(row // heads, row % heads)[0].flatten() for row in rows[0].tolist()]
+    dk, dv = ([of_key(row, n) for row in rows[n].tolist()] for n in (1, 2))
+    return torch.stack(dq), torch.stack(dk), torch.stack(dv)
 
 
 def eager(

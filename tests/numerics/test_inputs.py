@@ -19,6 +19,7 @@ from kagent.selftest.assemble import candidate_text, candidates
 from kagent.tasks import find_task, seeds_of, task_names
 from kagent_sandbox.data.build import BuildRequest, Built, TensorSpec
 from kagent_sandbox.data.build_case import build_case
+from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.generator import Generator
 from kagent_sandbox.data.ranges import Range
@@ -26,7 +27,7 @@ from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.judge.check.cases import check_cases
-from kagent_sandbox.judge.check.numerics import measure_errors
+from kagent_sandbox.judge.check.numerics import allowed, measure_errors, share
 from kagent_sandbox.judge.judge import Judge
 from mutation.conditions import of_sizes, of_values
 from mutation.engines import with_race
@@ -217,6 +218,21 @@ def test_torchs_errors_are_a_measure_for_others(name, kind):
                 most = 1e-3 if out.dtype == torch.float32 and case.dtype == "float32" else 0.4
                 assert errors.row < most, case
                 assert errors.element < most, case
+
+
+@pytest.mark.parametrize("which", [1, 2], ids=["dk", "dv"])
+def test_the_last_keys_of_a_long_causal_call_count(which):
+    """Beside the first keys of their head they are small: few queries see them."""
+    task = find_task("attention_backward")
+    reference = task.reference()
+    dims = {"B": 1, "H": 1, "Hkv": 1, "S": 2048, "D": 64, "causal": True}
+    case = Case(name="long", dtype="bfloat16", **dims)
+    given_ = arguments(task, reference, case, seed=0)
+    ref, result = reference.reference(**given_)[which], task.compared[which]
+    out = reference.eager(**given_)[which]
+    limit = allowed(measure_errors(out, ref, result.row_dims), result, out.dtype)
+    out[:, :, -1:] = 0
+    assert share(measure_errors(out, ref, result.row_dims), limit) > 1
 
 
 # -- files that are wrong for some of them alone ---------------------------------------------------
