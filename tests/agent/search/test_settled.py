@@ -30,7 +30,9 @@ def test_a_tuned_run_ends_when_untried_constants_promise_nothing(tmp_path):
     assert best.current == (16, 3)
 
 
-@pytest.mark.parametrize(("share", "settled"), [(0.995, True), (0.98, False)])
+@pytest.mark.parametrize(
+    ("share", "settled"), [(0.995, True), (1.04, True), (0.98, False), (1.27, False)]
+)
 def test_at_the_roofline_there_is_nothing_to_gain(tmp_path, share, settled):
     timings = tuple(replace(t, roofline_share=share) for t in SEED.verdict.timings)
     lineage = Lineage([replace(SEED, verdict=replace(SEED.verdict, timings=timings))])
