@@ -27,7 +27,7 @@ from kagent.asktell.results import Best, Result, best_of, result_of
 from kagent.asktell.state import read_state
 from kagent.config.settings import load_config
 from kagent.evolve.stored_run import task_of_run
-from kagent.runs.events import Event, Observer, Progress, Stop
+from kagent.runs.events import Event, Observer, Stop, progress_to
 from kagent.runs.history import History
 from kagent.runs.manifest import Manifest, find_run, read_manifest
 from kagent.runs.store import RunStore, read_history
@@ -217,9 +217,6 @@ class Run:
         self._open = contextlib.ExitStack()
         weakref.finalize(self, self._open.close)  # also where nobody calls `close`
 
-    def _say(self, text: str) -> None:
-        self._observe(Progress(text))
-
     # -- asking and telling ----------------------------------------------------------------------
 
     def ask(self, count: int = 1) -> list[OpenAsk]:
@@ -341,9 +338,8 @@ class Run:
             return JudgeResult(self.folder, None, history, ())
         task = task_of_run(self.folder, store.manifest)
         if self._bench is None:
-            opening = judging.open_bench(
-                task, store.manifest, self._config, self._say, store.folder
-            )
+            say = progress_to(self._observe)
+            opening = judging.open_bench(task, store.manifest, self._config, say, store.folder)
             self._bench = self._open.enter_context(opening)
         stop: Stop | None = None
         try:

@@ -25,7 +25,7 @@ from kagent.evolve.remembering import keep_run
 from kagent.evolve.session import note_isolation_change, same_machine
 from kagent.evolve.stored_run import setting_for
 from kagent.runs.ask import Nobody
-from kagent.runs.events import Observer, Phase, PhaseBegan, Progress, Stop
+from kagent.runs.events import Observer, Phase, PhaseBegan, Stop, progress_to
 from kagent.runs.final_race import choose_finalists
 from kagent.runs.history import History
 from kagent.runs.manifest import Manifest
@@ -202,10 +202,7 @@ def judge_all(
     if not has_work(history, race=race):
         return JudgeResult(store.folder, None, history, ())
     observe(PhaseBegan(Phase.START))
-
-    def say(text: str) -> None:
-        observe(Progress(text))
-
+    say = progress_to(observe)
     with open_bench(task, store.manifest, config, say, store.folder) as bench:
         budget = config.budget
         judged = judge(store, task, bench, observe, budget, deadline_s=deadline_s, race=race)

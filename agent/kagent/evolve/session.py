@@ -48,7 +48,7 @@ from kagent.evolve.stored_run import setting_from
 from kagent.fleet.fleet import LOCAL, fleet_of
 from kagent.runs.ask import Nobody
 from kagent.runs.cost import ModelCall
-from kagent.runs.events import Observer, Phase, Progress, Stop
+from kagent.runs.events import Observer, Phase, Progress, Stop, progress_to
 from kagent.runs.files import clear_errors
 from kagent.runs.history import History
 from kagent.runs.manifest import Manifest, read_manifest
@@ -118,9 +118,7 @@ def evolve(
             most_search_s=config.max_time,
         )
         phases.begin(Phase.START)
-
-        def say(text: str) -> None:
-            observe(Progress(text))
+        say = progress_to(observe)
 
         def accept(environment: Mapping[str, object], facts: DeviceFacts) -> None:
             if manifest is not None and resume is not None:
@@ -182,7 +180,7 @@ def _try_models(config: Config, observe: Observer) -> Sequence[ModelCall]:
         return ()
     from kagent.llm.ping import require_models  # the SDK takes a second to import
 
-    return require_models(models, lambda text: observe(Progress(text)))
+    return require_models(models, progress_to(observe))
 
 
 def resolve_config(

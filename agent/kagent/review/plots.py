@@ -237,7 +237,8 @@ def search_plot(lineage: Lineage) -> SearchPlot | None:
     )
 
 
-LESS = 0.99  # of the memory of a faster one, or it is the same: a scalar is no way to save some
+_LESS = 0.99
+"""Most of a faster candidate's memory that counts as less: a scalar result less does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +263,7 @@ def memory_front(lineage: Lineage) -> list[FrontRow]:
     rows: list[FrontRow] = []
     least = math.inf
     for log, memory, c in sorted(known, key=lambda k: (-k[0], k[1], k[2].id)):
-        if memory < LESS * least:
+        if memory < _LESS * least:
             least = memory
             name = f"#{c.id} {c.proposal.name}"
             rows.append(FrontRow(c.id, name, f"{math.exp(log):.3f}×", human_bytes(memory)))

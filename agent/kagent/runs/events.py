@@ -188,3 +188,8 @@ Event: TypeAlias = (
     | Finished
 )
 Observer: TypeAlias = Callable[[Event], None]
+
+
+def progress_to(observe: Observer) -> Callable[[str], None]:
+    """Return a function that tells an observer each line of progress that it is given."""
+    return lambda text: observe(Progress(text))
