@@ -236,3 +236,16 @@ def test_attention_of_fewer_heads_of_keys_is_counted(kind):
     with product_counter() as counter:
         getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_attention")(q, k, v, *more)
     assert counter.get_total_flops() == 2 * 2 * 8 * 16 * 24 * (64 + 64)
+
+
+def test_gradients_of_attention_of_fewer_heads_of_keys_are_counted():
+    """torch 2.11's own count refuses them."""
+    q, k, v = (torch.empty(2, h, n, 64, device="meta") for h, n in ((8, 16), (2, 24), (2, 24)))
+    lse = torch.empty(2, 8, 16, device="meta", dtype=torch.float32)
+    seed = torch.empty(0, dtype=torch.int64, device="meta")
+    with product_counter() as counter:
+        torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            q, q, k, v, q, lse, None, None, 16, 24, 0.0, False, seed, seed
+        )
+    products = 3 * 64 + 2 * 64  # scores again, dq and dk; those of values twice
+    assert counter.get_total_flops() == 2 * 2 * 8 * 16 * 24 * products
