@@ -7,6 +7,7 @@ kept only if it is right.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -101,7 +102,7 @@ def _write(folder: Path, kind: Kind, jobs: int, say: Callable[[str], None]) -> S
 
 def _generate(folder: Path, kind: Kind) -> dict[str, str]:
     """A seed's `source`, or the `reason` for none."""
-    request = json.dumps({"task": str(folder.resolve()), "kind": kind})
+    request = json.dumps({"parent": os.getpid(), "task": str(folder.resolve()), "kind": kind})
     with tempfile.TemporaryFile() as log:
         try:
             done = subprocess.run(

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kagent_sandbox.confine.libc import prctl
 from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import KagentError, MachineError, TaskError
+from kagent_sandbox.process.parent import end_with_parent
 
 from kagent.asktell.judging import judge_all
 from kagent.campaign.exchange import Migrant, accept
@@ -101,12 +101,10 @@ def _race(
 
 def main() -> None:
     """Answer one request."""
-    prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a campaign that was killed may begin it again
     # The campaign ends it so, also where a shell's `&` had the campaign itself ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     request = json.load(sys.stdin)
-    if os.getppid() != request["parent"]:  # it was killed before that
-        return
+    end_with_parent(request["parent"])  # a campaign that was killed may begin it again
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

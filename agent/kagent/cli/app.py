@@ -204,6 +204,8 @@ def _end_as_by_ctrl_c(number: int, _frame: object) -> None:
     name = signal.Signals(number).name
     with contextlib.suppress(OSError):  # after SIGHUP there may be no terminal
         os.write(2, f"kagent: {name}: ending as after Ctrl-C\n".encode())
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` has it
+        raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
 
 
@@ -219,7 +221,7 @@ def main() -> None:
         sys.exit(e.exit_code)
     finally:
         # All is said and stored: another Ctrl-C would only show how the interpreter ends.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, lambda *_: None)
 
 
 def isolate(flag: str | None) -> None:

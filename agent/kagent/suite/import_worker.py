@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
-from kagent_sandbox.confine.libc import prctl
 from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import KagentError, MachineError
+from kagent_sandbox.process.parent import end_with_parent
 
 from kagent.authoring.flashinfer_task import import_definition
 from kagent.authoring.kernelbench import read_problem
@@ -61,10 +60,8 @@ def _import(problem: Problem, to: Path) -> tuple[Path, list[str]]:
 
 def main() -> None:
     """Answer one request."""
-    prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a suite that was killed may begin the import again
     request = json.load(sys.stdin)
-    if os.getppid() != request["parent"]:  # it was killed before that
-        return
+    end_with_parent(request["parent"])  # a suite that was killed may begin the import again
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the problem prints

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -86,14 +87,19 @@ def check_task(
     if known is not None:
         return known
     say(f"checking the task {task.name} itself, once")
-    request = {"task": str(task.folder), "kind": kind, "device": "cuda" if on_gpu else "cpu"}
-    found = _run(task, request)
+    found = _run(task, kind, "cuda" if on_gpu else "cpu")
     cache.save(name, found)
     say(f"the task was checked in {found.seconds:.1f} s; that is kept until it changes")
     return found
 
 
-def _run(task: Task, request: dict[str, str]) -> TaskCheck:
+def _run(task: Task, kind: Kind, device: str) -> TaskCheck:
+    request = {
+        "parent": os.getpid(),
+        "task": str(task.folder),
+        "kind": kind,
+        "device": device,
+    }
     reference = task.folder / "reference.py"
     with temporary_space(), tempfile.TemporaryFile() as log:
         try:

@@ -14,6 +14,7 @@ from typing import Any
 from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.errors import KagentError
+from kagent_sandbox.process.parent import end_with_parent
 
 
 def write(task: Task, kind: Kind) -> str:
@@ -65,8 +66,9 @@ def _docstring(task: Task, kind: Kind) -> str:
 
 
 def main() -> None:
-    """Answer one request: {"task": folder, "kind": "gpu" or "cpu"}."""
+    """Answer one request: {"parent": process id, "task": folder, "kind": "gpu" or "cpu"}."""
     request = json.load(sys.stdin)
+    end_with_parent(request["parent"])
     warnings.simplefilter("ignore")
     with contextlib.redirect_stdout(sys.stderr):  # what eager prints
         try:

@@ -35,6 +35,7 @@ from kagent_sandbox.judge.check.omissions import Omission, OmissionRecorder, Omi
 from kagent_sandbox.judge.check.shape_gaps import find_gaps
 from kagent_sandbox.judge.task_check import TaskCheck
 from kagent_sandbox.process.exit import exit_fast
+from kagent_sandbox.process.parent import end_with_parent
 
 if TYPE_CHECKING:
     from kagent_sandbox.data.arguments import ResultSpec
@@ -64,6 +65,7 @@ SAME = {torch.float64: 1e-9, torch.float32: 1e-4}
 def main() -> None:
     """Serve one request, and end the process."""
     request = json.load(sys.stdin)
+    end_with_parent(request["parent"])
     # Output of reference.py must not be taken for the answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -1,0 +1,65 @@
+"""A command that waits for the check of a task ends when it is told to, and leaves nothing."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from double_task import REFERENCE, TASK
+from kagent_sandbox.process import process_tree
+
+LIMIT_S = 30.0
+IGNORED = "trap '' INT; exec "  # as a shell that is no terminal's has its `&`
+
+
+@pytest.fixture
+def slow_task(tmp_path):
+    """A task whose check takes for ever."""
+    (tmp_path / "task.toml").write_text(TASK)
+    head, line, rest = REFERENCE.partition("def inputs(case, generator, device):\n")
+    assert line
+    (tmp_path / "reference.py").write_text(f"import time\n{head}{line}    time.sleep(600)\n{rest}")
+    return tmp_path
+
+
+def until(found):
+    deadline = time.monotonic() + LIMIT_S
+    while not (seen := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return seen
+
+
+def checkers(pid):
+    """The processes below that check a task."""
+
+    def is_one(each):
+        with open(f"/proc/{each}/cmdline", "rb") as file:
+            return b"task_checker" in file.read()
+
+    return [p for p in process_tree.descendants(pid) if is_one(p)]
+
+
+@pytest.mark.usefixtures("orphans_come_here", "own_cache")
+@pytest.mark.parametrize(
+    ("number", "before", "code"),
+    [
+        (signal.SIGINT, "exec ", 130),
+        (signal.SIGTERM, "exec ", 130),
+        (signal.SIGTERM, IGNORED, 130),
+        (signal.SIGKILL, "exec ", -signal.SIGKILL),
+    ],
+)
+def test_it_ends_and_leaves_no_process(slow_task, number, before, code):
+    words = f"{sys.executable} -m kagent check {slow_task}"
+    with subprocess.Popen(["sh", "-c", before + words], stderr=subprocess.PIPE) as process:
+        try:
+            seen = until(lambda: checkers(process.pid))
+            process.send_signal(number)
+            _, said = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == code, said
+    assert b"Traceback" not in said
+    until(lambda: all(map(process_tree.ended, seen)))
