@@ -109,12 +109,12 @@ def test_starting_a_launcher_takes_little_of_the_lane(backend, arena):
         spares.drop()
         start = time.monotonic()
         spares.begin()
-        spares.quiet()
+        spares.wait_until_idle()
         ahead = time.monotonic()
         launcher = backend.launcher(arena)
         launcher.load({})
         ready = time.monotonic()
-        spares.quiet()
+        spares.wait_until_idle()
         closing = time.monotonic()
         launcher.close()
         closed = time.monotonic()
@@ -134,7 +134,7 @@ def test_a_launcher_for_plans_without_products_does_not_load_their_library():
     for products in (True, False):
         with GpuBackend(products=products) as backend:
             start = time.monotonic()
-            backend._spares.quiet()
+            backend._spares.wait_until_idle()
             print(f"products {products}: next made in {time.monotonic() - start:.2f} s")
             assert backend.healthy()
 
