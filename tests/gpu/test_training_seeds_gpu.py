@@ -6,7 +6,12 @@ from seed_cases import SEEDS, TRAINING_TASKS, arguments, import_seed, outputs, w
 
 pytestmark = pytest.mark.gpu
 
-FILES = [f for name in TRAINING_TASKS for f in (SEEDS / name).glob("triton_*.py")]
+FILES = [
+    file
+    for name in TRAINING_TASKS
+    for language in ("triton", "gluon")
+    for file in (SEEDS / name).glob(f"{language}_*.py")
+]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f"{f.parent.name}-{f.stem}")

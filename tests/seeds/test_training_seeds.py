@@ -26,8 +26,8 @@ def task(request):
     return load_task(SEEDS / request.param)
 
 
-def seeds(task, language):
-    return sorted(task.folder.glob(f"{language}_*.py"))
+def seeds(task, *languages):
+    return sorted(f for name in languages for f in task.folder.glob(f"{name}_*.py"))
 
 
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])
@@ -65,19 +65,20 @@ def test_cpp_seeds_compute_their_task(task, monkeypatch):
                 assert worst_share(task, reference, given, results) <= 1, (case.name, pick)
 
 
-def test_triton_seeds_compute_their_task_in_the_interpreter(task, shared):
+def test_seeds_that_triton_compiles_compute_their_task_in_the_interpreter(task, shared):
     with Interpreter(task, run_seed=1) as interpreter:
-        for file in seeds(task, "triton"):
+        for file in seeds(task, "triton", "gluon"):
             found = interpreter.interpret(file.read_text())
             assert isinstance(found, Interpreted), found
             assert len(found.errors) >= 5
+            assert not found.not_simulated
             assert all(e.share_of_tolerance <= 1 for e in found.errors)
 
 
-def test_triton_seeds_build_without_spills(task, builder):
+def test_seeds_that_triton_compiles_build_without_spills(task, builder):
     widest = max(task.gpu.bench, key=lambda c: (c.dims.get("N", 0), task.min_bytes(c)))
     cases = tuple(build_case(task, c) for c in (widest, task.gpu.check[2]))
-    for file in seeds(task, "triton"):
+    for file in seeds(task, "triton", "gluon"):
         built = builder.build(
             BuildRequest(file.read_text(), task.entry, "sm_90a", cases, task.allow)
         )
