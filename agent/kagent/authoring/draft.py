@@ -12,6 +12,7 @@ from kagent_sandbox.data.formula import evaluate
 
 from kagent.authoring.choices import IndexResult, find_choices
 from kagent.authoring.operation import Example
+from kagent.authoring.proofs import Proof
 from kagent.authoring.rounded import RoundedResult, find_rounded
 from kagent.authoring.trace import TracedOperation
 
@@ -72,6 +73,7 @@ class TaskDraft:
         cpu: Cases for CPUs.
         k: Tolerance: times torch's own error.
         floor: Tolerance: machine epsilons beside that.
+        idle: Operations that change no result.
     """
 
     trace: TracedOperation
@@ -82,6 +84,7 @@ class TaskDraft:
     k: float = 3.0
     floor: float = 2.0
     notes: tuple[str, ...] = field(default=())
+    idle: tuple[Proof, ...] = ()
 
     def with_(self, **changes: Any) -> TaskDraft:
         """A copy with other values."""

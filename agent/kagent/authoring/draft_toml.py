@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from kagent.authoring.draft import DraftCase, DraftGenerator, TaskDraft, plain
+from kagent.authoring.proofs import Proof
 from kagent.authoring.source_lines import quoted
 
 _LIBRARY = {
@@ -50,6 +51,8 @@ def task_toml(draft: TaskDraft) -> str:
     allow = _allow(draft)
     if allow:
         lines.append(f"allow = [{', '.join(map(quoted, allow))}]")
+    if draft.idle:
+        lines += ["without_effect = [", *(f"  {_idle(p)}," for p in draft.idle), "]"]
     lines += [
         "",
         f"# Made from {operation.origin}.",
@@ -90,6 +93,10 @@ def task_toml(draft: TaskDraft) -> str:
             for generator in generators:
                 lines += ["", f"[[{kind}.{key}]]", *_generator(generator)]
     return "\n".join(lines) + "\n"
+
+
+def _idle(proof: Proof) -> str:
+    return f"{{ operation = {quoted(proof.operation)}, reason = {quoted(proof.reason)} }}"
 
 
 def _tolerance(draft: TaskDraft, shape: Sequence[int | str]) -> list[str]:

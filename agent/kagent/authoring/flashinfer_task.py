@@ -28,6 +28,7 @@ from kagent.authoring.exchange import (
     read_traces,
 )
 from kagent.authoring.flashinfer_inputs import Inputs, Size, understand
+from kagent.authoring.proofs import declare_idle
 from kagent.authoring.task_toml import task_toml
 from kagent.authoring.widened_source import (
     definitions,
@@ -127,6 +128,7 @@ def import_definition(
     (folder / "task.toml").write_text(task_toml(data), encoding="utf-8")
     _count_flops(inputs, folder, data)
     (folder / "task.toml").write_text(task_toml(data), encoding="utf-8")
+    declare_idle(folder, data)
     used = len(flashinfer_cases.of_workloads(inputs, loads))
     return ImportedDefinition(data["name"], folder, len(loads), used, tuple(inputs.left_out))
 

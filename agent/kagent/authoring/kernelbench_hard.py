@@ -23,6 +23,7 @@ from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.errors import TaskError, UserError
 
 from kagent.authoring.hidden_shapes import hidden_generators, needed_divisors
+from kagent.authoring.proofs import declare_idle
 from kagent.authoring.task_toml import task_toml
 from kagent.authoring.widened_source import definitions, renamed_source, widened_source
 from kagent.search.text_edits import EditableText, TextEdit
@@ -120,6 +121,7 @@ def import_problem(folder: Path, to: Path, *, force: bool = False) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     (target / "reference.py").write_text(text, encoding="utf-8")
     (target / "task.toml").write_text(task_toml(data), encoding="utf-8")
+    declare_idle(target, data)
     return target
 
 

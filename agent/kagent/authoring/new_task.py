@@ -31,6 +31,7 @@ from kagent.authoring.draft_reference import require_writable
 from kagent.authoring.drawing import by_values
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.operation import Operation
+from kagent.authoring.proofs import prove_idle
 from kagent.authoring.seeds import SeedOutcome, write_seeds
 from kagent.authoring.sizes import (
     Room,
@@ -147,6 +148,8 @@ def make_task(
     try:
         load_task(folder)
         checks = tuple(_checked(folder, say))
+        if any(c.holes for c in checks):
+            draft, checks = _without_idle(draft, folder, checks, say)
         if any(c.holes for c in checks):
             draft, checks = _mended(draft, folder, checks, say)
     except TaskError:
@@ -569,6 +572,21 @@ def _checked(folder: Path, say: Say) -> Iterator[TaskCheck]:
     task = load_task(folder)
     for kind in get_args(Kind):
         yield check_task(task, kind, say)
+
+
+def _without_idle(
+    draft: TaskDraft, folder: Path, checks: Sequence[TaskCheck], say: Say
+) -> tuple[TaskDraft, tuple[TaskCheck, ...]]:
+    """The draft with operations declared that no case sees and that algebra shows to change
+    nothing.
+    """
+    holes = [h for c in checks for h in c.holes]
+    idle = tuple(p for p in prove_idle(folder) if any(p.operation in h for h in holes))
+    if not idle:
+        return draft, tuple(checks)
+    draft = draft.with_(idle=idle)
+    write(draft, folder)
+    return draft, tuple(_checked(folder, say))
 
 
 def _mended(

@@ -105,6 +105,8 @@ def task_check_text(name: str, found: Iterable[TaskCheck]) -> Text:
             text.append(f"  too large for this CPU, in a GPU's place: {names}\n", "yellow")
         for hole in check.holes:
             text.append(f"  {hole}\n", "red")
+        for line in check.without_effect:
+            text.append(f"  without effect, says task.toml: {line}\n", "dim")
     text.rstrip()
     return text
 

@@ -47,6 +47,13 @@ class Cases(StrictModel):
     hidden_bench: tuple[Generator, ...] = ()
 
 
+class Idle(StrictModel):
+    """An operation of the reference that changes no result, whatever the inputs."""
+
+    operation: str = Field(min_length=1)  # as the check of the task names it
+    reason: str = Field(min_length=1)
+
+
 class Task(StrictModel):
     """One operation to make faster."""
 
@@ -59,6 +66,7 @@ class Task(StrictModel):
     results: tuple[ResultSpec, ...] = ()  # what the entry returns, in order
     constraints: tuple[str, ...] = ()  # formulas over the dimensions that hold in every case
     allow: tuple[str, ...] = ()  # torch operations beyond allocation, views, copies and fills
+    without_effect: tuple[Idle, ...] = ()  # operations that the check may find no use of
     bytes: str  # formula: fewest bytes that must move through memory
     flops: str  # formula: operations, 0 for none worth counting
     accept: bool = False  # reference.py has a rule for results that torch does not fix
@@ -226,6 +234,9 @@ class Task(StrictModel):
             raise ValueError(
                 f"results: a name appears twice in {names}, written arguments included"
             )
+        idle = [e.operation for e in self.without_effect]
+        if len(set(idle)) != len(idle):
+            raise ValueError(f"without_effect: an operation appears twice in {idle}")
         for name in self.dims:
             if identifier(name) in (*Case.model_fields, "itemsize"):
                 raise ValueError(f"dims: {name} has a meaning of its own in cases: rename it")

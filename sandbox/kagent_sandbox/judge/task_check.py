@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.kind import Kind
     from kagent_sandbox.data.task import Task
 
-VERSION = 2
+VERSION = 3
 """Version of what is checked: part of the cache's key."""
 LIMIT_S = 900.0
 _WORKER: tuple[str, ...] = ("-m", "kagent_sandbox.judge.check.task_checker")
@@ -49,6 +49,8 @@ class TaskCheck:
         eager_eps: The largest error of `eager`, in machine epsilons of the result or the inputs,
             whichever are coarser.
         seconds: Time that the check took.
+        without_effect: Operations that the task declares to change nothing, and that did not in
+            any case, with the reason: a line each.
     """
 
     kind: str
@@ -59,6 +61,7 @@ class TaskCheck:
     holes: tuple[str, ...]
     eager_eps: float
     seconds: float
+    without_effect: tuple[str, ...] = ()
 
 
 def check_task(

@@ -66,6 +66,44 @@ def test_a_problem_becomes_a_task_that_passes_its_check(tmp_path):
     assert not found.holes
 
 
+NIBBLES = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        packed = torch.randint(0, 256, (width, width), dtype=torch.uint8)
+        self.register_buffer("packed", packed)
+
+    def forward(self, x):
+        high, low = (self.packed >> 4) & 0xF, self.packed & 0xF
+        return x @ torch.cat([high, low]).to(x.dtype)
+
+
+def get_inputs():
+    return [torch.randn(rows, 2 * width)]
+
+
+def get_init_inputs():
+    return [width]
+
+
+rows, width = 4, 32
+"""
+
+
+def test_a_mask_of_bits_that_are_0_already_is_declared(tmp_path):
+    shapes = 'SHAPES = [{"rows": 4, "width": 32}]\n'
+    task = load_task(import_problem(problem(tmp_path, NIBBLES, shapes), tmp_path))
+    (idle,) = task.without_effect
+    assert idle.operation.startswith("(self.packed >> 4) & 0xF without its ")
+    found = check(task, "cpu", torch.device("cpu"))
+    assert not [h for h in found.holes if "window" not in h]
+    assert len(found.without_effect) == 1
+
+
 STEPS = """
 import torch
 import torch.nn as nn

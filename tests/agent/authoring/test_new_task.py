@@ -97,6 +97,24 @@ def test_a_module_becomes_a_sound_task(tmp_path, in_process):
         make_task(operation, tmp_path / "t")
 
 
+def upper_product(a, b):
+    return torch.triu(a @ b)
+
+
+def upper_inputs():
+    return torch.triu(torch.rand(64, 64)), torch.triu(torch.rand(64, 64))
+
+
+def test_what_algebra_shows_to_be_idle_is_declared(tmp_path, in_process):
+    """`triu` of a product of matrices that the example draws upper triangular."""
+    made = make_task(make_operation(upper_product, upper_inputs), tmp_path / "t", seeds=False)
+    assert made.holes == ()
+    (idle,) = made.task.without_effect
+    assert "without its triu (its self instead)" in idle.operation
+    assert "upper triangular" in idle.reason
+    assert all(idle.operation in "".join(c.without_effect) for c in made.checks)
+
+
 class Deep(nn.Module):
     """Normalises each channel again and again: over two elements, that amplifies rounding."""
 

@@ -60,25 +60,32 @@ class Omission:
         """Key that is equal for all operations of one call, and all ways of leaving them out."""
         return self.function, self.line, self.column, self.text
 
+    @property
+    def words(self) -> str:
+        """Text without the place in the file: as `without_effect` names an operation."""
+        return f"{self.text} without its {self.operation} ({self.how})"
+
     def __str__(self) -> str:
-        return f"reference.py:{self.line}: {self.text} without its {self.operation} ({self.how})"
+        return f"reference.py:{self.line}: {self.words}"
 
 
-class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Knows from where in a file an operation comes."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._file = str(file)
+        linecache.checkcache(self._file)  # it may have been written anew
 
-    def _frame(self) -> FrameType | None:
+    def frame(self) -> FrameType | None:
+        """The frame of the file that runs now; None where the operation comes from elsewhere."""
         frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - there is no other way
         while frame is not None and frame.f_code.co_filename != self._file:
             frame = frame.f_back
         return frame
 
 
-class OmissionRecorder(_Watching):  # type: ignore[no-untyped-call]
+class OmissionRecorder(Watching):  # type: ignore[no-untyped-call]
     """Finds the operations of a reference that can be left out. A context manager.
 
     Attributes:
@@ -97,14 +104,14 @@ class OmissionRecorder(_Watching):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         first = _first(out)
-        frame = None if first is None or _stays(func) else self._frame()
+        frame = None if first is None or _stays(func) else self.frame()
         if frame is not None and first is not None:
             for how in _ways(func, args, kwargs, first):
-                self.found[_omission(frame, func, how)] = None
+                self.found[omission_at(frame, func, how)] = None
         return out
 
 
-class Omitter(_Watching):  # type: ignore[no-untyped-call]
+class Omitter(Watching):  # type: ignore[no-untyped-call]
     """Leaves one operation out. A context manager."""
 
     def __init__(self, file: Path, omission: Omission) -> None:
@@ -117,19 +124,20 @@ class Omitter(_Watching):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run the operation, or leave it out."""
         kwargs = kwargs or {}
-        if _name(func) == self._omission.operation:
-            frame = self._frame()
+        if name_of(func) == self._omission.operation:
+            frame = self.frame()
             if frame is not None and _place(frame) == self._omission.call_id:
                 return _without(func, args, kwargs, self._omission.how)
         return func(*args, **kwargs)
 
 
-def _name(func: Any) -> str:
+def name_of(func: Any) -> str:
+    """Torch's name of an operation."""
     return str(func.overloadpacket.__name__)
 
 
 def _stays(func: Any) -> bool:
-    return func.is_view or _name(func) in _STAY
+    return func.is_view or name_of(func) in _STAY
 
 
 def _place(frame: FrameType) -> tuple[str, int, int, str]:
@@ -147,9 +155,10 @@ def _place(frame: FrameType) -> tuple[str, int, int, str]:
     return code.co_name, line, column, text
 
 
-def _omission(frame: FrameType, func: Any, how: str) -> Omission:
+def omission_at(frame: FrameType, func: Any, how: str) -> Omission:
+    """Leaving out an operation that a frame executes now."""
     function, line, column, text = _place(frame)
-    return Omission(function, line, column, text, _name(func), how)
+    return Omission(function, line, column, text, name_of(func), how)
 
 
 def _first(out: Any) -> torch.Tensor | None:
@@ -177,7 +186,7 @@ def _ways(
     changed = [p.name for p, _ in given if p.alias_info is not None and p.alias_info.is_write]
     names = changed or names  # an operation in place leaves its tensor as it is
     if names:
-        yield from (f"its {name} instead" for name in names)
+        yield from map(instead, names)
     elif out.dtype == torch.bool:
         yield from (_TRUE, _FALSE)
     else:
@@ -186,6 +195,11 @@ def _ways(
         optional = isinstance(value, torch.Tensor) and "Optional" in str(parameter.type)
         if optional or (parameter.name == "is_causal" and value is True):
             yield f"no {parameter.name}"
+
+
+def instead(name: str) -> str:
+    """The way of leaving an operation out that has one of its inputs in its result's place."""
+    return f"its {name} instead"
 
 
 def _could_be(value: torch.Tensor, out: torch.Tensor) -> bool:

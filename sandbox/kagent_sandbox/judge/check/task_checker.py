@@ -6,6 +6,7 @@ writes one JSON object: {"ok": a `TaskCheck`} or {"error": one line}.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
@@ -111,6 +112,8 @@ def check(task: Task, kind: Kind, device: torch.device) -> TaskCheck:
         sampler = InputSampler(task, torch.device("cpu"), InputPolicy(pool=YARDSTICKS))
     tried = [c for c in checked if _work(task, c) <= MOST_WORK]
     wrong, holes = _find_holes(task, sampler, tried)
+    timed = [c for c in bench if _work(task, c) <= MOST_WORK / 8]
+    idle = _check_idle(task, kind, sampler, [*tried, *timed])
     windows, gaps = find_gaps(task, kind)
     return TaskCheck(
         kind=kind,
@@ -121,6 +124,7 @@ def check(task: Task, kind: Kind, device: torch.device) -> TaskCheck:
         holes=(*holes, *gaps),
         eager_eps=checker.eager_eps,
         seconds=time.perf_counter() - began,
+        without_effect=idle,
     )
 
 
@@ -429,6 +433,7 @@ def _find_holes(task: Task, sampler: InputSampler, cases: Sequence[Case]) -> tup
     Raises:
         TaskError: Zeros pass, or a written argument as it was before.
     """
+    declared = {e.operation for e in task.without_effect}
     seen: dict[Wrong, _Seen] = {}
     ran: Counter[Wrong | tuple[object, ...]] = (
         Counter()
@@ -439,7 +444,7 @@ def _find_holes(task: Task, sampler: InputSampler, cases: Sequence[Case]) -> tup
             _compare(task, sampler, input_set, results, seen.setdefault(wrong, _Seen()))
     holes = []
     for wrong, so_far in seen.items():
-        if so_far.found:
+        if so_far.found or (isinstance(wrong, Omission) and wrong.words in declared):
             continue
         if isinstance(wrong, Omission):
             # Of no more than rounding, it is the same operation: a maximum that is subtracted
@@ -462,6 +467,61 @@ def _find_holes(task: Task, sampler: InputSampler, cases: Sequence[Case]) -> tup
             )
         holes.append(f"task.toml: {key}: {change} passes every check case")
     return len(seen), holes
+
+
+def _check_idle(
+    task: Task, kind: Kind, sampler: InputSampler, cases: Sequence[Case]
+) -> tuple[str, ...]:
+    """Hold the operations that are declared to change nothing against all cases.
+
+    Returns:
+        A line for each, with the reason that task.toml gives.
+
+    Raises:
+        TaskError: One is none of the reference's, or changes a result.
+    """
+    if not task.without_effect:
+        return ()
+    file = task.folder / "reference.py"
+    found: dict[str, Omission] = {}
+    seen: dict[str, None] = {}
+    declared = {e.operation: e.reason for e in task.without_effect}
+    for case in sorted(cases, key=lambda c: _work(task, c)):
+        input_set = sampler.fresh(case, 1)
+        with OmissionRecorder(file) as recorder:
+            expected = sampler.call("reference", input_set)
+        seen |= {o.words: None for o in recorder.found}
+        for omission in recorder.found:
+            if omission.words not in declared:
+                continue
+            found.setdefault(omission.words, omission)
+            try:
+                with Omitter(file, omission):
+                    results = sampler.call("reference", input_set)
+            except TaskError:
+                results = ()
+            if not (results and all(map(_same_values, results, expected))):
+                text = f"{omission} changes the results of case {case.name}: remove it there"
+                raise _toml(task, "without_effect", text)
+    other: Kind = "cpu" if kind == "gpu" else "gpu"
+    for case in task.cases(other).check:  # a flag of theirs may decide that it runs
+        if declared.keys() <= seen.keys():
+            break
+        if _work(task, case) <= MOST_WORK:
+            with OmissionRecorder(file) as recorder:
+                sampler.call("reference", sampler.fresh(case, 1))
+            seen |= {o.words: None for o in recorder.found}
+    for words in declared:
+        if words not in seen:
+            near = difflib.get_close_matches(words, seen, 3, 0.0)
+            text = f"no case runs {words!r}; there are {'; '.join(map(repr, near))}"
+            raise _toml(task, "without_effect", text)
+    return tuple(f"{o}: {declared[w]}" for w, o in found.items())
+
+
+def _same_values(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors hold equal numbers: NaN equals NaN, and 0 is -0."""
+    return bool(torch.equal(one, two) or ((one == two) | (one.isnan() & two.isnan())).all())
 
 
 def _wrong_results(

@@ -180,6 +180,67 @@ def test_what_no_case_sees_is_a_hole(tmp_path):
     assert "without its mul" not in said
 
 
+IDLE = REFERENCE.replace(RETURN, "y = x.double().abs()\n    return 2 * torch.relu(y)").replace(
+    "return x * 2", "return x.abs() * 2"
+)
+RELU = "torch.relu(y) without its relu (its self instead)"
+
+
+def declaring(operation, reason="nothing is below 0"):
+    return f"without_effect = [{{ operation = '{operation}', reason = '{reason}' }}]\n{EVERYWHERE}"
+
+
+def test_an_operation_that_is_declared_to_change_nothing_is_no_hole(tmp_path):
+    (hole,) = checked(tmp_path, reference=IDLE).holes
+    assert RELU in hole
+    found = checked(tmp_path, declaring(RELU), IDLE)
+    assert found.holes == ()
+    (line,) = found.without_effect
+    assert re.fullmatch(rf"reference\.py:\d+: {re.escape(RELU)}: nothing is below 0", line)
+
+
+@pytest.mark.parametrize(
+    ("value", "case"),
+    [
+        ("x.double()", r"\w+"),
+        ("x.double() if x.shape[1] == 2048 else x.double().abs()", "wide"),  # a benchmark's
+    ],
+)
+def test_an_operation_that_changes_a_result_must_not_be_declared(tmp_path, value, case):
+    def changed(text):
+        return text.replace("x.double().abs()", value).replace(
+            "x.abs() * 2", f"({plain}).relu() * 2"
+        )
+
+    plain = value.replace(".double()", "")
+    text = fault(tmp_path, task=declaring(RELU), reference=changed(IDLE))
+    line = rf"reference\.py:\d+: {re.escape(RELU)}"
+    expected = rf"task\.toml: without_effect: {line} changes the results of case {case}: remove .*"
+    assert re.fullmatch(expected, text)
+
+
+def test_an_unknown_operation_must_not_be_declared(tmp_path):
+    """Nor one of a call elsewhere; one that only the other kind's cases run is known."""
+    text = fault(tmp_path, task=declaring(RELU.replace("(y)", "(z)")), reference=IDLE)
+    assert text.startswith("task.toml: without_effect: no case runs 'torch.relu(z) without its ")
+    assert repr(RELU) in text
+    only = IDLE.replace("torch.relu(y)", "(torch.relu(y) if tuple(x.shape) == (3, 5) else y)")
+    assert checked(tmp_path, declaring(RELU), only).without_effect == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("[{ operation = 'relu' }]", "without_effect.0.reason: Field required"),
+        ("[{ operation = 'relu', reason = '' }]", "without_effect.0.reason: .* at least 1"),
+        ("[" + "{ operation = 'a', reason = 'b' }, " * 2 + "]", "an operation appears twice"),
+    ],
+)
+def test_a_declaration_of_no_effect_is_whole(tmp_path, line, expected):
+    text = fault(tmp_path, task=f"without_effect = {line}\n{TASK}")
+    assert re.search(expected, text), text
+
+
 def test_a_check_is_recalled(tmp_path, own_cache):
     said = []
     task = load_task(write_task(tmp_path))

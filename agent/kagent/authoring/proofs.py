@@ -1,0 +1,226 @@
+"""Operations of a reference that cannot change a result, shown by algebra and not by values.
+
+A value says nothing: a mask that no input reaches looks as one that has no use. So the reference
+runs in a dispatch mode that knows of tensors only what operations guarantee:
+
+- whole numbers: the bits that may be set. A byte shifted right by 4 has four, and `& 0xF` keeps
+  them;
+- matrices: the diagonal below or above which all is 0, since `triu` or `tril` drew or made it so. A
+  product of two upper triangular matrices is one, and `triu` keeps it, for finite numbers.
+
+All else is unknown, and what is written in place makes everything unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.device.traits import InputPolicy
+from kagent_sandbox.judge.check.inputs import InputSampler
+from kagent_sandbox.judge.check.omissions import Watching, instead, name_of, omission_at
+from torch.utils.weak import WeakIdKeyDictionary
+
+from kagent.authoring.task_toml import task_toml
+
+_SHIFTS = frozenset({"__rshift__", "bitwise_right_shift"})
+_ANDS = frozenset({"__and__", "bitwise_and"})
+_PRODUCTS = frozenset({"mm", "bmm"})
+_TRIANGLES = {"triu": "upper", "tril": "lower"}
+_SIDES = {"upper": "below", "lower": "above"}
+_ELEMENTWISE = frozenset({"neg", "mul", "div", "clone", "_to_copy", "detach", "alias"})
+"""Operations that leave 0 as it is, if their second operand is a finite number."""
+_SAME_ELEMENTS = frozenset(
+    {"view", "_unsafe_view", "unsqueeze", "squeeze", "expand", "slice", "select", "transpose"}
+    | {"permute", "t", "clone", "_to_copy", "detach", "alias", "repeat", "index", "index_select"}
+)
+"""Operations whose results have elements of their first operand alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """An operation that changes nothing.
+
+    Attributes:
+        operation: As the check of the task names it, and `without_effect` of task.toml.
+        reason: Why.
+    """
+
+    operation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """Knowledge of a tensor.
+
+    Attributes:
+        bits: Bits that may be set in its elements, none of which is negative.
+        upper: Largest diagonal below which all is 0, as `triu` counts them.
+        lower: Smallest diagonal above which all is 0.
+    """
+
+    bits: int | None = None
+    upper: int | None = None
+    lower: int | None = None
+
+
+_NOTHING = _Facts()
+
+
+class _Prover(Watching):  # type: ignore[no-untyped-call]
+    """Knows facts of tensors, and finds operations that these make idle. A context manager."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file)
+        self._facts: Any = WeakIdKeyDictionary()  # _Facts by tensor
+        self.proven: dict[str, str] = {}
+        self.open: set[str] = set()  # of the same words, and not proven there
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operation, and note what is known of its result."""
+        kwargs = kwargs or {}
+        name = name_of(func)
+        given = [self._of(a) for a in args]
+        out = func(*args, **kwargs)
+        if any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):  # noqa: SLF001 - torch's own way
+            self._facts = WeakIdKeyDictionary()
+            return out
+        if not isinstance(out, torch.Tensor) or not args or not isinstance(args[0], torch.Tensor):
+            return out
+        facts = _Facts(_bits(name, args, given, out), *_triangle(name, args, given, out))
+        if facts != _NOTHING:
+            self._facts[out] = facts
+        reason = _reason(name, args, given[0])
+        frame = self.frame()
+        if frame is not None:
+            words = omission_at(frame, func, instead("self")).words
+            if reason:
+                self.proven.setdefault(words, reason)
+            else:
+                self.open.add(words)
+        return out
+
+    def _of(self, value: object) -> _Facts:
+        if not isinstance(value, torch.Tensor):
+            return _NOTHING
+        known: _Facts = self._facts.get(value, _NOTHING)
+        if known.bits is None and value.dtype in _UNSIGNED:
+            known = replace(known, bits=_UNSIGNED[value.dtype])
+        return known
+
+
+_UNSIGNED = {
+    torch.bool: 1,
+    torch.uint8: 0xFF,
+    torch.uint16: 0xFFFF,
+    torch.uint32: 0xFFFFFFFF,
+}
+
+
+def _bits(name: str, args: Sequence[Any], given: Sequence[_Facts], out: torch.Tensor) -> int | None:
+    """Bits that may be set in a result."""
+    bits = given[0].bits
+    if bits is None or out.dtype.is_floating_point or out.dtype == torch.bool:
+        return None
+    number = args[1] if len(args) > 1 and type(args[1]) is int else None
+    if name in _SHIFTS and number is not None and 0 <= number < 64:
+        return bits >> number
+    if name in _ANDS and number is not None:
+        return bits & number if number >= 0 else None
+    if name in _ANDS and len(given) > 1 and given[1].bits is not None:
+        return bits & given[1].bits
+    fits = bits <= torch.iinfo(out.dtype).max
+    return bits if name in _SAME_ELEMENTS and fits else None
+
+
+def _triangle(
+    name: str, args: Sequence[Any], given: Sequence[_Facts], out: torch.Tensor
+) -> tuple[int | None, int | None]:
+    """The diagonals below and above which a result is 0."""
+    first = given[0]
+    upper, lower = first.upper, first.lower
+    if name in _TRIANGLES:
+        number = args[1] if len(args) > 1 else 0
+        if name == "triu":
+            return (number if upper is None else max(upper, number)), lower
+        return upper, (number if lower is None else min(lower, number))
+    if name in _PRODUCTS:
+        second = given[1]
+        return (
+            None if upper is None or second.upper is None else upper + second.upper,
+            None if lower is None or second.lower is None else lower + second.lower,
+        )
+    if _swaps_last(name, args, out.dim()):
+        return (None if lower is None else -lower), (None if upper is None else -upper)
+    finite = all(isinstance(a, int | float) and math.isfinite(a) for a in args[1:])
+    by_zero = name == "div" and args[1] == 0
+    return (upper, lower) if name in _ELEMENTWISE and finite and not by_zero else (None, None)
+
+
+def _swaps_last(name: str, args: Sequence[Any], dims: int) -> bool:
+    """Whether an operation transposes matrices."""
+    if name == "transpose":
+        return {d % max(1, dims) for d in args[1:3]} == {dims - 1, dims - 2}
+    if name == "permute":
+        return list(args[1]) == [*range(dims - 2), dims - 1, dims - 2]
+    return name == "t" and dims == 2
+
+
+def _reason(name: str, args: Sequence[Any], first: _Facts) -> str:
+    """The reason why an operation leaves its first operand as it is; empty if none is known."""
+    number = args[1] if len(args) > 1 else 0
+    if name in _ANDS and type(number) is int and number >= 0 and first.bits is not None:
+        if not first.bits & ~number:
+            return f"only the bits of {first.bits:#x} can be set before"
+        return ""
+    if name not in _TRIANGLES or type(number) is not int:
+        return ""
+    kind = _TRIANGLES[name]
+    known = first.upper if name == "triu" else first.lower
+    if known is None or (known < number if name == "triu" else known > number):
+        return ""
+    return f"what it is given is {kind} triangular already: all {_SIDES[kind]} is 0"
+
+
+def prove_idle(folder: Path) -> list[Proof]:
+    """Find the operations of a task's reference that cannot change a result.
+
+    They are looked for in the smallest check case with usual inputs: what `inputs` does to draw
+    other distributions is not followed. The check of the task holds them against all cases.
+
+    Raises:
+        TaskError: The reference fails.
+    """
+    task = load_task(folder)
+    sampler = InputSampler(task, torch.device("cpu"), InputPolicy(pool=1))
+    cases = [c for c in (*task.cpu.check, *task.gpu.check) if c.inputs == "normal"]
+    if not cases:
+        return []
+    case = min(cases, key=lambda c: max(task.min_bytes(c), task.flop_count(c)))
+    with _Prover(folder / "reference.py") as prover:
+        sampler.call("reference", sampler.fresh(case, 1))
+    return [Proof(w, r) for w, r in prover.proven.items() if w not in prover.open]
+
+
+def declare_idle(folder: Path, data: dict[str, Any]) -> None:
+    """Write a task.toml anew with the operations that `prove_idle` finds, if there are any.
+
+    Args:
+        folder: Of the task, both files written.
+        data: The contents of task.toml.
+
+    Raises:
+        TaskError: The reference fails.
+    """
+    found = prove_idle(folder)
+    if found:
+        whole = {"name": data["name"], "without_effect": [asdict(p) for p in found], **data}
+        (folder / "task.toml").write_text(task_toml(whole), encoding="utf-8")

@@ -1,0 +1,96 @@
+"""Operations that algebra shows to change nothing, and those of which it does not."""
+
+import pytest
+import torch
+from kagent.authoring.proofs import prove_idle
+from kagent.authoring.task_toml import task_toml
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.judge.check.task_checker import check
+
+BYTES = "torch.randint(0, 256, (n, n), dtype=torch.{}, generator=generator)"
+UPPER = "torch.triu(torch.rand(n, n, generator=generator))"
+MATRIX = "torch.rand(n, n, generator=generator)"
+
+
+def write(folder, drawn, result, dtype, out="float32"):
+    case = {"name": "case", "dtype": "float32", "n": 9}
+    shape = {"shape": ["n", "n"]}
+    data = {
+        "name": "idle",
+        "summary": "One expression",
+        "entry": "run",
+        "signature": "run(x)",
+        "bytes": "n",
+        "written": "n",
+        "flops": "0",
+        "dims": {"n": "size"},
+        "arguments": [{"name": "x", **shape, "dtype": dtype}],
+        "results": [{"name": "y", **shape, "dtype": out, "k": 4.0, "floor": 64.0}],
+        "gpu": {"check": [case], "bench": [{**case, "name": "bench"}]},
+        "cpu": {
+            "check": [{**case, "name": "cpu"}, {**case, "name": "more", "n": 33}],
+            "bench": [{**case, "name": "cpu_bench"}],
+        },
+    }
+    wide = "x.double()" if dtype == "float32" else "x"
+    (folder / "task.toml").write_text(task_toml(data))
+    (folder / "reference.py").write_text(
+        f"import torch\n\n\ndef inputs(case, generator, device):\n    n = case.dims['n']\n"
+        f"    x = {drawn}\n    return {{'x': x}}\n\n\n"
+        f"def compute(x):\n    return {result}\n\n\n"
+        f"def reference(*, x):\n    return compute({wide})\n\n\n"
+        "def eager(*, x):\n    return compute(x)\n\n\ndef experts():\n    return {}\n"
+    )
+    return data
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result", "operation"),
+    [
+        ("uint8", "(x >> 4) & 0xF", "(x >> 4) & 0xF"),
+        ("uint8", "((x >> 4).to(torch.int32).T & 0xF)", "(x >> 4).to(torch.int32).T & 0xF"),
+        ("uint8", "torch.bitwise_and((x & 7) >> 1, 3)", "torch.bitwise_and((x & 7) >> 1, 3)"),
+        ("float32", "torch.triu(x @ x)", "torch.triu(x @ x)"),
+        ("float32", "((x * 2) @ x).triu(-1)", "((x * 2) @ x).triu(-1)"),
+        ("float32", "torch.tril((x @ x).T)", "torch.tril((x @ x).T)"),
+    ],
+)
+def test_algebra_shows_that_nothing_changes(tmp_path, dtype, result, operation):
+    drawn = UPPER if dtype == "float32" else BYTES.format(dtype)
+    out = "int32" if "int32" in result else dtype
+    data = write(tmp_path, drawn, result, dtype, out)
+    (proof,) = prove_idle(tmp_path)
+    assert proof.operation.startswith(f"{operation} without its ")
+    before = check(load_task(tmp_path), "cpu", torch.device("cpu"))
+    assert any(proof.operation in h for h in before.holes)
+    idle = [{"operation": proof.operation, "reason": proof.reason}]
+    (tmp_path / "task.toml").write_text(task_toml({"without_effect": idle, **data}))
+    found = check(load_task(tmp_path), "cpu", torch.device("cpu"))
+    assert not any(proof.operation in h for h in found.holes)
+    assert any(proof.operation in line for line in found.without_effect)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "result", "dtype"),
+    [
+        (BYTES.format("int32"), "(x >> 4) & 0xF", "int32"),  # no byte, though all values are
+        (BYTES.format("uint8"), "(x >> 4) & 0x7", "uint8"),
+        (BYTES.format("uint8"), "(x >> 3) & 0xF", "uint8"),
+        (BYTES.format("uint8"), "((x >> 4) + 1) & 0x1F", "uint8"),
+        (BYTES.format("uint8"), "((x >> 4).add_(240)) & 0xF", "uint8"),
+        (MATRIX, "torch.relu(x)", "float32"),  # no draw is below 0, and another could be
+        (MATRIX, "torch.triu(x @ x)", "float32"),
+        (UPPER, "torch.triu(x @ x.T)", "float32"),
+        (UPPER, "torch.triu(x @ x, 1)", "float32"),
+        (UPPER, "torch.triu((x + 1) @ x)", "float32"),
+    ],
+)
+def test_what_values_alone_suggest_is_not_shown(tmp_path, drawn, result, dtype):
+    write(tmp_path, drawn, result, dtype)
+    assert prove_idle(tmp_path) == []
+
+
+def test_what_is_idle_in_one_of_several_places_with_the_same_words_is_not_shown(tmp_path):
+    result = "sum(y & 0xF for y in (x >> 4, x))"
+    write(tmp_path, BYTES.format("uint8"), result, "uint8", "uint8")
+    assert prove_idle(tmp_path) == []
