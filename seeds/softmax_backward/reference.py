@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.case import Case
 
 CHUNK_ELEMENTS = 1 << 25  # float64 temporaries of the reference stay near 1 GiB
+FEWEST = 16  # columns of a window: of two, a result whose gradients are near is all rounding
 
 
 def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:
@@ -18,7 +19,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
 
     grad is normal. Distributions of y: `normal`; `masked` (a third of the entries is 0); `mixed`
     gives each row a kind of its own: normal, masked, equal everywhere, 1 at one column and 0
-    elsewhere, 1/2 at two columns, 0 before and after a window; in some rows grad is 0, or large.
+    elsewhere, 1/2 at two columns, 0 before and after a window of FEWEST columns or more; in some
+    rows grad is 0, or large.
     `nonfinite` is `mixed` with a NaN in grad in a third of the rows: all of such a row is NaN.
     """
     rows, columns = int(case.dims["M"]), int(case.dims["N"])
@@ -33,7 +35,8 @@ def inputs(case: Case, generator: torch.Generator, device: torch.device) -> dict
             column = torch.arange(columns, device=device)
             kind = torch.randint(8, (rows, 1), generator=generator, device=device)
             ends = at.sort(1).values
-            window = (column < ends[:, :1]) | (column > ends[:, 1:])
+            first = ends[:, :1].clamp_max(columns - FEWEST)
+            window = (column < first) | (column > ends[:, 1:].clamp_min(first + FEWEST - 1))
             hidden &= kind == 1
             hidden |= (kind == 3) & (column != at[:, :1])
             hidden |= (kind == 4) & (column != at[:, :1]) & (column != at[:, 1:])

@@ -48,6 +48,18 @@ def test_an_unknown_distribution_is_refused(task):
         task.reference().inputs(case, torch.Generator(), torch.device("cpu"))
 
 
+def test_windows_of_softmaxs_result_are_no_narrower_than_rows():
+    """Of two columns whose gradients are near, the result is the rounding of their sum."""
+    task = load_task(SEEDS / "softmax_backward")
+    dims = {"inputs": "mixed", "offset": 0, "name": "windows", "M": 4000, "N": 60}
+    case = task.cpu.check[0].model_copy(update=dims)
+    kept = arguments(task, task.reference(), case, seed=3)["y"] > 0
+    first, last = kept.int().argmax(1), 59 - kept.flip(1).int().argmax(1)
+    counts = kept.sum(1)
+    windows = counts[(counts > 2) & (counts == last - first + 1)]
+    assert windows.min() == 16
+
+
 def test_cpp_seeds_compute_their_task(task, monkeypatch):
     """With the default and the last value of every tunable."""
     reference = task.reference()
