@@ -77,6 +77,7 @@ BARS = (
     Bar("fp8_linear", "scaled_mm", 1.0),
     Bar("adamw", COPY, 0.95, 0.98),
 )
+LIMITED = {bar.task for bar in BARS if math.isfinite(bar.extra_mib)}
 
 
 def bf16_linear(
@@ -97,17 +98,19 @@ def copy_of(size: float, device: torch.device) -> functools.partial[torch.Tensor
 
 def seed_calls(
     task: Task, seed: Seed, call: BaselineCall, device: torch.device, configs: int
-) -> Iterable[Callable[[], object]]:
-    """A seed bound to inputs, once per configuration, the default one first."""
+) -> Iterable[tuple[str, Callable[[], object]]]:
+    """A seed bound to inputs, once per configuration: what differs from the default, and a call."""
     from kagent_sandbox.builder.configs import enumerate_configs, pin_config
 
     reference = import_file(Path(call.reference), f"reference_of_{task.name}")
     arguments = make_inputs(call, device, reference)
     whole = import_file(seed.path, f"bars_{seed.name}")
-    for i, config in enumerate(enumerate_configs(whole, configs)):
+    every = enumerate_configs(whole, configs)
+    for i, config in enumerate(every):
         module = import_file(seed.path, f"bars_{seed.name}_{i}") if i else whole
         pin_config(module, config)
-        yield functools.partial(getattr(module, task.entry), **arguments)
+        other = ", ".join(f"{n} {v}" for n, v in config.items() if v != every[0][n])
+        yield other, functools.partial(getattr(module, task.entry), **arguments)
 
 
 def results_of(task: Task, function: Any) -> list[torch.Tensor]:
@@ -164,11 +167,20 @@ class Contenders:
                 continue
             configs = self.options.configs
             calls = functools.partial(seed_calls, self.task, seed, self.call, device, configs)
-            self._try(seed.name, calls, expected)
-            if seed.name in self.works:
-                self.seeds.append(seed.name)
-                peak = self.works[seed.name].peak_bytes
-                self.extra_mib[seed.name] = (peak - results_bytes) / 2**20
+            if self.task.name in LIMITED:  # the fastest configuration may take too much memory
+                for config, function in calls():
+                    name = f"{seed.name} {config}" if config else seed.name
+                    self._try(name, lambda function=function: [function], expected)
+                    self._took(name, results_bytes)
+            else:
+                self._try(seed.name, lambda calls=calls: [f for _, f in calls()], expected)
+                self._took(seed.name, results_bytes)
+
+    def _took(self, name: str, results_bytes: int) -> None:
+        """Count a kernel that runs among the seeds."""
+        if name in self.works:
+            self.seeds.append(name)
+            self.extra_mib[name] = (self.works[name].peak_bytes - results_bytes) / 2**20
 
     def _named(self, name: str) -> BaselineCall:
         return baseline_call(self.task, self.case, name, SEED)

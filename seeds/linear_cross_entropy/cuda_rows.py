@@ -12,7 +12,7 @@ reads the weight twice and updates all of dw, and each update rounds dw to bf16.
 import torch
 from kagent_sandbox.lang import cuda_kernel
 
-TUNE = {"CHUNK": [1024, 2048, 4096], "THREADS": [256, 512, 1024], "UNROLL": [1, 2, 4]}
+TUNE = {"CHUNK": [512, 1024, 2048, 4096], "THREADS": [256, 512, 1024], "UNROLL": [1, 2, 4]}
 CHUNK = 2048  # tokens
 THREADS = 512  # per row
 UNROLL = 4  # 16-byte words in flight per thread

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 TUNE = {
-    "CHUNK": [1024, 2048, 4096],
+    "CHUNK": [512, 1024, 2048, 4096],
     "BLOCK": [4096, 8192, 16384],
     "NUM_WARPS": [8, 16, 32],
 }
