@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 LEAST_TIMEOUT_SCALE = 0.3  # share of a run's limits: 3 s for a kernel that usually has 10
 ENDLESS = 0.5  # share of that for a build that reaches whatever limit there is
+ENDLESS_COMPILE_S = 1  # for its kernel: CPU time, of which a busy machine takes none away
 BUILD_S = 0.35  # of an honest C++ kernel, on a machine that is quick enough for that
 SCALE_BUILDS = 3  # the quickest counts: one bad moment would slow down all that follows
 MOST_CONFIGS = 4
@@ -202,7 +203,11 @@ class SelftestEvaluator:
         cases = [*task.cases(job.kind).check, *draw_hidden(task, job.kind, "check", self._secret)]
         cases += task.cases(job.kind).bench if job.measured else ()
         request = request_maker(task, self._device(job), cases, MOST_CONFIGS)(text)
-        built = self._within(request, self.timeout_scale * (ENDLESS if job.endless else 1.0))
+        share = self.timeout_scale
+        if job.endless:
+            share *= ENDLESS
+            request = dataclasses.replace(request, compile_limit_s=ENDLESS_COMPILE_S / share)
+        built = self._within(request, share)
         if not job.hangs and isinstance(built, Rejected) and built.status is Status.TIMEOUT:
             built = self._within(request, 1.0)  # a machine may stand still for seconds
         return built

@@ -9,14 +9,6 @@ LANES = 16  # floats per vector
 UNROLL = 2  # vectors in flight, with maxima and sums of their own
 STREAM = 1  # 1: write past the caches; a plain store first reads the line that it overwrites
 PREFETCH = 0  # 1: fetch the next row while this one's results are computed
-TUNE = {
-    "SCHEDULE": ["static", "dynamic", "guided"],
-    "CHUNK": [4096, 16384, 65536, 262144],
-    "LANES": [8, 16],
-    "UNROLL": [2, 4, 8],
-    "STREAM": [0, 1],
-    "PREFETCH": [0, 1],
-}
 
 SOURCE = r"""
 #include <cstdint>

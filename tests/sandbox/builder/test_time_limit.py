@@ -46,6 +46,23 @@ def test_a_compiler_of_its_own_process_is_ended_and_the_kernel_is_named():
     assert "kernel rows took longer than 1 s of CPU time" in done.stderr
 
 
+def test_a_compiler_that_wraps_the_end_of_its_time_has_run_out_of_it(monkeypatch):
+    """Triton tells what is raised in it as a mistake in the source. The timer may be early by a
+    tick of the clock.
+    """
+    monkeypatch.setattr("kagent_sandbox.builder.compile.time_limit._used_s", lambda: 0.0)
+
+    def wrapped():
+        try:
+            while True:
+                pass
+        except BuildRejected as e:
+            raise SyntaxError("line 16") from e
+
+    with pytest.raises(BuildRejected, match="kernel k took longer"), compile_limit("k", 0.1):
+        wrapped()
+
+
 def test_another_error_stays_what_it_is():
     with pytest.raises(ValueError, match="no"), compile_limit("k", 60.0):
         raise ValueError("no")

@@ -72,7 +72,11 @@ def compile_limit(kernel: str, limit_s: float | None) -> Iterator[None]:
         yield
         return
 
+    over = False
+
     def expired(_signum: int, _frame: FrameType | None) -> NoReturn:
+        nonlocal over
+        over = True
         raise too_slow(kernel, limit_s)
 
     if on_compile is not None:
@@ -89,7 +93,9 @@ def compile_limit(kernel: str, limit_s: float | None) -> Iterator[None]:
     except BuildRejected:
         raise
     except Exception as error:
-        if _used_s() - start >= limit_s:  # the compiler was ended, and somebody complains of that
+        # Triton wraps what is raised in its compiler; of a compiler that was ended, its caller
+        # complains.
+        if over or _used_s() - start >= limit_s:
             raise too_slow(kernel, limit_s) from error
         raise
     finally:
