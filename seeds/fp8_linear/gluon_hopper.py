@@ -1,0 +1,190 @@
+"""Linear layer of 8-bit floating-point numbers for Hopper, in Gluon: persistent, by roles of warps.
+
+A producer warp keeps a ring of tiles of both operands full by TMA; mbarriers say which stage is
+full and which is free. Two consumer groups multiply 64 tokens each by wgmma from shared memory.
+Hopper's tensor cores keep fewer digits of sums than float32 has: each 128 products are added up in
+registers, by one group while the other multiplies. The producer is in the next tile of the result
+while one is stored.
+
+Pays from about a hundred tokens; fewer are bound by reading the weight once, see triton_tiles.py.
+Hopper only; other GPUs need triton_tiles.py, too.
+"""
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+OUTPUTS = 128  # of a tile: 64 sums and 64 partial ones a thread; 256 do not fit the registers
+STAGES = 5  # of the ring, 32 KiB each
+BAND = 8  # rows of tiles that are taken together: their operands are found in the L2 cache
+TUNE = {"OUTPUTS": [64, 128], "STAGES": [3, 4, 5, 6], "BAND": [4, 8, 16]}
+
+GROUP = gl.constexpr(64)  # tokens of a consumer: the rows of one wgmma
+GROUPS = gl.constexpr(2)
+SUMMED = gl.constexpr(128)  # of the summed dimension at a time: the width of a swizzle
+
+
+@gluon.jit
+def _tile(i, rows, columns, BAND: gl.constexpr):
+    """Row and column of the i-th tile."""
+    band = i // (BAND * columns)
+    size = gl.minimum(rows - band * BAND, BAND)
+    place = i % (BAND * columns)
+    return band * BAND + place % size, place // size
+
+
+@gluon.jit
+def _fetch(arguments, OUTPUTS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr):
+    x_desc, weight_desc, x_s, weight_s, full, empty, rows, columns, summed = arguments
+    n = 0  # steps so far, of all tiles: the barriers count on
+    for i in range(gl.program_id(0), rows * columns, gl.num_programs(0)):
+        row, column = _tile(i, rows, columns, BAND)
+        for at in range(0, summed, SUMMED):
+            stage = n % STAGES
+            # The first round waits for the phase before the first one, which counts as ended.
+            mbarrier.wait(empty.index(stage), ((n // STAGES) & 1) ^ 1)
+            mbarrier.expect(
+                full.index(stage), x_desc.block_type.nbytes + weight_desc.block_type.nbytes
+            )
+            tma.async_copy_global_to_shared(
+                x_desc, [row * GROUP * GROUPS, at], full.index(stage), x_s.index(stage)
+            )
+            tma.async_copy_global_to_shared(
+                weight_desc, [column * OUTPUTS, at], full.index(stage), weight_s.index(stage)
+            )
+            n += 1
+
+
+@gluon.jit
+def _multiply(
+    arguments,
+    OUTPUTS: gl.constexpr,
+    STAGES: gl.constexpr,
+    BAND: gl.constexpr,
+    BY_TMA: gl.constexpr,
+    W: gl.constexpr,
+):
+    """The W-th 64 tokens of each tile."""
+    (y_desc, y_ptr, scale_x_ptr, scale_weight_ptr, x_s, weight_s, y_s, full, empty,
+     rows, columns, summed, tokens, outputs) = arguments  # fmt: skip
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUTPUTS, 32])
+    none = gl.zeros([GROUP, OUTPUTS], gl.float32, layout=layout)
+    scale = gl.load(scale_x_ptr) * gl.load(scale_weight_ptr)
+    n = 0  # steps so far, as in the producer
+    for i in range(gl.program_id(0), rows * columns, gl.num_programs(0)):
+        row, column = _tile(i, rows, columns, BAND)
+        first = row * GROUP * GROUPS + W * GROUP
+        total = gl.zeros([GROUP, OUTPUTS], gl.float32, layout=layout)
+        for _ in range(0, summed, SUMMED):
+            stage = n % STAGES
+            mbarrier.wait(full.index(stage), (n // STAGES) & 1)
+            x = x_s.index(stage).slice(GROUP * W, GROUP, dim=0)
+            weight = weight_s.index(stage).permute((1, 0))
+            part = warpgroup_mma(x, weight, none, use_acc=False, is_async=True)
+            part = warpgroup_mma_wait(0, deps=[part])
+            mbarrier.arrive(empty.index(stage), count=1)
+            total += part
+            n += 1
+        y = (total * scale).to(gl.bfloat16)
+        if BY_TMA:
+            tma.store_wait(0)  # the last result has left the buffer
+            y_s.index(W).store(y)
+            fence_async_shared()  # TMA sees ordinary stores only behind this
+            tma.async_copy_shared_to_global(y_desc, [first, column * OUTPUTS], y_s.index(W))
+        else:
+            token = first + gl.arange(0, GROUP, layout=gl.SliceLayout(1, layout))[:, None]
+            output = column * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(0, layout))
+            output = output[None, :]
+            # In 64 bits: results may have more than 2^31 elements.
+            at = y_ptr + token.to(gl.int64) * outputs + output
+            gl.store(at, y, mask=(token < tokens) & (output < outputs))
+    if BY_TMA:
+        tma.store_wait(0)
+
+
+# One binary for all numbers of tokens.
+@gluon.jit(do_not_specialize=["rows", "columns", "summed", "tokens", "outputs"])
+def _scaled_product(
+    x_desc, weight_desc, y_desc, y_ptr, scale_x_ptr, scale_weight_ptr,
+    rows, columns, summed, tokens, outputs,
+    OUTPUTS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, BY_TMA: gl.constexpr,
+):  # fmt: skip
+    """Give the roles to warps."""
+    dtype: gl.constexpr = x_desc.dtype
+    x_s = gl.allocate_shared_memory(dtype, [STAGES, GROUP * GROUPS, SUMMED], x_desc.layout)
+    weight_s = gl.allocate_shared_memory(dtype, [STAGES, OUTPUTS, SUMMED], weight_desc.layout)
+    y_s = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, GROUP, OUTPUTS], y_desc.layout)
+    barrier: gl.constexpr = mbarrier.MBarrierLayout()
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    for s in gl.static_range(STAGES):
+        mbarrier.init(full.index(s), count=1)
+        mbarrier.init(empty.index(s), count=GROUPS)
+    fence_async_shared()  # TMA sees the barriers
+
+    multiplied = (
+        y_desc, y_ptr, scale_x_ptr, scale_weight_ptr, x_s, weight_s, y_s, full, empty,
+        rows, columns, summed, tokens, outputs,
+    )  # fmt: skip
+    fetched = (x_desc, weight_desc, x_s, weight_s, full, empty, rows, columns, summed)
+    gl.warp_specialize(
+        [
+            (_multiply, (multiplied, OUTPUTS, STAGES, BAND, BY_TMA, 0)),
+            (_multiply, (multiplied, OUTPUTS, STAGES, BAND, BY_TMA, 1)),
+            (_fetch, (fetched, OUTPUTS, STAGES, BAND)),
+        ],
+        [4, 1],
+        [232, 40],
+    )
+
+
+def _for_tma(x: torch.Tensor) -> torch.Tensor:
+    """The matrix, or a copy where TMA cannot read it: it wants a base that is a multiple of 16."""
+    return x.clone() if x.data_ptr() % 16 else x
+
+
+def fp8_linear(
+    x: torch.Tensor, weight: torch.Tensor, scale_x: torch.Tensor, scale_weight: torch.Tensor
+) -> torch.Tensor:
+    """The product of x [M, K] and weight [N, K] in float8_e4m3fn; K is a multiple of 16."""
+    if torch.cuda.get_device_capability(x.device)[0] != 9:
+        raise RuntimeError("wgmma is Hopper's alone: use another kernel on this GPU")
+    tokens, summed = x.shape
+    outputs = weight.shape[0]
+    y = torch.empty((tokens, outputs), dtype=torch.bfloat16, device=x.device)
+
+    def described(matrix, block, dtype):
+        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+        return TensorDescriptor.from_tensor(matrix, block, layout)
+
+    by_tma = outputs % 8 == 0  # else rows of the result begin between multiples of 16 bytes
+    rows, columns = triton.cdiv(tokens, 128), triton.cdiv(outputs, OUTPUTS)
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    _scaled_product[(min(rows * columns, processors),)](
+        described(_for_tma(x), [128, 128], gl.float8e4nv),
+        described(_for_tma(weight), [OUTPUTS, 128], gl.float8e4nv),
+        described(y if by_tma else y.new_empty((64, OUTPUTS)), [64, OUTPUTS], gl.bfloat16),
+        y,
+        scale_x,
+        scale_weight,
+        rows,
+        columns,
+        summed,
+        tokens,
+        outputs,
+        OUTPUTS=OUTPUTS,
+        STAGES=STAGES,
+        BAND=BAND,
+        BY_TMA=by_tma,
+        num_warps=4,
+    )
+    return y
