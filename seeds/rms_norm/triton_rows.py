@@ -1,7 +1,9 @@
 """RMS norm with rows in registers: one read and one write.
 
 A program has a tile of whole rows, so that short rows (the heads of a query-key norm) fill it too.
-The weight is read by every program; it stays in the L2 cache.
+Many programs on an SM hide each other's latencies. Of long rows one or two programs fill its
+registers: these take rows in turns, and the next ones are on their way into shared memory
+(cp.async) while one is computed. The weight is read by every program; it stays in the L2 cache.
 """
 
 import torch
@@ -10,7 +12,27 @@ import triton.language as tl
 
 TILE = 4096  # elements of a program that has several rows
 ELEMENTS_PER_THREAD = 16
-TUNE = {"TILE": [2048, 4096, 8192], "ELEMENTS_PER_THREAD": [8, 16, 32]}
+LONG = 8192  # columns from which on programs take rows in turns
+STAGES = 3  # of long rows: one is computed while the others arrive
+THREADS_PER_SM = 1024  # of programs that take turns
+TUNE = {
+    "TILE": [2048, 4096, 8192],
+    "ELEMENTS_PER_THREAD": [8, 16, 32],
+    "LONG": [2048, 4096, 8192, 32768],
+    "STAGES": [2, 3, 4],
+    "THREADS_PER_SM": [512, 1024],
+}
+SHARED_BYTES = 192 << 10  # of an SM, for rows that arrive; longer ones come at once
+
+
+@triton.jit
+def _norm(x_ptr, weight, y_ptr, row, column, stride, rows, columns, eps):
+    inside = (row < rows) & (column < columns)
+    x = tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    weight = weight.to(tl.float32)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(x * x, 1, keep_dims=True) / columns + eps)
+    y = x * scale * weight
+    tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 # `rows` only bounds a mask: it is not worth kernels of its own for 1 row and for multiples of 16.
@@ -29,12 +51,29 @@ def rms_norm_rows(
     # In 64 bits: rows * stride can exceed 32.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
-    inside = (row < rows) & (column < columns)
-    x = tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-    scale = 1.0 / tl.sqrt_rn(tl.sum(x * x, 1, keep_dims=True) / columns + eps)
-    y = x * scale * weight
-    tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=inside)
+    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
+    _norm(x_ptr, weight, y_ptr, row, column, stride, rows, columns, eps)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def rms_norm_in_turns(
+    x_ptr,
+    weight_ptr,
+    y_ptr,
+    stride,
+    rows,
+    columns,
+    eps,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    column = tl.arange(0, BLOCK)[None, :]
+    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    for start in tl.range(first, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row = start + tl.arange(0, ROWS)[:, None]
+        _norm(x_ptr, weight, y_ptr, row, column, stride, rows, columns, eps)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -43,16 +82,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     block = triton.next_power_of_2(columns)
     together = max(TILE // block, 1)
     warps = min(max(together * block // (32 * ELEMENTS_PER_THREAD), 1), 32)
-    rms_norm_rows[(triton.cdiv(rows, together),)](
-        x,
-        weight,
-        y,
-        x.stride(0),
-        rows,
-        columns,
-        eps,
-        ROWS=together,
-        BLOCK=block,
-        num_warps=warps,
+    programs = triton.cdiv(rows, together)
+    args = (x, weight, y, x.stride(0), rows, columns, eps)
+    if columns < LONG:
+        rms_norm_rows[(programs,)](*args, ROWS=together, BLOCK=block, num_warps=warps)
+        return y
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    resident = max(THREADS_PER_SM // (32 * warps), 1)  # more would wait for others to end
+    stages = min(STAGES, 1 + SHARED_BYTES // (resident * together * block * x.element_size()))
+    rms_norm_in_turns[(min(programs, processors * resident),)](
+        *args, ROWS=together, BLOCK=block, STAGES=stages, num_warps=warps
     )
     return y

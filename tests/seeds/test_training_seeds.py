@@ -20,6 +20,10 @@ FORWARD = {
     "softmax_backward": lambda x: torch.softmax(x, -1),
 }
 
+OTHER_PATHS = [
+    ("rms_norm/triton_rows.py", "LONG = 8192", "LONG = 16"),
+]
+
 
 @pytest.fixture(scope="module", params=TRAINING_TASKS)
 def task(request):
@@ -85,6 +89,17 @@ def test_seeds_that_triton_compiles_compute_their_task_in_the_interpreter(task, 
             assert len(found.errors) >= 5
             assert not found.not_simulated
             assert all(e.share_of_tolerance <= 1 for e in found.errors)
+
+
+@pytest.mark.parametrize(("file", "default", "other"), OTHER_PATHS)
+def test_paths_of_cases_that_are_too_large_here_compute_their_task(file, default, other, shared):
+    source = (SEEDS / file).read_text()
+    assert source.count(default) == 1
+    with Interpreter(load_task((SEEDS / file).parent), run_seed=1) as interpreter:
+        found = interpreter.interpret(source.replace(default, other))
+    assert isinstance(found, Interpreted), found
+    assert len(found.errors) >= 5
+    assert all(e.share_of_tolerance <= 1 for e in found.errors)
 
 
 def test_seeds_that_triton_compiles_build_without_spills(task, builder):
