@@ -174,9 +174,24 @@ def uncompiled():
     compiling takes longer than most tests, and test_session and test_baselines are about it.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KAGENT_PASS", f"TORCHDYNAMO_DISABLE,{VEC_ISA_OK}")
-        patch.setenv("TORCHDYNAMO_DISABLE", "1")
+        _pass_on(patch, "TORCHDYNAMO_DISABLE")
         yield
+
+
+@pytest.fixture(scope="module")
+def brief_timing():
+    """Judges that a module's tests start time briefly: their figures are not the point. For those
+    of `warm_judges` and `warm_processes`.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        _pass_on(patch, warm_python.BRIEF)
+        yield
+
+
+def _pass_on(patch, name):
+    """Set a variable to 1, also for processes that get named variables alone."""
+    patch.setenv(name, "1")
+    patch.setenv("KAGENT_PASS", f"{os.environ['KAGENT_PASS']},{name}")
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ PRELOAD = (
     "kagent_sandbox.builder.worker",
     "kagent.cli",
     "kagent.evolve.session",
+    "brief_timing",
 )
 """Nothing of these is changed by being imported, nor by the others."""
 EARLY = (
@@ -67,6 +68,8 @@ LATE = (
     "TRITON_DISABLE_LINE_INFO",
 )
 """These begin in the same way, and are read later."""
+BRIEF = "BRIEF_TIMING"
+"""Environment variable of processes in which `brief_timing` is in force."""
 MODULES = {
     "kagent": (),
     "kagent.authoring.inductor.worker": (
@@ -96,6 +99,7 @@ _CLONE_PARENT, _CHILD_SETTID, _CHILD_CLEARTID = 0x8000, 0x01000000, 0x00200000
 _GET_TID_ADDRESS = 40
 
 _templates = {}  # by the environment that is read early
+_wrappers = []  # in a template: functions of torch that would import dynamo
 
 
 class Popen(subprocess.Popen):
@@ -208,11 +212,15 @@ def main(fd, preload, path):
     """Import, then fork until the client is gone. `path` is as Python itself sets it."""
     for name in preload:
         importlib.import_module(name)
+    torch = sys.modules["torch"]
     # what it is told is in no command line: tests look for processes by theirs
     _write_command_line([sys.executable, "-m", "warm_python"])
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
     sys.path[:] = path
     gc.collect()
+    code = torch._compile._disable_dynamo(len).__code__
+    functions = (o for o in gc.get_objects() if type(o) is types.FunctionType)
+    _wrappers.extend(f for f in functions if f.__code__ is code)
     gc.freeze()
     gc.enable()
     _serve(Channel(socket.socket(fileno=fd)))
@@ -272,9 +280,11 @@ def _become(order, fds):
     os.environ.update(order["env"])
     tempfile.tempdir = None
     random.seed()
+    if BRIEF in order["env"]:
+        sys.modules["brief_timing"].apply()
     words = order["words"]
     if any(SERVERS[1] in word for word in words):  # it starts no further Python
-        gc.unfreeze()  # what the builder's looks through is what it would have imported itself
+        _show_functions_of_dynamo()
     else:
         _fork_from_here()
     _keep_memory(order["env"])
@@ -328,6 +338,15 @@ def _write_command_line(words):
     text = b"\0".join(map(os.fsencode, words))[: end - start - 1]
     ctypes.memset(start, 0, end - start)
     ctypes.memmove(start, text, len(text))
+
+
+def _show_functions_of_dynamo():
+    """Show a collection's view of these, which the builder's server looks for among all objects.
+
+    Thawing all instead would have it copy, and walk, the template's whole heap.
+    """
+    thawed = gc.get_objects
+    gc.get_objects = lambda: [*_wrappers, *thawed()]
 
 
 def _fork_from_here():

@@ -12,7 +12,7 @@ from pathlib import Path
 import warm_python
 from kagent_sandbox.process import process_tree
 
-SECONDS = 20.0
+SECONDS = 60.0
 """After which nothing may be left; it takes about two."""
 
 

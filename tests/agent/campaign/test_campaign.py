@@ -24,7 +24,7 @@ from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.process_tree import kill_tree
 from running import command
 
-pytestmark = pytest.mark.usefixtures("uncompiled", "warm_processes")
+pytestmark = pytest.mark.usefixtures("uncompiled", "brief_timing", "warm_processes")
 
 
 @pytest.fixture

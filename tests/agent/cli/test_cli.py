@@ -27,7 +27,7 @@ from kagent_sandbox.process import process_tree
 from running import Run
 from typer.testing import CliRunner
 
-pytestmark = pytest.mark.usefixtures("uncompiled", "warm_processes")
+pytestmark = pytest.mark.usefixtures("uncompiled", "brief_timing", "warm_processes")
 cold_popen = subprocess.Popen
 without_gpu = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 
@@ -225,7 +225,6 @@ def test_a_machine_that_fails_before_anything_is_timed_is_an_error(
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(400)  # some 17 s of a core, which others may use too
 def test_candidates_are_timed_beside_the_baselines_and_failures_named(task, monkeypatch):
     """Here every process is started as users start it, not forked from a warm one."""

@@ -13,7 +13,7 @@ from running import Run, command
 
 pytestmark = [
     pytest.mark.timeout(400),  # the only limit on waiting: a run beside others takes its time
-    pytest.mark.usefixtures("uncompiled", "warm_processes", "orphans_come_here"),
+    pytest.mark.usefixtures("uncompiled", "brief_timing", "warm_processes", "orphans_come_here"),
 ]
 
 

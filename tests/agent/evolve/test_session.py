@@ -1,6 +1,7 @@
 """The whole product on the CPU: a real builder, a real judge, a real run of a small task."""
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -33,8 +34,7 @@ def task(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.usefixtures("shared")
+@pytest.mark.usefixtures("shared", "brief_timing")
 @pytest.mark.timeout(400)  # two runs, and torch's compiler
 def test_a_real_run_is_resumed_and_replayed(task, own_cache, tmp_path, monkeypatch):
     events = []
@@ -50,7 +50,7 @@ def test_a_real_run_is_resumed_and_replayed(task, own_cache, tmp_path, monkeypat
     assert first.history.race.winner is not None
     assert set(first.history.baselines) == {"baselines", "ceilings"}
 
-    monkeypatch.setenv("KAGENT_PASS", "TORCHDYNAMO_DISABLE")
+    monkeypatch.setenv("KAGENT_PASS", f"{os.environ['KAGENT_PASS']},TORCHDYNAMO_DISABLE")
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # what torch compiles was in the first race
     config = load_config(runs=tmp_path / "runs", budget=3, seed=99)
     outcome = evolve(str(task), config, lambda e: None, resume=first.folder)

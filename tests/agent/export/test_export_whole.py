@@ -12,7 +12,7 @@ from kagent.resources import resource
 
 pytestmark = [
     pytest.mark.timeout(400),  # a run, and a library's measurements
-    pytest.mark.usefixtures("uncompiled", "warm_processes"),
+    pytest.mark.usefixtures("uncompiled", "brief_timing", "warm_processes"),
 ]
 ENTRY = """
 import json, sys

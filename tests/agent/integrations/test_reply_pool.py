@@ -24,7 +24,7 @@ def ask():
 
         def ask(data):
             url = f"http://127.0.0.1:{server.server_port}/v1/chat/completions"
-            with urllib.request.urlopen(urllib.request.Request(url, data), timeout=10) as answer:
+            with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
                 return json.load(answer)["choices"][0]["message"]["content"]
 
         yield lambda text: ask(json.dumps({"messages": [{"content": text}]}).encode()), ask, pool

@@ -79,7 +79,7 @@ def corpus(tmp_path, own_cache, monkeypatch):
 
 
 @pytest.fixture
-def selftest(warm_processes, corpus, monkeypatch, capsys):
+def selftest(warm_processes, brief_timing, corpus, monkeypatch, capsys):
     # started later, they would be taken for what an attack leaves behind
     interprets = {**for_confined(), "TRITON_INTERPRET": "1"}
     warm_python.ready(for_confined(), for_trusted(), interprets)
@@ -200,7 +200,7 @@ def test_an_interrupt_ends_it_and_leaves_nothing(tmp_path):
     assert "interrupted" in err
     assert "Traceback" not in err + out
     assert list(tmp_path.glob("kagent-*")) == []
-    deadline = time.monotonic() + 10  # helpers of a judge that had to be killed die after it
+    deadline = time.monotonic() + 60  # helpers of a judge that had to be killed die after it
     while (left := _processes_of(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []

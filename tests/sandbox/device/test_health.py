@@ -225,7 +225,7 @@ def test_what_a_killed_judge_has_started_dies_with_it(folder, task):
         pid = client.pid
         left = process_tree.descendants(pid)
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + 60.0
         while not all(map(process_tree.ended, left)) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert all(map(process_tree.ended, left))

@@ -25,6 +25,11 @@ def keep_dynamo_out() -> None:
     """
     for module in _IMPORTED_WHEN_TRACING:
         importlib.import_module(module)
+    call_wrapped_functions_directly()
+
+
+def call_wrapped_functions_directly() -> None:
+    """Have the wrappers that there are by now call their functions, and import nothing first."""
     code = _disable_dynamo(len).__code__
     for found in gc.get_objects():
         if type(found) is types.FunctionType and found.__code__ is code:

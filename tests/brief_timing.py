@@ -1,0 +1,29 @@
+"""Real measurements that are brief, for tests in which no figure is the point.
+
+A comparison has as many pairs of samples as ever. But a sample executes a short kernel a few times
+rather than 64, each on inputs that must be drawn, and no caches are emptied before it; and the A/A
+test copies less. That was most of a run's CPU time.
+"""
+
+import copy
+import dataclasses
+import functools
+
+import torch
+from kagent_sandbox.device.cpu import ceilings, flush
+from kagent_sandbox.device.cpu.traits import TRAITS
+from kagent_sandbox.device.traits import Placements
+
+_OTHERS = {
+    "schedule": dataclasses.replace(TRAITS.schedule, interim_looks=1),
+    "placements": Placements(least=2, most=4, span_us=100.0),
+    "noise": dataclasses.replace(TRAITS.noise, copy_bytes=1 << 19, pairs=12),
+}
+
+
+def apply():
+    """Time briefly in this process from now on, and in its forks."""
+    ceilings.TRAITS = copy.copy(TRAITS)  # which all tests share
+    for name, value in _OTHERS.items():
+        object.__setattr__(TRAITS, name, value)  # for all that hold it already
+    flush._larger_than_caches = functools.cache(lambda: torch.ones(1024))
