@@ -9,7 +9,7 @@ pytestmark = pytest.mark.gpu
 FILES = [
     file
     for name in TRAINING_TASKS
-    for language in ("triton", "gluon")
+    for language in ("triton", "gluon", "cuda")
     for file in (SEEDS / name).glob(f"{language}_*.py")
 ]
 

@@ -102,10 +102,10 @@ def test_paths_of_cases_that_are_too_large_here_compute_their_task(file, default
     assert all(e.share_of_tolerance <= 1 for e in found.errors)
 
 
-def test_seeds_that_triton_compiles_build_without_spills(task, builder):
+def test_gpu_seeds_build_without_spills(task, builder):
     widest = max(task.gpu.bench, key=lambda c: (c.dims.get("N", 0), task.min_bytes(c)))
     cases = tuple(build_case(task, c) for c in (widest, task.gpu.check[2]))
-    for file in seeds(task, "triton", "gluon"):
+    for file in seeds(task, "triton", "gluon", "cuda"):
         built = builder.build(
             BuildRequest(file.read_text(), task.entry, "sm_90a", cases, task.allow)
         )
