@@ -85,9 +85,19 @@ def remark_lines(remarks: Sequence[Remark]) -> list[str]:
 
 
 def loop_lines(loops: Sequence[Loop], most: int | None = None) -> list[str]:
-    """A line per loop, of which `most` are shown: "rows at 0x4590: 464 instructions; ..."."""
+    """A line per loop, of which `most` are shown: "rows at 0x4590: 464 instructions; ...".
+
+    Where a kernel was compiled several times, the line names the binary as tables of kernels do.
+    """
     shown = loops if most is None else loops[:most]
-    lines = [f"{kernel_label(x.kernel)} at {x.first:#x}{_place(x)}: {loop_text(x)}" for x in shown]
+    binaries: dict[str, set[str]] = {}
+    for loop in loops:
+        binaries.setdefault(loop.kernel, set()).add(loop.binary)
+    lines = []
+    for loop in shown:
+        which = f" {loop.binary[:8]}" if len(binaries[loop.kernel]) > 1 else ""
+        where = f"{kernel_label(loop.kernel)}{which} at {loop.first:#x}{_place(loop)}"
+        lines.append(f"{where}: {loop_text(loop)}")
     left = len(loops) - len(shown)
     return [*lines, f"and {left} further loops"] if left else lines
 

@@ -169,7 +169,12 @@ def compiled_texts(remarks: Sequence[Remark], loops: Sequence[Loop]) -> list[Ren
         parts += [Text("\nwhat the compilers said", "bold")]
         parts += [Text(printable(line), "yellow") for line in remark_lines(remarks)]
     if loops:
-        parts += [Text("\nloops of the machine code, the innermost of each kernel first", "bold")]
+        parts += [
+            Text(
+                "\nloops of the machine code, each without the loops in it; most clocks first",
+                "bold",
+            )
+        ]
         parts += [Text(printable(line)) for line in loop_lines(loops)]
     return parts
 

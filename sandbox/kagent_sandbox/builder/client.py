@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from itertools import islice, zip_longest
 from types import TracebackType
 from typing import Self
 
@@ -235,25 +235,31 @@ class Builder:
     def _with_loops(self, built: Built) -> Built:
         """Add the loops of the machine code, or a remark that says why there are none.
 
+        The first of each kernel comes before the second of any. Loops that are equal in two
+        binaries of a kernel count once.
+
         What fails here is no fault of the candidate: its verdict does not wait for it.
         """
         if built.target == "cpu":
             return built
         kernels = {k.hash: k for (i, _), p in built.plans.items() if i == 0 for k in p.kernels}
-        found: list[Loop] = []
+        read: list[list[Loop]] = []
         try:
             for key, kernel in islice(kernels.items(), _MOST_READ):
                 if len(built.binaries[key]) <= _MOST_READ_BYTES:
                     command = tool_command(language(kernel.language))
                     text = text_in(self._server, command, kernel.name, built.binaries[key])
                     capability = architecture(built.binaries[key])
-                    most = max(2, MOST_LOOPS_OF_ALL // len(kernels))
-                    read = loops(text, kernel.name, capability)[:most]
-                    found += [loop for loop in read if loop not in found]
+                    ones = loops(text, kernel.name, capability)
+                    read.append([dataclasses.replace(x, binary=key) for x in ones])
         except (ToolchainError, ChildDied) as e:
             why = Remark("", f"loops were not read: {e}"[:MOST_REMARK_CHARS])
-            return dataclasses.replace(built, remarks=(*built.remarks, why), loops=tuple(found))
-        return dataclasses.replace(built, loops=tuple(found))
+            built = dataclasses.replace(built, remarks=(*built.remarks, why))
+        found: list[Loop] = []
+        for loop in (x for group in zip_longest(*read) for x in group if x is not None):
+            if not any(dataclasses.replace(x, binary=loop.binary) == loop for x in found):
+                found.append(loop)
+        return dataclasses.replace(built, loops=tuple(found[:MOST_LOOPS_OF_ALL]))
 
 
 class _Answers:

@@ -14,7 +14,7 @@ MOST_REMARKS = 16
 MOST_REMARK_CHARS = 400
 MOST_NAME_CHARS = 200
 MOST_LOOPS = 8
-"""Most loops of one kernel, the innermost first."""
+"""Most loops of one kernel, those with the most work first."""
 MOST_LOOPS_OF_ALL = 24
 """Most loops of all kernels of one candidate."""
 
@@ -42,13 +42,14 @@ class Loop:
         first: Offset in bytes of its first instruction, as `kagent show --sass` prints it.
         depth: Number of loops around it.
         innermost: Whether no other loop is in it.
-        instructions: Its instructions, those of loops in it included.
+        instructions: Its own instructions, without those of loops in it.
         counts: Number of instructions by kind: "HGMMA", "MUFU", "FFMA"; accesses to memory with the
             bytes of a thread: "LDG 16"; "TMA" for bulk copies.
         barriers: Barriers of a block, a group of warps or a cluster.
         between_waits: Instructions from each wait to the next; empty where there is none. The last
             number reaches over the back edge.
         clocks: Clocks of a scheduler that each pipe needs for one iteration of one warp.
+        binary: Hash of the kernel's binary.
     """
 
     kernel: str
@@ -60,6 +61,7 @@ class Loop:
     barriers: int = 0
     between_waits: tuple[int, ...] = ()
     clocks: Mapping[str, float] = field(default_factory=dict)
+    binary: str = ""
 
 
 def loop_text(loop: Loop) -> str:

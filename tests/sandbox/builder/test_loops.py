@@ -68,7 +68,7 @@ def test_an_architecture_without_known_rates_has_issue_alone():
     assert loop.clocks == {"issue": 9.0}
 
 
-def test_the_innermost_loop_comes_first_and_code_out_of_line_belongs_to_its_loop():
+def test_each_loop_counts_for_itself_and_code_out_of_line_belongs_to_its_loop():
     text = sass(
         "MOV R1, R2",
         ".L_x_0",
@@ -89,8 +89,28 @@ def test_the_innermost_loop_comes_first_and_code_out_of_line_belongs_to_its_loop
     inner, outer = loops(text, "k", 90)
     assert (inner.instructions, inner.depth, inner.innermost) == (5, 1, True)
     assert inner.counts == {"TMA": 1}
-    assert (outer.instructions, outer.depth, outer.innermost) == (8, 0, False)
-    assert (outer.counts, outer.barriers) == ({"LDG 16": 1, "TMA": 1}, 1)
+    assert (outer.instructions, outer.depth, outer.innermost) == (3, 0, False)
+    assert (outer.counts, outer.barriers) == ({"LDG 16": 1}, 1)
+
+
+def test_a_loop_that_only_tries_again_is_part_of_the_loop_around_it():
+    """Kernels with warps of their own for loads wait so, at several places of the main loop."""
+    text = sass(
+        ".L_x_0",
+        "USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0x100",
+        "@!P0 BRA `(.L_x_0)",
+        ".L_x_1",
+        "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0",
+        ".L_x_2",
+        "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x8], R2",
+        "@!P0 BRA `(.L_x_2)",
+        "@P1 BRA `(.L_x_1)",
+        "EXIT",
+        *PAD,
+    )
+    (main,) = loops(text, "k", 90)
+    assert (main.first, main.depth, main.innermost, main.instructions) == (32, 0, True, 4)
+    assert main.clocks["tensor cores"] == 64.0
 
 
 def test_straight_code_and_an_unknown_kernel_have_none():
@@ -110,11 +130,12 @@ def test_many_loops_are_cut():
     assert len(loops(sass(*lines, "EXIT", *PAD), "k", 90)) == MOST_LOOPS
 
 
-def test_loops_around_others_have_a_place_beside_many_small_ones():
+def test_a_loop_with_more_work_comes_before_small_ones_within_it():
     lines = [x for i in range(40) for x in (f".L_x_{i + 10}", f"@P0 BRA `(.L_x_{i + 10})")]
-    around = sass(".L_x_0", *lines, "@P1 BRA `(.L_x_0)", "EXIT", *PAD)
+    products = ["HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"]
+    around = sass(".L_x_0", *products, *lines, "@P1 BRA `(.L_x_0)", "EXIT", *PAD)
     found = loops(around, "k", 90)
-    assert [x.innermost for x in found] == [True] * (MOST_LOOPS - 1) + [False]
+    assert [x.innermost for x in found] == [False] + [True] * (MOST_LOOPS - 1)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@
         c.kernels.map((k) => [k.name, k.registers ?? "–", `${k.spills ?? 0} B`, `${k.shared ?? 0} B`])));
     }
     if (c.remarks?.length) parts.push(element("p", {}, "What the compilers said:"), element("pre", { class: "message" }, c.remarks.join("\n")));
-    if (c.loops?.length) parts.push(element("p", {}, "Loops of the machine code, the innermost of each kernel first:"), element("pre", { class: "message" }, c.loops.join("\n")));
+    if (c.loops?.length) parts.push(element("p", {}, "Loops of the machine code, each without the loops in it; most clocks first:"), element("pre", { class: "message" }, c.loops.join("\n")));
     if (c.parents.length) {
       const diff = element("div", { class: "diff" });
       showDiff(diff, c);

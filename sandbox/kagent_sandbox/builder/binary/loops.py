@@ -19,7 +19,6 @@ MOST_INSTRUCTIONS = 100_000
 """Longer kernels have no report: unrolled ones have some ten thousand."""
 _MOST_BLOCKS = 2000
 _MOST_WAITS = 12
-_OUTER = 3  # loops around others that have a place in any case
 
 _INSTRUCTION = re.compile(
     r"^\s+/\*(?P<at>[0-9a-f]{4,8})\*/\s+(?:\{\s*)?(?P<guard>@!?U?P\w+\s+)?(?P<name>[A-Z][\w.]*)"
@@ -46,7 +45,7 @@ _SHARED_BYTES = 128  # per clock and multiprocessor: 32 banks of 4 bytes
 
 _ACCESSES = ("LDG", "STG", "LDGSTS", "LDS", "STS", "LDL", "STL", "LDSM", "STSM", "RED", "ATOMG")
 _COUNTED = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "IMMA", "DMMA", "MUFU", "FFMA", "FADD", "FMUL")
-_BULK = ("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED")
+_BULK = ("UTMALDG", "UTMASTG", "UTMAREDG", "UTMAPF", "UBLKCP", "UBLKRED", "UBLKPF")
 _WIDTH = re.compile(r"\.(?:U?(8|16)|S(8|16)|(64|128|256))(?=\.|$)")
 _WGMMA_SHAPE = re.compile(r"\.(\d{1,3})x(\d{1,3})x(\d{1,3})(?=\.|$)")
 _MMA_SHAPES = {"16816": 2048, "1688": 1024, "1684": 512, "16832": 4096, "16864": 8192}
@@ -70,7 +69,11 @@ class _Instruction:
 
 
 def loops(text: str, symbol: str, capability: int) -> tuple[Loop, ...]:
-    """Loops of a kernel, the innermost first; among equals those that need the most clocks.
+    """Loops of a kernel, those first that need the most clocks by themselves.
+
+    What is counted of a loop is its own: how often a loop in it runs is not known from the code. A
+    loop that only tries again until something has come (a barrier in memory, registers) is part of
+    the loop around it, and is not listed.
 
     The clocks of `Loop.clocks` are a bound from below, for a multiprocessor whose four schedulers
     have such a warp each: a scheduler issues one instruction per clock ("issue"); a pipe takes 32
@@ -86,8 +89,7 @@ def loops(text: str, symbol: str, capability: int) -> tuple[Loop, ...]:
         capability: Of the target: 80, 90, 100.
 
     Returns:
-        At most `MOST_LOOPS`, of which a few are for loops around others. Nothing for a kernel
-        of more than `MOST_INSTRUCTIONS`.
+        At most `MOST_LOOPS`. Nothing for a kernel of more than `MOST_INSTRUCTIONS`.
     """
     code, labels = _section(text, symbol)
     if not code or len(code) > MOST_INSTRUCTIONS:
@@ -95,18 +97,26 @@ def loops(text: str, symbol: str, capability: int) -> tuple[Loop, ...]:
     starts, after = _blocks(code, labels)
     if len(starts) > _MOST_BLOCKS:
         return ()
-    bodies = _natural_loops(after)
     ends = [*starts[1:], len(code)]
+
+    def inside(blocks: set[int]) -> list[_Instruction]:
+        return [i for b in sorted(blocks) for i in code[starts[b] : ends[b]]]
+
+    bodies = {h: b for h, b in _natural_loops(after).items() if not _only_waits(inside(b))}
     found = []
     for head, body in bodies.items():
         depth = sum(head in other for h, other in bodies.items() if h != head)
-        innermost = not any(h in body for h in bodies if h != head)
-        inside = [i for b in sorted(body) for i in code[starts[b] : ends[b]]]
-        found.append(_describe(inside, code[starts[head]].at, symbol, depth, innermost, capability))
+        within = [other for h, other in bodies.items() if h != head and h in body]
+        own = inside(body.difference(*within))
+        first = code[starts[head]].at
+        found.append(_describe(own, first, symbol, depth, not within, capability))
     found.sort(key=lambda loop: (-max(loop.clocks.values()), loop.first))
-    inner, outer = [x for x in found if x.innermost], [x for x in found if not x.innermost]
-    outer = outer[: max(_OUTER, MOST_LOOPS - len(inner))]
-    return (*inner[: MOST_LOOPS - len(outer)], *outer)
+    return tuple(found[:MOST_LOOPS])
+
+
+def _only_waits(code: Sequence[_Instruction]) -> bool:
+    """Whether a loop does nothing but try again."""
+    return any("TRY" in i.name for i in code) and not any(map(_kind, code))
 
 
 def _section(text: str, symbol: str) -> tuple[list[_Instruction], dict[str, int]]:
