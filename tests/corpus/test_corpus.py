@@ -44,13 +44,14 @@ def cases(*, timed):
 
 
 @pytest.fixture(scope="module")
-def evaluator():
-    """One for all: its builder and its judges, of which each imports torch, are started once."""
+def evaluator(warm_judges):
+    """One for all: its builder and its judges are started once."""
     shared_servers.close_all()  # they would be taken for what an attack leaves behind
     token = secrets.token_hex(16)
     with contextlib.closing(Leftovers(name_for(token))) as outside:
         with SelftestEvaluator(len(os.sched_getaffinity(0)), token) as evaluator:
             yield evaluator
+        shared_servers.close_all()  # the template of the judges
         assert outside.left() == []
 
 
