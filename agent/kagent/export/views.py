@@ -16,6 +16,7 @@ from kagent.export.certify import Certificate, Line
 from kagent.export.dispatch_table import gain, mean_gain, used
 from kagent.export.reading import without_texts
 from kagent.export.record import TORCH, OperatorRecord
+from kagent.text import plural
 
 if TYPE_CHECKING:
     from kagent.export.export import Exported, ExportedFiles
@@ -106,11 +107,9 @@ def certificate_view(found: Certificate, library: Path) -> RenderableType:
         text.append(f"{found.tests}\n", "red")
     for kernel, why in found.skipped.items():
         text.append(f"{kernel}: not judged: {why}\n", "yellow")
-    count = len(found.regressions)
-    verdict = (
-        f"{len(found.checked)} kernels are correct here; "
-        f"{count or 'no'} regression{'' if count == 1 else 's'}"
-    )
+    right = plural(len(found.checked), "correct kernel")
+    worse = plural(len(found.regressions), "regression") if found.regressions else "no regressions"
+    verdict = f"{right} here; {worse}"
     text.append(verdict, "bold green" if found.ok else "bold red")
     return Group(table, text)
 

@@ -1,13 +1,14 @@
 """Regions, the files of kernels, merging, and then-and-now: from made-up measurements."""
 
 import ast
+import io
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.export.card import ratio
-from kagent.export.certify import compared, confirmed
+from kagent.export.certify import Certificate, compared, confirmed
 from kagent.export.dispatch_table import best_of, gain, mean_gain, used
 from kagent.export.import_rewrite import as_judged, as_shipped
 from kagent.export.library import _portfolio
@@ -25,10 +26,12 @@ from kagent.export.record import (
     valid_name,
 )
 from kagent.export.regions import regions_of
+from kagent.export.views import certificate_view
 from kagent.resources import resource
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.verdict import speed_verdict
 from kagent_sandbox.errors import UserError
+from rich.console import Console
 
 ORIGIN = OriginRecord(
     "run", "id", 3, (), "tune", (), 9, 1.5, 1.4, 1.6, "2026-11-21", "0.1.0", "d", ""
@@ -300,3 +303,14 @@ def test_hidden_cases_and_torchs_own_are_not_compared():
     now = device(point("hidden_bench_0", a=50, torch=90), point("q", a=9, torch=5))
     lines = list(compared(then, now))
     assert [(line.case, line.change) for line in lines] == [("hidden_bench_0", "not comparable")]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "said"),
+    [(("a",), "1 correct kernel here; no regressions"), (("a", "b"), "2 correct kernels here;")],
+)
+def test_a_certificate_counts_in_plain_words(kernels, said, tmp_path):
+    found = Certificate("a CPU", kernels, {}, (), (), {})
+    console = Console(width=100, file=io.StringIO())
+    console.print(certificate_view(found, tmp_path))
+    assert said in console.file.getvalue()
