@@ -6,7 +6,6 @@ import torch
 from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -27,7 +26,8 @@ extern "C" void attention(const float* q, const float* k, const float* v, float*
       for (int64_t d = 0; d < dim; ++d) score += query[d] * keys[j * ks + d];
       p[j] = score * scale;
     }
-    const float maximum = *std::max_element(p.begin(), p.end());
+    float maximum = -__builtin_inff();
+    for (int64_t j = 0; j < seen; ++j) maximum = __builtin_fmaxf(maximum, p[j]);
     double sum = 0.0;
     for (int64_t j = 0; j < seen; ++j) sum += p[j] = __builtin_expf(p[j] - maximum);
     for (int64_t j = 0; j < seen; ++j)

@@ -4,8 +4,6 @@ import torch
 from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 extern "C" void cross_entropy(const float* logits, const int64_t* target, float* losses,
@@ -19,15 +17,15 @@ extern "C" void cross_entropy(const float* logits, const int64_t* target, float*
     float* out = grad + row * columns;
     losses[row] = 0.0f;
     if (target[row] == ignore_index) {
-      std::fill_n(out, columns, 0.0f);
+      for (int64_t i = 0; i < columns; ++i) out[i] = 0.0f;
       continue;
     }
-    float maximum = -INFINITY;
-    for (int64_t i = 0; i < columns; ++i) maximum = std::max(maximum, in[i]);
+    float maximum = -__builtin_inff();
+    for (int64_t i = 0; i < columns; ++i) maximum = __builtin_fmaxf(maximum, in[i]);
     double sum = 0.0;
-    for (int64_t i = 0; i < columns; ++i) sum += out[i] = std::exp(in[i] - maximum);
-    losses[row] = (float)(std::log(sum) + (maximum - in[target[row]]));
-    const double at_target = std::exp(in[target[row]] - (double)maximum);
+    for (int64_t i = 0; i < columns; ++i) sum += out[i] = __builtin_expf(in[i] - maximum);
+    losses[row] = (float)(__builtin_log(sum) + (maximum - in[target[row]]));
+    const double at_target = __builtin_exp(in[target[row]] - (double)maximum);
     for (int64_t i = 0; i < columns; ++i) out[i] = (float)(out[i] / sum / count);
     out[target[row]] = (float)((at_target / sum - 1.0) / count);
   }

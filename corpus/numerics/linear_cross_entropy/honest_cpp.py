@@ -4,28 +4,28 @@ import torch
 from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 // Logits [tokens, vocab] become their gradient.
 extern "C" void rows(float* logits, const int64_t* target, float* losses, float* loss,
                      int64_t tokens, int64_t vocab, int64_t ignore_index) {
-  const int64_t count = tokens - std::count(target, target + tokens, ignore_index);
+  int64_t count = 0;
+  for (int64_t row = 0; row < tokens; ++row) count += target[row] != ignore_index;
 #pragma omp parallel for
   for (int64_t row = 0; row < tokens; ++row) {
     float* z = logits + row * vocab;
     const int64_t t = target[row];
     losses[row] = 0.0f;
     if (t == ignore_index) {
-      std::fill_n(z, vocab, 0.0f);
+      for (int64_t i = 0; i < vocab; ++i) z[i] = 0.0f;
       continue;
     }
-    const float maximum = *std::max_element(z, z + vocab);
+    float maximum = -__builtin_inff();
+    for (int64_t i = 0; i < vocab; ++i) maximum = __builtin_fmaxf(maximum, z[i]);
     const float at_target = z[t];
     double sum = 0.0;
-    for (int64_t i = 0; i < vocab; ++i) sum += z[i] = std::exp(z[i] - maximum);
-    losses[row] = (float)(std::log(sum) + (maximum - at_target));
+    for (int64_t i = 0; i < vocab; ++i) sum += z[i] = __builtin_expf(z[i] - maximum);
+    losses[row] = (float)(__builtin_log(sum) + (maximum - at_target));
     for (int64_t i = 0; i < vocab; ++i) z[i] = (float)((z[i] / sum - (i == t)) / count);
   }
   double total = 0.0;

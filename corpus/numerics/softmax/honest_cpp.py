@@ -4,7 +4,6 @@ import torch
 from kagent_sandbox.lang import cpp_kernel
 
 SOURCE = r"""
-#include <algorithm>
 #include <cstdint>
 
 extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns, int64_t stride) {
@@ -13,7 +12,7 @@ extern "C" void softmax(const float* x, float* y, int64_t rows, int64_t columns,
     const float* in = x + row * stride;
     float* out = y + row * columns;
     float maximum = -__builtin_inff();
-    for (int64_t i = 0; i < columns; ++i) maximum = std::max(maximum, in[i]);
+    for (int64_t i = 0; i < columns; ++i) maximum = __builtin_fmaxf(maximum, in[i]);
     double sum = 0.0;
     for (int64_t i = 0; i < columns; ++i) sum += out[i] = __builtin_expf(in[i] - maximum);
     for (int64_t i = 0; i < columns; ++i) out[i] = (float)(out[i] / sum);
