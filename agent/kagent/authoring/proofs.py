@@ -6,7 +6,9 @@ runs in a dispatch mode that knows of tensors only what operations guarantee:
 - whole numbers: the bits that may be set. A byte shifted right by 4 has four, and `& 0xF` keeps
   them;
 - matrices: the diagonal below or above which all is 0, since `triu` or `tril` drew or made it so. A
-  product of two upper triangular matrices is one, and `triu` keeps it, for finite numbers.
+  product of two upper triangular matrices is one, and `triu` keeps it, for finite numbers;
+- limits: what `clamp` cuts off and nothing else reads is cut off again by a narrower `clamp` after
+  a multiplication or addition of a number, which keep the order.
 
 All else is unknown, and what is written in place makes everything unknown.
 """
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.judge.check.inputs import InputSampler
@@ -31,6 +34,7 @@ from kagent.authoring.task_toml import task_toml
 _SHIFTS = frozenset({"__rshift__", "bitwise_right_shift"})
 _ANDS = frozenset({"__and__", "bitwise_and"})
 _PRODUCTS = frozenset({"mm", "bmm"})
+_CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh", "relu"})
 _TRIANGLES = {"triu": "upper", "tril": "lower"}
 _SIDES = {"upper": "below", "lower": "above"}
 _ELEMENTWISE = frozenset({"neg", "mul", "div", "clone", "_to_copy", "detach", "alias"})
@@ -73,12 +77,60 @@ class _Facts:
 _NOTHING = _Facts()
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The last clamp before a tensor, with its limits as numbers on the way have moved them."""
+
+    words: str
+    low: float
+    high: float
+
+    def after(self, name: str, args: Sequence[Any]) -> _Cut | None:
+        """The same behind an operation that keeps the order; None behind others."""
+        if name in ("clone", "_to_copy"):
+            return self
+        number = args[1] if len(args) == 2 else None
+        if not isinstance(number, int | float) or not math.isfinite(number):
+            return None
+        if name in ("mul", "div") and number > 0:
+            factor = number if name == "mul" else 1 / number
+            return replace(self, low=self.low * factor, high=self.high * factor)
+        if name in ("add", "sub"):
+            step = number if name == "add" else -number
+            return replace(self, low=self.low + step, high=self.high + step)
+        return None
+
+    def within(self, limits: tuple[float, float]) -> bool:
+        """Whether other limits are as narrow or narrower."""
+        return self.low <= limits[0] and limits[1] <= self.high
+
+
+def _found(known: Any, value: object) -> Any:
+    """An entry for a tensor; None where there is none."""
+    return known[value] if isinstance(value, torch.Tensor) and value in known else None
+
+
+def _limits(name: str, args: Sequence[Any]) -> tuple[float, float] | None:
+    """The numbers between which an operation leaves its input; None for other operations."""
+    if name not in _CLAMPS:
+        return None
+    if name == "relu":
+        return 0.0, math.inf
+    low, high = (-1.0, 1.0) if name == "hardtanh" else (-math.inf, math.inf)
+    given = [None, args[1]] if name == "clamp_max" else [*args[1:3], None, None][:2]
+    given = [end if g is None else g for g, end in zip(given, (low, high), strict=True)]
+    if not all(isinstance(g, int | float) for g in given):
+        return None
+    return float(given[0]), float(given[1])
+
+
 class _Prover(Watching):  # type: ignore[no-untyped-call]
     """Knows facts of tensors, and finds operations that these make idle. A context manager."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(file)
         self._facts: Any = WeakIdKeyDictionary()  # _Facts by tensor
+        self._cuts: Any = WeakIdKeyDictionary()  # of each tensor the _Cut of the clamp before it
         self.proven: dict[str, str] = {}
         self.open: set[str] = set()  # of the same words, and not proven there
 
@@ -90,6 +142,9 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         name = name_of(func)
         given = [self._of(a) for a in args]
         out = func(*args, **kwargs)
+        frame = self.frame()
+        words = omission_at(frame, func, instead("self")).words if frame is not None else ""
+        self._cut(name, [*args, *kwargs.values()], out, words)
         if any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):  # noqa: SLF001 - torch's own way
             self._facts = WeakIdKeyDictionary()
             return out
@@ -99,19 +154,31 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         if facts != _NOTHING:
             self._facts[out] = facts
         reason = _reason(name, args, given[0])
-        frame = self.frame()
-        if frame is not None:
-            words = omission_at(frame, func, instead("self")).words
-            if reason:
-                self.proven.setdefault(words, reason)
-            else:
-                self.open.add(words)
+        if reason and words:
+            self.proven.setdefault(words, reason)
+        elif words and name not in _CLAMPS:
+            self.open.add(words)
         return out
+
+    def _cut(self, name: str, args: Sequence[Any], out: Any, words: str) -> None:
+        """Follow what a clamp has cut off."""
+        given = [c for a in pytree.tree_leaves(args) if (c := _found(self._cuts, a)) is not None]
+        cut = given[0] if len(given) == 1 and given[0] is _found(self._cuts, args[0]) else None
+        limits = _limits(name, args)
+        after = None if cut is None else cut.after(name, args)
+        if cut is not None and limits is not None and cut.within(limits):
+            self.proven.setdefault(cut.words, "all that it cuts off is cut off again afterwards")
+        elif after is None:
+            self.open.update(c.words for c in given)
+        if limits is not None and words:
+            self._cuts[out] = _Cut(words, *limits)
+        elif after is not None:
+            self._cuts[out] = after
 
     def _of(self, value: object) -> _Facts:
         if not isinstance(value, torch.Tensor):
             return _NOTHING
-        known: _Facts = self._facts.get(value, _NOTHING)
+        known: _Facts = _found(self._facts, value) or _NOTHING
         if known.bits is None and value.dtype in _UNSIGNED:
             known = replace(known, bits=_UNSIGNED[value.dtype])
         return known

@@ -35,7 +35,8 @@ def write(folder, drawn, result, dtype, out="float32"):
     wide = "x.double()" if dtype == "float32" else "x"
     (folder / "task.toml").write_text(task_toml(data))
     (folder / "reference.py").write_text(
-        f"import torch\n\n\ndef inputs(case, generator, device):\n    n = case.dims['n']\n"
+        "import torch\nimport torch.nn.functional as F\n\n\n"
+        "def inputs(case, generator, device):\n    n = case.dims['n']\n"
         f"    x = {drawn}\n    return {{'x': x}}\n\n\n"
         f"def compute(x):\n    return {result}\n\n\n"
         f"def reference(*, x):\n    return compute({wide})\n\n\n"
@@ -53,6 +54,9 @@ def write(folder, drawn, result, dtype, out="float32"):
         ("float32", "torch.triu(x @ x)", "torch.triu(x @ x)"),
         ("float32", "((x * 2) @ x).triu(-1)", "((x * 2) @ x).triu(-1)"),
         ("float32", "torch.tril((x @ x).T)", "torch.tril((x @ x).T)"),
+        ("float32", "(x * 4 - 1).clamp(0, 1).mul(2).clamp(0, 1)", "(x * 4 - 1).clamp(0, 1)"),
+        ("float32", "F.hardtanh(x * 4 - 1).div(0.5).clamp(-1, 1)", "F.hardtanh(x * 4 - 1)"),
+        ("float32", "(torch.relu(x - 1) - 3).clamp_min(-2)", "torch.relu(x - 1)"),
     ],
 )
 def test_algebra_shows_that_nothing_changes(tmp_path, dtype, result, operation):
@@ -83,6 +87,17 @@ def test_algebra_shows_that_nothing_changes(tmp_path, dtype, result, operation):
         (UPPER, "torch.triu(x @ x.T)", "float32"),
         (UPPER, "torch.triu(x @ x, 1)", "float32"),
         (UPPER, "torch.triu((x + 1) @ x)", "float32"),
+        (MATRIX, "(x - 1).clamp(0, 1).mul(0.5).clamp(0, 1)", "float32"),
+        (MATRIX, "(x - 1).clamp(0, 1).mul(-2).clamp(0, 1)", "float32"),
+        (MATRIX, "(x - 1).clamp(0, 1).square().clamp(0, 1)", "float32"),
+        (MATRIX, "(x - 1).clamp(0, 1)", "float32"),
+        (MATRIX, "F.hardtanh(x).mul(0.5).clamp(-1, 1)", "float32"),
+        (MATRIX, "(lambda y: y.mul(2).clamp(0, 1) + y)((x - 1).clamp(0, 1))", "float32"),
+        (
+            MATRIX,
+            "(lambda y: torch.cat([y[:1], y.mul(2).clamp(0, 1)[1:]]))((x - 1).clamp(0, 1))",
+            "float32",
+        ),
     ],
 )
 def test_what_values_alone_suggest_is_not_shown(tmp_path, drawn, result, dtype):

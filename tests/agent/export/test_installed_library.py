@@ -14,6 +14,7 @@ from kagent.export.writing import files_of, write_library
 from made_library import cpu_library, gpu_library
 
 NAME = "made_kernels"
+FLASHINFER = os.environ.get("KAGENT_TEST_FLASHINFER")
 
 
 def run(python, *arguments, cwd, timeout_s=120, **environment):
@@ -158,6 +159,31 @@ x = torch.randn(40, 700)
 torch.testing.assert_close(run(x), torch.softmax(x, -1))
 """
     run(python, "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+
+
+@pytest.mark.skipif(
+    not FLASHINFER, reason="KAGENT_TEST_FLASHINFER names no Python with flashinfer-bench"
+)
+def test_flashinfer_bench_itself_builds_solutions_and_runs_them(bare, library, tmp_path):
+    """Beside the definitions' references, which it builds, too; on the CPU."""
+    pip_install(bare, "--no-deps", "--target", tmp_path / "site", library, cwd=tmp_path)
+    code = """
+import sys, torch
+from flashinfer_bench.compile import BuilderRegistry
+from flashinfer_bench.data import TraceSet
+traces, registry = TraceSet.from_path(sys.argv[1]), BuilderRegistry.get_instance()
+x, target = torch.randn(40, 700), torch.randint(700, (40,))
+given = {"softmax_float32": (x,), "cross_entropy_float32": (x, target, -100)}
+for name, inputs in given.items():
+    definition = traces.definitions[name]
+    expected = registry.build_reference(definition)(*inputs)
+    for solution in traces.solutions[name]:
+        torch.testing.assert_close(registry.build(definition, solution)(*inputs), expected)
+        print(solution.name)
+"""
+    environment = {"PYTHONPATH": str(tmp_path / "site"), "FIB_CACHE_PATH": str(tmp_path / "built")}
+    found = run(FLASHINFER, "-c", code, library / "flashinfer_bench", cwd=tmp_path, **environment)
+    assert len(found.split()) >= 2
 
 
 def test_hugging_face_kernels_loads_it(python, library, tmp_path):
