@@ -120,7 +120,7 @@ def answer(folder, code):
 
 def test_it_is_offered(folder):
     offered = run(folder, "-m", "kagent", "evolve", "--help")
-    assert "<triton|gluon|cuda|cute|cpp|toy|any>" in offered.stdout, offered.stderr
+    assert "<triton|gluon|cuda|cute|cutile|cpp|toy|any>" in offered.stdout, offered.stderr
     without = run(folder, "-m", "kagent", "prompt", "double", "--lang", "toy", languages="")
     assert "'toy' is not one of" in without.stderr
 

@@ -152,6 +152,17 @@ entry calls it with `from_dlpack(x, assumed_align=16).mark_layout_dynamic()` of 
 - It is compiled while host code is traced, for 1 to 4 s: few variants. Errors name the line.
 """
 
+_CUTILE_RULES = """\
+- cuTile 1.7: `import cuda.tile as ct`, `@ct.kernel` for kernels, and in host code `ct.launch(\
+torch.cuda.current_stream(), grid, kernel, (x, y, 4))`; parameters that are known at compile time \
+are annotated `ct.Constant[int]`. Kernels see tensors and numbers; no lists, tuples or flags that \
+are not constant.
+- A kernel works on tiles, whose sizes are powers of two: `ct.bid(0)`, `ct.load(x, index=(i, 0), \
+shape=(1, 1024), padding_mode=ct.PaddingMode.ZERO)`, `ct.store(y, index=(i, 0), tile=t)`. An index \
+counts tiles. What lies outside of the tensor is not written.
+- It is compiled for each combination of sizes' divisors, for 1 to 3 s.
+"""
+
 TRITON = register(
     Language(
         name="triton",
@@ -201,6 +212,20 @@ CUTE = register(
         fences=("cute",),
         requires=("nvidia-cutlass-dsl>=4.8",),
         rules=_CUTE_RULES,
+    )
+)
+CUTILE = register(
+    Language(
+        name="cutile",
+        title="cuTile",
+        kind="gpu",
+        pattern=r"\b(import|from)\s+cuda\.tile\b|\bfrom\s+cuda\s+import\s+tile\b",
+        written="@ct.kernel",
+        tracer="kagent_sandbox.builder.trace.cutile",
+        tracer_s=10.0,
+        fences=("cutile",),
+        requires=("cuda-tile>=1.7",),
+        rules=_CUTILE_RULES,
     )
 )
 CPP = register(

@@ -126,7 +126,9 @@ def test_the_past_does_not_change(lineage):
 
 def test_languages():
     assert language_of("cuda_cluster").name == "cuda"
-    with pytest.raises(ValueError, match="begins with triton_, gluon_, cuda_, cute_ or cpp_"):
+    with pytest.raises(
+        ValueError, match="begins with triton_, gluon_, cuda_, cute_, cutile_ or cpp_"
+    ):
         language_of("softmax")
 
 
