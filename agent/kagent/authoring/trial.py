@@ -106,8 +106,8 @@ class Trials:
         self._task = load_task(folder)
         self._sampler = InputSampler(self._task, torch.device("cpu"), InputPolicy(pool=1))
 
-    def case(self, case: DraftCase, name: str) -> Tried:
-        """Compute a case: the reference, torch's own, the function as it was given."""
+    def case(self, case: DraftCase, name: str, seed: int = 1) -> Tried:
+        """Compute a draw of a case: the reference, torch's own, the function as it was given."""
         made = Case(
             name=name,
             dtype=case.dtype,
@@ -118,13 +118,13 @@ class Trials:
             **case.sizes,
         )
         try:
-            return self._tried(made)
+            return self._tried(made, seed)
         except (TaskError, RuntimeError, MemoryError) as e:
             return Tried(" ".join(str(e).split())[:300])
 
-    def _tried(self, case: Case) -> Tried:
+    def _tried(self, case: Case, seed: int) -> Tried:
         sampler, task = self._sampler, self._task
-        inputs = sampler.fresh(case, 1)
+        inputs = sampler.fresh(case, seed)
         expected = sampler.expected(inputs)
         outputs, seconds = self._timed(lambda: sampler.call("eager", inputs))
         outputs = tuple(sampler.accepted(inputs, outputs)[0])
