@@ -1,8 +1,9 @@
 """Real measurements that are brief, for tests in which no figure is the point.
 
 A comparison has as many pairs of samples as ever. But a sample executes a short kernel a few times
-rather than 64, each on inputs that must be drawn, and no caches are emptied before it; and the A/A
-test copies less. That was most of a run's CPU time.
+rather than 64, each on inputs that must be drawn; no caches are emptied before it; and the A/A test
+copies less. That was most of a run's CPU time. Kernels should be slower than the memory: in a cache
+a copy is faster than its roofline, and the judge suspects it.
 """
 
 import copy

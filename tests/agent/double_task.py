@@ -97,11 +97,12 @@ PLAIN = "for (int64_t i = 0; i < n; ++i) y[i] = 2 * x[i];"
 
 
 def kernel_of_passes(loop, passes=1):
-    """A candidate that runs a loop so many times. All that the tuner proposes is slower than one
-    pass, several times: a few pairs of blocks show it, where kernels that are alike take hundreds.
+    """A candidate that runs a loop four times so many times: it is far from the memory's rate, at
+    which a search would end. All that the tuner proposes is slower than one pass, several times: a
+    few pairs of blocks show it, where kernels that are alike take hundreds.
     """
     repeated = (
-        "volatile int passes = PASSES;  // which the compiler does not look into\n"
+        "volatile int passes = 4 * PASSES;  // which the compiler does not look into\n"
         f"  for (int pass = 0; pass < passes; ++pass) {{\n    {loop}\n  }}"
     )
     text = kernel(repeated.replace(" schedule(static, CHUNK)", "")).replace("CHUNK", "PASSES")

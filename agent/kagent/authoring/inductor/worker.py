@@ -23,10 +23,13 @@ def write(task: Task, kind: Kind) -> str:
     Raises:
         NoSeed: There can be none; the text says why.
     """
+    from torch._inductor import config
+
     from kagent.authoring.inductor import fake_gpu, trace
     from kagent.authoring.inductor.cpp import CppFile
     from kagent.authoring.inductor.triton import TritonFile
 
+    config.compile_threads = 1  # nothing is compiled: torch would start a pool of processes
     if kind == "gpu":
         fake_gpu.install()
     trace.install()
