@@ -8,7 +8,8 @@ runs in a dispatch mode that knows of tensors only what operations guarantee:
 - matrices: the diagonal below or above which all is 0, since `triu` or `tril` drew or made it so. A
   product of two upper triangular matrices is one, and `triu` keeps it, for finite numbers;
 - limits: what `clamp` cuts off and nothing else reads is cut off again by a narrower `clamp` after
-  a multiplication or addition of a number, which keep the order.
+  a multiplication or addition of a number, which keep the order: in floating point, which overflows
+  to infinity. Whole numbers and 8-bit floats do not.
 
 All else is unknown, and what is written in place makes everything unknown.
 """
@@ -44,6 +45,8 @@ _SAME_ELEMENTS = frozenset(
     | {"permute", "t", "clone", "_to_copy", "detach", "alias", "repeat", "index", "index_select"}
 )
 """Operations whose results have elements of their first operand alone."""
+_KEEP_ORDER = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+"""Of results: what is too large becomes infinity, neither wraps round nor becomes NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,8 @@ class _Prover(Watching):  # type: ignore[no-untyped-call]
         given = [c for a in pytree.tree_leaves(args) if (c := _found(self._cuts, a)) is not None]
         cut = given[0] if len(given) == 1 and given[0] is _found(self._cuts, args[0]) else None
         limits = _limits(name, args)
-        after = None if cut is None else cut.after(name, args)
+        ordered = isinstance(out, torch.Tensor) and out.dtype in _KEEP_ORDER
+        after = cut.after(name, args) if cut is not None and ordered else None
         if cut is not None and limits is not None and cut.within(limits):
             self.proven.setdefault(cut.words, "all that it cuts off is cut off again afterwards")
         elif after is None:
@@ -205,7 +209,8 @@ def _bits(name: str, args: Sequence[Any], given: Sequence[_Facts], out: torch.Te
     if name in _ANDS and len(given) > 1 and given[1].bits is not None:
         return bits & given[1].bits
     fits = bits <= torch.iinfo(out.dtype).max
-    return bits if name in _SAME_ELEMENTS and fits else None
+    joined = any(isinstance(a, torch.dtype) for a in args)  # `view`: of bytes that are neighbours
+    return bits if name in _SAME_ELEMENTS and fits and not joined else None
 
 
 def _triangle(

@@ -82,6 +82,7 @@ def test_algebra_shows_that_nothing_changes(tmp_path, dtype, result, operation):
         (BYTES.format("uint8"), "(x >> 3) & 0xF", "uint8"),
         (BYTES.format("uint8"), "((x >> 4) + 1) & 0x1F", "uint8"),
         (BYTES.format("uint8"), "((x >> 4).add_(240)) & 0xF", "uint8"),
+        (BYTES.format("uint8"), "x.repeat(1, 4).view(torch.int32) & 0xFF", "uint8"),
         (MATRIX, "torch.relu(x)", "float32"),  # no draw is below 0, and another could be
         (MATRIX, "torch.triu(x @ x)", "float32"),
         (UPPER, "torch.triu(x @ x.T)", "float32"),
@@ -92,6 +93,9 @@ def test_algebra_shows_that_nothing_changes(tmp_path, dtype, result, operation):
         (MATRIX, "(x - 1).clamp(0, 1).square().clamp(0, 1)", "float32"),
         (MATRIX, "(x - 1).clamp(0, 1)", "float32"),
         (MATRIX, "F.hardtanh(x).mul(0.5).clamp(-1, 1)", "float32"),
+        (MATRIX, "x.clamp(-9, 9).to(torch.int8).float().clamp(-1, 1)", "float32"),  # 200 is -56
+        (MATRIX, "x.clamp(-9, 9).to(torch.float8_e4m3fn).float().clamp(-1, 1)", "float32"),
+        (BYTES.format("int32"), "x.clamp(0, 9).mul(1 << 20).clamp(0, 99)", "int32"),
         (MATRIX, "(lambda y: y.mul(2).clamp(0, 1) + y)((x - 1).clamp(0, 1))", "float32"),
         (
             MATRIX,

@@ -477,7 +477,7 @@ def _check_idle(
     """Hold the operations that are declared to change nothing against all cases.
 
     Returns:
-        A line for each, with the reason that task.toml gives.
+        A line for each place of each, with the reason that task.toml gives.
 
     Raises:
         TaskError: One is none of the reference's, or changes a result.
@@ -485,7 +485,7 @@ def _check_idle(
     if not task.without_effect:
         return ()
     file = task.folder / "reference.py"
-    found: dict[str, Omission] = {}
+    found: dict[Omission, None] = {}  # calls with the same words are different ones
     seen: dict[str, None] = {}
     declared = {e.operation: e.reason for e in task.without_effect}
     for case in sorted(cases, key=lambda c: _work(task, c)):
@@ -496,7 +496,7 @@ def _check_idle(
         for omission in recorder.found:
             if omission.words not in declared:
                 continue
-            found.setdefault(omission.words, omission)
+            found[omission] = None
             try:
                 with Omitter(file, omission):
                     results = sampler.call("reference", input_set)
@@ -518,7 +518,7 @@ def _check_idle(
             near = difflib.get_close_matches(words, seen, 3, 0.0)
             text = f"no case runs {words!r}; there are {'; '.join(map(repr, near))}"
             raise _toml(task, "without_effect", text)
-    return tuple(f"{o}: {declared[w]}" for w, o in found.items())
+    return tuple(f"{o}: {declared[o.words]}" for o in found)
 
 
 def _same_values(one: torch.Tensor, two: torch.Tensor) -> bool:

@@ -199,6 +199,12 @@ def test_an_operation_that_is_declared_to_change_nothing_is_no_hole(tmp_path):
     assert re.fullmatch(rf"reference\.py:\d+: {re.escape(RELU)}: nothing is below 0", line)
 
 
+def test_every_place_of_a_declared_operation_is_listed(tmp_path):
+    twice = IDLE.replace(".abs()\n", ".abs()\n    y = torch.relu(y)\n")
+    lines = checked(tmp_path, declaring(RELU), twice).without_effect
+    assert len({line.partition(": ")[0] for line in lines}) == 2
+
+
 @pytest.mark.parametrize(
     ("value", "case"),
     [
