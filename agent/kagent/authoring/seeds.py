@@ -49,7 +49,7 @@ class SeedOutcome:
 
 def write_seeds(
     folder: Path,
-    kinds: Sequence[Kind] = ("gpu", "cpu"),
+    kinds: Sequence[Kind] = ("cpu", "gpu"),
     *,
     jobs: int = 1,
     say: Callable[[str], None] = lambda _: None,
@@ -58,7 +58,8 @@ def write_seeds(
 
     Args:
         folder: The task's folder. Earlier seeds of this origin in it are replaced.
-        kinds: Kinds of device to write seeds for.
+        kinds: Kinds of device to write seeds for, in this order. The one for a CPU is there in
+            seconds; to interpret the other one may take minutes.
         jobs: Number of builds at once.
         say: Is told what is being done.
 
