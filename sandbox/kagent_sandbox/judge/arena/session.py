@@ -45,12 +45,21 @@ class CandidateRejected(Exception):  # noqa: N818
         return self.__cause__.blame if isinstance(self.__cause__, LaunchFailed) else "kernel"
 
 
+_SMALL_SHARE = 1 / 8
+"""Share of an arena below which an evaluation that would have to empty it gets a small one."""
+
+
 class Arenas:
-    """Keeps one arena and replaces it by a larger one when a candidate needs more."""
+    """Keeps one arena and replaces it by a larger one when a candidate needs more.
+
+    Where arenas are emptied before each evaluation, and no launcher that has mapped one is kept, it
+    keeps a small one as well: checks need a few MiB, timed blocks some hundred.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._arena: Arena | None = None
+        self._small: Arena | None = None
         self.limit_bytes = int(backend.facts.memory_bytes * MEMORY_SHARE)
 
     def at_least(self, nbytes: int) -> Arena:
@@ -73,10 +82,25 @@ class Arenas:
             )
         if self._arena is None or not self.fits(nbytes):
             self.close()
-            self._arena = self._backend.arena(min(self.limit_bytes, nbytes + nbytes // 4))
+            self._arena = self._new(nbytes)
         elif self._backend.traits.inputs.reused:
-            self._arena.bytes(0, self._arena.nbytes).zero_()
+            kept = self._backend.traits.kept_launchers.most
+            if not kept and nbytes <= _SMALL_SHARE * self._arena.nbytes:
+                return self._emptied_small(nbytes)
+            _empty(self._arena)
         return self._arena
+
+    def _emptied_small(self, nbytes: int) -> Arena:
+        if self._small is None or nbytes > self._small.nbytes:
+            if self._small is not None:
+                self._small.close()
+            self._small = self._new(nbytes)
+        else:
+            _empty(self._small)
+        return self._small
+
+    def _new(self, nbytes: int) -> Arena:
+        return self._backend.arena(min(self.limit_bytes, nbytes + nbytes // 4))
 
     def fits(self, nbytes: int) -> bool:
         """Whether the arena that there is holds `nbytes`; otherwise it will be replaced."""
@@ -84,9 +108,14 @@ class Arenas:
 
     def close(self) -> None:
         """Give the memory back."""
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
+        for arena in (self._arena, self._small):
+            if arena is not None:
+                arena.close()
+        self._arena = self._small = None
+
+
+def _empty(arena: Arena) -> None:
+    arena.bytes(0, arena.nbytes).zero_()
 
 
 class LauncherSession:

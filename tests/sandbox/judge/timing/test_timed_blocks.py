@@ -421,6 +421,18 @@ def test_nothing_that_a_process_wrote_down_reaches_the_next(cpu):
     assert int(again.bytes(0, again.nbytes).max()) == 0
 
 
+def test_a_check_after_timed_blocks_has_a_small_arena_that_is_empty_too(cpu):
+    large = cpu._arenas.at_least(64 << 20)
+    large.bytes(0, large.nbytes).fill_(7)
+    for _ in range(2):
+        small = cpu._arenas.at_least(1 << 20)
+        assert small.nbytes < 2 << 20
+        assert int(small.bytes(0, small.nbytes).max()) == 0
+        small.bytes(0, small.nbytes).fill_(7)
+    assert cpu._arenas.at_least(64 << 20) is large
+    assert int(large.bytes(0, large.nbytes).max()) == 0
+
+
 def test_an_incumbent_that_is_wrong_is_not_the_candidates_fault(cpu):
     skips = "if (calls > 40 && i % 3 == 0) continue;"
     lazy = BODY % f"{CALLS} {skips} y[i * cols + j] = 2.0f * x[i * step + j];"
