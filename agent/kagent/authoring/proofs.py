@@ -46,7 +46,7 @@ _SAME_ELEMENTS = frozenset(
 )
 """Operations whose results have elements of their first operand alone."""
 _KEEP_ORDER = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-"""Of results: what is too large becomes infinity, neither wraps round nor becomes NaN."""
+"""Dtypes of results in which too large a number is infinite: it neither wraps round nor is NaN."""
 
 
 @dataclass(frozen=True, slots=True)
