@@ -87,6 +87,15 @@ def test_elements_in_order_are_counted_out(make):
         assert outcome.path is not None, outcome.reason
 
 
+def test_rows_are_added_up_by_index(make):
+    added = "torch.zeros_like(a).index_add(0, torch.arange(a.shape[0]) // 2, a)"
+    expression = f"(a := x, {added})[1]"
+    task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0")
+    (outcome,) = seeds.write_seeds(make(expression, task), kinds=("cpu",))
+    assert outcome.path is not None, outcome.reason
+    assert "atomic_add(" in outcome.path.read_text()
+
+
 @pytest.mark.parametrize("dim", [-1, 0])
 @pytest.mark.parametrize("descending", [False, True])
 def test_the_order_is_torchs_own_stable_one(dim, descending):

@@ -85,6 +85,12 @@ template <class T> static inline T remainder_integral(T a, T b) {
 template <class T> static inline T mod(T a, T b) { return a % b; }
 static inline float mod(float a, float b) { return std::fmod(a, b); }
 """,
+    "atomic_add": """
+template <class T, class U> static inline void atomic_add(T* at, U value) {
+#pragma omp atomic
+  *at += static_cast<T>(value);
+}
+""",
     "relu": """
 template <class T> static inline T relu(T a) { return a > 0 || a != a ? a : T(0); }
 """,
