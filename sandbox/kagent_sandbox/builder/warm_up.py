@@ -13,8 +13,10 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
+import triton
 
 from kagent_sandbox.builder.compile import cuda, libdevice
 from kagent_sandbox.builder.configs import apply_config, enumerate_configs
@@ -64,6 +66,9 @@ def build_once() -> None:
     """Build the samples, into a folder that is removed again."""
     for compiler in {each.compiler for each in LANGUAGES.values()} - {""}:
         importlib.import_module(compiler)
+    # Triton would read all of itself, 0.3 s, for the keys of a cache that each build has to itself.
+    keys: Any = triton.runtime.cache
+    keys.triton_key = lambda: triton.__version__
     before = {name: os.environ.get(name) for name in ("TRITON_CACHE_DIR", "TMPDIR")}
     cuda_version = torch.version.cuda
     with tempfile.TemporaryDirectory(prefix="kagent_warm_") as folder:
