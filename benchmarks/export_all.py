@@ -1,11 +1,12 @@
-"""All five tasks evolved, exported into one library, and the library's own tests and benchmark run.
+"""All tasks evolved, exported into one library, and the library's own tests and benchmark run.
 
-    python benchmarks/export_all.py --budget 30 --out OUT [--runs RUNS]
+    python benchmarks/export_all.py --budget 30 --out OUT [--runs RUNS] [--tasks A,B] [--limit-s S]
 
-Prints a table: per task the run's final race, the export's refusals, the generated tests, and per
-shape the operator's device time against torch with what a call costs from Python. With --runs it
-exports the newest finished run of each task there instead of evolving. Everything is kept in OUT:
-runs/, the library kernels_of_all/, logs.
+Prints what each run and export took, the export's refusals, the generated tests, and a Markdown
+table: per shape the operator's device time against torch, and what a call costs from Python. With
+--runs it exports the newest finished run of each task there instead of evolving. Everything is kept
+in OUT: runs/, the library kernels_of_all/, logs. A second call with the same OUT and other --tasks
+adds to the library.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -20,24 +22,29 @@ import time
 from pathlib import Path
 from typing import Any
 
-TASKS = ("softmax", "gelu", "cross_entropy", "attention", "linear_cross_entropy")
+from kagent.tasks import task_names
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=_RAW)
     arguments.add_argument("--budget", type=int, default=30)
-    arguments.add_argument("--tasks", default=",".join(TASKS))
+    arguments.add_argument("--tasks", default=",".join(task_names()))
     arguments.add_argument("--lang", default="any")
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--runs", type=Path)
     arguments.add_argument("--allow-slower", action="store_true")
+    arguments.add_argument("--limit-s", type=float, default=math.inf, help="begin no task after it")
     options = arguments.parse_args()
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     runs = options.runs or out / "runs"
     library = out / "kernels_of_all"
     exported: list[str] = []
+    begun = time.monotonic()
     for task in options.tasks.split(","):
+        if time.monotonic() - begun > options.limit_s:
+            print(f"{task:22} left out, the time is up")
+            continue
         if options.runs is None:
             words = ["evolve", task, "--budget", str(options.budget), "--lang", options.lang]
             code, seconds = kagent(out / f"evolve_{task}.log", *words, "--runs", str(runs))
@@ -101,25 +108,28 @@ def print_benchmark(library: Path, out: Path) -> None:
     if code:
         print(log.read_text()[-3000:])
         return
-    found = json.loads(table.read_text())
+    print(markdown(json.loads(table.read_text())))
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The benchmark's figures as a table, one line for each measured shape."""
+    calls_us = {
+        (call["operator"], call["device"], call["dtype"]): call["us"]["the operator"]
+        for call in found["calls"]
+    }
+    lines = ["| operator | shape | device | µs | × fastest of torch (95 %) | a call, µs |"]
+    lines.append("|---|---|---|---|---|---|")
     for shape in found["shapes"]:
         ratio, low, high = shape["ratio"]
-        print(f"{named(shape)} {shape['kernel']}")
-        print_times(shape["us"])
-        print(f"    {ratio:.3f} x {shape['fastest_of_torch']} (95 %: {low:.3f}-{high:.3f})")
-    for call in found["calls"]:
-        print(f"{named(call)} a call from Python")
-        print_times(call["us"])
-
-
-def named(row: dict[str, Any]) -> str:
-    dims = " ".join(f"{n}={v}" for n, v in row["dims"].items())
-    return f"{row['operator']} {row['device']} {row['dtype']} {dims}:"
-
-
-def print_times(us: dict[str, float]) -> None:
-    for name, time_us in us.items():
-        print(f"    {time_us:10.2f} µs  {name}")
+        dims = " ".join(f"{n}={v}" for n, v in shape["dims"].items())
+        call_us = calls_us.get((shape["operator"], shape["device"], shape["dtype"]))
+        lines.append(
+            f"| {shape['operator']} | {shape['dtype']} {dims} | {shape['device']} "
+            f"| {shape['us']['operator']:.2f} by {shape['kernel']} "
+            f"| {ratio:.3f} ({low:.3f}–{high:.3f}) {shape['fastest_of_torch']} "
+            f"| {'' if call_us is None else f'{call_us:.1f}'} |"
+        )
+    return "\n".join(lines)
 
 
 _RAW = argparse.RawDescriptionHelpFormatter
