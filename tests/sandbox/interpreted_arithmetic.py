@@ -95,6 +95,13 @@ def scan(x_ptr, y_ptr, z_ptr, w_ptr, BLOCK: tl.constexpr):
     tl.store(w_ptr + i, tl.associative_scan(x, 0, second))
 
 
+@triton.jit
+def count(index_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    index = tl.load(index_ptr + at, at < n)
+    tl.atomic_add(y_ptr + index, tl.full([1], 1.0, tl.float32), at < n)  # one value for all
+
+
 def holds(name, found, expected, rtol=0.0):
     torch.testing.assert_close(found, expected, rtol=rtol, atol=0, equal_nan=True)
     print(name)  # noqa: T201 - the test's answer
@@ -156,6 +163,10 @@ def main():
     holds("cumulative sums", forward.double(), x.double().cumsum(0), 1e-6)
     holds("a scan from the end", backward.double(), x.double().flip(0).cumsum(0).flip(0), 1e-6)
     holds("a scan keeps the order", last, x)
+
+    index, found = torch.arange(100) // 3, torch.zeros(40)
+    count[(1,)](index, found, 100, BLOCK=128)
+    holds("one value is added at many places", found, torch.bincount(index, minlength=40).float())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ Repairs of the interpreter (Triton 3.6 to 3.9): it computes with the bit pattern
 `tl.dot`, in arithmetic and in conversions from and to anything but float32; conversion to bfloat16
 truncates where hardware rounds; it folds sums, and reductions and scans with a function of the
 kernel's own, one element after the other, which errs by the number of elements where hardware's
-trees err by its logarithm; and run-time loop bounds fail with numpy 2.4 and later. Only the first
+trees err by its logarithm; atomic operations read memory that is not theirs where one value is
+broadcast to many places; and run-time loop bounds fail with numpy 2.4 and later. Only the first
 configuration of an autotuned kernel runs.
 """
 
@@ -151,6 +152,8 @@ def repair() -> None:
     for name in _ARITHMETIC:
         setattr(builder, name, _in_float32(getattr(builder, name)))
     builder.create_dot = _dot(builder.create_dot)
+    for name in ("create_atomic_rmw", "create_atomic_cas"):
+        setattr(builder, name, _in_whole(getattr(builder, name)))
     reductions, scans = module.ReduceOps, module.ScanOps
     reductions.generic_reduce = _reduce_in_a_tree
     reductions.apply_impl = _reduce(reductions.apply_impl)
@@ -268,6 +271,20 @@ def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
         changed = any(w is not h for w, h in zip(wide, operands, strict=True))
         compares = found.data.dtype == bool
         return _narrowed(found) if changed and not compares else found
+
+    return operation
+
+
+def _in_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation on operands that lie in memory as its C++ takes them: without strides."""
+
+    def operation(self: Any, *operands: Any) -> Any:
+        def whole(operand: Any) -> Any:
+            if not isinstance(operand, interpreter.TensorHandle):
+                return operand
+            return interpreter.TensorHandle(np.ascontiguousarray(operand.data), operand.dtype)
+
+        return original(self, *map(whole, operands))
 
     return operation
 

@@ -273,7 +273,7 @@ def test_the_repaired_interpreter_computes_as_torch_does():
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert len(ended.stdout.splitlines()) == 20
+    assert len(ended.stdout.splitlines()) == 21
 
 
 @pytest.mark.parametrize("name", ["triton_two_kernels", "triton_persistent"])
