@@ -9,9 +9,11 @@ from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import MachineError, ToolchainError
 from kagent_sandbox.process.isolation_probe import probe
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(shared, tmp_path_factory):
     said = []
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("nothing-set"))

@@ -99,7 +99,7 @@ def test_merging_again_changes_nothing(home):
 def test_the_order_of_copies_does_not_matter(home, toy_machine):  # noqa: F811
     other_home = copied(home, "other")
     part = copied(home, "box")
-    deadline = time.monotonic() + 2.0
+    deadline = time.monotonic() + 4.0
 
     class Slowing(FakeJudge):
         """Is quick with one candidate, and not done with the next when time is up."""
