@@ -142,7 +142,11 @@ def test_runs_are_shown_in_every_state(kagent, tmp_path, toy_machine):  # noqa: 
         (("ask", "toy", "-n", "0"), 2, "'-n'"),
         (("ask", "toy", "--target", "sm_1"), 2, "unknown target 'sm_1'"),
         (("ask", "toy", "--lang", "triton", "--target", "cpu"), 2, "--lang triton has no kernels"),
-        (("ask", "toy", "--target", "sm_90a"), 2, "no triton or gluon or cuda or cute seed there"),
+        (
+            ("ask", "toy", "--target", "sm_90a"),
+            2,
+            "no triton or gluon or cuda or cute or cutile seed there",
+        ),
         (("ask", "RUN", "--lang", "cpp"), 2, "--lang is for a new run, and"),
         (("ask", "RUN", "--prompts", "nowhere"), 2, "prompts = nowhere: no such folder"),
         (("ask", "OTHER"), 2, "its proposals come from random, and kagent evolve toy --resume"),
