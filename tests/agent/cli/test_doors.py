@@ -23,6 +23,8 @@ from kagent_sandbox.data.verdict import Examined, Rejected, Stage, Status
 from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("warm_processes")  # each task is checked in one
+
 REFUSED, OTHERS = 5, 1  # files of the corpus for each kind of device, by their verdict
 SEED = "gelu"  # the task whose seeds are compiled in a second
 FRONT = (Stage.PARSE, Stage.BUILD)
