@@ -34,15 +34,17 @@ def _copy(to, row_ptr, there, columns, lane, i: gl.constexpr, PIECES: gl.constex
 
 
 # `rows` only bounds a loop: it is not worth kernels of its own for 1 row and for multiples of 16.
+# Strides and columns come in words of 16 bytes: copies are that wide only where the compiler can
+# prove it, and it knows of a number no more than whether 16 divides it.
 @gluon.jit(do_not_specialize=["rows"])
 def softmax_backward_held(
     grad_ptr,
     y_ptr,
     dx_ptr,
-    grad_stride,
-    y_stride,
+    grad_words,
+    y_words,
     rows,
-    columns,
+    words,
     PIECES: gl.constexpr,
     TILE: gl.constexpr,
     AHEAD: gl.constexpr,
@@ -50,6 +52,9 @@ def softmax_backward_held(
 ):
     dtype: gl.constexpr = y_ptr.dtype.element_ty
     width: gl.constexpr = 128 // dtype.primitive_bitwidth
+    grad_stride = grad_words * width
+    y_stride = y_words * width
+    columns = words * width
     layout: gl.constexpr = gl.BlockedLayout([width], [32], [WARPS], [0])
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     grads = gl.allocate_shared_memory(dtype, [PIECES, TILE], shared)
@@ -133,7 +138,6 @@ def softmax_backward_swept(
 def softmax_backward(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     rows, columns = y.shape
     dx = torch.empty((rows, columns), dtype=y.dtype, device=y.device)
-    args = (grad, y, dx, grad.stride(0), y.stride(0), rows, columns)
     processors = torch.cuda.get_device_properties(y.device).multi_processor_count
     width = 16 // y.element_size()
     places = (columns, grad.stride(0), y.stride(0), grad.storage_offset(), y.storage_offset())
@@ -142,11 +146,30 @@ def softmax_backward(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     pieces = triton.cdiv(columns, tile)
     if aligned and columns >= SHORTEST and pieces <= MOST_PIECES:
         softmax_backward_held[(min(rows, processors),)](
-            *args, PIECES=pieces, TILE=tile, AHEAD=min(AHEAD, pieces), WARPS=WARPS, num_warps=WARPS
+            grad,
+            y,
+            dx,
+            grad.stride(0) // width,
+            y.stride(0) // width,
+            rows,
+            columns // width,
+            PIECES=pieces,
+            TILE=tile,
+            AHEAD=min(AHEAD, pieces),
+            WARPS=WARPS,
+            num_warps=WARPS,
         )
     else:
         tile = min(triton.next_power_of_2(columns), 4096)
         softmax_backward_swept[(min(rows, 8 * processors),)](
-            *args, TILE=max(tile, 1024), num_warps=4
+            grad,
+            y,
+            dx,
+            grad.stride(0),
+            y.stride(0),
+            rows,
+            columns,
+            TILE=max(tile, 1024),
+            num_warps=4,
         )
     return dx

@@ -124,6 +124,20 @@ def test_gpu_seeds_build_without_spills(task, builder):
             assert all(kernel.spill_bytes == 0 for kernel in plan.kernels)
 
 
+@pytest.mark.parametrize("case", [{"N": 16392}, {"N": 65536, "noncontiguous": True}])
+def test_rows_of_whole_words_are_held_without_spills(case, builder):
+    """16 bytes divide their columns and strides, and 16 elements do not."""
+    task = load_task(SEEDS / "softmax_backward")
+    case = task.gpu.check[0].model_copy(update={"name": "words", "M": 64, **case})
+    text = (task.folder / "gluon_held.py").read_text()
+    cases = (build_case(task, case),)
+    built = builder.build(BuildRequest(text, task.entry, "sm_90a", cases, task.allow))
+    assert isinstance(built, Built), built
+    (kernel,) = (k for plan in built.plans.values() for k in plan.kernels)
+    assert kernel.name == "softmax_backward_held"
+    assert kernel.spill_bytes == 0
+
+
 @pytest.mark.parametrize("name", FORWARD)
 def test_references_are_the_gradients_of_their_function(name):
     reference = load_task(SEEDS / name).reference()
