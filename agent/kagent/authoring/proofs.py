@@ -32,6 +32,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from kagent.authoring.task_toml import task_toml
 
+_MOST_WORK = 5e8
+"""Bytes or operations of the largest case that a proof looks at."""
 _SHIFTS = frozenset({"__rshift__", "bitwise_right_shift"})
 _ANDS = frozenset({"__and__", "bitwise_and"})
 _PRODUCTS = frozenset({"mm", "bmm"})
@@ -265,8 +267,9 @@ def _reason(name: str, args: Sequence[Any], first: _Facts) -> str:
 def prove_idle(folder: Path) -> list[Proof]:
     """Find the operations of a task's reference that cannot change a result.
 
-    They are looked for in the smallest check case with usual inputs: what `inputs` does to draw
-    other distributions is not followed. The check of the task holds them against all cases.
+    They are looked for in the check cases with usual inputs, as far as these are computed at once:
+    sizes and flags may decide what an operation does, so that it has to be proven in each. The
+    check of the task holds them against all cases.
 
     Raises:
         TaskError: The reference fails.
@@ -274,12 +277,16 @@ def prove_idle(folder: Path) -> list[Proof]:
     task = load_task(folder)
     sampler = InputSampler(task, torch.device("cpu"), InputPolicy(pool=1))
     cases = [c for c in (*task.cpu.check, *task.gpu.check) if c.inputs == "normal"]
-    if not cases:
-        return []
-    case = min(cases, key=lambda c: max(task.min_bytes(c), task.flop_count(c)))
-    with _Prover(folder / "reference.py") as prover:
-        sampler.call("reference", sampler.fresh(case, 1))
-    return [Proof(w, r) for w, r in prover.proven.items() if w not in prover.open]
+    work = [max(task.min_bytes(c), task.flop_count(c)) for c in cases]
+    most = max(_MOST_WORK, min(work, default=0))
+    proven: dict[str, str] = {}
+    refuted = set[str]()
+    for case in (c for c, w in zip(cases, work, strict=True) if w <= most):
+        with _Prover(folder / "reference.py") as prover:
+            sampler.call("reference", sampler.fresh(case, 1))
+        proven |= prover.proven
+        refuted |= prover.open
+    return [Proof(w, r) for w, r in proven.items() if w not in refuted]
 
 
 def declare_idle(folder: Path, data: dict[str, Any]) -> None:

@@ -97,6 +97,8 @@ def test_algebra_shows_that_nothing_changes(tmp_path, dtype, result, operation):
         (MATRIX, "x.clamp(-9, 9).to(torch.float8_e4m3fn).float().clamp(-1, 1)", "float32"),
         (BYTES.format("int32"), "x.clamp(0, 9).mul(1 << 20).clamp(0, 99)", "int32"),
         (MATRIX, "(lambda y: y.mul(2).clamp(0, 1) + y)((x - 1).clamp(0, 1))", "float32"),
+        # idle at n = 9 alone, where the limit is -31
+        (MATRIX, "x.clamp(x.shape[0] - 40, 99).clamp(-31, 9)", "float32"),
         (
             MATRIX,
             "(lambda y: torch.cat([y[:1], y.mul(2).clamp(0, 1)[1:]]))((x - 1).clamp(0, 1))",
