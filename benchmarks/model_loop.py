@@ -30,16 +30,21 @@ from kagent.tasks import find_task, seeds_of
 class Endpoint:
     """Answers chat calls by a script, from a thread of its own."""
 
-    def __init__(self, task: str, latency_s: float, seed: int) -> None:
+    def __init__(self, task: str, latency_s: float, seed: int, language: str = "cpp") -> None:
         self._latency_s = latency_s
         self._random = random.Random(seed)
-        sources = [s.source() for s in seeds_of(find_task(task)) if s.language == "cpp"]
+        sources = [s.source() for s in seeds_of(find_task(task)) if s.language == language]
         self._files = [f for f in map(read_tunables, sources) if f is not None]
         self.calls = 0
         self.port = 0
         self._ready = threading.Event()
         threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True).start()
         self._ready.wait()
+
+    @property
+    def url(self) -> str:
+        """Its address, as `base_url` takes it."""
+        return f"http://127.0.0.1:{self.port}/v1"
 
     async def _main(self) -> None:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -101,7 +106,7 @@ def main() -> None:
             budget=options.budget,
             lang="cpp",
             model=["scripted"],
-            base_url=f"http://127.0.0.1:{endpoint.port}/v1",
+            base_url=endpoint.url,
             in_flight=options.in_flight,
         )
         outcome = evolve(options.task, config, lambda _event: None)

@@ -6,10 +6,9 @@ import os
 import re
 
 from kagent_sandbox.data.kind import Kind
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.detect import VISIBLE, has_gpu, visible_gpus
 from kagent_sandbox.errors import UserError
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _HOW = "expected cpu, cuda, cuda:N or a GPU's UUID (kagent devices lists them)"
 
 
@@ -27,7 +26,7 @@ def use_device(name: str | None) -> None:
     if name is None:
         return
     if name == "cpu":
-        os.environ[_VISIBLE] = ""
+        os.environ[VISIBLE] = ""
         return
     number = re.fullmatch(r"cuda(?::(\d+))?", name)
     if number is not None:
@@ -36,7 +35,7 @@ def use_device(name: str | None) -> None:
         chosen = name
     else:
         raise UserError(f"no device {name!r}: {_HOW}")
-    os.environ |= {_VISIBLE: chosen, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    os.environ |= {VISIBLE: chosen, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if not has_gpu():
         raise UserError(f"no device {name!r} on this machine: {_HOW}")
 
@@ -61,10 +60,10 @@ def kind_of_device(name: str) -> Kind:
 
 def _visible(index: int, name: str) -> str:
     """The driver's name of a GPU, by its number among the visible ones."""
-    visible = os.environ.get(_VISIBLE)
-    if visible is None:
+    names = visible_gpus()
+    if names is None:
         return str(index)
-    names = [v.strip() for v in visible.split(",") if v.strip()]
     if index >= len(names):
-        raise UserError(f"no device {name!r}: {_VISIBLE}={visible} shows {len(names)} of them")
+        shown = ",".join(names)
+        raise UserError(f"no device {name!r}: {VISIBLE}={shown} shows {len(names)} of them")
     return names[index]

@@ -33,6 +33,10 @@ class LocalFleet:
         """The one that --device chooses, if there is one."""
         return int(available("gpu"))
 
+    def seats(self, kind: Kind) -> int:
+        """Devices of a kind, one for each judge of a run."""
+        return gpu_count() if kind == "gpu" else 1
+
     @contextlib.contextmanager
     def station(
         self,
@@ -45,8 +49,7 @@ class LocalFleet:
         judges: int = 1,
     ) -> Iterator[Station]:
         """As `Fleet` has it."""
-        device = device_for(kind)
-        have = gpu_count() if kind == "gpu" else 1
+        device, have = device_for(kind), self.seats(kind)
         if judges > have:
             raise UserError(
                 f"--judges {judges} needs a device for each, and this machine has {have} that "

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+from collections.abc import Mapping
 from uuid import UUID
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Environment variable: the GPUs that the driver shows to a process, as it names them."""
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
@@ -57,3 +61,19 @@ def gpu_count() -> int:
     except (OSError, AttributeError):
         return 0
     return 0 if failed else count.value
+
+
+def visible_gpus() -> list[str] | None:
+    """The driver's names of the GPUs that it is told to show; None where it shows all."""
+    shown = os.environ.get(VISIBLE)
+    return None if shown is None else [v.strip() for v in shown.split(",") if v.strip()]
+
+
+def gpu_alone(index: int) -> Mapping[str, str]:
+    """Environment in which a process sees one GPU of those that this process may use, and no other.
+
+    Args:
+        index: Its number in this process.
+    """
+    shown = visible_gpus()
+    return {VISIBLE: str(index) if shown is None else "".join(shown[index : index + 1])}

@@ -51,6 +51,10 @@ class TableEntry:
     """Return what tells one of several such devices from the others, on this machine, for good.
     Opens none.
     """
+    alone: Callable[[int], Mapping[str, str]] | None = None
+    """Return the environment in which a process sees one of several alone, as its first, so that
+    nothing it does reaches another. None: it sees all of them, and is told which is its own.
+    """
     available: Callable[[], bool]
     """Whether this machine has one; opens none."""
     require: Callable[[], None] = _nothing

@@ -132,7 +132,6 @@ class JudgeClient:
             "task": str(task_folder),
             "device": device,
             "run_seed": run_seed,
-            "index": index,
             "timeout_scale": timeout_scale,
             "eager_only": eager_only,
             "race_s": race_s,

@@ -69,6 +69,10 @@ class JudgeProcess:
         if tier is not None:
             environment[ISOLATION] = tier
         environment |= entry.environment
+        if entry.alone is not None:
+            environment |= entry.alone(index)
+            index = 0
+        self._index = index
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, *_SERVER, str(theirs.fileno())],
@@ -98,6 +102,8 @@ class JudgeProcess:
             ChildDied: The process is gone; the text has the end of its log.
             KagentError: What the judge answered.
         """
+        if verb == "open":
+            request = {**request, "index": self._index}
         mode = _USES.get(verb)
         if self._lock is None or mode is None:
             return self._exchange(verb, request, blobs, on_progress)

@@ -13,7 +13,7 @@ from kagent.config.devices import use_device
 from kagent.devices import list_devices
 from kagent.tasks import find_task, seeds_of
 from kagent_sandbox.data.build import Built
-from kagent_sandbox.device.detect import has_gpu
+from kagent_sandbox.device.detect import gpu_alone, has_gpu
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.process.device_lock import CPU, DeviceLock
 
@@ -68,6 +68,13 @@ def test_a_gpu_is_the_only_one_that_is_seen(name, shown, visible):
     visible.setattr("kagent.config.devices.has_gpu", lambda: True)
     use_device(name)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == shown
+
+
+def test_a_process_may_see_one_of_the_visible_gpus(visible):
+    found = [gpu_alone(index)["CUDA_VISIBLE_DEVICES"] for index in range(3)]
+    assert found == ["2", "GPU-7", ""]
+    visible.delenv("CUDA_VISIBLE_DEVICES")
+    assert gpu_alone(3) == {"CUDA_VISIBLE_DEVICES": "3"}
 
 
 def test_the_cpu_hides_all_gpus(visible):

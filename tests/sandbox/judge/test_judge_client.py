@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 import warm_python
@@ -17,7 +18,9 @@ from kagent_sandbox.data.build import Contender, key_of
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
+from kagent_sandbox.device import table
 from kagent_sandbox.errors import ChildDied, TaskError
+from kagent_sandbox.judge import judge_process
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.judge_process import JudgeProcess
 from kagent_sandbox.judge.packing import Header, pack, unpack
@@ -201,3 +204,28 @@ def test_a_judge_that_is_closed_meanwhile_ended():
     judge.close()
     with pytest.raises(ChildDied, match=r"the judge's process ended with status 0$"):
         judge.ask("check", {})
+
+
+@pytest.mark.parametrize(
+    ("alone", "shown", "index"), [(None, None, 3), (lambda i: {"ONLY": f"unit {i}"}, "unit 3", 0)]
+)
+def test_a_judge_sees_its_own_device_alone_where_there_are_several(
+    alone, shown, index, monkeypatch
+):
+    started, asked = {}, []
+
+    def start(_command, *, env, **_):
+        started.update(env)
+        return subprocess.Popen(["true"])
+
+    entry = dataclasses.replace(table.find_device("cpu"), alone=alone)
+    monkeypatch.setattr(judge_process, "find_device", lambda _: entry)
+    monkeypatch.setattr(
+        judge_process, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+    )
+    judge = JudgeProcess("cpu", index=3, take_turns=False)
+    monkeypatch.setattr(judge, "_exchange", lambda _verb, request, *_: asked.append(request))
+    judge.ask("open", {"device": "cpu"})
+    judge.close()
+    assert started.get("ONLY") == shown
+    assert asked == [{"device": "cpu", "index": index}]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kagent_sandbox.device.cuda.traits import TIMING_VERSION, TRAITS
-from kagent_sandbox.device.detect import gpu_uuid, has_gpu
+from kagent_sandbox.device.detect import gpu_alone, gpu_uuid, has_gpu
 from kagent_sandbox.device.entry import TableEntry
 from kagent_sandbox.errors import INSTALL_CUDA, DeviceError
 
@@ -57,6 +57,7 @@ ENTRY = TableEntry(
     traits=TRAITS,
     environment={},
     unit=gpu_uuid,
+    alone=gpu_alone,
     available=has_gpu,
     facts=_facts,
     timing_version=lambda: TIMING_VERSION,
