@@ -99,3 +99,17 @@ def seeds_of(task: Task, language: str | None = None) -> list[Seed]:
         if path.name.startswith(tuple(each.seed_prefix for each in LANGUAGES.values()))
     ]
     return [s for s in seeds if language in (None, s.language)]
+
+
+def refusal_of(task: Task, kind: Kind) -> str:
+    """The reason why no seed could be derived for a kind of device; empty if none is known."""
+    file = refusal_file(task.folder, kind)
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else ""
+    except OSError as e:
+        raise UserError(f"{file}: {e}") from None
+
+
+def refusal_file(folder: Path, kind: Kind) -> Path:
+    """File in a task's folder with the reason why no seed could be derived."""
+    return folder / f"no_{kind}_seed.txt"

@@ -31,7 +31,7 @@ from kagent.authoring.draft_reference import require_writable
 from kagent.authoring.drawing import by_values
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.operation import Operation
-from kagent.authoring.proofs import prove_idle
+from kagent.authoring.proofs import prove_holes
 from kagent.authoring.seeds import SeedOutcome, write_seeds
 from kagent.authoring.sizes import (
     Room,
@@ -589,11 +589,10 @@ def _without_idle(
     """The draft with operations declared that no case sees and that algebra shows to change
     nothing.
     """
-    holes = [h for c in checks for h in c.holes]
-    idle = tuple(p for p in prove_idle(folder) if any(p.operation in h for h in holes))
+    idle = prove_holes(folder, lambda: checks)
     if not idle:
         return draft, tuple(checks)
-    draft = draft.with_(idle=idle)
+    draft = draft.with_(idle=tuple(idle))
     write(draft, folder)
     return draft, tuple(_checked(folder, say))
 

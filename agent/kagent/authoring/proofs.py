@@ -17,17 +17,20 @@ All else is unknown, and what is written in place makes everything unknown.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.utils._pytree as pytree
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.traits import InputPolicy
+from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check.inputs import InputSampler
 from kagent_sandbox.judge.check.omissions import Watching, instead, name_of, omission_at
+from kagent_sandbox.judge.task_check import TaskCheck, check_task
 from torch.utils.weak import WeakIdKeyDictionary
 
 from kagent.authoring.task_toml import task_toml
@@ -289,8 +292,26 @@ def prove_idle(folder: Path) -> list[Proof]:
     return [Proof(w, r) for w, r in proven.items() if w not in refuted]
 
 
+def prove_holes(folder: Path, find_checks: Callable[[], Iterable[TaskCheck]]) -> list[Proof]:
+    """Find the operations that the check of a task calls holes, and that cannot change a result.
+
+    Args:
+        folder: Of the task.
+        find_checks: Gives what the check finds. It is called only where something is proven: a
+            check takes far longer than the proofs.
+
+    Raises:
+        TaskError: The reference fails, or the check finds a fault.
+    """
+    proofs = prove_idle(folder)
+    holes = [h for c in find_checks() for h in c.holes] if proofs else []
+    return [p for p in proofs if any(p.operation in h for h in holes)]
+
+
 def declare_idle(folder: Path, data: dict[str, Any]) -> None:
-    """Write a task.toml anew with the operations that `prove_idle` finds, if there are any.
+    """Write a task.toml anew with what `prove_holes` finds, if that is anything.
+
+    Nothing is declared in a task with a fault: its next check names the fault.
 
     Args:
         folder: Of the task, both files written.
@@ -299,7 +320,14 @@ def declare_idle(folder: Path, data: dict[str, Any]) -> None:
     Raises:
         TaskError: The reference fails.
     """
-    found = prove_idle(folder)
+
+    def find_checks() -> list[TaskCheck]:
+        try:
+            return [check_task(load_task(folder), kind) for kind in get_args(Kind)]
+        except TaskError:
+            return []
+
+    found = prove_holes(folder, find_checks)
     if found:
         whole = {"name": data["name"], "without_effect": [asdict(p) for p in found], **data}
         (folder / "task.toml").write_text(task_toml(whole), encoding="utf-8")

@@ -23,6 +23,7 @@ from kagent_sandbox.process.log_tail import log_tail
 
 from kagent.candidate_file import check_file
 from kagent.runs.files import write_file
+from kagent.tasks import refusal_file
 
 NAMES: dict[Kind, str] = {"gpu": "triton_inductor.py", "cpu": "cpp_inductor.py"}
 """Files that seeds are written to, in the task's folder."""
@@ -54,7 +55,8 @@ def write_seeds(
     jobs: int = 1,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[SeedOutcome]:
-    """Write a Triton and a C++ seed into a task's folder, if they can be had and are right.
+    """Write a Triton and a C++ seed into a task's folder, if they can be had and are right. The
+    reason for none is kept there, for `kagent.tasks.refusal_of`.
 
     Args:
         folder: The task's folder. Earlier seeds of this origin in it are replaced.
@@ -70,7 +72,16 @@ def write_seeds(
         TaskError: The task has a fault.
         MachineError: This machine lacks what a check needs.
     """
-    return [_write(folder, kind, jobs, say) for kind in kinds]
+    found = []
+    for kind in kinds:
+        outcome = _write(folder, kind, jobs, say)
+        refusal = refusal_file(folder, kind)
+        if outcome.path is None:
+            write_file(refusal, outcome.reason + "\n")
+        else:
+            refusal.unlink(missing_ok=True)
+        found.append(outcome)
+    return found
 
 
 def _write(folder: Path, kind: Kind, jobs: int, say: Callable[[str], None]) -> SeedOutcome:

@@ -54,7 +54,7 @@ from kagent.runs.history import History
 from kagent.runs.manifest import Manifest, read_manifest
 from kagent.runs.store import RunStore
 from kagent.search.tuner import Tuner
-from kagent.tasks import find_task, seeds_of
+from kagent.tasks import find_task, refusal_of, seeds_of
 
 
 @dataclass(frozen=True)
@@ -287,10 +287,16 @@ def seeds_for(task: Task, kind: Kind, lang: str) -> list[SeedText]:
     seeds = [SeedText(s.name, s.source()) for s in seeds_of(task) if s.language in names]
     if not seeds:
         other = sorted({s.language for s in seeds_of(task)})
+        refused = refusal_of(task, kind)
         raise TaskError(
-            f"{task.folder}: no {' or '.join(names)} seed there "
-            f"(such as {wanted[0].seed_prefix}NAME.py)"
-            + (f"; those in another language need --lang {other[0]}" if other else "")
+            f"{task.folder}: no {' or '.join(names)} seed there"
+            + (f": none could be derived: {refused}" if refused else "")
+            + f"; write one as {wanted[0].seed_prefix}NAME.py in that folder (docs/candidates.md)"
+            + (
+                f", or start from a seed of another language with --lang {other[0]}"
+                if other
+                else ""
+            )
         )
     return seeds
 

@@ -11,6 +11,8 @@ from double_task import REFERENCE, TASK
 from kagent.authoring import seeds
 from kagent.authoring.inductor import cpp, decompositions, triton
 from kagent.authoring.inductor.trace import NoSeed
+from kagent.tasks import refusal_of
+from kagent_sandbox.data.task import load_task
 
 OWN = {
     "expm1": np.expm1,
@@ -121,6 +123,17 @@ def test_a_library_takes_views_of_arguments(make):
     (outcome,) = seeds.write_seeds(make(expression, task), kinds=("cpu",))
     assert outcome.path is not None, outcome.reason
     assert "torch.as_strided(x, " in outcome.path.read_text()
+
+
+def test_the_reason_for_no_seed_is_kept_until_there_is_one(make):
+    folder = make("x + torch.rand_like(x)")
+    (outcome,) = seeds.write_seeds(folder, kinds=("cpu",))
+    assert outcome.path is None
+    assert outcome.reason
+    assert refusal_of(load_task(folder), "cpu") == outcome.reason
+    (outcome,) = seeds.write_seeds(make("x + 1"), kinds=("cpu",))
+    assert outcome.path is not None, outcome.reason
+    assert refusal_of(load_task(folder), "cpu") == ""
 
 
 def test_what_cannot_be_written_out_is_named():

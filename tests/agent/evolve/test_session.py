@@ -14,7 +14,7 @@ from kagent.evolve.stored_run import setting_of
 from kagent.runs.events import Phase, PhaseBegan, Progress, Raced, Started, Stop
 from kagent.runs.store import RunStore
 from kagent.search.tuner import Tuner
-from kagent.tasks import find_task
+from kagent.tasks import find_task, refusal_file
 from kagent_sandbox.data.verdict import Passed
 from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import RunError, TaskError, UserError
@@ -76,7 +76,17 @@ def test_timing_gpu_kernels_without_a_gpu_is_one_clear_line(task):
 def test_a_language_without_a_seed_is_named(task, tmp_path):
     for path in ("task.toml", "reference.py"):
         (tmp_path / path).write_bytes((task / path).read_bytes())
-    with pytest.raises(TaskError, match=r"no cpp seed there"):
+    expected = r"no cpp seed there; write one as cpp_NAME\.py in that folder"
+    with pytest.raises(TaskError, match=expected):
+        choose_seeds(find_task(tmp_path), load_config(lang="cpp"))
+
+
+def test_the_reason_why_no_seed_could_be_derived_is_repeated(task, tmp_path):
+    for path in ("task.toml", "reference.py"):
+        (tmp_path / path).write_bytes((task / path).read_bytes())
+    refusal_file(tmp_path, "cpu").write_text("incorrect in case odd: y[3] is NaN\n")
+    expected = r"no cpp seed there: none could be derived: incorrect in case odd: y\[3\] is NaN; "
+    with pytest.raises(TaskError, match=expected):
         choose_seeds(find_task(tmp_path), load_config(lang="cpp"))
 
 
