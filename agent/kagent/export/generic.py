@@ -50,7 +50,7 @@ def template_values(task: Task) -> dict[str, object]:
         raise _needs_own(task, f"{', '.join(missing)} cannot be read off its arguments")
     names = {a.name for a in task.arguments}
     taken = (names & {a.name for a in tensors} & set(known)) | ((names | set(known)) & _RESERVED)
-    if taken or not all(map(_usable, names | {task.entry})):
+    if taken or any(n.startswith("_") for n in (*names, task.entry)):
         raise _needs_own(task, f"its names {', '.join(sorted(taken or names))} are taken here")
     shapes = [
         *(s for a in task.arguments for s in a.shape or ()),
@@ -244,10 +244,6 @@ def _tuple(parts: Iterable[str]) -> str:
 
 def _dtype(declared: str) -> str:
     return "dtype" if declared == "$dtype" else f"torch.{declared}"
-
-
-def _usable(name: str) -> bool:
-    return name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
 
 
 def _in_docstring(text: str) -> str:

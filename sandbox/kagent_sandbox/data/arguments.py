@@ -76,7 +76,7 @@ class Argument(StrictModel):
 class ResultSpec(Tolerance):
     """One result of the entry function, in order, with what it may err."""
 
-    name: str
+    name: Identifier
     shape: tuple[Size, ...]
     dtype: Dtype = CASE_DTYPE
     valid: str | None = None  # a result of one whole number: so many first rows are compared
@@ -87,6 +87,10 @@ class ResultSpec(Tolerance):
             raise ValueError(
                 f"{self.name}: results in {self.dtype} cannot be compared: declare uint8, whose "
                 "bytes must be equal"
+            )
+        if self.row_dims > max(1, len(self.shape)):
+            raise ValueError(
+                f"{self.name}: row_dims is {self.row_dims}, and it has {len(self.shape)} dimensions"
             )
         if self.valid is not None and not 0 < self.row_dims < len(self.shape):
             raise ValueError(f"{self.name}: valid needs a dimension beside those of a row")

@@ -4,6 +4,7 @@ task.toml.
 
 from __future__ import annotations
 
+import keyword
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -44,7 +45,7 @@ def identifier(name: str) -> str:
     Raises:
         ValueError: It is none.
     """
-    if not name.isidentifier():
+    if not name.isidentifier() or keyword.iskeyword(name):
         raise ValueError(f"{name!r} is no name that Python takes")
     return name
 
@@ -59,7 +60,7 @@ class Case(StrictModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
-    name: str
+    name: str = Field(pattern=r"^[^\r\n]+$")
     dtype: CaseDtype
     inputs: str = "normal"  # a distribution that reference.py's `inputs` knows
     scale: float = 1.0

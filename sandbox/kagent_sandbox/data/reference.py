@@ -54,7 +54,7 @@ def load_reference(path: Path) -> Reference:
     """
     try:
         module = import_file(path, f"kagent_reference_{path.parent.name}")
-    except Exception as e:  # noqa: BLE001 - whatever a user's module raises becomes one clear line
+    except (Exception, SystemExit) as e:  # noqa: BLE001 - whatever a user's module raises becomes one clear line
         raise TaskError(f"{path}: {type(e).__name__}: {e}") from None
     missing = [n for n in ("inputs", "reference", "eager", "experts") if not hasattr(module, n)]
     if missing:

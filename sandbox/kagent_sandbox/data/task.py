@@ -136,6 +136,8 @@ class Task(StrictModel):
         sizes = []
         for declared in shape:
             size = self.formula(declared, case)
+            if isinstance(case.dims.get(str(declared)), bool | float) and size == int(size):
+                raise ValueError(f"size {declared!r} is {size!r}, expected a whole number")
             if size != int(size) or size < 0:
                 raise ValueError(f"size {declared!r} is {size:g}, expected a whole number")
             sizes.append(int(size))
@@ -209,6 +211,10 @@ class Task(StrictModel):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
+        if not self.signature.startswith(f"{self.entry}("):
+            raise ValueError(
+                f"signature: {self.signature!r:.80}, expected one of the entry: {self.entry}(...)"
+            )
         names = [a.name for a in self.arguments]
         if len(set(names)) != len(names):
             raise ValueError(f"arguments: a name appears twice in {names}")
@@ -301,9 +307,12 @@ class Task(StrictModel):
                     f"list of at most {MOST_NUMBERS} whole numbers"
                 )
 
-        for constraint in self.constraints:
-            if not evaluate(constraint, self._names(case.dims, case.dtype)):
-                raise ValueError(f"{where}: the constraint {constraint!r} does not hold")
+        try:
+            broken = next(self.unmet(case.dims, case.dtype), None)
+        except ValueError as e:
+            raise ValueError(f"constraints in {where}: {e}") from None
+        if broken is not None:
+            raise ValueError(f"{where}: the constraint {broken!r} does not hold")
 
         def check(key: str, value: Callable[[], object]) -> None:
             try:
@@ -364,11 +373,16 @@ def load_task(folder: Path, *, calibrated: bool = True) -> Task:
         return task.model_copy(update={"calibration": found}) if found is not None else task
     except pydantic.ValidationError as e:
         # Of a value with several forms (a list or a range), what is wrong with the one that fits.
-        errors = sorted(e.errors(), key=lambda found: found["type"] != "value_error")
+        errors = sorted(e.errors(), key=lambda found: _misfit(found["type"]))
         keys = [p for p in errors[0]["loc"] if isinstance(p, int) or p.isidentifier()]
         where = ".".join(str(p) for p in keys if p != Range.__name__)
         text = errors[0]["msg"].removeprefix("Value error, ")
         raise TaskError(_one_line(f"{path}: {where + ': ' if where else ''}{text}")) from None
+
+
+def _misfit(kind: str) -> int:
+    """Rank of an error by its type: those about another form than the value has come last."""
+    return {"value_error": 0, "tuple_type": 2, "model_type": 3}.get(kind, 1)
 
 
 def _one_line(text: str) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kagent_sandbox.data.kind import Kind
     from kagent_sandbox.data.task import Task
 
-VERSION = 3
+VERSION = 4
 """Version of what is checked: part of the cache's key."""
 LIMIT_S = 900.0
 _WORKER: tuple[str, ...] = ("-m", "kagent_sandbox.judge.check.task_checker")
@@ -125,7 +125,10 @@ def _run(task: Task, kind: Kind, device: str) -> TaskCheck:
     except ValueError:
         code = done.returncode
         how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        raise TaskError(f"{reference}: the process that checks the task {how}: {tail}") from None
+        text = f"{reference}: the process that checks the task {how}" + (
+            f": {tail}" if tail else ""
+        )
+        raise TaskError(text) from None
     if "error" in answer:
         raise TaskError(answer["error"])
     return from_json(TaskCheck, answer["ok"])

@@ -297,7 +297,7 @@ def test_names_are_found_where_the_exporter_looks(tmp_path):
     [
         (('{ name = "width", value = "width" },', ""), "width cannot be read off its arguments"),
         (('name = "index"', 'name = "torch"'), "torch are taken"),
-        (('name = "index"', 'name = "class"'), "are taken"),
+        (('name = "index"', 'name = "_index"'), "are taken"),
     ],
 )
 def test_tasks_that_need_an_operator_of_their_own_are_told_so(tmp_path, change, message):

@@ -254,7 +254,7 @@ class InputSampler:
         try:
             with torch.no_grad():
                 found = by_rows(tuple(rows), **input_set.arguments)
-        except Exception as e:  # see fresh
+        except (Exception, SystemExit) as e:  # see fresh
             raise self._error("reference_rows", input_set.case, _raised(e)) from e
         found = self._tensors("reference_rows", input_set.case, found)
         shapes = [tuple(f.shape) for f in found]
@@ -334,7 +334,7 @@ class InputSampler:
                 said = self._reference.accept(
                     tuple(t.cpu().clone() for t in results), expected, **arguments
                 )
-        except Exception as e:  # see fresh
+        except (Exception, SystemExit) as e:  # see fresh
             raise self._error("accept", case, _raised(e)) from e
         answers = tuple(said) if isinstance(said, tuple | list) else (said,)
         masks = [torch.as_tensor(a) if isinstance(a, bool) else a for a in answers]
@@ -425,7 +425,8 @@ class InputSampler:
         generator = torch.Generator(device=self.device).manual_seed(seed)
         try:
             tensors: object = self._reference.inputs(case, generator, self.device)
-        except Exception as e:  # a user's reference.py: one clear line instead of its traceback
+        # A user's reference.py: one clear line instead of its traceback, and no silent end.
+        except (Exception, SystemExit) as e:
             raise self._error("inputs", case, _raised(e)) from e
         if not isinstance(tensors, dict):
             text = f"returns {type(tensors).__name__}, expected a dict of tensors by argument"
@@ -489,7 +490,7 @@ class InputSampler:
         try:
             with torch.no_grad():
                 value = function(**arguments)
-        except Exception as e:  # see fresh
+        except (Exception, SystemExit) as e:  # see fresh
             raise self._error(which, case, _raised(e)) from e
         spec = build_case(self.task, case)
         if which == "reference" or spec.results:
@@ -514,7 +515,7 @@ def _wait_for(tensors: Iterable[torch.Tensor]) -> None:
         tensor.flatten()[:1].cpu()
 
 
-def _raised(error: Exception) -> str:
+def _raised(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +97,7 @@ def check(task: Task, kind: Kind, device: torch.device) -> TaskCheck:
     began = time.perf_counter()
     call_wrapped_functions_directly()
     _check_allow(task)
+    _check_experts(task)
     bench, checked = _bench_cases(task, kind), _check_cases(task, kind)
     for case in (*bench, *checked):
         _check_bytes(task, case)
@@ -108,6 +109,8 @@ def check(task: Task, kind: Kind, device: torch.device) -> TaskCheck:
     for case in computed:
         checker.check(case)
     checker.require_finite()
+    checker.require_exact_reference()
+    checker.check_distributions([c for c in computed if _elements(task, c) <= MOST_WORK])
     drawn = [c for c in bench if _elements(task, c) <= (MOST_WORK / 8 if stands_in else MOST_WORK)]
     checker.check_draws(drawn, computed)
     if device.type != "cpu":
@@ -201,6 +204,12 @@ def _check_bytes(task: Task, case: Case) -> None:
     written = sum(n for _, n, _, is_written in _sizes(task, case) if is_written)
     if not read + written:
         return
+    # An argument may be read or written in part, and so may a result with `valid`.
+    results = sum(n for _, n, is_read, _ in _sizes(task, case) if not is_read)
+    least = 0 if any(r.valid for r in task.results) else results
+    if task.min_bytes(case) * BYTES_SLACK < least:
+        text = f"{task.bytes!r} is {task.min_bytes(case):g}, and the results alone have {least:g}"
+        raise _toml(task, "bytes", f"case {case.name}: {text}")
     for key, value, most in (
         ("bytes", task.min_bytes(case), read + written),
         ("written", task.min_written(case), min(written, task.min_bytes(case))),
@@ -216,6 +225,24 @@ def _check_bytes(task: Task, case: Case) -> None:
 
 
 # -- reference.py ----------------------------------------------------------------------------------
+
+
+def _check_experts(task: Task) -> None:
+    """Make sure that `experts` gives functions by name."""
+    text, reference = "", task.reference()
+    try:
+        found: object = reference.experts()
+    except (Exception, SystemExit) as e:  # noqa: BLE001 - a user's code: one line for whatever it is
+        text = f"{type(e).__name__}: {e}; leave out what cannot be imported here"
+    else:
+        if not isinstance(found, Mapping):
+            text = f"returns {type(found).__name__}, expected a dict of functions by name"
+        else:
+            odd = [(n, f) for n, f in found.items() if not callable(f) or not isinstance(n, str)]
+            if odd:
+                text = f"{odd[0][0]} is {type(odd[0][1]).__name__}, expected a function by its name"
+    if text:
+        raise TaskError(" ".join(f"{task.folder / 'reference.py'}: experts: {text}".split()))
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -244,6 +271,8 @@ class _CaseChecker:
     eager_eps: float = 0.0
     _overflow: TaskError | None = None
     _finite: bool = False  # eager was, in a case
+    _rounds: bool = False  # eager had an error, in a case
+    _rounded: TaskError | None = None  # a reference that had one, too
     _fixed: dict[str, bool] = field(default_factory=dict)  # by case: inputs know no seed
 
     def check(self, case: Case) -> None:
@@ -267,6 +296,8 @@ class _CaseChecker:
         (found,) = self.sampler.valid_parts(input_set, accepted)
         for result, out, ref in zip(self.task.compared, found, expected, strict=True):
             self._check_eager(case, result, out, ref)
+        if not (self._rounds or self._rounded):
+            self._note_rounding(input_set, results)
         self._check_flops(case, products.get_total_flops(), operations.elements)
 
     def require_finite(self) -> None:
@@ -277,6 +308,63 @@ class _CaseChecker:
         """
         if self._overflow is not None and not self._finite:
             raise self._overflow
+
+    def require_exact_reference(self) -> None:
+        """Make sure that `reference` does not round as `eager` does, in a dtype of less than its
+        own: kernels that round otherwise would seem wrong.
+
+        Raises:
+            TaskError: It does. Eager had no error at all, and the reference gave another result of
+                the same inputs in float64.
+        """
+        if self._rounded is not None and not self._rounds:
+            raise self._rounded
+
+    def _note_rounding(self, input_set: InputSet, results: Sequence[torch.Tensor]) -> None:
+        wide = {
+            n: t.double() if t.is_floating_point() and t.dtype.itemsize > 1 else t
+            for n, t in input_set.tensors.items()
+        }
+        same = replace(input_set, tensors=wide, known_results=None)
+        try:
+            exact = self.sampler.call("reference", same)
+        except TaskError:  # it does not take float64: nothing is known
+            return
+        for result, one, two in zip(self.task.compared, results, exact, strict=True):
+            if not (one.is_floating_point() and two.is_floating_point()):
+                continue
+            errors = numerics.measure_errors(one, two, result.row_dims)
+            if max(errors.row, errors.element) > SAME.get(one.dtype, math.inf):
+                text = f"result {result.name} is rounded as eager's: convert the inputs first"
+                self._rounded = self._error("reference", input_set.case, text)
+
+    def check_distributions(self, cases: Sequence[Case]) -> None:
+        """Make sure that `inputs` heeds each case's distribution and scale, in one case at least.
+
+        Raises:
+            TaskError: It does not: the case tests less than it says.
+        """
+        kinds = dict.fromkeys(c.inputs for c in cases)
+        scaled = [c for c in cases if c.scale not in (0.0, 1.0)]
+        if scaled and not any(self._differs(c, "scale", 1.0) for c in scaled):
+            text = f"scale = {scaled[0].scale:g} changes nothing: multiply by case.scale"
+            raise self._error("inputs", scaled[0], text)
+        for kind in kinds:
+            own = [c for c in cases if c.inputs == kind]
+            for other in kinds:
+                if kind == other or any(self._differs(c, "inputs", other) for c in own):
+                    continue
+                text = f"{kind!r} gives the same as {other!r}: look at case.inputs"
+                raise self._error("inputs", own[0], text)
+
+    def _differs(self, case: Case, field: str, value: object) -> bool:
+        """Whether a case's tensors are others with another value of a field."""
+        one = self.sampler.fresh(case, 1).tensors
+        try:
+            two = self.sampler.fresh(case.model_copy(update={field: value}), 1).tensors
+        except TaskError:
+            return True
+        return any(not _same_bits(tensor, two[name]) for name, tensor in one.items())
 
     def check_draws(self, bench: Iterable[Case], checked: Iterable[Case]) -> None:
         """Make sure that inputs depend on the generator: in all benchmark cases, whose executions
@@ -362,6 +450,7 @@ class _CaseChecker:
                 raise self._overflow
             return
         self._finite = True
+        self._rounds |= errors.row > 0
         eps = max(map(numerics.epsilon, dtypes))
         most = min(MOST_EAGER_EPS * eps, numerics.MOST_TORCH_ERROR)
         if errors.row > most:

@@ -129,6 +129,11 @@ def test_a_range_of_shapes_that_meet_the_constraints_is_a_hole(tmp_path, monkeyp
         ("(x * case.scale).to(getattr(torch, case.dtype))", "None", "inputs: .*lacks the tensor x"),
         ('return {"x": ', 'return {"y": x, "x": ', r"inputs: .*returns \['y'\] too"),
         ("def experts", "def expert", "does not define experts"),
+        ("return {}", "return [eager]", "experts: returns list, expected a dict"),
+        ("return {}", 'return {"liger": 3}', "experts: liger is int, expected a function"),
+        ("return {}", "import liger_of_nobody", "experts: ModuleNotFoundError"),
+        (RETURN, "raise SystemExit(3)", "reference: case odd: SystemExit: 3"),
+        ("import torch", "raise SystemExit(3)", "reference.py: SystemExit: 3"),
     ],
 )
 def test_a_faulty_reference_is_named_not_the_candidate(tmp_path, before, after, expected):
@@ -143,6 +148,11 @@ def test_a_faulty_reference_is_named_not_the_candidate(tmp_path, before, after, 
     ("before", "after", "expected"),
     [
         ('bytes = "2', 'bytes = "2000', "bytes: case wide: .*allow for 1.04858e.06 at most"),
+        (
+            '"2 * M * N * itemsize"',
+            '"M"',
+            "bytes: case wide: 'M' is 64, .* results alone have 524288",
+        ),
         ('written = "M', 'written = "3 * M', "written: case wide"),
         ('flops = "M', 'flops = "5000 * M', "flops: case "),
         ("k = 2.0", "k = 2.0, floor = 1e9", "results.y: zeros pass every check case"),
@@ -154,6 +164,35 @@ def test_a_faulty_declaration_is_named(tmp_path, before, after, expected):
     text = fault(tmp_path, task=TASK.replace(before, after, 1))
     assert text.startswith("task.toml: ")
     assert re.search(expected, text), text
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ("scale = 1000.0", "inputs: case odd: scale = 1000 changes nothing"),
+        ('inputs = "mixed"', "inputs: case odd: 'mixed' gives the same as 'normal'"),
+    ],
+)
+def test_a_distribution_that_inputs_ignores_is_a_fault(tmp_path, field, expected):
+    reference = REFERENCE.replace("x * case.scale", "x")
+    task = EVERYWHERE.replace('name = "odd"', f'name = "odd"\n{field}')
+    assert expected in fault(tmp_path, task=task, reference=reference)
+
+
+def test_a_distribution_counts_where_one_case_needs_it(tmp_path):
+    kinds = 'x = x.abs() if case.inputs == "mixed" and case.dims["M"] > 5 else x\n    return {"x"'
+    task = EVERYWHERE
+    for name in ("odd", "padded"):
+        task = task.replace(f'name = "{name}"', f'name = "{name}"\ninputs = "mixed"\nscale = 9.0')
+    assert checked(tmp_path, task, REFERENCE.replace('return {"x"', kinds)).holes == ()
+
+
+def test_a_reference_that_rounds_as_eager_does_is_a_fault(tmp_path):
+    """Float64 only by its dtype: kernels that round otherwise would seem wrong."""
+    reference = REFERENCE.replace("return x * 2", "return x / 3 * 7")
+    reference = reference.replace(RETURN, "return (x / 3 * 7).double()")
+    text = fault(tmp_path, reference=reference)
+    assert "reference: case odd: result y is rounded as eager's" in text
 
 
 def test_what_no_case_sees_is_a_hole(tmp_path):
