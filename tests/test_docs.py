@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from kagent.cli import app
+from typer.main import get_command
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (ROOT / "agent/kagent", ROOT / "sandbox/kagent_sandbox")
@@ -84,3 +86,46 @@ def test_the_maps_name_every_folder_of_both_packages(page):
     folders = [p.name for base in PACKAGES for p in base.iterdir() if (p / "__init__.py").is_file()]
     assert len(folders) > 20
     assert [name for name in folders if not re.search(rf"\b{name}\b", text)] == []
+
+
+def commands(group, words=()):
+    """Commands of the program by their words, those of groups too."""
+    found = {}
+    for name, command in group.commands.items():
+        inner = getattr(command, "commands", None)
+        found |= {(*words, name): command} if inner is None else commands(command, (*words, name))
+    return found
+
+
+COMMANDS = commands(get_command(app))
+
+
+def test_the_readme_names_every_command():
+    text = prose(ROOT / "README.md")
+    table = text[text.index("## Commands") : text.index("## Limits")]
+    named = set(re.findall(r"`(?:kagent )?([a-z]+)", table))
+    assert len(COMMANDS) > 30
+    assert sorted({words[0] for words in COMMANDS} - named) == []
+
+
+def typed(text: str) -> list[list[str]]:
+    """Words of the lines of `kagent` that a page has in its blocks and as inline code."""
+    blocks = "\n".join(re.findall(r"^```.*?^```$", text, flags=re.MULTILINE | re.DOTALL))
+    lines = re.findall(r"^(?:\$ )?kagent ([^\n#]+)", blocks, re.MULTILINE)
+    lines += re.findall(r"`kagent ([^`\n]+)`", text)
+    # What follows -- is a script's; what follows the others is no part of the command.
+    return [re.split(r"\s--\s|[|;)]", line.replace("\\|", ","))[0].split() for line in lines]
+
+
+@each_page
+def test_commands_and_options_that_are_named_exist(page: Path) -> None:
+    groups = {words[0] for words in COMMANDS} | {"--help", "--install-completion"}
+    for words in typed(page.read_text()):
+        assert words[0] in groups, words
+        keys = (tuple(words[:2]), tuple(words[:1]))
+        command = next((COMMANDS[k] for k in keys if k in COMMANDS), None)
+        options = (
+            {o for p in command.params for o in (*p.opts, *p.secondary_opts)} if command else {}
+        )
+        given = {w.strip("[],.:").split("=")[0] for w in words[1:] if w.strip("[").startswith("--")}
+        assert sorted(given - {*options, "--help"}) == [], words
