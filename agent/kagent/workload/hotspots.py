@@ -69,14 +69,14 @@ class Hotspots:
     device: str
     kind: str  # "gpu" or "cpu"
     trains: bool
-    step_us: float  # median, undisturbed
+    step_us: float  # median of steps without a profiler
     ops_us: float  # of all operations
     busy_us: float | None  # at least one kernel runs; None on a CPU
     launches: float | None  # kernels in a step; None on a CPU
     compiled_us: float
     regions: Sequence[Hotspot]
     kernels: Mapping[str, float]  # µs by kernel of a GPU
-    notes: Sequence[str]  # what the step is bound by, in words
+    notes: Sequence[str]  # what disturbed the times, and what the step is bound by, in words
 
     def find(self, wanted: str) -> Hotspot:
         """Return a region by its number or its key.
@@ -107,7 +107,7 @@ def find_hotspots(
         script: A Python file of the user's.
         args: Its arguments.
         warmup: Steps before the first one that counts.
-        steps: Steps of each of the three measurements: undisturbed, by kernel, by operation.
+        steps: Steps of each of the three measurements: without a profiler, by kernel, by operation.
         kind: What ends a step.
         say: Is told what is being done.
 
@@ -190,6 +190,9 @@ def _notes(
 ) -> list[str]:
     """Facts to know before a kernel is written."""
     found: list[str] = []
+    if seen["disturbed"]:
+        reasons = "; ".join(seen["disturbed"])
+        found.append(f"disturbed: {reasons}. Times are longer than the script's own")
     gpu = seen["device"] == "gpu"
     if gpu and (idle := 1 - seen["busy_us"] / step_us) > _IDLE:
         found.append(

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from kagent_sandbox.device.interference import HostReading, host_notes, read_host
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -79,6 +80,7 @@ class _Observer:
         self._profile: Any = None
         self._begun_s = 0.0
         self.step_us: list[float] = []
+        self._host: tuple[HostReading, HostReading] | None = None  # when times began and ended
         self._sampled: Recording | None = None
         self._recorded: list[Recording] = []
         self._trains = False
@@ -104,6 +106,9 @@ class _Observer:
             self._mark(index)
             raise Done
         following = self._plan[index + 1]
+        if "time" in (self._plan[index], following):
+            host = read_host()
+            self._host = (host if self._host is None else self._host[0], host)
         if following == "trace" and self._profile is None:
             self._profile = _profiler()
             self._profile.__enter__()
@@ -158,6 +163,7 @@ class _Observer:
             "trains": self._trains,
             "step_us": median(self.step_us),
             "steps_us": self.step_us,
+            "disturbed": host_notes(*self._host) if self._host is not None else [],
             "busy_us": trace.busy_us / steps if gpu else None,
             "launches": trace.launches / steps if gpu else None,
             "compiled_us": trace.compiled_us / steps,

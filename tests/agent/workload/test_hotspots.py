@@ -54,6 +54,7 @@ def seen(*recordings, us=1000.0, **more):
         "trains": True,
         "step_us": 20000.0,
         "busy_us": None,
+        "disturbed": [],
         "launches": None,
         "compiled_us": 0.0,
         "compiled_frames": 0,
@@ -203,6 +204,7 @@ def test_ranking_is_by_time_above_the_ceilings(step):
     ("more", "words"),
     [
         ({"device": "gpu", "busy_us": 4000.0, "launches": 90.0}, "bound by launches .* 80%"),
+        ({"disturbed": ["other programs used 1.5 cores"]}, "^disturbed: other programs used 1.5"),
         ({"step_us": 2e6}, "bound by the host: "),
         ({"compiled_frames": 2}, "torch.compile has 2 functions"),
     ],
