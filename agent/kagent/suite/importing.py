@@ -1,4 +1,4 @@
-"""A problem's task, made in a process of its own with a time limit."""
+"""Tasks of problems, made in processes of their own with a time limit; on a GPU ahead of time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +25,9 @@ from kagent.runs.files import clear_errors
 from kagent.suite.problems import Problem
 
 _WORKER = ("-m", "kagent.suite.import_worker")
-"""Bytes of a process's output that an error repeats."""
+"""Module that imports one problem."""
+_LOOK_S = 0.5
+"""Seconds between looks at whether an import is still wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,15 @@ class ImportedProblem:
 
 
 def import_problem(
-    problem: Problem, to: Path, kind: Kind, *, limit_s: float, jobs: int, isolation: str
+    problem: Problem,
+    to: Path,
+    kind: Kind,
+    *,
+    limit_s: float,
+    jobs: int,
+    isolation: str,
+    environment: Mapping[str, str] | None = None,
+    unwanted: threading.Event | None = None,
 ) -> ImportedProblem:
     """Make a task of a problem, and a seed for it.
 
@@ -49,9 +63,11 @@ def import_problem(
         limit_s: Most seconds that it may take.
         jobs: Builds at once.
         isolation: Tier of isolation for builds.
+        environment: Of its process, beside that of this one.
+        unwanted: Set where nobody waits for it any more.
 
     Raises:
-        UserError: It cannot become a task; the text says why.
+        UserError: It cannot become a task; the text says why. Or it is unwanted.
         MachineError: This machine lacks what is needed.
     """
     place = to.with_name(f".{to.name}")  # the import gives the folder a name of its own
@@ -74,16 +90,14 @@ def import_problem(
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,  # a Ctrl-C at the terminal is the suite's to handle
+            env={**os.environ, **(environment or {})},
         )
         try:
-            answer = process.communicate(json.dumps(request).encode(), timeout=limit_s)[0]
-        except BaseException as e:
+            answer = _answer(process, json.dumps(request).encode(), limit_s, unwanted)
+        except BaseException:
             kill_tree(process.pid)
             process.communicate()
-            if not isinstance(e, subprocess.TimeoutExpired):
-                raise
-            text = f"the import took longer than {limit_s:g} s: --import-time gives it more"
-            raise UserError(text) from None
+            raise
         tail = log_tail(log)
     try:
         found = json.loads(answer)
@@ -96,3 +110,77 @@ def import_problem(
         Path(found["folder"]).rename(to)
         place.rmdir()
     return ImportedProblem(tuple(found["notes"]), found["no_seed"])
+
+
+def _answer(
+    process: subprocess.Popen[bytes],
+    request: bytes,
+    limit_s: float,
+    unwanted: threading.Event | None,
+) -> bytes:
+    """Standard output of a process that is given a request.
+
+    Raises:
+        UserError: It took too long, or nobody wants it any more.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            return process.communicate(request, timeout=max(0.0, min(_LOOK_S, left_s)))[0]
+        except subprocess.TimeoutExpired:
+            if unwanted is not None and unwanted.is_set():
+                raise UserError("the import was given up") from None
+            if time.monotonic() >= deadline:
+                text = f"the import took longer than {limit_s:g} s: --import-time gives it more"
+                raise UserError(text) from None
+
+
+class ImportsAhead:
+    """Imports of a suite's problems in their order, some of them while earlier ones are timed.
+
+    That is for GPUs alone: on a CPU, an import would take the cores of what is timed.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Problem, threading.Event], ImportedProblem],
+        problems: Sequence[Problem],
+        at_once: int,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            make: Imports a problem, and gives up once the event is set.
+            problems: Those that are to be imported.
+            at_once: Imports side by side ahead of their turn; 0: none.
+        """
+        self._make = make
+        self._left = list(problems)
+        self._at_once = at_once
+        self._unwanted = threading.Event()
+        self._threads = ThreadPoolExecutor(at_once, "import") if at_once else None
+        self._begun: dict[str, Future[ImportedProblem]] = {}
+
+    def take(self, problem: Problem) -> ImportedProblem:
+        """Wait for a problem's import, while the next ones begin.
+
+        Raises:
+            UserError: It cannot become a task.
+            MachineError: This machine lacks what is needed.
+        """
+        if self._threads is None:
+            return self._make(problem, self._unwanted)
+        self._left = self._left[self._left.index(problem) :]
+        for each in self._left[: 1 + self._at_once]:
+            if each.name not in self._begun:
+                begun = self._threads.submit(self._make, each, self._unwanted)
+                self._begun[each.name] = begun
+        self._left.remove(problem)
+        return self._begun.pop(problem.name).result()
+
+    def close(self) -> None:
+        """Give up what was begun and not taken."""
+        self._unwanted.set()
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +12,8 @@ from typing import Any
 
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Rejected
+from kagent_sandbox.device.cpu.facts import usable_cores
+from kagent_sandbox.device.detect import VISIBLE
 from kagent_sandbox.errors import KagentError, MachineError, RunError, TaskError
 from kagent_sandbox.runtime.text import printable
 
@@ -18,7 +22,7 @@ from kagent.evolve import session
 from kagent.llm.chat import ModelError
 from kagent.runs.events import Event, PhaseBegan, Started, Stop
 from kagent.runs.lineage import Lineage
-from kagent.suite.importing import import_problem
+from kagent.suite.importing import ImportedProblem, ImportsAhead, import_problem
 from kagent.suite.problems import Form, Problem
 from kagent.suite.record import RUNS, TASKS, FailedStep, ProblemState, Suite, write_record
 from kagent.tasks import find_task, seeds_of
@@ -27,6 +31,10 @@ from kagent.ui.end_of_run import NO_FINALIST
 
 MACHINE_FAILURES = 2
 """Problems in a row that the machine fails at, and that end the suite: the next would fail, too."""
+MOST_AHEAD = 4
+"""Problems that are imported while one is timed on a GPU: an import takes about as long."""
+CORES_OF_IMPORT = 4
+"""Cores of this machine for each of these."""
 _MOST_REASON = 300  # characters
 
 Say = Callable[[str], None]
@@ -62,12 +70,16 @@ class SuiteRunner:
             ModelError: The model cannot be asked.
             RunError: The suite's folder cannot be written.
         """
+        with contextlib.closing(self._imports_ahead()) as imports:
+            self._run(imports)
+
+    def _run(self, imports: ImportsAhead) -> None:
         failures = 0
         for problem in self.suite.left:
             began, before = time.monotonic(), self.suite.of(problem).seconds
             self._note(problem, state=ProblemState.BEGUN)
             try:
-                found = self._work(problem)
+                found = self._work(problem, imports)
             finally:
                 self._note(problem, seconds=before + time.monotonic() - began)
             self._note(problem, **found)
@@ -79,13 +91,13 @@ class SuiteRunner:
                     f"{found['reason']}"
                 )
 
-    def _work(self, problem: Problem) -> dict[str, Any]:
+    def _work(self, problem: Problem, imports: ImportsAhead) -> dict[str, Any]:
         """Fields of the problem's `Progress` once it is finished."""
         number = self.suite.problems.index(problem) + 1
         head = f"{number} of {len(self.suite.problems)}, {problem.name}"
         step = FailedStep.TASK
         try:
-            task = find_task(self._task(problem, head))
+            task = find_task(self._task(problem, head, imports))
             self._note(problem, digest=task.digest)
             step = FailedStep.SEED
             if (no_seed := self.suite.of(problem).no_seed) and not seeds_of(task):
@@ -104,7 +116,7 @@ class SuiteRunner:
         except Exception as e:  # noqa: BLE001 - a fault of kagent's own costs one problem, too
             return _failed(step, f"{type(e).__name__}: {e}")
 
-    def _task(self, problem: Problem, head: str) -> Path:
+    def _task(self, problem: Problem, head: str, imports: ImportsAhead) -> Path:
         """Folder of the problem's task: its own, or one that is made of it.
 
         Raises:
@@ -113,20 +125,37 @@ class SuiteRunner:
         """
         if problem.form is Form.TASK:
             return Path(problem.path)
-        place = Path(TASKS) / problem.name
         if not self.suite.of(problem).task:
             self.say(f"{head}: import")
-            imported = import_problem(
+            imported = imports.take(problem)
+            place, notes, no_seed = Path(TASKS) / problem.name, imported.notes, imported.no_seed
+            self._note(problem, task=str(place), notes=notes, no_seed=no_seed)
+        return self.folder / self.suite.of(problem).task
+
+    def _imports_ahead(self) -> ImportsAhead:
+        """Imports of the problems that are not tasks yet."""
+        left = [p for p in self.suite.left if p.form is not Form.TASK]
+        at_once, environment = 0, {}
+        if self.suite.kind == "gpu" and (
+            at_once := min(MOST_AHEAD, usable_cores() // CORES_OF_IMPORT)
+        ):
+            # They leave the GPU to what is timed: their seeds are interpreted.
+            threads = max(1, usable_cores() // (2 * at_once))
+            environment = {VISIBLE: "", "OMP_NUM_THREADS": str(threads)}
+
+        def make(problem: Problem, unwanted: threading.Event) -> ImportedProblem:
+            return import_problem(
                 problem,
-                self.folder / place,
+                self.folder / TASKS / problem.name,
                 self.suite.kind,
                 limit_s=self.import_s,
                 jobs=self.config.jobs,
                 isolation=self.config.isolation,
+                environment=environment,
+                unwanted=unwanted,
             )
-            notes, no_seed = imported.notes, imported.no_seed
-            self._note(problem, task=str(place), notes=notes, no_seed=no_seed)
-        return self.folder / place
+
+        return ImportsAhead(make, [p for p in left if not self.suite.of(p).task], at_once)
 
     def _search(self, problem: Problem, task: Task, head: str) -> dict[str, Any]:
         def observe(event: Event) -> None:

@@ -1,21 +1,28 @@
 """`kagent suite` as a user meets it. Searches are stand-ins; tasks, records and runs are real."""
 
+import contextlib
 import itertools
 import json
+import os
 import re
 import shutil
+import threading
+import time
+from dataclasses import replace
 
 import pytest
 from commands import run as run_command
 from kagent.authoring.seeds import SeedOutcome
+from kagent.config.settings import load_config
 from kagent.evolve import session
-from kagent.suite import compare, import_worker, importing
-from kagent.suite.importing import import_problem
+from kagent.suite import compare, import_worker, importing, running
+from kagent.suite.importing import ImportedProblem, ImportsAhead, import_problem
 from kagent.suite.problems import Form, Problem
 from kagent.suite.record import FailedStep, ProblemState, Suite, read_record
+from kagent.suite.running import SuiteRunner
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import DeviceError, MachineError, RunError, TaskError, UserError
-from made_suite import Search, problems_in
+from made_suite import Search, problems_in, suite_of
 
 
 @pytest.fixture
@@ -187,6 +194,89 @@ def test_an_imported_task_gets_the_problems_name(tmp_path, monkeypatch):
     worker(monkeypatch, 'print(\'{"error": "no", "machine": true}\')')
     with pytest.raises(MachineError, match="no"):
         imported(tmp_path)
+
+
+def ahead(make, names, at_once):
+    problems = [Problem(name, Form.KERNELBENCH, name) for name in names]
+    return problems, contextlib.closing(ImportsAhead(make, problems, at_once))
+
+
+def test_the_next_problems_are_imported_while_one_is_timed():
+    begun, both = [], threading.Event()
+
+    def make(problem, unwanted):
+        begun.append(problem.name)
+        both.wait(60)
+        if problem.name == "b":
+            raise UserError("b: no task")
+        return ImportedProblem((problem.name,), "")
+
+    problems, opened = ahead(make, "abcd", 2)
+    with opened as imports:
+        threading.Timer(0.1, both.set).start()
+        assert imports.take(problems[0]).notes == ("a",)
+        assert imports.take(problems[2]).notes == ("c",)  # b is a task already, say
+    assert {"a", "b", "c"} <= set(begun)
+
+
+def test_a_problem_whose_import_failed_says_so_when_it_is_its_turn():
+    def make(problem, unwanted):
+        raise UserError(f"{problem.name}: no task")
+
+    problems, opened = ahead(make, "ab", 1)
+    with opened as imports:
+        for problem in problems:
+            with pytest.raises(UserError, match=f"^{problem.name}: no task"):
+                imports.take(problem)
+
+
+def test_on_a_cpu_nothing_is_imported_beside_what_is_timed():
+    begun = []
+
+    def make(problem, unwanted):
+        begun.append(problem.name)
+        return ImportedProblem((), "")
+
+    problems, opened = ahead(make, "ab", 0)
+    with opened as imports:
+        imports.take(problems[0])
+        assert begun == ["a"]
+
+
+def test_imports_that_nobody_waits_for_are_ended(tmp_path, monkeypatch):
+    pids = tmp_path / "pids"
+    code = f"import os, time; open({str(pids)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    worker(monkeypatch, code)
+
+    def make(problem, unwanted):
+        if problem.name == "a":
+            return ImportedProblem((), "")
+        return imported(tmp_path, unwanted=unwanted)
+
+    problems, opened = ahead(make, "ab", 1)
+    with opened as imports:
+        imports.take(problems[0])
+        while not (pids.is_file() and pids.read_text()):
+            time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{pids.read_text()}")
+
+
+def test_imports_ahead_leave_the_gpu_alone(tmp_path, monkeypatch):
+    seen = []
+
+    def make(problem, to, kind, *, environment, **_):
+        seen.append((problem.name, kind, environment))
+        raise UserError("no task")
+
+    monkeypatch.setattr(running, "import_problem", make)
+    monkeypatch.setattr(running, "usable_cores", lambda: 16)
+    suite = replace(suite_of([]), kind="gpu", problems=ahead(make, "ab", 0)[0])
+    folder = tmp_path / "suite"
+    folder.mkdir()
+    config = load_config(lang="triton", runs=folder / "runs")
+    SuiteRunner(folder, suite, config, 60.0, lambda _: None, lambda _: None).run()
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "2"}
+    assert sorted(seen) == [("a", "gpu", hidden), ("b", "gpu", hidden)]
 
 
 DOUBLE = {
