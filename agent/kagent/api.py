@@ -272,6 +272,15 @@ class Run:
             UserError: There is no such ask, or no device to evaluate on.
             RunError: The run cannot be read or written.
             MachineError: This machine failed. The answer is kept and waits for `judge`.
+
+        Example:
+            Answer the first open ask of the newest run with a file:
+
+                import kagent
+
+                with kagent.Run.open("latest") as run:
+                    ask = run.open_asks()[0]
+                    print(run.tell(ask, open("reply.md").read()).verdict)
         """
         number = ask.id if isinstance(ask, OpenAsk) else ask
         if isinstance(ask, OpenAsk) and ask.path.parent.parent != self.folder:
@@ -372,6 +381,14 @@ class Run:
         Raises:
             UserError: The folder is no copy of this run.
             RunError: The two contradict each other; nothing was changed.
+
+        Example:
+            Take the verdicts of a copy that was judged on a machine with a GPU:
+
+                import kagent
+
+                merged = kagent.Run.open("latest").merge("copy")
+                print(f"{len(merged.verdicts)} verdicts came home")
         """
         return merging.merge(self.folder, Path(copy))
 

@@ -1,6 +1,7 @@
 """`kagent.Run`, as a program uses it."""
 
 import asyncio
+import shutil
 import subprocess
 import sys
 
@@ -84,12 +85,21 @@ def test_examples_run_as_they_are_written(task, tmp_path, monkeypatch, capsys):
     run_examples(kagent.Run, my_model=lambda _prompt: next(model))
     run_examples(kagent.Run.open)
     run_examples(kagent.Run.judge)
-    one, two, best, told, newest, judged = capsys.readouterr().out.splitlines()
+    run = kagent.Run.open("latest")
+    shutil.copytree(run.folder, "copy")
+    run.ask()
+    (tmp_path / "reply.md").write_text(reply(16, 3))
+    run_examples(kagent.Run.tell)
+    run_examples(kagent.Run.merge)
+    *printed, verdict, merged = capsys.readouterr().out.splitlines()
+    one, two, best, told, newest, judged = printed
     assert [one[:4], two[:4]] == ["#2: ", "#3: "]
     assert best.startswith("#2 ")
     assert told.endswith("waits for a judge")
     assert newest == best
     assert judged == "1 judged, 0 left"
+    assert "DUPLICATE" in verdict
+    assert merged == "0 verdicts came home"
 
 
 def test_an_ask_has_its_prompt_in_one_piece_and_in_two(run):

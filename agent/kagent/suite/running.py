@@ -135,12 +135,10 @@ class SuiteRunner:
     def _imports_ahead(self) -> ImportsAhead:
         """Imports of the problems that are not tasks yet."""
         left = [p for p in self.suite.left if p.form is not Form.TASK]
-        at_once, environment = 0, {}
-        if self.suite.kind == "gpu" and (
-            at_once := min(MOST_AHEAD, usable_cores() // CORES_OF_IMPORT)
-        ):
-            # They leave the GPU to what is timed: their seeds are interpreted.
-            threads = max(1, usable_cores() // (2 * at_once))
+        cores, environment = usable_cores(), {}
+        at_once = min(MOST_AHEAD, cores // CORES_OF_IMPORT) if self.suite.kind == "gpu" else 0
+        if at_once:  # they leave the GPU to what is timed: their seeds are interpreted
+            threads = max(1, cores // (2 * at_once))
             environment = {VISIBLE: "", "OMP_NUM_THREADS": str(threads)}
 
         def make(problem: Problem, unwanted: threading.Event) -> ImportedProblem:

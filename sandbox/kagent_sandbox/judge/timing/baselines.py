@@ -37,9 +37,9 @@ from kagent_sandbox.process.environment import for_trusted, passed
 from kagent_sandbox.runtime.text import printable
 
 VERSION = 1
+"""Version of the way of measuring, with the clock's own version: part of the cache's key."""
 MOST_AGE_S = 24 * 3600.0
 """Stored times that are older are measured again."""
-"""Version of the way of measuring, with the clock's own version: part of the cache's key."""
 ITEM_LIMIT_S = 900.0  # one baseline of one case; max-autotune of a large product takes minutes
 _WORKER: tuple[str, ...] = ("-m", "kagent_sandbox.judge.timing.baseline_worker")
 _SEED = 20  # of baselines' inputs: never those of a candidate
