@@ -56,6 +56,9 @@ CHECK_ELEMENTS, CHECK_WORK = 6e4, 2e7
 """Elements and operations of a check case, about: a case takes milliseconds on a CPU."""
 MOST_GROWN = 4.0**5
 """Times that a first case that cannot be one is made larger, at most: seconds on a CPU."""
+FIXED_TIMES, MOST_FIXED_WORK = 16, 2.5e8
+"""Times as many operations as at the least sizes that each case may take, up to a number of them:
+wrong results are tried on cases of not much more."""
 LARGE_ELEMENTS, LARGE_WORK = 1e6, 3e8
 """Elements and operations of the larger check cases for GPUs."""
 BENCH_ELEMENTS, BENCH_WORK = 3e6, 1e8
@@ -384,7 +387,12 @@ def _usable(room: Room, trials: Trials, first: DraftCase) -> tuple[Room, DraftCa
 
 
 def _shrunk(room: Room, elements: float, work: float) -> Sizes:
-    found = room.trace
+    """The example's sizes, made smaller to about so many elements and operations: to more where the
+    sizes that do not vary take most of that, since a model's weights would else leave one token.
+    """
+    found, least = room.trace, dict(room.least)
+    elements = max(elements, 2 * found.count(least))
+    work = max(work, min(FIXED_TIMES * found.work(least), MOST_FIXED_WORK))
 
     def cost(sizes: Sizes) -> float:
         return max(found.count(sizes) / elements, found.work(sizes) / work)
@@ -537,10 +545,12 @@ def _hidden(
             far = low
     dims = _ranges(room, low, far)
     limit = max(most * value(small), value(low))
-    checks = [DraftGenerator(3, {**own, **fields}, dims, cost, 0.0, limit)]
+    # As many as it has dimensions: each may be small or large beside each other.
+    many = max(3, len(dims))
+    checks = [DraftGenerator(many, {**own, **fields}, dims, cost, value(low), limit)]
     if usual > 2 * limit and far != low:
         plain_fields = {**own, "inputs": fields["inputs"]}
-        checks.append(DraftGenerator(2, plain_fields, dims, cost, limit, usual))
+        checks.append(DraftGenerator(many - 1, plain_fields, dims, cost, limit, usual))
     return tuple(checks), (timed,)
 
 

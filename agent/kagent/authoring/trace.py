@@ -40,6 +40,7 @@ from torch.utils.flop_counter import flop_registry
 from kagent.authoring.code import is_written
 from kagent.authoring.errors import AuthoringError
 from kagent.authoring.operation import Operation
+from kagent.authoring.recurrent import OneOperation, unrolled_never
 
 Axis = tuple[int, int]
 """A tensor of the example call by its number, and a dimension of it."""
@@ -150,7 +151,8 @@ class TracedOperation:
         """Whether the function itself runs, with results as declared."""
         shapes = [self.sizes(s, dims) for s in self.shapes]
         try:
-            with _quiet(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            fake = FakeTensorMode(allow_non_fake_inputs=True)
+            with _quiet(), fake, OneOperation(), torch.no_grad():
                 tensors = [
                     torch.empty(s, dtype=e.dtype)
                     for s, e in zip(shapes, self.operation.examples, strict=True)
@@ -211,7 +213,7 @@ def trace(
 
     backward = operation.name.endswith("_backward")
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unrolled_never():
             graph = make_fx(
                 call,
                 tracing_mode="symbolic",
@@ -293,10 +295,10 @@ def _hint(value: Any) -> int:
 
 def _costs(operation: Operation, mode: FakeTensorMode, fakes: Sequence[Any]) -> tuple[Any, Any]:
     """Operations of products, and elements of the others."""
-    costs = _Costs()
-    with torch.no_grad(), mode, costs:
+    costs, layers = _Costs(), OneOperation()
+    with torch.no_grad(), mode, costs, layers:
         operation.call(*fakes)
-    return costs.products, costs.elements
+    return costs.products + layers.products, costs.elements + layers.elements
 
 
 def _cleaned(graph: GraphModule) -> list[str]:
@@ -506,7 +508,7 @@ def _result_names(operation: Operation, count: int) -> list[str]:
 
 
 def _cost(expression: sympy.Expr, dims: Mapping[str, int]) -> str:
-    """A formula of costs, or its value at the example spread over the dimensions."""
+    """A formula of costs, or a shorter one of about the same values."""
     text = _printed(sympy.expand(expression))
     value = float(expression.xreplace({s: dims[str(s)] for s in expression.free_symbols}))
     try:
@@ -515,8 +517,26 @@ def _cost(expression: sympy.Expr, dims: Mapping[str, int]) -> str:
         same = False
     if same and len(text) <= _MOST_FORMULA:
         return text
-    names = sorted(str(s) for s in expression.free_symbols)
-    return " * ".join([f"{value / math.prod(dims[n] for n in names):.6g}", *names])
+    return _between_corners(expression, dims)
+
+
+def _between_corners(expression: sympy.Expr, dims: Mapping[str, int]) -> str:
+    """A formula that has an expression's values where each dimension is 1 or as in the example, and
+    is linear in each in between: of a product of all alone, small cases would cost nothing.
+    """
+    names = sorted((s for s in expression.free_symbols), key=str)
+    found: dict[frozenset[sympy.Symbol], float] = {}
+    terms = []
+    for count in range(len(names) + 1):
+        for large in itertools.combinations(names, count):
+            at = {n: sympy.Integer(dims[str(n)] if n in large else 1) for n in names}
+            below = sum(c for some, c in found.items() if some < set(large))
+            rest = max(0.0, float(expression.xreplace(at))) - below
+            found[frozenset(large)] = rest
+            if rest:
+                share = rest / math.prod(dims[str(n)] - 1 for n in large)
+                terms.append(" * ".join([f"{share:.6g}", *(f"({n} - 1)" for n in large)]))
+    return " + ".join(terms) or "0"
 
 
 class _Printer(PythonPrinter):

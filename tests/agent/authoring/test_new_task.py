@@ -4,8 +4,10 @@ import math
 
 import kagent
 import pytest
+import sympy
 import torch
 from kagent.authoring import new_task
+from kagent.authoring import trace as trace_module
 from kagent.authoring.draft import DraftKind, TaskDraft
 from kagent.authoring.draft_inputs import draw_example
 from kagent.authoring.draft_reference import reference_py
@@ -19,11 +21,13 @@ from kagent.authoring.sizes import Room
 from kagent.authoring.trace import trace
 from kagent.cli.new import made_text
 from kagent_sandbox.data.case import Case
+from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.judge.check import task_checker
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 
 class RMSNorm(nn.Module):
@@ -186,6 +190,71 @@ def test_ratios_stay_and_what_cannot_vary_is_fixed():
     assert named.trace.dims == {"tokens": 24}
     with pytest.raises(AuthoringError, match="takes no other sizes"):
         find_room(make_operation(lambda x: x.view(4, 8), torch.randn(4, 8)), {("x", 0): "B"})
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize(("layer", "name"), [(nn.GRU, "gru"), (nn.LSTM, "lstm")])
+def test_a_recurrent_layer_is_one_operation_of_any_number_of_steps(layer, name, batch_first):
+    torch.manual_seed(0)
+    module = layer(8, 16, num_layers=2, bidirectional=True, batch_first=batch_first)
+    room = find_room(make_operation(module, torch.randn(12, 10, 8)))
+    found = room.trace
+    called = [n.target for n in found.graph.graph.nodes if n.op == "call_function"]
+    assert called.count(getattr(torch.ops.aten, name).input) == 1
+    assert found.dims == {"B": 12, "M": 10}
+    assert room.steps == room.least == {"B": 1, "M": 1}
+    batch = "B" if batch_first else "M"
+    results = [("B", "M", 32), *((4, batch, 16),) * (2 if name == "lstm" else 1)]
+    assert [r.shape for r in found.results] == results
+    with FlopCounterMode(display=False) as counter, torch.backends.mkldnn.flags(enabled=False):
+        module(torch.randn(3, 5, 8))  # of a library's own LSTM nothing is counted
+    assert evaluate(found.products, {"B": 3, "M": 5}) == counter.get_total_flops()
+
+
+def test_a_long_formula_of_costs_is_near_at_small_sizes_too():
+    b, h, w = sympy.symbols("B H W", integer=True, positive=True)
+    cost = b * sum(8**k * ((h - 1) // 2**k + 1) * ((w - 1) // 2**k + 1) for k in range(9))
+    dims = {"B": 16, "H": 256, "W": 128}
+    short = trace_module._cost(cost, dims)
+    assert len(short) < len(str(cost))
+    for sizes, off in (
+        ((16, 256, 128), 1e-4),
+        ((1, 1, 1), 1e-4),
+        ((2, 2, 2), 0.1),
+        ((4, 64, 32), 0.25),
+    ):
+        exact = float(cost.subs(dict(zip((b, h, w), sizes, strict=True))))
+        assert evaluate(short, dict(zip(dims, sizes, strict=True))) == pytest.approx(exact, rel=off)
+
+
+class Wide(nn.Module):
+    """Has far more weights than a case has elements."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(512, 512) for _ in range(13)))
+
+    def forward(self, x):
+        return x + self.layers(x.cumsum(1))
+
+
+def test_cases_of_many_weights_have_more_than_one_of_all_else():
+    draft = make_draft(find_room(make_operation(Wide(), torch.randn(64, 32, 512))))
+    for kind in (draft.cpu, draft.gpu):
+        assert max(min(c.sizes.values()) for c in kind.check) > 1
+    assert min(draft.cpu.bench[0].sizes.values()) > 1
+
+
+def test_hidden_cases_of_all_costs_are_drawn_from_the_least():
+    def layers(x, a, b, c):
+        return F.relu(F.relu(x @ a) @ b) @ c
+
+    sizes = [(64, 512), (512, 1024), (1024, 2048), (2048, 512)]
+    given = tuple(torch.randn(s) / s[0] ** 0.5 for s in sizes)
+    draft = make_draft(find_room(make_operation(layers, given)))
+    small, usual = draft.gpu.hidden_check
+    assert 1 < small.least < 1e4 < small.most == usual.least < usual.most
+    assert small.count == len(small.dims) == 5
 
 
 def test_a_size_that_is_fixed_beside_others_may_vary_alone():
