@@ -5,6 +5,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from kagent_sandbox.data.language import LANGUAGES
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = (ROOT / "agent" / "kagent", ROOT / "sandbox" / "kagent_sandbox")
 TWICE = {"Task"}
@@ -36,3 +38,31 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
         if RIDDLE.match(line.lstrip())
     ]
     assert found == []
+
+
+def compared(folder: Path) -> list[tuple[str, object]]:
+    """Texts that something is compared with, each with its file."""
+    return [
+        (str(path.relative_to(folder)), part.value)
+        for path in sorted(folder.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+        for part in ast.walk(side)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    ]
+
+
+def test_languages_differ_by_their_records_alone():
+    """Nothing asks whether a language is this or that one ("cuda" is a device's name, too)."""
+    names = LANGUAGES.keys() - {"cuda"}
+    found = {file for package in PACKAGES for file, text in compared(package) if text in names}
+    assert found == {
+        "fleet/ray_fleet.py",  # versions of the package triton
+        "runtime/store.py",  # which exported libraries carry without the records
+    }
+
+
+def test_the_judge_asks_for_no_kind_of_device():
+    found = {file for file, text in compared(PACKAGES[1] / "judge") if text in ("cpu", "gpu")}
+    assert found == {"check/task_checker.py", "task_check.py"}  # they stand in for a GPU on a CPU

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kagent_sandbox.confine.policy import ask_for
-from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.kind import kind_of_target
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import KagentError, MachineError, TaskError
@@ -86,7 +86,7 @@ def _race(
 ) -> str:
     """Judge finalists in a run of their own, which ends with the final race."""
     if resume is None:
-        kind: Kind = "cpu" if target == "cpu" else "gpu"
+        kind = kind_of_target(target)
         own = config.model_copy(update={"proposer": Nobody.name})
         with RunStore.create(
             config.runs, session.new_manifest(task, kind, target, own, {})

@@ -11,6 +11,7 @@ from kagent_sandbox.builder.binary.linked_libraries import forbidden_import
 from kagent_sandbox.builder.compile import kernels
 from kagent_sandbox.builder.policy import PolicyError
 from kagent_sandbox.builder.trace.recorder import Recorder, current_recorder
+from kagent_sandbox.data.kind import kind_of_target
 from kagent_sandbox.data.language import how_to_write, language
 from kagent_sandbox.data.plan import Arg, Null, Pointer, Scalar, Struct, TensorMap
 from kagent_sandbox.data.verdict import Status
@@ -56,7 +57,7 @@ def _record(source: Source, values: Sequence[object], launch: Launching) -> bool
     recorder = current_recorder()
     if recorder is None:
         return False
-    kind = "cpu" if recorder.target == "cpu" else "gpu"
+    kind = kind_of_target(recorder.target)
     if language(source.language).kind != kind:
         recorder.refuse(
             PolicyError(
