@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import platform
 import shutil
 import tempfile
 import time
@@ -38,6 +37,7 @@ from kagent_sandbox.data.calibration import (
 )
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Examined, Rejected
+from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.device.table import device_for, find_device
 from kagent_sandbox.device.traits import InputPolicy
@@ -287,7 +287,7 @@ def calibrate(task: Task, kind: Kind, say: Callable[[str], None]) -> KindCalibra
     results = {
         name: _tolerance(task, name, found.seen[name]) for name in found.seen if found.seen[name]
     }
-    name = torch.cuda.get_device_name() if kind == "gpu" else platform.processor() or "CPU"
+    name = torch.cuda.get_device_name() if kind == "gpu" else cpu_facts().name
     return KindCalibration(
         digest=task.digest,
         device=name,

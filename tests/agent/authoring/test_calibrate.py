@@ -8,6 +8,7 @@ from kagent.authoring import calibrate as module
 from kagent.authoring.calibrate import ORDERS, Reordered, calibrate
 from kagent_sandbox.data.calibration import Calibration, read_calibration, write_calibration
 from kagent_sandbox.data.task import load_task
+from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.errors import TaskError
 
 TOML = """
@@ -113,6 +114,7 @@ def test_tolerances_leave_room_for_every_way_and_are_applied(tmp_path, ways):
     task = task_of(tmp_path)
     found = calibrate(task, "cpu", quiet)
     assert set(found.results) == {"y"}
+    assert found.device == cpu_facts().name
     y = found.results["y"]
     assert y.k >= 2
     assert 1 <= y.floor <= 64
