@@ -1,6 +1,7 @@
 """Documentation names files that exist, and its links resolve."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,26 @@ def test_the_maps_name_every_folder_of_both_packages(page):
     folders = [p.name for base in PACKAGES for p in base.iterdir() if (p / "__init__.py").is_file()]
     assert len(folders) > 20
     assert [name for name in folders if not re.search(rf"\b{name}\b", text)] == []
+
+
+def map_of_agents() -> list[list[str]]:
+    """Names in AGENTS.md's two columns of folders, from the top down."""
+    block = (ROOT / "AGENTS.md").read_text().split("```")[1].strip("\n").splitlines()
+    at = block[0].index("sandbox/kagent_sandbox")
+    rows = [line for line in block[1:] if line.startswith("  ")]
+    columns = [line[2:18] for line in rows], [line[at : at + 11] for line in rows]
+    return [[name for names in column for name in names.split()] for column in columns]
+
+
+def test_the_map_has_the_order_of_the_layers():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"][:2]
+    for names, contract in zip(map_of_agents(), contracts, strict=True):
+        layers = contract["layers"]
+        rank = {n.strip(): i for i, layer in enumerate(layers) for n in layer.split("|")}
+        places = [rank[name] for name in names if name != "runtime"]  # others carry it: shown last
+        assert len(places) > 8
+        assert places == sorted(places), names
 
 
 def commands(group, words=()):
