@@ -4,8 +4,13 @@ import pytest
 from examples import run_examples
 from kagent_sandbox import draws, lang
 
+EXAMPLES = (
+    *(lang.cpp_kernel, lang.tensor_map, lang.struct),
+    *(draws.draw_index, draws.draw_as_counted, draws.draw_attention, draws.offsets),
+)
 
-@pytest.mark.parametrize("function", [lang.cpp_kernel, draws.draw_index, draws.offsets])
+
+@pytest.mark.parametrize("function", EXAMPLES, ids=lambda function: function.__name__)
 def test_examples_of_what_kernels_and_references_import(function):
     run_examples(function)
 

@@ -80,7 +80,7 @@ def draw_as_counted(
     Such counts are tokens of each expert, or uses of each page.
 
     Args:
-        counts: How often each index was seen. What was never seen is never drawn.
+        counts: How often each index was seen. An index that was never seen is never drawn.
         shape: Shape of the result.
         generator: The source of chance.
         device: Where the result is.
@@ -90,6 +90,16 @@ def draw_as_counted(
 
     Raises:
         ValueError: A count is negative, or all are 0.
+
+    Example:
+        Draw an expert for each of 8 tokens, the second one never and the third one mostly:
+
+            import torch
+
+            cpu = torch.device("cpu")
+            generator = torch.Generator(cpu).manual_seed(0)
+            experts = draw_as_counted([10, 0, 90], (8,), generator, cpu)
+            assert set(experts.tolist()) <= {0, 2}
     """
     if not counts or min(counts) < 0 or not sum(counts) > 0:
         raise ValueError(f"{list(counts)[:8]}: expected counts of 0 or more, and one above 0")
@@ -128,6 +138,17 @@ def draw_attention(
 
     Raises:
         ValueError: An unknown kind.
+
+    Example:
+        Draw 8 heads of queries over 2 heads of keys, as `inputs` of a task does:
+
+            import torch
+
+            cpu = torch.device("cpu")
+            generator = torch.Generator(cpu).manual_seed(0)
+            shape, dtype = (1, 8, 128, 64), torch.bfloat16
+            q, k, v = draw_attention("mixed", shape, 2, 1.0, dtype, generator, cpu)
+            assert k.shape == (1, 2, 128, 64)
     """
     kinds = ("normal", "shifted", "sunk", "mixed")
     if kind not in kinds:

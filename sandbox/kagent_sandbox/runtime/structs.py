@@ -38,9 +38,21 @@ def struct(*fields: object) -> StructArgument:
             (128 bytes at a multiple of 64), a numpy scalar (its own size: `np.int32(n)`), another
             structure, or bytes (as they are, with no alignment).
 
+    Returns:
+        The structure, as an argument of a launch or a field of another one.
+
     Raises:
         TypeError: A field is none of these; numbers of Python have no size.
         ValueError: There are no fields, or too many bytes.
+
+    Example:
+        Give a kernel `struct Rows { const float* x; int n; float scale; }` by value:
+
+            import numpy as np
+            import torch
+
+            rows = struct(torch.zeros(8), np.int32(8), np.float32(0.5))
+            assert len(rows.data) == 16  # 8, 4 and 4 bytes
     """
     data = bytearray()
     placed: list[tuple[int, Placed]] = []

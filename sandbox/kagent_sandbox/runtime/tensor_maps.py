@@ -76,8 +76,20 @@ def tensor_map(
         element_strides: Take every n-th element, per dimension.
         oob_nan: Fill with NaN outside of the tensor; zeros otherwise.
 
+    Returns:
+        The descriptor, as an argument of a launch or a field of a `struct`.
+
     Raises:
         ValueError: A value that the hardware does not take; the text says which and why.
+
+    Example:
+        Describe tiles of 64 rows and 64 columns, 128 bytes wide. Host code gives `tiles` to a
+        kernel like any other argument:
+
+            import torch
+
+            x = torch.zeros(1024, 4096, dtype=torch.bfloat16)  # host code's own lies on the GPU
+            tiles = tensor_map(x, (64, 64), swizzle=128)
     """
     sizes, rank = tuple(operator.index(b) for b in box), tensor.dim()
     steps = tuple(element_strides or (1,) * rank)
