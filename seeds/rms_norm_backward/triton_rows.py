@@ -58,7 +58,8 @@ def rms_norm_backward_rows(
         weighted = grad * weight.to(tl.float32)
         # Both sums at once: one exchange between warps.
         square, dot = tl.reduce((x * x, weighted * x), 1, _add_pairs, keep_dims=True)
-        scale = 1.0 / tl.sqrt_rn(square / columns + eps)
+        # Of rows past the end the root may be 0, and their share must be.
+        scale = tl.where(row < rows, 1.0 / tl.sqrt_rn(square / columns + eps), 0.0)
         normed = x * scale
         dx = scale * (weighted - normed * (dot * scale / columns))
         tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=inside)

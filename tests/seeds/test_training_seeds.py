@@ -1,5 +1,7 @@
 """Tasks of training and inference: their seeds compute them, and build for an absent GPU."""
 
+import shutil
+
 import pytest
 import torch
 from kagent_sandbox.data.build import BuildRequest, Built
@@ -110,6 +112,17 @@ def test_paths_of_cases_that_are_too_large_here_compute_their_task(file, edits, 
     assert isinstance(found, Interpreted), found
     assert len(found.errors) >= 5
     assert all(e.share_of_tolerance <= 1 for e in found.errors)
+
+
+def test_rows_that_fill_the_last_tile_leave_no_trace_without_epsilon(tmp_path, shared):
+    """Their root is 0."""
+    folder = shutil.copytree(SEEDS / "rms_norm_backward", tmp_path / "rms_norm_backward")
+    text = (folder / "task.toml").read_text()
+    assert text.count("value = 1e-6") == 1
+    (folder / "task.toml").write_text(text.replace("value = 1e-6", "value = 0.0"))
+    with Interpreter(load_task(folder), run_seed=1) as interpreter:
+        found = interpreter.interpret((folder / "triton_rows.py").read_text())
+    assert isinstance(found, Interpreted), found
 
 
 def test_gpu_seeds_build_without_spills(task, builder):
