@@ -139,6 +139,18 @@ def test_plain_loads_are_held_against_their_tensors(rows):
     assert "of x_ptr is asked for" in found.message or "of y_ptr is asked for" in found.message
 
 
+def test_sums_by_atomics_are_added_in_any_number(rows):
+    """Each element is computed once, or twice with half the value."""
+    atomic = changed(
+        ROWS, ("gl.store(", "gl.atomic_add("), ("torch.empty_like(x)", "torch.zeros_like(x)")
+    )
+    assert isinstance(rows.interpret(atomic), Interpreted)
+    twice = changed(atomic, ("0, BLOCK, layout=layout)", "0, 2 * BLOCK, layout=layout) // 2"))
+    assert isinstance(rows.interpret(twice), Interpreted)
+    lost = changed(twice, ("gl.atomic_add(", "gl.store("))
+    assert rows.interpret(lost).status is Status.INCORRECT_NUMERICAL
+
+
 def test_what_is_not_simulated_is_neither_right_nor_wrong(rows):
     found = rows.interpret(changed(ROWS, ("gl.exp(x - ", "gl.umulhi(x, x) + gl.exp(x - ")))
     assert isinstance(found, Interpreted), found

@@ -261,12 +261,17 @@ def _atomic(
     def apply(pointer: TensorPointer, value: Any, mask: Any = None, **_: object) -> RegisterValue:
         at, wanted = pointer.places(mask)
         values = torch.as_tensor(raw(value), dtype=pointer.elements.dtype).expand(at.shape)
-        before = torch.zeros(at.shape, dtype=values.dtype)
-        for place in itertools.product(*map(range, at.shape)):
-            if wanted[place]:
-                element = int(at[place])
-                before[place] = pointer.elements[element]
-                pointer.elements[element] = function(pointer.elements[element], values[place])
+        places = at[wanted]
+        if bool((places.sort().values.diff() != 0).all()):
+            before = torch.where(wanted, pointer.elements[at], 0)
+            pointer.elements[places] = function(before, values)[wanted]
+        else:  # one after the other
+            before = torch.zeros(at.shape, dtype=values.dtype)
+            for place in itertools.product(*map(range, at.shape)):
+                if wanted[place]:
+                    element = int(at[place])
+                    before[place] = pointer.elements[element]
+                    pointer.elements[element] = function(pointer.elements[element], values[place])
         _program.schedule.pause()
         return RegisterValue(before)
 
