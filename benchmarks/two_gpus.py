@@ -264,7 +264,12 @@ def one_run(options: argparse.Namespace, judges: int, tell: Tell) -> Outcome:
 def report_rate(history: History, judges: int, calls: int, tell: Tell) -> None:
     """Replies and verdicts from the first question to the last verdict."""
     asked = [e.at for e in history.events if e.kind == "asked"]
-    recorded = [e.at for e in history.events if e.kind == "recorded" and e.at > asked[0]]
+    recorded = [
+        e.at for e in history.events if e.kind == "recorded" and e.at > min(asked, default=math.inf)
+    ]
+    if not recorded:
+        tell("  nothing was judged: the limit of the search came first")
+        return
     seconds = recorded[-1] - asked[0]
     passed = [c for c in history.lineage if isinstance(c.verdict, Passed)]
     lanes = sum(c.verdict.lane_s for c in passed if c.proposal.ask is not None)
@@ -275,7 +280,8 @@ def report_rate(history: History, judges: int, calls: int, tell: Tell) -> None:
         f"timed for {lanes / judges / seconds:.0%} of it"
     )
     units = Counter(c.unit or "the first" for c in passed)
-    tell(f"  verdicts by device: {dict(units)}; rejected: {dict(history.lineage.rejections())}")
+    rejected = ", ".join(f"{n} {s}" for (_, s), n in history.lineage.rejections()) or "none"
+    tell(f"  verdicts by device: {dict(units)}; rejected: {rejected}")
 
 
 def report_admission(outcome: Outcome, tell: Tell) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -62,6 +62,8 @@ out = Terminal(highlight=False, markup=False, width=None if sys.stdout.isatty() 
 err = Terminal(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 if TYPE_CHECKING:
+    from kagent.fleet.slurm import Continuation
+
     LangName: TypeAlias = str
 else:
     LangName = Literal[(*LANGUAGES, ANY)]  # what --lang takes
@@ -85,12 +87,12 @@ def options(
     """Options of kagent itself."""
 
 
-def write_slurm_script(what: str, resume: Sequence[str]) -> None:
+def write_slurm_script(what: str, again: Continuation) -> None:
     """Write this very command as a batch script, and say how to submit it.
 
     Args:
         what: What it is about, for the name of the file.
-        resume: What the command gets in a job that is queued again.
+        again: How it goes on in a job that is queued again.
 
     Raises:
         UserError: The file is there already, or cannot be written.
@@ -99,7 +101,7 @@ def write_slurm_script(what: str, resume: Sequence[str]) -> None:
 
     path = Path(f"kagent-{what}.sbatch")
     try:
-        write_script(sys.argv[1:], resume, path)
+        write_script(sys.argv[1:], again, path)
     except OSError as e:
         hint = "move it away first" if isinstance(e, FileExistsError) else "use another folder"
         raise UserError(f"{path}: {e.strerror}: {hint}") from None

@@ -35,7 +35,7 @@ from kagent.cli.app import (
 )
 from kagent.config.settings import load_config
 from kagent.fleet.fleet import LOCAL
-from kagent.fleet.slurm import SLURM
+from kagent.fleet.slurm import SLURM, campaign_continues
 
 if TYPE_CHECKING:
     from kagent.campaign.file import CampaignFile
@@ -105,7 +105,7 @@ def campaign(
         raise UserError(f"--max-cost {max_cost:g}: expected dollars above 0")
     folder = _folder(sources, to)
     if on == SLURM:
-        write_slurm_script(folder.name, ["--resume"])
+        write_slurm_script(folder.name, campaign_continues(folder))
         return
     where = load_config(on=on).on
     if export is not None and where != LOCAL:

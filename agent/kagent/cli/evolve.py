@@ -32,7 +32,7 @@ from kagent.cli.app import (
     write_slurm_script,
 )
 from kagent.config.settings import Config, load_config
-from kagent.fleet.slurm import SLURM
+from kagent.fleet.slurm import SLURM, Continuation, run_continues
 from kagent.runs.events import Event, Observer, Started, Stop
 
 if TYPE_CHECKING:
@@ -133,7 +133,8 @@ def evolve(
 
     if on == SLURM:
         name = find_task(task).name
-        write_slurm_script(name, ["--resume", "latest"])
+        runs_of_jobs = load_config(runs=runs).runs
+        write_slurm_script(name, Continuation() if resume else run_continues(runs_of_jobs))
         return
     config = load_config(
         budget=budget,

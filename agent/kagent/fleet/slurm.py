@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 SLURM = "slurm"
@@ -27,6 +28,9 @@ _SCRIPT = """\
 set -u
 cd {folder}
 
+export PATH={programs}:"$PATH"              # symmetric-run calls ray by its name
+# Since Slurm 22.05 srun gives each task one core, unless it is told.
+export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}}"
 # Workers at Ray's nice value of 15 would leave builders, which give way by 10, no lower value.
 export RAY_worker_niceness=0
 # Every request between the nodes carries a token, which only this user can read.
@@ -36,27 +40,56 @@ export RAY_AUTH_TOKEN_PATH="$PWD/.kagent-ray-token-$SLURM_JOB_ID"
 trap 'rm -f "$RAY_AUTH_TOKEN_PATH"' EXIT
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-resume=()
-if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then resume=({resume}); fi
+more=({own})
+begun=({begun})
+if [ -e "${{begun[0]}}" ]; then more+=({resume}); fi  # it was queued again
 
 # The same command on every node: it starts Ray there, runs kagent on the first node once all are
 # up, and stops Ray at the end. Keys of models are not passed to the nodes but by the environment
-# that sbatch is called with.
-srun --export=ALL {ray} symmetric-run --address "$head:6379" --min-nodes "$SLURM_NNODES" -- \\
-    {command} "${{resume[@]}}" &
+# that sbatch is called with. Ray's command ignores SIGTERM, which kagent gets too: otherwise it
+# would end first, and Slurm would kill all that is left.
+srun --export=ALL bash -c 'trap "" TERM; exec "$@"' - \\
+    ray symmetric-run --address "$head:6379" --min-nodes "$SLURM_NNODES" -- \\
+    {command} "${{more[@]}}" &
 trap 'kill -TERM $!' TERM           # as Ctrl-C: what is recorded is kept
 wait $!; status=$?
-wait $! 2>/dev/null                 # after a signal the first wait returns before kagent has ended
+while kill -0 $! 2>/dev/null; do wait $!; status=$?; done  # a signal ends the first wait
 exit $status
 """
 
 
-def write_script(words: Sequence[str], resume: Sequence[str], path: Path) -> None:
+@dataclass(frozen=True)
+class Continuation:
+    """How a job that is queued again goes on. Paths may use variables of the shell.
+
+    Attributes:
+        own: Words that the command gets every time.
+        begun: Path, or pattern, of a file that is there once there is something to go on with.
+        resume: Words that the command gets then.
+    """
+
+    own: Sequence[str] = ()
+    begun: str = ""
+    resume: Sequence[str] = ()
+
+
+def run_continues(runs: Path) -> Continuation:
+    """A run in a folder that is this job's alone: "latest" there is no other job's run."""
+    folder = f"{shlex.quote(str(runs))}/slurm-$SLURM_JOB_ID"
+    return Continuation(("--runs", folder), f"{folder}/*/run.json", ("--resume", "latest"))
+
+
+def campaign_continues(folder: Path) -> Continuation:
+    """A campaign in the folder that its command names."""
+    return Continuation((), shlex.quote(str(folder / "campaign.json")), ("--resume",))
+
+
+def write_script(words: Sequence[str], again: Continuation, path: Path) -> None:
     """Write the script of a command.
 
     Args:
         words: The command's own words, without kagent: `--on slurm` becomes `--on ray`.
-        resume: What is added when the job is queued again.
+        again: How it goes on if the job is queued again.
         path: The script.
 
     Raises:
@@ -67,9 +100,11 @@ def write_script(words: Sequence[str], resume: Sequence[str], path: Path) -> Non
         name=path.name,
         folder=shlex.quote(str(Path.cwd())),
         python=shlex.quote(sys.executable),
-        ray=shlex.quote(str(Path(sys.executable).with_name("ray"))),
+        programs=shlex.quote(str(Path(sys.executable).parent)),
         command=shlex.join(command),
-        resume=shlex.join(resume),
+        own=" ".join(again.own),
+        begun=again.begun or "''",
+        resume=" ".join(again.resume),
     )
     with path.open("x", encoding="utf-8") as file:
         file.write(text)

@@ -6,6 +6,7 @@ import sys
 import threading
 import types
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from commands import run
@@ -17,7 +18,7 @@ from kagent.fleet.ray_builders import RayBuilder, read_built, require_same
 from kagent.fleet.ray_cluster import Node, client_address
 from kagent.fleet.ray_fleet import RayFleet, judge_cpus
 from kagent.fleet.ray_judge import LONGER, RayLink, alive
-from kagent.fleet.slurm import on_ray
+from kagent.fleet.slurm import on_ray, run_continues, write_script
 from kagent.fleet.worker import task_folder
 from kagent_sandbox.data.build import BuildRequest
 from kagent_sandbox.data.records import to_json
@@ -243,8 +244,87 @@ def test_a_batch_script_runs_the_same_command_on_ray(tmp_path, monkeypatch, caps
     script = tmp_path / "kagent-softmax.sbatch"
     text = script.read_text()
     assert "-m kagent evolve softmax --on ray --budget 20" in text
-    assert "resume=(--resume latest)" in text
+    assert "more+=(--resume latest)" in text
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
     again = run(monkeypatch, capsys, *words)
     assert (again.code, "move it away first" in again.err) == (2, True)
     assert on_ray(["--on=slurm", "x", "slurm"]) == ["--on=ray", "x", "slurm"]
+
+
+SRUN = """
+import os, signal, subprocess, sys
+assert sys.argv[1] == "--export=ALL"
+task = subprocess.Popen(sys.argv[2:], start_new_session=True)
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(task.pid, signal.SIGTERM))
+status = task.wait()
+try:
+    os.killpg(task.pid, signal.SIGKILL)  # as Slurm does with what is left of a task
+except ProcessLookupError:
+    pass
+sys.exit(status if status >= 0 else 128 - status)
+"""
+STANDS_FOR_RAY = """
+[ "$1" = symmetric-run ] || exit 1
+while [ "$1" != -- ]; do shift; done
+shift; "$@"; status=$?
+echo "ray has ended" >> log; exit $status
+"""
+STANDS_FOR_KAGENT = """
+import os, pathlib, signal, sys, time
+
+def end(*_):
+    time.sleep(0.3)
+    print("kept", file=open("log", "a"))
+    sys.exit(130)
+
+if sys.argv[1] == "-c":
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+words = " ".join(sys.argv[1:])
+print(os.environ["SRUN_CPUS_PER_TASK"], "cores:", words, file=open("log", "a"))
+run = pathlib.Path(sys.argv[sys.argv.index("--runs") + 1], "softmax-1")
+run.mkdir(parents=True, exist_ok=True)
+(run / "run.json").touch()
+signal.signal(signal.SIGTERM, end)  # as kagent does, also where it is ignored
+print("started", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_job_that_slurm_ends_keeps_its_run_and_goes_on_with_it_alone(tmp_path, monkeypatch):
+    """Programs of Slurm, of Ray and kagent itself are a few lines here; the script is real."""
+    programs, job = tmp_path / "bin", tmp_path / "job"
+    programs.mkdir()
+    job.mkdir()
+    for name, interpreter, text in (
+        ("srun", sys.executable, SRUN),
+        ("scontrol", "/bin/sh", "echo one"),
+        ("ray", "/bin/bash", STANDS_FOR_RAY),
+        ("python", sys.executable, STANDS_FOR_KAGENT),
+    ):
+        (programs / name).write_text(f"#!{interpreter}\n{text}\n")
+        (programs / name).chmod(0o755)
+    (job / "runs" / "softmax-2").mkdir(parents=True)
+    (job / "runs" / "softmax-2" / "run.json").touch()  # another job's
+    monkeypatch.chdir(job)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    words = ["evolve", "softmax", "--on", "slurm"]
+    write_script(words, run_continues(Path("runs")), job / "x.sbatch")
+    environment = {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "one",
+        "SLURM_NNODES": "1",
+        "SLURM_CPUS_PER_TASK": "8",
+    }
+    for _ in range(2):
+        with subprocess.Popen(
+            ["bash", "x.sbatch"], env=environment, stdout=subprocess.PIPE, text=True
+        ) as script:
+            assert script.stdout.readline() == "started\n"
+            script.terminate()
+            assert script.wait(30) == 130
+    command = "8 cores: -m kagent evolve softmax --on ray --runs runs/slurm-7"
+    ended = ["kept", "ray has ended"]
+    log = (job / "log").read_text().splitlines()
+    assert log == [command, *ended, f"{command} --resume latest", *ended]
+    assert [p.name for p in job.glob(".kagent-ray-token*")] == []
