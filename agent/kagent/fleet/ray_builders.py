@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -13,11 +14,11 @@ from kagent_sandbox.builder.health import known_request
 from kagent_sandbox.data.build import BuildRequest, Built
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
-from kagent_sandbox.errors import MachineError
+from kagent_sandbox.errors import ChildDied, MachineError
 from kagent_sandbox.judge.packing import Header, unpack_unread
 from kagent_sandbox.judge.protocol import ERRORS
 
-from kagent.fleet.ray_judge import LONGER, alive
+from kagent.fleet.ray_judge import LONGER, LOOK_S, alive, require_open
 from kagent.fleet.worker import BuiltWords
 
 TRIES = 3
@@ -51,6 +52,7 @@ class RayBuilder:
         self._same = same
         self._say = say
         self._wait_s = wait_s
+        self._closed = threading.Event()
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for actor in actors:
             self._free.put(actor)
@@ -59,6 +61,7 @@ class RayBuilder:
         """Block until it is built or rejected.
 
         Raises:
+            ChildDied: This was closed.
             MachineError: Workers are lost one after the other, or cannot build.
         """
         for _ in range(TRIES):
@@ -79,33 +82,52 @@ class RayBuilder:
             "a known file builds as before. It may be the machines' fault",
         )
 
+    def close(self) -> None:
+        """Whoever waits for a build gives up. Workers are ended by those who started them."""
+        self._closed.set()
+
     def _ask(self, request: BuildRequest) -> dict[str, Any] | None:
         """A worker's answer; None if it was lost."""
-        ray = self._ray
-        try:
-            actor = self._free.get(timeout=self._wait_s)
-        except queue.Empty:
-            raise MachineError(
-                f"no builder has come back on the Ray cluster within {self._wait_s:.0f} s. What is "
-                f"recorded is kept: resume the run then. {LONGER}"
-            ) from None
+        ray, actor = self._ray, self._free_worker()
         asked = actor.build.remote(to_json(request))
+        deadline = time.monotonic() + 3 * request.wall_limit_s + _GRACE_S
         try:
-            if not ray.wait([asked], timeout=3 * request.wall_limit_s + _GRACE_S)[0]:
-                ray.kill(actor, no_restart=False)
+            while not ray.wait([asked], timeout=LOOK_S)[0]:
+                require_open("the builder", self._closed)
+                if time.monotonic() > deadline:
+                    ray.kill(actor, no_restart=False)
+                    break
             answer: dict[str, Any] = ray.get(asked)
         except ray.exceptions.RayActorError:
+            require_open("the builder", self._closed)
             self._say("a builder was lost: another one builds its candidate")
             threading.Thread(target=self._revive, args=[actor], daemon=True).start()
             return None
         self._free.put(actor)
         return answer
 
+    def _free_worker(self) -> Any:
+        """A worker that builds nothing, once there is one."""
+        deadline = time.monotonic() + self._wait_s
+        while True:
+            require_open("the builder", self._closed)
+            left_s = deadline - time.monotonic()
+            try:
+                return self._free.get(timeout=max(0.0, min(LOOK_S, left_s)))
+            except queue.Empty:
+                if left_s <= 0:
+                    raise MachineError(
+                        f"no builder has come back on the Ray cluster within {self._wait_s:.0f} s. "
+                        f"What is recorded is kept: resume the run then. {LONGER}"
+                    ) from None
+
     def _revive(self, actor: Any) -> None:
         """Use a worker again once Ray has restarted it."""
         try:
-            found = alive(self._ray, actor, "a builder", self._say, self._wait_s)
+            found = alive(self._ray, actor, "a builder", self._say, self._wait_s, self._closed)
             require_same(found, self._same)
+        except ChildDied:
+            return  # nobody needs it any more
         except MachineError as e:
             self._say(f"one builder less: {e}")
         else:

@@ -122,8 +122,10 @@ class RayFleet:
                 for worker in judge_workers
             )
             tiers = [Tier(_ok(ray.get(b.isolation.remote()))) for b in builders]
+            builder = RayBuilder(ray, builders, same, say, self._wait_s)
+            stack.callback(builder.close)
             yield Station(
-                builder=RayBuilder(ray, builders, same, say, self._wait_s),
+                builder=builder,
                 judge=judge,
                 jobs=len(builders),
                 quiet=False,  # builders on the judge's host make way for it: `DeviceLock`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -20,7 +21,14 @@ DEAF_S = 30.0
 """Seconds without an answer to a look, after which a worker is taken for stopped."""
 
 
-def alive(ray: ModuleType, actor: Any, what: str, say: Say, wait_s: float) -> dict[str, Any]:
+def alive(
+    ray: ModuleType,
+    actor: Any,
+    what: str,
+    say: Say,
+    wait_s: float,
+    closed: threading.Event | None = None,
+) -> dict[str, Any]:
     """Facts of a worker that is up. A worker that was lost comes back elsewhere.
 
     Args:
@@ -29,9 +37,11 @@ def alive(ray: ModuleType, actor: Any, what: str, say: Say, wait_s: float) -> di
         what: What is waited for, such as "a judge".
         say: Is told what the wait is for, and how long it may be.
         wait_s: Seconds after which it is given up.
+        closed: Is set once nobody waits any more.
 
     Raises:
         MachineError: It does not come up.
+        ChildDied: Nobody waits for it any more.
     """
     told, deadline = False, time.monotonic() + wait_s
     problem = "no node has room for it"
@@ -39,11 +49,13 @@ def alive(ray: ModuleType, actor: Any, what: str, say: Say, wait_s: float) -> di
         ask = actor.describe.remote()
         try:
             while not (done := ray.wait([ask], timeout=LOOK_S)[0]) and time.monotonic() < deadline:
+                require_open(what, closed)
                 told = told or _tell_of_wait(what, say, wait_s)
             if done:
                 found: dict[str, Any] = ray.get(ask)
                 return found
         except ray.exceptions.ActorUnavailableError as e:
+            require_open(what, closed)
             problem = str(e).splitlines()[0]
             told = told or _tell_of_wait(what, say, wait_s)
             time.sleep(0.5)
@@ -58,6 +70,16 @@ def alive(ray: ModuleType, actor: Any, what: str, say: Say, wait_s: float) -> di
         f"{what} has not started on the Ray cluster within {wait_s:.0f} s ({problem[:300]}); free "
         f"there: {free}. {LONGER}"
     )
+
+
+def require_open(what: str, closed: threading.Event | None) -> None:
+    """Make sure that somebody still waits for a worker.
+
+    Raises:
+        ChildDied: Nobody does.
+    """
+    if closed is not None and closed.is_set():
+        raise ChildDied(f"{what} was closed")
 
 
 def _tell_of_wait(what: str, say: Say, wait_s: float) -> bool:
@@ -89,6 +111,7 @@ class RayLink:
         self._files = files
         self._say = say
         self._wait_s = wait_s
+        self._closed = threading.Event()
         self.pid = 0
 
     def ask(
@@ -102,7 +125,7 @@ class RayLink:
         to decide, with a new judge.
         """
         if verb == "open":
-            alive(self._ray, self._actor, "a judge", self._say, self._wait_s)
+            alive(self._ray, self._actor, "a judge", self._say, self._wait_s, self._closed)
             answer = self._get(self._actor.open.remote(self._files, request), on_progress)
             self.pid = int(answer.get("pid", 0))
         else:
@@ -113,7 +136,10 @@ class RayLink:
         return answer["ok"]
 
     def close(self) -> None:
-        """Let go of the judge. The worker ends it when another is opened, or with itself."""
+        """Let go of the judge. Whoever waits for an answer gives up. The worker ends the judge when
+        another is opened, or with itself.
+        """
+        self._closed.set()
 
     def _get(self, asked: Any, on_progress: Say | None) -> dict[str, Any]:
         """An answer, while the worker's words are passed on.
@@ -124,6 +150,7 @@ class RayLink:
         ray = self._ray
         try:
             while not ray.wait([asked], timeout=LOOK_S)[0]:
+                require_open("the judge", self._closed)
                 look = self._actor.said.remote()
                 if not ray.wait([look, asked], timeout=DEAF_S)[0]:
                     ray.kill(self._actor, no_restart=False)

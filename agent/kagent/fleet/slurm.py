@@ -37,7 +37,8 @@ export RAY_worker_niceness=0
 export RAY_AUTH_MODE=token
 export RAY_AUTH_TOKEN_PATH="$PWD/.kagent-ray-token-$SLURM_JOB_ID"
 (umask 077; {python} -c 'import secrets; print(secrets.token_hex(32))' > "$RAY_AUTH_TOKEN_PATH")
-trap 'rm -f "$RAY_AUTH_TOKEN_PATH"' EXIT
+pid="$PWD/.kagent-pid-$SLURM_JOB_ID"
+trap 'rm -f "$RAY_AUTH_TOKEN_PATH" "$pid"' EXIT
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 more=({own})
@@ -46,12 +47,13 @@ if [ -e "${{begun[0]}}" ]; then more+=({resume}); fi  # it was queued again
 
 # The same command on every node: it starts Ray there, runs kagent on the first node once all are
 # up, and stops Ray at the end. Keys of models are not passed to the nodes but by the environment
-# that sbatch is called with. Ray's command ignores SIGTERM, which kagent gets too: otherwise it
-# would end first, and Slurm would kill all that is left.
-srun --export=ALL bash -c 'trap "" TERM; exec "$@"' - \\
-    ray symmetric-run --address "$head:6379" --min-nodes "$SLURM_NNODES" -- \\
+# that sbatch is called with.
+srun --export=ALL ray symmetric-run --address "$head:6379" --min-nodes "$SLURM_NNODES" -- \\
+    bash -c 'echo $$ > "$0"; exec "$@"' "$pid" \\
     {command} "${{more[@]}}" &
-trap 'kill -TERM $!' TERM           # as Ctrl-C: what is recorded is kept
+# SIGTERM is as Ctrl-C: what is recorded is kept. It goes to kagent alone, which ends before Ray:
+# srun would pass it on to Ray's own processes, too.
+trap 'kill -TERM "$(cat "$pid" 2>/dev/null || echo $!)"' TERM
 wait $!; status=$?
 while kill -0 $! 2>/dev/null; do wait $!; status=$?; done  # a signal ends the first wait
 exit $status

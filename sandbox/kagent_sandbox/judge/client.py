@@ -142,12 +142,15 @@ class JudgeClient:
         self._choices: dict[str, Mapping[str, int]] = {}
         self._set_aside = 0  # candidates since the last one that was judged
         self._ceilings: Ceilings | None = None
+        self._closed = False
         self._start()
 
     def _start(self) -> None:
         self._link = self._connect()
         self._kept: OrderedDict[str, None] = OrderedDict()
         try:
+            if self._closed:
+                raise ChildDied("the judge was closed")  # noqa: TRY301
             self.facts: DeviceFacts = from_json(DeviceFacts, self._ask("open", self._opened))
         except BaseException:
             self._link.close()
@@ -338,7 +341,10 @@ class JudgeClient:
         return str(cast("dict[str, object]", self._ask("printed"))["text"])
 
     def close(self) -> None:
-        """End the process and all that it started. Whoever waits for the device gives up."""
+        """End the process and all that it started. Whoever waits for the device, or for an answer,
+        gives up: no other judge is started.
+        """
+        self._closed = True
         self._link.close()
 
     # -- when the judge dies -----------------------------------------------------------------------
@@ -406,8 +412,11 @@ class JudgeClient:
         """A new judge in the place of one that is gone. It has no candidates yet.
 
         Raises:
+            ChildDied: This client was closed meanwhile.
             MachineError: It is on a device whose times do not compare with those before.
         """
+        if self._closed:
+            raise ChildDied("the judge was closed")
         before = self.facts
         self._link.close()
         self._start()

@@ -123,7 +123,7 @@ class JudgeProcess:
         """End the process and all that it started. Whoever waits for the device gives up."""
         if self._lock is not None:
             self._lock.close()
-        self._channel.close()
+        self._channel.hang_up()
         try:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:

@@ -80,6 +80,15 @@ class Channel:
         """Close this end; the peer sees `ChannelClosed`."""
         self._sock.close()
 
+    def hang_up(self) -> None:
+        """Close it for both ends at once, also where another thread waits for a message: its
+        `recv` ends, and the peer sees `ChannelClosed`. Not for a socket that another process has,
+        too.
+        """
+        with contextlib.suppress(OSError):  # the peer may be gone
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
     def __enter__(self) -> Self:
         return self
 

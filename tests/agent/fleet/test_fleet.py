@@ -104,6 +104,23 @@ def test_builders_that_do_not_come_back_end_the_run():
         RayBuilder(fake_ray(), [], {}, print, 0.1).build(REQUEST)
 
 
+def test_who_waits_for_workers_gives_up_once_they_are_closed():
+    """At the end of a session: what Ctrl-C ends does not wait for a cluster that is gone."""
+    ray = fake_ray()
+    ray.wait = lambda refs, **_: ([], list(refs))
+    builder = RayBuilder(ray, [Actor(build=[REJECTED])], {}, print, 900.0)
+    link = RayLink(ray, Actor(ask=[{}], describe=[UP]), {}, print, 900.0)
+    builder.close()
+    link.close()
+    for wait in (
+        lambda: builder.build(REQUEST),
+        lambda: link.ask("check", {}, [], None),
+        lambda: link.ask("open", {}, [], None),
+    ):
+        with pytest.raises(ChildDied, match="was closed"):
+            wait()
+
+
 def test_a_builder_with_other_versions_is_not_used():
     require_same(UP, {"torch": "2"})
     with pytest.raises(MachineError, match="host a has torch 2, and the judge's has 3"):
@@ -284,7 +301,7 @@ print(os.environ["SRUN_CPUS_PER_TASK"], "cores:", words, file=open("log", "a"))
 run = pathlib.Path(sys.argv[sys.argv.index("--runs") + 1], "softmax-1")
 run.mkdir(parents=True, exist_ok=True)
 (run / "run.json").touch()
-signal.signal(signal.SIGTERM, end)  # as kagent does, also where it is ignored
+signal.signal(signal.SIGTERM, end)
 print("started", flush=True)
 time.sleep(60)
 """
@@ -327,4 +344,4 @@ def test_a_job_that_slurm_ends_keeps_its_run_and_goes_on_with_it_alone(tmp_path,
     ended = ["kept", "ray has ended"]
     log = (job / "log").read_text().splitlines()
     assert log == [command, *ended, f"{command} --resume latest", *ended]
-    assert [p.name for p in job.glob(".kagent-ray-token*")] == []
+    assert [p.name for p in job.glob(".kagent*")] == []

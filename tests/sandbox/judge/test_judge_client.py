@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -229,3 +230,24 @@ def test_a_judge_sees_its_own_device_alone_where_there_are_several(
     judge.close()
     assert started.get("ONLY") == shown
     assert asked == [{"device": "cpu", "index": index}]
+
+
+def test_a_judge_that_works_ends_as_it_is_closed(folder):
+    """Its answer is waited for in another thread, which does not keep the connection open."""
+    with JudgeClient(folder, "cpu", SEED) as client:
+        answers, first = [], client.pid
+
+        def ask():
+            try:
+                client.noise()
+            except ChildDied as e:
+                answers.append(str(e))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while asking.is_alive() and client._link._lock.turns() == []:
+            time.sleep(0.01)
+    asking.join(60)
+    assert not asking.is_alive()
+    assert answers in ([], ["the judge was closed"])  # it may have been done
+    assert client.pid == first

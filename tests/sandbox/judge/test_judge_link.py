@@ -48,6 +48,30 @@ def test_a_successor_on_the_same_kind_of_device_is_asked_again():
         assert links[0].closed
 
 
+def test_a_judge_that_dies_of_being_closed_has_no_successor():
+    judge, links = client(FACTS)
+    judge.close()
+    with pytest.raises(ChildDied, match="the judge was closed"):
+        judge.noise()
+    assert links[0].closed
+    assert not links[1].closed  # it was never started
+
+
+def test_one_that_starts_while_its_client_is_closed_is_closed_too():
+    judge, links = client(FACTS)
+    connect = judge._connect
+
+    def closed_meanwhile():
+        link = connect()
+        judge._closed = True
+        return link
+
+    judge._connect = closed_meanwhile
+    with pytest.raises(ChildDied, match="the judge was closed"):
+        judge.noise()
+    assert links[1].closed
+
+
 def test_a_successor_whose_times_do_not_compare_ends_the_run():
     judge, _ = client(dataclasses.replace(FACTS, key="Toy, driver 2"))
     with pytest.raises(MachineError, match="is on Toy, driver 2; times were measured on Toy, driv"):
