@@ -62,7 +62,7 @@ exit $status
 
 @dataclass(frozen=True)
 class Continuation:
-    """How a job that is queued again goes on. Paths may use variables of the shell.
+    """The way in which a job that is queued again goes on. Paths may use variables of the shell.
 
     Attributes:
         own: Words that the command gets every time.
