@@ -3,8 +3,10 @@
 A producer warp keeps a ring of tiles of both operands full by TMA; mbarriers say which stage is
 full and which is free. Two consumer groups multiply 64 tokens each by wgmma from shared memory.
 Hopper's tensor cores keep fewer digits of sums than float32 has: each 128 products are added up in
-registers, by one group while the other multiplies. The producer is in the next tile of the result
-while one is stored.
+registers, by one group while the other multiplies. They do one half of a tile's outputs after the
+other, so that partial sums need half as many registers, and the tile may be wider: operands of 128
+outputs come from the L2 cache at 64 bytes per clock and SM, more than it gives; those of 256 at 48.
+The producer is in the next tile of the result while one is stored.
 
 Pays from about a hundred tokens; fewer are bound by reading the weight once, see triton_tiles.py.
 Hopper only; other GPUs need triton_tiles.py, too.
@@ -23,10 +25,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-OUTPUTS = 128  # of a tile: 64 sums and 64 partial ones a thread; 256 do not fit the registers
-STAGES = 5  # of the ring, 32 KiB each
+OUTPUTS = 256  # of a tile: 128 sums and 64 partial ones a thread
+STAGES = 4  # of the ring, 48 KiB each
 BAND = 8  # rows of tiles that are taken together: their operands are found in the L2 cache
-TUNE = {"OUTPUTS": [64, 128], "STAGES": [3, 4, 5, 6], "BAND": [4, 8, 16]}
+TUNE = {"OUTPUTS": [128, 256], "STAGES": [3, 4], "BAND": [4, 8, 16]}
 
 GROUP = gl.constexpr(64)  # tokens of a consumer: the rows of one wgmma
 GROUPS = gl.constexpr(2)
@@ -76,37 +78,43 @@ def _multiply(
     """The W-th 64 tokens of each tile."""
     (y_desc, y_ptr, scale_x_ptr, scale_weight_ptr, x_s, weight_s, y_s, full, empty,
      rows, columns, summed, tokens, outputs) = arguments  # fmt: skip
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUTPUTS, 32])
-    none = gl.zeros([GROUP, OUTPUTS], gl.float32, layout=layout)
+    HALF: gl.constexpr = OUTPUTS // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 32])
+    none = gl.zeros([GROUP, HALF], gl.float32, layout=layout)
     scale = gl.load(scale_x_ptr) * gl.load(scale_weight_ptr)
     n = 0  # steps so far, as in the producer
     for i in range(gl.program_id(0), rows * columns, gl.num_programs(0)):
         row, column = _tile(i, rows, columns, BAND)
         first = row * GROUP * GROUPS + W * GROUP
-        total = gl.zeros([GROUP, OUTPUTS], gl.float32, layout=layout)
+        left = gl.zeros([GROUP, HALF], gl.float32, layout=layout)
+        right = gl.zeros([GROUP, HALF], gl.float32, layout=layout)
         for _ in range(0, summed, SUMMED):
             stage = n % STAGES
             mbarrier.wait(full.index(stage), (n // STAGES) & 1)
             x = x_s.index(stage).slice(GROUP * W, GROUP, dim=0)
-            weight = weight_s.index(stage).permute((1, 0))
+            weight = weight_s.index(stage).slice(0, HALF, dim=0).permute((1, 0))
+            part = warpgroup_mma(x, weight, none, use_acc=False, is_async=True)
+            left += warpgroup_mma_wait(0, deps=[part])
+            weight = weight_s.index(stage).slice(HALF, HALF, dim=0).permute((1, 0))
             part = warpgroup_mma(x, weight, none, use_acc=False, is_async=True)
             part = warpgroup_mma_wait(0, deps=[part])
             mbarrier.arrive(empty.index(stage), count=1)
-            total += part
+            right += part
             n += 1
-        y = (total * scale).to(gl.bfloat16)
-        if BY_TMA:
-            tma.store_wait(0)  # the last result has left the buffer
-            y_s.index(W).store(y)
-            fence_async_shared()  # TMA sees ordinary stores only behind this
-            tma.async_copy_shared_to_global(y_desc, [first, column * OUTPUTS], y_s.index(W))
-        else:
-            token = first + gl.arange(0, GROUP, layout=gl.SliceLayout(1, layout))[:, None]
-            output = column * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(0, layout))
-            output = output[None, :]
-            # In 64 bits: results may have more than 2^31 elements.
-            at = y_ptr + token.to(gl.int64) * outputs + output
-            gl.store(at, y, mask=(token < tokens) & (output < outputs))
+        for half in gl.static_range(2):
+            y = ((right if half else left) * scale).to(gl.bfloat16)
+            at = column * OUTPUTS + half * HALF
+            if BY_TMA:
+                tma.store_wait(0)  # the last result has left the buffer
+                y_s.index(W).store(y)
+                fence_async_shared()  # TMA sees ordinary stores only behind this
+                tma.async_copy_shared_to_global(y_desc, [first, at], y_s.index(W))
+            else:
+                token = first + gl.arange(0, GROUP, layout=gl.SliceLayout(1, layout))[:, None]
+                output = at + gl.arange(0, HALF, layout=gl.SliceLayout(0, layout))[None, :]
+                # In 64 bits: results may have more than 2^31 elements.
+                place = y_ptr + token.to(gl.int64) * outputs + output
+                gl.store(place, y, mask=(token < tokens) & (output < outputs))
     if BY_TMA:
         tma.store_wait(0)
 
@@ -122,7 +130,7 @@ def _scaled_product(
     dtype: gl.constexpr = x_desc.dtype
     x_s = gl.allocate_shared_memory(dtype, [STAGES, GROUP * GROUPS, SUMMED], x_desc.layout)
     weight_s = gl.allocate_shared_memory(dtype, [STAGES, OUTPUTS, SUMMED], weight_desc.layout)
-    y_s = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, GROUP, OUTPUTS], y_desc.layout)
+    y_s = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, GROUP, OUTPUTS // 2], y_desc.layout)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
@@ -166,13 +174,14 @@ def fp8_linear(
         layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
         return TensorDescriptor.from_tensor(matrix, block, layout)
 
+    half = OUTPUTS // 2
     by_tma = outputs % 8 == 0  # else rows of the result begin between multiples of 16 bytes
     rows, columns = triton.cdiv(tokens, 128), triton.cdiv(outputs, OUTPUTS)
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     _scaled_product[(min(rows * columns, processors),)](
         described(_for_tma(x), [128, 128], gl.float8e4nv),
         described(_for_tma(weight), [OUTPUTS, 128], gl.float8e4nv),
-        described(y if by_tma else y.new_empty((64, OUTPUTS)), [64, OUTPUTS], gl.bfloat16),
+        described(y if by_tma else y.new_empty((64, half)), [64, half], gl.bfloat16),
         y,
         scale_x,
         scale_weight,
