@@ -419,10 +419,14 @@ def _takes_nonfinite(trials: Trials, first: DraftCase) -> bool:
     """Whether all is right at infinities and NaN, at each scale of hidden cases and in some draws:
     an infinity may meet a number that is 0 in float32 and not in float64.
     """
-    return not any(
+    scales = (1.0, *_SCALES)
+    return all(
+        trials.agrees_at_infinities(replace(first, inputs="mixed", scale=scale), "infinities")
+        for scale in scales
+    ) and not any(
         trials.case(replace(first, inputs="nonfinite", scale=scale), "rows_nonfinite", seed).why
         for seed in range(1, NONFINITE_DRAWS + 1)
-        for scale in (1.0, *_SCALES)
+        for scale in scales
     )
 
 

@@ -19,7 +19,7 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import TaskError, UserError
 from kagent_sandbox.judge.check import numerics
-from kagent_sandbox.judge.check.inputs import InputSampler
+from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kagent.authoring.draft import DraftCase, TaskDraft
@@ -108,19 +108,33 @@ class Trials:
 
     def case(self, case: DraftCase, name: str, seed: int = 1) -> Tried:
         """Compute a draw of a case: the reference, torch's own, the function as it was given."""
-        made = Case(
-            name=name,
-            dtype=case.dtype,
-            inputs=case.inputs,
-            scale=case.scale,
-            noncontiguous=case.noncontiguous,
-            offset=case.offset,
-            **case.sizes,
-        )
         try:
-            return self._tried(made, seed)
+            return self._tried(_case(case, name), seed)
         except (TaskError, RuntimeError, MemoryError) as e:
             return Tried(" ".join(str(e).split())[:300])
+
+    def agrees_at_infinities(self, case: DraftCase, name: str) -> bool:
+        """Whether torch is finite where the reference is when half of one argument is infinite, for
+        each argument that cases vary. A few infinities, as cases draw them, hardly ever meet an
+        element of another argument of which something vanishes in float32 alone.
+        """
+        inputs = self._sampler.fresh(_case(case, name), 1)
+        generator = torch.Generator().manual_seed(0)
+        for example in self._draft.varied:
+            tensor = inputs.tensors[example.name]
+            infinite = torch.rand(tensor.shape, generator=generator) < 0.5
+            negative = torch.rand(tensor.shape, generator=generator) < 0.5
+            changed = tensor.masked_fill(infinite, math.inf).masked_fill(
+                infinite & negative, -math.inf
+            )
+            drawn = InputSet(inputs.case, {**inputs.tensors, example.name: changed}, inputs.scalars)
+            try:
+                pair = [self._sampler.call(f, drawn) for f in ("eager", "reference")]
+            except TaskError:
+                return False
+            if not all(map(_same_places, *pair)):
+                return False
+        return True
 
     def _tried(self, case: Case, seed: int) -> Tried:
         sampler, task = self._sampler, self._task
@@ -190,6 +204,23 @@ class Trials:
             if call and time.perf_counter() >= until:
                 break
         return outputs, best
+
+
+def _case(case: DraftCase, name: str) -> Case:
+    return Case(
+        name=name,
+        dtype=case.dtype,
+        inputs=case.inputs,
+        scale=case.scale,
+        noncontiguous=case.noncontiguous,
+        offset=case.offset,
+        **case.sizes,
+    )
+
+
+def _same_places(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether infinities and NaN are at the same places."""
+    return torch.equal(one.isnan(), two.isnan()) and torch.equal(one.isinf(), two.isinf())
 
 
 def _close(one: torch.Tensor, two: torch.Tensor) -> bool:
