@@ -124,11 +124,13 @@ def _answer(
         UserError: It took too long, or nobody wants it any more.
     """
     deadline = time.monotonic() + limit_s
+    given: bytes | None = request
     while True:
         left_s = deadline - time.monotonic()
         try:
-            return process.communicate(request, timeout=max(0.0, min(_LOOK_S, left_s)))[0]
+            return process.communicate(given, timeout=max(0.0, min(_LOOK_S, left_s)))[0]
         except subprocess.TimeoutExpired:
+            given = None  # the next call goes on with it
             if unwanted is not None and unwanted.is_set():
                 raise UserError("the import was given up") from None
             if time.monotonic() >= deadline:

@@ -181,9 +181,11 @@ def test_an_import_ends_at_its_limit(tmp_path):
 
 
 def test_an_imported_task_gets_the_problems_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "_LOOK_S", 0.05)  # it is looked at several times
     worker(
         monkeypatch,
-        "import json, sys, pathlib; r = json.load(sys.stdin); f = pathlib.Path(r['to'], 'norm');"
+        "import json, sys, pathlib, time; time.sleep(0.2);"
+        "r = json.load(sys.stdin); f = pathlib.Path(r['to'], 'norm');"
         "f.mkdir(); (f / 'task.toml').write_text(''); print(json.dumps({'folder': str(f), 'notes':"
         "['n'], 'no_seed': ''}))",
     )
