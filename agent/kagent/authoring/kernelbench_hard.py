@@ -2,14 +2,17 @@
 
 A problem is a folder: reference.py with `Model`, `get_inputs`, `get_init_inputs` and sizes as
 globals; shapes.py with `SHAPES`, values of those; problem.yaml with formulas of its cost. The
-parameters and buffers of the model become arguments behind those of its `forward`.
+parameters and buffers of the model become arguments behind those of its `forward`. Where `run`
+draws the inputs itself, and calls the model step by step, one step is the task (`step_of_run`).
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
+import math
 import re
+import shutil
 import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +26,9 @@ from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.errors import TaskError, UserError
 
 from kagent.authoring.hidden_shapes import hidden_generators, needed_divisors
+from kagent.authoring.new_task import make_task
 from kagent.authoring.proofs import declare_idle
+from kagent.authoring.step_of_run import step_of_run
 from kagent.authoring.task_toml import task_toml
 from kagent.authoring.widened_source import definitions, renamed_source, widened_source
 from kagent.search.text_edits import EditableText, TextEdit
@@ -72,6 +77,7 @@ class _Problem:
     flops: str
     bytes: str
     title: str
+    step_sizes: Shape = field(default_factory=dict)  # of `run`, where that draws the inputs
     small: dict[str, Shape] = field(default_factory=dict)
     runs: list[tuple[Shape, _Run]] = field(default_factory=list)
     matrix: bool = False
@@ -115,6 +121,8 @@ def import_problem(folder: Path, to: Path, *, force: bool = False) -> Path:
     if target.exists() and not force:
         raise UserError(f"{target}: exists: remove it, or overwrite it with --force")
     problem = _read(folder)
+    if problem.step_sizes:
+        return _import_step(problem, target)
     _run_small(problem)
     data = _task_data(problem, name)
     text = _reference_py(problem, data)
@@ -123,6 +131,15 @@ def import_problem(folder: Path, to: Path, *, force: bool = False) -> Path:
     (target / "task.toml").write_text(task_toml(data), encoding="utf-8")
     declare_idle(target, data)
     return target
+
+
+def _import_step(problem: _Problem, target: Path) -> Path:
+    """Write the task of one step of a problem's `run`."""
+    path = problem.folder / "reference.py"
+    names = _executed(path, problem.source)
+    operation = step_of_run(path, names, problem.step_sizes, target.name)
+    shutil.rmtree(target, ignore_errors=True)
+    return make_task(operation, target, seeds=False).folder
 
 
 # -- reading and running --------------------------------------------------------------------------
@@ -139,13 +156,15 @@ def _read(folder: Path) -> _Problem:
         raise TaskError(f"{folder / 'shapes.py'}: no SHAPES")
     names = _globals(source)
     knobs = {k: next((g for g in (k, k.upper()) if g in names), "") for k in found[0]}
-    missing = [k for k, g in knobs.items() if not g]
-    if missing or _returns_nothing(source):
-        raise TaskError(
-            f"{folder / 'reference.py'}: its inputs are no arguments of Model.forward: get_inputs "
-            "gives none, and run() draws them itself: write a task for one step by hand "
-            "(docs/tasks.md)"
-        )
+    steps: Shape = {}
+    if not all(knobs.values()) or _returns_nothing(source):
+        if "run" not in definitions(source):
+            raise TaskError(
+                f"{folder / 'reference.py'}: its inputs are no arguments of Model.forward, and no "
+                "run() draws them: write a task by hand (docs/tasks.md)"
+            )
+        each = shapes.get("CHECK_SHAPES") or found
+        steps = dict(min(each, key=lambda s: math.prod(s.values())))
     return _Problem(
         folder,
         _without_seeds(source),
@@ -154,6 +173,7 @@ def _read(folder: Path) -> _Problem:
         _setting(text, "flops_formula"),
         _setting(text, "bytes_formula"),
         _setting(text, "display_name") or folder.name,
+        steps,
     )
 
 
@@ -203,16 +223,21 @@ def _execute(path: Path, source: str, names: dict[str, Any]) -> None:
         raise TaskError(f"{path}: {type(e).__name__}: {' '.join(str(e).split())[:300]}") from None
 
 
+def _executed(path: Path, source: str) -> dict[str, Any]:
+    """What a problem's reference.py defines. It leaves torch's seed as it is."""
+    module = types.ModuleType("kagent_problem")
+    sys.modules[module.__name__] = module
+    module.__dict__["_keep_seed"] = lambda _seed: None
+    _execute(path, source, module.__dict__)
+    return module.__dict__
+
+
 def _run(problem: _Problem, shape: Shape) -> _Run:
     """Run the model on inputs of its own at some sizes."""
     import torch
 
-    module = types.ModuleType("kagent_problem")
-    sys.modules[module.__name__] = module
-    module.__dict__["_keep_seed"] = lambda _seed: None
-    _execute(problem.folder / "reference.py", problem.source, module.__dict__)
-    module.__dict__.update({problem.knobs[k]: v for k, v in shape.items()})
-    names = module.__dict__
+    names = _executed(problem.folder / "reference.py", problem.source)
+    names.update({problem.knobs[k]: v for k, v in shape.items()})
     with torch.no_grad():
         model = names["Model"](*names["get_init_inputs"]()).eval()
         tensors = list(names["get_inputs"]())

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from commands import run
+from kagent.authoring import new_task
 from kagent.authoring.kernelbench_hard import find_problems, import_problem
 from kagent_sandbox.data.task import draw_hidden, load_task
 from kagent_sandbox.errors import TaskError, UserError
@@ -207,12 +208,68 @@ def test_a_generator_at_whose_draw_the_model_fails_is_left_out(tmp_path):
     assert task.gpu.hidden_check == ()
 
 
+STEP = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(0.2 * torch.randn(16, 16))
+
+
+def policy(model, seen, state):
+    state = torch.tanh(seen @ model.weight + state)
+    return state.sum(-1), state
+
+
+def run(many, horizon, seed, model=None):
+    model = model or Model()
+    seen, state = torch.randn(many, 16), torch.zeros(many, 16)
+    for _ in range(horizon):
+        actions, state = policy(model, seen, state)
+        seen = seen + actions[:, None].sign()
+    return {"state": state}
+
+
+def get_inputs():
+    return []
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_one_step_is_the_task_where_run_draws_the_inputs(tmp_path, monkeypatch):
+    monkeypatch.setattr(new_task, "check_task", lambda t, k, _: check(t, k, torch.device("cpu")))
+    shapes = 'SHAPES = [{"num_envs": 64, "horizon": 9}, {"num_envs": 24, "horizon": 5}]\n'
+    task = load_task(import_problem(problem(tmp_path, STEP, shapes), tmp_path))
+    assert [(a.name, a.shape) for a in task.arguments] == [
+        ("seen", ("M", "K")),
+        ("state", ("M", "N")),
+        ("model_weight", ("K", "N")),
+    ]
+    assert [r.shape for r in task.results] == [("M",), ("M", "N")]
+    assert task.gpu.bench[0].dims == {"M": 24, "K": 16, "N": 16}
+    text = (task.folder / "reference.py").read_text()
+    assert "the last of 5 calls of policy in 01_Linear's run, with num_envs = 24" in text
+    assert "zeros" not in text.split("The case's scale")[0]  # of the first step
+
+
 def test_what_cannot_be_imported_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no problem of KernelBench-Hard there"):
         find_problems(tmp_path)
     nothing = MODEL.replace("return [torch.randn(ROWS, width, dtype=torch.bfloat16)]", "return []")
     folder = problem(tmp_path, nothing)
     with pytest.raises(TaskError, match=r"its inputs are no arguments of Model\.forward"):
+        import_problem(folder, tmp_path)
+    (folder / "reference.py").write_text(nothing + "\n\ndef run(rows, width):\n    return {}\n")
+    with pytest.raises(TaskError, match=r"run: calls no function of the file with its model"):
+        import_problem(folder, tmp_path)
+    (folder / "reference.py").write_text(nothing + "\n\ndef run(rows):\n    return {}\n")
+    with pytest.raises(TaskError, match=r"run: TypeError: run\(\) takes 1 positional"):
         import_problem(folder, tmp_path)
     needing = MODEL.replace("import torch\n", "import no_such_package\nimport torch\n", 1)
     (folder / "reference.py").write_text(needing)
