@@ -3,6 +3,7 @@
 TRITON_INTERPRET=1 python tests/gpu/comparing.py    # without a GPU, by Triton's interpreter
 """
 
+import functools
 import math
 
 import torch
@@ -40,7 +41,7 @@ def results(ref, dtype):
     yield "scaled", (ref * 1.001).to(dtype)
     for column in {0, ref.shape[1] - 1}:
         for name, value in (("one wrong", 3.0), ("infinite", math.inf), ("NaN", math.nan)):
-            wrong = ref.float()
+            wrong = ref.float().clone()  # a reference may be in float32
             wrong[-1, column] = value
             yield name, wrong.to(dtype)
 
@@ -75,6 +76,11 @@ def check(device, shapes=SHAPES, dtypes=DTYPES):
 
 
 if __name__ == "__main__":
+    from kagent_sandbox.judge.interpreter_worker import repair
+
+    repair()  # with it the language is patched once per launch, which takes longer than most launches
+    of_one = functools.lru_cache(maxsize=1)(error_kernels.reference_sums)  # for all of its results
+    error_kernels.reference_sums = lambda ref: of_one(ref).clone()
     torch.set_num_threads(1)
     error_kernels._SPAN = tl.constexpr(1024)  # the interpreter is slow: two spans in little
     print(check("cpu", FEW_SHAPES, FEW_DTYPES))

@@ -6,7 +6,7 @@ import os
 import random
 
 import pytest
-from judging import BODY, GOOD, SLOW, built, compiled, write_task
+from judging import BODY, GOOD, SLOW, TASK, built, compiled, write_task
 from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.task import load_task
@@ -105,7 +105,8 @@ class CpuTold(CpuBackend):
         """Flush nothing, which takes longer than all else."""
 
     def ceilings(self, *, again=False):
-        return Ceilings(10.0, 10.0, 10.0, {})
+        """A sixteenth of a machine's, as the cases are."""
+        return Ceilings(10.0 / 16, 10.0 / 16, 10.0 / 16, {})
 
     def launcher(self, arena, **options):
         return Told(super().launcher(arena, **options), self.log)
@@ -286,12 +287,25 @@ NEARLY = BODY % "y[i * cols + j] = x[i * step + j] + x[i * step + j];"
 TIMES.update({QUICK: 210.0, NEARLY: 502.5})
 
 
+@pytest.fixture(scope="module")
+def small_task(tmp_path_factory):
+    """The task with a sixteenth of the CPU's bytes: drawing inputs and comparing takes the time."""
+    text = write_task(tmp_path_factory.mktemp("small")) / "task.toml"
+    sizes = {"M = 64\nN = 2048": "M = 16\nN = 512", "M = 2048\nN = 64": "M = 512\nN = 16"}
+    changed = TASK
+    for size, smaller in {**sizes, "M = [128], N = [1024]": "M = [32], N = [256]"}.items():
+        assert changed.count(size) == 1
+        changed = changed.replace(size, smaller)
+    text.write_text(changed)
+    return load_task(text.parent)
+
+
 @pytest.fixture
-def cpu(task, monkeypatch):
+def cpu(small_task, monkeypatch):
     """A judge whose comparisons have no further pairs: one test is about those."""
     monkeypatch.setattr(versus_incumbent, "FURTHER_S", -1.0)
     backend = CpuTold()
-    made = Judge(task, backend, SEED, {"wide": 100.0, "tall": 100.0})
+    made = Judge(small_task, backend, SEED, {"wide": 100.0, "tall": 100.0})
     yield made
     made.close()
 
