@@ -29,7 +29,7 @@ class DeviceState:
 def list_devices() -> list[DeviceState]:
     """The CPU, then all GPUs that the driver knows, visible to this process or not."""
     facts = cpu_facts()
-    load = f"{os.getloadavg()[0]:.1f} of {facts.units} cores busy in the last minute"
+    load = f"{os.getloadavg()[0]:.1f} threads at work or waiting, in the last minute"
     cpu = DeviceState("cpu", "", f"{facts.name}, {facts.units} cores", load, _turns(CPU))
     return [cpu, *_gpus()]
 

@@ -42,10 +42,12 @@ def visible(monkeypatch):
 
 
 @pytest.mark.usefixtures("machine")
-def test_devices_are_listed_with_who_uses_them():
+def test_devices_are_listed_with_who_uses_them(monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (15.2, 9.0, 9.0))  # more than there are cores
     with DeviceLock(f"gpu-{UUID}").turn("timing"), DeviceLock(CPU).turn("work"):
         cpu, first, second = list_devices()
     assert (cpu.name, first.name, second.name) == ("cpu", "cuda:0", "cuda:1")
+    assert cpu.state == "15.2 threads at work or waiting, in the last minute"
     assert first.state == "87 % busy, 1034 of 143771 MiB in use, P0"
     assert [number for number, _ in first.turns] == [os.getpid()] == [cpu.turns[0][0]]
     assert second.turns == ()
