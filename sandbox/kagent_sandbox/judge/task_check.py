@@ -6,6 +6,7 @@ own; what it found is kept in the cache. A task with a fault is not kept: it wil
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from kagent_sandbox import cache
 from kagent_sandbox.data.records import from_json
-from kagent_sandbox.device.table import available
+from kagent_sandbox.device.table import available, device_for, find_device
 from kagent_sandbox.errors import TaskError
+from kagent_sandbox.process.device_lock import DeviceLock
 from kagent_sandbox.process.log_tail import log_tail
 from kagent_sandbox.process.temporary_space import temporary_space
 
@@ -90,10 +92,16 @@ def check_task(
     if known is not None:
         return known
     say(f"checking the task {task.name} itself, once")
-    found = _run(task, kind, "cuda" if on_gpu else "cpu")
+    with _turn_on_gpu(say) if on_gpu else contextlib.nullcontext():
+        found = _run(task, kind, "cuda" if on_gpu else "cpu")
     cache.save(name, found)
     say(f"the task was checked in {found.seconds:.1f} s; that is kept until it changes")
     return found
+
+
+def _turn_on_gpu(say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+    """Wait until nobody times on the GPU. Whoever wants to time on it waits for the check."""
+    return DeviceLock(find_device(device_for("gpu")).unit_name(0), say).turn("work")
 
 
 def _run(task: Task, kind: Kind, device: str) -> TaskCheck:

@@ -1,6 +1,8 @@
 """Tasks are checked before kernels are."""
 
+import os
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,12 +10,14 @@ from judging import REFERENCE, TASK, write_task
 from kagent.resources import resource
 from kagent.tasks import find_task, task_names
 from kagent_sandbox.data.task import load_task
+from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge import task_check
 from kagent_sandbox.judge.check import shape_gaps
 from kagent_sandbox.judge.check.flop_counts import product_counter
 from kagent_sandbox.judge.check.shape_gaps import find_gaps
 from kagent_sandbox.judge.check.task_checker import check
+from kagent_sandbox.process.device_lock import DeviceLock
 
 CPU = torch.device("cpu")
 RETURN = "return 2 * x.double()"
@@ -294,6 +298,25 @@ def test_a_check_is_recalled(tmp_path, own_cache):
     said.clear()
     assert task_check.check_task(task, "cpu", said.append) == first
     assert said == []
+
+
+def test_a_check_on_a_gpu_takes_a_turn(tmp_path, own_cache, monkeypatch):
+    """Another process of kagent may time kernels there."""
+    monkeypatch.setenv("KAGENT_LOCKS", str(tmp_path / "locks"))
+    gpu = replace(find_device("gpu"), unit=lambda index: f"{index}")
+    monkeypatch.setattr(task_check, "available", lambda kind: True)
+    monkeypatch.setattr(task_check, "find_device", lambda name: gpu)
+    seen = []
+
+    def run(task, kind, device):
+        seen.append((device, [number for number, _ in DeviceLock("gpu-0").turns()]))
+        return task_check.TaskCheck(kind, device, 1, (), 0, (), 0.0, 0.0)
+
+    monkeypatch.setattr(task_check, "_run", run)
+    task = load_task(write_task(tmp_path))
+    for kind in ("gpu", "cpu"):
+        task_check.check_task(task, kind)
+    assert seen == [("cuda", [os.getpid()]), ("cpu", [])]
 
 
 def test_a_reference_that_ends_its_process_is_named(tmp_path, own_cache):
