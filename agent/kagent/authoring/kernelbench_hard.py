@@ -224,7 +224,7 @@ def _execute(path: Path, source: str, names: dict[str, Any]) -> None:
 
 
 def _executed(path: Path, source: str) -> dict[str, Any]:
-    """What a problem's reference.py defines. It leaves torch's seed as it is."""
+    """Run a problem's reference.py without its seeds, and return the names that it defines."""
     module = types.ModuleType("kagent_problem")
     sys.modules[module.__name__] = module
     module.__dict__["_keep_seed"] = lambda _seed: None
