@@ -7,7 +7,8 @@ ring into registers, unconverted: 128 KiB per SM, half of the register file. One
 blocks share an SM where a row is at most 64 KiB; rows over 128 KiB take a cluster of blocks.
 
 Which row comes next is drawn from a counter, `depth` + 1 rows ahead of its use, so that no SM ends
-late; a small kernel ahead (overlapped) sets the counter and counts the targets. Loads are
+late; a small kernel ahead (overlapped) sets the counter and counts the targets. A block adds up the
+losses of its rows, which are others every time: the loss differs in its last bits. Loads are
 evict-first, stores by default not: what the L2 holds in the end is gradient, not logits.
 
 Short rows: one block per row, as float32 in registers. All others: two reads.
@@ -59,7 +60,7 @@ __device__ Number warp_sum(Number x) {
   for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffff, x, d);
   return x;
 }
-// In a fixed order: the same bits every time.
+// In a fixed order: of the same numbers the same bits.
 template <int THREADS, typename Number>
 __device__ Number block_sum(Number x) {
   __shared__ Number partial[THREADS / 32];

@@ -145,7 +145,8 @@ def softmax_backward(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     tile = PIECE_BYTES // y.element_size()
     pieces = triton.cdiv(columns, tile)
     if aligned and columns >= SHORTEST and pieces <= MOST_PIECES:
-        softmax_backward_held[(min(rows, processors),)](
+        resident = 2 if pieces <= 3 else 1  # what registers and shared memory of an SM allow
+        softmax_backward_held[(min(rows, processors * resident),)](
             grad,
             y,
             dx,
