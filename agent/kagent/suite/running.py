@@ -180,7 +180,7 @@ class SuiteRunner:
         if outcome.stop is Stop.NO_SEED:
             return _failed(FailedStep.SEED, _why_no_seed_passed(outcome.history.lineage))
         if race is None:
-            text = f"there was no final race; the search ended: {outcome.stop}"
+            text = _why_no_race(outcome.stop, outcome.history.lineage)
             return _failed(FailedStep.SEARCH, text)
         if race.winner is None:
             return _failed(FailedStep.SEARCH, NO_FINALIST)
@@ -197,6 +197,15 @@ def _failed(step: FailedStep, reason: str) -> dict[str, Any]:
         "step": step,
         "reason": short(printable(reason), _MOST_REASON),
     }
+
+
+def _why_no_race(stop: Stop, lineage: Lineage) -> str:
+    if stop is Stop.TIME and lineage.incumbent is None:
+        return (
+            "--max-time ended the search before a kernel was right: it counts from the start, "
+            "with baselines and seeds"
+        )
+    return f"there was no final race; the search ended: {stop}"
 
 
 def _why_no_seed_passed(lineage: Lineage) -> str:

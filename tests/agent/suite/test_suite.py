@@ -15,6 +15,9 @@ from commands import run as run_command
 from kagent.authoring.seeds import SeedOutcome
 from kagent.config.settings import load_config
 from kagent.evolve import session
+from kagent.evolve.session import Outcome
+from kagent.runs.events import Stop
+from kagent.runs.lineage import Lineage
 from kagent.suite import compare, import_worker, importing, running
 from kagent.suite.importing import ImportedProblem, ImportsAhead, import_problem
 from kagent.suite.problems import Form, Problem
@@ -75,6 +78,22 @@ def test_a_suite_runs_whatever_one_problem_does(kagent, searching, tmp_path):
     kept = kagent("run", "p", "--resume")
     assert kept.code == 0
     assert len(search.calls) == 4
+
+
+@pytest.mark.parametrize(
+    ("stop", "words"),
+    [
+        (Stop.TIME, "--max-time ended the search before a kernel was right"),
+        (Stop.COST, "there was no final race; the search ended: "),
+    ],
+)
+def test_a_search_without_a_race_says_why(kagent, searching, monkeypatch, tmp_path, stop, words):
+    problems_in(tmp_path / "p", "a")
+    search = searching(a=None)
+    history = search("a", load_config(runs=tmp_path / "runs"), print).history
+    nothing = replace(history, race=None, lineage=Lineage())
+    monkeypatch.setattr(session, "evolve", lambda *_: Outcome(tmp_path, stop, nothing))
+    assert f"a: failed: search: {words}" in kagent("run", "p", "--lang", "cpp").out
 
 
 def test_a_suite_goes_on_where_it_was_ended(kagent, searching, tmp_path):
