@@ -69,6 +69,7 @@ class TaskDraft:
         trace: The operation.
         rows: Kinds of rows that `mixed` inputs have.
         nonfinite: Whether the operation is tried on infinities and NaN.
+        blank: Whether it is tried with all numbers 0, those of a module, too.
         gpu: Cases for GPUs.
         cpu: Cases for CPUs.
         k: Tolerance: times torch's own error.
@@ -85,6 +86,7 @@ class TaskDraft:
     floor: float = 2.0
     notes: tuple[str, ...] = field(default=())
     idle: tuple[Proof, ...] = ()
+    blank: bool = False
 
     def with_(self, **changes: Any) -> TaskDraft:
         """A copy with other values."""

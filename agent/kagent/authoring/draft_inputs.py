@@ -38,6 +38,8 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
     ]
     if varied:
         doc += _wrapped(f"The case's scale multiplies {', '.join(varied)}. " + _row_words(draft))
+    if draft.blank:
+        doc += _wrapped("`blank`: all floating-point numbers are 0, those of the module, too.")
     whole = " ".join(lines)
     body = [f'{n} = int(case.dims["{n}"])' for n in trace.dims]
     body += ["dtype = getattr(torch, case.dtype)"] if "dtype" in whole else []
@@ -49,11 +51,24 @@ def inputs_lines(draft: TaskDraft) -> list[str]:
         *(f"    {line}".rstrip() for line in doc[1:]),
         '    """',
         *(f"    {line}" for line in (*body, *lines)),
-        *(f"    {line}" for line in broken("return {", pairs, "}")),
+        *(f"    {line}" for line in _returned(draft, pairs)),
     ]
     if varied:
         found += ["", "", *_varied(draft)]
     return found
+
+
+def _returned(draft: TaskDraft, pairs: Sequence[str]) -> list[str]:
+    if not draft.blank:
+        return broken("return {", pairs, "}")
+    return [
+        *broken("drawn = {", pairs, "}"),
+        'if case.inputs == "blank":',
+        "    return {",
+        "        n: torch.zeros_like(t) if t.is_floating_point() else t for n, t in drawn.items()",
+        "    }",
+        "return drawn",
+    ]
 
 
 def _row_words(draft: TaskDraft) -> str:
@@ -75,6 +90,7 @@ def _row_words(draft: TaskDraft) -> str:
 
 def _varied(draft: TaskDraft) -> list[str]:
     rows = ("given", *draft.rows)
+    unchanged = 'in ("normal", "blank")' if draft.blank else '== "normal"'
     return [
         f"ROWS = ({', '.join(map(quoted, rows))}{',' if len(rows) == 1 else ''})",
         'NONFINITE = ("inf", "-inf", "nan")',
@@ -84,7 +100,7 @@ def _varied(draft: TaskDraft) -> list[str]:
         '    """Scale a tensor, and make its rows of the case\'s kinds."""',
         "    if case.scale != 1.0:",
         "        x = x * case.scale",
-        '    if case.inputs == "normal":',
+        f"    if case.inputs {unchanged}:",
         "        return x",
         '    several = {"mixed": ROWS, "nonfinite": (*ROWS, *NONFINITE)}',
         "    names = several.get(case.inputs, (case.inputs,))",

@@ -614,21 +614,27 @@ def _without_idle(
 def _mended(
     draft: TaskDraft, folder: Path, checks: Sequence[TaskCheck], say: Say
 ) -> tuple[TaskDraft, tuple[TaskCheck, ...]]:
-    """The draft with further cases, if they close holes: inputs of other magnitudes."""
-    if not draft.rows:
+    """The draft with further cases, if they close holes: inputs of other magnitudes, and all
+    numbers 0, which a limit below a norm of a module's own numbers needs.
+    """
+    first = draft.cpu.check[0]
+    scales = (10.0, 100.0, 1000.0, -1.0, -30.0, 0.05) if draft.rows else ()
+    plans = [DraftCase(first.sizes, first.dtype, scale=s, words=f"times_{s:g}") for s in scales]
+    if any(e.parameter and e.dtype.is_floating_point for e in draft.arguments):
+        plans.append(DraftCase(first.sizes, first.dtype, inputs="blank", words="blank"))
+    if not plans:
         return draft, tuple(checks)
     say("some wrong results would pass: trying cases of other magnitudes")
-    first = draft.cpu.check[0]
-    scales = (10.0, 100.0, 1000.0, -1.0, -30.0, 0.05)
-    plans = [DraftCase(first.sizes, first.dtype, scale=s, words=f"times_{s:g}") for s in scales]
-    with written(draft) as path:
-        more = [c for c, _ in accepted(Trials(draft, path), plans)]
+    tried = draft.with_(blank=True)
+    with written(tried) as path:
+        more = [c for c, _ in accepted(Trials(tried, path), plans)]
     if not more:
         return draft, tuple(checks)
     own = draft.gpu.check[0].dtype
     wider = draft.with_(
         cpu=replace(draft.cpu, check=(*draft.cpu.check, *more)),
         gpu=replace(draft.gpu, check=(*draft.gpu.check, *(_with_dtype(c, own) for c in more))),
+        blank=any(c.inputs == "blank" for c in more),
     )
     write(wider, folder)
     try:

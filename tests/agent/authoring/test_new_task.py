@@ -147,6 +147,25 @@ def test_infinities_that_hardly_ever_meet_what_vanishes_are_no_inputs(in_process
         assert make_draft(find_room(make_operation(function, torch.randn(64, 64)))).nonfinite
 
 
+class Shifted(nn.Module):
+    """Divides by a norm that only a module of zeros has as 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(64))
+
+    def forward(self, x):
+        return F.normalize(x + self.shift, dim=-1)
+
+
+def test_a_limit_that_needs_a_module_of_zeros_is_no_hole(tmp_path, in_process):
+    made = make_task(make_operation(Shifted(), torch.randn(96, 64)), tmp_path / "t", seeds=False)
+    assert made.holes == ()
+    assert {c.inputs for kind in (made.task.cpu, made.task.gpu) for c in kind.check} >= {"blank"}
+    text = (tmp_path / "t/reference.py").read_text()
+    assert "`blank`: all floating-point numbers are 0" in text
+
+
 class Deep(nn.Module):
     """Normalises each channel again and again: over two elements, that amplifies rounding."""
 
