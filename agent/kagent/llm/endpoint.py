@@ -150,7 +150,7 @@ class Endpoint:
             if not request["stream"] or "json" in kind or "html" in kind:
                 await read_body(response.iter_bytes(), kind, buffer, self._scrub)
             else:
-                await read_stream(await response.parse(), buffer)
+                await read_stream(response.iter_bytes(), buffer)
 
     def _judge(self, buffer: ResponseBuffer) -> Failure | None:
         """Return the fault of a reply that has ended, or None."""

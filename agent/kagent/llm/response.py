@@ -6,7 +6,6 @@ A stream of chunks and a plain answer are read alike. Reasoning is counted and n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 MOST_CHARACTERS = 400_000
@@ -39,7 +38,7 @@ class ResponseBuffer:
         self.error = self.error or member(received, "error")
         counted = self._count(member(received, "usage"))
         choices = member(received, "choices")
-        if not isinstance(choices, Sequence) or isinstance(choices, str):
+        if not isinstance(choices, list):
             return
         self.seen = True
         self.closed = self.closed or (counted and not choices)
@@ -117,17 +116,15 @@ class ResponseBuffer:
 
 
 def member(value: object, name: str) -> object:
-    """A field of a JSON object or of one of the SDK's records; None where there is none."""
-    if isinstance(value, Mapping):
-        return value.get(name)
-    return getattr(value, name, None)
+    """A field of a JSON object; None where there is none."""
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def _text(content: object) -> str:
     """The text of a message, which some servers send as a list of parts."""
     if isinstance(content, str):
         return content
-    if isinstance(content, Sequence):
+    if isinstance(content, list):
         parts = [member(p, "text") for p in content if member(p, "type") in (None, "text")]
         return "".join(p for p in parts if isinstance(p, str))
     return ""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import httpx2
 
+from kagent.llm.event_stream import EventStream
 from kagent.llm.failures import ADDRESS_REMEDY, Failure, Scrub, Unusable, quota_used_up, shown
 from kagent.llm.response import ResponseBuffer, member
 
@@ -18,6 +19,7 @@ STALL_S = 120.0
 """Silence in the middle of a reply. Before its first words a model may think for longer."""
 GRACE_S = 5.0
 """Seconds after the end of a reply in which its token counts may come."""
+_DONE = "[DONE]"
 MOST_BYTES = 64 << 20
 """Most bytes of a response: 100,000 tokens, each in a chunk of its own, are 30 MB."""
 
@@ -69,26 +71,32 @@ def _wait_s(response: httpx2.Response) -> float:
         return 0.0
 
 
-async def read_stream(stream: AsyncIterator[object], buffer: ResponseBuffer) -> None:
-    """Collect a stream of chunks until it ends or nothing more is wanted.
+async def read_stream(parts: AsyncIterator[bytes], buffer: ResponseBuffer) -> None:
+    """Collect a stream of events until it ends or nothing more is wanted.
 
     Raises:
         Unusable: Nothing came for too long.
+        ValueError: An event is no JSON.
     """
+    events, done = EventStream(), False
     while not buffer.cut and buffer.error is None:
-        limit_s = GRACE_S if buffer.complete else STALL_S if buffer.begun else None
+        limit_s = GRACE_S if buffer.complete or done else STALL_S if buffer.begun else None
         try:
             async with asyncio.timeout(limit_s):
-                received = await anext(stream)
+                part = await anext(parts)
         except StopAsyncIteration:
             return
         except TimeoutError:
-            if buffer.complete:
+            if buffer.complete or done:
                 return
             what = f"stalled for {limit_s:g} s after {buffer.characters} characters of the reply"
             remedy = "try again, or name another model"
             raise Unusable(Failure(what, remedy, served=True)) from None
-        buffer.take(received)
+        for data in events.feed(part):
+            done = done or data.startswith(_DONE)  # a connection can be used again once it is read
+            if done or buffer.cut or buffer.error is not None:
+                break
+            buffer.take(json.loads(data))
 
 
 async def read_body(

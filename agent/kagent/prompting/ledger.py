@@ -42,10 +42,11 @@ def ledger(ask: Ask) -> list[str]:
                 continue
         twin = next((i for i, c in enumerate(chosen) if _same_idea(c, candidate)), None)
         if twin is None:
-            chosen.append(candidate)
+            if len(chosen) < MOST:
+                chosen.append(candidate)
         elif lineage.log_speed(candidate.id) > lineage.log_speed(chosen[twin].id):
             chosen[twin] = candidate
-    return [entry(c, lineage) for c in chosen[:MOST]]
+    return [entry(c, lineage) for c in chosen]
 
 
 def technique_lines(ask: Ask) -> list[str]:
