@@ -75,6 +75,7 @@ class Patch:
     after_us: float | None = None  # with all that was kept
     ratio: Interval | None = None  # before / after, interleaved
     file: str | None = None
+    disturbed: Sequence[str] = ()  # what else used the processors while steps were timed
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,8 @@ def _timed(
     """Time steps with each site alone, and with those that are FASTER together."""
     alone = [[name] for name in right]
     say(f"timing {len(right) + 1} kinds of steps, {pairs} of each, interleaved")
-    us = _times(session, [[], *alone], pairs, warmup)
+    us, disturbed = _times(session, [[], *alone], pairs, warmup)
+    found = replace_fields(found, disturbed=disturbed)
     sites = []
     for p in found.sites:
         if p.site in right:
@@ -282,7 +284,7 @@ def _timed(
         return replace_fields(found, sites=sites, before_us=before_us)
     if len(kept_names) > 1:
         say("timing all of them together")
-        us = _times(session, [[], kept_names], pairs, warmup)
+        us, disturbed = _times(session, [[], kept_names], pairs, warmup)
         together = us[1]
     else:
         together = us[1 + right.index(kept_names[0])]
@@ -292,15 +294,16 @@ def _timed(
         before_us=median(us[0]),
         after_us=median(together),
         ratio=_ratio(us[0], together),
+        disturbed=disturbed,
     )
 
 
 def _times(
     session: _Session, configurations: Sequence[Sequence[str]], pairs: int, warmup: int
-) -> list[list[float]]:
+) -> tuple[list[list[float]], Sequence[str]]:
     request = {"configurations": configurations, "pairs": pairs, "warmup": warmup}
-    found: list[list[float]] = session.run(mode="times", **request)["us"]
-    return found
+    found = session.run(mode="times", **request)
+    return found["us"], found["disturbed"]
 
 
 def _ratio(before_us: Sequence[float], after_us: Sequence[float]) -> Interval:

@@ -31,6 +31,8 @@ def patch_view(found: Patch) -> RenderableType:
     text = Text(f"\n{numbers_text(found)}\n")
     if found.before_us is not None:
         text.append(f"{step_text(found)}\n", "bold")
+    if found.disturbed:
+        text.append(f"disturbed: {'; '.join(found.disturbed)}. Intervals are wider than alone\n")
     if found.file is None:
         text.append("nothing pays: no file is written", "bold")
     else:

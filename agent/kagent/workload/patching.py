@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from kagent_sandbox.device.interference import HostReading, host_notes, read_host
 from torch.utils._pytree import tree_leaves
 
 from kagent.workload.steps import Done, ScriptFailed, Steps, now_s, seed_all
@@ -198,6 +199,7 @@ class _Times:
         self._warm = count * warmup
         self.needed = len(self._plan) + 1
         self._us: list[list[float]] = [[] for _ in self._configurations]
+        self._host: list[HostReading] = []  # when times began and ended
         self._begun_s = 0.0
 
     def call_begins(self) -> None:
@@ -212,6 +214,8 @@ class _Times:
         us = (now_s() - self._begun_s) * 1e6
         if index > self._warm:
             self._us[self._plan[index - 1]].append(us)
+        if index in (self._warm, len(self._plan)):
+            self._host.append(read_host())
         if index == len(self._plan):
             self.finished = True
             raise Done
@@ -219,8 +223,8 @@ class _Times:
         self._begun_s = now_s()
 
     def result(self) -> dict[str, Any]:
-        """µs of each configuration, round by round."""
-        return {"us": self._us}
+        """µs of each configuration, round by round, and what disturbed them."""
+        return {"us": self._us, "disturbed": host_notes(*self._host)}
 
 
 def differences(plain: Path, other: Path) -> Iterator[tuple[int, str, float]]:

@@ -1,6 +1,7 @@
 """Patches of a script: which functions are replaced, whether numbers stay, and what pays."""
 
 import importlib.util
+import io
 import json
 import sys
 from types import ModuleType
@@ -13,12 +14,14 @@ from commands import run
 from kagent.export.writing import files_of, write_library
 from kagent.workload import patching
 from kagent.workload.child import script_of
-from kagent.workload.patch import patch
+from kagent.workload.patch import Patch, patch
 from kagent.workload.patch_file import Library, open_library, patch_text
+from kagent.workload.patch_view import patch_view
 from kagent.workload.sites import parse_site, sites_of_torch
 from kagent.workload.steps import ScriptFailed
 from kagent_sandbox.errors import UserError
 from made_library import cpu_library
+from rich.console import Console
 from torch import nn
 
 NAMES = ("softmax", "gelu", "attention", "cross_entropy")
@@ -228,6 +231,8 @@ def script(tmp_path, monkeypatch):
 
 
 def test_what_is_right_and_pays_is_kept(script, monkeypatch, capsys, tmp_path):
+    notes = ["other programs used 1.5 cores"]
+    monkeypatch.setattr(patching, "host_notes", lambda before, after: notes)
     to = tmp_path / "made_patch.py"
     words = ("patch", script, tmp_path / "kernels.py", "--replace", TANH, "--replace", WRONG)
     words = (*words, "--replace", NEVER, "--to", to, "--steps", 2, "--pairs", 6, "--json")
@@ -241,9 +246,17 @@ def test_what_is_right_and_pays_is_kept(script, monkeypatch, capsys, tmp_path):
     assert sites["torch.nn.functional.hardswish"]["why"] == "the script never calls it"
     assert data["ratio"]["low"] > 1
     assert data["difference"]["share"] <= 1
+    assert data["disturbed"] == notes
     text = to.read_text()
     assert "fast_tanh" in text
     assert "wrong_sigmoid" not in text
+
+
+def test_what_disturbed_the_times_is_told():
+    found = Patch("train.py", (), 3, 1, None, 5000.0, disturbed=("other programs used 1.5 cores",))
+    console = Console(width=100, file=io.StringIO())
+    console.print(patch_view(found))
+    assert "disturbed: other programs used 1.5 cores" in console.file.getvalue()
 
 
 def test_without_a_site_there_is_nothing_to_do(script, tmp_path):
