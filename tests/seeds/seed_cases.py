@@ -11,6 +11,7 @@ from kagent_sandbox.judge.check.numerics import allowed, measure_errors, share
 SEEDS = Path(__file__).parents[2] / "seeds"
 TRAINING_TASKS = (
     "adamw",
+    "adamw_tensors",
     "attention_backward",
     "attention_train",
     "fp8_linear",

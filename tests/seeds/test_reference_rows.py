@@ -10,6 +10,7 @@ TASKS = [
     *("softmax", "gelu", "attention", "cross_entropy", "linear_cross_entropy"),
     *(
         "adamw",
+        "adamw_tensors",
         "attention_backward",
         "attention_train",
         "gelu_backward",

@@ -204,3 +204,28 @@ def test_a_step_of_adamw_is_that_of_torchs_optimiser():
             weight_decay=0.2,
         )
         torch.testing.assert_close(p, leaf.detach())
+
+
+def test_a_step_over_several_tensors_is_that_of_torchs_optimiser_with_two_groups():
+    reference = load_task(SEEDS / "adamw_tensors").reference()
+    shapes = {"wide": (9, 8), "square": (8, 8), "gain": (8,), "bias": (9,)}
+    leaves = {n: torch.randn(s, dtype=torch.float64).requires_grad_() for n, s in shapes.items()}
+    matrices, others = (
+        [leaves[n] for n in names] for names in (("wide", "square"), ("gain", "bias"))
+    )
+    settings = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3}
+    torchs = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.2}, {"params": others, "weight_decay": 0.0}],
+        **settings,
+    )
+    given = {"lr": torch.tensor(0.1, dtype=torch.float64), "step": torch.tensor(1.0)}
+    given |= {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.2}
+    for name, leaf in leaves.items():
+        leaf.grad = torch.randn_like(leaf)
+        zeros = torch.zeros_like(leaf, requires_grad=False)
+        given |= {name: leaf.detach().clone(), f"grad_{name}": leaf.grad}
+        given |= {f"exp_avg_{name}": zeros, f"exp_avg_sq_{name}": zeros}
+    new = reference.reference(**given)
+    torchs.step()
+    for found, leaf in zip(new[:4], leaves.values(), strict=True):
+        torch.testing.assert_close(found, leaf.detach())
