@@ -23,18 +23,22 @@ from pathlib import Path
 
 from kagent.config.settings import load_config
 from kagent.evolve.session import evolve
-from kagent.search.tunables import read_tunables
+from kagent.search.tunables import Value, read_tunables
 from kagent.tasks import find_task, seeds_of
+from kagent_sandbox.data.kind import Kind
+from kagent_sandbox.data.language import languages_of
 
 
 class Endpoint:
     """Answers chat calls by a script, from a thread of its own."""
 
-    def __init__(self, task: str, latency_s: float, seed: int, language: str = "cpp") -> None:
+    def __init__(self, task: str, latency_s: float, seed: int, kind: Kind = "cpu") -> None:
         self._latency_s = latency_s
         self._random = random.Random(seed)
-        sources = [s.source() for s in seeds_of(find_task(task)) if s.language == language]
+        names = {language.name for language in languages_of(kind)}
+        sources = [s.source() for s in seeds_of(find_task(task)) if s.language in names]
         self._files = [f for f in map(read_tunables, sources) if f is not None]
+        self._said: set[str] = set()
         self.calls = 0
         self.port = 0
         self._ready = threading.Event()
@@ -68,11 +72,21 @@ class Endpoint:
                 )
                 await writer.drain()
 
+    def _new(self) -> tuple[dict[str, Value], str]:
+        """Values and the file with them, one that was not said before while there is any."""
+        for _ in range(200):
+            file = self._random.choice(self._files)
+            values = {t.name: self._random.choice(t.values) for t in file.items}
+            text = file.rewrite(values)
+            if text not in self._said:
+                break
+        self._said.add(text)
+        return values, text
+
     def _chunks(self) -> Iterator[dict[str, object]]:
-        file = self._random.choice(self._files)
-        values = {t.name: self._random.choice(t.values) for t in file.items}
+        values, source = self._new()
         said = f"Hypothesis: {values}\nPredicted speed-up: 1.05×\n\n```python\n"
-        text = said + file.rewrite(values) + "\n```\n"
+        text = said + source + "\n```\n"
         for i in range(0, len(text), 400):
             delta = {"role": "assistant", "content": text[i : i + 400]}
             yield self._chunk([{"index": 0, "delta": delta, "finish_reason": None}])

@@ -61,7 +61,6 @@ from model_loop import Endpoint
 
 PLANTS = (0.0, 0.05)
 ROWS = {"gpu": 8000, "cpu": 1000}  # of the planted kernels
-LANGUAGE = {"gpu": "triton", "cpu": "cpp"}
 IN_FLIGHT = 12
 STAGES = ("turns", "evolve", "campaign", "one")
 Tell = Callable[[str], None]
@@ -221,7 +220,7 @@ def driver_s_list() -> Iterator[tuple[int, str]]:
 
 def one_run(options: argparse.Namespace, judges: int, tell: Tell) -> Outcome:
     """A run with so many judges."""
-    endpoint = Endpoint(options.task, options.latency, 1, LANGUAGE[options.kind])
+    endpoint = Endpoint(options.task, options.latency, 1, options.kind)
     seen: dict[str, tuple[set[str], Counter[str]]] = defaultdict(lambda: (set(), Counter()))
 
     def observe(event: Event) -> None:
@@ -238,7 +237,7 @@ def one_run(options: argparse.Namespace, judges: int, tell: Tell) -> Outcome:
     config = load_config(
         runs=options.folder / f"judges-{judges}",
         budget=options.budget * judges,
-        lang=LANGUAGE[options.kind],
+        lang=options.lang,
         model=["scripted"],
         base_url=endpoint.url,
         in_flight=IN_FLIGHT,
@@ -325,12 +324,12 @@ def stage_evolve(options: argparse.Namespace, tell: Tell) -> None:
 
 
 def stage_campaign(options: argparse.Namespace, tell: Tell, devices: int = 2) -> None:
-    endpoint = Endpoint(options.task, options.latency, 1, LANGUAGE[options.kind])
+    endpoint = Endpoint(options.task, options.latency, 1, options.kind)
     names = ["cpu"] if options.kind == "cpu" else [f"cuda:{i}" for i in range(devices)]
     folder = options.folder / f"campaign-{devices}"
     own = {
         "model": ["scripted"], "base_url": endpoint.url, "in_flight": IN_FLIGHT, "configs": 1,
-        "tune": 1, "early_stop": False, "lang": LANGUAGE[options.kind],
+        "tune": 1, "early_stop": False, "lang": options.lang,
     }  # fmt: skip
     file = options.folder / f"campaign-{devices}.toml"
     lines = [f"tasks = [{json.dumps(options.task)}]", f"devices = {json.dumps(names)}"]
@@ -378,7 +377,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the lines that are printed are added here")
     parser.add_argument("--neighbour", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.kind = "cpu" if options.cpu else "gpu"
+    options.kind, options.lang = ("cpu", "cpp") if options.cpu else ("gpu", "any")
     if options.neighbour is not None:
         neighbour(options.kind, options.neighbour)
         return
