@@ -40,6 +40,8 @@ class Example:
         dtype: Its dtype.
         drawing: How such tensors are drawn.
         parameter: Whether it belongs to a module: its parameter or buffer.
+        list_name: Name of the argument, where that holds several tensors: those of equal shape have
+            equal dimensions.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Example:
     dtype: torch.dtype
     drawing: Drawing
     parameter: bool = False
+    list_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,10 @@ def make_operation(
             label = argument_name if len(leaves) == 1 else f"{argument_name}_{i}"
             if isinstance(leaf, Drawn):
                 label = _unique(identifier(label), taken)
-                examples.append(Example(label, leaf.shape, leaf.dtype, leaf.drawing))
+                several = argument_name if len(leaves) > 1 else ""
+                examples.append(
+                    Example(label, leaf.shape, leaf.dtype, leaf.drawing, list_name=several)
+                )
                 places.append(leaf)
             else:
                 if isinstance(leaf, bool | int | float):

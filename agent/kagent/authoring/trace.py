@@ -104,6 +104,15 @@ class TracedOperation:
         named = [(self.operation.examples[i], self.shapes[i]) for i in self.written]
         return (*self.results, *(TracedResult(e.name, shape, e.dtype) for e, shape in named))
 
+    @functools.cached_property
+    def longest_chain(self) -> int:
+        """Number of operations that follow each other from an input to a result, at most."""
+        length: dict[Node, int] = {}
+        for node in self.graph.graph.nodes:
+            before = max((length[n] for n in node.all_input_nodes), default=0)
+            length[node] = before + (node.op == "call_function")
+        return max(length.values(), default=0)
+
     def text(self, value: Any) -> str:
         """A size as Python code over the dimensions' names."""
         node = getattr(value, "node", None)
@@ -192,8 +201,14 @@ def trace(
     free = set(axes)
     env = ShapeEnv(duck_shape=False)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
-    fakes = []
+    fakes: list[torch.Tensor] = []
+    of_lists: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
     for i, example in enumerate(operation.examples):
+        like = of_lists.get((example.list_name, example.shape))
+        if example.list_name and like is not None:  # a list's equal tensors: layers' caches
+            with mode:
+                fakes.append(torch.empty(like.shape, dtype=example.dtype))
+            continue
         dynamic = [
             DimDynamic.DYNAMIC if (i, d) in free and n > 1 else DimDynamic.STATIC
             for d, n in enumerate(example.shape)
@@ -205,6 +220,7 @@ def trace(
         )
         with mode:
             fakes.append(torch.empty(meta.shape, dtype=example.dtype))
+        of_lists[example.list_name, example.shape] = fakes[-1]
     written: list[int] = []
 
     def call(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

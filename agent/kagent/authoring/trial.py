@@ -27,10 +27,12 @@ from kagent.authoring.draft_reference import reference_py
 from kagent.authoring.draft_toml import task_toml
 from kagent.authoring.trace import run
 
-MOST_NOISE = 256.0
-"""Machine epsilons that rounding may become in a case. Where it is more, a case says nothing."""
+MOST_NOISE, MOST_EAGER = 256.0, 128.0
+"""Machine epsilons that rounding may become in a case, and that torch may err by. Where it is more,
+a case says nothing."""
+CHAIN_NOISE, CHAIN_EAGER = 4.0, 2.0
+"""The same for each operation of the longest chain, where that is more: rounding adds up."""
 _SAME = 1e-4
-_MOST_EAGER = 128.0
 _TIMED_S = 0.05
 """Time for which an operation is repeated to find its shortest one."""
 
@@ -150,7 +152,8 @@ class Trials:
                     return Tried(f"result {result.name} is not what the function itself gives")
         with RandomRounding():
             rounded = sampler.call("eager", inputs)
-        noise = 0.0
+        chain = self._draft.trace.longest_chain
+        noise, most_eager = 0.0, max(MOST_EAGER, CHAIN_EAGER * chain)
         inputs_eps = [numerics.epsilon(t.dtype) for t in inputs.tensors.values()]
         for result, out, other, ref in zip(task.compared, outputs, rounded, expected, strict=True):
             if not out.dtype.is_floating_point:
@@ -164,12 +167,12 @@ class Trials:
             eps = max([numerics.epsilon(out.dtype), *inputs_eps])
             whole = numerics.measure_errors(out, ref, row_dims=0).row
             rows = numerics.measure_errors(out, ref, result.row_dims)
-            if not max(whole, rows.row, rows.element) < _MOST_EAGER * eps:
+            if not max(whole, rows.row, rows.element) < most_eager * eps:
                 why = f"result {result.name}: torch errs by {rows.row / eps:.3g} epsilons"
                 return Tried(why, rounding=True)
             shaken = numerics.measure_errors(other, ref, result.row_dims)
             noise = max(noise, shaken.row / eps, shaken.element / eps)
-        if not noise <= MOST_NOISE:
+        if not noise <= max(MOST_NOISE, CHAIN_NOISE * chain):
             why = f"rounding makes {noise:.3g} epsilons of the result"
             return Tried(why, rounding=True, noise=noise)
         return Tried(noise=noise, seconds=seconds)

@@ -1,14 +1,15 @@
 """Tasks made of PyTorch code: everything but the check's own process is real."""
 
 import math
+import re
 
 import kagent
 import pytest
 import sympy
 import torch
-from kagent.authoring import new_task
+from kagent.authoring import new_task, trial
 from kagent.authoring import trace as trace_module
-from kagent.authoring.draft import DraftKind, TaskDraft
+from kagent.authoring.draft import DraftCase, DraftKind, TaskDraft
 from kagent.authoring.draft_inputs import draw_example
 from kagent.authoring.draft_reference import reference_py
 from kagent.authoring.draft_toml import task_toml
@@ -19,6 +20,7 @@ from kagent.authoring.new_task import find_room, make_draft, make_task, parse_va
 from kagent.authoring.operation import make_operation
 from kagent.authoring.sizes import Room
 from kagent.authoring.trace import trace
+from kagent.authoring.trial import Trials
 from kagent.cli.new import made_text
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.formula import evaluate
@@ -242,6 +244,36 @@ def test_a_recurrent_layer_is_one_operation_of_any_number_of_steps(layer, name, 
     with FlopCounterMode(display=False) as counter, torch.backends.mkldnn.flags(enabled=False):
         module(torch.randn(3, 5, 8))  # of a library's own LSTM nothing is counted
     assert evaluate(found.products, {"B": 3, "M": 5}) == counter.get_total_flops()
+
+
+def test_tensors_of_a_list_have_equal_dimensions_where_their_shapes_are_equal():
+    def stacked(x, caches):
+        return [x + c.sum(0) for c in caches]
+
+    caches = [torch.randn(40, 16), torch.randn(40, 16), torch.randn(24, 16)]
+    found = find_room(make_operation(stacked, (torch.randn(16), caches))).trace
+    assert found.shapes == (("N",), ("M", "N"), ("M", "N"), ("K", "N"))
+
+
+def test_rounding_may_add_up_along_a_chain_of_operations(monkeypatch):
+    def chain(x):
+        for _ in range(100):
+            x = x * 1.01
+        return x
+
+    def tried(function):
+        room = find_room(make_operation(function, torch.randn(64, 32)))
+        assert room.trace.longest_chain == (100 if function is chain else 1)
+        case = DraftCase(room.trace.dims, "float32")
+        kind = DraftKind((case,), (case,))
+        draft = TaskDraft(room.trace, kind, kind)
+        with trial.written(draft) as folder:
+            return Trials(draft, folder).case(case, "trial").why
+
+    monkeypatch.setattr(trial, "MOST_EAGER", 1e-3)  # of a few operations
+    monkeypatch.setattr(trial, "CHAIN_EAGER", 0.15)
+    assert tried(chain) == ""
+    assert re.search(r"torch errs by 0\.\d+ epsilons", tried(torch.exp2)) is not None
 
 
 def test_a_long_formula_of_costs_is_near_at_small_sizes_too():
