@@ -1,5 +1,6 @@
 """The `kagent` command. All printing of the program happens here and in `kagent.ui`."""
 
+import gc
 import sys
 
 from kagent_sandbox.errors import MachineError, UserError
@@ -11,6 +12,9 @@ if sys.platform != "linux":  # before modules are imported that only Linux has
     )
     sys.exit(MachineError.exit_code)
 
+# Collections would walk all that was imported, again and again: a quarter of the start's CPU time.
+collects = gc.isenabled()
+gc.disable()
 try:
     from kagent.cli import (  # noqa: F401 - they register their commands
         asktell,
@@ -36,5 +40,9 @@ try:
 except UserError as e:  # KAGENT_LANGUAGES names what cannot be imported
     sys.stderr.write(f"kagent: {e}\n")
     sys.exit(e.exit_code)
+finally:
+    if collects:
+        gc.freeze()  # what was imported stays
+        gc.enable()
 
 __all__ = ["app", "main"]
