@@ -32,6 +32,9 @@ hypothesis.settings.load_profile("same")
 # Importing torch would collect garbage often, and find next to nothing.
 gc.disable()
 
+FEW_COLLECTIONS = (20_000, 20, 20)
+"""Objects made between collections, and the older generations' part in them."""
+
 # Read when libgomp is loaded, with torch. Tests run side by side: a thread that spins until its
 # neighbour is done, several ms by default, keeps the core from just that neighbour.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -147,8 +150,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What was imported stays: a collection need not look at it."""
+    """What was imported stays: a collection need not look at it. Others are rare: tests import
+    torch's compilers, and make graphs of which each collection would look at every node.
+    """
     gc.freeze()
+    gc.set_threshold(*FEW_COLLECTIONS)
     gc.enable()
 
 
@@ -208,6 +214,29 @@ def _servers_end():
     shared_servers.close_all()
 
 
+REAL = (
+    "tests/agent/cli/test_ending.py",
+    "tests/agent/fleet/test_ray_cluster.py",
+    "tests/agent/selftest/",
+    "tests/corpus/",
+    "tests/gpu/",
+    "tests/sandbox/confine/",
+    "tests/sandbox/device/test_health.py",
+    "tests/sandbox/process/",
+    "tests/test_",
+)
+"""These are about processes, or look for what is left of them: theirs start as users start them."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def late_templates(request, _servers_end):
+    """Where a worker starts many processes of kagent, later ones are forked from a template."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not _file(request.node).startswith(REAL):
+            patch.setattr("subprocess.Popen", warm_python.LatePopen)
+        yield
+
+
 @pytest.fixture(scope="module")
 def warm_judges(_servers_end):
     """Judges that one file's tests start in this process are forked from one that has imported
@@ -238,6 +267,16 @@ def shared(_servers_end, warm_judges):
     with pytest.MonkeyPatch.context() as patch:
         for name in shared_servers.USERS:
             patch.setattr(f"{name}.ForkServer", shared_servers.SharedServer)
+        yield
+
+
+@pytest.fixture(scope="module")
+def untimed(shared):
+    """Launchers of the CPU that one file's tests start in this process time nothing: their threads
+    sleep while they wait, as workers share the cores.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kagent_sandbox.device.cpu.backend.WAITING", {"GOMP_SPINCOUNT": "0"})
         yield
 
 

@@ -9,12 +9,14 @@ their own session, files, environment and command line, confined and killed as e
 """
 
 import atexit
+import collections
 import contextlib
 import ctypes
 import fcntl
 import gc
 import importlib
 import inspect
+import itertools
 import json
 import os
 import platform
@@ -33,6 +35,8 @@ from pathlib import Path
 from kagent_sandbox.device.cpu.facts import cpu_facts
 from kagent_sandbox.device.cpu.openmp import WAITING
 from kagent_sandbox.process.channel import Channel, ChannelError
+from kagent_sandbox.process.huge_pages import gather_pages
+from kagent_sandbox.process.zygote import FEW_CHILDREN
 
 PRELOAD = (
     "torch",
@@ -64,6 +68,7 @@ EARLY = (
 LATE = (
     "TORCHDYNAMO_DISABLE",
     "TORCHINDUCTOR_CACHE_DIR",
+    "TORCHINDUCTOR_VEC_ISA_OK",
     "TRITON_CACHE_DIR",
     "TRITON_DISABLE_LINE_INFO",
 )
@@ -85,6 +90,8 @@ MODULES = {
 """Started by `python -m`, and what their template imports besides."""
 SERVERS = ("kagent_sandbox.judge.server import main", "kagent_sandbox.process.zygote import main")
 """In what is started by `python -c`."""
+TEMPLATE_COSTS = 2
+"""As many processes that import for themselves take the CPU time of a template's start."""
 _START_S = 300.0
 _FREE_FD = 200  # descriptors are moved there, out of the way of the numbers that they shall have
 _BOOTSTRAP = (
@@ -99,6 +106,7 @@ _CLONE_PARENT, _CHILD_SETTID, _CHILD_CLEARTID = 0x8000, 0x01000000, 0x00200000
 _GET_TID_ADDRESS = 40
 
 _templates = {}  # by the environment that is read early
+_without = collections.Counter()  # processes that could have had a template, in the same way
 _wrappers = []  # in a template: functions of torch that would import dynamo
 
 
@@ -108,11 +116,11 @@ class Popen(subprocess.Popen):
     def _execute_child(self, *given):
         asked = _SIGNATURE.bind(self, *given).arguments
         words = asked["args"]
-        if _CLONE is None or not _is_ours(words):
+        env = dict(os.environ if asked["env"] is None else asked["env"])
+        odd = _CLONE is None or any(asked[k] for k in ("preexec_fn", "shell", "startupinfo"))
+        if odd or not _is_ours(words) or not self._shall_fork(env, words):
             super()._execute_child(*given)
             return
-        assert not any(asked[k] for k in ("preexec_fn", "shell", "startupinfo")), words
-        env = dict(os.environ if asked["env"] is None else asked["env"])
         ends = [asked[k] for k in ("p2cread", "c2pwrite", "errwrite")]
         fds = [fd if fd != -1 else std for std, fd in enumerate(ends)]
         passed = list(asked["pass_fds"])
@@ -123,10 +131,23 @@ class Popen(subprocess.Popen):
             "cwd": os.path.abspath(asked["cwd"] or "."),
             "session": asked["start_new_session"],
         }
-        further = MODULES.get(words[2], ()) if words[1] == "-m" else ()
-        self.pid = _template(env, further).fork(order, [*fds, *passed])
+        self.pid = _template(env, _further(words)).fork(order, [*fds, *passed])
         self._child_created = True
         self._close_pipe_fds(*(asked[k] for k in _PIPES))
+
+    def _shall_fork(self, env, words):
+        return True
+
+
+class LatePopen(Popen):
+    """As `Popen` where a template is there, or would have paid by now."""
+
+    def _shall_fork(self, env, words):
+        key = _key(env, _further(words))
+        if _found(key) is not None or _without[key] >= TEMPLATE_COSTS:
+            return True
+        _without[key] += 1
+        return False
 
 
 _SIGNATURE = inspect.signature(subprocess.Popen._execute_child)
@@ -159,12 +180,31 @@ def _is_ours(words):
     return "-c" in rest[:2] and any(s in rest[rest.index("-c") + 1] for s in SERVERS)
 
 
-def _template(env, further=()):
-    early = {k: v for k, v in env.items() if k.startswith(EARLY) and k not in LATE}
-    key = repr((sorted(early.items()), sys.path, further))
+def _further(words):
+    return MODULES.get(words[2], ()) if words[1] == "-m" else ()
+
+
+def _early(env):
+    read = {k: v for k, v in env.items() if k.startswith(EARLY) and k not in LATE}
+    # threads of what is not timed, or briefly, sleep while they wait: workers share the cores
+    spins = {} if BRIEF in env else {k: env[k] for k in WAITING if k in env}
+    return {**dict.fromkeys(WAITING, "0"), **spins, **read}
+
+
+def _key(env, further):
+    return repr((sorted(_early(env).items()), sys.path, further))
+
+
+def _found(key):
     found = _templates.get("nursery") or _templates.get(key)
-    if found is None or found.gone():
-        found = _templates[key] = _started(early, further)
+    return None if found is None or found.gone() else found
+
+
+def _template(env, further=()):
+    key = _key(env, further)
+    found = _found(key)
+    if found is None:
+        found = _templates[key] = _started(_early(env), further)
     return found
 
 
@@ -172,7 +212,7 @@ def _started(early, further):
     ours, theirs = Channel.pair()
     threads = str(cpu_facts().units)
     kept = {k: os.environ[k] for k in ("PATH", "HOME", "VIRTUAL_ENV") if k in os.environ}
-    openmp = {**WAITING, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    openmp = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     told = json.dumps({"path": sys.path, "preload": [*PRELOAD, *further]})
     with theirs:
         process = subprocess.Popen(
@@ -228,11 +268,13 @@ def main(fd, preload, path):
 
 def _serve(channel):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is the client's
-    while True:
+    for number in itertools.count():
         try:
             message = channel.recv(None, max_fds=64)
         except ChannelError:
             os._exit(0)
+        if number == FEW_CHILDREN:
+            gather_pages()
         pid = _fork_sibling()
         if pid == 0:
             channel.close()

@@ -7,7 +7,7 @@ from kagent_sandbox.judge.check.cases import check_cases
 
 
 @pytest.fixture(scope="module")
-def cpu_judges(shared):
+def cpu_judges(untimed):
     judges = Judges(lambda task, stack: a_judge(task, CpuBackend(), stack))
     with judges.open:
         yield judges

@@ -239,7 +239,7 @@ def test_the_last_keys_of_a_long_causal_call_count(which):
 
 
 @pytest.fixture(scope="module")
-def softmax_checks(builder):
+def softmax_checks(builder, untimed):
     """A check of a file on the CPU, as in a run with a secret."""
     task = find_task("softmax")
 

@@ -214,7 +214,7 @@ def picked(path, text, kind, count=2):
     return found[:count]
 
 
-def test_mutants_of_cpp_seeds_are_caught(builder):
+def test_mutants_of_cpp_seeds_are_caught(builder, untimed):
     for task_name in ("gelu", "softmax"):
         task = find_task(task_name)
         mutants = [
@@ -231,7 +231,9 @@ def test_mutants_of_cpp_seeds_are_caught(builder):
         assert fates.count(Fate.CAUGHT) >= 2
 
 
-def test_a_mutant_that_is_the_seed_is_recognised_and_one_that_does_not_build_counts_apart(builder):
+def test_a_mutant_that_is_the_seed_is_recognised_and_one_that_does_not_build_counts_apart(
+    builder, untimed
+):
     task = find_task("gelu")
     source = (task.folder / "cpp_simd.py").read_text()
     at = source.index("constexpr int64_t STEP")
