@@ -188,5 +188,6 @@ def _read_held(path: Path) -> str | None:
 
 def _command() -> str:
     """Name of this process's work, for those who wait for it: "kagent evolve softmax"."""
-    name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    path = Path(sys.argv[0] if sys.argv and sys.argv[0] else "python")
+    name = path.parent.name if path.name == "__main__.py" else path.name  # of python -m kagent
     return " ".join([name, *sys.argv[1:3]])

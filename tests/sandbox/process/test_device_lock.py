@@ -145,3 +145,18 @@ def test_a_folder_that_cannot_be_used_says_what_to_set(tmp_path, monkeypatch):
 
 def test_a_gpu_has_a_name_of_its_own():
     assert len(gpu_uuid(0)) == (40 if has_gpu() else 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["/opt/x/bin/kagent", "evolve", "softmax", "--budget"], "kagent evolve softmax"),
+        (["/opt/x/lib/kagent/__main__.py", "evolve", "softmax"], "kagent evolve softmax"),
+        ([""], "python"),
+    ],
+)
+def test_who_waits_is_told_of_the_command(words, said, monkeypatch):
+    monkeypatch.setattr(sys, "argv", words)
+    lock = DeviceLock("toy-0")
+    with lock.turn("work"):
+        assert lock.turns() == [(os.getpid(), said)]
