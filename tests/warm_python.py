@@ -90,6 +90,8 @@ MODULES = {
 """Started by `python -m`, and what their template imports besides."""
 SERVERS = ("kagent_sandbox.judge.server import main", "kagent_sandbox.process.zygote import main")
 """In what is started by `python -c`."""
+PROGRAM = "# this program may be forked from a template"
+"""In a test's own program, started by `python -c`: it imports kagent, and starts no Python."""
 TEMPLATE_COSTS = 2
 """As many processes that import for themselves take the CPU time of a template's start."""
 _START_S = 300.0
@@ -177,7 +179,7 @@ def _is_ours(words):
     rest = list(words[1:])
     if rest[:1] == ["-m"]:
         return rest[1] in MODULES
-    return "-c" in rest[:2] and any(s in rest[rest.index("-c") + 1] for s in SERVERS)
+    return "-c" in rest[:2] and any(s in rest[rest.index("-c") + 1] for s in (*SERVERS, PROGRAM))
 
 
 def _further(words):
@@ -327,7 +329,7 @@ def _become(order, fds):
     words = order["words"]
     if any(SERVERS[1] in word for word in words):  # it starts no further Python
         _show_functions_of_dynamo()
-    else:
+    elif not any(PROGRAM in word for word in words):
         _fork_from_here()
     _keep_memory(order["env"])
     _write_command_line(words)

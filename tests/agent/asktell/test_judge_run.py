@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import warm_python
 from kagent.asktell import judging, open_run
 from kagent.config.settings import load_config
 from kagent.runs.events import Progress, Recorded, Stop
@@ -213,7 +214,7 @@ def test_a_run_for_a_gpu_is_not_judged_without_one(tmp_path):
         judge(run)
 
 
-PROGRAM = f"""
+PROGRAM = f"""{warm_python.PROGRAM}
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm_python
 from kagent.runs.events import Stop
 from kagent.runs.manifest import list_runs
 from kagent.runs.store import RunStore
@@ -16,7 +17,7 @@ from kagent.search.tuner import Tuner
 from toy import FakeBuilder, FakeJudge, evolution, machine
 
 BUDGET = 30
-PROGRAM = f"""
+PROGRAM = f"""{warm_python.PROGRAM}
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
