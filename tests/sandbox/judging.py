@@ -103,7 +103,6 @@ def experts():
 HEADER = """
 #include <cstdint>
 #include <cstdlib>
-#include <atomic>
 """
 BODY = (
     HEADER
@@ -123,6 +122,24 @@ SLOW = BODY % (
 def write_task(folder: Path) -> Path:
     (folder / "task.toml").write_text(TASK)
     (folder / "reference.py").write_text(REFERENCE)
+    return folder
+
+
+def write_small_task(folder: Path) -> Path:
+    """Write the task with a sixteenth of the CPU's bytes, for tests with times of their own: there,
+    drawing inputs and comparing results is most of the work. A machine for it has a sixteenth of
+    the ceilings.
+    """
+    write_task(folder)
+    changed = TASK
+    for size, smaller in {
+        "M = 64\nN = 2048": "M = 16\nN = 512",
+        "M = 2048\nN = 64": "M = 512\nN = 16",
+        "M = [128], N = [1024]": "M = [32], N = [256]",
+    }.items():
+        assert changed.count(size) == 1
+        changed = changed.replace(size, smaller)
+    (folder / "task.toml").write_text(changed)
     return folder
 
 

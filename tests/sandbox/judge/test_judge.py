@@ -56,7 +56,7 @@ WRONG = {
     ),
     "crash": ("*(volatile int*)8 = 0;", Status.RUNTIME_ERROR, ""),
     "depends on the call": (
-        "static std::atomic<int> calls{0}; y[i * cols + j] = calls++ * x[i * step + j];",
+        "static int calls = 0; y[i * cols + j] = calls++ * x[i * step + j];",
         Status.NONDETERMINISTIC,
         "two runs",
     ),

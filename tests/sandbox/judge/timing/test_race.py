@@ -5,7 +5,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from judging import GOOD, built, write_task
+from judging import GOOD, built, write_small_task
 from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.task import load_task
@@ -54,13 +54,13 @@ class Neighbour:
 @pytest.fixture
 def race(tmp_path, shared):
     """A race of a good kernel beside times of eager torch."""
-    task = load_task(write_task(tmp_path))
+    task = load_task(write_small_task(tmp_path))
 
     def run(times_us, race_s):
         with contextlib.closing(Judge(task, CpuBackend(), SEED, race_s=race_s)) as judge:
             judge._watch = Neighbour()
             judge.backend.settle = lambda: None  # caches may hold what they like
-            judge._ceilings = Ceilings(10.0, 10.0, 10.0, {"float32": 0.1})
+            judge._ceilings = Ceilings(10.0 / 16, 10.0 / 16, 10.0 / 16, {"float32": 0.1 / 16})
             good = Contender("good", built(task, SEED, GOOD, race=True), {})
             return judge.race([good], hidden=True, race_baselines=Eager(times_us))
 
