@@ -77,11 +77,11 @@ def held(index):
         yield other
 
 
-def kagent(*words):
+def kagent(*words, codes=(0, 3)):  # 3: a verdict, TIE too
     done = subprocess.run(
         [sys.executable, "-m", "kagent", *map(str, words)], capture_output=True, text=True
     )
-    assert done.returncode in (0, 3), done.stdout[-2000:] + done.stderr  # 3: a verdict, TIE too
+    assert done.returncode in codes, done.stdout[-2000:] + done.stderr
     return done.stdout
 
 
@@ -162,6 +162,7 @@ def test_a_campaign_has_a_run_on_each(folder, tmp_path):
     text = kagent(
         *("campaign", folder, "--devices", "cuda:0", "--devices", "cuda:1", "--budget", 4),
         *("--lang", "triton", "--to", tmp_path / "night"),
+        codes=(0, 1),  # 1: no final race has a winner
     )
     assert "cuda:1" in text
     from kagent.runs.manifest import list_runs, read_manifest
