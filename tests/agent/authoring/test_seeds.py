@@ -136,6 +136,18 @@ def test_the_reason_for_no_seed_is_kept_until_there_is_one(make):
     assert refusal_of(load_task(folder), "cpu") == ""
 
 
+def test_loops_take_a_librarys_place_where_that_would_fix_sizes(make):
+    task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0").replace(
+        "\ndims =", '\nallow = ["aten::convolution"]\ndims =', 1
+    )
+    # Each row is a channel: Inductor would write a way for each number of them.
+    mixed = "torch.conv1d(a.unsqueeze(0), a[:, :1].unsqueeze(0) * torch.ones_like(a[:1, :1, None]))"
+    expression = f"(lambda a: {mixed}.squeeze(0).relu() + a)(x)"
+    (outcome,) = seeds.write_seeds(make(expression, task), kinds=("cpu",))
+    assert outcome.path is not None, outcome.reason
+    assert "convolution" not in outcome.path.read_text().split('"""')[2]
+
+
 def test_what_cannot_be_written_out_is_named():
     with pytest.raises(NoSeed, match="cyl_bessel_i1"):
         triton.TritonFile(None)._without_modules("y = libdevice.cyl_bessel_i1(x)")
