@@ -137,9 +137,39 @@ def test_every_mutant_of_a_seed_is_one_small_change(path):
     mutants = mutants_of(path)
     assert len(mutants) >= 30
     assert len({m.source for m in mutants}) == len(mutants)
+    source = path.read_text()
+    bounds = bounds_of_statements(source)
     for mutant in mutants:
-        compile(mutant.source, mutant.file, "exec", dont_inherit=True)  # half of ast.parse's time
+        statements = changed_statements(source, bounds, mutant.source)
+        compile(statements, mutant.file, "exec", dont_inherit=True)  # half of ast.parse's time
         assert mutant.was != mutant.now
+
+
+def bounds_of_statements(source):
+    """Offsets between which whole statements of the module lie, in order."""
+    lines = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
+    return [0, *(lines[s.end_lineno] for s in ast.parse(source).body), len(source)]
+
+
+def changed_statements(source, bounds, changed):
+    """Statements of a changed module that are not the source's own. The others compile with it."""
+    start = max(b for b in bounds if changed.startswith(source[:b]))
+    longer = len(changed) - len(source)
+    stop = min(b for b in bounds if b + longer >= start <= b and changed.endswith(source[b:]))
+    return changed[start : stop + longer]
+
+
+def test_changed_statements_are_whole_and_no_others():
+    source = "a = 1\n\n@f\ndef g():\n    return 2\n\n\nb = 3  # c\n"
+    bounds = bounds_of_statements(source)
+    for was, now, expected in [
+        ("1", "4", "a = 4\n"),
+        ("2", "2 +", "\n@f\ndef g():\n    return 2 +\n"),
+        ("f\n", "h\n", "\n@h\ndef g():\n    return 2\n"),
+        ("3", "3)", "\n\nb = 3)  # c\n"),
+        ("b", "a = 1\nb", "\n\na = 1\nb = 3  # c\n"),
+    ]:
+        assert changed_statements(source, bounds, source.replace(was, now)) == expected
 
 
 @given(
