@@ -29,6 +29,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("same")
 
 
+# Rewritten tests are kept for the next run, also where Python is told to keep no bytecode: for each
+# worker they are 4 s of CPU time. What tests themselves import is as the user has it.
+WRITES_NONE = sys.dont_write_bytecode
+sys.dont_write_bytecode = False
+
 # Importing torch would collect garbage often, and find next to nothing.
 gc.disable()
 
@@ -153,6 +158,7 @@ def pytest_collection_finish():
     """What was imported stays: a collection need not look at it. Others are rare: tests import
     torch's compilers, and make graphs of which each collection would look at every node.
     """
+    sys.dont_write_bytecode = WRITES_NONE
     gc.freeze()
     gc.set_threshold(*FEW_COLLECTIONS)
     gc.enable()
