@@ -9,6 +9,7 @@ turn. What is not FASTER is taken back.
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import replace as replace_fields
@@ -28,7 +29,7 @@ from kagent.workload.hotspots_view import millis
 from kagent.workload.patch_file import Library, open_library, patch_text
 from kagent.workload.patching import differences
 from kagent.workload.running import run_script
-from kagent.workload.sites import Site, parse_site, sites_of_torch
+from kagent.workload.sites import Site, parse_site, region_site, sites_of_torch
 from kagent.workload.step_kind import StepKind
 
 ALLOWED = 16.0
@@ -93,8 +94,10 @@ class _Session:
         common = {"patch": str(self.file), "kind": self.kind, "seed": self.seed}
         return run_script("patching", self.script, self.args, {**common, **request})
 
-    def numbers(self, name: str, sites: Sequence[str], steps: int, *, rounded: bool = False) -> Any:
-        more = {"sites": list(sites), "rounded": rounded, "steps": steps}
+    def numbers(
+        self, name: str, sites: Sequence[str] | None, steps: int, *, rounded: bool = False
+    ) -> Any:
+        more = {"sites": sites, "rounded": rounded, "steps": steps}
         return self.run(mode="numbers", file=str(self.folder / name), **more)
 
 
@@ -139,7 +142,7 @@ def patch(
         right = [p.site for p in found.sites if not p.why]
         if not right:
             return found
-        timed = _timed(session, found, right, pairs, warmup, say)
+        timed = _timed(session, found, sites, right, pairs, warmup, say)
     kept = [s for s in sites if any(p.kept and p.site == s.name for p in timed.sites)]
     if not kept:
         return timed
@@ -156,6 +159,9 @@ def _sites(libraries: Sequence[Library], replace: Sequence[str]) -> list[Site]:
         raise UserError(f"two libraries have a function of one name: {', '.join(operators)}")
     known = [n for lib in libraries if lib.known for n in lib.operators]
     found = {s.name: s for s in sites_of_torch(known)}
+    for lib in libraries:
+        known_regions = (region_site(name, task) for name, task in lib.regions.items())
+        found.update((s.name, s) for s in known_regions)
     found.update((s.name, s) for s in (parse_site(text, operators) for text in replace))
     if not found:
         raise UserError(
@@ -174,7 +180,7 @@ def _compared(
     """Run the script plain, rounded and patched. What is wrong has `why`."""
     names = [s.name for s in sites]
     say("running the script as it is")
-    session.numbers("plain", [], steps)
+    session.numbers("plain", None, steps)
     say("running it with rounding")
     session.numbers("rounded", names, steps, rounded=True)
     yardstick = {
@@ -183,15 +189,24 @@ def _compared(
     }
     found = {s.name: Patched(s.name, s.operator, 0.0) for s in sites}
 
+    regions = {s.name for s in sites if s.task}
+    graphs: list[str] = []
+
     def check(wanted: Sequence[str]) -> Difference | None:
         say(f"running it with {', '.join(wanted)}")
-        calls = session.numbers("patched", wanted, steps)["calls"]
+        seen = session.numbers("patched", wanted, steps)
+        graphs[:] = seen["graphs"]
         worst = _worst(yardstick, session.folder)
         for name in wanted:
             found[name] = replace_fields(
-                found[name], calls=calls.get(name, 0) / steps, difference=worst
+                found[name], calls=seen["calls"].get(name, 0) / steps, difference=worst
             )
         return worst
+
+    def unused(name: str) -> str:
+        if found[name].calls:
+            return ""
+        return _unmatched(graphs) if name in regions else "the script never calls it"
 
     def drop(wanted: Sequence[str], why: str) -> None:
         for name in wanted:
@@ -210,7 +225,8 @@ def _compared(
             raise
         why = str(e)
     if not why:
-        drop([n for n in names if not found[n].calls], "the script never calls it")
+        for name in names:
+            drop([name], unused(name))
     elif len(names) == 1:
         drop(names, why)
     else:
@@ -219,13 +235,25 @@ def _compared(
                 why = _too_far(check([name]))
             except UserError as e:
                 why = str(e)
-            drop([name], why or ("" if found[name].calls else "the script never calls it"))
+            drop([name], why or unused(name))
         if len(left()) > 1:
             worst = check(left())
             drop(left(), _too_far(worst))
         elif left():
             worst = found[left()[0]].difference
     return Patch(str(session.script), list(found.values()), len(yardstick), steps, worst)
+
+
+def _unmatched(graphs: Sequence[str]) -> str:
+    """No graph has a region."""
+    if not graphs:
+        return (
+            "no graph was captured: expected a module that is called, and that torch.compile has "
+            "not compiled"
+        )
+    counts = Counter(graphs)
+    seen = "; ".join(g if n == 1 else f"{n} times {g}" for g, n in counts.items())
+    return f"no graph has these operations with these constants and sizes. Seen: {seen}"
 
 
 def _worst(yardstick: Mapping[tuple[int, str], float], folder: Path) -> Difference | None:
@@ -258,6 +286,7 @@ def _too_far(worst: Difference | None) -> str:
 def _timed(
     session: _Session,
     found: Patch,
+    sites: Sequence[Site],
     right: Sequence[str],
     pairs: int,
     warmup: int,
@@ -265,32 +294,42 @@ def _timed(
 ) -> Patch:
     """Time steps with each site alone, and with those that are FASTER together."""
     alone = [[name] for name in right]
-    say(f"timing {len(right) + 1} kinds of steps, {pairs} of each, interleaved")
-    us, disturbed = _times(session, [[], *alone], pairs, warmup)
+    regions = {s.name for s in sites if s.task}
+    # Graphs as they are captured: what differs from them is the region's alone.
+    bases: list[list[str] | None] = [None, []] if regions & set(right) else [None]
+    say(f"timing {len(right) + len(bases)} kinds of steps, {pairs} of each, interleaved")
+    us, disturbed = _times(session, [*bases, *alone], pairs, warmup)
     found = replace_fields(found, disturbed=disturbed)
-    sites = []
+    outcomes = []
     for p in found.sites:
         if p.site in right:
-            ratio = _ratio(us[0], us[1 + right.index(p.site)])
+            own = us[len(bases) + right.index(p.site)]
+            ratio = _ratio(us[1] if p.site in regions else us[0], own)
             verdict = speed_verdict(ratio.low, ratio.high)
             kept = verdict is SpeedVerdict.FASTER
             why = "" if kept else f"{verdict.value}: taken back"
-            sites.append(replace_fields(p, ratio=ratio, verdict=verdict, kept=kept, why=why))
+            if kept and p.site in regions:
+                script = _ratio(us[0], own)
+                whole = speed_verdict(script.low, script.high)
+                kept = whole is SpeedVerdict.FASTER
+                slow = f"{whole.value} than the script without captured graphs: taken back"
+                why = "" if kept else slow
+            outcomes.append(replace_fields(p, ratio=ratio, verdict=verdict, kept=kept, why=why))
         else:
-            sites.append(p)
-    kept_names = [p.site for p in sites if p.kept]
+            outcomes.append(p)
+    kept_names = [p.site for p in outcomes if p.kept]
     before_us = median(us[0])
     if not kept_names:
-        return replace_fields(found, sites=sites, before_us=before_us)
+        return replace_fields(found, sites=outcomes, before_us=before_us)
     if len(kept_names) > 1:
         say("timing all of them together")
-        us, disturbed = _times(session, [[], kept_names], pairs, warmup)
+        us, disturbed = _times(session, [None, kept_names], pairs, warmup)
         together = us[1]
     else:
-        together = us[1 + right.index(kept_names[0])]
+        together = us[len(bases) + right.index(kept_names[0])]
     return replace_fields(
         found,
-        sites=sites,
+        sites=outcomes,
         before_us=median(us[0]),
         after_us=median(together),
         ratio=_ratio(us[0], together),
@@ -299,7 +338,7 @@ def _timed(
 
 
 def _times(
-    session: _Session, configurations: Sequence[Sequence[str]], pairs: int, warmup: int
+    session: _Session, configurations: Sequence[Sequence[str] | None], pairs: int, warmup: int
 ) -> tuple[list[list[float]], Sequence[str]]:
     request = {"configurations": configurations, "pairs": pairs, "warmup": warmup}
     found = session.run(mode="times", **request)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.syntax import parse
 
+from kagent.export.generic import needs_reference
 from kagent.export.packaging import names_of
 from kagent.export.reading import PACKAGES, is_library, read_library
 from kagent.workload.sites import Site
@@ -23,6 +24,9 @@ class Library:
     file: Path  # of its module: with another file of that name installed, this one is taken
     operators: tuple[str, ...]  # its functions
     known: bool  # they have the signatures of the built-in tasks' operators: not in a single file
+    regions: Mapping[str, str] = field(default_factory=dict)
+    """Tasks of the functions that are regions of a model's graphs: their references are nothing
+    but ATen operations."""
 
 
 def open_library(path: Path) -> Library:
@@ -37,13 +41,35 @@ def open_library(path: Path) -> Library:
     if is_library(path):
         disk = read_library(path)
         names = tuple(names_of(o).function for o in disk.library.operators)
-        return Library(disk.library.name, _init(path, disk.library.name), names, known=True)
+        regions = {
+            names_of(o).function: o.task
+            for o in disk.library.operators
+            if needs_reference(o.operator_py) and is_region(o.reference_py)
+        }
+        return Library(
+            disk.library.name, _init(path, disk.library.name), names, known=True, regions=regions
+        )
     if path.suffix == ".py" and path.is_file():
         return Library(path.stem, path.resolve(), _offered(path), known=False)
     raise UserError(
         f"{path}: no exported library: expected a folder of kagent export, or TASK.py of kagent "
         "export --single-file"
     )
+
+
+def is_region(reference: str) -> bool:
+    """Whether a task's `eager` calls ATen operations and no other function of torch.
+
+    Args:
+        reference: Text of its reference.py.
+    """
+    for node in parse(reference).body:
+        if isinstance(node, ast.FunctionDef) and node.name == "eager":
+            called = [ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)]
+            of_aten = [name for name in called if name.startswith("aten.")]
+            others = [n for n in called if n.startswith(("torch.", "F.", "nn."))]
+            return bool(of_aten) and not others
+    return False
 
 
 def _init(path: Path, name: str) -> Path:
@@ -79,9 +105,17 @@ def patch_text(
     taken = "\n".join(
         f"{name} = _LIBRARIES[{used.index(owners[name])}].{name}" for name in operators
     )
-    replacements = "\n\n".join(_replacement(i, site) for i, site in enumerate(sites))
+    functions = [s for s in sites if not s.task]
+    replacements = "\n\n".join(_replacement(i, site) for i, site in enumerate(functions))
     table = "\n".join(
-        f"    {s.name!r}: ({s.module!r}, {s.attribute!r}, _site_{i})," for i, s in enumerate(sites)
+        f"    {s.name!r}: ({s.module!r}, {s.attribute!r}, _site_{i}),"
+        for i, s in enumerate(functions)
+    )
+    regions = "\n".join(
+        f"    {s.name!r}: (_eager({used.index(owners[s.operator])}, {s.task!r}), "
+        f"lambda _: {s.operator}),"
+        for s in sites
+        if s.task
     )
     about = "".join(f"- {note}\n" for note in notes)
     return _TEXT.format(
@@ -90,7 +124,17 @@ def patch_text(
         taken=taken,
         replacements=replacements,
         table=table,
+        capture=_captured() if regions else "",
+        regions=regions and _REGIONS.format(regions=regions),
+        enable=_ENABLE if regions else "",
+        disable="    release()\n" if regions else "",
     )
+
+
+def _captured() -> str:
+    """The text of `captured`, without its docstring and first import."""
+    lines = Path(__file__).with_name("captured.py").read_text(encoding="utf-8")
+    return lines.split("from __future__ import annotations\n", 1)[1]
 
 
 def _replacement(number: int, site: Site) -> str:
@@ -124,6 +168,8 @@ _TEXT = '''"""Kernels of a library in the places of other functions; written by 
 the function that was there before.
 """
 
+from __future__ import annotations
+
 import importlib
 import importlib.util
 import os
@@ -155,12 +201,13 @@ _LIBRARIES = (
 
 
 {replacements}
+{capture}
 
 SITES = {{
 {table}
 }}
 """Replacements: module, name in it, and the function that makes the replacement."""
-
+{regions}
 _replaced = []  # (owner, name, what it had itself or None), the last one first
 
 
@@ -168,10 +215,10 @@ def enable(sites=None):
     """Put the kernels in.
 
     Args:
-        sites: Names in `SITES`; all of them where it is None.
+        sites: Names of replacements; all of them where it is None.
     """
     disable()
-    for site in SITES if sites is None else sites:
+{enable}    for site in SITES if sites is None else sites:
         module, path, make = SITES[site]
         owner = importlib.import_module(module) if module != "__main__" else sys.modules[module]
         *parents, name = path.split(".")
@@ -189,7 +236,7 @@ def enable(sites=None):
 
 def disable():
     """Take them out."""
-    for owner, name, before in reversed(_replaced):
+{disable}    for owner, name, before in reversed(_replaced):
         if before is None:
             delattr(owner, name)
         else:
@@ -226,3 +273,28 @@ def _keep_originals():
 
 _keep_originals()
 '''
+
+_REGIONS = '''
+
+def _eager(library, task):
+    """What a region is made of: the library's own way where it has no kernel."""
+    name = f"{{_LIBRARIES[library].__name__}}.operators._{{task}}_reference"
+    return importlib.import_module(name).eager
+
+
+REGIONS = {{
+{regions}
+}}
+"""Regions of graphs: their operations, and the function that makes the replacement."""
+'''
+_ENABLE = """    names = [*REGIONS, *SITES] if sites is None else sites
+    found = {}
+    for name in [n for n in names if n in REGIONS]:
+        function, make = REGIONS[name]
+        region = Region(name, function)
+        replacement = make(region.call(function))
+        found[name] = region, replacement
+    if found or not names:  # without a name: graphs as they are captured
+        capture(found)
+    sites = [n for n in names if n not in REGIONS]
+"""

@@ -27,7 +27,7 @@ def observe(request: Mapping[str, Any], run: Callable[[], None]) -> dict[str, An
         request: `mode`: "numbers" or "times"; `patch`: the patch's file; `kind` (of steps);
             `seed`. For numbers: `sites`, `rounded` (instead of the patch, round what the replaced
             functions return), `steps`, and `file` for the numbers. For times: `configurations`
-            (lists of sites), `warmup` and `pairs`.
+            (lists of sites, or None for the script as it is), `warmup` and `pairs`.
         run: Runs the script.
 
     Raises:
@@ -59,10 +59,14 @@ def _imported(path: Path) -> ModuleType:
     return module
 
 
-def _enable(patch: ModuleType, sites: Sequence[str]) -> None:
+def _enable(patch: ModuleType, sites: Sequence[str] | None) -> None:
+    """Put sites in; None: the script runs as it is. Without a site, graphs are still captured."""
     try:
-        patch.enable(sites)
-    except (ImportError, AttributeError, KeyError) as e:
+        if sites is None:
+            patch.disable()
+        else:
+            patch.enable(sites)
+    except (ImportError, AttributeError, KeyError, ValueError) as e:
         raise ScriptFailed(f"there is nothing to replace: {e}") from None
 
 
@@ -112,9 +116,12 @@ class _Numbers:
             self.finished = True
             raise Done
         if index == 0:
-            for site in self._request["sites"]:
-                module, path, make = self._patch.SITES[site]
-                self._patch.SITES[site] = module, path, self._seen(site, make)
+            for site in self._request["sites"] or ():
+                table = self._patch.SITES
+                if site not in table:
+                    table = self._patch.REGIONS
+                *where, make = table[site]
+                table[site] = *where, self._seen(site, make)
             _enable(self._patch, self._request["sites"])
             seed_all(self._request["seed"])  # step 0 may draw differently from run to run
 
@@ -136,7 +143,7 @@ class _Numbers:
         """Write the numbers; calls by site."""
         torch.autograd.backward = self._backward
         torch.save(self._steps, self._request["file"])
-        return {"calls": dict(self._calls)}
+        return {"calls": dict(self._calls), "graphs": getattr(self._patch, "GRAPHS", [])}
 
 
 def _sampled(tensor: torch.Tensor) -> torch.Tensor:
@@ -187,7 +194,7 @@ class _Times:
     def __init__(self, patch: ModuleType, request: Mapping[str, Any]) -> None:
         self.finished = False
         self._patch = patch
-        self._configurations: list[list[str]] = request["configurations"]
+        self._configurations: list[list[str] | None] = request["configurations"]
         count, warmup, pairs = len(self._configurations), request["warmup"], request["pairs"]
         # In each round in another order: what is next to what, and who comes first, changes.
         order = random.Random(0)  # noqa: S311 - no secret

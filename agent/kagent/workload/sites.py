@@ -26,10 +26,13 @@ class Site:
     call: str  # an expression over parameters and operators' names
     operator: str  # the operator's name in the library
     condition: str = ""  # an expression over parameters: where it does not hold, nothing changes
+    task: str = ""  # of a region of the model's graphs: its reference has the operations
 
     @property
     def name(self) -> str:
-        """torch.nn.functional.softmax, model.RMSNorm.forward."""
+        """torch.nn.functional.softmax, model.RMSNorm.forward, or region NAME."""
+        if self.task:
+            return f"region {self.task}"
         return f"{self.module}.{self.attribute}"
 
 
@@ -77,6 +80,16 @@ def sites_of_torch(operators: Sequence[str]) -> list[Site]:
         operators: Names of a library's functions.
     """
     return [s for s in _OF_TORCH if s.operator in operators]
+
+
+def region_site(operator: str, task: str) -> Site:
+    """A region of a model's graphs.
+
+    Args:
+        operator: The operator's name in the library.
+        task: Name of its task, whose reference the library has.
+    """
+    return Site("", "", "", operator, operator, task=task)
 
 
 def parse_site(text: str, operators: Sequence[str]) -> Site:

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import subprocess
 import sys
 from types import ModuleType
 
@@ -15,7 +16,7 @@ from kagent.export.writing import files_of, write_library
 from kagent.workload import patching
 from kagent.workload.child import script_of
 from kagent.workload.patch import Patch, patch
-from kagent.workload.patch_file import Library, open_library, patch_text
+from kagent.workload.patch_file import Library, is_region, open_library, patch_text
 from kagent.workload.patch_view import patch_view
 from kagent.workload.sites import parse_site, sites_of_torch
 from kagent.workload.steps import ScriptFailed
@@ -265,3 +266,129 @@ def test_without_a_site_there_is_nothing_to_do(script, tmp_path):
             script, [tmp_path / "kernels.py"], [], replace=[], to=tmp_path / "p.py", kind="auto",
             steps=1, pairs=4, warmup=1,
         )  # fmt: skip
+
+
+MODEL = """
+import sys
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+    def forward(self, x):
+        return x + self.down(F.relu(self.up(x) * 0.5 + 1.0))
+
+torch.manual_seed(0)
+model = nn.Sequential(Block(), Block())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+REGION_KERNEL = """
+#include <cstdint>
+extern "C" void scaled(const float* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float v = x[i] * 0.5f + 1.0f;
+    y[i] = v > 0 ? v : 0;
+  }
+}
+"""
+REGION_LIBRARY = """
+import ctypes
+import pathlib
+import torch
+_run = ctypes.CDLL(str(pathlib.Path(__file__).with_name("kernel.so"))).scaled
+_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+def scaled(x0):
+    assert x0.is_contiguous() and x0.dtype == torch.float32
+    result = torch.empty_like(x0)
+    _run(x0.data_ptr(), result.data_ptr(), x0.numel())
+    return result
+def elsewhere(x0):
+    raise AssertionError("nothing of the script is this region")
+"""
+SCALED = """
+import torch
+aten = torch.ops.aten
+def eager(*, x0):
+    mul = aten.mul.Tensor(x0, 0.5)
+    add = aten.add.Tensor(mul, 1.0)
+    return aten.relu.default(add)
+"""
+
+
+@pytest.fixture
+def region_library(tmp_path, monkeypatch):
+    """A library of a region with a kernel in C++, and of one that the script does not have."""
+    torch._dynamo.reset()
+    package = tmp_path / "region_ops"
+    (package / "operators").mkdir(parents=True)
+    (package / "__init__.py").write_text(REGION_LIBRARY)
+    (package / "operators/__init__.py").write_text("")
+    (package / "operators/_scaled_reference.py").write_text(SCALED)
+    (package / "operators/_other_reference.py").write_text(SCALED.replace("0.5", "0.25"))
+    (package / "kernel.cpp").write_text(REGION_KERNEL)
+    built = ["g++", "-O2", "-shared", "-fPIC", "-o", package / "kernel.so", package / "kernel.cpp"]
+    subprocess.run(built, check=True)
+    regions = {"scaled": "scaled", "elsewhere": "other"}
+    library = Library("region_ops", package / "__init__.py", tuple(regions), True, regions)
+    monkeypatch.setattr("kagent.workload.patch.open_library", lambda _: library)
+    yield library
+    for name in [n for n in sys.modules if "region_ops" in n]:
+        del sys.modules[name]
+
+
+def test_regions_of_graphs_are_replaced(script, region_library, monkeypatch, tmp_path):
+    script.write_text(MODEL)
+    timed = []
+
+    def times(session, configurations, pairs, warmup):
+        timed.append(configurations)
+        session.run(mode="times", configurations=configurations, pairs=pairs, warmup=warmup)
+        us = {"None": 300.0, "[]": 200.0}
+        return [[us.get(str(c), 100.0)] * pairs for c in configurations], ()
+
+    monkeypatch.setattr("kagent.workload.patch._times", times)
+    to = tmp_path / "region_patch.py"
+    found = patch(
+        script, [tmp_path], ["99"], replace=[], to=to, kind="auto", steps=2, pairs=4, warmup=1
+    )
+    scaled, other = found.sites
+    assert (scaled.site, scaled.calls, scaled.kept) == ("region scaled", 2.0, True)
+    assert other.why.startswith("no graph has these operations with these constants and sizes")
+    assert "forward of 16 operations (t.default, addmm.default, mul.Tensor" in other.why
+    assert timed == [[None, [], ["region scaled"]]]  # as it is; captured; replaced
+    assert scaled.ratio.value == pytest.approx(2.0)
+    assert found.ratio.value == pytest.approx(3.0)
+    module = patching._imported(to)
+    block = nn.Sequential(nn.Linear(8, 16), Scaled())
+    x = torch.randn(4, 8)
+    wanted = block(x)
+    module.enable()
+    assert torch.allclose(block(x), wanted, atol=1e-6)
+    assert module.GRAPHS
+    module.disable()
+    assert torch.equal(block(x), wanted)
+
+
+class Scaled(nn.Module):
+    def forward(self, x):
+        return F.relu(x * 0.5 + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (SCALED, True),
+        ("def eager(*, x0):\n    return torch.tanh(x0)\n", False),
+        ("def eager(*, x0):\n    return torch.tanh(aten.mul.Tensor(x0, 2.0))\n", False),
+        ("def reference(*, x0):\n    return aten.mul.Tensor(x0, 2.0)\n", False),
+    ],
+)
+def test_references_that_are_regions(text, wanted):
+    assert is_region(text) is wanted

@@ -1,0 +1,144 @@
+"""Regions in a model's graphs: found, replaced in both directions, left where they differ."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kagent.workload import captured
+from kagent.workload.captured import Region, capture, release, substitute
+from torch import nn
+
+aten = torch.ops.aten
+
+
+def forward(*, x0):
+    mul = aten.mul.Tensor(x0, 0.5)
+    softmax = aten._softmax.default(mul, -1, False)
+    gelu = aten.gelu.default(softmax, approximate="tanh")
+    return softmax, gelu
+
+
+def backward(*, x0, x1):
+    gelu = aten.gelu_backward.default(x0, x1, approximate="tanh")
+    softmax = aten._softmax_backward_data.default(gelu, x1, -1, torch.float32)
+    return aten.mul.Tensor(softmax, 0.5)
+
+
+def other_constant(*, x0):
+    return aten._softmax.default(aten.mul.Tensor(x0, 0.25), -1, False)
+
+
+def viewed(*, x0):
+    size = x0.shape[0]
+    return aten.view.default(aten.mul.Tensor(x0, 2.0), [size * 8])
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        p = F.softmax(self.up(x) * 0.5, dim=-1)
+        return x + self.down(F.gelu(p, approximate="tanh"))
+
+
+@pytest.fixture
+def model():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    captured.GRAPHS.clear()
+    yield nn.Sequential(Model(), Model())
+    release()
+
+
+def gradients(model, x):
+    model.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+def sites(*functions):
+    """Sites whose calls are counted, and the counts."""
+    counts = {f.__name__: 0 for f in functions}
+
+    def counted(function):
+        region = Region(function.__name__, function)
+        inner = region.call(function)
+
+        def call(*tensors):
+            counts[function.__name__] += 1
+            return inner(*tensors)
+
+        return region, call
+
+    return {f.__name__: counted(f) for f in functions}, counts
+
+
+def test_both_directions_are_replaced_and_give_the_same(model):
+    x = torch.randn(4, 8)
+    plain = gradients(model, x)
+    found, counts = sites(forward, backward, other_constant)
+    capture(found)
+    replaced = gradients(model, x)
+    assert counts == {"forward": 2, "backward": 2, "other_constant": 0}
+    assert all(map(torch.equal, plain, replaced))
+    capture({})
+    assert all(map(torch.equal, plain, gradients(model, x)))
+    release()
+    gradients(model, x)
+    assert counts["forward"] == 2
+    assert [g.split()[0] for g in captured.GRAPHS] == ["forward", "backward"]
+
+
+def graph_of(function, *inputs):
+    return torch.fx.experimental.proxy_tensor.make_fx(function, tracing_mode="fake")(*inputs)
+
+
+def test_sizes_that_a_region_computes_are_compared():
+    x = torch.randn(3, 8)
+    region = Region("viewed", viewed)
+    same = graph_of(lambda a: (a * 2.0).view(24), x)
+    assert substitute(same.graph, region, region.call(viewed)) == 1
+    same.recompile()
+    assert torch.equal(same(x), (x * 2).view(24))
+    other = graph_of(lambda a: (a * 2.0).view(4, 6), x)
+    assert substitute(other.graph, region, region.call(viewed)) == 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: (m := a * 0.5, m.softmax(-1)),  # the product is used elsewhere
+        lambda a: (a * 0.5).softmax(0),
+        lambda a: (a.double() * 0.5).softmax(-1, torch.float32),
+    ],
+)
+def test_what_is_not_the_region_stays(function):
+    def region(x0):
+        return aten._softmax.default(aten.mul.Tensor(x0, 0.5), -1, False)
+
+    graph = graph_of(function, torch.randn(3, 8))
+    assert substitute(graph.graph, Region("region", region), region) == 0
+
+
+def test_results_that_are_not_contiguous_stay():
+    def region(x0):
+        return aten.exp.default(aten.mul.Tensor(x0, 0.5))
+
+    graph = graph_of(lambda a: ((a.mT * 0.5).exp(), (a * 0.5).exp()), torch.randn(3, 8))
+    assert substitute(graph.graph, Region("region", region), region) == 1
+
+
+def test_a_region_with_something_between_its_ends_stays():
+    def region(x0, x1):
+        half = aten.mul.Tensor(x0, 0.5)
+        return half, aten.add.Tensor(x1, half)
+
+    graph = graph_of(lambda a: (h := a * 0.5, h.sin() + h), torch.randn(3, 8))
+    assert substitute(graph.graph, Region("region", region), region) == 0
+
+
+def test_a_function_that_is_no_region():
+    with pytest.raises(ValueError, match="no ATen operation"):
+        Region("r", lambda x: aten.mul.Tensor(torch.tanh(x), 2.0))
