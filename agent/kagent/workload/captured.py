@@ -25,8 +25,8 @@ from torch._functorch.partitioners import default_partition
 _PLACES = {"device", "layout", "pin_memory"}  # arguments that follow the tensors'
 
 
-class Region:
-    """What is searched: a function of tensors that calls ATen operations.
+class Pattern:
+    """A function of tensors that calls ATen operations, as a graph that is searched for.
 
     Args:
         name: Of the site.
@@ -179,7 +179,7 @@ def _arguments(node: torch.fx.Node) -> dict[str, Any]:
     return found
 
 
-def matches(graph: torch.fx.Graph, region: Region) -> Iterator[dict[torch.fx.Node, torch.fx.Node]]:
+def matches(graph: torch.fx.Graph, region: Pattern) -> Iterator[dict[torch.fx.Node, torch.fx.Node]]:
     """Find the region's places in a graph that does not change meanwhile; they may overlap."""
     nodes = list(graph.nodes)
 
@@ -209,7 +209,7 @@ def _bind_part(found: _Match, wanted: torch.fx.Node) -> None:
             found.bound[wanted] = user
 
 
-def _can_be_one(bound: Mapping[torch.fx.Node, torch.fx.Node], region: Region) -> bool:
+def _can_be_one(bound: Mapping[torch.fx.Node, torch.fx.Node], region: Pattern) -> bool:
     """Whether nothing else reads what the region keeps to itself, nor lies between its ends."""
     inputs = {bound[n] for n in region.inputs if n in bound}
     inside = set(bound.values()) - inputs
@@ -240,7 +240,7 @@ def _contiguous(node: torch.fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and value.is_contiguous()
 
 
-def substitute(graph: torch.fx.Graph, region: Region, call: Callable[..., Any]) -> int:
+def substitute(graph: torch.fx.Graph, region: Pattern, call: Callable[..., Any]) -> int:
     """Put calls in the places of a region.
 
     Args:
@@ -298,8 +298,8 @@ def _sort(graph: torch.fx.Graph) -> None:
 # -- graphs of a program ---------------------------------------------------------------------------
 
 GRAPHS: list[str] = []
-"""What was captured, in words."""
-_active: dict[str, tuple[Region, Callable[..., Any]]] = {}  # by site
+"""Descriptions of the captured graphs."""
+_active: dict[str, tuple[Pattern, Callable[..., Any]]] = {}  # by site
 _compiled: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
 _call = torch.nn.Module.__call__
 
@@ -377,7 +377,7 @@ backend = aot_autograd(
 """For torch.compile: captures graphs, and replaces regions in them."""
 
 
-def capture(sites: Mapping[str, tuple[Region, Callable[..., Any]]]) -> None:
+def capture(sites: Mapping[str, tuple[Pattern, Callable[..., Any]]]) -> None:
     """Capture modules' forward from here on, and replace regions in it."""
     _active.clear()
     _active.update(sites)

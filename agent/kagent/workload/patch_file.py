@@ -277,7 +277,7 @@ _keep_originals()
 _REGIONS = '''
 
 def _eager(library, task):
-    """What a region is made of: the library's own way where it has no kernel."""
+    """Operations of a region: the library's own way where it has no kernel."""
     name = f"{{_LIBRARIES[library].__name__}}.operators._{{task}}_reference"
     return importlib.import_module(name).eager
 
@@ -291,7 +291,7 @@ _ENABLE = """    names = [*REGIONS, *SITES] if sites is None else sites
     found = {}
     for name in [n for n in names if n in REGIONS]:
         function, make = REGIONS[name]
-        region = Region(name, function)
+        region = Pattern(name, function)
         replacement = make(region.call(function))
         found[name] = region, replacement
     if found or not names:  # without a name: graphs as they are captured

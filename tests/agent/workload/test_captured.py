@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kagent.workload import captured
-from kagent.workload.captured import Region, capture, release, substitute
+from kagent.workload.captured import Pattern, capture, release, substitute
 from torch import nn
 
 aten = torch.ops.aten
@@ -63,7 +63,7 @@ def sites(*functions):
     counts = {f.__name__: 0 for f in functions}
 
     def counted(function):
-        region = Region(function.__name__, function)
+        region = Pattern(function.__name__, function)
         inner = region.call(function)
 
         def call(*tensors):
@@ -91,13 +91,36 @@ def test_both_directions_are_replaced_and_give_the_same(model):
     assert [g.split()[0] for g in captured.GRAPHS] == ["forward", "backward"]
 
 
+def test_inference_is_replaced_and_random_numbers_stay(model):
+    def relu(*, x0):
+        return aten.relu.default(aten.mul.Tensor(x0, 0.5))
+
+    class Dropped(nn.Module):
+        def forward(self, x):
+            noise = F.dropout(x, 0.5)
+            return F.relu(x * 0.5) + noise, F.dropout(x, 0.5)
+
+    x, dropped = torch.randn(4, 8), Dropped()
+    torch.manual_seed(1)
+    wanted = dropped(x)
+    found, counts = sites(relu)
+    for mode in (torch.no_grad, torch.inference_mode):
+        capture(found)
+        with mode():
+            torch.manual_seed(1)
+            assert all(map(torch.equal, wanted, dropped(x)))
+        release()
+    assert counts["relu"] == 2
+    assert "forward" not in vars(dropped)
+
+
 def graph_of(function, *inputs):
     return torch.fx.experimental.proxy_tensor.make_fx(function, tracing_mode="fake")(*inputs)
 
 
 def test_sizes_that_a_region_computes_are_compared():
     x = torch.randn(3, 8)
-    region = Region("viewed", viewed)
+    region = Pattern("viewed", viewed)
     same = graph_of(lambda a: (a * 2.0).view(24), x)
     assert substitute(same.graph, region, region.call(viewed)) == 1
     same.recompile()
@@ -119,7 +142,7 @@ def test_what_is_not_the_region_stays(function):
         return aten._softmax.default(aten.mul.Tensor(x0, 0.5), -1, False)
 
     graph = graph_of(function, torch.randn(3, 8))
-    assert substitute(graph.graph, Region("region", region), region) == 0
+    assert substitute(graph.graph, Pattern("region", region), region) == 0
 
 
 def test_results_that_are_not_contiguous_stay():
@@ -127,7 +150,7 @@ def test_results_that_are_not_contiguous_stay():
         return aten.exp.default(aten.mul.Tensor(x0, 0.5))
 
     graph = graph_of(lambda a: ((a.mT * 0.5).exp(), (a * 0.5).exp()), torch.randn(3, 8))
-    assert substitute(graph.graph, Region("region", region), region) == 1
+    assert substitute(graph.graph, Pattern("region", region), region) == 1
 
 
 def test_a_region_with_something_between_its_ends_stays():
@@ -136,9 +159,9 @@ def test_a_region_with_something_between_its_ends_stays():
         return half, aten.add.Tensor(x1, half)
 
     graph = graph_of(lambda a: (h := a * 0.5, h.sin() + h), torch.randn(3, 8))
-    assert substitute(graph.graph, Region("region", region), region) == 0
+    assert substitute(graph.graph, Pattern("region", region), region) == 0
 
 
 def test_a_function_that_is_no_region():
     with pytest.raises(ValueError, match="no ATen operation"):
-        Region("r", lambda x: aten.mul.Tensor(torch.tanh(x), 2.0))
+        Pattern("r", lambda x: aten.mul.Tensor(torch.tanh(x), 2.0))
