@@ -328,7 +328,9 @@ class _Captured:
     def _variant(self) -> Callable[..., Any]:
         graph = torch.fx.Graph()
         graph.output(graph.graph_copy(self._module.graph, {}))
-        for site, (region, _) in _active.items():
+        # The largest first: a region may be a part of another.
+        ordered = sorted(_active.items(), key=lambda item: -len(item[1][0].operations))
+        for site, (region, _) in ordered:
             substitute(graph, region, _calling(site))
         graph.lint()
         return torch.fx.GraphModule(self._module, graph).forward
