@@ -21,6 +21,7 @@ import torch.fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._functorch.partitioners import default_partition
+from torch.fx.graph import _BoxedCodeGen
 
 _PLACES = {"device", "layout", "pin_memory"}  # arguments that follow the tensors'
 
@@ -321,9 +322,7 @@ class _Captured:
         wanted = tuple(_active)
         if wanted not in self._variants:
             self._variants[wanted] = self._variant()
-        given = tuple(args)
-        args.clear()
-        return self._variants[wanted](*given)
+        return self._variants[wanted](args)
 
     def _variant(self) -> Callable[..., Any]:
         graph = torch.fx.Graph()
@@ -333,6 +332,7 @@ class _Captured:
         for site, (region, _) in ordered:
             substitute(graph, region, _calling(site))
         graph.lint()
+        graph.set_codegen(_BoxedCodeGen())  # what has been read is freed
         return torch.fx.GraphModule(self._module, graph).forward
 
 

@@ -312,8 +312,9 @@ def _timed(
                 script = _ratio(us[0], own)
                 whole = speed_verdict(script.low, script.high)
                 kept = whole is SpeedVerdict.FASTER
-                slow = f"{whole.value} than the script without captured graphs: taken back"
-                why = "" if kept else slow
+                beside = interval_text(script.value, script.low, script.high)
+                slow = f"{whole.value} beside the script without captured graphs, {beside}"
+                why = "" if kept else f"{slow}: taken back"
             outcomes.append(replace_fields(p, ratio=ratio, verdict=verdict, kept=kept, why=why))
         else:
             outcomes.append(p)
