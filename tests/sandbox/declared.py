@@ -14,7 +14,7 @@ name = "tiny"
 summary = "A tiny task"
 entry = "run"
 signature = "run(...)"
-bytes = "1"
+bytes = "%s"
 flops = "0"
 """
 REFERENCE = """
@@ -43,13 +43,15 @@ class Backend(CpuBackend):
         return Ceilings(10.0, 10.0, 10.0, {})
 
 
-def write(folder, toml, reference, *, gpu=True):
-    """A task's folder. `toml` is without its head; the CPU's cases stand for a GPU's, too."""
+def write(folder, toml, reference, *, gpu=True, moved="1"):
+    """A task's folder. `toml` is without its head, of which `moved` are the bytes; the CPU's cases
+    stand for a GPU's, too.
+    """
     folder.mkdir(exist_ok=True)
     cases = toml[toml.index("[[cpu.check]]") :]
     visible = cases[: cases.index("[[cpu.hidden")] if "[[cpu.hidden" in cases else cases
     gpus = visible.replace("cpu.", "gpu.").replace('name = "', 'name = "gpu_') if gpu else ""
-    head = "" if toml.lstrip().startswith("name =") else TOML
+    head = "" if toml.lstrip().startswith("name =") else TOML % moved
     (folder / "task.toml").write_text(head + toml + gpus)
     (folder / "reference.py").write_text(REFERENCE + reference)
     return load_task(folder)

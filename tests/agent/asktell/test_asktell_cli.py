@@ -137,7 +137,7 @@ def test_runs_are_shown_in_every_state(kagent, tmp_path, toy_machine):  # noqa: 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("ask", "softmx"), 2, "nor is it a task: there are adamw, attention, "),
+        (("ask", "softmx"), 2, "nor is it a task: there are adamw, adamw_tensors, attention, "),
         (("ask", "toy", "--list"), 2, "toy: a task; --list is for a run"),
         (("ask", "toy", "-n", "0"), 2, "'-n'"),
         (("ask", "toy", "--target", "sm_1"), 2, "unknown target 'sm_1'"),

@@ -135,7 +135,7 @@ def test_the_same_operation_is_known_by_its_reference_and_form(tmp_path):
     sizes = related_task(
         tmp_path,
         "b",
-        lambda t: t.replace("N = 256", "N = 512").replace('"toy"', '"other"'),
+        lambda t: t.replace("N = 256", "N = 512").replace('"toy', '"other'),
         lambda t: t.replace(
             "return 2 * x.double()", '"""Said otherwise."""\n    return 2 * x.double()'
         ),

@@ -202,7 +202,7 @@ def test_flags_and_dtypes_separate_cases_too(tmp_path):
         "name": "flags",
         "summary": "",
         "entry": "flags",
-        "signature": "",
+        "signature": "flags(x)",
         "bytes": "1",
         "flops": "0",
         "dims": {"N": "columns", "causal": "masked"},

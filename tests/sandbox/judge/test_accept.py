@@ -31,6 +31,7 @@ dtype = "float32"
 M = 4096
 N = 64
 """
+MOVED = "4 * M * N + 8 * M"
 REFERENCE = """
 def inputs(case, generator, device):
     shape = (case.dims["M"], case.dims["N"])
@@ -74,7 +75,7 @@ TIMED = "m < 1000 ? best : "
 
 @pytest.fixture
 def task(tmp_path):
-    return write(tmp_path / "task", TOML, REFERENCE)
+    return write(tmp_path / "task", TOML, REFERENCE, moved=MOVED)
 
 
 def test_another_index_of_an_equal_value_is_as_right(builder, task):
@@ -128,7 +129,7 @@ def test_a_value_that_came_after_the_clock_had_stopped_is_not_accepted():
 def test_the_check_of_the_task_holds_wrong_results_against_the_rule(task, tmp_path):
     assert task_checker.check(task, "cpu", torch.device("cpu")).wrong > 0
     lax = REFERENCE.replace("return inside & (x.gather", "return inside | (x.gather")
-    wrong = write(tmp_path / "lax", TOML, lax)
+    wrong = write(tmp_path / "lax", TOML, lax, moved=MOVED)
     with pytest.raises(TaskError, match="zeros pass every check case"):
         task_checker.check(wrong, "cpu", torch.device("cpu"))
 

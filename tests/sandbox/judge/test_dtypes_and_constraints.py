@@ -49,6 +49,7 @@ count = 8
 dtype = ["float8_e4m3fn", "float8_e5m2"]
 dims = { M = { min = 1, max = 64 }, N = { min = 2, max = 300 }, G = { min = 1, max = 32 } }
 """
+MOVED = "3 * M * N + 4 * M + 8 * M * N / G"
 REFERENCE = """
 def inputs(case, generator, device):
     shape = case.dims["M"], case.dims["N"]
@@ -100,7 +101,7 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def relu(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("relu"), RELU, REFERENCE)
+    return write(tmp_path_factory.mktemp("relu"), RELU, REFERENCE, moved=MOVED)
 
 
 def test_results_of_8_bits_flags_and_whole_numbers_are_compared(builder, relu):

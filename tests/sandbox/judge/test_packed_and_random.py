@@ -101,7 +101,7 @@ def run(x, x_scale, w, w_scale, image):
 
 
 def test_packed_numbers_and_their_scales(builder, tmp_path):
-    task = write(tmp_path, WIDEN, WIDEN_REFERENCE)
+    task = write(tmp_path, WIDEN, WIDEN_REFERENCE, moved="137 * B * H * W + 8 * H * W + H")
     assert check(task, "cpu", CPU).holes == ()
     errors = judged(builder, task, candidate(WIDEN_CODE.replace("ZERO", "8"), WIDEN_HOST))
     assert not isinstance(errors, Rejected), errors
@@ -192,7 +192,7 @@ def run(x, grad, seed):
 
 @pytest.fixture(scope="module")
 def drop(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("drop"), DROP, DROP_REFERENCE)
+    return write(tmp_path_factory.mktemp("drop"), DROP, DROP_REFERENCE, moved="16 * N")
 
 
 @pytest.mark.parametrize(
