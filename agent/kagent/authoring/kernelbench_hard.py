@@ -12,8 +12,8 @@ import ast
 import itertools
 import math
 import re
-import shutil
 import sys
+import tempfile
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,12 +134,17 @@ def import_problem(folder: Path, to: Path, *, force: bool = False) -> Path:
 
 
 def _import_step(problem: _Problem, target: Path) -> Path:
-    """Write the task of one step of a problem's `run`."""
+    """Write the task of one step of a problem's `run`. Other files of the folder stay."""
     path = problem.folder / "reference.py"
     names = _executed(path, problem.source)
     operation = step_of_run(path, names, problem.step_sizes, target.name)
-    shutil.rmtree(target, ignore_errors=True)
-    return make_task(operation, target, seeds=False).folder
+    if not target.exists():
+        return make_task(operation, target, seeds=False).folder
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as place:
+        made = make_task(operation, Path(place) / target.name, seeds=False).folder
+        for file in made.iterdir():
+            file.replace(target / file.name)
+    return target
 
 
 # -- reading and running --------------------------------------------------------------------------

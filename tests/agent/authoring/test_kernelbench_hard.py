@@ -258,6 +258,24 @@ def test_one_step_is_the_task_where_run_draws_the_inputs(tmp_path, monkeypatch):
     assert "zeros" not in text.split("The case's scale")[0]  # of the first step
 
 
+def test_a_task_of_a_step_is_overwritten_once_the_new_one_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(new_task, "check_task", lambda t, k, _: check(t, k, torch.device("cpu")))
+    folder = problem(tmp_path, STEP, 'SHAPES = [{"num_envs": 24, "horizon": 5}]\n')
+    made = import_problem(folder, tmp_path)
+    old = (made / "task.toml").read_text()
+    (made / "triton_own.py").write_text("# a seed of the user's\n")
+    (made / "task.toml").write_text("old")
+    with monkeypatch.context() as broken:
+        broken.setattr(new_task, "make_draft", lambda _: pytest.fail("no draft"))
+        with pytest.raises(pytest.fail.Exception):
+            import_problem(folder, tmp_path, force=True)
+    assert (made / "task.toml").read_text() == "old"
+    assert import_problem(folder, tmp_path, force=True) == made
+    assert (made / "task.toml").read_text() == old
+    assert (made / "triton_own.py").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_what_cannot_be_imported_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no problem of KernelBench-Hard there"):
         find_problems(tmp_path)
