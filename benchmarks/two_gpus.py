@@ -53,7 +53,7 @@ from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.verdict import Passed
 from kagent_sandbox.device.detect import VISIBLE, gpu_count
 from kagent_sandbox.judge import judge_process
-from kagent_sandbox.judge.client import JudgeClient, ceilings_apart
+from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.timing.noise import Noise
 from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.device_lock import DeviceLock, Mode
@@ -279,7 +279,7 @@ def report_rate(history: History, judges: int, calls: int, tell: Tell) -> None:
         f"timed for {lanes / judges / seconds:.0%} of it"
     )
     units = Counter(c.unit or "the first" for c in passed)
-    rejected = ", ".join(f"{n} {s}" for (_, s), n in history.lineage.rejections()) or "none"
+    rejected = ", ".join(f"{n} {s}" for (_, s), n in history.lineage.rejections().items()) or "none"
     tell(f"  verdicts by device: {dict(units)}; rejected: {rejected}")
 
 
@@ -292,8 +292,8 @@ def report_admission(outcome: Outcome, tell: Tell) -> None:
         tell(f"    noise: {noise.text if noise else 'not measured'}")
         tell(f"    ceilings: {judge.answers.get('ceilings', 'not measured')}")
     if all("ceilings" in j.answers for j in (first, second)):
-        apart = ceilings_apart(first.answers["ceilings"], second.answers["ceilings"])
-        tell(f"  ceilings are {apart:.2%} apart (most: 2 %)")
+        apart = first.ceilings_apart(first.answers["ceilings"], second.answers["ceilings"])
+        tell(f"  ceilings for this task are {apart:.2%} apart (most: 2 %)")
     if all("seeds" in j.answers for j in (first, second)):
         home, mine = (pairs_of(j.answers["seeds"]) for j in (first, second))
         for pair in sorted(home.keys() & mine.keys()):

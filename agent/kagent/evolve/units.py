@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.errors import ChildDied, MachineError
-from kagent_sandbox.judge.client import CEILINGS_APART, JudgeClient, ceilings_apart
+from kagent_sandbox.judge.client import CEILINGS_APART, JudgeClient
 from kagent_sandbox.judge.timing.noise import Noise
 
 from kagent.evolve.machine import Unit
@@ -82,8 +82,11 @@ def _difference(
             f"its A/A test widens intervals {mine.factor:.1f}×, and the first one's "
             f"{noise.factor:.1f}×"
         )
-    apart = ceilings_apart(ceilings, judge.ceilings())
+    apart = judge.ceilings_apart(ceilings, judge.ceilings())
     if apart > CEILINGS_APART:
-        return f"its ceilings differ by {apart:.1%} from the first one's, most {CEILINGS_APART:.0%}"
+        return (
+            f"its ceilings for this task differ by {apart:.1%} from the first one's, most "
+            f"{CEILINGS_APART:.0%}"
+        )
     judge.baselines(cached=cached)
     return ""

@@ -14,6 +14,7 @@ from kagent_sandbox.data.build import Built, Contender, key_of
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.records import from_json, to_json
+from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import (
     CaseError,
     Examined,
@@ -25,6 +26,7 @@ from kagent_sandbox.data.verdict import (
 )
 from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import ChildDied, MachineError
+from kagent_sandbox.judge.check.cases import bench_cases
 from kagent_sandbox.judge.judge_process import JudgeProcess
 from kagent_sandbox.judge.link import Link
 from kagent_sandbox.judge.packing import pack
@@ -39,6 +41,7 @@ from kagent_sandbox.judge.protocol import (
     SweepAnswer,
     Swept,
 )
+from kagent_sandbox.judge.timing import metrics
 from kagent_sandbox.judge.timing.noise import Noise
 from kagent_sandbox.process.temporary_space import says_full
 
@@ -49,7 +52,7 @@ KEPT = 16
 MOST_SET_ASIDE = 2
 """Candidates in a row that judges may die of before it is the machine that is not to be trusted."""
 CEILINGS_APART = 0.02
-"""Largest part by which ceilings of a judge's successor may differ, if it is on another unit."""
+"""Largest part by which a case's least time may differ on another unit (`ceilings_apart`)."""
 
 
 class JudgeClient:
@@ -175,6 +178,15 @@ class JudgeClient:
         """Ceilings of the device: the rates of the plainest kernels. Measured once, then cached."""
         self._ceilings = from_json(Ceilings, self._steadily("ceilings"))
         return self._ceilings
+
+    def ceilings_apart(self, one: Ceilings, other: Ceilings) -> float:
+        """Largest part by which the ceilings of two devices differ for this task, 0 to 1.
+
+        A task whose cases are all bound by memory does not see that another card of its name
+        multiplies faster.
+        """
+        task = load_task(Path(str(self._opened["task"])))
+        return metrics.ceilings_apart(task, bench_cases(task, self.facts.kind), one, other)
 
     def noise(self) -> Noise:
         """A/A test: apparent ratio of a kernel timed against itself. Every judge runs it before it
@@ -428,7 +440,7 @@ class JudgeClient:
             )
         known = self._ceilings
         if known is not None and self.facts.unit != before.unit:
-            apart = ceilings_apart(known, from_json(Ceilings, self._ask("ceilings")))
+            apart = self.ceilings_apart(known, from_json(Ceilings, self._ask("ceilings")))
             if apart > CEILINGS_APART:
                 raise MachineError(
                     f"the judge was lost, and the one in its place is on another {before.name}, "
@@ -466,14 +478,3 @@ class JudgeClient:
     ) -> object:
         """Send a request and return its answer."""
         return self._link.ask(verb, request or {}, blobs, on_progress)
-
-
-def ceilings_apart(one: Ceilings, other: Ceilings) -> float:
-    """Largest part by which a ceiling of one device differs from that of another, 0 to 1."""
-    pairs = [
-        (one.copy_gb_per_s, other.copy_gb_per_s),
-        (one.read_gb_per_s, other.read_gb_per_s),
-        (one.write_gb_per_s, other.write_gb_per_s),
-        *((rate, other.tflop_per_s.get(name, 0.0)) for name, rate in one.tflop_per_s.items()),
-    ]
-    return max(abs(a - b) / max(a, b, 1e-12) for a, b in pairs)

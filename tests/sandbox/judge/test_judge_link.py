@@ -7,9 +7,10 @@ import pytest
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import ChildDied, MachineError
-from kagent_sandbox.judge.client import JudgeClient, ceilings_apart
+from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.timing.noise import Noise
 
+SOFTMAX = Path(__file__).parents[3] / "seeds" / "softmax"
 FACTS = DeviceFacts("cpu", "Toy", "cpu", "Toy, driver 1", 1, 1, 1, 0.0, "one")
 CEILINGS = Ceilings(100.0, 100.0, 100.0, {"float32": 1.0})
 NOISE = Noise(500.0, 1.0, 0.01)
@@ -34,10 +35,10 @@ class MadeLink:
         self.closed = True
 
 
-def client(successor, ceilings=CEILINGS):
+def client(successor, ceilings=CEILINGS, task=SOFTMAX):
     links = [MadeLink(FACTS, CEILINGS, dies=True), MadeLink(successor, ceilings, dies=False)]
     waiting = list(links)
-    return JudgeClient(Path("t"), "cpu", 1, connect=lambda: waiting.pop(0)), links
+    return JudgeClient(task, "cpu", 1, connect=lambda: waiting.pop(0)), links
 
 
 def test_a_successor_on_the_same_kind_of_device_is_asked_again():
@@ -76,9 +77,16 @@ def test_a_successor_whose_times_do_not_compare_ends_the_run():
     judge, _ = client(dataclasses.replace(FACTS, key="Toy, driver 2"))
     with pytest.raises(MachineError, match="is on Toy, driver 2; times were measured on Toy, driv"):
         judge.noise()
-    slow = dataclasses.replace(CEILINGS, tflop_per_s={"float32": 0.9})
+    slow = dataclasses.replace(CEILINGS, copy_gb_per_s=90.0)
     judge, _ = client(dataclasses.replace(FACTS, unit="two"), slow)
     judge.ceilings()
     with pytest.raises(MachineError, match=r"another Toy, whose ceilings differ by 10\.0%"):
         judge.noise()
-    assert ceilings_apart(CEILINGS, CEILINGS) == 0
+
+
+def test_ceilings_that_do_not_bound_the_task_may_differ():
+    slow = dataclasses.replace(CEILINGS, tflop_per_s={"float32": 0.5})
+    judge, _ = client(FACTS)
+    assert judge.ceilings_apart(CEILINGS, slow) == 0
+    product, _ = client(FACTS, task=SOFTMAX.parent / "attention")
+    assert product.ceilings_apart(CEILINGS, slow) == pytest.approx(0.5)

@@ -84,6 +84,22 @@ def attainable_us(task: Task, case: Case, ceilings: Ceilings) -> float:
     return us
 
 
+def ceilings_apart(task: Task, cases: Sequence[Case], one: Ceilings, other: Ceilings) -> float:
+    """Largest part by which the least times of a task's cases differ at two devices' ceilings.
+
+    Args:
+        task: The fewest bytes and operations of a call.
+        cases: At least one.
+        one: Rates of one device.
+        other: Rates of the other.
+
+    Returns:
+        0 to 1: the difference over the longer time.
+    """
+    pairs = [(attainable_us(task, c, one), attainable_us(task, c, other)) for c in cases]
+    return max(abs(a - b) / max(a, b) for a, b in pairs)
+
+
 def memory_us(read: float, written: float, ceilings: Ceilings) -> float:
     """µs to move bytes at the measured bandwidths of their mix."""
     paired = min(read, written)
