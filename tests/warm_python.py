@@ -84,6 +84,7 @@ MODULES = {
         "kagent.authoring.inductor.triton",
     ),
     "kagent.campaign.worker": (),
+    "kagent.suite.worker": (),
     "kagent_sandbox.judge.check.task_checker": (),
     "kagent_sandbox.judge.timing.baseline_worker": (),
 }

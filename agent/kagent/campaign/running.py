@@ -4,14 +4,7 @@ Whatever one run does, the next slice follows.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,19 +15,17 @@ from typing import Any
 
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import MachineError, RunError
-from kagent_sandbox.process.log_tail import log_tail
-from kagent_sandbox.process.process_tree import kill_tree
 from kagent_sandbox.runtime.text import printable
 
 from kagent.campaign.budget import BudgetUsed, Next, gain_since, next_slice
 from kagent.campaign.exchange import Migrant, finalists_of, offered
 from kagent.campaign.record import Campaign, CampaignRun, Slice
-from kagent.llm.chat import ModelError
 from kagent.runs.events import Stop
 from kagent.runs.history import History
 from kagent.runs.store import read_history
 from kagent.suite.problems import Problem
 from kagent.suite.record import RUNS, FailedStep, ProblemState, write_record
+from kagent.suite.workers import Answer, Tell, Workers
 from kagent.text import short
 from kagent.ui.end_of_run import NO_FINALIST
 
@@ -44,9 +35,6 @@ _WORKER = ("-m", "kagent.campaign.worker")
 _MOST_REASON = 300  # characters
 _ENDED = (Stop.EXHAUSTED, Stop.SETTLED, Stop.GOAL)
 """Ends of a slice after which another one of the same run would find nothing."""
-
-Answer = Mapping[str, Any]
-Tell = Callable[[Answer], None]
 
 
 @dataclass
@@ -70,8 +58,7 @@ class CampaignRunner:
     places: Mapping[str, int] = field(default_factory=dict)
     _noted_s: float = field(default_factory=time.monotonic)
     _lock: threading.RLock = field(default_factory=threading.RLock)  # of the record
-    _live: set[subprocess.Popen[str]] = field(default_factory=set)
-    _stopping: bool = False
+    _workers: Workers = field(default_factory=lambda: Workers(_WORKER))
 
     def run(self) -> None:
         """Spend what is left of the budget, then race the finalists of each task and device.
@@ -88,7 +75,7 @@ class CampaignRunner:
             left = [p for p in self.campaign.problems if not self.campaign.of(p).finished]
             _finish([pool.submit(self._race, p) for p in left])
         except BaseException:
-            self._stop_workers()
+            self._workers.stop(self.say)
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -116,19 +103,6 @@ class CampaignRunner:
                         f"{failures} slices in a row failed on this machine, the last one with: "
                         f"{reason}"
                     )
-
-    def _stop_workers(self) -> None:
-        """Have all workers end as after Ctrl-C, and wait until they have. A second one kills."""
-        self._stopping = True
-        try:
-            for process in list(self._live):
-                self.say("stopping; a second Ctrl-C kills what still works")
-                process.send_signal(signal.SIGINT)
-            while self._live:
-                time.sleep(0.05)
-        except KeyboardInterrupt:
-            for process in list(self._live):
-                kill_tree(process.pid)
 
     def spent(self) -> Mapping[str, BudgetUsed]:
         """Budget that each run has used, by name."""
@@ -301,7 +275,6 @@ class CampaignRunner:
         """
         config = {**run.options, **self.options, **limits, "runs": str(self.folder / RUNS)}
         request = {
-            "parent": os.getpid(),
             "task": run.task,
             "device": run.device,
             "config": config,
@@ -310,42 +283,7 @@ class CampaignRunner:
             "race": bool(target),
             "target": target,
         }
-        answer: Answer = {}
-        with tempfile.TemporaryFile() as log:
-            process = subprocess.Popen(
-                [sys.executable, *_WORKER],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,  # a Ctrl-C at the terminal is the campaign's to handle
-            )
-            assert process.stdin is not None
-            assert process.stdout is not None
-            self._live.add(process)
-            if self._stopping:
-                process.kill()
-            try:
-                with contextlib.suppress(BrokenPipeError), process.stdin:
-                    process.stdin.write(json.dumps(request))
-                for line in process.stdout:
-                    answer = json.loads(line)
-                    tell(answer)
-                process.wait()
-            finally:
-                kill_tree(process.pid)
-                process.wait()
-                process.stdout.close()
-                self._live.discard(process)
-            tail = log_tail(log)
-        if self._stopping:
-            raise KeyboardInterrupt
-        if answer.get("model"):
-            raise ModelError(str(answer["error"]), permanent=True)
-        if "stop" not in answer and "error" not in answer:
-            text = f"its process ended with status {process.returncode}: {tail}"
-            return {"error": text, "step": FailedStep.MACHINE.value}
-        return answer
+        return self._workers.ask(request, tell)
 
 
 def _finish(futures: Sequence[Future[None]]) -> None:

@@ -1,15 +1,9 @@
 """Spends one slice on one run, or races finalists: a request in JSON on stdin, events and the
-answer as lines of JSON on stdout. In a process of its own: a process sees one choice of devices,
-and what ends it ends no campaign.
+answer as lines of JSON on stdout.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +12,6 @@ from kagent_sandbox.confine.policy import ask_for
 from kagent_sandbox.data.kind import kind_of_target
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.data.task import Task
-from kagent_sandbox.errors import KagentError, MachineError, TaskError
-from kagent_sandbox.process.parent import end_with_parent
 
 from kagent.asktell.judging import judge_all
 from kagent.campaign.exchange import Migrant, accept
@@ -28,14 +20,11 @@ from kagent.config.devices import use_device
 from kagent.config.settings import Config, load_config
 from kagent.evolve import session
 from kagent.fleet.fleet import LOCAL
-from kagent.llm.chat import ModelError
 from kagent.runs.ask import Nobody
 from kagent.runs.events import Event, PhaseBegan, Recorded, Started, Stop
 from kagent.runs.store import RunStore
-from kagent.suite.record import FailedStep
+from kagent.suite.worker import Tell, serve
 from kagent.tasks import find_task
-
-Tell = Callable[[dict[str, object]], None]
 
 
 def work(request: dict[str, Any], tell: Tell) -> str:
@@ -61,8 +50,13 @@ def work(request: dict[str, Any], tell: Tell) -> str:
         elif isinstance(event, Recorded):
             tell({"recorded": event.candidate.id})
 
+    options = request["config"]
+    if options.get("on") in (None, LOCAL):
+        use_device(request["device"])  # before anything asks whether there is a GPU
+    else:
+        options["accelerator"] = accelerator_of(request["device"])
     # Runs of a campaign give each other kernels by its own rule, and nothing comes from outside.
-    config = load_config(**request["config"]).model_copy(update={"memory": False})
+    config = load_config(**options).model_copy(update={"memory": False})
     ask_for(config.isolation)
     task = find_task(request["task"])
     elites = [from_json(Migrant, e) for e in request["elites"]]
@@ -99,38 +93,5 @@ def _race(
     return (judged.stop or Stop.ANSWERED).value
 
 
-def main() -> None:
-    """Answer one request."""
-    # The campaign ends it so, also where a shell's `&` had the campaign itself ignore SIGINT.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    request = json.load(sys.stdin)
-    end_with_parent(request["parent"])  # a campaign that was killed may begin it again
-    warnings.simplefilter("ignore")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def tell(line: dict[str, object]) -> None:
-        answers.write(json.dumps(line) + "\n")
-        answers.flush()
-
-    try:
-        options = request["config"]
-        if options.get("on") in (None, LOCAL):
-            use_device(request["device"])  # before anything asks whether there is a GPU
-        else:
-            options["accelerator"] = accelerator_of(request["device"])
-        tell({"stop": work(request, tell)})
-    except KeyboardInterrupt:
-        tell({"stop": Stop.INTERRUPTED.value})
-    except ModelError as e:
-        tell({"error": str(e), "model": True})
-    except KagentError as e:
-        step = FailedStep.MACHINE if isinstance(e, MachineError) else FailedStep.SEARCH
-        step = FailedStep.TASK if isinstance(e, TaskError) else step
-        tell({"error": str(e), "step": step.value})
-    except Exception as e:  # noqa: BLE001 - a fault of kagent's own costs one run
-        tell({"error": f"{type(e).__name__}: {e}", "step": FailedStep.SEARCH.value})
-
-
 if __name__ == "__main__":
-    main()
+    serve(work)

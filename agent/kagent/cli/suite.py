@@ -74,21 +74,35 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a suite; finished problems stay.")
     ] = False,
-    _device: DeviceOption = None,
+    at_once: Annotated[
+        int, typer.Option(help="Problems of each GPU to work on at once.", min=1, max=64)
+    ] = 1,
+    devices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device",
+            metavar="cpu|cuda:N|UUID",
+            help="Device to use (the first GPU, else the CPU); GPUs may be repeated.",
+            envvar="KAGENT_DEVICE",
+        ),
+    ] = None,
 ) -> None:
     """Run a small search for each problem; one that fails is recorded, and the next one follows."""
+    from kagent.config.devices import use_device
     from kagent.config.values import parse_seconds
     from kagent.runs.files import clear_errors, take_lock
     from kagent.suite.problems import Problem, absolute
-    from kagent.suite.record import RUNS, Suite, read_record, write_record
+    from kagent.suite.record import Suite, read_record, write_record
     from kagent.suite.results import read_results, result_of
-    from kagent.suite.running import SuiteRunner
+    from kagent.suite.running import SuiteRunner, require_devices
     from kagent.suite.view import problem_line, results_view
 
     try:
         import_s = parse_seconds(import_time)
     except ValueError as e:
         raise UserError(f"--import-time: {e}") from None
+    if devices == ["cpu"]:
+        use_device("cpu")  # before anything asks whether there is a GPU
     folder = _folder(problems, to)
     sources = tuple(absolute(p) for p in problems)
     given = {
@@ -105,11 +119,9 @@ def run(
         )
     else:
         suite = _new(sources, {**given, "budget": BUDGET if budget is None else budget})
-    # No problem's result depends on what ran before it.
-    config = load_config(
-        **suite.settings.options, jobs=jobs, isolation=isolation, runs=folder / RUNS, memory=False
-    )
-    isolate(config.isolation)
+    places = tuple(devices or ())
+    require_devices(suite.kind, places, at_once)
+    isolate(isolation)
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = take_lock(folder)
@@ -122,7 +134,8 @@ def run(
                 # Above the spinner, where there is one.
                 (err if err.is_terminal else out).print(line, soft_wrap=True)
 
-            runner = SuiteRunner(folder, suite, config, import_s, say, finished)
+            session = {"jobs": jobs, "isolation": isolation}
+            runner = SuiteRunner(folder, suite, session, import_s, say, finished, places, at_once)
             interrupted = False
             try:
                 runner.run()

@@ -6,7 +6,7 @@ import os
 import re
 
 from kagent_sandbox.data.kind import Kind
-from kagent_sandbox.device.detect import VISIBLE, has_gpu, visible_gpus
+from kagent_sandbox.device.detect import VISIBLE, gpu_count, has_gpu, visible_gpus
 from kagent_sandbox.errors import UserError
 
 _HOW = "expected cpu, cuda, cuda:N or a GPU's UUID (kagent devices lists them)"
@@ -53,7 +53,8 @@ def kind_of_device(name: str) -> Kind:
         return "cpu"
     if not re.fullmatch(r"cuda(:\d+)?|(GPU|MIG)-.+", name):
         raise UserError(f"no device {name!r}: {_HOW}")
-    if not has_gpu():
+    number = re.fullmatch(r"cuda:(\d+)", name)
+    if gpu_count() <= int(number[1] if number else 0):
         raise UserError(f"no device {name!r} on this machine: {_HOW}")
     return "gpu"
 

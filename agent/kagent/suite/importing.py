@@ -165,7 +165,8 @@ class ImportsAhead:
         self._begun: dict[str, Future[ImportedProblem]] = {}
 
     def take(self, problem: Problem) -> ImportedProblem:
-        """Wait for a problem's import, while the next ones begin.
+        """Wait for a problem's import, while the next ones begin; several threads may where none
+        are imported ahead.
 
         Raises:
             UserError: It cannot become a task.
@@ -181,8 +182,17 @@ class ImportsAhead:
         self._left.remove(problem)
         return self._begun.pop(problem.name).result()
 
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody waits for an import any more."""
+        return self._unwanted.is_set()
+
+    def give_up(self) -> None:
+        """Have all imports end; whoever waits for one gets an error."""
+        self._unwanted.set()
+
     def close(self) -> None:
         """Give up what was begun and not taken."""
-        self._unwanted.set()
+        self.give_up()
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)

@@ -65,6 +65,8 @@ class ProblemProgress:
         reason: Why it failed.
         notes: What to know of its result.
         seconds: Working time.
+        phases: Seconds of each of its phases, by name: "import", "baselines", "search", ...
+        device: The device that it was begun on, as `--device` takes it; "": the first one.
     """
 
     state: ProblemState = ProblemState.WAITING
@@ -76,6 +78,8 @@ class ProblemProgress:
     reason: str = ""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)
+    device: str = ""
 
     @property
     def finished(self) -> bool:

@@ -266,7 +266,9 @@ def problem_json(p: ProblemResult) -> dict[str, object]:
         "winner": p.winner,
         "run": f"{RUNS}/{progress.run}" if progress.run else "",
         "notes": list(progress.notes),
+        "device": progress.device,
         "seconds": round(progress.seconds, 1),
+        "phases": dict(progress.phases),
     }
 
 

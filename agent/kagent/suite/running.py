@@ -1,43 +1,72 @@
-"""A suite's searches, one after the other. Whatever one problem does, the next one follows."""
+"""A suite's searches: on each device one after the other, or several at once. Whatever one problem
+does, the next one follows.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.device.cpu.facts import usable_cores
 from kagent_sandbox.device.detect import VISIBLE
-from kagent_sandbox.errors import KagentError, MachineError, RunError, TaskError
+from kagent_sandbox.errors import KagentError, MachineError, TaskError, UserError
 from kagent_sandbox.runtime.text import printable
 
-from kagent.config.settings import Config
+from kagent.config.devices import kind_of_device
+from kagent.config.settings import load_config
 from kagent.evolve import session
 from kagent.llm.chat import ModelError
-from kagent.runs.events import Event, PhaseBegan, Started, Stop
+from kagent.runs.events import Phase, Stop
 from kagent.runs.lineage import Lineage
+from kagent.runs.store import read_history
 from kagent.suite.importing import ImportedProblem, ImportsAhead, import_problem
 from kagent.suite.problems import Form, Problem
 from kagent.suite.record import RUNS, TASKS, FailedStep, ProblemState, Suite, write_record
+from kagent.suite.workers import Answer, Workers
 from kagent.tasks import find_task, seeds_of
 from kagent.text import short
 from kagent.ui.end_of_run import NO_FINALIST
 
 MACHINE_FAILURES = 2
-"""Problems in a row that the machine fails at, and that end the suite: the next would fail, too."""
+"""Problems in a row that the machine fails at, and that end the suite: the next would fail, too.
+Beside others, as many more as there are others.
+"""
 MOST_AHEAD = 4
 """Problems that are imported while one is timed on a GPU: an import takes about as long."""
 CORES_OF_IMPORT = 4
 """Cores of this machine for each of these."""
+OVERLAP = 2
+"""Cores of each of several problems at once, over its share: half of them wait for the device."""
+_WORKER = ("-m", "kagent.suite.worker")
 _MOST_REASON = 300  # characters
+_IMPORT = "import"
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Place of one problem among several at once.
+
+    Attributes:
+        device: As `--device` takes it; "" is the first one.
+        cores: That its processes run on; empty: all.
+    """
+
+    device: str = ""
+    cores: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -47,67 +76,121 @@ class SuiteRunner:
     Attributes:
         folder: The suite's folder.
         suite: The suite, as it is in the folder.
-        config: Settings of the runs.
+        options: Options of this session that all runs have: `jobs`, `isolation`.
         import_s: Most seconds that an import takes.
         say: Is told what is being done.
         finished: Is told when a problem is finished.
+        devices: As `--device` takes them; none: the first one.
+        at_once: Problems of each device that are worked on at once.
     """
 
     folder: Path
     suite: Suite
-    config: Config
+    options: Mapping[str, object]
     import_s: float
     say: Say
     finished: Callable[[Problem], None]
+    devices: tuple[str, ...] = ()
+    at_once: int = 1
+    _workers: Workers = field(default_factory=lambda: Workers(_WORKER))
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # of the record
+    _failures: Counter[str] = field(default_factory=Counter)  # of the machine in a row, by device
+
+    def __post_init__(self) -> None:
+        runs = self.folder / RUNS
+        self._config = load_config(**self.suite.settings.options, **self.options, runs=runs)
 
     def run(self) -> None:
         """Work on every problem that is not finished.
 
+        What fails at the machine beside others is tried once more, alone on its device.
+
         Raises:
-            KeyboardInterrupt: Ctrl-C; all finished problems are kept, and the one in progress goes
-                on where it was.
+            KeyboardInterrupt: Ctrl-C; all finished problems are kept, and those in progress go on
+                where they were.
             MachineError: This machine failed at several problems in a row.
             ModelError: The model cannot be asked.
             RunError: The suite's folder cannot be written.
         """
-        with contextlib.closing(self._imports_ahead()) as imports:
-            self._run(imports)
+        slots = slots_of(self.devices, self.at_once)
+        with contextlib.closing(self._imports_ahead(len(slots))) as imports:
+            self._work_on(slots, self.suite.left, imports)
+            if len(slots) > 1:
+                self.suite = self.suite.again()
+                alone = [Slot(device) for device in self.devices or ("",)]
+                self._work_on(alone, self.suite.left, imports)
 
-    def _run(self, imports: ImportsAhead) -> None:
-        failures = 0
-        for problem in self.suite.left:
+    def _work_on(
+        self, slots: Sequence[Slot], problems: Sequence[Problem], imports: ImportsAhead
+    ) -> None:
+        """Work on problems, one in each slot."""
+        self._failures.clear()
+        most = MACHINE_FAILURES + sum(s.device == slots[0].device for s in slots) - 1
+        left = list(problems)
+        pool = ThreadPoolExecutor(len(slots), "problem")
+        try:
+            work = [pool.submit(self._work_in, s, left, imports, most) for s in slots]
+            for each in as_completed(work):
+                each.result()
+        except BaseException:
+            imports.give_up()
+            self._workers.stop(self.say)
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _work_in(self, slot: Slot, left: list[Problem], imports: ImportsAhead, most: int) -> None:
+        """Work in one slot until no problem is left for it."""
+        if slot.cores:
+            os.sched_setaffinity(0, slot.cores)  # of this thread, and of all that it starts
+        while (problem := self._next(slot, left)) is not None:
             began, before = time.monotonic(), self.suite.of(problem).seconds
-            self._note(problem, state=ProblemState.BEGUN)
+            self._note(problem, state=ProblemState.BEGUN, device=slot.device)
             try:
-                found = self._work(problem, imports)
+                found = self._work(problem, slot, imports)
             finally:
                 self._note(problem, seconds=before + time.monotonic() - began)
-            self._note(problem, **found)
-            self.finished(problem)
-            failures = failures + 1 if found.get("step") is FailedStep.MACHINE else 0
-            if failures == MACHINE_FAILURES:
-                raise MachineError(
-                    f"{failures} problems in a row failed on this machine, the last one with: "
-                    f"{found['reason']}"
-                )
+            with self._lock:
+                self._note(problem, **found)
+                self.finished(problem)
+                failed = found.get("step") is FailedStep.MACHINE
+                self._failures[slot.device] = (self._failures[slot.device] + 1) * failed
+                if self._failures[slot.device] == most:
+                    raise MachineError(
+                        f"{most} problems in a row failed on this machine, the last one with: "
+                        f"{found['reason']}"
+                    )
 
-    def _work(self, problem: Problem, imports: ImportsAhead) -> dict[str, Any]:
-        """Fields of the problem's `Progress` once it is finished."""
+    def _next(self, slot: Slot, left: list[Problem]) -> Problem | None:
+        """The next problem for a slot. One that has begun goes on where it was."""
+        with self._lock:
+            for problem in left:
+                before = self.suite.of(problem).device
+                if before == slot.device or before not in self.devices:
+                    left.remove(problem)
+                    return problem
+        return None
+
+    def _work(self, problem: Problem, slot: Slot, imports: ImportsAhead) -> dict[str, Any]:
+        """Fields of the problem's `ProblemProgress` once it is finished."""
         number = self.suite.problems.index(problem) + 1
         head = f"{number} of {len(self.suite.problems)}, {problem.name}"
+        clock = _PhaseClock(self.suite.of(problem).phases)
         step = FailedStep.TASK
         try:
-            task = find_task(self._task(problem, head, imports))
+            task = find_task(self._task(problem, head, imports, clock))
             self._note(problem, digest=task.digest)
             step = FailedStep.SEED
             if (no_seed := self.suite.of(problem).no_seed) and not seeds_of(task):
                 return _failed(step, f"no seed: {no_seed}")
-            session.choose_seeds(task, self.config)
+            session.choose_seeds(task, self._config)
             step = FailedStep.SEARCH
-            return self._search(problem, task, head)
+            return self._search(problem, task, head, slot, clock)
         except ModelError:
             raise
         except KagentError as e:
+            if imports.given_up:
+                raise KeyboardInterrupt from None
             if isinstance(e, MachineError):
                 step = FailedStep.MACHINE
             elif isinstance(e, TaskError) and step is FailedStep.SEARCH:  # found when it is judged
@@ -115,8 +198,11 @@ class SuiteRunner:
             return _failed(step, str(e))
         except Exception as e:  # noqa: BLE001 - a fault of kagent's own costs one problem, too
             return _failed(step, f"{type(e).__name__}: {e}")
+        finally:
+            clock.end()
+            self._note(problem, phases=clock.seconds)
 
-    def _task(self, problem: Problem, head: str, imports: ImportsAhead) -> Path:
+    def _task(self, problem: Problem, head: str, imports: ImportsAhead, clock: _PhaseClock) -> Path:
         """Folder of the problem's task: its own, or one that is made of it.
 
         Raises:
@@ -127,19 +213,24 @@ class SuiteRunner:
             return Path(problem.path)
         if not self.suite.of(problem).task:
             self.say(f"{head}: import")
+            clock.begin(_IMPORT)
             imported = imports.take(problem)
             place, notes, no_seed = Path(TASKS) / problem.name, imported.notes, imported.no_seed
             self._note(problem, task=str(place), notes=notes, no_seed=no_seed)
         return self.folder / self.suite.of(problem).task
 
-    def _imports_ahead(self) -> ImportsAhead:
-        """Imports of the problems that are not tasks yet."""
+    def _imports_ahead(self, slots: int) -> ImportsAhead:
+        """Imports of the problems that are not tasks yet. With several slots, each of them imports:
+        as many problems are imported while others are timed.
+        """
         left = [p for p in self.suite.left if p.form is not Form.TASK]
-        cores, environment = usable_cores(), {}
-        at_once = min(MOST_AHEAD, cores // CORES_OF_IMPORT) if self.suite.kind == "gpu" else 0
-        if at_once:  # they leave the GPU to what is timed: their seeds are interpreted
-            threads = max(1, cores // (2 * at_once))
-            environment = {VISIBLE: "", "OMP_NUM_THREADS": str(threads)}
+        cores, environment = usable_cores(), dict[str, str]()
+        on_gpu = self.suite.kind == "gpu"
+        at_once = min(MOST_AHEAD, cores // CORES_OF_IMPORT) if on_gpu and slots == 1 else 0
+        if on_gpu:  # they leave the GPU to what is timed: their seeds are interpreted
+            environment[VISIBLE] = ""
+        if at_once:
+            environment["OMP_NUM_THREADS"] = str(max(1, cores // (2 * at_once)))
 
         def make(problem: Problem, unwanted: threading.Event) -> ImportedProblem:
             return import_problem(
@@ -147,48 +238,123 @@ class SuiteRunner:
                 self.folder / TASKS / problem.name,
                 self.suite.kind,
                 limit_s=self.import_s,
-                jobs=self.config.jobs,
-                isolation=self.config.isolation,
+                jobs=min(self._config.jobs, len(os.sched_getaffinity(0))),
+                isolation=self._config.isolation,
                 environment=environment,
                 unwanted=unwanted,
             )
 
         return ImportsAhead(make, [p for p in left if not self.suite.of(p).task], at_once)
 
-    def _search(self, problem: Problem, task: Task, head: str) -> dict[str, Any]:
-        def observe(event: Event) -> None:
-            if isinstance(event, Started):
-                self._note(problem, run=event.run)
-            elif isinstance(event, PhaseBegan):
-                self.say(f"{head}: {event.phase}")
+    def _search(
+        self, problem: Problem, task: Task, head: str, slot: Slot, clock: _PhaseClock
+    ) -> dict[str, Any]:
+        def tell(line: Answer) -> None:
+            if "run" in line:
+                self._note(problem, run=line["run"])
+            if "phase" in line:
+                self.say(f"{head}: {line['phase']}")
+                clock.begin(Phase(line["phase"]).name.lower())
+                self._note(problem, phases=clock.seconds)
+            if "lost" in line:
+                text = f"{self.suite.of(problem).run} could not go on: {line['lost']}"
+                notes = (*self.suite.of(problem).notes, short(printable(text), _MOST_REASON))
+                self._note(problem, run="", notes=notes)
 
         begun = self.suite.of(problem).run
         folder = self.folder / RUNS / begun
-        resumed = folder if begun and (folder / "run.json").is_file() else None
-        try:
-            outcome = session.evolve(str(task.folder), self.config, observe, resumed)
-        except RunError as e:
-            if resumed is None:
-                raise
-            text = short(printable(f"{begun} could not go on: {e}"), _MOST_REASON)
-            notes = (*self.suite.of(problem).notes, text)
-            self._note(problem, run="", notes=notes)
-            outcome = session.evolve(str(task.folder), self.config, observe)
-        race = outcome.history.race
-        if outcome.stop is Stop.INTERRUPTED:
+        runs = {"runs": str(self.folder / RUNS)}
+        request = {
+            "task": str(task.folder),
+            "device": slot.device or None,
+            "config": {**self.suite.settings.options, **self.options, **runs},
+            "run": str(folder) if begun and (folder / "run.json").is_file() else "",
+        }
+        answer = self._workers.ask(request, tell)
+        if "error" in answer:
+            return _failed(FailedStep(answer["step"]), str(answer["error"]))
+        stop = Stop(answer["stop"])
+        if stop is Stop.INTERRUPTED:
             raise KeyboardInterrupt
-        if outcome.stop is Stop.NO_SEED:
-            return _failed(FailedStep.SEED, _why_no_seed_passed(outcome.history.lineage))
+        history = read_history(self.folder / RUNS / self.suite.of(problem).run)[1]
+        race = history.race
+        if stop is Stop.NO_SEED:
+            return _failed(FailedStep.SEED, _why_no_seed_passed(history.lineage))
         if race is None:
-            text = _why_no_race(outcome.stop, outcome.history.lineage)
-            return _failed(FailedStep.SEARCH, text)
+            return _failed(FailedStep.SEARCH, _why_no_race(stop, history.lineage))
         if race.winner is None:
             return _failed(FailedStep.SEARCH, NO_FINALIST)
         return {"state": ProblemState.DONE}
 
     def _note(self, problem: Problem, **changes: Any) -> None:
-        self.suite = self.suite.noted(problem, **changes)
-        write_record(self.folder, self.suite)
+        with self._lock:
+            self.suite = self.suite.noted(problem, **changes)
+            write_record(self.folder, self.suite)
+
+
+class _PhaseClock:
+    """Seconds of each phase of one problem, waits for the device included."""
+
+    def __init__(self, before: Mapping[str, float]) -> None:
+        self._seconds = dict(before)
+        self._phase = ""
+        self._began_s = 0.0
+
+    def begin(self, phase: str) -> None:
+        """A phase begins, and so the one before is over."""
+        self.end()
+        self._phase, self._began_s = phase, time.monotonic()
+
+    def end(self) -> None:
+        """The phase in progress is over."""
+        if self._phase:
+            took_s = time.monotonic() - self._began_s
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + took_s
+        self._phase = ""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase, of those that are over."""
+        return {phase: round(s, 1) for phase, s in self._seconds.items()}
+
+
+def slots_of(devices: Sequence[str], at_once: int) -> list[Slot]:
+    """Slots of problems at once, those of different devices in turn.
+
+    Each of several has `OVERLAP` shares of the cores, which the next one has a part of: what it
+    starts counts these as all there are, and so has no more threads and compilers than they carry.
+    """
+    places = [device for _ in range(at_once) for device in (devices or ("",))]
+    if len(places) == 1:
+        return [Slot(places[0])]
+    cores = sorted(os.sched_getaffinity(0))
+    width = min(len(cores), math.ceil(OVERLAP * usable_cores() / len(places)))
+    first = [i * len(cores) // len(places) for i in range(len(places))]
+    return [
+        Slot(device, frozenset(cores[(at + i) % len(cores)] for i in range(width)))
+        for device, at in zip(places, first, strict=True)
+    ]
+
+
+def require_devices(kind: Kind, devices: Sequence[str], at_once: int) -> None:
+    """Make sure that problems can be worked on at once on these devices.
+
+    Raises:
+        UserError: They cannot.
+    """
+    twice = [d for d, count in Counter(devices).items() if count > 1]
+    if twice:
+        raise UserError(f"device {twice[0]} is named twice: name each once")
+    if at_once > 1 and kind == "cpu":
+        raise UserError(
+            f"--at-once {at_once}: on a CPU, a problem beside the one that is timed would disturb "
+            "the clock: expected 1 there"
+        )
+    for device in devices:
+        if kind_of_device(device) != kind or (kind == "cpu" and len(devices) > 1):
+            raise UserError(
+                f"device {device} among {', '.join(devices)}: expected one CPU, or GPUs alone"
+            )
 
 
 def _failed(step: FailedStep, reason: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -16,16 +17,19 @@ from kagent.authoring.seeds import SeedOutcome
 from kagent.config.settings import load_config
 from kagent.evolve import session
 from kagent.evolve.session import Outcome
+from kagent.llm.chat import ModelError
 from kagent.runs.events import Stop
 from kagent.runs.lineage import Lineage
-from kagent.suite import compare, import_worker, importing, running
+from kagent.suite import compare, import_worker, importing, running, worker, workers
 from kagent.suite.importing import ImportedProblem, ImportsAhead, import_problem
 from kagent.suite.problems import Form, Problem
 from kagent.suite.record import FailedStep, ProblemState, Suite, read_record
 from kagent.suite.running import SuiteRunner
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import DeviceError, MachineError, RunError, TaskError, UserError
+from kagent_sandbox.process import process_tree
 from made_suite import Search, problems_in, suite_of
+from running import command
 
 
 @pytest.fixture
@@ -41,9 +45,17 @@ def searching(monkeypatch, tmp_path):
     def begin(**does):
         search = Search(tmp_path / "scratch", **does)
         monkeypatch.setattr(session, "evolve", search)
+        monkeypatch.setattr(workers.Workers, "ask", in_this_process)
         return search
 
     return begin
+
+
+def in_this_process(_, request, tell):
+    answer = worker.answer_to(worker.search, request, tell)
+    if answer.get("model"):
+        raise ModelError(answer["error"], permanent=True)
+    return json.loads(json.dumps(answer))
 
 
 def test_a_suite_runs_whatever_one_problem_does(kagent, searching, tmp_path):
@@ -93,6 +105,7 @@ def test_a_search_without_a_race_says_why(kagent, searching, monkeypatch, tmp_pa
     history = search("a", load_config(runs=tmp_path / "runs"), print).history
     nothing = replace(history, race=None, lineage=Lineage())
     monkeypatch.setattr(session, "evolve", lambda *_: Outcome(tmp_path, stop, nothing))
+    monkeypatch.setattr(running, "read_history", lambda _: (None, nothing))
     assert f"a: failed: search: {words}" in kagent("run", "p", "--lang", "cpp").out
 
 
@@ -166,6 +179,9 @@ def test_mistakes_are_a_line(kagent, tmp_path):
         (("run", "softmax", "rms_norm"), "name the suite with --to"),
         (("run", "softmax", "--import-time", "soon"), "--import-time: expected a time"),
         (("run", "softmax", "--resume"), "no suite there"),
+        (("run", "softmax", "--lang", "cpp", "--at-once", 2), "would disturb the clock"),
+        (("run", "softmax", "--device", "cpu", "--device", "cpu"), "cpu is named twice"),
+        (("run", "softmax", "--device", "gpu"), "no device 'gpu': expected cpu, cuda"),
         (("report", "none"), "no suite there"),
         (("report", "none", "--json", "-o", "x"), "no suite there"),
     ):
@@ -173,6 +189,111 @@ def test_mistakes_are_a_line(kagent, tmp_path):
         assert done.code != 0
         assert said in done.err, done.err
     assert not (tmp_path / "suites").exists()
+
+
+# -- several at once -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_once(tmp_path, monkeypatch):
+    """Begins a suite of tasks, two at once, whose workers run a program."""
+
+    def made(program, *names, devices=()):
+        code = (
+            "import json, os, pathlib, sys, time; r = json.load(sys.stdin)\n"
+            "name = pathlib.Path(r['task']).name; here = pathlib.Path(r['config']['runs'])\n"
+            "here.mkdir(exist_ok=True)\n"
+            "def tell(**line): print(json.dumps(line), flush=True)\n"
+            f"{program}"
+        )
+        monkeypatch.setattr(running, "_WORKER", ("-c", code))
+        folder = tmp_path / "p"
+        if not folder.exists():
+            problems_in(folder, *names)
+        problems = tuple(Problem(n, Form.TASK, str(folder / n)) for n in names)
+        suite = replace(suite_of([]), problems=problems)
+        return SuiteRunner(tmp_path / "s", suite, {}, 60.0, print, print, devices, 2)
+
+    return made
+
+
+def test_one_that_dies_ends_no_other_and_is_tried_again_alone(at_once, tmp_path):
+    made = at_once(
+        """
+with open(here / name, "a") as f: f.write("x")
+while len(list(here.iterdir())) < 2: time.sleep(0.01)
+tell(phase="searching")
+if (here / name).read_text() == "x" and name in "ab": os.kill(os.getpid(), 9)
+tell(error="no such luck", step="search")
+""",
+        *"abcd",
+    )
+    made.run()
+    progress = [made.suite.of(p) for p in made.suite.problems]
+    assert [p.reason for p in progress] == ["no such luck"] * 4
+    assert [(tmp_path / "s/runs" / n).read_text() for n in "abcd"] == ["xx", "xx", "x", "x"]
+    assert set(progress[0].phases) == {"search"}
+
+
+def test_a_machine_that_fails_at_all_that_is_at_once_ends_the_suite(at_once):
+    made = at_once("os.kill(os.getpid(), 9)", *"abcdef")
+    with pytest.raises(MachineError, match="3 problems in a row failed on this machine"):
+        made.run()
+    assert made.suite.left
+
+
+def test_ctrl_c_stops_all_that_is_at_once_and_all_goes_on(at_once, tmp_path):
+    made = at_once(
+        """
+(here / name).mkdir(); (here / name / "run.json").touch(); tell(run=name)
+if name == "a": tell(error="no such luck", step="search"); sys.exit()
+time.sleep(100)
+""",
+        *"abcd",
+    )
+
+    def interrupt():
+        while not all(made.suite.of(p).run for p in made.suite.problems[:3]):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    record = read_record(tmp_path / "s", Suite)
+    assert [record.of(p).state.value for p in record.problems] == [
+        "failed",
+        "begun",
+        "begun",
+        "waiting",
+    ]
+    assert [record.of(p).run for p in record.problems] == ["a", "b", "c", ""]
+    assert not any("r['config']" in command(p) for p in process_tree.descendants(os.getpid()))
+    again = at_once("tell(error='went on with ' + r['run'][-1:], step='search')", *"abcd")
+    again.suite = record.again()
+    again.run()
+    reasons = [again.suite.of(p).reason for p in record.problems]
+    assert reasons == ["no such luck", "went on with b", "went on with c", "went on with"]
+
+
+def test_a_problem_goes_on_on_the_device_where_it_began(at_once):
+    made = at_once("tell(error=r['device'], step='search')", *"abcd", devices=("x", "y"))
+    for problem, device in zip(made.suite.problems, "yxzy", strict=True):
+        made.suite = made.suite.noted(problem, state=ProblemState.BEGUN, device=device)
+    made.run()
+    found = [made.suite.of(p).reason for p in made.suite.problems]
+    assert (found[0], found[1], found[3]) == ("y", "x", "y")
+    assert found[2] in ("x", "y")
+
+
+def test_problems_at_once_share_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
+    monkeypatch.setattr(running, "usable_cores", lambda: 16)  # a control group's
+    slots = running.slots_of(("x", "y"), 2)
+    assert [s.device for s in slots] == ["x", "y", "x", "y"]
+    assert [len(s.cores) for s in slots] == [8] * 4
+    assert frozenset().union(*(s.cores for s in slots)) == frozenset(range(32))
+    assert running.slots_of((), 1) == [running.Slot()]
 
 
 # -- imports ---------------------------------------------------------------------------------------
@@ -184,12 +305,12 @@ def imported(tmp_path, **more):
     return import_problem(problem, tmp_path / "tasks/ends", "cpu", **limits)
 
 
-def worker(monkeypatch, code):
+def importing_by(monkeypatch, code):
     monkeypatch.setattr(importing, "_WORKER", ("-c", code))
 
 
 def test_a_problem_that_ends_its_process_is_an_error_of_its_own(tmp_path, monkeypatch):
-    worker(monkeypatch, "import os, sys; sys.stderr.write('out of luck'); os._exit(3)")
+    importing_by(monkeypatch, "import os, sys; sys.stderr.write('out of luck'); os._exit(3)")
     with pytest.raises(UserError, match="imports ended with status 3: out of luck"):
         imported(tmp_path)
 
@@ -201,7 +322,7 @@ def test_an_import_ends_at_its_limit(tmp_path):
 
 def test_an_imported_task_gets_the_problems_name(tmp_path, monkeypatch):
     monkeypatch.setattr(importing, "_LOOK_S", 0.05)  # it is looked at several times
-    worker(
+    importing_by(
         monkeypatch,
         "import json, sys, pathlib, time; time.sleep(0.2);"
         "r = json.load(sys.stdin); f = pathlib.Path(r['to'], 'norm');"
@@ -212,7 +333,7 @@ def test_an_imported_task_gets_the_problems_name(tmp_path, monkeypatch):
     assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("task.toml")] == [
         "tasks/ends/task.toml"
     ]
-    worker(monkeypatch, 'print(\'{"error": "no", "machine": true}\')')
+    importing_by(monkeypatch, 'print(\'{"error": "no", "machine": true}\')')
     with pytest.raises(MachineError, match="no"):
         imported(tmp_path)
 
@@ -267,7 +388,7 @@ def test_on_a_cpu_nothing_is_imported_beside_what_is_timed():
 def test_imports_that_nobody_waits_for_are_ended(tmp_path, monkeypatch):
     pids = tmp_path / "pids"
     code = f"import os, time; open({str(pids)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    worker(monkeypatch, code)
+    importing_by(monkeypatch, code)
 
     def make(problem, unwanted):
         if problem.name == "a":
@@ -294,8 +415,7 @@ def test_imports_ahead_leave_the_gpu_alone(tmp_path, monkeypatch):
     suite = replace(suite_of([]), kind="gpu", problems=ahead(make, "ab", 0)[0])
     folder = tmp_path / "suite"
     folder.mkdir()
-    config = load_config(lang="triton", runs=folder / "runs")
-    SuiteRunner(folder, suite, config, 60.0, lambda _: None, lambda _: None).run()
+    SuiteRunner(folder, suite, {}, 60.0, lambda _: None, lambda _: None).run()
     hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "2"}
     assert sorted(seen) == [("a", "gpu", hidden), ("b", "gpu", hidden)]
 
