@@ -1,12 +1,16 @@
 """All tasks evolved, exported into one library, and the library's own tests and benchmark run.
 
     python benchmarks/export_all.py --budget 30 --out OUT [--runs RUNS] [--tasks A,B] [--limit-s S]
+        [--at-once N] [--devices cuda:0,cuda:1] [--name NAME] [--no-tests] [--no-bench]
 
 Prints what each run and export took, the export's refusals, the generated tests, and a Markdown
 table: per shape the operator's device time against torch, and what a call costs from Python. With
 --runs it exports the newest finished run of each task there instead of evolving. Everything is kept
-in OUT: runs/, the library kernels_of_all/, logs. A second call with the same OUT and other --tasks
-adds to the library.
+in OUT: runs/, the library NAME/, logs. A second call with the same OUT and other --tasks adds to
+the library, or with the same ones exports them again.
+
+--at-once: so many runs share each device; they take turns on it. Exports follow one another, on the
+first device.
 """
 
 from __future__ import annotations
@@ -16,9 +20,11 @@ import contextlib
 import json
 import math
 import os
+import queue
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +40,45 @@ def main() -> None:
     arguments.add_argument("--runs", type=Path)
     arguments.add_argument("--allow-slower", action="store_true")
     arguments.add_argument("--limit-s", type=float, default=math.inf, help="begin no task after it")
+    arguments.add_argument("--at-once", type=int, default=1, help="runs that share a device")
+    arguments.add_argument("--devices", help="of the runs; the first GPU, else the CPU")
+    arguments.add_argument("--name", default="kernels_of_all", help="of the library")
+    arguments.add_argument("--no-tests", action="store_true", help="not the library's own")
+    arguments.add_argument("--no-bench", action="store_true", help="not its benchmark")
     options = arguments.parse_args()
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
-    runs = options.runs or out / "runs"
-    library = out / "kernels_of_all"
-    exported: list[str] = []
-    begun = time.monotonic()
-    for task in options.tasks.split(","):
-        if time.monotonic() - begun > options.limit_s:
-            print(f"{task:22} left out, the time is up")
-            continue
-        if options.runs is None:
+    runs, library, tasks = (
+        options.runs or out / "runs",
+        out / options.name,
+        options.tasks.split(","),
+    )
+    devices = options.devices.split(",") if options.devices else [""]
+    ends = time.monotonic() + options.limit_s
+    free: queue.Queue[str] = queue.Queue()
+    for device in devices * options.at_once:
+        free.put(device)
+
+    def evolve(task: str) -> None:
+        if options.runs is not None:
+            return
+        device = free.get()
+        try:
+            if time.monotonic() > ends:
+                print(f"{task:22} left out, the time is up", flush=True)
+                return
             words = ["evolve", task, "--budget", str(options.budget), "--lang", options.lang]
+            words += ["--device", device] if device else []
             code, seconds = kagent(out / f"evolve_{task}.log", *words, "--runs", str(runs))
             print(f"{task:22} evolved: exit {code}, {seconds:.0f} s", flush=True)
+        finally:
+            free.put(device)
+
+    def export(task: str) -> bool:
         found = sorted(runs.glob(f"{task}-2*/run.json"))
-        if not found:
-            print(f"{task:22} no run")
-            continue
+        if not found or time.monotonic() > ends:
+            print(f"{task:22} {'left out, the time is up' if found else 'no run'}", flush=True)
+            return False
         words = ["export", found[-1].parent.name, "--to", str(library), "--runs", str(runs)]
         words += ["--allow-slower"] if options.allow_slower else []
         log = out / f"export_{task}.log"
@@ -60,12 +86,21 @@ def main() -> None:
         print(f"{task:22} exported: exit {code}, {seconds:.0f} s", flush=True)
         if code:
             print(f"{'':22} {log.read_text().strip().splitlines()[-1][:300]}")
-        else:
-            exported.append(task)
+        return code == 0
+
+    exported = []
+    with ThreadPoolExecutor(free.qsize()) as threads:
+        evolving = {threads.submit(evolve, task): task for task in tasks}
+        for done in as_completed(evolving):  # one after the other: they share a folder
+            done.result()
+            if export(evolving[done]):
+                exported.append(evolving[done])
     if not exported:
         sys.exit("nothing was exported")
-    print_tests(library, out)
-    print_benchmark(library, out)
+    if not options.no_tests:
+        print_tests(library, out)
+    if not options.no_bench:
+        print_benchmark(library, out)
 
 
 def kagent(log: Path, *words: str) -> tuple[int, float]:
