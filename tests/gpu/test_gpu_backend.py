@@ -253,3 +253,13 @@ def test_what_was_compiled_ahead_is_loaded_by_the_launcher_of_a_race(backend, ta
             launcher.close()
     finally:
         arena.close()
+
+
+def test_memory_that_torch_keeps_is_given_back():
+    from kagent_sandbox.device.cuda.backend import GpuBackend
+
+    with GpuBackend() as backend:
+        torch.empty(2 * GIB, dtype=torch.uint8, device=backend.device)
+        assert torch.cuda.memory_reserved(backend.device) >= 2 * GIB
+        backend.free_unused()
+        assert torch.cuda.memory_reserved(backend.device) < GIB

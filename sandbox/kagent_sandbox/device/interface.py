@@ -268,6 +268,9 @@ class Backend(Protocol):
     def wait_until_idle(self) -> None:
         """Wait until no process is being started or ended on the device: others may time then."""
 
+    def free_unused(self) -> None:
+        """Give back memory of the device that is kept for later; another judge may need it."""
+
     def settle(self) -> None:
         """Empty caches and let threads rest before a sample; asked where `traits.judges_clock`."""
 

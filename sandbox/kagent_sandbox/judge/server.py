@@ -87,13 +87,15 @@ class JudgeServer:
                 while True:
                     message = self._channel.recv(None)
                     request = cast("Json", message.obj)
+                    answer: Json
                     try:
-                        answer = verbs[str(request["do"])](request, message.blobs)
+                        answer = {"ok": verbs[str(request["do"])](request, message.blobs)}
                     except KagentError as e:
                         names = [c.__name__ for c in type(e).__mro__ if c.__name__ in ERRORS]
-                        self._channel.send({"error": names[0], "text": str(e)})
-                    else:
-                        self._channel.send({"ok": answer})
+                        answer = {"error": names[0], "text": str(e)}
+                    if self._judge is not None:
+                        self._judge.backend.free_unused()
+                    self._channel.send(answer)
         finally:
             if self._judge is not None:
                 self._judge.close()

@@ -152,6 +152,9 @@ class CpuBackend:
     def wait_until_idle(self) -> None:
         """See `Backend`: processes start and end within a request."""
 
+    def free_unused(self) -> None:
+        """See `Backend`: torch keeps no memory of a CPU."""
+
     def settle(self) -> None:
         """See `Backend`."""
         settle()

@@ -33,6 +33,8 @@ from kagent_sandbox.process.forkserver import ForkServer, Isolation
 _OPEN_LIMIT_S = 60.0
 _HEALTH_LIMIT_S = 30.0
 _CEILINGS_LIMIT_S = 300.0
+_KEPT_BYTES = 1 << 30
+"""Device memory that a judge's torch may keep between requests."""
 _CHILD_LIMIT_S = 24 * 3600.0
 _HEALTHY = [3 * (2**20 - 1) * 2**19 + 2**20, 256.0**3]  # see Executor.health
 
@@ -243,6 +245,12 @@ class GpuBackend:
     def wait_until_idle(self) -> None:
         """See `Backend`."""
         self._spares.wait_until_idle()
+
+    def free_unused(self) -> None:
+        """See `Backend`. Less is left: to allocate it again takes a call of the driver."""
+        held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        if held > _KEPT_BYTES:
+            torch.cuda.empty_cache()
 
     def settle(self) -> None:
         """See `Backend`: launchers flush L2 by themselves."""

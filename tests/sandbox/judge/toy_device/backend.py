@@ -152,6 +152,9 @@ class ToyBackend:
     def wait_until_idle(self):
         pass
 
+    def free_unused(self):
+        pass
+
     def settle(self):
         CALLS["settle"] += 1
 
