@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 from kagent_sandbox.errors import UserError
@@ -19,6 +19,8 @@ from kagent.cli.app import (
     status,
 )
 from kagent.cli.hotspots import ArgsArgument, ScriptArgument, StepOption
+
+RestChoice: TypeAlias = Literal["both", "operations", "inductor"]
 
 
 @app.command(rich_help_panel=MODELS)
@@ -43,6 +45,10 @@ def patch(
     steps: Annotated[int, typer.Option(help="Steps whose numbers are compared.", min=1)] = 3,
     pairs: Annotated[int, typer.Option(help="Steps to time, of each kind.", min=4)] = 16,
     warmup: Annotated[int, typer.Option(help="Steps of each kind before.", min=1)] = 2,
+    rest: Annotated[
+        RestChoice,
+        typer.Option(help="What is tried with the rest of a graph in which a region is replaced."),
+    ] = "both",
     step: StepOption = "auto",
     json_: JsonOption = False,
     _device: DeviceOption = None,
@@ -66,6 +72,7 @@ def patch(
             steps=steps,
             pairs=pairs,
             warmup=warmup,
+            rests=["operations", "inductor"] if rest == "both" else [rest],
             say=say,
         )
     if json_:

@@ -1,9 +1,10 @@
 """Regions of a model's graphs, replaced by a library's operators; a part of the patch's own file.
 
-The outermost module's forward is captured: Dynamo and AOTAutograd make graphs of ATen operations of
-it, one of the forward and one of the backward direction. In them, operations that are connected as
-those of a region become one call. What is left runs as it was captured, also where nothing is
-replaced, so that two configurations differ in the region alone. It needs torch and nothing else.
+The outermost module's forward is captured: Dynamo and AOTAutograd make a graph of ATen operations
+of it, with both directions. In it, operations that are connected as those of a region become one
+operator. The rest runs operation by operation, or is compiled by Inductor, also where nothing is
+replaced, so that two configurations differ in the region alone. What the program itself gives to
+torch.compile stays Inductor's, with the regions replaced. It needs torch and nothing else.
 """
 
 # ruff: noqa: SLF001 - torch names what a compiler needs with underscores
@@ -12,16 +13,23 @@ from __future__ import annotations
 
 import itertools
 import operator
+import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._functorch.partitioners import default_partition
+from torch._guards import detect_fake_mode
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import _BoxedCodeGen
+from torch.utils._pytree import tree_leaves
 
 _PLACES = {"device", "layout", "pin_memory"}  # arguments that follow the tensors'
 
@@ -296,67 +304,127 @@ def _sort(graph: torch.fx.Graph) -> None:
         before.append(node)
 
 
+# -- regions as operators --------------------------------------------------------------------------
+
+_operators = torch.library.Library("kernel_regions", "FRAGMENT")  # type: ignore[no-untyped-call]
+_known: dict[Callable[..., Any], _Operator] = {}  # by a region's function
+
+
+class _Operator:
+    """A region as an operator of torch: no compiler looks into it.
+
+    Args:
+        region: The region. Its call is set when it is enabled.
+    """
+
+    def __init__(self, region: Pattern) -> None:
+        self.region = region
+        self.call: Callable[..., Any] = region.call(region.function)
+        namespace = torch.ops.kernel_regions
+        names = (f"region_{i}" for i in itertools.count())
+        name = next(n for n in names if not hasattr(namespace, n))
+        inputs = ", ".join(f"Tensor {n.name}" for n in region.inputs)
+        schema = f"{name}({inputs}) -> {'Tensor[]' if region.several else 'Tensor'}"
+        _operators.define(schema)  # type: ignore[no-untyped-call]
+
+        def run(*tensors: torch.Tensor) -> Any:
+            return self._run(tensors)
+
+        run.__name__ = run.__qualname__ = name
+        self.run: Callable[..., Any] = run
+        _operators.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        shapes = region.call(region.function)
+        torch.library.register_fake(
+            f"kernel_regions::{name}",
+            lambda *tensors: self._each(shapes(*tensors), _empty),
+            lib=_operators,
+        )
+        self.overload: torch._ops.OpOverload = getattr(namespace, name).default
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> Any:
+        taken = {t.untyped_storage()._cdata for t in tensors}
+
+        def own(result: torch.Tensor) -> torch.Tensor:
+            """As it was promised: contiguous, and in memory that nothing else has."""
+            result = result.contiguous()
+            if result.untyped_storage()._cdata in taken:
+                result = result.clone()
+            taken.add(result.untyped_storage()._cdata)
+            return result
+
+        return self._each(self.call(*tensors), own)
+
+    def _each(self, results: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        return [function(r) for r in results] if self.region.several else function(results)
+
+
+def _empty(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty(like.shape, dtype=like.dtype, device=like.device)
+
+
 # -- graphs of a program ---------------------------------------------------------------------------
 
+_Rest: TypeAlias = Literal["operations", "inductor"]
+"""The rest of a graph: operation by operation as it was captured, or compiled by Inductor."""
+_Setting: TypeAlias = "tuple[_Rest, tuple[Callable[..., Any], ...]] | None"
+"""The rest, and the replaced regions' functions; None: the program as it is."""
+
+SHAPES = 8
+"""Signatures of arguments that a module is captured for; with further ones it runs as it is."""
 GRAPHS: list[str] = []
-"""Descriptions of the captured graphs."""
-_active: dict[str, tuple[Pattern, Callable[..., Any]]] = {}  # by site
-_compiled: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
+"""Descriptions of graphs that are captured of modules."""
+COMPILED: list[str] = []
+"""Descriptions of graphs that the program itself gives to torch.compile."""
+NOTES: list[str] = []
+"""Calls that run as they are, and why."""
+_setting: _Setting = None
+_prepared: list[_Setting] = []  # graphs are compiled for each of them
+_captured: weakref.WeakKeyDictionary[torch.nn.Module, _Captured] = weakref.WeakKeyDictionary()
 _call = torch.nn.Module.__call__
+_inductor = torch._TorchCompileInductorWrapper
+_inductors_call = _inductor.__call__
 
 
-class _Captured:
-    """A graph, with what is replaced now."""
+class _Replace(CustomGraphPass):
+    """Replaces regions in a graph of ATen operations.
 
-    def __init__(self, module: torch.fx.GraphModule, direction: str) -> None:
-        self._boxed_call = True  # for torch: it gets a list of arguments, and empties it
-        self._module = module
-        self._variants: dict[tuple[str, ...], Callable[..., Any]] = {}
-        names = [n.target for n in module.graph.nodes if n.op == "call_function"]
-        names = [n for n in names if isinstance(n, torch._ops.OpOverload)]
-        first = ", ".join(str(n).removeprefix("aten.") for n in names[:8])
-        more = ", ..." if len(names) > 8 else ""
-        GRAPHS.append(f"{direction} of {len(names)} operations ({first}{more})")
-
-    def __call__(self, args: list[Any]) -> Any:
-        wanted = tuple(_active)
-        if wanted not in self._variants:
-            self._variants[wanted] = self._variant()
-        return self._variants[wanted](args)
-
-    def _variant(self) -> Callable[..., Any]:
-        graph = torch.fx.Graph()
-        graph.output(graph.graph_copy(self._module.graph, {}))
-        # The largest first: a region may be a part of another.
-        ordered = sorted(_active.items(), key=lambda item: -len(item[1][0].operations))
-        for site, (region, _) in ordered:
-            substitute(graph, region, _calling(site))
-        graph.lint()
-        graph.set_codegen(_BoxedCodeGen())  # what has been read is freed
-        return torch.fx.GraphModule(self._module, graph).forward
-
-
-def _calling(site: str) -> Callable[..., Any]:
-    """The call of a site, as it is when the graph runs."""
-
-    def kernel(*tensors: torch.Tensor) -> Any:
-        return _active[site][1](*tensors)
-
-    name = "kernel_" + "".join(c if c.isalnum() else "_" for c in site)
-    kernel.__name__ = kernel.__qualname__ = name
-    return kernel
-
-
-def _partition(joint: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-    """Split forward from backward where each tensor is known by one name: detached ones are
-    copies in name alone.
+    Args:
+        functions: The regions'.
+        described: Gets a description of the graph.
+        decompose: Whether other operations become those that Inductor knows.
     """
-    _undetach(joint.graph)
-    joint.recompile()
-    return default_partition(joint, *args, **kwargs)
+
+    def __init__(
+        self, functions: Sequence[Callable[..., Any]], described: list[str], *, decompose: bool
+    ) -> None:
+        regions = [_known[f] for f in functions]
+        # The largest first: a region may be a part of another.
+        self._regions = sorted(regions, key=lambda r: -len(r.region.operations))
+        self._described, self._decompose = described, decompose
+
+    def uuid(self) -> None:
+        """Keep such graphs out of Inductor's cache: operators have other names elsewhere."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        _undetach(graph)
+        self._described.append(_description(graph))
+        for found in self._regions:
+            substitute(graph, found.region, found.overload)
+        graph.lint()
+        if self._decompose:
+            _decompose(graph)
+
+
+def _description(graph: torch.fx.Graph) -> str:
+    names = [str(n.target).removeprefix("aten.") for n in graph.nodes if _is_operation(n)]
+    trains = any(n.name.startswith("tangents") for n in graph.nodes)
+    more = ", ..." if len(names) > 8 else ""
+    direction = "training" if trains else "inference"
+    return f"{direction} of {len(names)} operations ({', '.join(names[:8])}{more})"
 
 
 def _undetach(graph: torch.fx.Graph) -> None:
+    """Give each tensor one name: detached ones are copies in name alone."""
     for node in list(graph.nodes):
         if node.target is torch.ops.aten.detach.default:
             source = node.args[0]
@@ -365,46 +433,247 @@ def _undetach(graph: torch.fx.Graph) -> None:
                 graph.erase_node(node)
 
 
-def _inference(module: torch.fx.GraphModule, _inputs: Any) -> _Captured:
-    _undetach(module.graph)
-    return _Captured(module, "inference")
+def _flat(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A copy whose arguments and results are flat."""
+    copy = torch.fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy
 
 
-backend = aot_autograd(
-    fw_compiler=lambda module, _: _Captured(module, "forward"),
-    bw_compiler=lambda module, _: _Captured(module, "backward"),
-    inference_compiler=_inference,
-    partition_fn=_partition,
-)
-"""For torch.compile: captures graphs, and replaces regions in them."""
+def _decompose(graph: torch.fx.Graph) -> None:
+    """Take operations apart as Inductor wants them. Placeholders stay the same nodes."""
+    owner = graph.owning_module
+    assert owner is not None
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    values = [n.meta["val"] for n in inputs]
+    run = torch.fx.Interpreter(torch.fx.GraphModule(owner, _flat(graph))).run
+    mode = detect_fake_mode(values)
+    assert mode is not None
+    with mode:
+        made = make_fx(run, decomposition_table=select_decomp_table())(*values)
+    made.graph.eliminate_dead_code()
+    meta: dict[str, Any] = {}
+    for node in reversed(list(graph.nodes)):
+        if node.op == "output":
+            meta = node.meta
+        if node.op != "placeholder":
+            graph.erase_node(node)
+    for node in made.graph.nodes:
+        if node.op == "get_attr":  # a constant
+            setattr(owner, f"decomposed_{node.target}", getattr(made, node.target))
+            node.target = f"decomposed_{node.target}"
+    known = [n for n in made.graph.nodes if n.op == "placeholder"]
+    results = graph.graph_copy(made.graph, dict(zip(known, inputs, strict=True)))
+    graph.output(results).meta = meta
 
 
-def capture(sites: Mapping[str, tuple[Pattern, Callable[..., Any]]]) -> None:
-    """Capture modules' forward from here on, and replace regions in it."""
-    _active.clear()
-    _active.update(sites)
+def _boxed(module: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+    """The graph, operation by operation; what has been read is freed."""
+    calls = {o.overload: o.run for o in _known.values()}
+    for node in module.graph.nodes:  # torch's dispatcher takes its time
+        node.target = calls.get(node.target, node.target)
+    module.graph.set_codegen(_BoxedCodeGen())
+    forward = torch.fx.GraphModule(module, module.graph).forward
+
+    def run(args: list[Any]) -> Any:
+        return forward(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined] # it gets a list, and empties it
+    return run
+
+
+def _by_operations(replace: _Replace) -> Callable[..., Any]:
+    """Return a backend for torch.compile that runs graphs operation by operation."""
+
+    def partition(joint: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        replace(joint.graph)
+        joint.recompile()
+        return default_partition(joint, *args, **kwargs)
+
+    def inference(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        replace(module.graph)
+        return _boxed(module, inputs)
+
+    compilers = {"fw_compiler": _boxed, "inference_compiler": inference, "bw_compiler": _boxed}
+    return aot_autograd(**compilers, partition_fn=partition)
+
+
+class _Graph:
+    """A graph of Dynamo's, compiled for every setting that there can be."""
+
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        inputs: Any,
+        compiled: Callable[[torch.fx.GraphModule, Any, _Setting, list[str]], Callable[..., Any]],
+        descriptions: list[str],
+    ) -> None:
+        settings = dict.fromkeys([_setting, *_prepared])
+        seen: list[str] = []  # by each of them
+        self._compiled = {s: compiled(_copy(module), inputs, s, seen) for s in settings}
+        descriptions += dict.fromkeys(seen)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._compiled[_setting](*args)
+
+
+def _copy(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy of Dynamo's graph, with what later stages read of it. A compiler takes it over."""
+    copy = torch.fx.GraphModule(module, _flat(module.graph))
+    copy.meta.update(module.meta)
+    if hasattr(module, "_param_name_to_source"):
+        copy._param_name_to_source = module._param_name_to_source
+    for old, new in zip(module.graph.nodes, copy.graph.nodes, strict=True):
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source
+    return copy
+
+
+def _compiled(
+    module: torch.fx.GraphModule, inputs: Any, setting: _Setting, described: list[str]
+) -> Callable[..., Any]:
+    """Compile a graph of what the program itself does not compile."""
+    if setting is None:
+        return module.forward
+    rest, functions = setting
+    replace = _Replace(functions, described, decompose=rest == "inductor")
+    if rest == "operations":
+        return _by_operations(replace)(module, inputs)  # type: ignore[no-any-return]
+    # Random numbers are eager's: the program's own.
+    return _by_inductor(module, inputs, replace, {"fallback_random": True})
+
+
+def _by_inductor(
+    module: torch.fx.GraphModule, inputs: Any, replace: _Replace, config: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Compile a graph as Inductor does, but regions are replaced before it takes them apart."""
+    patches = {**config, "joint_custom_pre_pass": replace}
+    return compile_fx(  # type: ignore[return-value]
+        module, inputs, config_patches=patches, decompositions={}
+    )
+
+
+def backend(module: torch.fx.GraphModule, inputs: Any) -> _Graph:
+    """For torch.compile: captures graphs, and replaces regions in them."""
+    return _Graph(module, inputs, _compiled, GRAPHS)
+
+
+def _instead_of_inductor(
+    self: Any, module: torch.fx.GraphModule, inputs: Any, **more: Any
+) -> Callable[..., Any]:
+    """In the place of Inductor's backend: replace regions in what the program compiles."""
+
+    def compiled(
+        copy: torch.fx.GraphModule, inputs: Any, setting: _Setting, described: list[str]
+    ) -> Callable[..., Any]:
+        if setting is None:
+            return _inductors_call(self, copy, inputs, **more)  # type: ignore[no-any-return, no-untyped-call]
+        replace = _Replace(setting[1], described, decompose=True)
+        config = {**self.config, **(more.get("config_patches") or {})}
+        return _by_inductor(copy, inputs, replace, config)
+
+    return _Graph(module, inputs, compiled, COMPILED)
+
+
+def prepare(settings: Sequence[tuple[_Rest, Sequence[Pattern]] | None]) -> None:
+    """Compile what comes for all of these settings, between which `capture` and `release` switch.
+
+    What torch.compile has compiled so far is forgotten.
+    """
+    _prepared[:] = [_key(s) for s in settings]
+    _forget()
+    _inductor.__call__ = _instead_of_inductor  # type: ignore[method-assign, assignment]
+
+
+def capture(
+    sites: Mapping[str, tuple[Pattern, Callable[..., Any]]], rest: _Rest = "operations"
+) -> None:
+    """Capture modules' forward from here on, and replace regions in it and in compiled code."""
+    global _setting
+    wanted = rest, tuple(region for region, _ in sites.values())
+    if _key(wanted) not in _prepared:
+        prepare([wanted])
+    _setting = _key(wanted)
+    for region, call in sites.values():
+        _known[region.function].call = call
     torch.nn.Module.__call__ = _outermost  # type: ignore[method-assign]
 
 
 def release() -> None:
     """Run modules as they are."""
-    _active.clear()
+    global _setting
+    _setting = None
     torch.nn.Module.__call__ = _call  # type: ignore[method-assign]
+    if None not in _prepared:
+        _inductor.__call__ = _inductors_call  # type: ignore[method-assign]
+        if _prepared:
+            _forget()
+        _prepared.clear()
+
+
+def _forget() -> None:
+    torch._dynamo.reset()
+    _captured.clear()
+
+
+def _key(setting: tuple[_Rest, Sequence[Pattern]] | None) -> _Setting:
+    if setting is None:
+        return None
+    for region in setting[1]:
+        if region.function not in _known:
+            _known[region.function] = _Operator(region)
+    return setting[0], tuple(region.function for region in setting[1])
+
+
+class _Captured:
+    """A module's forward, captured once for each signature of its arguments."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.forward = torch.compile(module.forward, backend=backend, dynamic=False)
+        self._name = type(module).__name__
+        self._signatures: set[Hashable] = set()
+
+    def knows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether it is captured for such arguments; said once where it is not."""
+        signature = tuple(map(_signature, tree_leaves((args, kwargs)))), torch.is_grad_enabled()
+        if signature in self._signatures:
+            return True
+        if len(self._signatures) < SHAPES:
+            self._signatures.add(signature)
+            return True
+        note = (
+            f"{self._name} was called with more than {SHAPES} kinds of arguments (shapes, dtypes "
+            f"or values): calls with further ones run without the library's kernels"
+        )
+        if note not in NOTES:
+            NOTES.append(note)
+            warnings.warn(note, stacklevel=4)
+        return False
+
+
+def _signature(leaf: Any) -> Hashable:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
+    if isinstance(leaf, bool | int | float | str):
+        return leaf
+    return type(leaf).__qualname__
 
 
 def _outermost(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(self, OptimizedModule) or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return _call(self, *args, **kwargs)
-    if self not in _compiled:
-        _compiled[self] = torch.compile(self.forward, backend=backend, dynamic=False)
-    own = vars(self).get("forward")
+    compiled = isinstance(self, OptimizedModule)
+    if not compiled and self not in _captured:
+        _captured[self] = _Captured(self)
     torch.nn.Module.__call__ = _call  # type: ignore[method-assign] # of all modules in it
-    vars(self)["forward"] = _compiled[self]
+    own = vars(self).get("forward")
+    if not compiled and _captured[self].knows(args, kwargs):
+        vars(self)["forward"] = _captured[self].forward
     try:
         return _call(self, *args, **kwargs)
     finally:
         torch.nn.Module.__call__ = _outermost  # type: ignore[method-assign]
-        if own is None:
-            del vars(self)["forward"]
-        else:
+        if own is not None:
             vars(self)["forward"] = own
+        else:
+            vars(self).pop("forward", None)

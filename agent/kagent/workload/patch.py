@@ -4,6 +4,10 @@ The script runs as it is, once more with what is to be replaced rounded at rando
 kernels, from the same seed. Loss and gradients (or outputs) may be off by a multiple of what
 rounding changes. Then its steps are timed in one process, with and without each replacement in
 turn. What is not FASTER is taken back.
+
+Regions of graphs are tried twice, unless the script compiles them itself: the rest of their graphs
+runs operation by operation, or is compiled by Inductor. A region is compared with the same rest
+and nothing replaced.
 """
 
 from __future__ import annotations
@@ -11,11 +15,11 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from kagent_sandbox.data.verdict import SpeedVerdict, speed_verdict
@@ -29,7 +33,7 @@ from kagent.workload.hotspots_view import millis
 from kagent.workload.patch_file import Library, open_library, patch_text
 from kagent.workload.patching import differences
 from kagent.workload.running import run_script
-from kagent.workload.sites import Site, parse_site, region_site, sites_of_torch
+from kagent.workload.sites import Rest, Site, parse_site, region_site, sites_of_torch
 from kagent.workload.step_kind import StepKind
 
 ALLOWED = 16.0
@@ -50,6 +54,19 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """Times of a step with one replacement."""
+
+    ratio: Interval  # the step's time without it, over that with it
+    verdict: SpeedVerdict
+    us: float  # the step's median
+    rest: Rest | None = None  # of the graphs; None of what is no region
+    script: Interval | None = None  # of a region: the unpatched step's time, over that with it
+    kept: bool = False
+    why: str = ""  # it is not kept
+
+
+@dataclass(frozen=True)
 class Patched:
     """One replacement, and what became of it."""
 
@@ -57,8 +74,7 @@ class Patched:
     operator: str
     calls: float  # in a step
     difference: Difference | None = None  # None: every number is the same bit for bit
-    ratio: Interval | None = None  # the step's time without it, over that with it
-    verdict: SpeedVerdict | None = None
+    trials: Sequence[Trial] = ()  # the one that counts first
     kept: bool = False
     why: str = ""  # it was taken back
 
@@ -75,8 +91,21 @@ class Patch:
     before_us: float | None = None  # a step's median without the patch; None if nothing was timed
     after_us: float | None = None  # with all that was kept
     ratio: Interval | None = None  # before / after, interleaved
+    rest: Rest | None = None  # of the graphs in which regions were kept
+    compiles: bool = False  # the script gives its modules to torch.compile itself
+    captured: Mapping[Rest, Interval] = field(default_factory=dict)
+    """Before / after where graphs are captured and nothing is replaced."""
+    notes: Sequence[str] = ()  # calls that no kernel takes, and why
     file: str | None = None
     disturbed: Sequence[str] = ()  # what else used the processors while steps were timed
+
+
+Configuration: TypeAlias = "dict[str, Any] | None"
+"""Sites, and the rest of graphs, as the script's process reads it; None: the script as it is."""
+
+
+def _with(sites: Sequence[str], rest: Rest = "operations") -> Configuration:
+    return {"sites": list(sites), "rest": rest}
 
 
 @dataclass(frozen=True)
@@ -95,9 +124,9 @@ class _Session:
         return run_script("patching", self.script, self.args, {**common, **request})
 
     def numbers(
-        self, name: str, sites: Sequence[str] | None, steps: int, *, rounded: bool = False
+        self, name: str, configuration: Configuration, steps: int, *, rounded: bool = False
     ) -> Any:
-        more = {"sites": sites, "rounded": rounded, "steps": steps}
+        more = {"configuration": configuration, "rounded": rounded, "steps": steps}
         return self.run(mode="numbers", file=str(self.folder / name), **more)
 
 
@@ -112,6 +141,7 @@ def patch(
     steps: int,
     pairs: int,
     warmup: int,
+    rests: Sequence[Rest] = ("operations", "inductor"),
     say: Callable[[str], None] = lambda _: None,
 ) -> Patch:
     """Put libraries' kernels into a script, and keep those that pay.
@@ -126,6 +156,8 @@ def patch(
         steps: Steps whose numbers are compared.
         pairs: Steps that are timed of each configuration.
         warmup: Steps of each configuration before.
+        rests: What is tried with the rest of a graph in which a region is replaced. What the
+            script compiles itself stays compiled.
         say: Is told what is being done.
 
     Raises:
@@ -142,12 +174,14 @@ def patch(
         right = [p.site for p in found.sites if not p.why]
         if not right:
             return found
-        timed = _timed(session, found, sites, right, pairs, warmup, say)
+        if any(s.task and s.name in right for s in sites):
+            found, rests = _rests(session, found, sites, right, rests, steps, say)
+        timed = _timed(session, found, sites, right, rests, pairs, warmup, say)
     kept = [s for s in sites if any(p.kept and p.site == s.name for p in timed.sites)]
     if not kept:
         return timed
     try:
-        write_file(to, patch_text(opened, kept, _account(timed)))
+        write_file(to, patch_text(opened, kept, _account(timed), timed.rest or "operations"))
     except OSError as e:
         raise UserError(f"{to}: cannot be written ({e.strerror})") from None
     return replace_fields(timed, file=str(to))
@@ -182,7 +216,7 @@ def _compared(
     say("running the script as it is")
     session.numbers("plain", None, steps)
     say("running it with rounding")
-    session.numbers("rounded", names, steps, rounded=True)
+    session.numbers("rounded", _with(names), steps, rounded=True)
     yardstick = {
         (step, name): off
         for step, name, off in differences(session.folder / "plain", session.folder / "rounded")
@@ -191,11 +225,16 @@ def _compared(
 
     regions = {s.name for s in sites if s.task}
     graphs: list[str] = []
+    notes: list[str] = []
+    compiles = False
 
     def check(wanted: Sequence[str]) -> Difference | None:
+        nonlocal compiles
         say(f"running it with {', '.join(wanted)}")
-        seen = session.numbers("patched", wanted, steps)
-        graphs[:] = seen["graphs"]
+        seen = session.numbers("patched", _with(wanted), steps)
+        graphs[:] = [*seen["graphs"], *seen["compiled"]]
+        notes[:] = seen["notes"]
+        compiles = bool(seen["compiled"]) and not seen["graphs"]
         worst = _worst(yardstick, session.folder)
         for name in wanted:
             found[name] = replace_fields(
@@ -241,29 +280,76 @@ def _compared(
             drop(left(), _too_far(worst))
         elif left():
             worst = found[left()[0]].difference
-    return Patch(str(session.script), list(found.values()), len(yardstick), steps, worst)
+    return Patch(
+        str(session.script),
+        list(found.values()),
+        len(yardstick),
+        steps,
+        worst,
+        compiles=compiles,
+        notes=tuple(notes),
+    )
+
+
+def _rests(
+    session: _Session,
+    found: Patch,
+    sites: Sequence[Site],
+    right: Sequence[str],
+    rests: Sequence[Rest],
+    steps: int,
+    say: Callable[[str], None],
+) -> tuple[Patch, Sequence[Rest]]:
+    """Choose the rests of graphs to time: without Inductor if that fails, or if numbers change."""
+    if found.compiles:
+        return found, ["inductor"]  # the script's own
+    if "inductor" not in rests:
+        return found, rests
+    regions = [s.name for s in sites if s.task and s.name in right]
+    try:
+        say("running it compiled by Inductor")
+        session.numbers("compiled", _with((), "inductor"), steps)
+        say(f"running it compiled, with {', '.join(regions)}")
+        session.numbers("patched", _with(regions, "inductor"), steps)
+        yardstick = {
+            (step, name): off
+            for step, name, off in differences(session.folder / "plain", session.folder / "rounded")
+        }
+        # Other roundings of Inductor's are no kernel's fault.
+        why = _too_far(_worst(yardstick, session.folder, "compiled"))
+    except UserError as e:
+        why = " ".join(str(e).partition("\n\n")[0].split())  # without torch's advice
+    if not why:
+        return found, rests
+    left: list[Rest] = [r for r in rests if r != "inductor"]
+    if not left:
+        raise UserError(f"the rest of the graphs cannot be compiled by Inductor: {why}")
+    note = f"the rest of the graphs is not compiled by Inductor: {why}"
+    return replace_fields(found, notes=(*found.notes, note)), left
 
 
 def _unmatched(graphs: Sequence[str]) -> str:
     """No graph has a region."""
     if not graphs:
         return (
-            "no graph was captured: expected a module that is called, and that torch.compile has "
-            "not compiled"
+            "no graph was captured: expected a module that is called, or a function that "
+            "torch.compile compiles"
         )
     counts = Counter(graphs)
     seen = "; ".join(g if n == 1 else f"{n} times {g}" for g, n in counts.items())
     return f"no graph has these operations with these constants and sizes. Seen: {seen}"
 
 
-def _worst(yardstick: Mapping[tuple[int, str], float], folder: Path) -> Difference | None:
+def _worst(
+    yardstick: Mapping[tuple[int, str], float], folder: Path, plain: str = "plain"
+) -> Difference | None:
     """The number that is furthest off for what rounding does to it; None if none is off."""
     middle = {
         step: median(off for (at, _), off in yardstick.items() if at == step)
         for step in {step for step, _ in yardstick}
     }
     found: list[Difference] = []
-    for step, name, off in differences(folder / "plain", folder / "patched"):
+    for step, name, off in differences(folder / plain, folder / "patched"):
         rounded = yardstick.get((step, name), 0.0)
         allowed = max(ALLOWED * max(rounded, middle.get(step, 0.0)), _LEAST)
         if off:
@@ -288,58 +374,102 @@ def _timed(
     found: Patch,
     sites: Sequence[Site],
     right: Sequence[str],
+    rests: Sequence[Rest],
     pairs: int,
     warmup: int,
     say: Callable[[str], None],
 ) -> Patch:
     """Time steps with each site alone, and with those that are FASTER together."""
-    alone = [[name] for name in right]
-    regions = {s.name for s in sites if s.task}
+    regions = [s.name for s in sites if s.task and s.name in right]
+    functions = [name for name in right if name not in regions]
     # Graphs as they are captured: what differs from them is the region's alone.
-    bases: list[list[str] | None] = [None, []] if regions & set(right) else [None]
-    say(f"timing {len(right) + len(bases)} kinds of steps, {pairs} of each, interleaved")
-    us, disturbed = _times(session, [*bases, *alone], pairs, warmup)
-    found = replace_fields(found, disturbed=disturbed)
-    outcomes = []
-    for p in found.sites:
-        if p.site in right:
-            own = us[len(bases) + right.index(p.site)]
-            ratio = _ratio(us[1] if p.site in regions else us[0], own)
-            verdict = speed_verdict(ratio.low, ratio.high)
-            kept = verdict is SpeedVerdict.FASTER
-            why = "" if kept else f"{verdict.value}: taken back"
-            if kept and p.site in regions:
-                script = _ratio(us[0], own)
-                whole = speed_verdict(script.low, script.high)
-                kept = whole is SpeedVerdict.FASTER
-                beside = interval_text(script.value, script.low, script.high)
-                slow = f"{whole.value} beside the script without captured graphs, {beside}"
-                why = "" if kept else f"{slow}: taken back"
-            outcomes.append(replace_fields(p, ratio=ratio, verdict=verdict, kept=kept, why=why))
-        else:
-            outcomes.append(p)
-    kept_names = [p.site for p in outcomes if p.kept]
-    before_us = median(us[0])
-    if not kept_names:
-        return replace_fields(found, sites=outcomes, before_us=before_us)
-    if len(kept_names) > 1:
-        say("timing all of them together")
-        us, disturbed = _times(session, [None, kept_names], pairs, warmup)
-        together = us[1]
-    else:
-        together = us[len(bases) + right.index(kept_names[0])]
-    return replace_fields(
+    bases: list[Rest] = list(rests) if regions else []
+    tried = [(name, rest) for rest in bases for name in regions]
+    configurations = [
+        None,
+        *(_with((), rest) for rest in bases),
+        *(_with([name]) for name in functions),
+        *(_with([name], rest) for name, rest in tried),
+    ]
+    say(f"timing {len(configurations)} kinds of steps, {pairs} of each, interleaved")
+    us, disturbed = _times(session, configurations, pairs, warmup)
+    plain_us, us = us[0], us[1:]
+    base_us = dict(zip(bases, us, strict=False))
+    trials: dict[str, list[Trial]] = {name: [] for name in right}
+    for name, own_us in zip(functions, us[len(bases) :], strict=False):
+        trials[name].append(_trial(plain_us, own_us))
+    for (name, rest), own_us in zip(tried, us[len(bases) + len(functions) :], strict=True):
+        trials[name].append(_region_trial(plain_us, base_us[rest], own_us, rest))
+    best = min((t for n in regions for t in trials[n] if t.kept), key=_us, default=None)
+    chosen = best.rest if best is not None else None
+    outcomes = [_outcome(p, trials.get(p.site, ()), chosen) for p in found.sites]
+    found = replace_fields(
         found,
         sites=outcomes,
-        before_us=median(us[0]),
-        after_us=median(together),
-        ratio=_ratio(us[0], together),
+        before_us=median(plain_us),
+        captured={r: _ratio(plain_us, of_rest) for r, of_rest in base_us.items()},
+        disturbed=disturbed,
+    )
+    kept = [p for p in outcomes if p.kept]
+    if not kept:
+        return found
+    if len(kept) == 1:
+        trial = kept[0].trials[0]
+        ratio = trial.ratio if trial.script is None else trial.script
+        return replace_fields(found, rest=chosen, after_us=trial.us, ratio=ratio)
+    say("timing all of them together")
+    configuration = _with([p.site for p in kept], chosen or "operations")
+    (plain_us, after_us), disturbed = _times(session, [None, configuration], pairs, warmup)
+    return replace_fields(
+        found,
+        rest=chosen,
+        before_us=median(plain_us),
+        after_us=median(after_us),
+        ratio=_ratio(plain_us, after_us),
         disturbed=disturbed,
     )
 
 
+def _us(trial: Trial) -> float:
+    return trial.us
+
+
+def _trial(before_us: Sequence[float], own_us: Sequence[float]) -> Trial:
+    ratio = _ratio(before_us, own_us)
+    verdict = speed_verdict(ratio.low, ratio.high)
+    kept = verdict is SpeedVerdict.FASTER
+    return Trial(ratio, verdict, median(own_us), kept=kept, why="" if kept else f"{verdict.value}")
+
+
+def _region_trial(
+    plain_us: Sequence[float], base_us: Sequence[float], own_us: Sequence[float], rest: Rest
+) -> Trial:
+    """Compare a region with the same graphs as they are, and with the script."""
+    trial = replace_fields(_trial(base_us, own_us), rest=rest, script=_ratio(plain_us, own_us))
+    whole = _trial(plain_us, own_us)
+    if not trial.kept or whole.kept:
+        return trial
+    beside = interval_text(whole.ratio.value, whole.ratio.low, whole.ratio.high)
+    why = f"{whole.verdict.value} beside the unpatched script, {beside}"
+    return replace_fields(trial, kept=False, why=why)
+
+
+def _outcome(p: Patched, trials: Sequence[Trial], rest: Rest | None) -> Patched:
+    """Keep it if it pays with the rest of the graphs that was chosen."""
+    if not trials:
+        return p
+    first = min(trials, key=lambda t: (t.rest not in (None, rest), not t.kept, -t.ratio.value))
+    others = [t for t in trials if t is not first]
+    return replace_fields(
+        p,
+        trials=[first, *others],
+        kept=first.kept,
+        why="" if first.kept else f"{first.why}: taken back",
+    )
+
+
 def _times(
-    session: _Session, configurations: Sequence[Sequence[str] | None], pairs: int, warmup: int
+    session: _Session, configurations: Sequence[Configuration], pairs: int, warmup: int
 ) -> tuple[list[list[float]], Sequence[str]]:
     request = {"configurations": configurations, "pairs": pairs, "warmup": warmup}
     found = session.run(mode="times", **request)
@@ -367,6 +497,20 @@ def step_text(found: Patch) -> str:
     )
 
 
+_RESTS = {"operations": "run operation by operation", "inductor": "compiled by Inductor"}
+
+
+def rests_text(found: Patch) -> list[str]:
+    """Describe captured graphs without a kernel in them, beside the script as it is."""
+    graphs = "the script's compiled graphs" if found.compiles else "the captured graphs"
+    lines = []
+    for rest, r in found.captured.items():
+        chosen = ": their rest in the patch" if rest == found.rest else ""
+        beside = interval_text(r.value, r.low, r.high)
+        lines.append(f"{graphs} without a kernel, {_RESTS[rest]}: {beside}{chosen}")
+    return lines
+
+
 def numbers_text(found: Patch) -> str:
     """Describe the change of loss and gradients."""
     count = f"{found.numbers} numbers (loss and gradients, or outputs) over {found.steps} steps"
@@ -383,7 +527,8 @@ def numbers_text(found: Patch) -> str:
 
 
 def _account(found: Patch) -> list[str]:
-    return [f"{step_text(found)}.", f"{numbers_text(found)}."]
+    lines = [step_text(found), *rests_text(found), numbers_text(found), *found.notes]
+    return [f"{line}." for line in lines]
 
 
 def to_json(found: Patch) -> dict[str, Any]:

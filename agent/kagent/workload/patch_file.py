@@ -13,7 +13,7 @@ from kagent_sandbox.syntax import parse
 from kagent.export.generic import needs_reference
 from kagent.export.packaging import names_of
 from kagent.export.reading import PACKAGES, is_library, read_library
-from kagent.workload.sites import Site
+from kagent.workload.sites import Rest, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,10 @@ def _offered(path: Path) -> tuple[str, ...]:
 
 
 def patch_text(
-    libraries: Sequence[Library], sites: Sequence[Site], notes: Sequence[str] = ()
+    libraries: Sequence[Library],
+    sites: Sequence[Site],
+    notes: Sequence[str] = (),
+    rest: Rest = "operations",
 ) -> str:
     """Write the file.
 
@@ -97,6 +100,7 @@ def patch_text(
         libraries: The libraries of the sites' operators.
         sites: What is replaced.
         notes: Lines for its docstring: what was measured.
+        rest: Of graphs in which regions are replaced.
     """
     owners: Mapping[str, Library] = {n: lib for lib in libraries for n in lib.operators}
     used = [lib for lib in libraries if any(owners[s.operator] is lib for s in sites)]
@@ -125,7 +129,9 @@ def patch_text(
         replacements=replacements,
         table=table,
         capture=_captured() if regions else "",
-        regions=regions and _REGIONS.format(regions=regions),
+        regions=regions and _REGIONS.format(regions=regions, rest=rest),
+        parameters="sites=None, rest=REST" if regions else "sites=None",
+        about_rest=_ABOUT_REST if regions else "",
         enable=_ENABLE if regions else "",
         disable="    release()\n" if regions else "",
     )
@@ -211,12 +217,12 @@ SITES = {{
 _replaced = []  # (owner, name, what it had itself or None), the last one first
 
 
-def enable(sites=None):
+def enable({parameters}):
     """Put the kernels in.
 
     Args:
         sites: Names of replacements; all of them where it is None.
-    """
+{about_rest}    """
     disable()
 {enable}    for site in SITES if sites is None else sites:
         module, path, make = SITES[site]
@@ -286,7 +292,10 @@ REGIONS = {{
 {regions}
 }}
 """Regions of graphs: their operations, and the function that makes the replacement."""
+REST = {rest!r}
 '''
+_ABOUT_REST = """        rest: Of captured graphs: "operations" one by one, or "inductor": compiled.
+"""
 _ENABLE = """    names = [*REGIONS, *SITES] if sites is None else sites
     found = {}
     for name in [n for n in names if n in REGIONS]:
@@ -295,6 +304,6 @@ _ENABLE = """    names = [*REGIONS, *SITES] if sites is None else sites
         replacement = make(region.call(function))
         found[name] = region, replacement
     if found or not names:  # without a name: graphs as they are captured
-        capture(found)
+        capture(found, rest)
     sites = [n for n in names if n not in REGIONS]
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from kagent_sandbox.data.verdict import SpeedVerdict
@@ -11,7 +12,7 @@ from rich.text import Text
 from kagent.text import interval_text
 from kagent.ui.table import Column, TextTable
 from kagent.ui.tables import VERDICT_STYLES
-from kagent.workload.patch import Patch, Patched, numbers_text, step_text
+from kagent.workload.patch import Patch, Patched, numbers_text, rests_text, step_text
 
 
 def patch_view(found: Patch) -> RenderableType:
@@ -21,16 +22,20 @@ def patch_view(found: Patch) -> RenderableType:
             Column("replaced"),
             Column("by"),
             Column("calls per step", right=True, drop=1),
+            Column("rest of graphs", drop=1),
             Column("step's speed-up", right=True),
             Column("verdict"),
             Column("", wrap=True),
         )
     )
     for site in found.sites:
-        table.add_row(*_cells(site))
+        for row in _rows(site):
+            table.add_row(*row)
     text = Text(f"\n{numbers_text(found)}\n")
     if found.before_us is not None:
         text.append(f"{step_text(found)}\n", "bold")
+    for line in (*rests_text(found), *found.notes):
+        text.append(f"{line}\n")
     if found.disturbed:
         text.append(f"disturbed: {'; '.join(found.disturbed)}. Intervals are wider than alone\n")
     if found.file is None:
@@ -42,15 +47,18 @@ def patch_view(found: Patch) -> RenderableType:
     return Group(table, text)
 
 
-def _cells(site: Patched) -> list[str | Text]:
-    ratio, verdict = site.ratio, site.verdict
-    return [
-        site.site,
-        site.operator,
-        f"{site.calls:g}",
-        "-" if ratio is None else interval_text(ratio.value, ratio.low, ratio.high),
-        Text("-")
-        if verdict is None
-        else Text(verdict.value, VERDICT_STYLES[SpeedVerdict(verdict)]),
-        "kept" if site.kept else site.why,
-    ]
+def _rows(site: Patched) -> Iterator[list[str | Text]]:
+    """One row of each trial, the one that counts first."""
+    first: list[str | Text] = [site.site, site.operator, f"{site.calls:g}"]
+    outcome = "kept" if site.kept else site.why
+    if not site.trials:
+        yield [*first, "", "-", "-", outcome]
+    for i, trial in enumerate(site.trials):
+        r = trial.ratio
+        yield [
+            *(first if i == 0 else ["", "", ""]),
+            trial.rest or "",
+            interval_text(r.value, r.low, r.high),
+            Text(trial.verdict.value, VERDICT_STYLES[SpeedVerdict(trial.verdict)]),
+            outcome if i == 0 else trial.why or "the other is faster",
+        ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import math
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from kagent_sandbox.device.interference import HostReading, host_notes, read_host
@@ -25,20 +26,24 @@ def observe(request: Mapping[str, Any], run: Callable[[], None]) -> dict[str, An
 
     Args:
         request: `mode`: "numbers" or "times"; `patch`: the patch's file; `kind` (of steps);
-            `seed`. For numbers: `sites`, `rounded` (instead of the patch, round what the replaced
-            functions return), `steps`, and `file` for the numbers. For times: `configurations`
-            (lists of sites, or None for the script as it is), `warmup` and `pairs`.
+            `seed`. For numbers: `configuration` (`sites`, and `rest` of graphs; or None for the
+            script as it is), `rounded` (instead of the patch, round what the replaced functions
+            return), `steps`, and `file` for the numbers. For times: `configurations`, `warmup` and
+            `pairs`.
         run: Runs the script.
 
     Raises:
         ScriptFailed: The script fails, has too few steps, or has not what is to be replaced.
     """
     patch = _imported(Path(request["patch"]))
+    _prepare(patch, request.get("configurations", [None, request.get("configuration")]))
     observer = _Times(patch, request) if request["mode"] == "times" else _Numbers(patch, request)
     seed_all(request["seed"])
     with Steps(observer, request["kind"]) as steps:
-        run()
-    patch.disable()
+        try:
+            run()
+        finally:
+            patch.disable()
     if not observer.finished:
         raise ScriptFailed(
             f"it must run at least {observer.needed} steps, and ended after {steps.seen}: a step "
@@ -51,7 +56,7 @@ def _imported(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("_kagent_patch", path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # for Dynamo
     try:
         spec.loader.exec_module(module)
     except Exception as e:  # noqa: BLE001 - whatever a library raises
@@ -59,13 +64,34 @@ def _imported(path: Path) -> ModuleType:
     return module
 
 
-def _enable(patch: ModuleType, sites: Sequence[str] | None) -> None:
-    """Put sites in; None: the script runs as it is. Without a site, graphs are still captured."""
+Configuration: TypeAlias = "Mapping[str, Any] | None"
+"""`sites`, and `rest` of captured graphs. Without a site, graphs are still captured. None: the
+script runs as it is."""
+
+
+def _prepare(patch: ModuleType, configurations: Sequence[Configuration]) -> None:
+    """Announce all that graphs are to be compiled for."""
+    regions = getattr(patch, "REGIONS", None)
+    if regions is None or not any(configurations):
+        return
+    settings: list[Any] = []
+    for c in configurations:
+        found = [n for n in c["sites"] if n in regions] if c else []
+        # A function's replacement alone captures nothing.
+        captures = c is not None and (found or not c["sites"])
+        patterns = [patch.Pattern(n, regions[n][0]) for n in found]
+        settings.append((c["rest"], patterns) if c is not None and captures else None)
+    patch.prepare(settings)
+
+
+def _enable(patch: ModuleType, configuration: Configuration) -> None:
     try:
-        if sites is None:
+        if configuration is None:
             patch.disable()
+        elif hasattr(patch, "REGIONS"):
+            patch.enable(configuration["sites"], configuration["rest"])
         else:
-            patch.enable(sites)
+            patch.enable(configuration["sites"])
     except (ImportError, AttributeError, KeyError, ValueError) as e:
         raise ScriptFailed(f"there is nothing to replace: {e}") from None
 
@@ -116,13 +142,14 @@ class _Numbers:
             self.finished = True
             raise Done
         if index == 0:
-            for site in self._request["sites"] or ():
+            configuration = self._request["configuration"]
+            for site in configuration["sites"] if configuration else ():
                 table = self._patch.SITES
                 if site not in table:
                     table = self._patch.REGIONS
                 *where, make = table[site]
                 table[site] = *where, self._seen(site, make)
-            _enable(self._patch, self._request["sites"])
+            _enable(self._patch, configuration)
             seed_all(self._request["seed"])  # step 0 may draw differently from run to run
 
     def _seen(self, site: str, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -140,10 +167,13 @@ class _Numbers:
         return wrapped
 
     def result(self) -> dict[str, Any]:
-        """Write the numbers; calls by site."""
+        """Write the numbers; calls by site, and descriptions of graphs."""
         torch.autograd.backward = self._backward
         torch.save(self._steps, self._request["file"])
-        return {"calls": dict(self._calls), "graphs": getattr(self._patch, "GRAPHS", [])}
+        of_patch = {
+            name.lower(): getattr(self._patch, name, ()) for name in ("GRAPHS", "COMPILED", "NOTES")
+        }
+        return {"calls": dict(self._calls), **of_patch}
 
 
 def _sampled(tensor: torch.Tensor) -> torch.Tensor:
@@ -194,7 +224,7 @@ class _Times:
     def __init__(self, patch: ModuleType, request: Mapping[str, Any]) -> None:
         self.finished = False
         self._patch = patch
-        self._configurations: list[list[str] | None] = request["configurations"]
+        self._configurations: list[Configuration] = request["configurations"]
         count, warmup, pairs = len(self._configurations), request["warmup"], request["pairs"]
         # In each round in another order: what is next to what, and who comes first, changes.
         order = random.Random(0)  # noqa: S311 - no secret

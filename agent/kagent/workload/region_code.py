@@ -42,6 +42,14 @@ def _strided(values, stride):
     return view
 '''
 
+_NORMALIZATIONS = {
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "_fused_rms_norm",
+    "_fused_rms_norm_backward",
+}
+"""Operations that are told the last sizes of their tensors."""
+
 
 class NotWritable(Exception):  # noqa: N818
     """A region cannot be written as a function; the text says why."""
@@ -108,7 +116,7 @@ def _line(op: Op, names: dict[Value, str], written: set[int]) -> str:
         raise NotWritable(f"{op.name} has tensors that are no plain ones (sparse, or a subclass)")
     if "nondeterministic_seeded" in op.tags:
         raise NotWritable(f"{op.name} draws random numbers")
-    arguments = [_code(a, names, written) for a in op.args]
+    arguments = [_argument(i, op, names, written) for i in range(len(op.args))]
     arguments += [f"{k}={_code(v, names, written)}" for k, v in op.kwargs.items()]
     call = f"{_functional(op) if op.writes else op.name}({', '.join(arguments)})"
     if op.writes:
@@ -120,6 +128,16 @@ def _line(op: Op, names: dict[Value, str], written: set[int]) -> str:
         raise NotWritable(f"{op.name} has no tensor as its result")
     targets = [_target(v, names) if isinstance(v, Value) else "_" for v in op.result]
     return f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {call}"
+
+
+def _argument(position: int, op: Op, names: Mapping[Value, str], written: set[int]) -> str:
+    """An argument; sizes that are bound to be a tensor's as those, so that they can vary."""
+    given = op.args[position]
+    if op.name.split(".")[1] in _NORMALIZATIONS and isinstance(given, list):
+        tensor = next(a for a in op.args if isinstance(a, Value))
+        if given == list(tensor.shape[-len(given) :]):
+            return f"{_named(tensor, names, written)}.shape[-{len(given)}:]"
+    return _code(given, names, written)
 
 
 def _target(value: Value, names: dict[Value, str]) -> str:

@@ -12,8 +12,12 @@ import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from kagent_sandbox.errors import UserError
+
+Rest: TypeAlias = Literal["operations", "inductor"]
+"""The rest of a graph in which a region is replaced: run operation by operation, or compiled."""
 
 
 @dataclass(frozen=True, slots=True)

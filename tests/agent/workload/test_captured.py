@@ -51,6 +51,7 @@ def model():
     torch._dynamo.reset()
     torch.manual_seed(0)
     captured.GRAPHS.clear()
+    captured.COMPILED.clear()
     yield nn.Sequential(Model(), Model())
     release()
 
@@ -92,19 +93,103 @@ def test_both_directions_are_replaced_and_give_the_same(model):
     release()
     gradients(model, x)
     assert counts["forward"] == 2
-    assert [g.split()[0] for g in captured.GRAPHS] == ["forward", "backward"]
+    assert {g.split()[0] for g in captured.GRAPHS} == {"training"}
+
+
+def test_the_program_compiles_by_itself(model):
+    x = torch.randn(4, 8)
+    plain = gradients(model, x)
+    found, counts = sites(forward, backward)
+    compiled = torch.compile(model)
+    captured.prepare([None, ("inductor", [region for region, _ in found.values()])])
+    assert all(map(close, plain, gradients(compiled, x)))
+    capture(found, "inductor")
+    assert all(map(close, plain, gradients(compiled, x)))
+    assert counts == {"forward": 2, "backward": 2}
+    release()
+    assert all(map(close, plain, gradients(compiled, x)))
+    assert counts == {"forward": 2, "backward": 2}
+
+
+class Dropped(nn.Module):
+    """Random numbers, a constant, a buffer, and a size that is used as a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = Model()
+        self.register_buffer("scale", torch.full((8,), 2.0))
+
+    def forward(self, x):
+        shift = torch.tensor([1.0, 2.0] * 4)
+        return F.dropout(self.model(x), 0.5) * self.scale + shift * x.shape[0]
+
+
+def seeded(model, x):
+    torch.manual_seed(1)
+    return gradients(model, x)
+
+
+def test_the_rest_goes_through_inductor(model):
+    model, x = Dropped(), torch.randn(4, 8)
+    plain = seeded(model, x)
+    found, counts = sites(part_of_forward, forward, backward)
+    capture(found, "inductor")
+    assert all(map(close, plain, seeded(model, x)))
+    assert counts == {"part_of_forward": 0, "forward": 1, "backward": 1}
+
+
+def test_shapes_beyond_the_bound_run_as_they_are(model, monkeypatch):
+    monkeypatch.setattr(captured, "SHAPES", 2)
+    captured.NOTES.clear()
+    found, counts = sites(forward, backward)
+    inputs = [torch.randn(n, 8) for n in (3, 4, 5, 3)]
+    plain = [gradients(model, x) for x in inputs]
+    capture(found)
+    with pytest.warns(UserWarning, match="Sequential was called with more than 2 kinds of arg"):
+        replaced = [gradients(model, x) for x in inputs]
+    for ours, own in zip(replaced, plain, strict=True):
+        assert all(map(torch.equal, ours, own))
+    assert counts == {"forward": 6, "backward": 6}  # of two blocks: not the third shape
+    assert len(captured.NOTES) == 1
+    capture({})
+    assert all(map(torch.equal, plain[2], gradients(model, inputs[2])))  # counted anew
+
+
+def test_shapes_that_the_programs_compiler_takes_as_one(model):
+    found, counts = sites(forward, backward)
+    capture(found)
+    model = model[0]
+    compiled = torch.compile(model, dynamic=True)
+    for n in (4, 5, 6):
+        x = torch.randn(n, 8)
+        ours = gradients(compiled, x)
+        assert all(map(close, ours, gradients_of_forward(model, x)))
+    assert counts == {"forward": 3, "backward": 3}
+    assert len(captured.COMPILED) == 1
+
+
+def gradients_of_forward(model, x):
+    """Loss and gradients of the module's own operations: only calls of it are captured."""
+    p = F.softmax(F.linear(x, model.up.weight, model.up.bias) * 0.5, dim=-1)
+    out = x + F.linear(F.gelu(p, approximate="tanh"), model.down.weight, model.down.bias)
+    loss = out.square().mean()
+    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+def close(a, b):
+    return torch.allclose(a, b, atol=1e-6)
 
 
 def test_inference_is_replaced_and_random_numbers_stay(model):
     def relu(*, x0):
         return aten.relu.default(aten.mul.Tensor(x0, 0.5))
 
-    class Dropped(nn.Module):
+    class Noisy(nn.Module):
         def forward(self, x):
             noise = F.dropout(x, 0.5)
             return F.relu(x * 0.5) + noise, F.dropout(x, 0.5)
 
-    x, dropped = torch.randn(4, 8), Dropped()
+    x, dropped = torch.randn(4, 8), Noisy()
     torch.manual_seed(1)
     wanted = dropped(x)
     found, counts = sites(relu)

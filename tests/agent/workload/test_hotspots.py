@@ -154,6 +154,15 @@ def test_writing_in_place_becomes_a_result(tmp_path):
     assert torch.equal(given, torch.full((3, 4), 5.0))
 
 
+def test_the_sizes_of_a_normalization_vary(tmp_path):
+    x, weight = torch.randn(4, 8), torch.ones(8)
+    recording = recorded(lambda: F.layer_norm(x + x, (8,), weight), statistics=True)
+    (region,) = seen(recording)["regions"]
+    module = module_of(region["source"]["text"], tmp_path)
+    x, weight = torch.randn(3, 5), torch.ones(5)
+    assert torch.allclose(module.region(x, weight), F.layer_norm(x + x, (5,)))
+
+
 def test_inputs_are_drawn_like_those_that_were_seen(tmp_path):
     x = torch.rand(400, 64).mT.masked_fill(torch.rand(64, 400) < 0.25, -torch.inf)
     index = torch.randint(3, 9, (64, 1))

@@ -15,7 +15,7 @@ from commands import run
 from kagent.export.writing import files_of, write_library
 from kagent.workload import patching
 from kagent.workload.child import script_of
-from kagent.workload.patch import Patch, patch
+from kagent.workload.patch import Patch, patch, rests_text
 from kagent.workload.patch_file import Library, is_region, open_library, patch_text
 from kagent.workload.patch_view import patch_view
 from kagent.workload.sites import parse_site, sites_of_torch
@@ -282,14 +282,14 @@ class Block(nn.Module):
         return x + self.down(F.relu(self.up(x) * 0.5 + 1.0))
 
 torch.manual_seed(0)
-model = nn.Sequential(Block(), Block())
+model = Block()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(int(sys.argv[1])):
     optimizer.zero_grad()
     model(torch.randn(4, 8)).square().mean().backward()
     optimizer.step()
 """
-REGION_KERNEL = """
+REGION_KERNELS = """
 #include <cstdint>
 extern "C" void scaled(const float* x, float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
@@ -297,18 +297,25 @@ extern "C" void scaled(const float* x, float* y, int64_t n) {
     y[i] = v > 0 ? v : 0;
   }
 }
+extern "C" void scaled_backward(const float* dy, const float* y, float* dx, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) dx[i] = y[i] > 0 ? dy[i] * 0.5f : 0.0f;
+}
 """
 REGION_LIBRARY = """
 import ctypes
 import pathlib
 import torch
-_run = ctypes.CDLL(str(pathlib.Path(__file__).with_name("kernel.so"))).scaled
-_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-def scaled(x0):
-    assert x0.is_contiguous() and x0.dtype == torch.float32
-    result = torch.empty_like(x0)
-    _run(x0.data_ptr(), result.data_ptr(), x0.numel())
+_kernels = ctypes.CDLL(str(pathlib.Path(__file__).with_name("kernels.so")))
+def _run(kernel, *tensors):
+    assert all(t.is_contiguous() and t.dtype == torch.float32 for t in tensors)
+    result = torch.empty_like(tensors[-1])
+    addresses = [ctypes.c_void_p(t.data_ptr()) for t in (*tensors, result)]
+    kernel(*addresses, ctypes.c_int64(result.numel()))
     return result
+def scaled(x0):
+    return _run(_kernels.scaled, x0)
+def scaled_backward(x0, x1):
+    return _run(_kernels.scaled_backward, x0, x1)
 def elsewhere(x0):
     raise AssertionError("nothing of the script is this region")
 """
@@ -320,60 +327,117 @@ def eager(*, x0):
     add = aten.add.Tensor(mul, 1.0)
     return aten.relu.default(add)
 """
+SCALED_BACKWARD = """
+import torch
+aten = torch.ops.aten
+def eager(*, x0, x1):
+    threshold = aten.threshold_backward.default(x0, x1, 0)
+    return aten.mul.Tensor(threshold, 0.5)
+"""
+REGIONS = {"scaled": "scaled", "scaled_backward": "scaled_backward", "elsewhere": "other"}
+BOTH = ["region scaled", "region scaled_backward"]
 
 
 @pytest.fixture
 def region_library(tmp_path, monkeypatch):
-    """A library of a region with a kernel in C++, and of one that the script does not have."""
+    """A library of regions with kernels in C++, and of one that the script does not have."""
     torch._dynamo.reset()
     package = tmp_path / "region_ops"
     (package / "operators").mkdir(parents=True)
     (package / "__init__.py").write_text(REGION_LIBRARY)
     (package / "operators/__init__.py").write_text("")
-    (package / "operators/_scaled_reference.py").write_text(SCALED)
-    (package / "operators/_other_reference.py").write_text(SCALED.replace("0.5", "0.25"))
-    (package / "kernel.cpp").write_text(REGION_KERNEL)
-    built = ["g++", "-O2", "-shared", "-fPIC", "-o", package / "kernel.so", package / "kernel.cpp"]
-    subprocess.run(built, check=True)
-    regions = {"scaled": "scaled", "elsewhere": "other"}
-    library = Library("region_ops", package / "__init__.py", tuple(regions), True, regions)
+    references = {
+        "scaled": SCALED,
+        "scaled_backward": SCALED_BACKWARD,
+        "other": SCALED.replace("0.5", "0.25"),
+    }
+    for task, text in references.items():
+        (package / f"operators/_{task}_reference.py").write_text(text)
+    (package / "kernels.cpp").write_text(REGION_KERNELS)
+    built = ["g++", "-O2", "-shared", "-fPIC", "-o", package / "kernels.so"]
+    subprocess.run([*built, package / "kernels.cpp"], check=True)
+    library = Library("region_ops", package / "__init__.py", tuple(REGIONS), True, REGIONS)
     monkeypatch.setattr("kagent.workload.patch.open_library", lambda _: library)
     yield library
     for name in [n for n in sys.modules if "region_ops" in n]:
         del sys.modules[name]
+    torch._dynamo.reset()
 
 
-def test_regions_of_graphs_are_replaced(script, region_library, monkeypatch, tmp_path):
-    script.write_text(MODEL)
+@pytest.fixture
+def patch_regions(script, region_library, monkeypatch, tmp_path):
+    """Patches a script whose steps run, and take times that are made up: a patch, its file and
+    the configurations that were timed.
+    """
+    US = {"operations": (200.0, 100.0, 90.0), "inductor": (60.0, 50.0, 45.0)}
     timed = []
 
     def times(session, configurations, pairs, warmup):
         timed.append(configurations)
         session.run(mode="times", configurations=configurations, pairs=pairs, warmup=warmup)
-        us = {"None": 300.0, "[]": 200.0}
-        return [[us.get(str(c), 100.0)] * pairs for c in configurations], ()
+        us = [300.0 if c is None else US[c["rest"]][len(c["sites"])] for c in configurations]
+        return [[each] * pairs for each in us], ()
 
     monkeypatch.setattr("kagent.workload.patch._times", times)
-    to = tmp_path / "region_patch.py"
-    found = patch(
-        script, [tmp_path], ["99"], replace=[], to=to, kind="auto", steps=2, pairs=4, warmup=1
-    )
-    scaled, other = found.sites
-    assert (scaled.site, scaled.calls, scaled.kept) == ("region scaled", 2.0, True)
+
+    def patched(text, **more):
+        script.write_text(text)
+        to = tmp_path / "region_patch.py"
+        words = {"replace": [], "to": to, "kind": "optimizer", "steps": 2, "pairs": 4, "warmup": 1}
+        return patch(script, [tmp_path], ["99"], **words, **more), to, timed
+
+    return patched
+
+
+def test_regions_of_both_directions_are_replaced(patch_regions):
+    found, to, timed = patch_regions(MODEL)
+    for site in found.sites[:2]:
+        assert (site.calls, site.kept) == (1.0, True)
+        assert site.difference is None or site.difference.share <= 1
+        (inductor, operations) = site.trials
+        assert (inductor.rest, inductor.ratio.value) == ("inductor", pytest.approx(1.2))
+        assert (operations.rest, operations.ratio.value) == ("operations", pytest.approx(2.0))
+    other = found.sites[2]
     assert other.why.startswith("no graph has these operations with these constants and sizes")
-    assert "forward of 16 operations (t.default, addmm.default, mul.Tensor" in other.why
-    assert timed == [[None, [], ["region scaled"]]]  # as it is; captured; replaced
-    assert scaled.ratio.value == pytest.approx(2.0)
-    assert found.ratio.value == pytest.approx(3.0)
+    assert "training of 24 operations (t.default, addmm.default, mul.Tensor" in other.why
+    captured = [{"sites": [], "rest": "operations"}, {"sites": [], "rest": "inductor"}]
+    replaced = [{**c, "sites": [name]} for c in captured for name in BOTH]
+    together = {"sites": BOTH, "rest": "inductor"}
+    assert timed == [[None, *captured, *replaced], [None, together]]  # None: as it is
+    assert (found.rest, found.ratio.value) == ("inductor", pytest.approx(300 / 45))
+    assert found.captured["inductor"].value == pytest.approx(5.0)
+    assert "without a kernel, compiled by Inductor: 5.0" in to.read_text()
     module = patching._imported(to)
     block = nn.Sequential(nn.Linear(8, 16), Scaled())
     x = torch.randn(4, 8)
     wanted = block(x)
-    module.enable()
+    module.enable(rest="operations")
     assert torch.allclose(block(x), wanted, atol=1e-6)
     assert module.GRAPHS
     module.disable()
     assert torch.equal(block(x), wanted)
+
+
+def test_regions_of_a_script_that_compiles_itself(patch_regions):
+    compiled = MODEL.replace("optimizer =", "step = torch.compile(model)\noptimizer =")
+    found, _, timed = patch_regions(compiled.replace("    model(", "    step("))
+    assert found.compiles
+    assert [s.calls for s in found.sites] == [1.0, 1.0, 0.0]
+    assert "training of 24 operations" in found.sites[2].why
+    assert {c["rest"] for c in timed[0] if c} == {"inductor"}
+    assert "the script's compiled graphs without a kernel" in rests_text(found)[0]
+
+
+def test_what_inductor_cannot_compile_runs_by_operations(patch_regions, monkeypatch):
+    def refused(*_args, **_more):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", refused)
+    found, to, timed = patch_regions(MODEL)
+    assert {c["rest"] for c in timed[0] if c} == {"operations"}
+    assert found.rest == "operations"
+    assert "no compiler here" in found.notes[0]
+    assert "REST = 'operations'" in to.read_text()
 
 
 class Scaled(nn.Module):
