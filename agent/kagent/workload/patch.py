@@ -54,7 +54,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Trial:
+class PatchTrial:
     """Times of a step with one replacement."""
 
     ratio: Interval  # the step's time without it, over that with it
@@ -74,7 +74,7 @@ class Patched:
     operator: str
     calls: float  # in a step
     difference: Difference | None = None  # None: every number is the same bit for bit
-    trials: Sequence[Trial] = ()  # the one that counts first
+    trials: Sequence[PatchTrial] = ()  # the one that counts first
     kept: bool = False
     why: str = ""  # it was taken back
 
@@ -395,7 +395,7 @@ def _timed(
     us, disturbed = _times(session, configurations, pairs, warmup)
     plain_us, us = us[0], us[1:]
     base_us = dict(zip(bases, us, strict=False))
-    trials: dict[str, list[Trial]] = {name: [] for name in right}
+    trials: dict[str, list[PatchTrial]] = {name: [] for name in right}
     for name, own_us in zip(functions, us[len(bases) :], strict=False):
         trials[name].append(_trial(plain_us, own_us))
     for (name, rest), own_us in zip(tried, us[len(bases) + len(functions) :], strict=True):
@@ -430,20 +430,22 @@ def _timed(
     )
 
 
-def _us(trial: Trial) -> float:
+def _us(trial: PatchTrial) -> float:
     return trial.us
 
 
-def _trial(before_us: Sequence[float], own_us: Sequence[float]) -> Trial:
+def _trial(before_us: Sequence[float], own_us: Sequence[float]) -> PatchTrial:
     ratio = _ratio(before_us, own_us)
     verdict = speed_verdict(ratio.low, ratio.high)
     kept = verdict is SpeedVerdict.FASTER
-    return Trial(ratio, verdict, median(own_us), kept=kept, why="" if kept else f"{verdict.value}")
+    return PatchTrial(
+        ratio, verdict, median(own_us), kept=kept, why="" if kept else f"{verdict.value}"
+    )
 
 
 def _region_trial(
     plain_us: Sequence[float], base_us: Sequence[float], own_us: Sequence[float], rest: Rest
-) -> Trial:
+) -> PatchTrial:
     """Compare a region with the same graphs as they are, and with the script."""
     trial = replace_fields(_trial(base_us, own_us), rest=rest, script=_ratio(plain_us, own_us))
     whole = _trial(plain_us, own_us)
@@ -454,7 +456,7 @@ def _region_trial(
     return replace_fields(trial, kept=False, why=why)
 
 
-def _outcome(p: Patched, trials: Sequence[Trial], rest: Rest | None) -> Patched:
+def _outcome(p: Patched, trials: Sequence[PatchTrial], rest: Rest | None) -> Patched:
     """Keep it if it pays with the rest of the graphs that was chosen."""
     if not trials:
         return p
