@@ -6,8 +6,9 @@ The loop runs with a real store over the tests' synthetic landscape (tests/agent
 its candidates comes with the plans and binaries of a real one, as a builder's worker sends them,
 and is sent to a judge as `JudgeClient` does. Printed are the processor seconds of this process for
 each candidate: where plans are parsed and hashed in the agent, where they pass through unread, and
-with calls of a model besides. The model is a server in another process that answers at once, in a
-stream with an event for each of `--tokens` tokens of four characters.
+with a prompt and a model's call besides. The model is a server in another process that answers at
+once, in a stream with an event for each of `--tokens` tokens of four characters: many events in a
+piece of HTTP, as what passes through proxies, or one, as servers send them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from kagent.llm.proposer import ModelProposer
 from kagent.runs.ask import Ask, Draft, Proposer
 from kagent.runs.store import RunStore
 from kagent.tasks import find_task, seeds_of
+from kagent.text import plural
 from kagent_sandbox.data.build import BuildRequest, Built, key_of
 from kagent_sandbox.data.packed_plans import Key
 from kagent_sandbox.data.plan import Plan
@@ -49,6 +51,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "agent"))
 from toy import FakeBuilder, FakeJudge, evolution, machine, toy_source, toy_task
 
 IN_FLIGHT = 16
+TOGETHER = 50  # events in a piece
 DONE = "data: [DONE]\n\n"
 
 
@@ -107,7 +110,9 @@ class Asked:
         return await self.inner.propose(ask)
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tokens: int) -> None:
+async def answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tokens: int, together: int
+) -> None:
     """Answer calls of one connection with files that differ."""
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
         while True:
@@ -118,16 +123,16 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tok
             source = toy_source(*values, extra=f"Z = {pick.getrandbits(60)}")
             text = f"Hypothesis: wider\nPredicted speed-up: 1.05×\n\n```python\n{source}```\n"
             text = text.rjust(4 * tokens, ".")
-            body = "".join(
+            events = [
                 event([{"index": 0, "delta": {"content": text[i : i + 4]}, "finish_reason": None}])
                 for i in range(0, len(text), 4)
-            )
-            body += event([{"index": 0, "delta": {}, "finish_reason": "stop"}])
+            ]
+            events.append(event([{"index": 0, "delta": {}, "finish_reason": "stop"}]))
             used = {"prompt_tokens": 4000, "completion_tokens": tokens}
-            body += event([], usage={**used, "total_tokens": sum(used.values())}) + DONE
+            events += [event([], usage={**used, "total_tokens": sum(used.values())}), DONE]
             writer.write(
                 b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
-                + f"Content-Length: {len(body.encode())}\r\n\r\n{body}".encode()
+                b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(pieces(events, together))
             )
             await writer.drain()
 
@@ -138,17 +143,25 @@ def event(choices: list[object], **more: object) -> str:
     return f"data: {json.dumps({**fixed, 'choices': choices, **more})}\n\n"
 
 
-async def serve(tokens: int) -> None:
+def pieces(events: Sequence[str], together: int) -> Iterator[bytes]:
+    """A body in chunks of some events each."""
+    for i in range(0, len(events), together):
+        chunk = "".join(events[i : i + together]).encode()
+        yield b"%x\r\n%s\r\n" % (len(chunk), chunk)
+    yield b"0\r\n\r\n"
+
+
+async def serve(tokens: int, together: int) -> None:
     """Answer until this process is ended; the port is printed."""
-    server = await asyncio.start_server(lambda r, w: answer(r, w, tokens), "127.0.0.1", 0)
+    server = await asyncio.start_server(lambda r, w: answer(r, w, tokens, together), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
 @contextlib.contextmanager
-def model_server(tokens: int) -> Iterator[str]:
+def model_server(tokens: int, together: int = TOGETHER) -> Iterator[str]:
     """The address of a model in another process."""
-    words = [sys.executable, __file__, "--serve", "--tokens", str(tokens)]
+    words = [sys.executable, __file__, "--serve", str(together), "--tokens", str(tokens)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield f"http://127.0.0.1:{process.stdout.readline().strip()}/v1"
@@ -187,10 +200,10 @@ def main() -> None:
     parser.add_argument("--task", default="softmax")
     parser.add_argument("--budget", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=2000, help="of a reply")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        asyncio.run(serve(options.tokens))
+        asyncio.run(serve(options.tokens, options.serve))
         return
     task = find_task(options.task)
     source = next(s.source() for s in seeds_of(task) if s.language == "cpp")
@@ -201,18 +214,22 @@ def main() -> None:
     finally:
         worker.close()
     print(f"{options.task}: {len(built['header']['plans'])} plans, {os.cpu_count()} cores")
-    with model_server(options.tokens) as url:
-        for name, parse, asked in (
-            ("plans parsed in the agent", True, None),
-            ("plans passed on unread", False, None),
-            (f"passed on unread, and a model's {options.tokens} tokens each", False, url),
-        ):
-            cpu_s, count, sent_bytes = measure(built, options.budget, parse=parse, url=asked)
-            each_ms = cpu_s / count * 1e3
-            print(
-                f"{name}: {each_ms:.1f} ms of one core a candidate, {1e3 / each_ms:.0f} a "
-                f"second; {sent_bytes / count / 1e3:.0f} kB each to the judge"
-            )
+
+    def report(name: str, *, parse: bool = False, url: str | None = None) -> None:
+        cpu_s, count, sent_bytes = measure(built, options.budget, parse=parse, url=url)
+        each_ms = cpu_s / count * 1e3
+        print(
+            f"{name}: {each_ms:.1f} ms of one core a candidate, {1e3 / each_ms:.0f} a second; "
+            f"{sent_bytes / count / 1e3:.0f} kB each to the judge"
+        )
+
+    report("plans parsed in the agent", parse=True)
+    report("plans passed on unread")
+    for together in (TOGETHER, 1):
+        with model_server(options.tokens, together) as url:
+            measure(built, 20, parse=False, url=url)  # imports, templates, connections
+            what = f"a model's {options.tokens} tokens each, {plural(together, 'event')} a piece"
+            report(f"the same with {what}", url=url)
 
 
 if __name__ == "__main__":

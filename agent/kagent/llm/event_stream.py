@@ -27,13 +27,16 @@ class EventStream:
         if b"\n" not in piece and b"\r" not in piece:
             self._rest.append(piece)
             return
-        lines = b"".join([*self._rest, piece]).splitlines(keepends=True)
-        # A line that ends in CR may go on with LF.
-        self._rest = [] if lines[-1].endswith(b"\n") else [lines.pop()]
+        whole = b"".join([*self._rest, piece])
+        lines = whole.splitlines()
+        self._rest = []
+        if not whole.endswith(b"\n"):  # a line that ends in CR may go on with LF
+            begun = len(lines.pop()) + whole.endswith(b"\r")
+            self._rest.append(whole[len(whole) - begun :])
         for line in lines:
-            text = line.rstrip(b"\r\n")
-            if text.startswith(_PREFIX):
-                self._data.append(text[len(_PREFIX) :].removeprefix(b" "))
-            elif not text and self._data:
+            if line:
+                if line.startswith(_PREFIX):
+                    self._data.append(line[len(_PREFIX) :].removeprefix(b" "))
+            elif self._data:
                 yield b"\n".join(self._data).decode()
                 self._data.clear()

@@ -35,34 +35,48 @@ class ResponseBuffer:
 
     def take(self, received: object) -> None:
         """Add one chunk of a stream, or a whole answer."""
-        self.error = self.error or member(received, "error")
-        counted = self._count(member(received, "usage"))
-        choices = member(received, "choices")
+        if not isinstance(received, dict):
+            return
+        self.error = self.error or received.get("error")
+        counted = self._count(received.get("usage"))
+        choices = received.get("choices")
         if not isinstance(choices, list):
             return
         self.seen = True
         self.closed = self.closed or (counted and not choices)
         for choice in choices:
-            if member(choice, "index") in (None, 0):
+            if isinstance(choice, dict) and choice.get("index") in (None, 0):
                 self._choice(choice)
 
-    def _choice(self, choice: object) -> None:
-        message = member(choice, "delta") or member(choice, "message")
-        self._add(_text(member(message, "content")))
-        refusal = member(message, "refusal")
+    def _choice(self, choice: dict[str, object]) -> None:
+        message = choice.get("delta") or choice.get("message")
+        if isinstance(message, dict):
+            self._message(message)
+        finish = choice.get("finish_reason")
+        if finish and isinstance(finish, str):
+            self.finish = finish
+
+    def _message(self, message: dict[str, object]) -> None:
+        content = message.get("content")
+        if isinstance(content, str):
+            self._add(content)
+            if len(message) == 1:
+                return  # as most chunks of a stream
+        else:
+            self._add(_text(content))
+        refusal = message.get("refusal")
         if isinstance(refusal, str):
             self._refusal.append(refusal)
         for name in ("reasoning_content", "reasoning"):
-            thought = member(message, name)
+            thought = message.get(name)
             if isinstance(thought, str):
                 self.reasoned += len(thought)
                 break
         self.cut = self.cut or self.reasoned > MOST_REASONING
-        finish = member(choice, "finish_reason")
-        if isinstance(finish, str) and finish:
-            self.finish = finish
 
     def _add(self, text: str) -> None:
+        if not text:
+            return
         room = MOST_CHARACTERS - self._length
         self._parts.append(text[:room])
         self._length += len(self._parts[-1])
@@ -70,6 +84,8 @@ class ResponseBuffer:
 
     def _count(self, usage: object) -> bool:
         """Note the token counts; whether there are any."""
+        if usage is None:
+            return False
         given = _number(member(usage, "prompt_tokens"))
         written = _number(member(usage, "completion_tokens"))
         if given is None or written is None:
@@ -121,9 +137,7 @@ def member(value: object, name: str) -> object:
 
 
 def _text(content: object) -> str:
-    """The text of a message, which some servers send as a list of parts."""
-    if isinstance(content, str):
-        return content
+    """The text of a message that is no string: some servers send a list of parts."""
     if isinstance(content, list):
         parts = [member(p, "text") for p in content if member(p, "type") in (None, "text")]
         return "".join(p for p in parts if isinstance(p, str))

@@ -6,11 +6,13 @@ import asyncio
 import contextvars
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import httpx2
 
+from kagent.llm.arrivals import Arrivals
 from kagent.llm.event_stream import EventStream
 from kagent.llm.failures import ADDRESS_REMEDY, Failure, Scrub, Unusable, quota_used_up, shown
 from kagent.llm.response import ResponseBuffer, member
@@ -78,25 +80,43 @@ async def read_stream(parts: AsyncIterator[bytes], buffer: ResponseBuffer) -> No
         Unusable: Nothing came for too long.
         ValueError: An event is no JSON.
     """
+    async with Arrivals(parts) as arrivals:
+        await _collect(arrivals, buffer)
+
+
+async def _collect(arrivals: Arrivals, buffer: ResponseBuffer) -> None:
     events, done = EventStream(), False
     while not buffer.cut and buffer.error is None:
         limit_s = GRACE_S if buffer.complete or done else STALL_S if buffer.begun else None
         try:
             async with asyncio.timeout(limit_s):
-                part = await anext(parts)
-        except StopAsyncIteration:
-            return
+                piece = await arrivals.next()
         except TimeoutError:
             if buffer.complete or done:
                 return
             what = f"stalled for {limit_s:g} s after {buffer.characters} characters of the reply"
             remedy = "try again, or name another model"
             raise Unusable(Failure(what, remedy, served=True)) from None
-        for data in events.feed(part):
-            done = done or data.startswith(_DONE)  # a connection can be used again once it is read
-            if done or buffer.cut or buffer.error is not None:
-                break
-            buffer.take(json.loads(data))
+        if piece is None:
+            return
+        texts = [] if done else list(events.feed(piece))
+        if ends := [i for i, text in enumerate(texts) if text.startswith(_DONE)]:
+            done = True  # what follows is read, for a connection can be used again then
+            del texts[ends[0] :]
+        for received in _parsed(texts):
+            buffer.take(received)
+
+
+def _parsed(texts: Sequence[str]) -> Iterable[object]:
+    """The objects of some events: all in one call of the parser, which takes half as long.
+
+    Raises:
+        ValueError: One is no JSON.
+    """
+    objects: Sequence[object] = ()
+    with suppress(ValueError, RecursionError):
+        objects = json.loads(f"[{','.join(texts)}]")
+    return objects if len(objects) == len(texts) else map(json.loads, texts)
 
 
 async def read_body(

@@ -32,6 +32,7 @@ def ledger(ask: Ask) -> list[str]:
     tried = [c for c in newest if parent.id in c.proposal.parents]
     rest = [c for c in newest if parent.id not in c.proposal.parents]
     chosen: list[Candidate] = []
+    places: dict[tuple[int | None, str], int] = {}  # of ideas among the chosen
     tuned = 0
     for candidate in (*own, *tried, *rest):
         if not _counts(candidate):
@@ -40,9 +41,12 @@ def ledger(ask: Ask) -> list[str]:
             tuned += 1
             if tuned > MOST_TUNED:
                 continue
-        twin = next((i for i, c in enumerate(chosen) if _same_idea(c, candidate)), None)
+        # Of answers to one ask that say the same, the fastest tells enough.
+        idea = candidate.proposal.ask, candidate.proposal.hypothesis
+        twin = None if candidate.proposal.ask is None else places.get(idea)
         if twin is None:
             if len(chosen) < MOST:
+                places.setdefault(idea, len(chosen))
                 chosen.append(candidate)
         elif lineage.log_speed(candidate.id) > lineage.log_speed(chosen[twin].id):
             chosen[twin] = candidate
@@ -66,12 +70,6 @@ def _effect(effect: Effect) -> str:
     if gain is None or interval is None:
         return counts
     return f"{counts}; those that worked {interval_text(gain, *interval)}"
-
-
-def _same_idea(one: Candidate, other: Candidate) -> bool:
-    """Whether two answers to one ask say the same: the faster one tells enough."""
-    a, b = one.proposal, other.proposal
-    return a.ask is not None and (a.ask, a.hypothesis) == (b.ask, b.hypothesis)
 
 
 def _counts(candidate: Candidate) -> bool:

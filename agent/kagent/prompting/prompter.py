@@ -6,6 +6,7 @@ can cache it; the user message holds the decision: parent, elites, ledger, card,
 
 from __future__ import annotations
 
+import functools
 import re
 import statistics
 from collections.abc import Mapping
@@ -104,9 +105,9 @@ class Prompter:
             operator = Operator.STRUCTURE  # there is nothing to cross with
         parent = self._describe(ask.parent, ask)
         chosen = self._dealt(ask, operator, parent) if card is None else (self._named(card),)
-        shared, base = self._shared(), _base(ask)
+        base = _base(ask)
         values = {
-            **shared,
+            **self._shared,
             "parent": parent,
             "profile": self.profile(ask.parent),
             "sketch": sketch(parent.source, self._task.entry),
@@ -123,7 +124,7 @@ class Prompter:
             "base_measured": isinstance(base.verdict, Passed) and bool(base.verdict.timings),
         }
         return Prompt(
-            system=self._templates.render("system", shared),
+            system=self._templates.render("system", self._shared),
             user=self._templates.render(TEMPLATES[operator], values),
             card="+".join(c.name for c in chosen),
         )
@@ -138,7 +139,9 @@ class Prompter:
         ]
         return "\n".join(lines)
 
-    def _shared(self) -> dict[str, object]:
+    @functools.cached_property
+    def _shared(self) -> Mapping[str, object]:
+        """Values that are the same for all prompts."""
         return {
             "task": self._task,
             "about": self._about,

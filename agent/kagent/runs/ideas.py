@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from kagent_sandbox.data.verdict import Passed
@@ -59,62 +59,94 @@ class Effect:
         half = 1.96 * math.sqrt(max(spread, self.variance_sum / self.passed) / self.passed)
         return math.exp(mean - half), math.exp(mean + half)
 
-    def plus(self, other: Effect) -> Effect:
-        """The sum of both."""
-        return replace(
-            self,
-            tries=self.tries + other.tries,
-            passed=self.passed + other.passed,
-            faster=self.faster + other.faster,
-            log_sum=self.log_sum + other.log_sum,
-            log_squares=self.log_squares + other.log_squares,
-            variance_sum=self.variance_sum + other.variance_sum,
-        )
+
+_Row = tuple[str, Regime, int, int, int, float, float, float]
+"""Fields of an `Effect`. A run's are added up for each prompt."""
 
 
 def effects(lineage: Lineage) -> tuple[Effect, ...]:
     """Gains of a run's techniques, by technique and regime. A proposal with two techniques counts
     for both. Only visible cases are in a lineage.
     """
-    return total(e for candidate in lineage for e in _of(candidate, lineage))
+    regimes: dict[int, Mapping[str, Regime]] = {}
+    return _total(row for candidate in lineage for row in _rows(candidate, lineage, regimes))
 
 
 def total(found: Iterable[Effect]) -> tuple[Effect, ...]:
     """Effects of several runs, one for each technique and regime, in the order of their names."""
-    sums: dict[tuple[str, Regime], Effect] = {}
-    for effect in found:
-        key = effect.technique, effect.regime
-        sums[key] = sums[key].plus(effect) if key in sums else effect
-    return tuple(sums[key] for key in sorted(sums))
+    return _total(
+        (
+            e.technique,
+            e.regime,
+            e.tries,
+            e.passed,
+            e.faster,
+            e.log_sum,
+            e.log_squares,
+            e.variance_sum,
+        )
+        for e in found
+    )
 
 
-def _of(candidate: Candidate, lineage: Lineage) -> Iterator[Effect]:
-    origin, base = candidate.proposal.origin, lineage.base(candidate.id)
-    if origin is None or candidate.is_duplicate or base is None:
+def _total(rows: Iterable[_Row]) -> tuple[Effect, ...]:
+    sums: dict[tuple[str, Regime], list[float]] = {}
+    for technique, regime, *counts in rows:
+        if (before := sums.get((technique, regime))) is None:
+            sums[technique, regime] = counts
+        else:
+            sums[technique, regime] = [a + b for a, b in zip(before, counts, strict=True)]
+    found = []
+    for technique, regime in sorted(sums):
+        tries, passed, faster, *logs = sums[technique, regime]
+        found.append(Effect(technique, regime, int(tries), int(passed), int(faster), *logs))
+    return tuple(found)
+
+
+def _rows(
+    candidate: Candidate, lineage: Lineage, regimes: dict[int, Mapping[str, Regime]]
+) -> Iterator[_Row]:
+    """Effects of one candidate. `regimes` keeps those of the cases of each base."""
+    origin = candidate.proposal.origin
+    if origin is None or not origin.card or candidate.is_duplicate:
+        return
+    base = lineage.base(candidate.id)
+    if base is None:
         return
     speed, before = lineage.speed(candidate.id), lineage.speed(base.id)
+    if speed is None or before is None:
+        for technique in origin.techniques:
+            yield technique, Regime.ALL, 1, 0, 0, 0.0, 0.0, 0.0
+        return
+    if base.id not in regimes:
+        regimes[base.id] = _regimes(base)
+    logs = {Regime.ALL: speed.log - before.log}
+    logs.update(_by_regime(regimes[base.id], speed.cases, before.cases))
+    variance = speed.stderr**2
     for technique in origin.techniques:
-        if speed is None or before is None:
-            yield Effect(technique, Regime.ALL, 1, 0, 0)
-            continue
-        regimes = {
-            Regime.ALL: speed.log - before.log,
-            **_by_regime(base, speed.cases, before.cases),
-        }
-        for regime, log in regimes.items():
-            yield Effect(technique, regime, 1, 1, int(log > GAIN), log, log * log, speed.stderr**2)
+        for regime, log in logs.items():
+            yield technique, regime, 1, 1, int(log > GAIN), log, log * log, variance
+
+
+def _regimes(base: Candidate) -> Mapping[str, Regime]:
+    """The regimes of the cases that a candidate was timed in."""
+    timings = base.verdict.timings if isinstance(base.verdict, Passed) else ()
+    return {
+        t.case: Regime.SHORT if t.kernel_us * t.roofline_share < SHORT_US else Regime.LONG
+        for t in timings
+        if t.roofline_share > 0
+    }
 
 
 def _by_regime(
-    base: Candidate, after: Mapping[str, float], before: Mapping[str, float]
+    regimes: Mapping[str, Regime], after: Mapping[str, float], before: Mapping[str, float]
 ) -> Mapping[Regime, float]:
     """Mean log speed-up over the cases of each regime, where there is more than one regime."""
-    timings = base.verdict.timings if isinstance(base.verdict, Passed) else ()
-    floors = {t.case: t.kernel_us * t.roofline_share for t in timings if t.roofline_share > 0}
+    if len(set(regimes.values())) < 2:
+        return {}
     logs: dict[Regime, list[float]] = {}
-    for case, floor_us in floors.items():
+    for case, regime in regimes.items():
         if case in after and case in before:
-            regime = Regime.SHORT if floor_us < SHORT_US else Regime.LONG
             logs.setdefault(regime, []).append(after[case] - before[case])
     if len(logs) < 2:
         return {}

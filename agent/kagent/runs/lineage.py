@@ -362,10 +362,10 @@ class Lineage:
         """Return the base of a candidate's prediction: its first parent, or if that one was
         rejected the nearest of its own first parents that passed. None where there is none.
         """
-        for candidate in reversed(self.path(candidate_id)[:-1]):
-            if candidate.id in self._speeds:
-                return candidate
-        return None
+        parents = self._candidates[candidate_id].proposal.parents
+        while parents and parents[0] not in self._speeds:
+            parents = self._candidates[parents[0]].proposal.parents
+        return self._candidates[parents[0]] if parents else None
 
     def gain(self, candidate_id: int) -> float | None:
         """Speed-up over `base`, which is what a proposal predicts; None where the candidate was

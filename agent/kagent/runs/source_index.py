@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -21,6 +22,7 @@ class HasSource(Protocol):
     def configs(self) -> int | None: ...  # noqa: D102
 
 
+@functools.lru_cache(maxsize=128)  # a draft is looked up, and then added
 def text_identity(source: str) -> str:
     """Hash of the normalised syntax tree, or of the text where it is not Python."""
     try:

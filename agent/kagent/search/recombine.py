@@ -74,6 +74,8 @@ def crossings(setting: Setting, lineage: Lineage) -> list[Crossing]:
             if len(members) < PER_FAMILY:
                 members.append(candidate)
     groups = list(families.values())
+    cases = setting.task.cases(setting.kind).bench
+    choices = list(splits(setting.task, cases)) if len(groups) > 1 else []
     found: list[Crossing] = []
     for i, group in enumerate(groups):
         for other in groups[i + 1 :]:
@@ -81,13 +83,18 @@ def crossings(setting: Setting, lineage: Lineage) -> list[Crossing]:
                 for b in other:
                     parts = _parts(a) + _parts(b)
                     if len(parts) <= MAX_PARTS and len(set(parts)) == len(parts):
-                        found += best_crossing(setting, lineage, a, b)
+                        found += best_crossing(cases, choices, lineage, a, b)
     return sorted(found, key=lambda c: (-c.log, c.first.id, c.second.id))
 
 
-def best_crossing(setting: Setting, lineage: Lineage, a: Candidate, b: Candidate) -> list[Crossing]:
-    """The best split of the benchmark cases between two candidates, if one gains."""
-    cases = setting.task.cases(setting.kind).bench
+def best_crossing(
+    cases: Sequence[Case],
+    choices: Sequence[tuple[BranchCondition, list[str]]],
+    lineage: Lineage,
+    a: Candidate,
+    b: Candidate,
+) -> list[Crossing]:
+    """The best of some splits of the benchmark cases between two candidates, if one gains."""
     speed_a, speed_b = lineage.speed(a.id), lineage.speed(b.id)
     if speed_a is None or speed_b is None:
         return []
@@ -96,7 +103,7 @@ def best_crossing(setting: Setting, lineage: Lineage, a: Candidate, b: Candidate
     lead = {c.name: speed_a.cases[c.name] - speed_b.cases[c.name] for c in cases}  # of a over b
     least = max(GAIN, math.hypot(_stderr(lineage, a), _stderr(lineage, b)))
     best: Crossing | None = None
-    for choice, holds in splits(setting.task, cases):
+    for choice, holds in choices:
         inside = sum(lead[n] for n in holds)
         outside = sum(lead.values()) - inside
         for first, second, ahead in ((a, b, inside), (b, a, outside)):
