@@ -3,14 +3,14 @@
     python benchmarks/export_all.py --budget 30 --out OUT [--runs RUNS] [--tasks A,B] [--limit-s S]
         [--at-once N] [--devices cuda:0,cuda:1] [--name NAME] [--no-tests] [--no-bench]
 
-Prints what each run and export took, the export's refusals, the generated tests, and a Markdown
-table: per shape the operator's device time against torch, and what a call costs from Python. With
---runs it exports the newest finished run of each task there instead of evolving. Everything is kept
-in OUT: runs/, the library NAME/, logs. A second call with the same OUT and other --tasks adds to
-the library, or with the same ones exports them again.
+Prints what each run took and its final race, what the export took, the generated tests, and a
+Markdown table: per shape the operator's device time against torch, and what a call costs from
+Python. With --runs it exports the newest run of each task there instead of evolving. Winners that
+are slower than torch are left out, unless --allow-slower is given. Everything is kept in OUT:
+runs/, the library NAME/, logs. A second call with the same OUT and other --tasks adds to the
+library.
 
---at-once: so many runs share each device; they take turns on it. Exports follow one another, on the
-first device.
+--at-once: so many runs share each device; they take turns on it. The export is on the first device.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ import queue
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from kagent.runs.store import read_history
 from kagent.tasks import task_names
+from kagent_sandbox.data.verdict import SpeedVerdict
 
 
 def main() -> None:
@@ -39,7 +41,9 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--runs", type=Path)
     arguments.add_argument("--allow-slower", action="store_true")
-    arguments.add_argument("--limit-s", type=float, default=math.inf, help="begin no task after it")
+    arguments.add_argument(
+        "--limit-s", type=float, default=math.inf, help="evolve no task after it"
+    )
     arguments.add_argument("--at-once", type=int, default=1, help="runs that share a device")
     arguments.add_argument("--devices", help="of the runs; the first GPU, else the CPU")
     arguments.add_argument("--name", default="kernels_of_all", help="of the library")
@@ -74,33 +78,34 @@ def main() -> None:
         finally:
             free.put(device)
 
-    def export(task: str) -> bool:
-        found = sorted(runs.glob(f"{task}-2*/run.json"))
-        if not found or time.monotonic() > ends:
-            print(f"{task:22} {'left out, the time is up' if found else 'no run'}", flush=True)
-            return False
-        words = ["export", found[-1].parent.name, "--to", str(library), "--runs", str(runs)]
-        words += ["--allow-slower"] if options.allow_slower else []
-        log = out / f"export_{task}.log"
-        code, seconds = kagent(log, *words)
-        print(f"{task:22} exported: exit {code}, {seconds:.0f} s", flush=True)
-        if code:
-            print(f"{'':22} {log.read_text().strip().splitlines()[-1][:300]}")
-        return code == 0
-
-    exported = []
     with ThreadPoolExecutor(free.qsize()) as threads:
-        evolving = {threads.submit(evolve, task): task for task in tasks}
-        for done in as_completed(evolving):  # one after the other: they share a folder
-            done.result()
-            if export(evolving[done]):
-                exported.append(evolving[done])
-    if not exported:
-        sys.exit("nothing was exported")
+        list(threads.map(evolve, tasks))
+    chosen = [r for r in (winner_of(runs, t, options) for t in tasks) if r is not None]
+    if not chosen:
+        sys.exit("nothing to export")
+    words = ["export", *chosen, "--to", str(library), "--runs", str(runs), "--allow-slower"]
+    code, seconds = kagent(out / "export.log", *words)
+    print(f"{len(chosen)} exported: exit {code}, {seconds:.0f} s", flush=True)
+    if code:
+        sys.exit((out / "export.log").read_text()[-3000:])
     if not options.no_tests:
         print_tests(library, out)
     if not options.no_bench:
         print_benchmark(library, out)
+
+
+def winner_of(runs: Path, task: str, options: argparse.Namespace) -> str | None:
+    """The newest run of a task, if its winner may go into the library; prints its final race."""
+    found = sorted(runs.glob(f"{task}-2*/run.json"))
+    race = read_history(found[-1].parent)[1].race if found else None
+    versus = race.versus_torch(race.winner) if race is not None and race.winner else None
+    if versus is None:
+        print(f"{task:22} {'no final race beside torch' if found else 'no run'}", flush=True)
+        return found[-1].parent.name if found and options.allow_slower else None
+    slower = versus.verdict is SpeedVerdict.SLOWER and not options.allow_slower
+    ratio = f"{versus.verdict} {versus.ratio:.3f} ({versus.low:.3f}–{versus.high:.3f})"
+    print(f"{task:22} {ratio}{', left out' if slower else ''}", flush=True)
+    return None if slower else found[-1].parent.name
 
 
 def kagent(log: Path, *words: str) -> tuple[int, float]:

@@ -20,7 +20,15 @@ from kagent.export.certify import entrant_of
 from kagent.export.dispatch_table import best_of
 from kagent.export.generic import operator_source, refuse_unsuited
 from kagent.export.import_rewrite import as_shipped
-from kagent.export.measuring import LibraryEntrant, LibraryTimes, Say, TimedResult, measure
+from kagent.export.measuring import (
+    LibraryEntrant,
+    LibraryTimes,
+    Measurement,
+    Say,
+    TimedResult,
+    measure,
+    measure_all,
+)
 from kagent.export.merging import merge_library, merge_operator
 from kagent.export.packaging import own_tests, refuse_collisions
 from kagent.export.reading import OnDisk, is_library, read_library
@@ -96,14 +104,19 @@ def export(
     refuse_collisions({**there, **blanks}.values())
     for winner in winners:
         as_shipped(winner.source)
+    beside: dict[tuple[str, Kind], list[KernelRecord]] = {}
+    wanted: list[Measurement] = []
     for (task, kind), group in groups.items():
         say(f"{task}: {len(group)} for the {kind.upper()}")
         for winner in group:
             _tell_of_old_task(winner, say)
-        old = merged[task][0] if task in merged else there.get(task)
-        kept = _beside(old, group, kind, folder)
+        old = there.get(task)
+        kept = beside[task, kind] = _beside(old, group, kind, folder)
         entrants = [_entrant(w) for w in group] + [entrant_of(old, k, kind) for k in kept if old]
-        measured = measure(group[0].task, kind, entrants, config, say)
+        wanted.append(Measurement(group[0].task, kind, entrants))
+    results = measure_all(wanted, config, say)
+    for ((task, kind), group), measured in zip(groups.items(), results, strict=True):
+        old, kept = merged[task][0] if task in merged else there.get(task), beside[task, kind]
         _refuse(group, measured.results, allow_slower=allow_slower)
         refused = {k.id: measured.results[k.id].refused for k in kept}
         notes += [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,11 @@ from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.race import BEST_OF_TORCH, EAGER, Race, RaceCase
 from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.data.verdict import CaseTiming, Comparison, Rejected, SpeedVerdict
+from kagent_sandbox.device.cpu.facts import usable_cores
+from kagent_sandbox.device.table import device_for, find_device
+from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.judge.timing.metrics import choice_for
+from kagent_sandbox.process.device_lock import DeviceLock
 from kagent_sandbox.replay.replayer import Replayer
 from kagent_sandbox.runtime.source import Source
 
@@ -40,6 +45,11 @@ from kagent.export.record import (
 from kagent.export.regions import regions_of
 
 Say = Callable[[str], None]
+
+MOST_AT_ONCE = 6
+"""Tasks whose kernels are measured side by side: each holds memory of the GPU."""
+CORES_EACH = 3
+"""Cores of this machine for each of them."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +84,60 @@ class LibraryTimes:
     cubins: Mapping[str, bytes]  # by `CompiledRecord.key`
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """Kernels of one task that are to be measured on one kind of device, "gpu" or "cpu"."""
+
+    task: Task
+    kind: Kind
+    entrants: Sequence[LibraryEntrant]
+
+
+def measure_all(wanted: Sequence[Measurement], config: Config, say: Say) -> list[LibraryTimes]:
+    """Measure several tasks' kernels; on a GPU side by side, with turns on it.
+
+    The time goes into builds, torch.compile and processes that start, and the GPU is timed for a
+    small part of it. On a CPU, builds would disturb what is timed.
+
+    Args:
+        wanted: In the order of the results.
+        config: Jobs and isolation.
+        say: Function that receives lines of progress, from several threads.
+
+    Raises:
+        MachineError, DeviceWedged, ChildDied: As `measure`, for any of them; the others end.
+    """
+    gpus = [w for w in wanted if w.kind == "gpu"]
+    at_once = max(1, min(len(gpus), MOST_AT_ONCE, usable_cores() // CORES_EACH))
+    if at_once == 1 or len(gpus) < len(wanted):
+        return [measure(w.task, w.kind, w.entrants, config, say) for w in wanted]
+    judges: list[JudgeClient] = []
+
+    def one(w: Measurement) -> LibraryTimes:
+        def told(text: str) -> None:
+            say(f"{w.task.name}: {text}")
+
+        return measure(w.task, w.kind, w.entrants, config, told, judges.append)
+
+    with ThreadPoolExecutor(at_once, "export") as threads:
+        begun = [threads.submit(one, w) for w in wanted]
+        try:
+            return [b.result() for b in begun]
+        except BaseException:
+            for each in begun:
+                each.cancel()
+            for judge in judges:  # whoever waits for an answer gives up
+                judge.close()
+            raise
+
+
 def measure(
-    task: Task, kind: Kind, entrants: Sequence[LibraryEntrant], config: Config, say: Say
+    task: Task,
+    kind: Kind,
+    entrants: Sequence[LibraryEntrant],
+    config: Config,
+    say: Say,
+    on_open: Callable[[JudgeClient], None] = lambda _: None,
 ) -> LibraryTimes:
     """Verify and time all entrants of a task on this machine.
 
@@ -85,6 +147,7 @@ def measure(
         entrants: The kernels.
         config: Jobs and isolation.
         say: Function that receives lines of progress.
+        on_open: Is given the judge; closing it ends the call.
 
     Raises:
         MachineError: The machine failed, or cannot be isolated as asked.
@@ -94,6 +157,8 @@ def measure(
     hidden = draw_hidden(task, kind, "bench", secret)
     checked = [*search_cases(task, kind, secret), *hidden]
     with open_machine(task, kind, config, secret, say) as (machine, facts, environment):
+        if isinstance(machine.judge, JudgeClient):
+            on_open(machine.judge)
         found = _Verified(machine, task, kind, checked, hidden, say)
         with Replayer() as replayer:
             results = {e.id: found.verify(e, replayer) for e in entrants}
@@ -145,6 +210,7 @@ class _Verified:
         self._checked = checked
         self._hidden = hidden
         self._say = say
+        self._lock = DeviceLock(find_device(device_for(kind)).unit_name(0), say)
         self._built: dict[str, tuple[Built, Built | None]] = {}
         self._choice: dict[str, dict[str, int]] = {}
 
@@ -184,9 +250,10 @@ class _Verified:
             if (index, case.name) not in built.plans:
                 index = 0
             plan, config = built.plans[index, case.name], built.configs[index]
-            different = replayer.compare(
-                request.source, request.entry, case, plan, config, kernel=entrant.id
-            )
+            with self._lock.turn("work"):  # it runs here, on the device that others time
+                different = replayer.compare(
+                    request.source, request.entry, case, plan, config, kernel=entrant.id
+                )
             if different is not None:
                 return different
         return None

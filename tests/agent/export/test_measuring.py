@@ -1,0 +1,85 @@
+"""Tasks that are measured side by side, and turns on the device while host code is tried."""
+
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from kagent.config.settings import Config
+from kagent.export import measuring
+from kagent.export.measuring import LibraryEntrant, Measurement, measure_all
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.errors import MachineError
+from kagent_sandbox.process.device_lock import CPU, FOLDER, DeviceLock
+
+SEEDS = Path(__file__).parents[3] / "seeds"
+
+
+def wanted(*kinds):
+    return [Measurement(SimpleNamespace(name=f"t{i}"), k, ()) for i, k in enumerate(kinds)]
+
+
+def test_tasks_for_a_gpu_are_measured_side_by_side_and_keep_their_order(monkeypatch):
+    both = threading.Barrier(2, timeout=30)
+    said = []
+
+    def measure(task, kind, entrants, config, say, on_open):
+        both.wait()  # nobody gets past it alone
+        say("timed")
+        return task.name
+
+    monkeypatch.setattr(measuring, "measure", measure)
+    monkeypatch.setattr(measuring, "usable_cores", lambda: 8)
+    assert measure_all(wanted("gpu", "gpu"), Config(), said.append) == ["t0", "t1"]
+    assert sorted(said) == ["t0: timed", "t1: timed"]
+
+
+def test_nothing_is_measured_beside_a_cpu(monkeypatch):
+    inside = []
+
+    def measure(task, kind, entrants, config, say):
+        inside.append(task.name)
+        assert threading.current_thread() is threading.main_thread()
+        return kind
+
+    monkeypatch.setattr(measuring, "measure", measure)
+    assert measure_all(wanted("cpu", "gpu", "gpu"), Config(), print) == ["cpu", "gpu", "gpu"]
+    assert inside == ["t0", "t1", "t2"]
+
+
+def test_when_one_fails_the_judges_of_the_others_are_closed(monkeypatch):
+    opened, closed = threading.Event(), threading.Event()
+
+    def measure(task, kind, entrants, config, say, on_open):
+        if task.name == "t0":
+            assert opened.wait(30)
+            raise MachineError("the GPU is gone")
+        on_open(SimpleNamespace(close=closed.set))
+        opened.set()
+        assert closed.wait(30)
+
+    monkeypatch.setattr(measuring, "measure", measure)
+    monkeypatch.setattr(measuring, "usable_cores", lambda: 8)
+    with pytest.raises(MachineError, match="the GPU is gone"):
+        measure_all(wanted("gpu", "gpu"), Config(), print)
+    assert closed.is_set()
+
+
+def test_host_code_is_tried_in_a_turn_on_the_device(monkeypatch, tmp_path):
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    task = load_task(SEEDS / "gelu")
+    case = task.cases("cpu").check[0]
+    seen = []
+
+    class Watching:
+        def compare(self, *_, **__):
+            seen.extend(process for process, _ in DeviceLock(CPU).turns())
+
+    verified = measuring._Verified(None, task, "cpu", [case], [], print)
+    verified._choice["k"] = {}
+    request = SimpleNamespace(cases=[case], source="", entry="gelu")
+    built = SimpleNamespace(plans={(0, case.name): None}, configs=[{}])
+    assert verified._replay(LibraryEntrant("k", "", 1, {}), request, built, Watching()) is None
+    assert seen == [os.getpid()]
+    assert DeviceLock(CPU).turns() == []
