@@ -662,7 +662,7 @@ def _signature(leaf: Any) -> Hashable:
 def _outermost(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return _call(self, *args, **kwargs)
-    compiled = isinstance(self, OptimizedModule)
+    compiled = isinstance(self, OptimizedModule) or self._compiled_call_impl is not None
     if not compiled and self not in _captured:
         _captured[self] = _Captured(self)
     torch.nn.Module.__call__ = _call  # type: ignore[method-assign] # of all modules in it
