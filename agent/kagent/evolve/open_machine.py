@@ -99,6 +99,7 @@ def open_machine(
 
         def prepare(say: Callable[[str], None]) -> Mapping[str, object]:
             say(f"noise: {noise.text}")
+            judge.compile_ahead(cached=not config.fresh)
             baselines = judge.baselines(say, cached=not config.fresh)
             say("ceilings of the device")
             return {"baselines": to_json(baselines), "ceilings": to_json(judge.ceilings())}

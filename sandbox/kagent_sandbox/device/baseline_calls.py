@@ -58,13 +58,25 @@ class MeasuredBaseline:
     peak_bytes: int = 0  # of device memory, where that is the device's own
 
 
-def make_inputs(call: BaselineCall, device: torch.device, module: ModuleType) -> dict[str, object]:
-    """All arguments of the entry function, the tensors drawn from the call's seed."""
+def make_inputs(
+    call: BaselineCall, device: torch.device, module: ModuleType, *, drawn: bool = True
+) -> dict[str, object]:
+    """All arguments of the entry function, the tensors drawn from the call's seed; or memory of
+    their shapes, for which nothing runs on the device.
+    """
     import torch
 
     generator = torch.Generator(device=device).manual_seed(call.seed)
     case = SimpleNamespace(**call.case, **call.dims, dims=dict(call.dims))
-    tensors: dict[str, torch.Tensor] = module.inputs(case, generator, device)
+    tensors: dict[str, torch.Tensor]
+    if drawn:
+        tensors = module.inputs(case, generator, device)
+    else:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode():
+            shapes = module.inputs(case, generator, device)
+        tensors = {n: _memory(t, call.strides.get(n, t.stride())) for n, t in shapes.items()}
     arguments: dict[str, object] = {
         n: list(v) if isinstance(v, tuple) else v for n, v in call.scalars.items()
     }
@@ -80,8 +92,16 @@ def make_inputs(call: BaselineCall, device: torch.device, module: ModuleType) ->
     return arguments
 
 
-def make_call(call: BaselineCall, device: torch.device) -> functools.partial[object]:
-    """The baseline bound to its inputs. Nothing is compiled before the first call.
+def _memory(like: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    import torch
+
+    return torch.empty_strided(like.shape, strides, dtype=like.dtype, device=like.device)
+
+
+def make_call(
+    call: BaselineCall, device: torch.device, *, drawn: bool = True
+) -> functools.partial[object]:
+    """The baseline bound to its inputs (`make_inputs`). Nothing is compiled before the first call.
 
     Each call imports reference.py anew: functions of other calls share no code object with it, so
     that torch.compile keeps their variants apart and none is compiled again later.
@@ -91,7 +111,7 @@ def make_call(call: BaselineCall, device: torch.device) -> functools.partial[obj
     """
     module = _import(call.reference)
     function = _function(call.name, module)
-    return functools.partial(function, **make_inputs(call, device, module))
+    return functools.partial(function, **make_inputs(call, device, module, drawn=drawn))
 
 
 def _function(name: str, module: ModuleType) -> Callable[..., object]:

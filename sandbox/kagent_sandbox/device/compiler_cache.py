@@ -22,6 +22,7 @@ MOST_BYTES = 512 << 20
 _MOST_PACKED_BYTES = 64 << 20  # of one archive: several travel in a message
 _CHOICES = ".best_config"
 _GROUP = "__grp__"
+_TRITON = "triton"  # folder
 _ROOT = b"@kagent-compiler-cache@"  # Triton's lists of files hold absolute paths
 
 
@@ -36,7 +37,7 @@ def use(folder: Path) -> None:
 
     config.autotune_local_cache = False
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    os.environ["TRITON_CACHE_DIR"] = str(folder / _TRITON)
 
 
 def keep_headers() -> None:
@@ -67,13 +68,16 @@ def copy(source: Path, folder: Path) -> None:
             shutil.copytree(source, folder, dirs_exist_ok=True)
 
 
-def pack(folder: Path) -> bytes:
-    """Pack a folder's files, except the choice of the fastest of several configurations of a
-    kernel: processes that compile side by side would not choose as they do alone.
+def pack(folder: Path, *, binaries_alone: bool = False) -> bytes:
+    """Pack a folder's files, or Triton's binaries in it alone.
+
+    The choice of the fastest of several configurations of a kernel is left out: processes that
+    compile side by side would not choose as they do alone.
 
     Empty when it is more than may be carried: whoever lacks it compiles by itself.
     """
-    names = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix != _CHOICES]
+    inside = folder / _TRITON if binaries_alone else folder
+    names = [p for p in sorted(inside.rglob("*")) if p.is_file() and p.suffix != _CHOICES]
     if len(names) > MOST_FILES or sum(p.stat().st_size for p in names) > _MOST_PACKED_BYTES:
         return b""
     stream = io.BytesIO()

@@ -224,14 +224,17 @@ class BaselineSource(Protocol):
     def prefetch(self) -> None:
         """Begin, without waiting, what `open` will need: a race is going to come."""
 
-    def compile_ahead(self, calls: Sequence[BaselineCall], call_bytes: int) -> None:
-        """Begin and end what `open` would do for one case after the other, where all of them can
-        be done at once. Nothing is being timed meanwhile. What an earlier race had is dropped.
+    def compile_ahead(
+        self, calls: Sequence[BaselineCall], call_bytes: int, *, chooses: bool, shared: bool
+    ) -> None:
+        """Compile what `open` would for one case after the other, where all of them can be done at
+        once; nothing runs on the device. What an earlier race had is dropped.
 
         Args:
-            calls: torch.compile baselines of all cases; none where they may not be compiled
-                beside each other.
+            calls: torch.compile baselines of all cases.
             call_bytes: Device memory that one of them takes.
+            chooses: Whether the compiler times variants, as of matrix products: it does so again.
+            shared: Whether the code is for the process that measures baselines, and not for `open`.
         """
 
     def open(self, calls: Sequence[BaselineCall], arena: Arena) -> OpenBaselines:

@@ -194,6 +194,14 @@ class JudgeClient:
         """
         return from_json(Noise, self._steadily("noise"))
 
+    def compile_ahead(self, *, cached: bool = True) -> None:
+        """Compile what `baselines` will time. Others may be timed on the device meanwhile.
+
+        Args:
+            cached: Whether stored times may be returned then; nothing is compiled for these.
+        """
+        self._steadily("ahead", {"hidden": False, "cached": cached})
+
     def baselines(
         self, on_progress: Callable[[str], None] | None = None, *, cached: bool = True
     ) -> Any:
@@ -332,6 +340,8 @@ class JudgeClient:
 
     def _race(self, contenders: Sequence[Contender], *, hidden: bool, baselines: bool) -> Race:
         entrants = tuple(self._entrant(c, *(o.built for o in contenders)) for c in contenders)
+        if hidden and baselines and contenders:  # of visible cases, the compiler's cache is warm
+            self._ask("ahead", {"hidden": True})
         request = to_json(RaceRequest(entrants, hidden, baselines))
         race = from_json(Race, self._ask("race", {"request": request}))
         for rejected in race.failed.values():

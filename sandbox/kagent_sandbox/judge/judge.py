@@ -419,9 +419,6 @@ class Judge:
         )
         cases = self.race_cases if hidden else bench_cases(self.task, self.kind)
         with clock.part("other"):
-            if hidden and race_baselines is not None and contenders:
-                with clock.part("ahead"):  # for visible cases the compiler's cache is warm
-                    race_baselines.compile_ahead(cases)
             race = racer.race(contenders, cases, race_baselines)
         return replace(race, seconds=clock.seconds)
 

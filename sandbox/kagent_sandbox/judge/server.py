@@ -24,6 +24,7 @@ from kagent_sandbox.data.verdict import IncumbentWrong, Rejected
 from kagent_sandbox.device import time_limits
 from kagent_sandbox.device.table import find_device
 from kagent_sandbox.errors import KagentError
+from kagent_sandbox.judge.check.cases import bench_cases
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.packing import Header, unpack
 from kagent_sandbox.judge.protocol import (
@@ -38,7 +39,7 @@ from kagent_sandbox.judge.protocol import (
     SweepAnswer,
     Swept,
 )
-from kagent_sandbox.judge.timing.baselines import Baselines, measure_baselines
+from kagent_sandbox.judge.timing.baselines import Baselines, measure_baselines, stored_baselines
 from kagent_sandbox.judge.timing.race_baselines import RaceBaselines
 from kagent_sandbox.process.channel import Channel, ChannelClosed
 from kagent_sandbox.process.exit import exit_fast, exit_when_peer_closes
@@ -68,6 +69,7 @@ class JudgeServer:
             "open": self._open,
             "ceilings": self._ceilings,
             "noise": self._noise,
+            "ahead": self._ahead,
             "baselines": self._baselines,
             "keep": self._keep,
             "drop": self._drop,
@@ -128,6 +130,19 @@ class JudgeServer:
 
     def _noise(self, _request: Json, _: Sequence[bytes]) -> Json:
         return to_json(self.judge.find_noise())
+
+    def _ahead(self, request: Json, _: Sequence[bytes]) -> Json:
+        """Compile what torch's baselines need. The device is not needed for it."""
+        judge, race_baselines = self.judge, self._race_baselines
+        assert race_baselines is not None, "the first request is open"
+        if request["hidden"]:
+            race_baselines.compile_ahead(judge.race_cases)
+        elif (
+            not request["cached"]
+            or stored_baselines(judge.task, self._device, judge.backend.facts) is None
+        ):
+            race_baselines.compile_ahead(bench_cases(judge.task, judge.kind), shared=True)
+        return {}
 
     def _baselines(self, request: Json, _: Sequence[bytes]) -> Json:
         return to_json(self._find_baselines(None, cached=bool(request["cached"])))

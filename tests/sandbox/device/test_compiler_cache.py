@@ -204,13 +204,13 @@ def calls(*names):
     return [BaselineCall(n, REFERENCE, {"name": "c"}, {}, {}, 0) for n in names]
 
 
-@pytest.mark.parametrize(("free_gib", "most"), [(6, 0), (15, 3), (1000, 4)])
+@pytest.mark.parametrize(("free_gib", "most"), [(3, 0), (15, 3), (1000, 4)])
 def test_as_many_are_compiled_at_once_as_the_device_has_room_for(monkeypatch, free_gib, most):
     monkeypatch.setattr(gpu_race, "usable_cores", lambda: 4)
     machine = Machine(expected=most)
     race = processes(machine, free_gib)
     names = [f"n{i}" for i in range(12)]
-    made = race.compile_ahead(calls(*names), 2 * GIB)
+    made = race.compile_ahead(calls(*names), 2 * GIB, chooses=False)
     race.close()
     assert machine.most == most
     assert machine.ended == (12 if most else 0)
@@ -221,11 +221,20 @@ def test_as_many_are_compiled_at_once_as_the_device_has_room_for(monkeypatch, fr
 def test_a_call_that_fails_is_left_to_the_launcher(monkeypatch):
     monkeypatch.setattr(gpu_race, "usable_cores", lambda: 2)
     machine = Machine()
-    assert processes(machine, 99).compile_ahead(calls("a", "fails", "b"), 0) == [b"a", b"", b"b"]
+    race = processes(machine, 99)
+    made = race.compile_ahead(calls("a", "fails", "b"), 0, chooses=True)
+    assert made == [b"a", b"", b"b"]
     assert machine.ended == 3
     broken = Machine(broken=True)
-    assert processes(broken, 99).compile_ahead(calls("a", "b"), 0) == [b"", b""]
+    assert processes(broken, 99).compile_ahead(calls("a", "b"), 0, chooses=False) == [b"", b""]
     assert broken.ended == 2
+
+
+def test_large_inputs_are_left_to_the_launcher():
+    """Others may be timed, and need the memory."""
+    machine = Machine()
+    assert processes(machine, 99).compile_ahead(calls("a"), 5 * GIB, chooses=False) == [b""]
+    assert machine.servers == 0
 
 
 class Device:
@@ -236,7 +245,8 @@ class Device:
         self.given = []
         self.failing = failing
 
-    def compile_ahead(self, calls, need_bytes):
+    def compile_ahead(self, calls, need_bytes, *, chooses):
+        self.chooses = chooses
         self.asked = [(c.case["name"], c.name) for c in calls]
         self.need_bytes = need_bytes
         return [b"" if c.name in self.failing else f"{c.name}".encode() for c in calls]
@@ -259,7 +269,7 @@ def test_all_hidden_cases_are_compiled_before_the_first_is_opened(softmax):
     race_baselines = RaceBaselines(softmax, GpuRaceBaselines(device), TRAITS.compile_modes)
     race_baselines.compile_ahead(cases)
     assert device.asked == [(c.name, mode) for c in cases for mode in COMPILE_MODES]
-    assert device.need_bytes > max(softmax.min_bytes(c) for c in cases)
+    assert device.need_bytes >= max(softmax.min_bytes(c) for c in cases)
     race_baselines.open(cases[1], None)
     assert device.given[0][1] == [b"compile max-autotune"]
     race_baselines.open(softmax.gpu.bench[0], None)  # a visible case was not asked for
@@ -267,14 +277,20 @@ def test_all_hidden_cases_are_compiled_before_the_first_is_opened(softmax):
     assert device.given[1][0] >= 3
 
 
-def test_products_are_compiled_where_the_compiler_is_alone():
+def test_of_products_the_binaries_are_compiled_ahead_and_shared(monkeypatch, tmp_path):
     from kagent.tasks import find_task
 
     task = find_task("attention")
     device = Device()
     race_baselines = RaceBaselines(task, GpuRaceBaselines(device), TRAITS.compile_modes)
-    race_baselines.compile_ahead(draw_hidden(task, "gpu", "bench", 1))
-    assert device.asked == []
+    monkeypatch.setattr(compiler_cache, "shared_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiler_cache, "unpack", lambda archive, folder: shared.append(archive))
+    shared = []
+    race_baselines.compile_ahead(task.gpu.bench[:1], shared=True)
+    assert device.chooses
+    assert shared == [name.encode() for name in COMPILE_MODES]
+    race_baselines.open(task.gpu.bench[0], None)
+    assert device.given[0][1] == []
 
 
 HEADERS = """
@@ -308,3 +324,38 @@ def test_precompiled_headers_are_not_left_among_temporary_files(tmp_path):
     where, left = done.stdout.split(maxsplit=1)
     assert where.startswith("precompiled_headers/")
     assert left.strip() == "[]"
+
+
+COMPILE_ONLY = """
+import os, sys
+from pathlib import Path
+from kagent_sandbox.device import compiler_cache
+folder = Path(sys.argv[1])
+compiler_cache.use(folder)
+import torch
+from torch._dynamo.utils import counters
+from kagent_sandbox.data.task import load_task
+from kagent_sandbox.device.baseline_calls import make_call
+from kagent_sandbox.device.compile_only import compile_only
+from kagent_sandbox.judge.timing.baselines import baseline_call
+task = load_task(Path(sys.argv[2]))
+call = baseline_call(task, task.cpu.bench[0], "compile", 1)
+ran = []
+if sys.argv[3] == "only":
+    compile_only(call, torch.device("cpu"), chooses=False)
+else:
+    make_call(call, torch.device("cpu"))()
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_what_is_only_compiled_is_found_when_it_runs(tmp_path):
+    folder, found = str(Path(REFERENCE).parent), []
+    for how in ("only", "run"):
+        words = [sys.executable, "-c", COMPILE_ONLY, str(tmp_path / "cache"), folder, how]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.split())
+    assert found == [["0", "1"], ["1", "0"]]

@@ -26,7 +26,9 @@ class CpuRaceBaselines:
     def prefetch(self) -> None:
         """See `BaselineSource`: nothing is needed."""
 
-    def compile_ahead(self, calls: Sequence[BaselineCall], call_bytes: int) -> None:
+    def compile_ahead(
+        self, calls: Sequence[BaselineCall], call_bytes: int, *, chooses: bool, shared: bool
+    ) -> None:
         """See `BaselineSource`: they are compiled where they run, which is in this process."""
 
     def open(self, calls: Sequence[BaselineCall], arena: Arena) -> OpenedInJudge:

@@ -200,9 +200,11 @@ class GpuBackend:
         )
         return cast("Mapping[str, bool | str]", outcome)
 
-    def compile_ahead(self, calls: Sequence[BaselineCall], need_bytes: int) -> list[bytes]:
+    def compile_ahead(
+        self, calls: Sequence[BaselineCall], need_bytes: int, *, chooses: bool
+    ) -> list[bytes]:
         """See `RaceProcesses`; to be given to `launcher`."""
-        return self._race.compile_ahead(calls, need_bytes)
+        return self._race.compile_ahead(calls, need_bytes, chooses=chooses)
 
     def healthy(self) -> bool:
         """Whether a fresh process computes known results; tries twice."""

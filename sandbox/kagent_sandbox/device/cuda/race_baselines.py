@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
+from kagent_sandbox.device import compiler_cache
 from kagent_sandbox.device.interface import SAMPLE_LIMIT_S, BaselineFailed, LaunchFailed
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ class RaceHost(Protocol):
     def prefetch_race(self) -> None:
         """Begin to import torch's compiler."""
 
-    def compile_ahead(self, calls: Sequence[BaselineCall], need_bytes: int) -> list[bytes]:
+    def compile_ahead(
+        self, calls: Sequence[BaselineCall], need_bytes: int, *, chooses: bool
+    ) -> list[bytes]:
         """Compile calls and return what torch's compiler kept of each."""
 
     def launcher(
@@ -47,16 +50,20 @@ class GpuRaceBaselines:
         """See `BaselineSource`."""
         self.backend.prefetch_race()
 
-    def compile_ahead(self, calls: Sequence[BaselineCall], call_bytes: int) -> None:
+    def compile_ahead(
+        self, calls: Sequence[BaselineCall], call_bytes: int, *, chooses: bool, shared: bool
+    ) -> None:
         """See `BaselineSource`. What is kept is code; which of several kernels is the fastest is
         decided when the race's launcher is alone with the device.
         """
         self._compiled.clear()
-        if not calls:
-            return
-        made = self.backend.compile_ahead(calls, call_bytes)
+        made = self.backend.compile_ahead(calls, call_bytes, chooses=chooses)
         for call, archive in zip(calls, made, strict=True):
-            if archive:
+            if not archive:
+                continue
+            if shared:
+                compiler_cache.unpack(archive, compiler_cache.shared_folder())
+            else:
                 self._compiled.setdefault(_case(call), []).append(archive)
 
     def open(self, calls: Sequence[BaselineCall], arena: Arena) -> OpenedInLauncher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,8 @@ from kagent_sandbox.process.channel import MAX_MESSAGE_BYTES
 from kagent_sandbox.process.forkserver import ForkServer
 
 BASELINES_LIMIT_S = 1800.0  # max-autotune of a large product takes minutes
+MOST_BYTES = 4 << 30
+"""Of inputs of a call that is compiled ahead: others may be timed, who need the memory."""
 PROCESS_BYTES = 2 << 30  # of the device: a context, the clock's buffer, what torch keeps
 
 
@@ -65,29 +68,38 @@ class RaceProcesses:
             raise
         return connection
 
-    def compile_ahead(self, calls: Sequence[BaselineCall], need_bytes: int) -> list[bytes]:
+    def compile_ahead(
+        self, calls: Sequence[BaselineCall], need_bytes: int, *, chooses: bool
+    ) -> list[bytes]:
         """Compile each call with torch's compiler; return the code for the launchers of a race.
 
-        The calls are made side by side, each in a process of its own that never sees a candidate:
-        compiling is work of the host, of one core each. `need_bytes` is what one takes of the
-        device. Empty for a call that fails, and for all of them where there is no room for two.
+        The calls are compiled side by side, each in a process of its own that never sees a
+        candidate: that is work of the host, of one core each, and runs nothing on the device.
+
+        Args:
+            calls: The calls.
+            need_bytes: Memory of the device that one takes.
+            chooses: See `compile_only`.
+
+        Returns:
+            Empty for a call that fails, and for all of them where there is no room.
         """
         room = self._free_bytes() // (need_bytes + PROCESS_BYTES)
         at_once = min(len(calls), usable_cores(), room)
-        if at_once < 2:
+        if at_once < 1 or need_bytes > MOST_BYTES:
             return [b""] * len(calls)
         self.prefetch()
         with ThreadPoolExecutor(at_once, "compile") as threads:
-            return list(threads.map(self._compile, calls))
+            return list(threads.map(functools.partial(self._compile, chooses=chooses), calls))
 
-    def _compile(self, call: BaselineCall) -> bytes:
+    def _compile(self, call: BaselineCall, *, chooses: bool) -> bytes:
         """Empty if it fails: the launcher of the race compiles it again, and says why."""
         try:
             connection = self.connection()
         except DeviceError:
             return b""
         try:
-            connection.send({"do": "compile", **described({call.name: call})})
+            connection.send({"do": "compile", "chooses": chooses, **described({call.name: call})})
             return connection.receive_blob("compile", BASELINES_LIMIT_S, MAX_MESSAGE_BYTES)
         except DeviceError:
             return b""

@@ -19,10 +19,10 @@ from kagent_sandbox.data.records import from_json
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device import compiler_cache
 from kagent_sandbox.device.baseline_calls import BaselineCall, make_call
+from kagent_sandbox.device.compile_only import compile_only
 from kagent_sandbox.device.cuda import ceilings as gpu_ceilings
 from kagent_sandbox.device.cuda.baselines import ready
 from kagent_sandbox.device.cuda.executor import Executor
-from kagent_sandbox.device.plan_ops import void
 from kagent_sandbox.process.channel import ChannelClosed, Message
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class _Server:
                 message.fds[0] if message.fds else -1,
                 request["nbytes"],
             ),
-            "compile": lambda: self._compile(request, executor),
+            "compile": lambda: self._compile(request),
             "baselines": lambda: self._baselines(request, message, executor),
             "load": lambda: self._load(request, message, executor),
             "prepare": lambda: executor.prepare(
@@ -105,15 +105,16 @@ class _Server:
             self._locked = True
         executor.kernels.add(dict(zip(request["hashes"], message.blobs, strict=True)))
 
-    def _compile(self, request: Mapping[str, Any], executor: Executor) -> bytes:
-        """Call baselines once, for what that makes the compiler leave behind."""
-        folder = self._context.tmp / "inductor"
+    def _compile(self, request: Mapping[str, Any]) -> bytes:
+        """Compile baselines, for what the compiler leaves behind. Nothing runs on the device, where
+        others may be timed meanwhile.
+        """
+        folder, chooses = self._context.tmp / "inductor", request["chooses"]
         compiler_cache.use(folder)
+        assert self._executor is not None
         for _, call in self._calls(request):
-            with torch.cuda.stream(executor.clock.stream):
-                void(make_call(call, executor.clock.device)())
-            executor.clock.sync("compiling a baseline")
-        return compiler_cache.pack(folder)
+            compile_only(call, self._executor.clock.device, chooses=chooses)
+        return compiler_cache.pack(folder, binaries_alone=chooses)
 
     def _baselines(
         self, request: Mapping[str, Any], message: Message, executor: Executor

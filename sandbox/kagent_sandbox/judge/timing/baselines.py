@@ -113,10 +113,7 @@ def measure_baselines(
         TaskError: A case does not fit the task.
     """
     say = on_progress or (lambda _: None)
-    clock = find_device(device).timing_version()
-    parts = (*facts.unique, task.name, task.digest, device, VERSION, clock, *(names or ()))
-    parts += tuple(sorted(passed().items()))
-    name = cache.named("baselines", *parts)
+    name = _stored_name(task, device, facts, names)
     if cached and cases is None:
         known = cache.load(name, Baselines)
         why = None if known is None else _outdated(known, noise)
@@ -140,6 +137,18 @@ def measure_baselines(
     if cases is None:
         cache.save(name, measured)
     return measured
+
+
+def stored_baselines(task: Task, device: str, facts: DeviceFacts) -> Baselines | None:
+    """Earlier measurements that `measure_baselines` returns, unless the machine's noise changed."""
+    known = cache.load(_stored_name(task, device, facts, None), Baselines)
+    return known if known is not None and _outdated(known, None) is None else None
+
+
+def _stored_name(task: Task, device: str, facts: DeviceFacts, names: Collection[str] | None) -> str:
+    clock = find_device(device).timing_version()
+    parts = (*facts.unique, task.name, task.digest, device, VERSION, clock, *(names or ()))
+    return cache.named("baselines", *parts, *sorted(passed().items()))
 
 
 def _outdated(known: Baselines, noise: Noise | None) -> str | None:

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from kagent_sandbox.device.baseline_calls import BaselineCall
     from kagent_sandbox.device.interface import Arena, Backend, BaselineSource, OpenBaselines
 
-CALL_SHARE = 4
-"""Device memory of one call over the task's bytes: inputs while they are drawn, temporaries."""
-
 
 @dataclass(frozen=True)
 class RaceBaselines:
@@ -39,16 +36,17 @@ class RaceBaselines:
         """Begin, without waiting, what `open` will need: a race is going to come."""
         self.source.prefetch()
 
-    def compile_ahead(self, cases: Sequence[Case]) -> None:
+    def compile_ahead(self, cases: Sequence[Case], *, shared: bool = False) -> None:
         """Compile for all cases at once what `open` would for one after the other, where the device
-        can. Nothing is being timed meanwhile.
+        can: others may be timed on it meanwhile. See `BaselineSource`.
 
-        Left out are matrix products: there the compiler times variants while it compiles, and
-        keeps the one that was faster beside the others.
+        Of matrix products, only the binaries of all variants are kept: the compiler times variants
+        while it compiles, and that is done by whoever is alone with the device.
         """
-        calls = [] if self.task.matrix else [self._call(c, m) for c in cases for m in self.modes]
+        calls = [self._call(c, m) for c in cases for m in self.modes]
         most_bytes = max((self.task.min_bytes(c) for c in cases), default=0)
-        self.source.compile_ahead(calls, int(CALL_SHARE * most_bytes))
+        chooses = self.task.matrix
+        self.source.compile_ahead(calls, int(most_bytes), chooses=chooses, shared=shared)
 
     def open(self, case: Case, arena: Arena) -> OpenBaselines:
         """Compile and warm up all baselines of a case; those that fail are left out."""
