@@ -150,37 +150,30 @@ class ImportsAhead:
         problems: Sequence[Problem],
         at_once: int,
     ) -> None:
-        """Start nothing yet.
+        """Begin with the first ones.
 
         Args:
             make: Imports a problem, and gives up once the event is set.
             problems: Those that are to be imported.
-            at_once: Imports side by side ahead of their turn; 0: none.
+            at_once: Imports side by side, ahead of their turn; 0: each at its turn.
         """
         self._make = make
-        self._left = list(problems)
-        self._at_once = at_once
         self._unwanted = threading.Event()
         self._threads = ThreadPoolExecutor(at_once, "import") if at_once else None
         self._begun: dict[str, Future[ImportedProblem]] = {}
+        if self._threads is not None:
+            for each in problems:
+                self._begun[each.name] = self._threads.submit(make, each, self._unwanted)
 
     def take(self, problem: Problem) -> ImportedProblem:
-        """Wait for a problem's import, while the next ones begin; several threads may where none
-        are imported ahead.
+        """Wait for a problem's import. Several threads may.
 
         Raises:
             UserError: It cannot become a task.
             MachineError: This machine lacks what is needed.
         """
-        if self._threads is None:
-            return self._make(problem, self._unwanted)
-        self._left = self._left[self._left.index(problem) :]
-        for each in self._left[: 1 + self._at_once]:
-            if each.name not in self._begun:
-                begun = self._threads.submit(self._make, each, self._unwanted)
-                self._begun[each.name] = begun
-        self._left.remove(problem)
-        return self._begun.pop(problem.name).result()
+        begun = self._begun.get(problem.name)
+        return self._make(problem, self._unwanted) if begun is None else begun.result()
 
     @property
     def given_up(self) -> bool:

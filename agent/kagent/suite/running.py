@@ -43,10 +43,10 @@ MACHINE_FAILURES = 2
 """Problems in a row that the machine fails at, and that end the suite: the next would fail, too.
 Beside others, as many more as there are others.
 """
-MOST_AHEAD = 4
-"""Problems that are imported while one is timed on a GPU: an import takes about as long."""
-CORES_OF_IMPORT = 4
-"""Cores of this machine for each of these."""
+MOST_IMPORTS = 4
+"""Problems that are imported at once for each one at work on a GPU: it takes about as long."""
+CORES_OF_IMPORT = 2
+"""Cores of this machine for each of these, which use one for most of the time."""
 OVERLAP = 2
 """Cores of each of several problems at once, over its share: half of them wait for the device."""
 _WORKER = ("-m", "kagent.suite.worker")
@@ -214,35 +214,33 @@ class SuiteRunner:
         if not self.suite.of(problem).task:
             self.say(f"{head}: import")
             clock.begin(_IMPORT)
-            imported = imports.take(problem)
-            place, notes, no_seed = Path(TASKS) / problem.name, imported.notes, imported.no_seed
-            self._note(problem, task=str(place), notes=notes, no_seed=no_seed)
+            imports.take(problem)
         return self.folder / self.suite.of(problem).task
 
     def _imports_ahead(self, slots: int) -> ImportsAhead:
-        """Imports of the problems that are not tasks yet. With several slots, each of them imports:
-        as many problems are imported while others are timed.
-        """
+        """Imports of the problems that are not tasks yet; on a GPU while others are timed."""
         left = [p for p in self.suite.left if p.form is not Form.TASK]
         cores, environment = usable_cores(), dict[str, str]()
-        on_gpu = self.suite.kind == "gpu"
-        at_once = min(MOST_AHEAD, cores // CORES_OF_IMPORT) if on_gpu and slots == 1 else 0
-        if on_gpu:  # they leave the GPU to what is timed: their seeds are interpreted
-            environment[VISIBLE] = ""
-        if at_once:
-            environment["OMP_NUM_THREADS"] = str(max(1, cores // (2 * at_once)))
+        at_once = 0
+        if self.suite.kind == "gpu":  # they leave the GPU alone: their seeds are interpreted
+            at_once = min(MOST_IMPORTS * slots, max(1, cores // CORES_OF_IMPORT))
+            threads = str(max(1, cores // (2 * at_once)))
+            environment = {VISIBLE: "", "OMP_NUM_THREADS": threads}
 
         def make(problem: Problem, unwanted: threading.Event) -> ImportedProblem:
-            return import_problem(
+            imported = import_problem(
                 problem,
                 self.folder / TASKS / problem.name,
                 self.suite.kind,
                 limit_s=self.import_s,
-                jobs=min(self._config.jobs, len(os.sched_getaffinity(0))),
+                jobs=max(1, self._config.jobs // max(1, at_once)),
                 isolation=self._config.isolation,
                 environment=environment,
                 unwanted=unwanted,
             )
+            place, notes, no_seed = Path(TASKS) / problem.name, imported.notes, imported.no_seed
+            self._note(problem, task=str(place), notes=notes, no_seed=no_seed)
+            return imported
 
         return ImportsAhead(make, [p for p in left if not self.suite.of(p).task], at_once)
 
