@@ -118,6 +118,7 @@ class KeptLaunchers:
 
     most: int = 0  # 0: every measurement starts its own
     bytes_each: int = 1  # of the device's memory: one is kept for every so many
+    share: float = 1.0  # of the device's memory: a larger arena is not kept after a turn
 
     def of(self, memory_bytes: int) -> int:
         """Return the number on a device with that memory: at least one, if any."""

@@ -114,7 +114,9 @@ class Judge:
         self._checked: OrderedDict[str, _Checked] = OrderedDict()
         goes_on = backend.traits.schedule.further is not None  # as searches do there
         self._race_s = race_s if goes_on else 0.0
-        self._most_kept = backend.traits.kept_launchers.of(backend.facts.memory_bytes)
+        kept, memory = backend.traits.kept_launchers, backend.facts.memory_bytes
+        self._most_kept = kept.of(memory)
+        self._most_kept_bytes = int(kept.share * memory)
 
     @property
     def ceilings(self) -> Ceilings:
@@ -204,7 +206,7 @@ class Judge:
         nbytes = self._checked_bytes(built, self.check_cases)
         if self._most_kept:  # room for `measure` beside an incumbent of the same size
             roomy = self._meter().arena_bytes(built, self.check_cases, None)
-            nbytes = max(nbytes, min(roomy, self._arenas.limit_bytes))
+            nbytes = max(nbytes, roomy if roomy <= self._most_kept_bytes else 0)
         arena = self._arena(nbytes)
         errors: list[CaseError] = []
         budget = self._time_budget(self.check_cases, Stage.CHECK)
@@ -430,6 +432,13 @@ class Judge:
         """
         if not self.backend.healthy():
             raise DeviceWedged(f"{self.backend.facts.name} does not compute a known result")
+
+    def make_room(self) -> None:
+        """Give back the memory that others need in their turns, unless it is little."""
+        if self._arenas.nbytes > self._most_kept_bytes:
+            self._let_go()
+            self._arenas.close()
+        self.backend.free_unused()
 
     def close(self) -> None:
         """Give memory and processes back."""

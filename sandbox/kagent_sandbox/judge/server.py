@@ -96,7 +96,7 @@ class JudgeServer:
                         names = [c.__name__ for c in type(e).__mro__ if c.__name__ in ERRORS]
                         answer = {"error": names[0], "text": str(e)}
                     if self._judge is not None:
-                        self._judge.backend.free_unused()
+                        self._judge.make_room()
                     self._channel.send(answer)
         finally:
             if self._judge is not None:

@@ -32,8 +32,9 @@ TRAITS = Traits(
     ),
     inputs=InputPolicy(),
     # Starting a launcher costs the lane half a second: those that checked a candidate wait for its
-    # measurement. Each holds a context, nearly 1 GiB.
-    kept_launchers=KeptLaunchers(most=4, bytes_each=8 << 30),
+    # measurement. Each holds a context, nearly 1 GiB. Other judges take turns on the device, and
+    # have no use for a turn without memory.
+    kept_launchers=KeptLaunchers(most=4, bytes_each=8 << 30, share=1 / 32),
     race_rounds=6,
     race_samples=5,
     sweep_s=0.5,

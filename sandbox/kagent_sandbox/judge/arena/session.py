@@ -102,6 +102,11 @@ class Arenas:
     def _new(self, nbytes: int) -> Arena:
         return self._backend.arena(min(self.limit_bytes, nbytes + nbytes // 4))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is kept."""
+        return sum(a.nbytes for a in (self._arena, self._small) if a is not None)
+
     def fits(self, nbytes: int) -> bool:
         """Whether the arena that there is holds `nbytes`; otherwise it will be replaced."""
         return self._arena is not None and nbytes <= self._arena.nbytes
