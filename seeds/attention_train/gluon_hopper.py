@@ -147,6 +147,12 @@ def _produce(
         n += 1
 
 
+@gluon.jit
+def _of_lane(p, KEYS: gl.constexpr):
+    """Sums of the columns that a thread has: four a row, which are added up when a tile ends."""
+    return gl.sum(gl.sum(p.reshape([GROUP, KEYS // 8, 4, 2]), 3), 1)
+
+
 # -- a consumer ------------------------------------------------------------------------------------
 
 
@@ -201,7 +207,7 @@ def _consume(
         # A finite reference for rows that see nothing yet: exp2 of -inf less it is 0, not NaN.
         top = gl.maximum(gl.max(scores, 1) * scale_log2, -1.0e30)
         p = gl.exp2(scores * scale_log2 - top[:, None])
-        total = gl.sum(p, 1)
+        part = _of_lane(p, KEYS)
         acc = gl.zeros([GROUP, D], gl.float32, layout=of_output)
         left = gl.convert_layout(p.to(dtype), of_left)
 
@@ -229,14 +235,15 @@ def _consume(
             shrink = gl.exp2(top - higher)
             top = higher
             p = gl.exp2(scores * scale_log2 - top[:, None])
-            total = total * shrink + gl.sum(p, 1)
+            of_part: gl.constexpr = gl.SliceLayout(1, part.type.layout)
+            part = part * gl.convert_layout(shrink, of_part)[:, None] + _of_lane(p, KEYS)
 
             # The softmax must stay ahead of the final wait, else nothing overlaps. LLVM keeps it
-            # there because the wait has `total` among its operands; ptxas, which would hoist the
+            # there because the wait has `part` among its operands; ptxas, which would hoist the
             # wait above arithmetic that no register ties to it, because of the branch in this
             # barrier's wait. The barrier has been passed above, and costs one test.
             mbarrier.wait(v_full.index(stage), (n // STAGES) & 1)
-            acc, left, total = warpgroup_mma_wait(0, deps=[acc, left, total])
+            acc, left, part = warpgroup_mma_wait(0, deps=[acc, left, part])
             mbarrier.arrive(v_empty.index(stage), count=1)
             acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, of_output))[:, None]
             left = gl.convert_layout(p.to(dtype), of_left)
@@ -252,6 +259,7 @@ def _consume(
         mbarrier.arrive(v_empty.index(stage), count=1)
         n += 1
 
+        total = gl.convert_layout(gl.sum(part, 1), gl.SliceLayout(1, of_scores))
         o = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, of_output))[:, None]
         tma.store_wait(0)  # the last result has left the buffer
         o_s.index(W).reshape([GROUP, D]).store(o.to(dtype))

@@ -63,7 +63,7 @@ def test_a_warp_specialised_kernel_computes_its_task(attention, tunables):
 
 KEYS_READ = "            scores = warpgroup_mma_wait(1, deps=[scores])\n"
 KEYS_FREE = "            mbarrier.arrive(k_empty.index(ahead), count=1)\n"
-VALUES_READ = "            acc, left, total = warpgroup_mma_wait(0, deps=[acc, left, total])\n"
+VALUES_READ = "            acc, left, part = warpgroup_mma_wait(0, deps=[acc, left, part])\n"
 VALUES_FREE = "            mbarrier.arrive(v_empty.index(stage), count=1)\n"
 WRONG = {
     "keys are released before the product has read them": (
