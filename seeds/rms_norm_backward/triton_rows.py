@@ -1,9 +1,9 @@
 """Gradients of RMS norm in one pass: rows in registers, the weight's gradient, too.
 
 As many programs as the GPU runs at once take rows in turns; the next rows are on their way into
-shared memory meanwhile (cp.async). Each adds up its share of the weight's gradient and writes it
-once; a second kernel adds up the shares, in a fixed order. Nothing that the forward pass knew is
-needed: a row's mean square comes with the row.
+registers meanwhile. Each program adds up its share of the weight's gradient and writes it once; a
+second kernel, which starts while the first one drains, adds up the shares, in a fixed order.
+Nothing that the forward pass knew is needed: a row's mean square comes with the row.
 """
 
 import torch
@@ -12,15 +12,9 @@ import triton.language as tl
 
 TILE = 2048  # elements of a program that has several rows
 ELEMENTS_PER_THREAD = 8
-STAGES = 3  # one tile is computed while the others arrive
+AHEAD = 1  # tiles that are loaded while one is computed
 THREADS_PER_SM = 1024  # in all its programs: of 8 elements each they fill the registers
-TUNE = {
-    "TILE": [1024, 2048, 4096],
-    "ELEMENTS_PER_THREAD": [8, 16],
-    "STAGES": [1, 2, 3, 4],
-    "THREADS_PER_SM": [512, 1024],
-}
-SHARED_BYTES = 192 << 10  # of an SM, for tiles that arrive; longer ones come at once
+TUNE = {"AHEAD": [1, 2], "THREADS_PER_SM": [768, 1024]}
 
 
 @triton.jit
@@ -28,42 +22,65 @@ def _add_pairs(a, b, other_a, other_b):
     return a + other_a, b + other_b
 
 
+@triton.jit
+def _load(
+    ptr, start, rows, columns, stride,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tile; past the end it is zeros, which no memory is read for."""
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    inside = (row < rows - start) & (column < columns)
+    # The first row's place in 64 bits, once for all threads; from there 32 do.
+    at = ptr + start * stride + (row * stride + column)
+    return tl.load(at, mask=inside, other=0.0)
+
+
 # `rows` only bounds a loop: it is not worth kernels of its own for 1 row and for multiples of 16.
 @triton.jit(do_not_specialize=["rows"])
 def rms_norm_backward_rows(
-    grad_ptr,
-    x_ptr,
-    weight_ptr,
-    dx_ptr,
-    share_ptr,
-    grad_stride,
-    x_stride,
-    rows,
-    columns,
-    eps,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    first = tl.program_id(0).to(tl.int64) * ROWS  # in 64 bits: rows * stride can exceed 32
-    column = tl.arange(0, BLOCK)[None, :]
-    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
+    grad_ptr, x_ptr, weight_ptr, dx_ptr, share_ptr, grad_stride, x_stride, rows, columns, eps,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * ROWS
+    step = tl.num_programs(0) * ROWS
+    origin = tl.program_id(0).to(tl.int64) * 0  # makes places in memory numbers of 64 bits
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    grad = _load(grad_ptr, first + origin, rows, columns, grad_stride, ROWS, BLOCK)
+    x = _load(x_ptr, first + origin, rows, columns, x_stride, ROWS, BLOCK)
+    if AHEAD >= 2:
+        at = origin + first + step
+        grad_1 = _load(grad_ptr, at, rows, columns, grad_stride, ROWS, BLOCK)
+        x_1 = _load(x_ptr, at, rows, columns, x_stride, ROWS, BLOCK)
+    if ROWS > 1:
+        weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
     share = tl.zeros([ROWS, BLOCK], tl.float32)
-    for start in tl.range(first, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        row = start + tl.arange(0, ROWS)[:, None]
-        inside = (row < rows) & (column < columns)
-        grad = tl.load(grad_ptr + row * grad_stride + column, mask=inside, other=0.0)
-        x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-        grad = grad.to(tl.float32)
-        weighted = grad * weight.to(tl.float32)
+    share_of_column = 1.0 / columns
+    for start in tl.range(first, rows, step, num_stages=1):
+        at = origin + start + AHEAD * step
+        last_grad = _load(grad_ptr, at, rows, columns, grad_stride, ROWS, BLOCK)
+        last_x = _load(x_ptr, at, rows, columns, x_stride, ROWS, BLOCK)
+        if ROWS == 1:  # from the L1 cache, each time: as float32 it would take 8 registers
+            weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
+        wide, weighted = x.to(tl.float32), grad.to(tl.float32) * weight.to(tl.float32)
         # Both sums at once: one exchange between warps.
-        square, dot = tl.reduce((x * x, weighted * x), 1, _add_pairs, keep_dims=True)
+        square, dot = tl.reduce((wide * wide, weighted * wide), 1, _add_pairs, keep_dims=True)
         # Of rows past the end the root may be 0, and their share must be.
-        scale = tl.where(row < rows, 1.0 / tl.sqrt_rn(square / columns + eps), 0.0)
-        normed = x * scale
-        dx = scale * (weighted - normed * (dot * scale / columns))
-        tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-        share += grad * normed
+        root = tl.sqrt_rn(square * share_of_column + eps)
+        scale = tl.where(row < rows - start, 1.0 / root, 0.0)
+        factor = dot * scale * share_of_column
+        normed = x.to(tl.float32) * scale
+        wide_grad = grad.to(tl.float32)
+        share += wide_grad * normed
+        dx = scale * (wide_grad * weight.to(tl.float32) - normed * factor)
+        inside = (row < rows - start) & (column < columns)
+        dx_at = dx_ptr + (start + origin) * columns + (row * columns + column)
+        tl.store(dx_at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        if AHEAD == 1:
+            grad, x = last_grad, last_x
+        else:
+            grad, x, grad_1, x_1 = grad_1, x_1, last_grad, last_x
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
     whole = tl.sum(share, 0, keep_dims=True)
     share_row = share_ptr + tl.program_id(0) * columns
     tl.store(share_row + column, whole, mask=column < columns)
@@ -71,10 +88,13 @@ def rms_norm_backward_rows(
 
 @triton.jit(do_not_specialize=["shares"])
 def sum_of_shares(
-    share_ptr, dweight_ptr, shares, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+    share_ptr, dweight_ptr, shares, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
     for start in range(0, shares, ROWS):
         row = start + tl.arange(0, ROWS)[:, None]
         inside = (row < shares) & (column < columns)
@@ -94,10 +114,14 @@ def rms_norm_backward(
     together = max(TILE // block, 1)
     warps = min(max(together * block // (32 * ELEMENTS_PER_THREAD), 1), 32)
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-    resident = max(THREADS_PER_SM // (32 * warps), 1)  # more would wait for others to end
-    tiles = 2 * resident * together * block * x.element_size()
-    stages = min(STAGES, 1 + SHARED_BYTES // tiles)
+    # More programs would wait for others to end. Several rows take some more registers.
+    threads = min(THREADS_PER_SM, 768) if together > 1 else THREADS_PER_SM
+    resident = max(threads // (32 * warps), 1)
     programs = min(triton.cdiv(rows, together), processors * resident)
+    starts = columns, grad.stride(0), x.stride(0), grad.storage_offset(), x.storage_offset()
+    aligned = all(n * x.element_size() % 16 == 0 for n in starts)  # else pointers fill registers
+    # Launching the second kernel before the first one ends needs Hopper.
+    dependent = torch.cuda.get_device_capability(x.device)[0] >= 9
     shares = torch.empty((programs, columns), dtype=torch.float32, device=x.device)
     rms_norm_backward_rows[(programs,)](
         grad,
@@ -112,17 +136,22 @@ def rms_norm_backward(
         eps,
         ROWS=together,
         BLOCK=block,
-        STAGES=stages,
+        AHEAD=AHEAD,
+        DEPENDENT=dependent,
         num_warps=warps,
+        maxnreg=min(65536 // (32 * warps * resident), 255) if aligned else None,
     )
-    # 32 columns are 128 bytes of each share. All loads of a program are in flight together.
-    sum_of_shares[(triton.cdiv(columns, 32),)](
+    # All loads of a program are in flight together: 32 or 128 bytes of each share.
+    together = 32 if columns >= 2048 else 8
+    sum_of_shares[(triton.cdiv(columns, together),)](
         shares,
         dweight,
         programs,
         columns,
-        ROWS=256,
-        COLUMNS=32,
+        ROWS=min(triton.next_power_of_2(programs), 8192 // together),
+        COLUMNS=together,
+        DEPENDENT=dependent,
         num_warps=8,
+        launch_pdl=dependent,
     )
     return dx, dweight

@@ -6,13 +6,14 @@ Repairs of the interpreter (Triton 3.6 to 3.9): it computes with the bit pattern
 truncates where hardware rounds; it folds sums, and reductions and scans with a function of the
 kernel's own, one element after the other, which errs by the number of elements where hardware's
 trees err by its logarithm; atomic operations read memory that is not theirs where one value is
-broadcast to many places; and run-time loop bounds fail with numpy 2.4 and later. Only the first
-configuration of an autotuned kernel runs.
+broadcast to many places; run-time loop bounds fail with numpy 2.4 and later; and `gdc_wait` and
+`gdc_launch_dependents` fail. Only the first configuration of an autotuned kernel runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -170,8 +171,16 @@ def repair() -> None:
 
     module._patch_lang_tensor = patch  # noqa: SLF001
     module._patch_lang = _patch_once(module._patch_lang)  # noqa: SLF001
+    named = (importlib.import_module(f"triton.language.extra.cuda{m}") for m in ("", ".gdc"))
+    for place in (cast("Any", tl).extra.cuda, *named):  # the first two are modules of one file
+        for name in ("gdc_wait", "gdc_launch_dependents"):
+            setattr(place, name, _nothing_to_order)
     tuner: Any = Autotuner
     tuner.run = _run_first
+
+
+def _nothing_to_order(**_: object) -> None:
+    """Replace what orders dependent launches: here each begins when the one before has ended."""
 
 
 def _patch_once(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -116,6 +116,10 @@ def matmul(a, b):
     return c
 """
 
+MATMUL = (
+    "    _matmul[grid](a, b, c, a.shape[0], b.shape[1], a.shape[1], launch_pdl=True, maxnreg=64)\n"
+)
+
 
 @pytest.fixture(scope="module")
 def interpreter(tmp_path_factory, shared):
@@ -130,6 +134,18 @@ def test_a_bfloat16_product_passes(interpreter):
     found = interpreter.interpret(SOURCE)
     assert isinstance(found, Interpreted), found
     assert found.skipped == ("large",)
+    assert [e.case for e in found.errors] == ["bf16"]
+
+
+@pytest.mark.parametrize("where", ["tl.extra.cuda.", "gdc.", ""])
+def test_dependent_launches_run_in_their_order(interpreter, where):
+    source = SOURCE.replace("    return c", "    c.fill_(1.0)\n" + MATMUL + MATMUL + "    return c")
+    names = "gdc, gdc_wait, gdc_launch_dependents"
+    source = f"from triton.language.extra.cuda import {names}\n{source}"
+    before, after = f"    {where}gdc_wait()\n", f"    {where}gdc_launch_dependents()\n"
+    head, tail = source.split("    for start in range")
+    found = interpreter.interpret(head + before + after + "    for start in range" + tail)
+    assert isinstance(found, Interpreted), found
     assert [e.case for e in found.errors] == ["bf16"]
 
 
