@@ -16,6 +16,8 @@ from kagent.authoring.inductor.host import INDENT, case_dtypes, host_function, k
 from kagent.authoring.inductor.trace import NoSeed, Traced
 
 _MOST_Y_PROGRAMS = 65535
+CHAIN = 512
+"""Products that are summed in one accumulator; a multiple of all blocks' lengths."""
 _IN_LANGUAGE = (
     *("abs", "ceil", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "rsqrt", "sin", "sqrt"),
 )
@@ -175,6 +177,7 @@ class TritonFile:
         }
         _Casts(numbers).visit(node)
         _drop_unused(node)
+        _shorten_chains(node)
         text = ast.unparse(ast.fix_missing_locations(node))
         short = {"bfloat16": "bf16", "float16": "fp16"}.get(traced.dtype)
         pointers = [n for n, kind in signature.items() if kind == f"*{short}"]
@@ -284,6 +287,48 @@ class TritonFile:
     def _tunable(self, name: str, value: int, values: list[int]) -> str:
         self.tunables.setdefault(name, (value, values))
         return name
+
+
+def _shorten_chains(node: ast.FunctionDef) -> None:
+    """Have sums of products in a loop end after `CHAIN` products, and add what they come to with
+    compensation (Kahan's).
+
+    A GPU adds each product to the accumulator: over 524288 positive ones in float32 the error was
+    7.4e-5 (H100), 280 times that of torch.
+    """
+    for at, loop in enumerate(node.body):
+        if not (isinstance(loop, ast.For) and "tl.dot(" in ast.unparse(loop)):
+            continue
+        span = re.fullmatch(r"tl\.range\(0, (\w+), (\w+)\)", ast.unparse(loop.iter))
+        zeros = {
+            name: shape
+            for s in node.body[:at]
+            if (found := re.fullmatch(r"(\w+) = (tl\.full\(.*, 0, tl\.float32\))", ast.unparse(s)))
+            for name, shape in [found.groups()]
+        }
+        added = [n for n in zeros if re.search(rf"= {n} \+ \w+$", ast.unparse(loop), re.MULTILINE)]
+        if span is None or not added:
+            continue
+        size, block = span.groups()
+        lines = [f"{n}_lost = {zeros[n]}" for n in added]
+        lines.append(f"for r0_chain in tl.range(0, {size}, {CHAIN}):")
+        lines += [f"{INDENT}{n}_part = {zeros[n]}" for n in added]
+        end = f"tl.minimum(r0_chain + {CHAIN}, {size})"
+        loop.iter = ast.parse(f"tl.range(r0_chain, {end}, {block})", mode="eval").body
+        inner = ast.unparse(loop)
+        for n in added:
+            inner = re.sub(rf"\b{n}\b", f"{n}_part", inner)
+        lines += [INDENT + line for line in inner.splitlines()]
+        for n in added:
+            lines += [
+                f"{INDENT}{n}_part = {n}_part - {n}_lost",
+                f"{INDENT}{n}_sum = {n} + {n}_part",
+                f"{INDENT}{n}_lost = {n}_sum - {n} - {n}_part",
+                f"{INDENT}{n}_lost = tl.where({n}_lost == {n}_lost, {n}_lost, 0.0)",  # of infinity
+                f"{INDENT}{n} = {n}_sum",
+            ]
+        node.body[at : at + 1] = ast.parse("\n".join(lines)).body
+        return
 
 
 def _entry(node: ast.expr, key: str) -> ast.expr:
