@@ -1,12 +1,13 @@
 """From the hotspots of a small transformer to its patched step, on the CPU of this machine.
 
-    python benchmarks/patch_step.py FOLDER [--budget 4] [--pairs 120]
+    python benchmarks/patch_step.py FOLDER [--budget 2] [--pairs 120]
 
-Two regions, one of each direction, become tasks; their kernels are evolved by the built-in tuner,
-exported, and put back into the training script. The last line is the step before and after, for
-docs/results.md. The number of pairs is fixed before; nothing is measured again if it is not FASTER.
-The folder must be new: it gets the icicle, the tasks, the runs, the library and the patch. Takes
-some eight minutes on two cores that nothing else uses.
+Two regions, one of each direction, become tasks. Their first kernels are written by hand: the
+built-in task's for GELU, and column_sum.py for the gradients of biases. The built-in tuner searches
+their parameters; the winners are exported and put back into the training script. The last line is
+the step before and after, for docs/results.md. The number of pairs is fixed before; nothing is
+measured again if it is not FASTER. The folder must be new: it gets the icicle, the tasks, the runs,
+the library and the patch. Takes some eight minutes on two cores that nothing else uses.
 """
 
 from __future__ import annotations
@@ -23,12 +24,22 @@ from typing import Any
 
 import torch
 
-SCRIPT = Path(__file__).with_name("small_transformer.py").resolve()
-REGIONS = {
-    "norm_forward": ("forward", "add → native_layer_norm"),
-    "norm_backward": ("backward", "native_layer_norm_backward → add"),
-}
-"""Tasks, and the most frequent region of that direction and title."""
+HERE = Path(__file__).resolve().parent
+SCRIPT = HERE / "small_transformer.py"
+REGIONS = {"mlp_gelu": ("forward", "gelu"), "column_sum": ("backward", "sum")}
+"""Tasks, and direction and title of their regions. Of several the most frequent is taken; a region
+that differs from it in sizes alone is replaced as well.
+"""
+
+
+def first_kernel(task: str) -> str:
+    """Text of the task's first candidate."""
+    if task == "column_sum":
+        return (HERE / "column_sum.py").read_text(encoding="utf-8")
+    text = (HERE.parent / "seeds/gelu/cpp_simd.py").read_text(encoding="utf-8")
+    of_seed = "def gelu(x: torch.Tensor) -> torch.Tensor:\n    x = x.contiguous()"
+    assert of_seed in text
+    return text.replace(of_seed, of_seed.replace("gelu(x:", "mlp_gelu(x0:").replace("x.c", "x0.c"))
 
 
 def kagent(*words: object, folder: Path, may_end: tuple[int, ...] = (0,)) -> str:
@@ -46,14 +57,12 @@ def kagent(*words: object, folder: Path, may_end: tuple[int, ...] = (0,)) -> str
 
 
 def make_task(task: str, regions: list[dict[str, Any]], folder: Path) -> None:
-    """Make a region a task whose batch varies; its other sizes are the model's."""
-    phase, title = REGIONS[task]
-    alike = [r for r in regions if (r["phase"], r["title"]) == (phase, title)]
-    region = max(alike, key=lambda r: r["count"])
-    kagent("hotspots", SCRIPT, "--take", region["key"], "--to", ".", "--json", folder=folder)
-    batched = [i for i, text in enumerate(region["inputs"]) if text.count(",") == 2]
-    vary = [word for i in batched for word in ("--vary", f"x{i}:0=B")]
-    kagent("new", f"region_{region['key']}.py:region", "--name", task, *vary, folder=folder)
+    """Make a region a task with a first kernel."""
+    alike = [r for r in regions if (r["phase"], r["title"]) == REGIONS[task]]
+    key = max(alike, key=lambda r: int(r["count"]))["key"]
+    kagent("hotspots", SCRIPT, "--take", key, "--to", ".", "--json", folder=folder)
+    kagent("new", f"region_{key}.py:region", "--name", task, "--no-seeds", folder=folder)
+    (folder / task / "cpp_first.py").write_text(first_kernel(task), encoding="utf-8")
 
 
 def summary(found: dict[str, Any], options: argparse.Namespace, took_s: float) -> str:
@@ -88,7 +97,7 @@ def summary(found: dict[str, Any], options: argparse.Namespace, took_s: float) -
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--budget", type=int, default=4)
+    parser.add_argument("--budget", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=120)
     options = parser.parse_args()
     here = options.folder.resolve()

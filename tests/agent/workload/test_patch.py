@@ -15,12 +15,14 @@ from commands import run
 from kagent.export.writing import files_of, write_library
 from kagent.workload import patching
 from kagent.workload.child import script_of
-from kagent.workload.patch import Patch, patch, rests_text
+from kagent.workload.patch import Patch, Patched, PatchTrial, patch, rests_text
 from kagent.workload.patch_file import Library, is_region, open_library, patch_text
 from kagent.workload.patch_view import patch_view
 from kagent.workload.sites import parse_site, sites_of_torch
 from kagent.workload.steps import ScriptFailed
+from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import UserError
+from kagent_sandbox.judge.timing.estimates import Interval
 from made_library import cpu_library
 from rich.console import Console
 from torch import nn
@@ -260,6 +262,26 @@ def test_what_disturbed_the_times_is_told():
     assert "disturbed: other programs used 1.5 cores" in console.file.getvalue()
 
 
+def test_what_was_tried_with_the_rest_of_graphs_is_told():
+    fast, slow = Interval(1.2, 1.1, 1.3), Interval(0.9, 0.8, 0.95)
+    kept = PatchTrial(fast, SpeedVerdict.FASTER, 80.0, "operations", fast, kept=True)
+    left = PatchTrial(slow, SpeedVerdict.SLOWER, 90.0, "inductor", slow, why="SLOWER")
+    site = Patched("region norm", "norm", 2.0, trials=(kept, left), kept=True)
+    captured = {"operations": Interval(1.0, 0.9, 1.1), "inductor": Interval(1.1, 1.0, 1.2)}
+    found = Patch(
+        "train.py", (site,), 3, 1, None, 100.0, 80.0, fast, rest="operations", captured=captured,
+        notes=("Model was called with more than 8 kinds",), file="train_patch.py",
+    )  # fmt: skip
+    console = Console(width=140, file=io.StringIO())
+    console.print(patch_view(found))
+    text = console.file.getvalue()
+    rows = [line.split() for line in text.splitlines() if "FASTER" in line or "SLOWER" in line]
+    assert rows[0][:5] == ["region", "norm", "norm", "2", "operations"]
+    assert (rows[0][-1], rows[1][0], rows[1][-1]) == ("kept", "inductor", "SLOWER")
+    assert "without a kernel, run operation by operation: 1.0" in text
+    assert "Model was called with more than 8 kinds" in text
+
+
 def test_without_a_site_there_is_nothing_to_do(script, tmp_path):
     with pytest.raises(UserError, match="say what to replace with --replace"):
         patch(
@@ -438,6 +460,10 @@ def test_what_inductor_cannot_compile_runs_by_operations(patch_regions, monkeypa
     assert found.rest == "operations"
     assert "no compiler here" in found.notes[0]
     assert "REST = 'operations'" in to.read_text()
+    with pytest.raises(UserError, match=r"cannot be compiled by Inductor: .*no compiler here"):
+        patch_regions(MODEL, rests=["inductor"])
+    found, *_ = patch_regions(MODEL, rests=["operations"])
+    assert not found.notes
 
 
 class Scaled(nn.Module):
