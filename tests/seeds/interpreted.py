@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import torch
 from kagent_sandbox.data.task import load_task
+from kagent_sandbox.judge.interpreter_memory import remember
 from seed_cases import arguments, import_seed, worst_share
 
 MAX_ROWS = 12
@@ -38,6 +39,7 @@ def shares_of(folder):
 
 
 def main(folders):
+    remember()
     # Host code asks for the number of multiprocessors; few make persistent programs loop.
     torch.cuda.get_device_properties = lambda _device: SimpleNamespace(multi_processor_count=2)
     found = {}

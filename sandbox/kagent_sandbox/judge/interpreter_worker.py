@@ -33,6 +33,7 @@ from kagent_sandbox.data.language import GLUON
 from kagent_sandbox.data.verdict import Status
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.judge.gluon.schedule import NotSimulated
+from kagent_sandbox.judge.interpreter_memory import remember
 from kagent_sandbox.process.channel import ChannelClosed
 from kagent_sandbox.process.context import Context
 
@@ -145,6 +146,7 @@ def _first_error(error: BaseException, path: Path) -> str:
 
 def repair() -> None:
     """Repair this process's interpreter; see the module's docstring."""
+    remember()
     module: Any = interpreter
     module._convert_float = _converter(module._convert_float)  # noqa: SLF001
     builder = module.InterpreterBuilder
