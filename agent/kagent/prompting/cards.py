@@ -17,6 +17,7 @@ not need are left out of it.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import importlib.metadata
 import re
 import tomllib
@@ -191,6 +192,16 @@ def read_card(path: Path) -> Card:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"{path}: {e}") from None
+    return _parsed(path, text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(path: Path, text: str) -> Card:
+    """A card of this text: each search of a process has the same ones.
+
+    Raises:
+        UserError: It is malformed.
+    """
     parts = text.split("+++\n", 2)
     if len(parts) != 3 or parts[0].strip():
         raise UserError(f"{path}:1: a card begins with its front matter between two lines of +++")

@@ -134,9 +134,10 @@ class Task(StrictModel):
             ValueError: One is no whole number, or negative.
         """
         sizes = []
+        names = self._names(case.dims, case.dtype)
         for declared in shape:
-            size = self.formula(declared, case)
-            if isinstance(case.dims.get(str(declared)), bool | float) and size == int(size):
+            size = evaluate(declared, names) if isinstance(declared, str) else declared
+            if isinstance(names.get(str(declared)), bool | float) and size == int(size):
                 raise ValueError(f"size {declared!r} is {size!r}, expected a whole number")
             if size != int(size) or size < 0:
                 raise ValueError(f"size {declared!r} is {size:g}, expected a whole number")
