@@ -279,10 +279,13 @@ def shared(_servers_end, warm_judges):
 @pytest.fixture(scope="module")
 def untimed(shared):
     """Launchers of the CPU that one file's tests start in this process time nothing: their threads
-    sleep while they wait, as workers share the cores.
+    sleep while they wait, as workers share the cores. What they compute is the point: whether calls
+    keep memory is seen after few of them.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kagent_sandbox.device.cpu.backend.WAITING", {"GOMP_SPINCOUNT": "0"})
+        patch.setattr("kagent_sandbox.judge.check.guests._FEW_RUNS", 4)
+        patch.setattr("kagent_sandbox.judge.check.guests.REPEAT_S", 0.0)
         yield
 
 
