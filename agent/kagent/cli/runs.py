@@ -25,6 +25,7 @@ from kagent.cli.app import (
     status,
 )
 from kagent.config.settings import load_config
+from kagent.text import plural
 
 if TYPE_CHECKING:
     from kagent.runs.lineage import Candidate
@@ -134,7 +135,7 @@ def verify(run: RunArgument, folder: RunsOption = None, json_: JsonOption = Fals
         for finding in found.findings:
             out.print(Text(finding, "red"), soft_wrap=True)
         if found.findings:
-            end = f"{len(found.findings)} findings"
+            end = plural(len(found.findings), "finding")
         elif found.checksums:
             end = "all is as it was written"
         else:

@@ -163,6 +163,8 @@ class RayFleet:
                 options["label_selector"] = {ACCELERATOR: self._accelerator}
         else:
             cpus = judge_cpus(there, jobs, judges)
+            if judge_nodes(there, judges):
+                options["label_selector"] = {ROLE: "!builder"}
         cls = ray.remote(JudgeWorker)
         return [
             cls.options(**{"num_cpus": n, **options}).remote(device_for(kind), self._isolation)
@@ -171,14 +173,38 @@ class RayFleet:
 
     def _build_workers(self, ray: ModuleType, there: Sequence[Node], jobs: int | None) -> list[Any]:
         options: dict[str, Any] = {**_FOREVER, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
-        if any(n.labels.get(ROLE) == "builder" for n in there):
+        if any(_is_builder(n) for n in there):
             options["label_selector"] = {ROLE: "builder"}
-        gpus = sum(n.gpus for n in there)
-        # Each GPU may have a run, and each run gets its share of the CPUs.
-        free = sum(n.cpus for n in there) // gpus if gpus else _free_cpus(ray)
-        count = jobs or max(1, min(free, MOST_BUILDERS))
+        count = jobs or builder_count(there, _free_cpus(ray))
         cls = ray.remote(BuildWorker).options(**options)
         return [cls.remote(self._isolation) for _ in range(count)]
+
+
+def judge_nodes(there: Sequence[Node], judges: int) -> list[Node]:
+    """Nodes for judges of the CPU, where others are for builders; none if they are too few."""
+    if not any(_is_builder(n) and n.cpus for n in there):
+        return []
+    found = [n for n in there if n.cpus and not _is_builder(n)]
+    return found if len(found) >= judges else []
+
+
+def _is_builder(node: Node) -> bool:
+    return node.labels.get(ROLE) == "builder"
+
+
+def builder_count(there: Sequence[Node], free: int) -> int:
+    """Number of builders that a run starts, unless it is told: as many as there is room for on the
+    nodes that are for builders, or on all where none is.
+
+    Args:
+        there: The nodes.
+        free: CPUs that nobody has taken, on all nodes.
+    """
+    cpus = sum(n.cpus for n in [n for n in there if _is_builder(n)] or there)
+    gpus = sum(n.gpus for n in there)
+    # Each GPU may have a run, and each run gets its share of the CPUs.
+    room = cpus // gpus if gpus else min(cpus, free)
+    return max(1, min(room, MOST_BUILDERS))
 
 
 def _free_cpus(ray: ModuleType) -> int:
@@ -187,7 +213,8 @@ def _free_cpus(ray: ModuleType) -> int:
 
 def judge_cpus(there: Sequence[Node], jobs: int | None, judges: int = 1) -> list[int]:
     """CPUs that each judge of the CPU takes: all of a node, so that no second judge is there, or
-    all but the builders' where no other node is left for them.
+    all but the builders' where no other node is left for them. Nodes that are for builders are left
+    to them while there are enough others.
 
     Args:
         there: The nodes.
@@ -197,6 +224,9 @@ def judge_cpus(there: Sequence[Node], jobs: int | None, judges: int = 1) -> list
     Raises:
         MachineError: No node has a CPU to give.
     """
+    others = judge_nodes(there, judges)
+    if others:
+        return sorted((n.cpus for n in others), reverse=True)[:judges]
     have = sorted((n.cpus for n in there if n.cpus), reverse=True)
     if not have or sum(have) < 2:
         raise MachineError(

@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -52,8 +53,10 @@ class BuiltWords:
 def undo_ray() -> None:
     """Undo in this worker what Ray did to it, so that what it starts is as a shell starts it.
 
-    A process without privileges can neither lower its nice value nor its OOM score.
+    A process without privileges can neither lower its nice value nor its OOM score. Who waits for
+    the device is told the name of a command, and Ray's worker has another one.
     """
+    sys.argv = ["kagent", "on", "Ray"]
     for name in list(os.environ):
         if name.startswith("RAY_"):
             del os.environ[name]

@@ -6,13 +6,13 @@ import asyncio
 import contextvars
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import httpx2
 
 from kagent.llm.arrivals import Arrivals
+from kagent.llm.chunks import ChunkReader
 from kagent.llm.event_stream import EventStream
 from kagent.llm.failures import ADDRESS_REMEDY, Failure, Scrub, Unusable, quota_used_up, shown
 from kagent.llm.response import ResponseBuffer, member
@@ -85,7 +85,7 @@ async def read_stream(parts: AsyncIterator[bytes], buffer: ResponseBuffer) -> No
 
 
 async def _collect(arrivals: Arrivals, buffer: ResponseBuffer) -> None:
-    events, done = EventStream(), False
+    events, chunks, done = EventStream(), ChunkReader(buffer), False
     while not buffer.cut and buffer.error is None:
         limit_s = GRACE_S if buffer.complete or done else STALL_S if buffer.begun else None
         try:
@@ -103,20 +103,7 @@ async def _collect(arrivals: Arrivals, buffer: ResponseBuffer) -> None:
         if ends := [i for i, text in enumerate(texts) if text.startswith(_DONE)]:
             done = True  # what follows is read, for a connection can be used again then
             del texts[ends[0] :]
-        for received in _parsed(texts):
-            buffer.take(received)
-
-
-def _parsed(texts: Sequence[str]) -> Iterable[object]:
-    """The objects of some events: all in one call of the parser, which takes half as long.
-
-    Raises:
-        ValueError: One is no JSON.
-    """
-    objects: Sequence[object] = ()
-    with suppress(ValueError, RecursionError):
-        objects = json.loads(f"[{','.join(texts)}]")
-    return objects if len(objects) == len(texts) else map(json.loads, texts)
+        chunks.take(texts)
 
 
 async def read_body(

@@ -16,7 +16,7 @@ from kagent.fleet import ray_cluster
 from kagent.fleet.fleet import LocalFleet, fleet_of
 from kagent.fleet.ray_builders import RayBuilder, read_built, require_same
 from kagent.fleet.ray_cluster import Node, client_address
-from kagent.fleet.ray_fleet import RayFleet, judge_cpus
+from kagent.fleet.ray_fleet import RayFleet, builder_count, judge_cpus
 from kagent.fleet.ray_judge import LONGER, RayLink, alive
 from kagent.fleet.slurm import on_ray, run_continues, write_script
 from kagent.fleet.worker import task_folder
@@ -192,6 +192,27 @@ def test_judges_of_the_cpu_have_nodes_to_themselves(cpus, jobs, found):
     assert judge_cpus(there, jobs, len(found)) == found
 
 
+BUILDER = {"kagent-role": "builder"}
+
+
+@pytest.mark.parametrize(
+    ("judges", "found"), [(1, [4]), (2, [4, 2]), (3, [16, 4, 1])], ids=["one", "two", "all nodes"]
+)
+def test_nodes_for_builders_are_left_to_them(judges, found):
+    there = [Node("b", 16, 0, BUILDER), Node("j", 4, 0, {}), Node("j", 2, 0, {})]
+    assert judge_cpus(there, None, judges) == found
+
+
+def test_builders_are_as_many_as_there_is_room_for():
+    small, large = Node("b", 3, 0, BUILDER), Node("j", 16, 0, {})
+    assert builder_count([small, large], 19) == 3
+    assert builder_count([small, large], 2) == 2
+    assert builder_count([large], 6) == 6
+    assert builder_count([large, Node("g", 8, 4, {})], 0) == 6
+    assert builder_count([small, Node("g", 64, 2, {})], 60) == 1
+    assert builder_count([large], 0) == 1
+
+
 def test_a_cluster_without_cpus_is_refused():
     with pytest.raises(MachineError, match="has 1 CPUs"):
         judge_cpus([Node("h", 1, 0, {})], None)
@@ -345,3 +366,19 @@ def test_a_job_that_slurm_ends_keeps_its_run_and_goes_on_with_it_alone(tmp_path,
     log = (job / "log").read_text().splitlines()
     assert log == [command, *ended, f"{command} --resume latest", *ended]
     assert [p.name for p in job.glob(".kagent*")] == []
+
+
+TURN = """
+from kagent.fleet.worker import undo_ray
+from kagent_sandbox.process.device_lock import DeviceLock
+undo_ray()
+lock = DeviceLock("toy-of-ray")
+with lock.turn("work"):
+    print(lock.turns()[0][1])
+"""
+
+
+def test_a_judge_on_a_cluster_has_the_device_under_kagents_name():
+    words = [sys.executable, "-c", TURN, "default_worker.py", "--node-ip-address=10.0.0.1"]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert said == "kagent on Ray\n"

@@ -153,10 +153,13 @@ def test_verify_has_a_line_for_all_that_is_damaged(folder, monkeypatch, capsys):
     assert any("changed after it was stored" in line for line in lines)
     assert any("No such file" in line for line in lines)
     assert len(lines) == 4
-    assert end.endswith("4 findings")
+    assert end.endswith(" 4 findings")
     found = commands.run(monkeypatch, capsys, "verify", folder, "--json")
     assert found.code == RunError.exit_code
     assert '"checksums": true' in found.out
+    kernels[0].unlink()
+    (folder / "lineage.sqlite").unlink()
+    assert commands.run(monkeypatch, capsys, "verify", folder).out.strip().endswith(" 1 finding")
 
 
 def test_verify_notices_that_run_json_was_changed(folder):
