@@ -169,6 +169,34 @@ def test_baselines_are_measured_and_failures_recorded(backend, task):
     assert measure_baselines(task, "gpu", backend.facts) == found
 
 
+@pytest.mark.alone
+def test_a_call_that_fills_the_hosts_time_is_captured():
+    """Whether or not some of its samples are as good as the graph's."""
+    from kagent_sandbox.device.cuda.baselines import ready
+    from kagent_sandbox.device.cuda.timing import Clock
+
+    clock = Clock(torch.device("cuda"))
+    x = torch.ones(16 << 20, device=clock.device)
+    y = torch.empty_like(x)
+    clock.sync("making tensors")
+    flush_us = clock.median_us([clock.flush])
+    for share in (0.9, 1.2, 1.6):
+
+        def call(wait_s=1e-6 * share * flush_us):
+            end = time.perf_counter() + wait_s
+            while time.perf_counter() < end:
+                pass
+            torch.mul(x, 2, out=y)
+
+        found = ready(call, clock)
+        print(f"host {share} of a flush: {found.captured}, {clock.median_us([found.work]):.1f} µs")
+        assert found.captured
+        found.close()
+    plain = ready(lambda: y.copy_(x), clock)
+    print(f"copy: captured {plain.captured}, {clock.median_us([plain.work]):.1f} µs")
+    plain.close()
+
+
 def test_a_graph_keeps_the_inputs_of_its_work():
     """A replay reads addresses: what lies there must not be given to anybody else."""
     from kagent_sandbox.device.cuda.timing import Clock, Graph

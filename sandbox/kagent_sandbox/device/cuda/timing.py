@@ -4,7 +4,7 @@ baselines and ceilings.
 Before each sample the L2 cache is flushed by *reading* a clean buffer: a fill would leave dirty
 lines, whose write-back costs the next kernel 5 to 6 µs (measured on an H100). All samples of a call
 are enqueued in one go and waited for once; the flush takes longer than enqueuing, so the device
-never waits for Python between the two events of a sample.
+never waits for Python between the two events of a sample. `enqueue_us` tells whether that holds.
 """
 
 from __future__ import annotations
@@ -106,6 +106,22 @@ class Clock:
                 work[i % len(work)]()
         self.sync("while it was timed")
         return 1e6 * (time.perf_counter() - start)
+
+    def enqueue_us(self, work: Work, count: int) -> list[float]:
+        """`count` host times in µs of enqueuing `work` while the device is busy with a flush.
+
+        Raises:
+            GpuError: A kernel faulted.
+        """
+        times = []
+        with torch.cuda.stream(self.stream):
+            for _ in range(count):
+                self.flush()
+                start = time.perf_counter()
+                work()
+                times.append(1e6 * (time.perf_counter() - start))
+                self.sync("while its enqueuing was timed")
+        return times
 
     def median_us(self, work: Sequence[Work], count: int = 20) -> float:
         """Median of `count` samples after a warm-up of every item of `work`."""

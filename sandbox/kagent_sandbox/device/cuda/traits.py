@@ -13,7 +13,7 @@ from kagent_sandbox.device.traits import (
     Traits,
 )
 
-TIMING_VERSION = 1
+TIMING_VERSION = 2
 """Changes whenever times are no longer comparable with earlier ones: part of all caches' keys."""
 
 TRAITS = Traits(
