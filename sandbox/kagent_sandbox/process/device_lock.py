@@ -189,5 +189,9 @@ def _read_held(path: Path) -> str | None:
 def _command() -> str:
     """Name of this process's work, for those who wait for it: "kagent evolve softmax"."""
     path = Path(sys.argv[0] if sys.argv and sys.argv[0] else "python")
-    name = path.parent.name if path.name == "__main__.py" else path.name  # of python -m kagent
-    return " ".join([name, *sys.argv[1:3]])
+    if path.name == "__main__.py":  # of python -m kagent
+        path = path.parent
+    if path.suffix == ".py" and (folders := path.parts[:-1]).count("kagent"):  # a worker of its own
+        first = len(folders) - 1 - folders[::-1].index("kagent")
+        return " ".join([*folders[first:], path.stem])
+    return " ".join([path.name, *sys.argv[1:3]])

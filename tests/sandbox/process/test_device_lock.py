@@ -152,6 +152,8 @@ def test_a_gpu_has_a_name_of_its_own():
     [
         (["/opt/x/bin/kagent", "evolve", "softmax", "--budget"], "kagent evolve softmax"),
         (["/opt/x/lib/kagent/__main__.py", "evolve", "softmax"], "kagent evolve softmax"),
+        (["/opt/kagent/lib/kagent/campaign/worker.py", "7"], "kagent campaign worker"),
+        (["/opt/x/time.py", "softmax"], "time.py softmax"),
         ([""], "python"),
     ],
 )
