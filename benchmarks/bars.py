@@ -152,7 +152,8 @@ class Contenders:
     def prepare(self) -> None:
         """Make every contender ready to be timed."""
         device = self.clock.device
-        names = all_names(self.call.reference, self.options.modes.split(","))
+        modes = [m for m in self.options.modes.split(",") if m]
+        names = all_names(self.call.reference, modes)
         with torch.cuda.stream(self.clock.stream):
             eager = make_call(self._named("eager"), device)
             expected = results_of(self.task, eager)
