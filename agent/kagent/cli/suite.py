@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from kagent_sandbox.errors import KagentError, RunError, UserError
@@ -32,6 +33,7 @@ from kagent.cli.app import (
 from kagent.config.settings import load_config
 
 if TYPE_CHECKING:
+    from kagent_sandbox.data.kind import Kind
     from rich.console import RenderableType
 
     from kagent.suite.record import Suite
@@ -44,15 +46,96 @@ BUDGET = 4
 PAGE = "report.html"
 
 
+PROBLEMS = "Tasks by name, folders of tasks or of other suites' problems, or such files."
+ImportTimeOption = Annotated[
+    str, typer.Option(help="Most time that the import of a problem takes.")
+]
+IMPORT_TIME = "10m"
+ToOption = Annotated[Path | None, typer.Option("--to", help="Folder of the suite (suites/NAME).")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with a suite; finished problems stay.")
+]
+
+
+@suites.command(name="import")
+def import_(
+    problems: Annotated[list[str], typer.Argument(metavar="PROBLEM...", help=PROBLEMS)],
+    kind: Annotated[
+        str, typer.Option("--kind", metavar="gpu|cpu", help="Kind of device that seeds are for.")
+    ] = "gpu",
+    jobs: JobsOption = None,
+    isolation: IsolationOption = None,
+    import_time: ImportTimeOption = IMPORT_TIME,
+    to: ToOption = None,
+    resume: ResumeOption = False,
+    at_once: Annotated[
+        int | None,
+        typer.Option(help="Problems to import at once (half of the cores).", min=1, max=256),
+    ] = None,
+) -> None:
+    """Make the tasks of a suite, without a GPU. `suite run --resume` goes on with the searches."""
+    from kagent_sandbox.data.kind import Kind
+    from kagent_sandbox.device.cpu.facts import usable_cores
+
+    from kagent.runs.files import clear_errors, take_lock
+    from kagent.suite.problems import Problem
+    from kagent.suite.record import Suite, read_record, write_record
+    from kagent.suite.running import CORES_OF_IMPORT, SuiteRunner, require_devices
+    from kagent.suite.view import imported_line, imported_text
+
+    if kind not in get_args(Kind):
+        raise UserError(f"--kind {kind}: expected gpu or cpu")
+    import_s = _import_seconds(import_time)
+    folder, sources = _folder(problems, to), _sources(problems)
+    if resume:
+        suite = _same_sources(read_record(folder, Suite), folder, sources).again()
+        if suite.kind != kind:
+            raise UserError(
+                f"{folder}: a suite for a {suite.kind.upper()}, and --kind is {kind}: begin "
+                "another with --to"
+            )
+    else:
+        _require_none(folder)
+        suite = _new(sources, {"budget": BUDGET}, "gpu" if kind == "gpu" else "cpu")
+    if at_once is None:
+        at_once = max(1, usable_cores() // CORES_OF_IMPORT) if kind == "gpu" else 1
+    require_devices(suite.kind, (), at_once)
+    isolate(isolation)
+    with clear_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(folder)
+    with lock:
+        write_record(folder, suite)
+        with status(quiet=False) as say:
+
+            def imported(problem: Problem) -> None:
+                line = imported_line(problem, runner.suite.of(problem))
+                (err if err.is_terminal else out).print(line, soft_wrap=True)
+
+            session = {"jobs": jobs, "isolation": isolation}
+            runner = SuiteRunner(folder, suite, session, import_s, say, lambda _: None)
+            interrupted = False
+            try:
+                runner.import_all(at_once, imported)
+            except KeyboardInterrupt:
+                interrupted = True
+    out.print(imported_text(runner.suite), soft_wrap=True)
+    if interrupted:
+        _say_resume("import", (*problems, "--kind", kind), to)
+        raise typer.Exit(INTERRUPTED)
+    words = shlex.join(["kagent", "suite", "run", "--resume", "--to", str(folder)])
+    err.print(Text("where there is such a device, go on with: ").append(words, "bold"))
+
+
 @suites.command()
 def run(
     problems: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="PROBLEM...",
-            help="Tasks by name, folders of tasks or of other suites' problems, or such files.",
+            help=f"{PROBLEMS} None with --resume and --to: those of the suite.",
         ),
-    ],
+    ] = None,
     budget: Annotated[
         int | None,
         typer.Option(help=f"Proposals to evaluate for each problem ({BUDGET}).", min=0),
@@ -65,15 +148,9 @@ def run(
         str | None,
         typer.Option(help="End each search after 90s, 8m, 1h30m; its final race follows."),
     ] = None,
-    import_time: Annotated[
-        str, typer.Option(help="Most time that the import of a problem takes.")
-    ] = "10m",
-    to: Annotated[
-        Path | None, typer.Option("--to", help="Folder of the suite (suites/NAME).")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a suite; finished problems stay.")
-    ] = False,
+    import_time: ImportTimeOption = IMPORT_TIME,
+    to: ToOption = None,
+    resume: ResumeOption = False,
     at_once: Annotated[
         int, typer.Option(help="Problems of each GPU to work on at once.", min=1, max=64)
     ] = 1,
@@ -89,22 +166,20 @@ def run(
 ) -> None:
     """Run a small search for each problem; one that fails is recorded, and the next one follows."""
     from kagent.config.devices import use_device
-    from kagent.config.values import parse_seconds
     from kagent.runs.files import clear_errors, take_lock
-    from kagent.suite.problems import Problem, absolute
+    from kagent.suite.problems import Problem
     from kagent.suite.record import Suite, read_record, write_record
     from kagent.suite.results import read_results, result_of
     from kagent.suite.running import SuiteRunner, require_devices
     from kagent.suite.view import problem_line, results_view
 
-    try:
-        import_s = parse_seconds(import_time)
-    except ValueError as e:
-        raise UserError(f"--import-time: {e}") from None
+    import_s = _import_seconds(import_time)
     if devices == ["cpu"]:
         use_device("cpu")  # before anything asks whether there is a GPU
-    folder = _folder(problems, to)
-    sources = tuple(absolute(p) for p in problems)
+    problems = problems or []
+    if not problems and not (resume and to):
+        raise UserError("no problems are given: name some, or a suite with --resume --to FOLDER")
+    folder, sources = _folder(problems, to), _sources(problems)
     given = {
         "budget": budget,
         "lang": lang,
@@ -113,11 +188,8 @@ def run(
     }
     if resume:
         suite = _resumed(read_record(folder, Suite), folder, sources, given)
-    elif (folder / Suite.FILE).exists():
-        raise UserError(
-            f"{folder}: a suite is there: --resume goes on with it, --to begins another"
-        )
     else:
+        _require_none(folder)
         suite = _new(sources, {**given, "budget": BUDGET if budget is None else budget})
     places = tuple(devices or ())
     require_devices(suite.kind, places, at_once)
@@ -142,13 +214,13 @@ def run(
             except KeyboardInterrupt:
                 interrupted = True
             except KagentError:
-                _say_resume(problems, to)
+                _say_resume("run", problems, to)
                 raise
     results = read_results(folder, runner.suite)
     _print(results_view(results))
     out.print(str(_write_page(results, folder / PAGE)), soft_wrap=True)
     if interrupted:
-        _say_resume(problems, to)
+        _say_resume("run", problems, to)
         raise typer.Exit(INTERRUPTED)
     if not results.all.correct:
         raise typer.Exit(1)
@@ -226,8 +298,42 @@ def _folder(problems: Sequence[str], to: Path | None) -> Path:
     return (to or Path("suites") / Path(problems[0]).resolve().stem).resolve()
 
 
-def _new(sources: tuple[str, ...], given: Mapping[str, object]) -> Suite:
-    """A suite that begins.
+def _sources(problems: Sequence[str]) -> tuple[str, ...]:
+    from kagent.suite.problems import absolute
+
+    return tuple(absolute(p) for p in problems)
+
+
+def _import_seconds(text: str) -> float:
+    """Most seconds of an import.
+
+    Raises:
+        UserError: It is no time.
+    """
+    from kagent.config.values import parse_seconds
+
+    try:
+        return parse_seconds(text)
+    except ValueError as e:
+        raise UserError(f"--import-time: {e}") from None
+
+
+def _require_none(folder: Path) -> None:
+    """Make sure that no suite is there.
+
+    Raises:
+        UserError: One is.
+    """
+    from kagent.suite.record import Suite
+
+    if (folder / Suite.FILE).exists():
+        raise UserError(
+            f"{folder}: a suite is there: --resume goes on with it, --to begins another"
+        )
+
+
+def _new(sources: tuple[str, ...], given: Mapping[str, object], kind: Kind | None = None) -> Suite:
+    """A suite that begins, for a kind of device or for the one at hand.
 
     Raises:
         UserError: There are no such problems, or a setting does not fit.
@@ -242,7 +348,7 @@ def _new(sources: tuple[str, ...], given: Mapping[str, object]) -> Suite:
     return Suite(
         sources=sources,
         settings=Settings.of(config),
-        kind=kind_here(config, "these problems"),
+        kind=kind or kind_here(config, "these problems"),
         problems=tuple(find_problems(sources)),
         version=resources.version(),
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -252,19 +358,22 @@ def _new(sources: tuple[str, ...], given: Mapping[str, object]) -> Suite:
 def _resumed(
     suite: Suite, folder: Path, sources: tuple[str, ...], given: Mapping[str, object]
 ) -> Suite:
-    """A suite that goes on as it began.
+    """A suite that goes on as it began. Before the first search, its settings may change.
 
     Raises:
         UserError: Something else was given than it began with.
         RunError: It began on another kind of device.
     """
+    from kagent.evolve.proposers import check_models
     from kagent.evolve.session import kind_here
+    from kagent.suite.record import Settings
 
-    if suite.sources != sources:
-        raise UserError(
-            f"{folder}: a suite of {' '.join(suite.sources)}, not of {' '.join(sources)}: name "
-            "its folder with --to, or begin another there"
-        )
+    suite = _same_sources(suite, folder, sources)
+    if not any(progress.run for progress in suite.progress.values()):
+        now = {name: value for name, value in given.items() if value is not None}
+        config = load_config(**{**suite.settings.options, **now})
+        check_models(config)
+        suite = replace(suite, settings=Settings.of(config))
     config = load_config(**{**given, "lang": given.get("lang") or suite.settings.lang})
     for name, value in given.items():
         own, now = getattr(suite.settings, name), getattr(config, name)
@@ -279,6 +388,20 @@ def _resumed(
             "with --to"
         )
     return suite.again()
+
+
+def _same_sources(suite: Suite, folder: Path, sources: tuple[str, ...]) -> Suite:
+    """A suite, if it is of these sources; none stand for its own.
+
+    Raises:
+        UserError: It is one of others.
+    """
+    if sources and suite.sources != sources:
+        raise UserError(
+            f"{folder}: a suite of {' '.join(suite.sources)}, not of {' '.join(sources)}: name "
+            "its folder with --to, or begin another there"
+        )
+    return suite
 
 
 def _text(value: object) -> str:
@@ -301,8 +424,8 @@ def _write_page(results: SuiteResults, path: Path) -> Path:
     return path
 
 
-def _say_resume(problems: Sequence[str], to: Path | None) -> None:
-    words = ["kagent", "suite", "run", *problems, "--resume"]
+def _say_resume(command: str, problems: Sequence[str], to: Path | None) -> None:
+    words = ["kagent", "suite", command, *problems, "--resume"]
     words += [] if to is None else ["--to", str(to)]
     err.print(
         Text("all finished problems are kept. Resume with: ").append(shlex.join(words), "bold")

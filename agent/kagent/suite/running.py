@@ -120,6 +120,52 @@ class SuiteRunner:
                 alone = [Slot(device) for device in self.devices or ("",)]
                 self._work_on(alone, self.suite.left, imports)
 
+    def import_all(self, at_once: int, imported: Callable[[Problem], None]) -> None:
+        """Make tasks of all problems that are none yet, and search for nothing.
+
+        Args:
+            at_once: Imports side by side.
+            imported: Is told when a problem is a task, or has failed to become one.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; all tasks are kept.
+            MachineError: This machine failed at several problems in a row.
+            RunError: The suite's folder cannot be written.
+        """
+        ahead = at_once if at_once > 1 else 0
+        left = [p for p in self.suite.left if p.form is not Form.TASK and not self.suite.of(p).task]
+        failures = 0
+        with contextlib.closing(self._imports(left, ahead, 1)) as imports:
+            for problem in left:
+                self.say(f"{self._head(problem)}: import")
+                try:
+                    imports.take(problem)
+                    failures = 0
+                except KagentError as e:
+                    machine = isinstance(e, MachineError)
+                    step = FailedStep.MACHINE if machine else FailedStep.TASK
+                    self._note(problem, **_failed(step, str(e)))
+                    failures = (failures + 1) * machine
+                    self._require_machine(failures, MACHINE_FAILURES, str(e))
+                imported(problem)
+
+    def _head(self, problem: Problem) -> str:
+        """A problem's number and name."""
+        number = self.suite.problems.index(problem) + 1
+        return f"{number} of {len(self.suite.problems)}, {problem.name}"
+
+    @staticmethod
+    def _require_machine(failures: int, most: int, reason: str) -> None:
+        """Make sure that a machine has not failed at too many problems in a row.
+
+        Raises:
+            MachineError: It has.
+        """
+        if failures == most:
+            raise MachineError(
+                f"{most} problems in a row failed on this machine, the last one with: {reason}"
+            )
+
     def _work_on(
         self, slots: Sequence[Slot], problems: Sequence[Problem], imports: ImportsAhead
     ) -> None:
@@ -155,11 +201,7 @@ class SuiteRunner:
                 self.finished(problem)
                 failed = found.get("step") is FailedStep.MACHINE
                 self._failures[slot.device] = (self._failures[slot.device] + 1) * failed
-                if self._failures[slot.device] == most:
-                    raise MachineError(
-                        f"{most} problems in a row failed on this machine, the last one with: "
-                        f"{found['reason']}"
-                    )
+                self._require_machine(self._failures[slot.device], most, found.get("reason", ""))
 
     def _next(self, slot: Slot, left: list[Problem]) -> Problem | None:
         """The next problem for a slot. One that has begun goes on where it was."""
@@ -173,8 +215,7 @@ class SuiteRunner:
 
     def _work(self, problem: Problem, slot: Slot, imports: ImportsAhead) -> dict[str, Any]:
         """Fields of the problem's `ProblemProgress` once it is finished."""
-        number = self.suite.problems.index(problem) + 1
-        head = f"{number} of {len(self.suite.problems)}, {problem.name}"
+        head = self._head(problem)
         clock = _PhaseClock(self.suite.of(problem).phases)
         step = FailedStep.TASK
         try:
@@ -220,12 +261,17 @@ class SuiteRunner:
     def _imports_ahead(self, slots: int) -> ImportsAhead:
         """Imports of the problems that are not tasks yet; on a GPU while others are timed."""
         left = [p for p in self.suite.left if p.form is not Form.TASK]
-        cores, environment = usable_cores(), dict[str, str]()
         at_once = 0
+        if self.suite.kind == "gpu":
+            at_once = min(MOST_IMPORTS * slots, max(1, usable_cores() // CORES_OF_IMPORT))
+        return self._imports([p for p in left if not self.suite.of(p).task], at_once, 2)
+
+    def _imports(self, problems: Sequence[Problem], at_once: int, beside: int) -> ImportsAhead:
+        """Imports, some at once (0: each at its turn), on one of `beside` parts of the cores."""
+        environment = dict[str, str]()
         if self.suite.kind == "gpu":  # they leave the GPU alone: their seeds are interpreted
-            at_once = min(MOST_IMPORTS * slots, max(1, cores // CORES_OF_IMPORT))
-            threads = str(max(1, cores // (2 * at_once)))
-            environment = {VISIBLE: "", "OMP_NUM_THREADS": threads}
+            threads = max(1, usable_cores() // (beside * max(1, at_once)))
+            environment = {VISIBLE: "", "OMP_NUM_THREADS": str(threads)}
 
         def make(problem: Problem, unwanted: threading.Event) -> ImportedProblem:
             imported = import_problem(
@@ -242,7 +288,7 @@ class SuiteRunner:
             self._note(problem, task=str(place), notes=notes, no_seed=no_seed)
             return imported
 
-        return ImportsAhead(make, [p for p in left if not self.suite.of(p).task], at_once)
+        return ImportsAhead(make, problems, at_once)
 
     def _search(
         self, problem: Problem, task: Task, head: str, slot: Slot, clock: _PhaseClock

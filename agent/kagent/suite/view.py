@@ -9,7 +9,8 @@ from kagent_sandbox.data.verdict import Comparison, SpeedVerdict
 from rich.console import RenderableType
 from rich.text import Text
 
-from kagent.suite.record import Record
+from kagent.suite.problems import Form, Problem
+from kagent.suite.record import ProblemProgress, Record, Suite
 from kagent.suite.results import THRESHOLDS, Figures, ProblemResult, SpeedupStatistics, SuiteResults
 from kagent.text import interval_text
 from kagent.ui.table import Column, TextTable
@@ -188,6 +189,30 @@ def _speed_cells(speed: SpeedupStatistics) -> tuple[str, ...]:
 def mean_text(mean: float | None, count: int) -> str:
     """'1.234× of 17'."""
     return "–" if mean is None else f"{mean:.3f}× of {count}"
+
+
+def imported_line(problem: Problem, progress: ProblemProgress) -> Text:
+    """A problem that was imported, in one line."""
+    text = Text(f"{problem.name}: ", "bold")
+    if progress.finished:
+        return text.append(f"failed: {progress.step}: {progress.reason}", "red")
+    return text.append(f"a task; no seed: {progress.no_seed}" if progress.no_seed else "a task")
+
+
+def imported_text(suite: Suite) -> str:
+    """Number of problems that are tasks, with a seed or without one."""
+    progress = [suite.of(p) for p in suite.problems]
+    tasks = [
+        found
+        for problem, found in zip(suite.problems, progress, strict=True)
+        if found.task or problem.form is Form.TASK
+    ]
+    failed = sum(found.step is not None for found in progress)
+    no_seed = sum(bool(found.no_seed) for found in tasks)
+    return (
+        f"{len(tasks)} of {len(progress)} problems are tasks"
+        f" ({no_seed} of them without a seed), {failed} failed"
+    )
 
 
 def problem_line(p: ProblemResult) -> Text:

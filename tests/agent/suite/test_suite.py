@@ -182,6 +182,9 @@ def test_mistakes_are_a_line(kagent, tmp_path):
         (("run", "softmax", "--lang", "cpp", "--at-once", 2), "would disturb the clock"),
         (("run", "softmax", "--device", "cpu", "--device", "cpu"), "cpu is named twice"),
         (("run", "softmax", "--device", "gpu"), "no device 'gpu': expected cpu, cuda"),
+        (("run",), "no problems are given"),
+        (("import", "softmax", "--kind", "tpu"), "--kind tpu: expected gpu or cpu"),
+        (("import", "softmax", "--kind", "cpu", "--at-once", 2), "would disturb the clock"),
         (("report", "none"), "no suite there"),
         (("report", "none", "--json", "-o", "x"), "no suite there"),
     ):
@@ -418,6 +421,62 @@ def test_imports_ahead_leave_the_gpu_alone(tmp_path, monkeypatch):
     SuiteRunner(folder, suite, {}, 60.0, lambda _: None, lambda _: None).run()
     hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "2"}
     assert sorted(seen) == [("a", "gpu", hidden), ("b", "gpu", hidden)]
+
+
+@pytest.fixture
+def three_files(tmp_path, monkeypatch):
+    """Problems whose imports are made by a program: one with a seed, one without, none."""
+    importing_by(
+        monkeypatch,
+        "import json, sys, pathlib; r = json.load(sys.stdin); name = r['problem']['name']\n"
+        "if name == 'c': print(json.dumps({'error': 'no Model', 'machine': False})); sys.exit()\n"
+        "f = pathlib.Path(r['to'], name); f.mkdir(); (f / 'task.toml').write_text('')\n"
+        "none = 'no way' if name == 'b' else ''\n"
+        "print(json.dumps({'folder': str(f), 'notes': [r['kind']], 'no_seed': none}))",
+    )
+    folder = tmp_path / "p"
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        (folder / f"{name}.py").write_text("class Model: ...\ndef get_inputs(): ...\n")
+    return folder
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_tasks_are_made_where_there_is_no_gpu(kagent, three_files, tmp_path, at_once):
+    done = kagent("import", "p", "--at-once", at_once, "--to", "s")
+    assert done.code == 0, done.err
+    assert "2 of 3 problems are tasks (1 of them without a seed), 1 failed" in done.out
+    assert "b: a task; no seed: no way" in done.out
+    assert "c: failed: task: no Model" in done.out
+    assert "kagent suite run --resume --to" in done.err
+    suite = read_record(tmp_path / "s", Suite)
+    assert suite.kind == "gpu"
+    found = [suite.of(p) for p in suite.problems]
+    assert [p.task for p in found] == ["tasks/a", "tasks/b", ""]
+    assert [p.finished for p in found] == [False, False, True]
+    assert [p.notes for p in found] == [("gpu",), ("gpu",), ()]
+    again = kagent("import", "p", "--resume", "--to", "s")
+    assert "2 of 3 problems are tasks" in again.out
+    assert read_record(tmp_path / "s", Suite) == suite
+    other = kagent("import", "p", "--kind", "cpu", "--resume", "--to", "s")
+    assert "for a GPU, and --kind is cpu" in other.err
+
+
+def test_an_imported_suite_goes_on_elsewhere_with_options_of_its_searches(
+    kagent, three_files, searching, tmp_path
+):
+    kagent("import", "p", "--kind", "cpu", "--to", "s")
+    shutil.rmtree(tmp_path / "p")
+    shutil.rmtree(tmp_path / "s/tasks/a")
+    problems_in(tmp_path / "s/tasks", "a")
+    shutil.move(tmp_path / "s", tmp_path / "t")
+    searching(a=1.5)
+    done = kagent("run", "--resume", "--to", "t", "--lang", "cpp", "--budget", 7)
+    assert done.code == 0, done.err
+    assert "3 of 3 problems finished: 1 correct, 2 failed" in done.out
+    assert "budget 7 a problem" in done.out
+    refused = kagent("run", "--resume", "--to", "t", "--budget", 8)
+    assert "began with budget 7, and 8 was given" in refused.err
 
 
 DOUBLE = {
