@@ -86,8 +86,9 @@ class SimulatedKernel(triton.runtime.jit.KernelInterface[Any]):
         for i, place in enumerate(itertools.product(*map(range, sizes_))):
             _program.schedule, _program.index, _program.grid = ProgramRun(i), place, sizes_
             try:
-                self.fn(**values)
-                _program.schedule.finish()
+                with torch._C.DisableTorchFunction():  # noqa: SLF001 - of `OnCpu`
+                    self.fn(**values)
+                    _program.schedule.finish()
             except (SimulatedFault, NotSimulated):
                 raise
             except Exception as e:
