@@ -11,6 +11,18 @@ Two short kernels fill and read that memory: the log-sum-exp in base 2, the sums
 zeros for dq before; dq scaled and rounded after. Sums in memory come in any order: dq differs in
 its last bits from run to run.
 
+At D = 128 and many queries they do so for the first and the last heads alone. For the others a
+block of the sweep does it while its own keys arrive: these bytes move while the products of other
+blocks run. It finishes a part of the head that is `distance` behind, and prepares a part of the one
+that is `distance` ahead. Counts in memory say of a head how many blocks have prepared it, and how
+many have added to its dq. torch.zeros resets them in each call, in a graph's replays, too.
+
+Blocks wait for others there, and cannot hang, whatever the order in which a GPU starts them. A
+block takes its tile by a ticket: the number of blocks that took one before. It waits only for what
+blocks of heads behind its own do, so of smaller tickets: they have started, and a block that has
+started stays until it ends. Of those that have not ended, the one with the smallest ticket waits
+for nobody. So one goes on at any time, and the others after it.
+
 A group computes while a product of its own runs: probabilities while that of values and grad does,
 what dq is made of while dv's does, and it adds to dq while dk's does. No product runs when a round
 ends: that makes ptxas serialise all of them (C7512). D is 64 or 128, Hopper only (wgmma); other
@@ -34,11 +46,20 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 STAGES = 2  # tiles of queries and of gradients in flight, a power of two
 ROWS_AT_ONCE = 32  # of the kernels before and after
-TUNE = {"STAGES": [2, 4], "ROWS_AT_ONCE": [16, 32, 64]}
+BESIDE_FROM = 2048  # queries from which on blocks of the sweep do their work at D = 128
+AHEAD = 264  # blocks between one that prepares, or adds up, and one that uses that
+TUNE = {
+    "STAGES": [2, 4],
+    "ROWS_AT_ONCE": [16, 32, 64],
+    "BESIDE_FROM": [1024, 2048, 1 << 20],
+    "AHEAD": [132, 264, 396],
+}
 
+_meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # the name before 3.7
 GROUP = gl.constexpr(64)  # keys of a consumer: the rows of one wgmma
 QUERIES = gl.constexpr(64)  # of a tile: 128 do not fit the registers, at D = 64 neither
 GROUPS = gl.constexpr(2)
+ROWS_BESIDE = gl.constexpr(64)  # that the first four warps prepare, or finish, at once
 LOG2_E = gl.constexpr(1.4426950408889634)
 
 
@@ -71,19 +92,17 @@ def _in_order_of_columns(x):
     return x.reshape([ROWS, COLUMNS])
 
 
-@gluon.jit(do_not_specialize=["seq", "padded", "heads"])
-def _prepare(
-    grad_ptr, o_ptr, lse_ptr, of_row_ptr, dq_sum_ptr, seq, padded, heads,
-    stride_gb, stride_gh, stride_gs, stride_ob, stride_oh, stride_os, stride_lb, stride_lh,
-    ROWS: gl.constexpr, D: gl.constexpr,
-):  # fmt: skip
+@gluon.jit
+def _prepare_rows(prepared, at, first, ROWS: gl.constexpr, D: gl.constexpr):
     """Of each query the log-sum-exp in base 2 and the sum of grad · o; zeros for dq. Of queries
     past the end, which fill the last tile, all are 0.
     """
+    (grad_ptr, o_ptr, lse_ptr, of_row_ptr, dq_sum_ptr, seq, padded, heads,
+     stride_gb, stride_gh, stride_gs, stride_ob, stride_oh, stride_os, stride_lb,
+     stride_lh) = prepared  # fmt: skip
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
     dim = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
-    at = gl.program_id(1)
     batch = (at // heads).to(gl.int64)
     head = (at % heads).to(gl.int64)
     wide = row.to(gl.int64)
@@ -98,64 +117,144 @@ def _prepare(
     gl.store(of_row, lse * LOG2_E)
     gl.store(of_row + padded, delta)
     to: gl.constexpr = gl.BlockedLayout([1, 4], [128 // D, D // 4], [4, 1], [1, 0])
-    row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, to))
+    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, to))
     dim = gl.arange(0, D, layout=gl.SliceLayout(0, to))
     dq_row = (at.to(gl.int64) * padded + row) * D
     zeros = gl.zeros([ROWS, D], gl.float32, layout=to)
     gl.store(dq_sum_ptr + dq_row[:, None] + dim[None, :], zeros)
 
 
-@gluon.jit(do_not_specialize=["seq", "padded"])
-def _finish(dq_sum_ptr, dq_ptr, seq, padded, scale, ROWS: gl.constexpr, D: gl.constexpr):
+@gluon.jit
+def _finish_rows(
+    dq_sum_ptr, dq_ptr, seq, padded, scale, at, first, ROWS: gl.constexpr, D: gl.constexpr,
+):  # fmt: skip
+    """Scale and round what dq adds up to. The first-level cache may have what was there before."""
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // D, D // 4], [4, 1], [1, 0])
-    row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
     dim = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
-    head = gl.program_id(1).to(gl.int64)
+    head = at.to(gl.int64)
     of_row = (head * padded + row) * D
-    dq = gl.load(dq_sum_ptr + of_row[:, None] + dim[None, :])
+    dq = gl.load(dq_sum_ptr + of_row[:, None] + dim[None, :], cache_modifier=".cg")
     to: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     dq = gl.convert_layout(_in_order_of_columns(dq * scale).to(dq_ptr.dtype.element_ty), to)
-    row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, to))
+    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, to))
     dim = gl.arange(0, D, layout=gl.SliceLayout(0, to))
     of_row = (head * seq + row) * D
     gl.store(dq_ptr + of_row[:, None] + dim[None, :], dq, mask=(row < seq)[:, None])
+
+
+@gluon.jit(do_not_specialize=["seq", "padded", "heads"])
+def _prepare(
+    grad_ptr, o_ptr, lse_ptr, of_row_ptr, dq_sum_ptr, seq, padded, heads,
+    stride_gb, stride_gh, stride_gs, stride_ob, stride_oh, stride_os, stride_lb, stride_lh,
+    ROWS: gl.constexpr, D: gl.constexpr,
+):  # fmt: skip
+    prepared = (
+        grad_ptr, o_ptr, lse_ptr, of_row_ptr, dq_sum_ptr, seq, padded, heads,
+        stride_gb, stride_gh, stride_gs, stride_ob, stride_oh, stride_os, stride_lb, stride_lh,
+    )  # fmt: skip
+    _prepare_rows(prepared, gl.program_id(1), gl.program_id(0) * ROWS, ROWS, D)
+
+
+@gluon.jit(do_not_specialize=["seq", "padded", "first"])
+def _finish(dq_sum_ptr, dq_ptr, seq, padded, first, scale, ROWS: gl.constexpr, D: gl.constexpr):
+    at = first + gl.program_id(1)
+    _finish_rows(dq_sum_ptr, dq_ptr, seq, padded, scale, at, gl.program_id(0) * ROWS, ROWS, D)
+
+
+# -- beside the sweep ------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _await(count_ptr):
+    """Until all blocks of a head have counted."""
+    while gl.atomic_add(count_ptr, 0, sem="acquire") < gl.num_programs(0):
+        pass
+
+
+@gluon.jit
+def _beside(prepared, block, pair, dq_ptr, counts_ptr, distance, group, scale, D: gl.constexpr):
+    """Finish this block's part of the head of keys that is `distance` behind, and prepare that of
+    the one ahead.
+    """
+    dq_sum_ptr = prepared[4]
+    seq = prepared[5]
+    padded = prepared[6]
+    total = gl.num_programs(1)
+    first = block * (GROUP * GROUPS)
+    end = gl.minimum(first + GROUP * GROUPS, padded)
+    if pair >= distance:
+        behind = pair - distance
+        _await(counts_ptr + total + behind)
+        for member in range(group):
+            for row in range(first, end, ROWS_BESIDE):
+                at = behind * group + member
+                _finish_rows(dq_sum_ptr, dq_ptr, seq, padded, scale, at, row, ROWS_BESIDE, D)
+    ahead = pair + distance
+    if ahead < total:
+        for member in range(group):
+            for row in range(first, end, ROWS_BESIDE):
+                _prepare_rows(prepared, ahead * group + member, row, ROWS_BESIDE, D)
+        _meet()
+        gl.atomic_add(counts_ptr + ahead, 1, sem="release")
 
 
 # -- the sweep -------------------------------------------------------------------------------------
 
 
 @gluon.jit
-def _queries(padded, CAUSAL: gl.constexpr):
+def _place(ticket):
+    """Tile and head of keys of this block."""
+    return ticket % gl.num_programs(0), ticket // gl.num_programs(0)
+
+
+@gluon.jit
+def _queries(block, padded, CAUSAL: gl.constexpr):
     """First of the queries of a head that see the block's keys; how many they are, with those that
     fill the last tile; and the one to begin with, counted from the first. Blocks begin at different
     ones, so that they add to different places of dq.
     """
-    first = gl.program_id(0) * GROUP * GROUPS
+    first = block * GROUP * GROUPS
     begin = first if CAUSAL else 0
     start = 0 if CAUSAL else first
     return begin, padded - begin, start
 
 
 @gluon.jit
-def _produce(arguments, D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr):
-    (q_desc, grad_desc, k_desc, v_desc, of_row_desc, q_s, grad_s, lse_s, delta_s, k_s, v_s, own,
-     full, empty, heads, group, padded) = arguments  # fmt: skip
-    HALF: gl.constexpr = D // 2
-    first = gl.program_id(0) * GROUP * GROUPS
-    key_heads = heads // group
-    batch = gl.program_id(1) // key_heads
-    key_head = gl.program_id(1) % key_heads
-    own_bytes: gl.constexpr = (k_desc.block_type.nbytes + v_desc.block_type.nbytes) * 2 * GROUPS
-    mbarrier.expect(own.index(0), own_bytes)
+def _copy_own(k_desc, v_desc, batch, key_head, block, own, k_s, v_s):
+    """The block's keys and values."""
+    HALF: gl.constexpr = k_desc.block_type.shape[3]
+    bytes_: gl.constexpr = (k_desc.block_type.nbytes + v_desc.block_type.nbytes) * 2 * GROUPS
+    mbarrier.expect(own.index(0), bytes_)
     for w in gl.static_range(GROUPS):
         for half in gl.static_range(2):
-            at = [batch, key_head, first + w * GROUP, half * HALF]
+            at = [batch, key_head, block * GROUP * GROUPS + w * GROUP, half * HALF]
             tma.async_copy_global_to_shared(k_desc, at, own.index(0), k_s.index(2 * w + half))
             tma.async_copy_global_to_shared(v_desc, at, own.index(0), v_s.index(2 * w + half))
-    begin, seen, start = _queries(padded, CAUSAL)
-    in_stage: gl.constexpr = 2 * (
-        q_desc.block_type.nbytes + grad_desc.block_type.nbytes + of_row_desc.block_type.nbytes
-    )
+
+
+@gluon.jit
+def _produce(
+    arguments, D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, BESIDE: gl.constexpr
+):
+    (q_desc, grad_desc, k_desc, v_desc, of_row_desc, of_row_ptr, q_s, grad_s, lse_s, delta_s, k_s,
+     v_s, own, full, empty, heads, group, padded, counts_ptr, distance,
+     ticket) = arguments  # fmt: skip
+    HALF: gl.constexpr = D // 2
+    block, pair = _place(ticket)
+    key_heads = heads // group
+    batch = pair // key_heads
+    key_head = pair % key_heads
+    if not BESIDE:
+        _copy_own(k_desc, v_desc, batch, key_head, block, own, k_s, v_s)
+    begin, seen, start = _queries(block, padded, CAUSAL)
+    in_stage: gl.constexpr = 2 * (q_desc.block_type.nbytes + grad_desc.block_type.nbytes)
+    of_rows: gl.constexpr = 0 if BESIDE else 2 * of_row_desc.block_type.nbytes
+    if BESIDE:  # noqa: SIM102 - decided while compiling, the next one not
+        if pair >= distance:
+            _await(counts_ptr + pair)
+    lanes: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [1, 1], [1, 0])
+    lane = gl.arange(0, QUERIES, layout=gl.SliceLayout(0, lanes))[None, :]
     member = 0
     for n in range(seen // QUERIES * group):
         stage = n & (STAGES - 1)
@@ -164,18 +263,22 @@ def _produce(arguments, D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.conste
         row = (batch * heads + head) * 2
         # The first round waits for the phase before the first one, which counts as ended.
         mbarrier.wait(empty.index(stage), (n // STAGES & 1) ^ 1)
-        mbarrier.expect(ready, in_stage)
+        mbarrier.expect(ready, in_stage + of_rows)
         for half in gl.static_range(2):
             at = [batch, head, begin + start, half * HALF]
             to = 2 * stage + half
             tma.async_copy_global_to_shared(q_desc, at, ready, q_s.index(to))
             tma.async_copy_global_to_shared(grad_desc, at, ready, grad_s.index(to))
-        tma.async_copy_global_to_shared(
-            of_row_desc, [row, begin + start], ready, lse_s.index(stage)
-        )
-        tma.async_copy_global_to_shared(
-            of_row_desc, [row + 1, begin + start], ready, delta_s.index(stage)
-        )
+        if BESIDE:  # TMA would need a fence of proxies behind what other blocks stored
+            of_row = of_row_ptr + row.to(gl.int64) * padded + (begin + start) + lane
+            lse_s.index(stage).store(gl.load(of_row))
+            delta_s.index(stage).store(gl.load(of_row + padded))
+            mbarrier.arrive(ready, count=1)
+        else:
+            at = [row, begin + start]
+            tma.async_copy_global_to_shared(of_row_desc, at, ready, lse_s.index(stage))
+            at = [row + 1, begin + start]
+            tma.async_copy_global_to_shared(of_row_desc, at, ready, delta_s.index(stage))
         start += QUERIES
         ends = start >= seen
         member = gl.where(ends, member + 1, member)
@@ -213,17 +316,18 @@ def _consume(
 ):
     """Compute dk and dv of the W-th 64 keys of the tile, and the W-th half of what dq gets."""
     (dk_desc, dv_desc, dq_sum_ptr, q_s, grad_s, lse_s, delta_s, k_s, v_s, slope_s, own, full, empty,
-     exchanged, seq, heads, group, padded) = arguments  # fmt: skip
+     exchanged, seq, heads, group, padded, ticket) = arguments  # fmt: skip
     HALF: gl.constexpr = D // 2
     SCALE: gl.constexpr = D**-0.5
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, QUERIES, 16])
     of_output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     of_left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_output, k_width=2)
     dtype: gl.constexpr = k_s.dtype
-    first = gl.program_id(0) * GROUP * GROUPS
+    block, pair = _place(ticket)
+    first = block * GROUP * GROUPS
     key_heads = heads // group
-    batch = gl.program_id(1) // key_heads
-    key_head = gl.program_id(1) % key_heads
+    batch = pair // key_heads
+    key_head = pair % key_heads
     col = first + W * GROUP + gl.arange(0, GROUP, layout=gl.SliceLayout(1, of_scores))
     no_scores = gl.zeros([GROUP, QUERIES], gl.float32, layout=of_scores)
     no_dq = gl.zeros([QUERIES, HALF], gl.float32, layout=of_output)
@@ -241,7 +345,7 @@ def _consume(
     place = gl.arange(0, QUERIES, layout=gl.SliceLayout(1, of_sum))[:, None] * D
     place += gl.arange(0, HALF, layout=gl.SliceLayout(0, of_sum))[None, :]
     dq_at = dq_sum_ptr + (batch * heads + key_head * group).to(gl.int64) * padded * D + W * HALF
-    begin, seen, start = _queries(padded, CAUSAL)
+    begin, seen, start = _queries(block, padded, CAUSAL)
     dq_at = dq_at + begin * D + place
     row = start  # of the group's dq, from there
     mbarrier.wait(own.index(0), 0)
@@ -301,24 +405,26 @@ def _consume(
     v_b.store(dv_b.to(dtype))
     fence_async_shared()
     for half in gl.static_range(2):
-        at = [0, gl.program_id(1), gl.program_id(0) * GROUP * GROUPS + W * GROUP, half * HALF]
+        at = [0, pair, first + W * GROUP, half * HALF]
         tma.async_copy_shared_to_global(dv_desc, at, v_s.index(2 * W + half))
     tma.store_wait(0)
     v_a.store((dk_a * SCALE).to(dtype))
     v_b.store((dk_b * SCALE).to(dtype))
     fence_async_shared()
     for half in gl.static_range(2):
-        at = [0, gl.program_id(1), gl.program_id(0) * GROUP * GROUPS + W * GROUP, half * HALF]
+        at = [0, pair, first + W * GROUP, half * HALF]
         tma.async_copy_shared_to_global(dk_desc, at, v_s.index(2 * W + half))
     tma.store_wait(0)
 
 
 # One binary for all lengths and head counts; whether they are 1 or multiples of 16 changes nothing.
-@gluon.jit(do_not_specialize=["seq", "heads", "group", "padded"])
+@gluon.jit(do_not_specialize=["seq", "padded", "heads", "group", "distance"])
 def _sweep(
-    q_desc, grad_desc, k_desc, v_desc, dk_desc, dv_desc, of_row_desc, dq_sum_ptr, seq, heads, group,
-    padded,
-    D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    q_desc, grad_desc, k_desc, v_desc, dk_desc, dv_desc, of_row_desc,
+    grad_ptr, o_ptr, lse_ptr, of_row_ptr, dq_sum_ptr, seq, padded, heads,
+    stride_gb, stride_gh, stride_gs, stride_ob, stride_oh, stride_os, stride_lb, stride_lh,
+    dq_ptr, counts_ptr, group, distance, scale,
+    D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
     """Give the roles to warps."""
     dtype: gl.constexpr = q_desc.dtype
@@ -338,28 +444,44 @@ def _sweep(
     exchanged = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     mbarrier.init(own.index(0), count=1)
     for s in gl.static_range(STAGES):
-        mbarrier.init(full.index(s), count=1)
+        mbarrier.init(full.index(s), count=2 if BESIDE else 1)
         mbarrier.init(empty.index(s), count=GROUPS)
     for s in gl.static_range(2):
         mbarrier.init(exchanged.index(s), count=GROUPS)
     fence_async_shared()  # TMA sees the barriers
+    ticket = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
+    if BESIDE:
+        ticket = gl.atomic_add(counts_ptr + 2 * gl.num_programs(1), 1, sem="relaxed")
+    block, pair = _place(ticket)
+    if BESIDE:
+        key_heads = heads // group
+        _copy_own(k_desc, v_desc, pair // key_heads, pair % key_heads, block, own, k_s, v_s)
+        prepared = (
+            grad_ptr, o_ptr, lse_ptr, of_row_ptr, dq_sum_ptr, seq, padded, heads,
+            stride_gb, stride_gh, stride_gs, stride_ob, stride_oh, stride_os, stride_lb, stride_lh,
+        )  # fmt: skip
+        _beside(prepared, block, pair, dq_ptr, counts_ptr, distance, group, scale, D)
+
     consumed = (
         dk_desc, dv_desc, dq_sum_ptr, q_s, grad_s, lse_s, delta_s, k_s, v_s, slope_s, own, full,
-        empty, exchanged, seq, heads, group, padded,
+        empty, exchanged, seq, heads, group, padded, ticket,
     )  # fmt: skip
     produced = (
-        q_desc, grad_desc, k_desc, v_desc, of_row_desc, q_s, grad_s, lse_s, delta_s, k_s, v_s, own,
-        full, empty, heads, group, padded,
+        q_desc, grad_desc, k_desc, v_desc, of_row_desc, of_row_ptr, q_s, grad_s, lse_s, delta_s,
+        k_s, v_s, own, full, empty, heads, group, padded, counts_ptr, distance, ticket,
     )  # fmt: skip
     gl.warp_specialize(
         [
             (_consume, (consumed, D, STAGES, CAUSAL, 0)),
             (_consume, (consumed, D, STAGES, CAUSAL, 1)),
-            (_produce, (produced, D, STAGES, CAUSAL)),
+            (_produce, (produced, D, STAGES, CAUSAL, BESIDE)),
         ],
         [4, 1],
         [240, 24],
     )
+    if BESIDE:  # all roles have ended, and added to dq
+        _meet()
+        gl.atomic_add(counts_ptr + gl.num_programs(1) + pair, 1, sem="release")
 
 
 def _for_tma(x: torch.Tensor) -> torch.Tensor:
@@ -402,40 +524,39 @@ def attention_backward(
         layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
         return TensorDescriptor.from_tensor(x, block, layout)
 
-    block = [1, 64]
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    of_row_desc = TensorDescriptor.from_tensor(of_row, block, layout)
+    of_row_desc = TensorDescriptor.from_tensor(of_row, [1, 64], layout)
+    blocks = triton.cdiv(s, 128)
+    total = b * hkv
+    distance = total  # what lies as far ahead or behind is done by the kernels before and after
+    if d == 128 and s >= BESIDE_FROM:
+        distance = min(triton.cdiv(AHEAD, blocks), total)
+    beside = distance < total
+    group = h // hkv
+    rows = (padded // ROWS_AT_ONCE, distance * group)
+    counts = torch.zeros(2 * total + 1 if beside else 1, dtype=torch.int32, device=q.device)
     scale = 1 / math.sqrt(d)
-    fills = (padded // ROWS_AT_ONCE, b * h)
-    _prepare[fills](
-        grad,
-        o,
-        lse,
-        of_row,
-        dq_sum,
-        s,
-        padded,
-        h,
-        *grad.stride()[:3],
-        *o.stride()[:3],
-        *lse.stride()[:2],
-        ROWS=ROWS_AT_ONCE,
-        D=d,
-        num_warps=4,
+    prepared = (
+        *(grad, o, lse, of_row, dq_sum, s, padded, h),
+        *(*grad.stride()[:3], *o.stride()[:3], *lse.stride()[:2]),
     )
-    _sweep[(triton.cdiv(s, 128), b * hkv)](
+    _prepare[rows](*prepared, ROWS=ROWS_AT_ONCE, D=d, num_warps=4)
+    _sweep[(blocks, total)](
         *(described(x) for x in (q, grad, k, v)),
         *(described(x.view(1, b * hkv, s, d)) for x in (dk, dv)),
         of_row_desc,
-        dq_sum,
-        s,
-        h,
-        h // hkv,
-        padded,
+        *prepared,
+        dq,
+        counts,
+        group,
+        distance,
+        scale,
         D=d,
         STAGES=STAGES,
         CAUSAL=causal,
+        BESIDE=beside,
         num_warps=4,
     )
-    _finish[fills](dq_sum, dq, s, padded, scale, ROWS=ROWS_AT_ONCE, D=d, num_warps=4)
+    first = (total - distance) * group
+    _finish[rows](dq_sum, dq, s, padded, first, scale, ROWS=ROWS_AT_ONCE, D=d, num_warps=4)
     return dq, dk, dv
