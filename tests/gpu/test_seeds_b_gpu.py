@@ -33,6 +33,21 @@ def test_cuda_attention_in_other_tiles(block_m, block_n, stages, monkeypatch):
         assert worst_share(task, reference, given, seed.attention(*given.values())) <= 1, case.name
 
 
+@pytest.mark.parametrize("vocab", [16392, 65536, 128256, 262144])  # clusters of 1, 1, 2 and 4
+def test_logits_in_registers_of_clusters(vocab, monkeypatch):
+    """Rows that cuda_rows streams, which the task's own checks have none of."""
+    task = load_task(SEEDS / "linear_cross_entropy")
+    seed, reference = import_seed(SEEDS / "linear_cross_entropy" / "cuda_rows.py"), task.reference()
+    monkeypatch.setattr(seed, "CHUNK", 200)  # the last one has less rows than clusters
+    for case in task.gpu.check:
+        if case.name.startswith(("a_column_more", "many_tokens")):
+            continue
+        dims = {"V": vocab, "T": 501}
+        given = arguments(task, reference, case.model_copy(update=dims), seed=9, device="cuda")
+        results = seed.linear_cross_entropy(*given.values())
+        assert worst_share(task, reference, given, results) <= 1, case.name
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_experts_are_within_the_contract(name):
     """So is what users would pick instead: the tolerances are no narrower than the field."""
