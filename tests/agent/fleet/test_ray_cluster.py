@@ -39,6 +39,7 @@ class Cluster:
     def __init__(self, port):
         self.address = f"127.0.0.1:{port}"
         self.nodes = []
+        self.judge_nodes = []
 
     def add(self, cpus, *more):
         words = ["start", "--block", "--num-cpus", cpus, "--object-store-memory", 80 << 20, *more]
@@ -46,13 +47,20 @@ class Cluster:
             [RAY, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.nodes.append(process)
+        said = []
         for line in process.stdout:
+            said.append(line)
             if "Ray runtime started" in line:
                 return process
-        raise AssertionError("a node of Ray did not start")
+        raise AssertionError("".join(said))
 
-    def add_judge_node(self):
-        return self.add(2, "--address", self.address)
+    def have_judge_nodes(self, count):
+        """Nodes with room for a judge: so many are up, those of tests before among them."""
+        for _ in range(count - len(self.judge_nodes)):
+            self.judge_nodes.append(self.add(2, "--address", self.address))
+
+    def lose_judge_node(self):
+        end(self.judge_nodes.pop())
 
     def close(self):
         for process in self.nodes:
@@ -68,7 +76,7 @@ def end(process):
 
 @pytest.fixture(scope="module")
 def cluster(uncompiled, measured_once):
-    """A head with a CPU for a builder. Requests carry a token."""
+    """A head with a CPU, which is for a builder. Requests carry a token."""
     with (
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="kr") as folder,
@@ -82,11 +90,14 @@ def cluster(uncompiled, measured_once):
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")
+        patch.setenv("PYTHONPATH", str(Path(__file__).with_name("on_nodes")))
+        patch.setenv("RAY_health_check_period_ms", "500")  # a lost node is missed after 5 of them
+        patch.setenv("RAY_prestart_worker_first_driver", "0")  # kagent's actors have their own
         made = Cluster(port)
         try:
-            made.add(
-                1, "--head", "--port", port, "--include-dashboard", "false", "--temp-dir", folder
-            )
+            alone = ["--include-dashboard", "false", "--temp-dir", folder]
+            # Builders leave the CPUs of other nodes to judges that are started again.
+            made.add(1, "--head", "--port", port, "--labels", "kagent-role=builder", *alone)
             patch.setenv("RAY_ADDRESS", made.address)
             yield made
         finally:
@@ -148,15 +159,15 @@ def assert_no_worker_is_left():
 
 
 def test_a_run_survives_its_workers_its_judge_and_a_node(cluster, task, tmp_path):
-    node = cluster.add_judge_node()
-    process = start(task, tmp_path / "runs", "--budget", 4)
+    cluster.have_judge_nodes(1)
+    process = start(task, tmp_path / "runs", "--budget", 3)
     try:
         wait_until(process, r"^#0 ")
         for name in ("ray::BuildWorker", "kagent_sandbox.judge.server", "ray::JudgeWorker"):
             kill(name)
-        wait_until(process, r"^#2 ")
-        end(node)
-        cluster.add_judge_node()
+        wait_until(process, r"^#1 ")
+        cluster.lose_judge_node()
+        cluster.have_judge_nodes(1)
         said = process.communicate(timeout=400)
     finally:
         process.kill()
@@ -164,7 +175,7 @@ def test_a_run_survives_its_workers_its_judge_and_a_node(cluster, task, tmp_path
     assert process.returncode in (0, 3), said
     (run,) = list_runs(tmp_path / "runs")
     store, history = read_history(run)
-    assert history.lineage.counted == 4
+    assert history.lineage.counted == 3
     assert [c.id for c in history.lineage] == list(range(len(history.lineage)))
     assert history.race is not None
     for candidate in history.lineage:  # nobody is blamed for what was done to the machines
@@ -177,6 +188,7 @@ def test_a_run_survives_its_workers_its_judge_and_a_node(cluster, task, tmp_path
 
 
 def test_a_killed_agent_leaves_nothing_and_its_run_goes_on(cluster, task, tmp_path):
+    cluster.have_judge_nodes(1)
     runs = tmp_path / "runs"
     process = start(task, runs, "--budget", 2)
     try:
@@ -201,13 +213,11 @@ def test_two_judges_share_a_run_and_one_of_them_may_be_lost(cluster, task, tmp_p
     """All nodes are on one host, so their judges take turns. Either may be lost, also the first:
     the third node is for it.
     """
-    for _ in range(2):
-        cluster.add_judge_node()
-    node = cluster.add_judge_node()
+    cluster.have_judge_nodes(3)
     process = start(task, tmp_path / "runs", "--budget", 3, "--judges", 2)
     try:
         wait_until(process, r"judges, too|does not judge")
-        end(node)
+        cluster.lose_judge_node()
         said = process.communicate(timeout=400)
     finally:
         process.kill()
