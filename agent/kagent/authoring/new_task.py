@@ -492,7 +492,7 @@ def _cpu_bench(room: Room, trials: Trials, dtype: str) -> tuple[DraftCase, str]:
     case, tried = DraftCase(room.trace.dims, dtype), Tried("not tried")
     for _ in range(6):
         case = DraftCase(_shrunk(room, elements, work), dtype)
-        tried = trials.case(case, f"bench_{elements:g}_{work:g}")
+        tried = trials.case(case, f"bench_{elements:g}_{work:g}", timed=True)
         small = min(elements / BENCH_ELEMENTS, work / BENCH_WORK) <= LEAST_BENCH
         if tried.why or tried.seconds <= BENCH_S or small:
             break
