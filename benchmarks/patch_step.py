@@ -119,7 +119,8 @@ def main() -> None:
     runs = [max((here / "runs").glob(f"{task}-*")) for task in REGIONS]
     kagent("export", *runs, "--to", "my_kernels", "--allow-slower", folder=here)
     words = ("patch", SCRIPT, "my_kernels", "--pairs", options.pairs, "--json")
-    found = json.loads(kagent(*words, folder=here, may_end=(0, 3)))
+    enough = ("--", "--steps", 20 * options.pairs + 1000)
+    found = json.loads(kagent(*words, *enough, folder=here, may_end=(0, 3)))
     (here / "patch.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     print(summary(found, options, time.monotonic() - begun_s))
 
