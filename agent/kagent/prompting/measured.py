@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,7 @@ class MeasuredText:
     loops: str  # of its machine code, a line each
 
 
+@functools.lru_cache(maxsize=256)  # prompts of a run quote the same few files
 def docstring(source: str) -> str:
     """The file's docstring, or nothing."""
     try:
