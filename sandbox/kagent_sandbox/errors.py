@@ -7,7 +7,8 @@ KagentError
 │   ├── ToolchainError   a compiler or its headers are missing or broken
 │   ├── ConfinementError the requested isolation is not available here
 │   └── DeviceError      the GPU or its driver
-│       └── DeviceWedged it no longer computes correctly after a fault
+│       ├── DeviceWedged it no longer computes correctly after a fault
+│       └── DeviceFull   its memory is not enough while others hold some of it
 ├── IncumbentWrong       the incumbent is wrong where it is timed (data/verdict.py)
 ├── RunError             a run's folder: full disk, read-only, in use, damaged, too new
 └── ChildDied            a trusted process ended unexpectedly
@@ -55,6 +56,10 @@ class DeviceError(MachineError):
 
 class DeviceWedged(DeviceError):  # noqa: N818
     """The device no longer computes correctly after a fault."""
+
+
+class DeviceFull(DeviceError):  # noqa: N818
+    """The device's memory is not enough while others hold some of it."""
 
 
 class RunError(KagentError):

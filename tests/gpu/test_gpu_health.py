@@ -203,6 +203,22 @@ def test_a_baseline_that_faults_in_a_race_is_nobody_s_fault(tmp_path, builder):
     assert "failed twice beside candidates" in race.cases[0].missing["faulty"]
 
 
+def test_a_judge_gives_back_all_but_contexts_where_others_work(tmp_path, builder):
+    import torch
+
+    with contextlib.closing(made(tmp_path)) as judge:
+        assert not isinstance(judge.check(build(judge, builder, source())), Rejected)
+        kept = torch.empty(3 << 30, dtype=torch.uint8, device=judge.backend.device)
+        del kept
+        before = torch.cuda.mem_get_info()[0]
+        judge.give_back()
+        judge.backend.wait_until_idle()
+        assert judge.arena_bytes == 0
+        assert torch.cuda.memory_reserved() < 1 << 30
+        assert torch.cuda.mem_get_info()[0] >= before + (3 << 30)
+        assert not isinstance(judge.check(build(judge, builder, source())), Rejected)
+
+
 def test_a_killed_judge_leaves_nothing_on_the_device(tmp_path, builder):
     from kagent_sandbox.judge.client import JudgeClient
     from kagent_sandbox.process import process_tree

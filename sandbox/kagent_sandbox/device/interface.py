@@ -271,8 +271,10 @@ class Backend(Protocol):
     def wait_until_idle(self) -> None:
         """Wait until no process is being started or ended on the device: others may time then."""
 
-    def free_unused(self) -> None:
-        """Give back memory of the device that is kept for later; another judge may need it."""
+    def free_unused(self, *, shared: bool = False) -> None:
+        """Give back memory of the device that is kept for later; another judge may need it. Where
+        the device is `shared`, all of it, and keep fewer processes from then on.
+        """
 
     def settle(self) -> None:
         """Empty caches and let threads rest before a sample; asked where `traits.judges_clock`."""

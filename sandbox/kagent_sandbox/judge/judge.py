@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kagent_sandbox.data.build import Contender, key_of
 from kagent_sandbox.data.verdict import CaseError, Examined, Passed, Rejected, Stage, Status
-from kagent_sandbox.errors import DeviceError, DeviceWedged
+from kagent_sandbox.errors import DeviceError, DeviceFull, DeviceWedged
 from kagent_sandbox.judge.arena.layout import ALIGN, pitch_of
 from kagent_sandbox.judge.arena.phase_timer import PhaseTimer
 from kagent_sandbox.judge.arena.session import Arenas, CandidateRejected, LauncherSession
@@ -63,16 +63,20 @@ class _Checked:
             self.session = None
 
 
-def _tried(evaluate: Callable[[], T]) -> T | Rejected:
+def _tried(evaluate: Callable[[], T], *, alone: bool = True) -> T | Rejected:
     """Evaluate; once more in a fresh process where a failure may not be the kernel's.
 
     Raises:
         DeviceError: Twice in a row the machine failed in a way that no kernel can cause.
+        DeviceFull: There was no memory left, and others work on the device: `alone` is false.
     """
     for last in (False, True):
         try:
             return evaluate()
         except CandidateRejected as e:
+            no_memory = e.blame == "unclear" and e.verdict.status is Status.RESOURCE_LIMIT
+            if no_memory and not alone:
+                raise DeviceFull(f"a candidate's process: {e}") from e
             if last and e.blame == "machine":
                 raise DeviceError(
                     f"twice in a row, in fresh processes: {e}; no kernel can cause that. What is "
@@ -105,6 +109,7 @@ class Judge:
         sampler = InputSampler(task, backend.device, backend.traits.inputs)
         self._checker = Checker(task, sampler, backend.traits.alignment_bytes % ALIGN)
         self._arenas = Arenas(backend)
+        self.alone = True  # nobody else works on the device during this request
         self._ceilings: Ceilings | None = None
         self._noise: Noise | None = None
         self._watch = backend.watch()
@@ -147,7 +152,7 @@ class Judge:
             MachineError: The device or the host does.
             KeyError: A case was not built.
         """
-        return _tried(lambda: tuple(self._check(built)))
+        return _tried(lambda: tuple(self._check(built)), alone=self.alone)
 
     def examine(self, built: Built, *, bench_shapes: bool) -> Examined:
         """Check a candidate in every case, also after one that fails.
@@ -169,7 +174,7 @@ class Judge:
         errors: list[CaseError] = [] if isinstance(found, Rejected) else [*found]
         failed: list[Rejected] = []
         for case in (*self.check_cases, *more) if isinstance(found, Rejected) else more:
-            each = _tried(functools.partial(self._check_alone, built, case))
+            each = _tried(functools.partial(self._check_alone, built, case), alone=self.alone)
             if not isinstance(each, Rejected):
                 errors += each
                 continue
@@ -439,6 +444,17 @@ class Judge:
             self._let_go()
             self._arenas.close()
         self.backend.free_unused()
+
+    def give_back(self) -> None:
+        """Give back all memory of the device that can be had again: others work on it next."""
+        self._let_go()
+        self._arenas.close()
+        self.backend.free_unused(shared=True)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arenas that there are."""
+        return self._arenas.nbytes
 
     def close(self) -> None:
         """Give memory and processes back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,19 +14,14 @@ from typing import IO, Any, cast
 from kagent_sandbox.cache import cache_folder
 from kagent_sandbox.confine.policy import ISOLATION, Tier
 from kagent_sandbox.device.table import find_device
-from kagent_sandbox.errors import ChildDied, DeviceWedged
-from kagent_sandbox.judge.protocol import ERRORS
+from kagent_sandbox.errors import ChildDied, DeviceFull, DeviceWedged
+from kagent_sandbox.judge.protocol import ERRORS, USES
 from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.channel import Channel, ChannelClosed, ChannelError, ChannelTimeout
 from kagent_sandbox.process.device_lock import DeviceLock, Mode
 from kagent_sandbox.process.environment import for_trusted
 from kagent_sandbox.process.temporary_space import temporary_space
 
-_USES: Mapping[str, Mode] = {
-    **dict.fromkeys(("ceilings", "noise", "baselines", "sweep", "measure", "race"), "timing"),
-    **dict.fromkeys(("open", "check", "examine", "health"), "work"),
-}
-"""Requests for which the device is needed, and how."""
 _LOG_TAIL = 4000
 _LOOK_S = 5.0  # between looks at a judge that says nothing
 _MOST_STOPPED = 3  # looks in a row that find it stopped
@@ -104,14 +100,33 @@ class JudgeProcess:
         """
         if verb == "open":
             request = {**request, "index": self._index}
-        mode = _USES.get(verb)
+        mode = USES.get(verb)
         if self._lock is None or mode is None:
             return self._exchange(verb, request, blobs, on_progress)
+        if mode == "work":
+            try:
+                return self._ask_in_turn(mode, verb, request, blobs, on_progress)
+            except DeviceFull:  # what others hold meanwhile decides nothing: once more, alone
+                pass
+        return self._ask_in_turn("timing", verb, request, blobs, on_progress)
+
+    def _ask_in_turn(
+        self,
+        mode: Mode,
+        verb: str,
+        request: Mapping[str, object],
+        blobs: Sequence[bytes],
+        on_progress: Callable[[str], None] | None,
+    ) -> object:
+        assert self._lock is not None, "the caller looked"
         with self._lock.turn(mode):
-            answer = self._exchange(verb, request, blobs, on_progress)
-            if self._lock.awaited():  # processes are made ahead, which the next one should not see
-                self._exchange("rest", {})
-            return answer
+            try:
+                asked = {**request, "alone": mode == "timing"}
+                return self._exchange(verb, asked, blobs, on_progress)
+            finally:  # memory that the next one needs, processes made ahead that disturb it
+                if self._lock.awaited() and self._process.poll() is None:
+                    with contextlib.suppress(ChildDied):
+                        self._exchange("rest", {})
 
     def kill(self) -> None:
         """Have whoever waits for an answer or for the device give up. `close` comes after."""

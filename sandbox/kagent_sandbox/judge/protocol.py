@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kagent_sandbox import errors
 from kagent_sandbox.data.verdict import CaseError, Passed, Rejected
 from kagent_sandbox.errors import KagentError
+from kagent_sandbox.process.device_lock import Mode
 
 ERRORS: Mapping[str, type[KagentError]] = {
     name: value
@@ -15,6 +16,13 @@ ERRORS: Mapping[str, type[KagentError]] = {
     if isinstance(value, type) and issubclass(value, KagentError)
 }
 """Errors by name that the judge's process may report and the client raises again."""
+
+
+USES: Mapping[str, Mode] = {
+    **dict.fromkeys(("ceilings", "noise", "baselines", "sweep", "measure", "race"), "timing"),
+    **dict.fromkeys(("open", "check", "examine", "health"), "work"),
+}
+"""Requests for which the device is needed, and how."""
 
 
 @dataclass(frozen=True)

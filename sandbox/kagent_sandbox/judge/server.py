@@ -15,6 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import torch
+
 from kagent_sandbox.confine.presets import LAUNCHER_DISK_BYTES, LAUNCHER_DISK_FILES
 from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.race import EAGER
@@ -23,12 +25,14 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import IncumbentWrong, Rejected
 from kagent_sandbox.device import time_limits
 from kagent_sandbox.device.table import find_device
-from kagent_sandbox.errors import KagentError
+from kagent_sandbox.errors import DeviceFull, KagentError
+from kagent_sandbox.judge import device_memory
 from kagent_sandbox.judge.check.cases import bench_cases
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.packing import Header, unpack
 from kagent_sandbox.judge.protocol import (
     ERRORS,
+    USES,
     CheckAnswer,
     Correct,
     Entrant,
@@ -91,10 +95,12 @@ class JudgeServer:
                     request = cast("Json", message.obj)
                     answer: Json
                     try:
+                        self._begin(request)
                         answer = {"ok": verbs[str(request["do"])](request, message.blobs)}
+                    except (DeviceFull, torch.OutOfMemoryError) as e:
+                        answer = _error_answer(self._explained(e, request))
                     except KagentError as e:
-                        names = [c.__name__ for c in type(e).__mro__ if c.__name__ in ERRORS]
-                        answer = {"error": names[0], "text": str(e)}
+                        answer = _error_answer(e)
                     if self._judge is not None:
                         self._judge.make_room()
                     self._channel.send(answer)
@@ -107,6 +113,20 @@ class JudgeServer:
         """The judge, once opened."""
         assert self._judge is not None, "the first request is open"
         return self._judge
+
+    def _begin(self, request: Json) -> None:
+        """A request begins: others work on the device meanwhile, or they do not."""
+        if self._judge is not None and request["do"] in USES:
+            self._judge.alone = bool(request.get("alone", True))
+            device_memory.begin_request(self._judge.backend.device)
+
+    def _explained(self, error: Exception, request: Json) -> KagentError:
+        """The error where memory was not enough."""
+        judge = self._judge
+        use = None
+        if judge is not None:
+            use = device_memory.memory_use(judge.backend.device, judge.arena_bytes)
+        return device_memory.explain(error, use, alone=bool(request.get("alone", True)))
 
     def _open(self, request: Json, _: Sequence[bytes]) -> Json:
         time_limits.scale = float(str(request["timeout_scale"]))
@@ -220,6 +240,7 @@ class JudgeServer:
         return to_json(self.judge.backend.isolation)
 
     def _rest(self, _request: Json, _: Sequence[bytes]) -> Json:
+        self.judge.give_back()
         self.judge.backend.wait_until_idle()
         return {}
 
@@ -230,6 +251,11 @@ class JudgeServer:
 
     def _contender(self, entrant: Entrant) -> Contender:
         return Contender(entrant.id, self._kept[entrant.key], entrant.choice)
+
+
+def _error_answer(error: KagentError) -> Json:
+    names = [c.__name__ for c in type(error).__mro__ if c.__name__ in ERRORS]
+    return {"error": names[0], "text": str(error)}
 
 
 def main() -> None:

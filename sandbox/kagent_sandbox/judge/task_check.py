@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from kagent_sandbox import cache
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.device.table import available, device_for, find_device
-from kagent_sandbox.errors import TaskError
+from kagent_sandbox.errors import DeviceFull, TaskError
 from kagent_sandbox.process.device_lock import DeviceLock
 from kagent_sandbox.process.log_tail import log_tail
 from kagent_sandbox.process.temporary_space import temporary_space
@@ -92,24 +92,31 @@ def check_task(
     if known is not None:
         return known
     say(f"checking the task {task.name} itself, once")
-    with _turn_on_gpu(say) if on_gpu else contextlib.nullcontext():
-        found = _run(task, kind, "cuda" if on_gpu else "cpu")
+    found = _check_on_gpu(task, say) if on_gpu else _run(task, kind, "cpu", alone=True)
     cache.save(name, found)
     say(f"the task was checked in {found.seconds:.1f} s; that is kept until it changes")
     return found
 
 
-def _turn_on_gpu(say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
-    """Wait until nobody times on the GPU. Whoever wants to time on it waits for the check."""
-    return DeviceLock(find_device(device_for("gpu")).unit_name(0), say).turn("work")
+def _check_on_gpu(task: Task, say: Callable[[str], None]) -> TaskCheck:
+    """Check while nobody times on the GPU, and once more alone where memory lacks beside others.
+
+    Whoever wants to time on it waits for the check.
+    """
+    lock = DeviceLock(find_device(device_for("gpu")).unit_name(0), say)
+    with contextlib.suppress(DeviceFull), lock.turn("work"):
+        return _run(task, "gpu", "cuda", alone=False)
+    with lock.turn("timing"):
+        return _run(task, "gpu", "cuda", alone=True)
 
 
-def _run(task: Task, kind: Kind, device: str) -> TaskCheck:
+def _run(task: Task, kind: Kind, device: str, *, alone: bool) -> TaskCheck:
     request = {
         "parent": os.getpid(),
         "task": str(task.folder),
         "kind": kind,
         "device": device,
+        "alone": alone,
     }
     reference = task.folder / "reference.py"
     with temporary_space(), tempfile.TemporaryFile() as log:
@@ -137,6 +144,8 @@ def _run(task: Task, kind: Kind, device: str) -> TaskCheck:
             f": {tail}" if tail else ""
         )
         raise TaskError(text) from None
+    if "full" in answer:
+        raise DeviceFull(answer["full"])
     if "error" in answer:
         raise TaskError(answer["error"])
     return from_json(TaskCheck, answer["ok"])

@@ -152,7 +152,7 @@ class CpuBackend:
     def wait_until_idle(self) -> None:
         """See `Backend`: processes start and end within a request."""
 
-    def free_unused(self) -> None:
+    def free_unused(self, *, shared: bool = False) -> None:
         """See `Backend`: torch keeps no memory of a CPU."""
 
     def settle(self) -> None:

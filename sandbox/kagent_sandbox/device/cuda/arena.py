@@ -8,7 +8,7 @@ from kagent_sandbox.data.plan import TensorRef
 from kagent_sandbox.device.cuda.driver import GpuError
 from kagent_sandbox.device.cuda.memory import Transport, allocate, bytes_tensor
 from kagent_sandbox.device.plan_ops import as_words, strided_view
-from kagent_sandbox.errors import DeviceError
+from kagent_sandbox.errors import DeviceError, DeviceFull
 
 
 class GpuArena:
@@ -24,7 +24,7 @@ class GpuArena:
             try:
                 self.shared = allocate(nbytes, index, transport)
             except GpuError as again:
-                raise DeviceError(str(again)) from None
+                raise DeviceFull(str(again)) from None
         self.nbytes = self.shared.nbytes
         device = torch.device("cuda", index)
         self._bytes = bytes_tensor(self.shared.address, self.nbytes, device)

@@ -96,8 +96,8 @@ class GpuBackend:
             functools.partial(self._connect, self._server),
             torch.cuda.empty_cache,  # torch keeps what references have used
         )
-        torch.zeros(1, device=self.device)  # the judge's own context, while the server imports
         try:
+            torch.zeros(1, device=self.device)  # the own context, while the server imports
             self._spares.begin()
         except BaseException:
             self._server.close()
@@ -248,8 +248,12 @@ class GpuBackend:
         """See `Backend`."""
         self._spares.wait_until_idle()
 
-    def free_unused(self) -> None:
+    def free_unused(self, *, shared: bool = False) -> None:
         """See `Backend`. Less is left: to allocate it again takes a call of the driver."""
+        if shared:
+            self._spares.share()
+            torch.cuda.empty_cache()
+            return
         held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         if held > _KEPT_BYTES:
             torch.cuda.empty_cache()

@@ -19,6 +19,8 @@ from kagent_sandbox.errors import DeviceError
 START_LIMIT_S = 120.0
 AHEAD = 2
 """Processes that are ready or being made, at most: each holds nearly 1 GiB of the device."""
+SHARED = 1
+"""As many where others use the device, too."""
 _ENDING_AT_ONCE = 4
 
 
@@ -34,13 +36,24 @@ class LauncherPool:
         """
         self._connect = connect
         self._when_short = when_short
+        self._ahead = AHEAD
         self._ready: deque[Connection] = deque()
         self._making: Connection | None = None
         self._ending: list[Future[None]] = []
         self._enders = ThreadPoolExecutor(_ENDING_AT_ONCE, "end")
 
-    def begin(self, *, least: int = AHEAD) -> None:
-        """Begin to make one if there are fewer than `least`; never two at a time."""
+    def share(self) -> None:
+        """Keep fewer from now on, and wait until those that are too many are gone."""
+        self._ahead = SHARED
+        self.wait_until_idle()
+        while len(self._ready) > self._ahead:
+            self._ready.pop().kill()
+
+    def begin(self, *, least: int | None = None) -> None:
+        """Begin to make one if there are fewer than `least`, by default as many as are kept; never
+        two at a time.
+        """
+        least = self._ahead if least is None else least
         if self._making is None and len(self._ready) < least:
             self._making = self._connect()
 

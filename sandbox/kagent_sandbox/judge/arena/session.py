@@ -45,6 +45,8 @@ class CandidateRejected(Exception):  # noqa: N818
         return self.__cause__.blame if isinstance(self.__cause__, LaunchFailed) else "kernel"
 
 
+_MOST_ROOM_SHARE = 1 / 64
+"""Largest share of the device's memory by which an arena is larger than it must be."""
 _SMALL_SHARE = 1 / 8
 """Share of an arena below which an evaluation that would have to empty it gets a small one."""
 
@@ -100,7 +102,8 @@ class Arenas:
         return self._small
 
     def _new(self, nbytes: int) -> Arena:
-        return self._backend.arena(min(self.limit_bytes, nbytes + nbytes // 4))
+        room = min(nbytes // 4, int(_MOST_ROOM_SHARE * self._backend.facts.memory_bytes))
+        return self._backend.arena(min(self.limit_bytes, nbytes + room))
 
     @property
     def nbytes(self) -> int:

@@ -26,7 +26,7 @@ import torch
 from kagent_sandbox.data.build import ScalarSpec, TensorSpec
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.device.plan_ops import dtype_of
-from kagent_sandbox.errors import TaskError
+from kagent_sandbox.errors import DeviceFull, KagentError, TaskError
 from kagent_sandbox.judge.arena.placement import StaleValues
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.spot_checks import SpotChecks, choose_rows, choose_spot_checks
@@ -255,7 +255,7 @@ class InputSampler:
             with torch.no_grad():
                 found = by_rows(tuple(rows), **input_set.arguments)
         except (Exception, SystemExit) as e:  # see fresh
-            raise self._error("reference_rows", input_set.case, _raised(e)) from e
+            raise self._fault("reference_rows", input_set.case, e) from e
         found = self._tensors("reference_rows", input_set.case, found)
         shapes = [tuple(f.shape) for f in found]
         expected = [(len(r), w) for r, w in zip(rows, widths, strict=True)]
@@ -335,7 +335,7 @@ class InputSampler:
                     tuple(t.cpu().clone() for t in results), expected, **arguments
                 )
         except (Exception, SystemExit) as e:  # see fresh
-            raise self._error("accept", case, _raised(e)) from e
+            raise self._fault("accept", case, e) from e
         answers = tuple(said) if isinstance(said, tuple | list) else (said,)
         masks = [torch.as_tensor(a) if isinstance(a, bool) else a for a in answers]
         fine = len(masks) == len(results) and all(
@@ -427,7 +427,7 @@ class InputSampler:
             tensors: object = self._reference.inputs(case, generator, self.device)
         # A user's reference.py: one clear line instead of its traceback, and no silent end.
         except (Exception, SystemExit) as e:
-            raise self._error("inputs", case, _raised(e)) from e
+            raise self._fault("inputs", case, e) from e
         if not isinstance(tensors, dict):
             text = f"returns {type(tensors).__name__}, expected a dict of tensors by argument"
             raise self._error("inputs", case, text)
@@ -455,6 +455,11 @@ class InputSampler:
         if tensor.device.type != self.device.type:
             text = f"{spec.name} lies on {tensor.device}, expected {self.device}: use `device`"
             raise self._error("inputs", case, text)
+
+    def _fault(self, function: str, case: Case, error: BaseException) -> KagentError:
+        """The error for a function's exception: the task's fault, unless memory was not enough."""
+        fault = self._error(function, case, f"{type(error).__name__}: {error}")
+        return DeviceFull(str(fault)) if isinstance(error, torch.OutOfMemoryError) else fault
 
     def _error(self, function: str, case: Case, text: str) -> TaskError:
         """One line that names the file, the function and the case."""
@@ -491,7 +496,7 @@ class InputSampler:
             with torch.no_grad():
                 value = function(**arguments)
         except (Exception, SystemExit) as e:  # see fresh
-            raise self._error(which, case, _raised(e)) from e
+            raise self._fault(which, case, e) from e
         spec = build_case(self.task, case)
         if which == "reference" or spec.results:
             results = self._tensors(which, case, value)
@@ -513,10 +518,6 @@ def _wait_for(tensors: Iterable[torch.Tensor]) -> None:
     """Wait until they are computed, on any device."""
     for tensor in tensors:
         tensor.flatten()[:1].cpu()
-
-
-def _raised(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _wrong(result: torch.Tensor) -> torch.Tensor:

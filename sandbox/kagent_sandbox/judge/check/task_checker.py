@@ -29,7 +29,8 @@ from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.task import draw_hidden, load_task
 from kagent_sandbox.device.plan_ops import dtype_of
 from kagent_sandbox.device.traits import InputPolicy
-from kagent_sandbox.errors import TaskError
+from kagent_sandbox.errors import DeviceFull, TaskError
+from kagent_sandbox.judge import device_memory
 from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.flop_counts import product_counter
 from kagent_sandbox.judge.check.inputs import YARDSTICKS, InputSampler, NotAcceptable
@@ -71,15 +72,32 @@ def main() -> None:
     # Output of reference.py must not be taken for the answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    answer: dict[str, object]
     try:
         task = load_task(Path(request["task"])).calibrated(request["kind"])
-        found = check(task, request["kind"], torch.device(request["device"]))
-        answer: dict[str, object] = {"ok": to_json(found)}
+        answer = {"ok": to_json(_checked(task, request))}
     except TaskError as e:
         answer = {"error": str(e)}
+    except DeviceFull as e:
+        answer = {"full": str(e)}
     answers.write(json.dumps(answer))
     answers.close()
     exit_fast()
+
+
+def _checked(task: Task, request: Mapping[str, Any]) -> TaskCheck:
+    """Findings of the check that is asked for.
+
+    Raises:
+        TaskError: The task has a fault, or is too large for the device.
+        DeviceFull: Its memory is not enough while others hold some of it.
+    """
+    device = torch.device(request["device"])
+    try:
+        return check(task, request["kind"], device)
+    except (DeviceFull, torch.OutOfMemoryError) as e:
+        use = device_memory.memory_use(device)
+        raise device_memory.explain(e, use, alone=request["alone"]) from None
 
 
 def check(task: Task, kind: Kind, device: torch.device) -> TaskCheck:

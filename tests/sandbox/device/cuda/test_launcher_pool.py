@@ -5,7 +5,7 @@ import sys
 import threading
 
 import pytest
-from kagent_sandbox.device.cuda.launcher_pool import AHEAD, LauncherPool
+from kagent_sandbox.device.cuda.launcher_pool import AHEAD, SHARED, LauncherPool
 from kagent_sandbox.errors import ChildDied, DeviceError
 
 
@@ -97,6 +97,19 @@ def test_no_more_are_made_than_wanted_and_never_two_at_once(machine):
         machine.spares.wait_until_idle()
         machine.spares.begin()
     assert len(machine.made) == AHEAD
+
+
+def test_fewer_are_kept_where_the_device_is_shared(machine):
+    for _ in range(AHEAD):
+        machine.spares.begin()
+        machine.spares.wait_until_idle()
+    machine.spares.share()
+    assert machine.events[-1] == f"killed {AHEAD - 1}"
+    machine.spares.end(machine.spares.take())
+    machine.spares.begin()
+    machine.spares.wait_until_idle()
+    machine.spares.begin()
+    assert len(machine.made) == AHEAD + SHARED
 
 
 def test_nothing_is_idle_before_what_was_ended_is_gone(machine):

@@ -308,7 +308,7 @@ def test_a_check_on_a_gpu_takes_a_turn(tmp_path, own_cache, monkeypatch):
     monkeypatch.setattr(task_check, "find_device", lambda name: gpu)
     seen = []
 
-    def run(task, kind, device):
+    def run(task, kind, device, *, alone):
         seen.append((device, [number for number, _ in DeviceLock("gpu-0").turns()]))
         return task_check.TaskCheck(kind, device, 1, (), 0, (), 0.0, 0.0)
 

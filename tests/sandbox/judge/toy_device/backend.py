@@ -152,7 +152,7 @@ class ToyBackend:
     def wait_until_idle(self):
         pass
 
-    def free_unused(self):
+    def free_unused(self, *, shared=False):
         pass
 
     def settle(self):

@@ -1,0 +1,91 @@
+"""Errors of a device whose memory is not enough: others hold it, or the work is too large."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from kagent_sandbox.errors import DeviceFull, KagentError, TaskError
+
+MOST_SHARE = 0.95
+"""Share of the device's memory that one request can ever have: contexts and libraries lie there."""
+_TRIED = re.compile(r"Tried to allocate ([0-9.]+) (B|bytes|KiB|MiB|GiB)")
+_UNITS = {"B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Memory of a device, in bytes.
+
+    Attributes:
+        total: All of it.
+        free: Left for everybody.
+        kept: Of this process, now.
+        peak: Of this process at most, since the request began.
+    """
+
+    total: int
+    free: int
+    kept: int
+    peak: int
+
+
+def begin_request(device: torch.device) -> None:
+    """Begin to count the most memory that a request has at a time."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def memory_use(device: torch.device, arena_bytes: int = 0) -> MemoryUse | None:
+    """Memory of the device now; None of one that has no memory of its own."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) + arena_bytes
+    return MemoryUse(total, free, kept, torch.cuda.max_memory_allocated(device) + arena_bytes)
+
+
+def explain(error: Exception, use: MemoryUse | None, *, alone: bool) -> KagentError:
+    """The error to report where memory was not enough.
+
+    Args:
+        error: torch's or the driver's, or one that has its text.
+        use: Memory of the device.
+        alone: Whether no other process works on the device: what others keep between their turns is
+            still there.
+
+    Returns:
+        `TaskError` where the request alone is more than the whole device; else `DeviceFull`, which
+        is nobody's fault.
+    """
+    if use is None:
+        return error if isinstance(error, KagentError) else DeviceFull(_first_line(error))
+    needed = use.peak + _tried_bytes(str(error))
+    if alone and needed > MOST_SHARE * use.total:
+        return TaskError(
+            f"{_first_line(error)} It needs {_gib(needed)} at once, and the device has "
+            f"{_gib(use.total)} in all: expected smaller cases, or a reference that keeps less"
+        )
+    others = max(0, use.total - use.free - use.kept)
+    return DeviceFull(
+        f"{_first_line(error)} Needed at once {_gib(needed)}; {_gib(use.free)} of "
+        f"{_gib(use.total)} are free, {_gib(others)} are held by other processes and launchers"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    """Its first sentences, without torch's list of all processes."""
+    text = " ".join(str(error).split())
+    found = _TRIED.search(text)
+    return (text if found is None else text[: found.end()]).rstrip(".") + "."
+
+
+def _tried_bytes(text: str) -> int:
+    found = _TRIED.search(text)
+    return 0 if found is None else int(float(found[1]) * _UNITS[found[2]])
+
+
+def _gib(nbytes: float) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"
