@@ -26,6 +26,8 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "small_transformer.py"
+SIZES = ("--width", 64)
+"""A CPU task has cases of about a millisecond of torch. Far from them a library calls torch."""
 REGIONS = {
     "mlp_gelu": ("forward", "gelu"),
     "mlp_gelu_backward": ("backward", "gelu_backward"),
@@ -67,7 +69,8 @@ def make_task(task: str, regions: list[dict[str, Any]], folder: Path) -> None:
     """Make a region a task with a first kernel."""
     alike = [r for r in regions if (r["phase"], r["title"]) == REGIONS[task]]
     key = max(alike, key=lambda r: int(r["count"]))["key"]
-    kagent("hotspots", SCRIPT, "--take", key, "--to", ".", "--json", folder=folder)
+    words = ("hotspots", SCRIPT, "--take", key, "--to", ".", "--json")
+    kagent(*words, "--", *SIZES, folder=folder)
     kagent("new", f"region_{key}.py:region", "--name", task, "--no-seeds", folder=folder)
     (folder / task / "cpp_first.py").write_text(first_kernel(task), encoding="utf-8")
 
@@ -110,7 +113,9 @@ def main() -> None:
     here = options.folder.resolve()
     here.mkdir(parents=True)
     begun_s = time.monotonic()
-    hotspots = kagent("hotspots", SCRIPT, "--page", "hotspots.html", "--json", folder=here)
+    hotspots = kagent(
+        "hotspots", SCRIPT, "--page", "hotspots.html", "--json", "--", *SIZES, folder=here
+    )
     regions = json.loads(hotspots)["regions"]
     for task in REGIONS:
         make_task(task, regions, here)
@@ -119,8 +124,8 @@ def main() -> None:
     runs = [max((here / "runs").glob(f"{task}-*")) for task in REGIONS]
     kagent("export", *runs, "--to", "my_kernels", "--allow-slower", folder=here)
     words = ("patch", SCRIPT, "my_kernels", "--pairs", options.pairs, "--json")
-    enough = ("--", "--steps", 20 * options.pairs + 1000)
-    found = json.loads(kagent(*words, *enough, folder=here, may_end=(0, 3)))
+    script = ("--", *SIZES, "--steps", 20 * options.pairs + 1000)
+    found = json.loads(kagent(*words, *script, folder=here, may_end=(0, 3)))
     (here / "patch.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     print(summary(found, options, time.monotonic() - begun_s))
 
