@@ -64,7 +64,7 @@ def insert(db: sqlite3.Connection, rows: Iterable[tuple[float, str, str]], end: 
         rows: Time in seconds since the epoch, kind and JSON of each.
         end: The last event that is stored.
     """
-    checked = has_checksums(db)
+    checked = bool(end.checksum) or has_checksums(db)
     for at, kind, data in rows:
         seq = end.seq + 1
         end = End(seq, _checksum(end.checksum, seq, at, kind, data) if checked else "")
