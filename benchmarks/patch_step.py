@@ -2,12 +2,12 @@
 
     python benchmarks/patch_step.py FOLDER [--budget 2] [--pairs 120]
 
-Three regions, one forward and two backward, become tasks. Their first kernels are written by hand:
-the built-in tasks' for GELU, and column_sum.py for the gradients of biases. The built-in tuner
-searches their parameters; the winners are exported and put back into the training script. The last
-line is the step before and after, for docs/results.md. The number of pairs is fixed before; nothing
-is measured again if it is not FASTER. The folder must be new: it gets the icicle, the tasks, the
-runs, the library and the patch. Takes some eight minutes on two cores that nothing else uses.
+Two regions, one of each direction, become tasks. Their first kernels are written by hand: the
+built-in task's for GELU, and column_sum.py for the gradients of biases. The built-in tuner searches
+their parameters; the winners are exported and put back into the training script. The last line is
+the step before and after, for docs/results.md. The number of pairs is fixed before; nothing is
+measured again if it is not FASTER. The folder must be new: it gets the icicle, the tasks, the runs,
+the library and the patch. It is meant for cores that nothing else uses.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "small_transformer.py"
 SIZES = ("--width", 64)
 """A CPU task has cases of about a millisecond of torch. Far from them a library calls torch."""
-REGIONS = {
-    "mlp_gelu": ("forward", "gelu"),
-    "mlp_gelu_backward": ("backward", "gelu_backward"),
-    "column_sum": ("backward", "sum"),
-}
+REGIONS = {"mlp_gelu": ("forward", "gelu"), "column_sum": ("backward", "sum")}
 """Tasks, and direction and title of their regions. Of several the most frequent is taken; a region
 that differs from it in sizes alone is replaced as well.
 """
@@ -42,13 +38,11 @@ def first_kernel(task: str) -> str:
     """Text of the task's first candidate."""
     if task == "column_sum":
         return (HERE / "column_sum.py").read_text(encoding="utf-8")
-    name = task.removeprefix("mlp_")
-    text = (HERE.parent / f"seeds/{name}/cpp_simd.py").read_text(encoding="utf-8")
-    of_seed = f"def {name}("
+    text = (HERE.parent / "seeds/gelu/cpp_simd.py").read_text(encoding="utf-8")
+    of_seed = "def gelu(x: torch.Tensor) -> torch.Tensor:\n    x = x.contiguous()"
     assert of_seed in text
-    numbered = "x0, x1" if name == "gelu_backward" else "x0"  # as a region's arguments are
-    own = f"def {task}({numbered}):\n    return _of_seed({numbered})\n"
-    return f"{text.replace(of_seed, 'def _of_seed(')}\n\n{own}"
+    # A region's arguments have other names.
+    return text.replace(of_seed, of_seed.replace("gelu(x:", "mlp_gelu(x0:").replace("x.c", "x0.c"))
 
 
 def kagent(*words: object, folder: Path, may_end: tuple[int, ...] = (0,)) -> str:
