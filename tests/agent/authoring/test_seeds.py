@@ -11,7 +11,7 @@ import torch
 from double_task import REFERENCE, TASK
 from kagent.authoring import seeds
 from kagent.authoring.inductor import cpp, decompositions, triton
-from kagent.authoring.inductor.trace import NoSeed
+from kagent.authoring.inductor.trace import NoSeed, _described
 from kagent.tasks import refusal_of
 from kagent_sandbox.data.task import load_task
 
@@ -137,16 +137,45 @@ def test_the_reason_for_no_seed_is_kept_until_there_is_one(make):
     assert refusal_of(load_task(folder), "cpu") == ""
 
 
-def test_loops_take_a_librarys_place_where_that_would_fix_sizes(make):
+def test_a_library_is_called_for_all_sizes(make):
     task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0").replace(
         "\ndims =", '\nallow = ["aten::convolution"]\ndims =', 1
     )
-    # Each row is a channel: Inductor would write a way for each number of them.
+    # Each row is a channel: Inductor itself would write a way for each number of them.
     mixed = "torch.conv1d(a.unsqueeze(0), a[:, :1].unsqueeze(0) * torch.ones_like(a[:1, :1, None]))"
     expression = f"(lambda a: {mixed}.squeeze(0).relu() + a)(x)"
     (outcome,) = seeds.write_seeds(make(expression, task), kinds=("cpu",))
     assert outcome.path is not None, outcome.reason
-    assert "convolution" not in outcome.path.read_text().split('"""')[2]
+    source = outcome.path.read_text()
+    assert "torch.convolution(" in source
+    assert "_way2" not in source
+
+
+def test_sizes_of_1_and_small_ones_have_no_way_of_their_own(make):
+    task = TASK.replace("k = 2.0", "k = 2.0, floor = 4.0")
+    task, widths = re.subn(r"N = \{ min = 2,", "N = { min = 3,", task)  # as long as the filter
+    assert widths == 1
+    expression = "(lambda a: torch.conv1d(F.pad(a, (2, 0))[:, None], a[:1, None, :3])[:, 0])(x)"
+    expression = expression.replace("F.pad", "torch.nn.functional.pad")
+    (outcome,) = seeds.write_seeds(make(expression, task), kinds=("cpu",))
+    assert outcome.path is not None, outcome.reason
+    assert "_way2" not in outcome.path.read_text()
+
+
+def test_an_error_without_words_is_described_by_its_line():
+    try:
+        assert not widths_of_nothing()
+    except AssertionError as e:
+        e.args = ()
+        text = _described(e)
+    assert re.fullmatch(
+        r"AssertionError in test_seeds.py, line \d+: assert not widths_of_nothing\(\)", text
+    )
+    assert _described(ValueError("first\nsecond")) == "ValueError: first"
+
+
+def widths_of_nothing():
+    return [1]
 
 
 def test_what_cannot_be_written_out_is_named():

@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import operator
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import sympy
@@ -24,13 +26,14 @@ from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.errors import KagentError
 from torch._dynamo.source import ConstantSource
-from torch._inductor import config
+from torch._inductor import config, lowering
 from torch._inductor.codegen.cpp import CppKernel
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental import _config as shapes_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -40,7 +43,7 @@ from kagent.authoring.inductor.decompositions import plain_loops
 
 MOST_TRACES = 6
 _DRAWS = 3  # runs' worth of hidden cases that are looked at
-_INT32 = (1 << 31) - 1
+_NEAR_INT32 = 1 << 30
 _WRITE = torch.ops.aten.copy_.default  # what functionalize leaves of writing an argument
 _HALF = ("bfloat16", "float16")
 _SETTINGS = {
@@ -48,6 +51,7 @@ _SETTINGS = {
     "size_asserts": False,
     "benchmark_kernel": False,
     "implicit_fallbacks": True,
+    "layout_optimization": False,  # would decide by the channels
     "cpp.dynamic_threads": True,
     "cpp.simdlen": 1,  # plain loops, that g++ makes vectors of
     "cpp.descriptive_names": "original_aten",
@@ -88,6 +92,8 @@ def install() -> None:
     # Sums on the CPU have wide accumulators instead (cpp.py).
     kernel: Any = CppKernel
     kernel.need_use_acc_helper = lambda *_: False
+    # Inductor's own way to call a library's convolution makes constants of the weight's sizes.
+    lowering.make_fallback(torch.ops.aten.convolution.default)  # type: ignore[no-untyped-call]
     attention: Any = F.scaled_dot_product_attention
 
     @functools.wraps(attention)
@@ -126,16 +132,35 @@ def _trace_all(task: Task, kind: Kind, cases: Sequence[Case], allow: Sequence[st
     while left:
         if len(traces) == MOST_TRACES:
             raise NoSeed(f"torch goes more than {MOST_TRACES} ways, by the cases' sizes and flags")
-        try:
-            traced, covers = _trace(task, kind, left[0], dtype, varying, allow)
-        except NoSeed:  # the sizes of 1 may have to stay
-            ones = [n for n in varying if left[0].dims[n] in (0, 1)]
-            if not ones:
-                raise
-            traced, covers = _trace(task, kind, left[0], dtype, varying, allow, ones)
+        traced, covers = _most_general(task, kind, left[0], dtype, varying, allow)
         traces.append(traced)
         left = [c for c in left[1:] if not covers(c)]
     return traces
+
+
+def _most_general(
+    task: Task,
+    kind: Kind,
+    case: Case,
+    dtype: str,
+    varying: Mapping[str, set[int]],
+    allow: Sequence[str],
+) -> tuple[Traced, Callable[[Case], bool]]:
+    """A trace that holds for a case, and for as many others as can be."""
+    ones = [n for n in varying if case.dims[n] in (0, 1)]
+    # Without ways of their own for sizes of 1 and strides that follow from them. Where torch needs
+    # to know, with those; then with this case's sizes of 1 as constants.
+    for general, constant in ((True, ()), (False, ()), (False, ones)):
+        with shapes_config.patch(backed_size_oblivious=general):  # type: ignore[attr-defined]
+            try:
+                traced, covers = _trace(task, kind, case, dtype, varying, allow, constant)
+            except NoSeed:
+                if not general and (constant or not ones):
+                    raise
+            else:
+                if not general or covers(case):
+                    return traced, covers
+    raise AssertionError("the last way returns or raises")
 
 
 def _varying(task: Task, cases: Sequence[Case]) -> dict[str, set[int]]:
@@ -228,18 +253,20 @@ def _trace(
     except KagentError:
         raise
     except Exception as e:
-        lines = [line for line in str(e).splitlines() if line.strip()]
-        raise NoSeed(f"{type(e).__name__}: {lines[0] if lines else ''}"[:300]) from e
+        raise NoSeed(_described(e)) from e
 
     fixed = {n: v for n, v in case.dims.items() if n not in symbols.values()}
     printer: Any = PythonPrinter
+    # Whether 32 bits are enough to count elements is decided by the largest case.
     guards: list[Any] = [
-        g.expr for g in environment.guards if _INT32 not in g.expr.atoms(sympy.Integer)
+        g.expr
+        for g in environment.guards
+        if not any(abs(i) > _NEAR_INT32 for i in g.expr.atoms(sympy.Integer))
     ]
     conditions = [
         _text(n, v) for n, v in fixed.items() if n in varying or type(v) is not int or v in (0, 1)
     ]
-    conditions += [_renamed(printer().doprint(g), symbols) for g in guards]
+    conditions += dict.fromkeys(_renamed(printer().doprint(g), symbols) for g in guards)
 
     def covers(other: Case) -> bool:
         if any(other.dims[n] != v for n, v in fixed.items()):
@@ -251,6 +278,16 @@ def _trace(
 
     inputs = (*symbols.values(), *shapes)
     return Traced(code, inputs, symbols, " and ".join(conditions), dtype), covers
+
+
+def _described(error: Exception) -> str:
+    """An error in one line; of one without words, the line of code that raised it."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    name = type(error).__name__
+    if lines:
+        return f"{name}: {lines[0]}"[:300]
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{name} in {Path(at.filename).name}, line {at.lineno}: {at.line}"[:300]
 
 
 def _tensors(
@@ -266,7 +303,8 @@ def _generate(
     for node in module.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - kernels get their names
             node.meta["original_aten"] = node.target
-    graph = GraphLowering(module, example_inputs=arguments, shape_env=environment)
+    with config.patch(_SETTINGS):
+        graph = GraphLowering(module, example_inputs=arguments, shape_env=environment)
     with (
         DebugContext(),
         V.set_graph_handler(graph),
