@@ -14,7 +14,8 @@ TILE = 2048  # elements of a program that has several rows
 ELEMENTS_PER_THREAD = 8
 AHEAD = 1  # tiles that are loaded while one is computed
 THREADS_PER_SM = 1024  # in all its programs: of 8 elements each they fill the registers
-TUNE = {"AHEAD": [1, 2], "THREADS_PER_SM": [768, 1024]}
+EVEN = True  # a number of programs that divides the tiles, if there is one near the most
+TUNE = {"AHEAD": [1, 2], "THREADS_PER_SM": [768, 1024], "EVEN": [True, False]}
 
 
 @triton.jit
@@ -117,7 +118,10 @@ def rms_norm_backward(
     # More programs would wait for others to end. Several rows take some more registers.
     threads = min(THREADS_PER_SM, 768) if together > 1 else THREADS_PER_SM
     resident = max(threads // (32 * warps), 1)
-    programs = min(triton.cdiv(rows, together), processors * resident)
+    turns = triton.cdiv(rows, together)
+    most = min(turns, processors * resident)
+    even = (p for p in range(most, most * 15 // 16, -1) if turns % p == 0)
+    programs = next(even, most) if EVEN else most
     starts = columns, grad.stride(0), x.stride(0), grad.storage_offset(), x.storage_offset()
     aligned = all(n * x.element_size() % 16 == 0 for n in starts)  # else pointers fill registers
     # Launching the second kernel before the first one ends needs Hopper.
