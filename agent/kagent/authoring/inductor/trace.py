@@ -26,7 +26,7 @@ from kagent_sandbox.data.kind import Kind
 from kagent_sandbox.data.task import Task, draw_hidden
 from kagent_sandbox.errors import KagentError
 from torch._dynamo.source import ConstantSource
-from torch._inductor import config, lowering
+from torch._inductor import config, lowering, sizevars
 from torch._inductor.codegen.cpp import CppKernel
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
@@ -40,6 +40,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._sympy.printers import PythonPrinter
 
 from kagent.authoring.inductor.decompositions import plain_loops
+from kagent.authoring.inductor.join_dimensions import join_dimensions
 
 MOST_TRACES = 6
 _DRAWS = 3  # runs' worth of hidden cases that are looked at
@@ -94,6 +95,7 @@ def install() -> None:
     kernel.need_use_acc_helper = lambda *_: False
     # Inductor's own way to call a library's convolution makes constants of the weight's sizes.
     lowering.make_fallback(torch.ops.aten.convolution.default)  # type: ignore[no-untyped-call]
+    sizevars.join_dimensions = join_dimensions  # the same, without a search for patterns
     attention: Any = F.scaled_dot_product_attention
 
     @functools.wraps(attention)
