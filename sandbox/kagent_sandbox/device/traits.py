@@ -47,6 +47,7 @@ class Placements:
     least: int
     most: int
     span_us: float = 0.0  # that a sample which executes all of them is to last
+    single_share: float = 1.0  # of the device's memory: a case that moves more has one place
 
     @property
     def fixed(self) -> bool:

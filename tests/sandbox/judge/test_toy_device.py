@@ -81,6 +81,22 @@ def test_a_toy_device_checks_and_times_a_candidate(judge, task):
     assert CALLS["settle"] == 0
 
 
+def test_a_case_that_takes_much_of_the_memory_is_timed_in_one_place(judge, task, monkeypatch):
+    from toy_device.backend import OP_US
+
+    good = built(task, SEED, GOOD)
+    judge.find_noise()
+    errors = judge.check(good)
+    roomy = judge._meter().arena_bytes(good, (), None)
+    traits = judge.backend.traits
+    single = dataclasses.replace(traits.placements, single_share=0.0)
+    monkeypatch.setattr(judge.backend, "traits", dataclasses.replace(traits, placements=single))
+    assert 2 * judge._meter().arena_bytes(good, (), None) == roomy
+    passed = judge.measure(good, errors, Contender("1", good, {}))
+    assert isinstance(passed, Passed), passed
+    assert [t.kernel_us for t in passed.timings] == [pytest.approx(OP_US, rel=0.01)] * 2
+
+
 @pytest.mark.parametrize(
     ("statement", "status"),
     [

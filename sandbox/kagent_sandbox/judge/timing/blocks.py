@@ -27,10 +27,14 @@ if TYPE_CHECKING:
     from kagent_sandbox.judge.check.inputs import InputSet
 
 
-def placement_count(task: Task, case: Case, placements: Placements, ceilings: Ceilings) -> int:
+def placement_count(
+    task: Task, case: Case, placements: Placements, ceilings: Ceilings, memory_bytes: int
+) -> int:
     """Return the number of placements that each contender rotates over: where a sample runs all of
-    them, more for short kernels.
+    them, more for short kernels; a single one where a case takes much of the device's memory.
     """
+    if task.min_bytes(case) > placements.single_share * memory_bytes:
+        return 1
     if placements.fixed:
         return placements.least
     return placements.lasting(metrics.attainable_us(task, case, ceilings))

@@ -145,7 +145,8 @@ class Meter:
         return most
 
     def _count(self, case: Case) -> int:
-        return placement_count(self.task, case, self.backend.traits.placements, self.ceilings)
+        places, memory = self.backend.traits.placements, self.backend.facts.memory_bytes
+        return placement_count(self.task, case, places, self.ceilings, memory)
 
     def _table(
         self, session: LauncherSession, case: Case, sides: Mapping[str, Contender]

@@ -133,7 +133,10 @@ class Racer:
         What is left `until` that time of `time.monotonic` is shared evenly by the cases.
         """
         places = self._traits.placements
-        counts = {c.name: placement_count(self.task, c, places, self.ceilings) for c in cases}
+        memory = self.backend.facts.memory_bytes
+        counts = {
+            c.name: placement_count(self.task, c, places, self.ceilings, memory) for c in cases
+        }
         nbytes = max(counts[c.name] * pitch_of(r.plan(c.name) for r in runners) for c in cases)
         try:
             arena = self.arenas.at_least(nbytes)
