@@ -117,7 +117,9 @@ def _added(parts: Sequence[torch.Tensor], *, pairs: bool) -> torch.Tensor:
 
 
 class Reordered(TorchDispatchMode):
-    """Adds up sums, means and matrix products in another order, in float32 at least."""
+    """Adds up sums, means and matrix products in another order, and accumulates (cumsum) in a
+    tree, in float32 at least.
+    """
 
     def __init__(self, split: Split, *, pairs: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -136,6 +138,8 @@ class Reordered(TorchDispatchMode):
             return out / (args[0].numel() / max(1, out.numel()))
         if func in (_aten.mm.default, _aten.bmm.default):
             return self._product(*args)
+        if func in _SCANS:
+            return _scanned(_SCANS[func], *args, **kwargs)
         known = _decompositions().get(func)
         if known is None:
             return func(*args, **kwargs)
@@ -169,8 +173,36 @@ class Reordered(TorchDispatchMode):
         return _added(parts, pairs=self._pairs).to(a.dtype)
 
 
+_SCANS: Mapping[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    _aten.cumsum.default: torch.add,
+    _aten.cumprod.default: torch.mul,
+    _aten.logcumsumexp.default: torch.logaddexp,
+}
+
+
+def _scanned(
+    unite: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    dim: int,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Accumulate as GPUs do, in a tree: after each step, the last 2, 4, 8... elements up to each
+    place are united. torch on the CPU goes from one element to the next in float64.
+    """
+    kind = dtype or (x.dtype if x.is_floating_point() else torch.int64)
+    out = _wide(x.to(kind))
+    if x.dim():
+        step, size = 1, x.shape[dim]
+        while step < size:
+            later = unite(out.narrow(dim, 0, size - step), out.narrow(dim, step, size - step))
+            out = torch.cat([out.narrow(dim, 0, step), later], dim)
+            step *= 2
+    return out.to(kind)
+
+
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype.itemsize < 4 else x
+    return x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
 
 
 @functools.cache

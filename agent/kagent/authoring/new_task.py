@@ -401,11 +401,12 @@ def _shrunk(room: Room, elements: float, work: float) -> Sizes:
 
 
 def _summed(found: TracedOperation) -> float:
-    """Numbers that are added up for one of a result, about."""
+    """Numbers that are added up, or multiplied, for one of a result, about."""
     dims = found.dims
     results = sum(math.prod(found.sizes(r.shape, dims)) for r in found.results)
     read = found.count(dims) - results
-    return max(1.0, read / max(1, results), evaluate(found.products, dims) / 2 / max(1, results))
+    products = evaluate(found.products, dims) / 2
+    return max(1.0, read / max(1, results), products / max(1, results), found.scanned(dims))
 
 
 def _row_kinds(draft: TaskDraft, trials: Trials, first: DraftCase) -> tuple[str, ...]:

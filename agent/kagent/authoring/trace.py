@@ -53,6 +53,15 @@ _CONVOLVED = {3: "BCL"}
 _MULTIPLIED = {2: "MK", 3: "BMK"}
 _GATHERS = frozenset({"index", "embedding", "gather", "index_select", "take_along_dim"})
 
+SCANS = frozenset(
+    {
+        torch.ops.aten.cumsum.default,
+        torch.ops.aten.cumprod.default,
+        torch.ops.aten.logcumsumexp.default,
+    }
+)
+"""Operations each of whose results unites all elements up to its place."""
+
 
 @dataclass(frozen=True, slots=True)
 class TracedResult:
@@ -128,6 +137,15 @@ class TracedOperation:
         """Elements of all arguments and results."""
         shapes = [self.shapes[i] for i in self.used] + [r.shape for r in self.results]
         return float(sum(math.prod(self.sizes(s, dims)) for s in shapes))
+
+    def scanned(self, dims: Mapping[str, int]) -> int:
+        """Length of the longest dimension along which sums or products accumulate; 1 for none."""
+        lengths = [1]
+        for node in self.graph.graph.nodes:
+            if node.target in SCANS and node.meta["val"].dim():
+                size = node.meta["val"].shape[node.args[1]]
+                lengths.append(int(evaluate(self.text(size), dims)))
+        return max(lengths)
 
     def work(self, dims: Mapping[str, int]) -> float:
         """Operations of a call."""

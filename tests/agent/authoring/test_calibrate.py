@@ -85,6 +85,20 @@ def quiet(text):
     pass
 
 
+@pytest.mark.parametrize("function", [torch.cumsum, torch.cumprod, torch.logcumsumexp])
+def test_what_accumulates_does_so_in_a_tree(function):
+    x = torch.full((3, 127), 0.983)
+    exact, plain = function(x.double(), 1), function(x, 1)
+    with Reordered(*ORDERS["reversed sums"][:1], pairs=False):
+        other = function(x, 1)
+        whole = torch.arange(1, 6).cumsum(0)
+        half = function(x.bfloat16(), 1)
+    torch.testing.assert_close(other.double(), exact, rtol=127 * 2**-24, atol=0)
+    assert not torch.equal(other, plain)
+    assert whole.tolist() == [1, 3, 6, 10, 15]
+    torch.testing.assert_close(half, function(x.bfloat16().float(), 1).bfloat16())
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_another_order_is_as_right_and_rounds_otherwise(order):
     split, pairs = ORDERS[order]

@@ -126,6 +126,13 @@ def gated_norm(x, z):
     return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)
 
 
+def test_what_accumulates_has_room_for_a_tree_of_roundings():
+    """torch on the CPU accumulates in float64, and errs by one rounding at any length."""
+    draft = make_draft(find_room(make_operation(lambda x: x.cumprod(1), torch.rand(64, 1024))))
+    assert draft.trace.scanned(draft.trace.dims) == 1024
+    assert draft.floor == 8.0  # a quarter of the root
+
+
 def test_infinities_are_no_inputs_where_a_number_that_vanishes_decides(in_process):
     """An infinity times what is 0 in float32 alone: torch gives NaN where the reference gives 0,
     but only at some draws of a large scale.

@@ -116,7 +116,7 @@ def _effective(ref: torch.Tensor, square: float, largest: float, eps: float) -> 
     """Effective number of elements, or a lower bound of it that is large enough: counting costs
     another pass.
     """
-    least = square / largest**2 if largest > 0 else math.inf
+    least = square / largest / largest if largest > 0 else math.inf  # no overflow
     return _effective_elements(ref, largest) if least < 1 / _bias_share(eps) ** 2 else least
 
 

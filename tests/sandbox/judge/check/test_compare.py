@@ -198,3 +198,10 @@ def test_torchs_operations_decide_where_the_kernels_cannot(capsys):
     numerics._has_kernels.cache_clear()
     assert not numerics._has_kernels(torch.device("cpu"))
     assert "without the judge's own kernels" in capsys.readouterr().err
+
+
+def test_numbers_whose_square_is_too_large_for_float64_are_measured():
+    """A cumulative product in float64 may reach them."""
+    ref = torch.full((4, 8), 1e200, dtype=torch.float64)
+    errors = numerics.measure_errors(ref.float(), ref, row_dims=1)
+    assert errors.row == math.inf
