@@ -26,9 +26,6 @@ from kagent.config.settings import load_config
 from kagent.suite.problems import Form, Problem
 from kagent.tasks import seeds_of
 
-NICE = 5
-"""Nice value of an import beside problems that are timed on a GPU: their host code goes first."""
-
 
 def make(request: dict[str, Any]) -> dict[str, object]:
     """Make the task, and a seed for the kind of device.
@@ -65,8 +62,7 @@ def main() -> None:
     """Answer one request."""
     request = json.load(sys.stdin)
     end_with_parent(request["parent"])  # a suite that was killed may begin the import again
-    if request["kind"] == "gpu":
-        os.nice(NICE)
+    os.nice(request["nice"])
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the problem prints

@@ -51,6 +51,7 @@ def import_problem(
     limit_s: float,
     jobs: int,
     isolation: str,
+    nice: int = 0,
     environment: Mapping[str, str] | None = None,
     unwanted: threading.Event | None = None,
 ) -> ImportedProblem:
@@ -63,6 +64,7 @@ def import_problem(
         limit_s: Most seconds that it may take.
         jobs: Builds at once.
         isolation: Tier of isolation for builds.
+        nice: Nice value of its process.
         environment: Of its process, beside that of this one.
         unwanted: Set where nobody waits for it any more.
 
@@ -82,6 +84,7 @@ def import_problem(
         "kind": kind,
         "jobs": jobs,
         "isolation": isolation,
+        "nice": nice,
     }
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(

@@ -47,6 +47,8 @@ MOST_IMPORTS = 4
 """Problems that are imported at once for each one at work on a GPU: it takes about as long."""
 CORES_OF_IMPORT = 2
 """Cores of this machine for each of these, which use one for most of the time."""
+NICE = 5
+"""Nice value of an import beside problems that are timed on a GPU: their host code goes first."""
 OVERLAP = 2
 """Cores of each of several problems at once, over its share: half of them wait for the device."""
 _WORKER = ("-m", "kagent.suite.worker")
@@ -281,6 +283,7 @@ class SuiteRunner:
                 limit_s=self.import_s,
                 jobs=max(1, self._config.jobs // max(1, at_once)),
                 isolation=self._config.isolation,
+                nice=NICE if self.suite.kind == "gpu" and beside > 1 else 0,
                 environment=environment,
                 unwanted=unwanted,
             )

@@ -407,10 +407,11 @@ def test_imports_that_nobody_waits_for_are_ended(tmp_path, monkeypatch):
 
 
 def test_imports_ahead_leave_the_gpu_alone(tmp_path, monkeypatch):
-    seen = []
+    seen, nices = [], []
 
-    def make(problem, to, kind, *, environment, **_):
+    def make(problem, to, kind, *, environment, nice, **_):
         seen.append((problem.name, kind, environment))
+        nices.append(nice)
         raise UserError("no task")
 
     monkeypatch.setattr(running, "import_problem", make)
@@ -421,6 +422,11 @@ def test_imports_ahead_leave_the_gpu_alone(tmp_path, monkeypatch):
     SuiteRunner(folder, suite, {}, 60.0, lambda _: None, lambda _: None).run()
     hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "2"}
     assert sorted(seen) == [("a", "gpu", hidden), ("b", "gpu", hidden)]
+    assert nices == [5, 5]
+    runner = SuiteRunner(folder, suite, {}, 60.0, lambda _: None, lambda _: None)
+    runner.import_all(2, lambda _: None)  # nothing is timed beside these
+    assert seen[-1][2] == {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "8"}
+    assert nices[-2:] == [0, 0]
 
 
 @pytest.fixture
