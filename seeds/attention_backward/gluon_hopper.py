@@ -5,7 +5,8 @@ them. A producer warp copies by TMA; two consumer groups own 64 keys each, and k
 in registers. Scores are transposed ([keys, queries]), so that probabilities, and what dq and dk are
 made of, are left operands of products as they are. For dq the groups exchange the latter through
 shared memory. Each multiplies for one half of the head dimension, and adds the result to a sum in
-memory, in float32. Numbers lie there in the order of a thread's registers, four side by side.
+memory, in float32. Numbers lie there in the order of a warp's registers: four of a thread side by
+side, and those of its 32 threads, 512 bytes that an instruction adds up.
 
 Two short kernels fill and read that memory: the log-sum-exp in base 2, the sums of grad · o and
 zeros for dq before; dq scaled and rounded after. Sums in memory come in any order: dq differs in
@@ -24,9 +25,11 @@ started stays until it ends. Of those that have not ended, the one with the smal
 for nobody. So one goes on at any time, and the others after it.
 
 A group computes while a product of its own runs: probabilities while that of values and grad does,
-what dq is made of while dv's does, and it adds to dq while dk's does. No product runs when a round
-ends: that makes ptxas serialise all of them (C7512). D is 64 or 128, Hopper only (wgmma); other
-GPUs need triton_two_sweeps.py.
+what dq is made of while dv's does. At D = 128 with a mask it adds to dq while dk's does. Otherwise
+dk's product comes before that of dq, so that the group waits for the other one less, and the stage
+is free earlier: faster there, slower with the mask. No product runs when a round ends: that makes
+ptxas serialise all of them (C7512). D is 64 or 128, Hopper only (wgmma); other GPUs need
+triton_two_sweeps.py.
 """
 
 import math
@@ -68,19 +71,22 @@ LOG2_E = gl.constexpr(1.4426950408889634)
 
 @gluon.jit
 def _in_order_of_registers(x):
-    """Put those of each 16 columns side by side that a thread has of a wgmma's result."""
+    """Order a wgmma's result so that four numbers of a thread are side by side, and those of its
+    warp's threads.
+    """
     ROWS: gl.constexpr = x.shape[0]
     COLUMNS: gl.constexpr = x.shape[1]
-    x = x.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4])
+    x = x.reshape([ROWS // 16, 2, 8, COLUMNS // 16, 2, 4, 2]).permute([0, 3, 1, 2, 5, 4, 6])
     return x.reshape([ROWS, COLUMNS])
 
 
 @gluon.constexpr_function
 def _layout_of_sums(rows, columns):
-    """Layout of a wgmma's result in that order: four columns of a thread are neighbours."""
-    registers = [[0, 1], [0, 2], [8, 0]] + [[0, n] for n in (16, 32) if n < columns]
-    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [rows, columns])
+    """Layout of a wgmma's result in that order."""
+    bits = [[0, 1 << n] for n in range(columns.bit_length() - 1)]
+    bits += [[1 << n, 0] for n in range(rows.bit_length() - 1)]
+    registers = bits[:2] + bits[7:-2]
+    return gl.DistributedLinearLayout(registers, bits[2:7], bits[-2:], [], [rows, columns])
 
 
 @gluon.jit
@@ -88,7 +94,7 @@ def _in_order_of_columns(x):
     """Undo that."""
     ROWS: gl.constexpr = x.shape[0]
     COLUMNS: gl.constexpr = x.shape[1]
-    x = x.reshape([ROWS, COLUMNS // 16, 4, 2, 2]).permute([0, 1, 3, 2, 4])
+    x = x.reshape([ROWS // 16, COLUMNS // 16, 2, 8, 4, 2, 2]).permute([0, 2, 3, 1, 5, 4, 6])
     return x.reshape([ROWS, COLUMNS])
 
 
@@ -128,19 +134,23 @@ def _prepare_rows(prepared, at, first, ROWS: gl.constexpr, D: gl.constexpr):
 def _finish_rows(
     dq_sum_ptr, dq_ptr, seq, padded, scale, at, first, ROWS: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
-    """Scale and round what dq adds up to. The first-level cache may have what was there before."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // D, D // 4], [4, 1], [1, 0])
-    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    dim = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
+    """Scale and round what dq adds up to. The first-level cache may have what was there before.
+    A tile of queries lies there as its two halves of the head dimension.
+    """
+    HALF: gl.constexpr = D // 2
     head = at.to(gl.int64)
-    of_row = (head * padded + row) * D
-    dq = gl.load(dq_sum_ptr + of_row[:, None] + dim[None, :], cache_modifier=".cg")
-    to: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    dq = gl.convert_layout(_in_order_of_columns(dq * scale).to(dq_ptr.dtype.element_ty), to)
-    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, to))
-    dim = gl.arange(0, D, layout=gl.SliceLayout(0, to))
-    of_row = (head * seq + row) * D
-    gl.store(dq_ptr + of_row[:, None] + dim[None, :], dq, mask=(row < seq)[:, None])
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // HALF, HALF // 4], [4, 1], [1, 0])
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))[:, None] * HALF
+    dim = gl.arange(0, HALF, layout=gl.SliceLayout(0, layout))[None, :]
+    to: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HALF, HALF // 8], [4, 1], [1, 0])
+    to_row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, to))
+    to_dim = gl.arange(0, HALF, layout=gl.SliceLayout(0, to))[None, :]
+    tile = dq_sum_ptr + (head * padded + first // QUERIES * QUERIES) * D + first % QUERIES * HALF
+    for half in gl.static_range(2):
+        dq = gl.load(tile + half * QUERIES * HALF + row + dim, cache_modifier=".cg")
+        dq = gl.convert_layout(_in_order_of_columns(dq * scale).to(dq_ptr.dtype.element_ty), to)
+        of_row = (head * seq + to_row) * D + half * HALF
+        gl.store(dq_ptr + of_row[:, None] + to_dim, dq, mask=(to_row < seq)[:, None])
 
 
 @gluon.jit(do_not_specialize=["seq", "padded", "heads"])
@@ -312,6 +322,7 @@ def _consume(
     D: gl.constexpr,
     STAGES: gl.constexpr,
     CAUSAL: gl.constexpr,
+    LATE: gl.constexpr,
     W: gl.constexpr,
 ):
     """Compute dk and dv of the W-th 64 keys of the tile, and the W-th half of what dq gets."""
@@ -342,11 +353,11 @@ def _consume(
     keys_0 = k_s.index(W).reshape([GROUP, HALF])
     keys_1 = k_s.index(2 + W).reshape([GROUP, HALF])
     of_sum: gl.constexpr = _layout_of_sums(QUERIES, HALF)
-    place = gl.arange(0, QUERIES, layout=gl.SliceLayout(1, of_sum))[:, None] * D
+    place = gl.arange(0, QUERIES, layout=gl.SliceLayout(1, of_sum))[:, None] * HALF
     place += gl.arange(0, HALF, layout=gl.SliceLayout(0, of_sum))[None, :]
-    dq_at = dq_sum_ptr + (batch * heads + key_head * group).to(gl.int64) * padded * D + W * HALF
+    dq_at = dq_sum_ptr + (batch * heads + key_head * group).to(gl.int64) * padded * D
     begin, seen, start = _queries(block, padded, CAUSAL)
-    dq_at = dq_at + begin * D + place
+    dq_at = dq_at + begin * D + W * QUERIES * HALF + place
     row = start  # of the group's dq, from there
     mbarrier.wait(own.index(0), 0)
     for n in range(seen // QUERIES * group):
@@ -379,19 +390,32 @@ def _consume(
         slope_s.index(GROUPS * exchange + W).store(slope)
         fence_async_shared()  # wgmma sees ordinary stores only behind this
         mbarrier.arrive(exchanged.index(exchange), count=1)
+        left = gl.convert_layout(slope, of_left)
+        if LATE:
+            dk_a = warpgroup_mma(left, q_a, dk_a, is_async=True)
+            dk_b = warpgroup_mma(left, q_b, dk_b, is_async=True)
         mbarrier.wait(exchanged.index(exchange), n // 2 & 1)
         slope_0 = slope_s.index(GROUPS * exchange).permute((1, 0))
         slope_1 = slope_s.index(GROUPS * exchange + 1).permute((1, 0))
         dq = warpgroup_mma(slope_0, keys_0, no_dq, use_acc=False, is_async=True)
         dq = warpgroup_mma(slope_1, keys_1, dq, is_async=True)
-        left = gl.convert_layout(slope, of_left)
-        dk_a = warpgroup_mma(left, q_a, dk_a, is_async=True)
-        dk_b = warpgroup_mma(left, q_b, dk_b, is_async=True)
-        dq, dv_a, dv_b, probabilities = warpgroup_mma_wait(2, deps=[dq, dv_a, dv_b, probabilities])
+        if LATE:
+            dk_a, dk_b, left, dv_a, dv_b, probabilities = warpgroup_mma_wait(
+                2, deps=[dk_a, dk_b, left, dv_a, dv_b, probabilities]
+            )
+            mbarrier.arrive(empty.index(stage), count=1)
+            dq = warpgroup_mma_wait(0, deps=[dq])
+        else:
+            dk_a = warpgroup_mma(left, q_a, dk_a, is_async=True)
+            dk_b = warpgroup_mma(left, q_b, dk_b, is_async=True)
+            dq, dv_a, dv_b, probabilities = warpgroup_mma_wait(
+                2, deps=[dq, dv_a, dv_b, probabilities]
+            )
         ordered = gl.convert_layout(_in_order_of_registers(dq), of_sum)
         gl.atomic_add(dq_at + row * D, ordered, sem="relaxed")
-        dk_a, dk_b, left = warpgroup_mma_wait(0, deps=[dk_a, dk_b, left])
-        mbarrier.arrive(empty.index(stage), count=1)
+        if not LATE:
+            dk_a, dk_b, left = warpgroup_mma_wait(0, deps=[dk_a, dk_b, left])
+            mbarrier.arrive(empty.index(stage), count=1)
         start += QUERIES
         row += QUERIES
         if CAUSAL:
@@ -425,6 +449,7 @@ def _sweep(
     stride_gb, stride_gh, stride_gs, stride_ob, stride_oh, stride_os, stride_lb, stride_lh,
     dq_ptr, counts_ptr, group, distance, scale,
     D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, BESIDE: gl.constexpr,
+    LATE: gl.constexpr,
 ):  # fmt: skip
     """Give the roles to warps."""
     dtype: gl.constexpr = q_desc.dtype
@@ -472,8 +497,8 @@ def _sweep(
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (_consume, (consumed, D, STAGES, CAUSAL, 0)),
-            (_consume, (consumed, D, STAGES, CAUSAL, 1)),
+            (_consume, (consumed, D, STAGES, CAUSAL, LATE, 0)),
+            (_consume, (consumed, D, STAGES, CAUSAL, LATE, 1)),
             (_produce, (produced, D, STAGES, CAUSAL, BESIDE)),
         ],
         [4, 1],
@@ -555,6 +580,7 @@ def attention_backward(
         STAGES=STAGES,
         CAUSAL=causal,
         BESIDE=beside,
+        LATE=not causal or d == 64,
         num_warps=4,
     )
     first = (total - distance) * group
