@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
@@ -77,9 +78,8 @@ def import_(
     from kagent_sandbox.data.kind import Kind
     from kagent_sandbox.device.cpu.facts import usable_cores
 
-    from kagent.runs.files import clear_errors, take_lock
     from kagent.suite.problems import Problem
-    from kagent.suite.record import Suite, read_record, write_record
+    from kagent.suite.record import Suite, read_record
     from kagent.suite.running import CORES_OF_IMPORT, SuiteRunner, require_devices
     from kagent.suite.view import imported_line, imported_text
 
@@ -100,25 +100,19 @@ def import_(
     if at_once is None:
         at_once = max(1, usable_cores() // CORES_OF_IMPORT) if kind == "gpu" else 1
     require_devices(suite.kind, (), at_once)
-    isolate(isolation)
-    with clear_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(folder)
-    with lock:
-        write_record(folder, suite)
-        with status(quiet=False) as say:
+    with _begun(folder, suite, isolation) as say:
 
-            def imported(problem: Problem) -> None:
-                line = imported_line(problem, runner.suite.of(problem))
-                (err if err.is_terminal else out).print(line, soft_wrap=True)
+        def imported(problem: Problem) -> None:
+            line = imported_line(problem, runner.suite.of(problem))
+            (err if err.is_terminal else out).print(line, soft_wrap=True)
 
-            session = {"jobs": jobs, "isolation": isolation}
-            runner = SuiteRunner(folder, suite, session, import_s, say, lambda _: None)
-            interrupted = False
-            try:
-                runner.import_all(at_once, imported)
-            except KeyboardInterrupt:
-                interrupted = True
+        session = {"jobs": jobs, "isolation": isolation}
+        runner = SuiteRunner(folder, suite, session, import_s, say, lambda _: None)
+        interrupted = False
+        try:
+            runner.import_all(at_once, imported)
+        except KeyboardInterrupt:
+            interrupted = True
     out.print(imported_text(runner.suite), soft_wrap=True)
     if interrupted:
         _say_resume("import", (*problems, "--kind", kind), to)
@@ -166,9 +160,8 @@ def run(
 ) -> None:
     """Run a small search for each problem; one that fails is recorded, and the next one follows."""
     from kagent.config.devices import use_device
-    from kagent.runs.files import clear_errors, take_lock
     from kagent.suite.problems import Problem
-    from kagent.suite.record import Suite, read_record, write_record
+    from kagent.suite.record import Suite, read_record
     from kagent.suite.results import read_results, result_of
     from kagent.suite.running import SuiteRunner, require_devices
     from kagent.suite.view import problem_line, results_view
@@ -193,29 +186,23 @@ def run(
         suite = _new(sources, {**given, "budget": BUDGET if budget is None else budget})
     places = tuple(devices or ())
     require_devices(suite.kind, places, at_once)
-    isolate(isolation)
-    with clear_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(folder)
-    with lock:
-        write_record(folder, suite)
-        with status(quiet=False) as say:
+    with _begun(folder, suite, isolation) as say:
 
-            def finished(problem: Problem) -> None:
-                line = problem_line(result_of(folder, runner.suite, problem))
-                # Above the spinner, where there is one.
-                (err if err.is_terminal else out).print(line, soft_wrap=True)
+        def finished(problem: Problem) -> None:
+            line = problem_line(result_of(folder, runner.suite, problem))
+            # Above the spinner, where there is one.
+            (err if err.is_terminal else out).print(line, soft_wrap=True)
 
-            session = {"jobs": jobs, "isolation": isolation}
-            runner = SuiteRunner(folder, suite, session, import_s, say, finished, places, at_once)
-            interrupted = False
-            try:
-                runner.run()
-            except KeyboardInterrupt:
-                interrupted = True
-            except KagentError:
-                _say_resume("run", problems, to)
-                raise
+        session = {"jobs": jobs, "isolation": isolation}
+        runner = SuiteRunner(folder, suite, session, import_s, say, finished, places, at_once)
+        interrupted = False
+        try:
+            runner.run()
+        except KeyboardInterrupt:
+            interrupted = True
+        except KagentError:
+            _say_resume("run", problems, to)
+            raise
     results = read_results(folder, runner.suite)
     _print(results_view(results))
     out.print(str(_write_page(results, folder / PAGE)), soft_wrap=True)
@@ -388,6 +375,22 @@ def _resumed(
             "with --to"
         )
     return suite.again()
+
+
+@contextlib.contextmanager
+def _begun(folder: Path, suite: Suite, isolation: str | None) -> Iterator[Callable[[str], None]]:
+    """A suite's folder, taken by this process and with the record; what is being done is shown."""
+    from kagent.runs.files import clear_errors, take_lock
+    from kagent.suite.record import write_record
+
+    isolate(isolation)
+    with clear_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(folder)
+    with lock:
+        write_record(folder, suite)
+        with status(quiet=False) as say:
+            yield say
 
 
 def _same_sources(suite: Suite, folder: Path, sources: tuple[str, ...]) -> Suite:
