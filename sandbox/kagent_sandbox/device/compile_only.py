@@ -1,4 +1,4 @@
-"""Compiling a baseline without running it, so that others may be timed on the device meanwhile."""
+"""Compiling a baseline without running it, beside others that use the device."""
 
 from __future__ import annotations
 

@@ -195,7 +195,8 @@ class JudgeClient:
         return from_json(Noise, self._steadily("noise"))
 
     def compile_ahead(self, *, cached: bool = True) -> None:
-        """Compile what `baselines` will time. Others may be timed on the device meanwhile.
+        """Compile what `baselines` will time, beside others that compile or check. Nobody is timed
+        meanwhile: processes on the device, which start and end, would disturb it.
 
         Args:
             cached: Whether stored times may be returned then; nothing is compiled for these.

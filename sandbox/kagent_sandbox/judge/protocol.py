@@ -20,7 +20,7 @@ ERRORS: Mapping[str, type[KagentError]] = {
 
 USES: Mapping[str, Mode] = {
     **dict.fromkeys(("ceilings", "noise", "baselines", "sweep", "measure", "race"), "timing"),
-    **dict.fromkeys(("open", "check", "examine", "health"), "work"),
+    **dict.fromkeys(("open", "ahead", "check", "examine", "health"), "work"),
 }
 """Requests for which the device is needed, and how."""
 

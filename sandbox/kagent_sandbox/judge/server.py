@@ -152,7 +152,7 @@ class JudgeServer:
         return to_json(self.judge.find_noise())
 
     def _ahead(self, request: Json, _: Sequence[bytes]) -> Json:
-        """Compile what torch's baselines need. The device is not needed for it."""
+        """Compile what torch's baselines need, in processes that run nothing on the device."""
         judge, race_baselines = self.judge, self._race_baselines
         assert race_baselines is not None, "the first request is open"
         if request["hidden"]:

@@ -8,6 +8,7 @@ from kagent_sandbox.data.device import Ceilings, DeviceFacts
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import ChildDied, MachineError
 from kagent_sandbox.judge.client import JudgeClient
+from kagent_sandbox.judge.protocol import USES
 from kagent_sandbox.judge.timing.noise import Noise
 
 SOFTMAX = Path(__file__).parents[3] / "seeds" / "softmax"
@@ -90,3 +91,7 @@ def test_ceilings_that_do_not_bound_the_task_may_differ():
     assert judge.ceilings_apart(CEILINGS, slow) == 0
     product, _ = client(FACTS, task=SOFTMAX.parent / "attention")
     assert product.ceilings_apart(CEILINGS, slow) == pytest.approx(0.5)
+
+
+def test_processes_that_compile_ahead_start_and_end_while_nobody_is_timed():
+    assert USES["ahead"] == "work"

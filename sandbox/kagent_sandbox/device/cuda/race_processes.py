@@ -18,7 +18,7 @@ from kagent_sandbox.process.forkserver import ForkServer
 
 BASELINES_LIMIT_S = 1800.0  # max-autotune of a large product takes minutes
 MOST_BYTES = 4 << 30
-"""Bytes of inputs of a call that is compiled ahead, at most: others, who are timed, need memory."""
+"""Bytes of inputs of a call that is compiled ahead, at most: others need memory."""
 PROCESS_BYTES = 2 << 30  # of the device: a context, the clock's buffer, what torch keeps
 
 

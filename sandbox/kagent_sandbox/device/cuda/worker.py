@@ -107,7 +107,7 @@ class _Server:
 
     def _compile(self, request: Mapping[str, Any]) -> bytes:
         """Compile baselines, for what the compiler leaves behind. Nothing runs on the device, where
-        others may be timed meanwhile.
+        others compile and check meanwhile.
         """
         folder, chooses = self._context.tmp / "inductor", request["chooses"]
         compiler_cache.use(folder)

@@ -38,7 +38,7 @@ class RaceBaselines:
 
     def compile_ahead(self, cases: Sequence[Case], *, shared: bool = False) -> None:
         """Compile for all cases at once what `open` would for one after the other, where the device
-        can: others may be timed on it meanwhile. See `BaselineSource`.
+        can. Nobody is timed on it meanwhile. See `BaselineSource`.
 
         Of matrix products, only the binaries of all variants are kept: the compiler times variants
         while it compiles, and that is done by whoever is alone with the device.
