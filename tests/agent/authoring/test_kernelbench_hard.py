@@ -262,7 +262,7 @@ def test_a_task_of_a_step_is_overwritten_once_the_new_one_is_there(tmp_path, mon
     monkeypatch.setattr(new_task, "check_task", lambda t, k, _: check(t, k, torch.device("cpu")))
     folder = problem(tmp_path, STEP, 'SHAPES = [{"num_envs": 24, "horizon": 5}]\n')
     made = import_problem(folder, tmp_path)
-    old = (made / "task.toml").read_text()
+    first = load_task(made)
     (made / "triton_own.py").write_text("# a seed of the user's\n")
     (made / "task.toml").write_text("old")
     with monkeypatch.context() as broken:
@@ -271,7 +271,8 @@ def test_a_task_of_a_step_is_overwritten_once_the_new_one_is_there(tmp_path, mon
             import_problem(folder, tmp_path, force=True)
     assert (made / "task.toml").read_text() == "old"
     assert import_problem(folder, tmp_path, force=True) == made
-    assert (made / "task.toml").read_text() == old
+    again = load_task(made)  # its case of the CPU depends on how long torch takes
+    assert (again.name, again.arguments, again.gpu) == (first.name, first.arguments, first.gpu)
     assert (made / "triton_own.py").exists()
     assert not list(tmp_path.glob(".*"))
 
