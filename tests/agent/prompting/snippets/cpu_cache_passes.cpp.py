@@ -1,6 +1,6 @@
 """entry: normed(x: float32[9,1001]) -> float32[9,1001]
 expect: x / x.sum(1, keepdim=True)
-error: 1000
+inputs: positive
 """
 
 import torch
