@@ -97,7 +97,7 @@ class Task:
                 print(task.signature, task.dims)  # "M" is 1024 and "N" 512 in the example
         """
         from kagent.authoring.new_task import make_task, parse_vary
-        from kagent.authoring.operation import make_operation
+        from kagent.authoring.tracing.operation import make_operation
 
         axes = parse_vary(f"{where}={dim}" for where, dim in (vary or {}).items())
         operation = make_operation(function, example_inputs, name=name, backward=backward)

@@ -17,7 +17,7 @@ from kagent_sandbox.data.task import Task, load_task
 from kagent_sandbox.errors import TaskError, UserError
 from kagent_sandbox.judge.task_check import TaskCheck, check_task
 
-from kagent.authoring.draft import (
+from kagent.authoring.draft.draft import (
     HALVES,
     DraftCase,
     DraftGenerator,
@@ -26,14 +26,15 @@ from kagent.authoring.draft import (
     case_dtype,
     plain,
 )
-from kagent.authoring.draft_inputs import draw_example
-from kagent.authoring.draft_reference import require_writable
-from kagent.authoring.drawing import by_values
+from kagent.authoring.draft.inputs import draw_example
+from kagent.authoring.draft.reference import require_writable
+from kagent.authoring.draft.trial import Trials, Tried, accepted, write, written
 from kagent.authoring.errors import AuthoringError
-from kagent.authoring.operation import Operation
 from kagent.authoring.proofs import prove_holes
 from kagent.authoring.seeds import SeedOutcome, write_seeds
-from kagent.authoring.sizes import (
+from kagent.authoring.tracing.drawing import by_values
+from kagent.authoring.tracing.operation import Operation
+from kagent.authoring.tracing.sizes import (
     Room,
     Sizes,
     above_power,
@@ -42,8 +43,7 @@ from kagent.authoring.sizes import (
     explore,
     prime,
 )
-from kagent.authoring.trace import Axis, TracedOperation, trace
-from kagent.authoring.trial import Trials, Tried, accepted, write, written
+from kagent.authoring.tracing.trace import Axis, TracedOperation, trace
 from kagent.tasks import Seed, seeds_of
 
 Say = Callable[[str], None]

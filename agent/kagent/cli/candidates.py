@@ -45,7 +45,7 @@ def _given_task(task: str | None, definition: Path | None) -> Iterator[Task]:
     Raises:
         UserError: Neither or both are given, or there is no such task.
     """
-    from kagent.authoring.flashinfer_task import import_definition
+    from kagent.authoring.importers.flashinfer.task import import_definition
     from kagent.tasks import find_task
 
     if task is not None and definition is not None:
@@ -66,8 +66,8 @@ def _as_candidates(files: Sequence[Path], task: Task) -> Iterator[list[Path]]:
     Raises:
         UserError: A solution cannot be a candidate.
     """
-    from kagent.authoring.exchange import read_solution
-    from kagent.authoring.solution import candidate_of
+    from kagent.authoring.importers.flashinfer.exchange import read_solution
+    from kagent.authoring.importers.flashinfer.solution import candidate_of
 
     with tempfile.TemporaryDirectory() as folder:
         paths = []

@@ -29,7 +29,7 @@ def kernelbench(
     json_: JsonOption = False,
 ) -> None:
     """Make a task of each KernelBench problem, with seeds, and check it."""
-    from kagent.authoring.kernelbench import problem_files, read_problem
+    from kagent.authoring.importers.kernelbench import problem_files, read_problem
     from kagent.authoring.new_task import make_task
 
     files = problem_files(paths)
@@ -75,7 +75,7 @@ def flashinfer(
     json_: JsonOption = False,
 ) -> None:
     """Import definitions of FlashInfer-Bench, SOL-ExecBench and others of their format."""
-    from kagent.authoring.flashinfer_task import (
+    from kagent.authoring.importers.flashinfer.task import (
         ImportedDefinition,
         find_definitions,
         import_definition,
@@ -105,7 +105,7 @@ def kernelbench_hard(
     json_: JsonOption = False,
 ) -> None:
     """Import problems of KernelBench-Hard."""
-    from kagent.authoring.kernelbench_hard import find_problems, import_problem
+    from kagent.authoring.importers.kernelbench_hard.task import find_problems, import_problem
 
     done: dict[str, tuple[Path, list[str]]] = {}
     refused: dict[str, str] = {}

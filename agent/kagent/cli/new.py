@@ -42,7 +42,7 @@ def new(
 ) -> None:
     """Make a task of a PyTorch function or module, with seeds, and check it."""
     from kagent.authoring.new_task import make_task, parse_vary
-    from kagent.authoring.operation import load_module, make_operation, named
+    from kagent.authoring.tracing.operation import load_module, make_operation, named
 
     path, _, attribute = target.rpartition(":")
     if not path:

@@ -17,9 +17,9 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import KagentError, MachineError
 from kagent_sandbox.process.parent import end_with_parent
 
-from kagent.authoring.flashinfer_task import import_definition
-from kagent.authoring.kernelbench import read_problem
-from kagent.authoring.kernelbench_hard import import_problem
+from kagent.authoring.importers.flashinfer.task import import_definition
+from kagent.authoring.importers.kernelbench import read_problem
+from kagent.authoring.importers.kernelbench_hard.task import import_problem
 from kagent.authoring.new_task import make_task
 from kagent.authoring.seeds import write_seeds
 from kagent.config.settings import load_config

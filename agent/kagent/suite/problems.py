@@ -91,8 +91,10 @@ def _problems_of(source: str, *, alone: bool) -> list[Problem]:
 
 def _inside(path: Path) -> Iterator[tuple[Form, str, str]]:
     """Form, path and workloads of all problems below a path."""
-    from kagent.authoring.flashinfer_task import find_definitions
-    from kagent.authoring.kernelbench import is_problem  # imports torch, which takes seconds
+    from kagent.authoring.importers.flashinfer.task import find_definitions
+    from kagent.authoring.importers.kernelbench import (
+        is_problem,  # imports torch, which takes seconds
+    )
 
     def below(pattern: str) -> list[Path]:
         found = [path] if path.match(pattern) else path.rglob(pattern)

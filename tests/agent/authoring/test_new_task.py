@@ -7,20 +7,21 @@ import kagent
 import pytest
 import sympy
 import torch
-from kagent.authoring import new_task, trial
-from kagent.authoring import trace as trace_module
-from kagent.authoring.draft import DraftCase, DraftKind, TaskDraft
-from kagent.authoring.draft_inputs import draw_example
-from kagent.authoring.draft_reference import reference_py
-from kagent.authoring.draft_toml import task_toml
-from kagent.authoring.drawing import observed, recorded
+from kagent.authoring import new_task
+from kagent.authoring.draft import trial
+from kagent.authoring.draft.draft import DraftCase, DraftKind, TaskDraft
+from kagent.authoring.draft.inputs import draw_example
+from kagent.authoring.draft.reference import reference_py
+from kagent.authoring.draft.toml import task_toml
+from kagent.authoring.draft.trial import Trials
 from kagent.authoring.errors import AuthoringError
-from kagent.authoring.kernelbench import problem_files, read_problem
+from kagent.authoring.importers.kernelbench import problem_files, read_problem
 from kagent.authoring.new_task import find_room, make_draft, make_task, parse_vary
-from kagent.authoring.operation import make_operation
-from kagent.authoring.sizes import Room
-from kagent.authoring.trace import trace
-from kagent.authoring.trial import Trials
+from kagent.authoring.tracing import trace as trace_module
+from kagent.authoring.tracing.drawing import observed, recorded
+from kagent.authoring.tracing.operation import make_operation
+from kagent.authoring.tracing.sizes import Room
+from kagent.authoring.tracing.trace import trace
 from kagent.cli.new import made_text
 from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.formula import evaluate

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kagent.authoring.draft import DraftCase, DraftGenerator, TaskDraft, plain
+from kagent.authoring.draft.draft import DraftCase, DraftGenerator, TaskDraft, plain
+from kagent.authoring.draft.source_lines import quoted
 from kagent.authoring.proofs import Proof
-from kagent.authoring.source_lines import quoted
 
 _LIBRARY = {
     "linear": ("aten::mm", "aten::addmm"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from commands import run
 from kagent.authoring import new_task
-from kagent.authoring.kernelbench_hard import find_problems, import_problem
+from kagent.authoring.importers.kernelbench_hard.task import find_problems, import_problem
 from kagent_sandbox.data.task import draw_hidden, load_task
 from kagent_sandbox.errors import TaskError, UserError
 from kagent_sandbox.judge.check.shape_gaps import find_gaps

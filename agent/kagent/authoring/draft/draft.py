@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from kagent_sandbox.data.formula import evaluate
 
-from kagent.authoring.choices import IndexResult, find_choices
-from kagent.authoring.operation import Example
 from kagent.authoring.proofs import Proof
-from kagent.authoring.rounded import RoundedResult, find_rounded
-from kagent.authoring.trace import TracedOperation
+from kagent.authoring.tracing.choices import IndexResult, find_choices
+from kagent.authoring.tracing.operation import Example
+from kagent.authoring.tracing.rounded import RoundedResult, find_rounded
+from kagent.authoring.tracing.trace import TracedOperation
 
 HALVES = (torch.float16, torch.bfloat16)
 

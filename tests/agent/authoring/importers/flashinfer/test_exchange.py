@@ -2,7 +2,7 @@ import json
 
 import pytest
 from flashinfer_made import norm, write
-from kagent.authoring.exchange import (
+from kagent.authoring.importers.flashinfer.exchange import (
     Definition,
     Solution,
     Trace,

@@ -22,10 +22,10 @@ from kagent_sandbox.judge.check import numerics
 from kagent_sandbox.judge.check.inputs import InputSampler, InputSet
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kagent.authoring.draft import DraftCase, TaskDraft
-from kagent.authoring.draft_reference import reference_py
-from kagent.authoring.draft_toml import task_toml
-from kagent.authoring.trace import run
+from kagent.authoring.draft.draft import DraftCase, TaskDraft
+from kagent.authoring.draft.reference import reference_py
+from kagent.authoring.draft.toml import task_toml
+from kagent.authoring.tracing.trace import run
 
 MOST_NOISE, MOST_EAGER = 256.0, 128.0
 """Machine epsilons that rounding may become in a case, and that torch may err by. Where it is more,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from commands import run
 from flashinfer_made import norm, write
-from kagent.authoring.exchange import Solution
-from kagent.authoring.flashinfer_task import import_definition
-from kagent.authoring.solution import candidate_of
+from kagent.authoring.importers.flashinfer.exchange import Solution
+from kagent.authoring.importers.flashinfer.solution import candidate_of
+from kagent.authoring.importers.flashinfer.task import import_definition
 from kagent.export.flashinfer import flashinfer_files
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import UserError

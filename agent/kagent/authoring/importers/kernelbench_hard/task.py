@@ -25,12 +25,15 @@ from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.errors import TaskError, UserError
 
-from kagent.authoring.hidden_shapes import hidden_generators, needed_divisors
+from kagent.authoring.importers.kernelbench_hard.hidden_shapes import (
+    hidden_generators,
+    needed_divisors,
+)
+from kagent.authoring.importers.kernelbench_hard.step_of_run import step_of_run
+from kagent.authoring.importers.widened_source import definitions, renamed_source, widened_source
 from kagent.authoring.new_task import make_task
 from kagent.authoring.proofs import declare_idle
-from kagent.authoring.step_of_run import step_of_run
 from kagent.authoring.task_toml import task_toml
-from kagent.authoring.widened_source import definitions, renamed_source, widened_source
 from kagent.search.text_edits import EditableText, TextEdit
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from kagent_sandbox.errors import UserError
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from kagent.authoring.operation import Operation, load_module, make_operation, named
+from kagent.authoring.tracing.operation import Operation, load_module, make_operation, named
 
 
 def problem_files(paths: list[Path]) -> list[Path]:

@@ -18,7 +18,7 @@ from kagent_sandbox.data.case import Case
 from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.errors import TaskError
 
-from kagent.authoring.exchange import Definition, Tensor, Workload
+from kagent.authoring.importers.flashinfer.exchange import Definition, Tensor, Workload
 
 Size: TypeAlias = int | str  # a number, or a formula over the task's dimensions
 

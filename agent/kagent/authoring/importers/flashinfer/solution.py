@@ -10,7 +10,7 @@ from kagent_sandbox.data.task import Task
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.runtime.text import printable
 
-from kagent.authoring.exchange import Solution
+from kagent.authoring.importers.flashinfer.exchange import Solution
 from kagent.search.text_edits import EditableText, TextEdit
 from kagent.search.tunables import read_tunables
 

@@ -19,23 +19,23 @@ from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import TaskError, UserError
 
-from kagent.authoring import draws, flashinfer_cases
-from kagent.authoring.exchange import (
+from kagent.authoring.importers.flashinfer import cases, draws
+from kagent.authoring.importers.flashinfer.exchange import (
     Definition,
     Tensor,
     Workload,
     read_definition,
     read_traces,
 )
-from kagent.authoring.flashinfer_inputs import Inputs, Size, understand
-from kagent.authoring.proofs import declare_idle
-from kagent.authoring.task_toml import task_toml
-from kagent.authoring.widened_source import (
+from kagent.authoring.importers.flashinfer.inputs import Inputs, Size, understand
+from kagent.authoring.importers.widened_source import (
     definitions,
     random_calls,
     renamed_source,
     widened_source,
 )
+from kagent.authoring.proofs import declare_idle
+from kagent.authoring.task_toml import task_toml
 
 ENTRY = "run"  # as in the format, so that solutions are candidates as they stand
 _MOST_MEASURED = 3e8
@@ -129,7 +129,7 @@ def import_definition(
     _count_flops(inputs, folder, data)
     (folder / "task.toml").write_text(task_toml(data), encoding="utf-8")
     declare_idle(folder, data)
-    used = len(flashinfer_cases.of_workloads(inputs, loads))
+    used = len(cases.of_workloads(inputs, loads))
     return ImportedDefinition(data["name"], folder, len(loads), used, tuple(inputs.left_out))
 
 
@@ -283,8 +283,8 @@ def _wide_dtype(inputs: Inputs) -> str:
     weights are so many that their copies in float64 do not fit into memory.
     """
     narrow = all(ITEMSIZE[t.dtype] <= 2 for t in inputs.definition.outputs.values())
-    smallest = flashinfer_cases.at_point(inputs, flashinfer_cases.CHECK["one"])
-    huge = flashinfer_cases.elements(inputs, smallest) >= flashinfer_cases.HUGE
+    smallest = cases.at_point(inputs, cases.CHECK["one"])
+    huge = cases.elements(inputs, smallest) >= cases.HUGE
     return "float32" if narrow and huge else "float64"
 
 
@@ -335,7 +335,7 @@ def _helpers(statements: Iterable[str]) -> str:
 def task_data(inputs: Inputs, workloads: Sequence[Workload]) -> dict[str, Any]:
     """The contents of task.toml, without a count of operations."""
     definition = inputs.definition
-    cases = flashinfer_cases.cases(inputs, workloads)
+    chosen = cases.choose_cases(inputs, workloads)
     results = [_bytes(inputs, t) for t in definition.outputs.values()]
     moved = [*(_read_bytes(inputs, n, t) for n, t in inputs.tensors.items()), *results]
     return {
@@ -347,12 +347,12 @@ def task_data(inputs: Inputs, workloads: Sequence[Workload]) -> dict[str, Any]:
         "written": _added(results),
         "flops": "0",
         "matrix": False,
-        "constraints": cases.constraints or None,
+        "constraints": chosen.constraints or None,
         "dims": inputs.dims,
         "arguments": [_argument(inputs, n, t) for n, t in definition.inputs.items()],
         "results": [_result(inputs, n, t) for n, t in definition.outputs.items()],
-        "gpu": cases.gpu,
-        "cpu": cases.cpu,
+        "gpu": chosen.gpu,
+        "cpu": chosen.cpu,
     }
 
 
@@ -441,8 +441,8 @@ def _count_flops(inputs: Inputs, folder: Path, data: dict[str, Any]) -> None:
     Raises:
         TaskError: The reference fails, or writes to an input.
     """
-    center = flashinfer_cases.at_point(inputs, flashinfer_cases.SequenceSizes(2, 16, 512))
-    if flashinfer_cases.elements(inputs, center) > _MOST_MEASURED:
+    center = cases.at_point(inputs, cases.SequenceSizes(2, 16, 512))
+    if cases.elements(inputs, center) > _MOST_MEASURED:
         return
     base = _products(inputs, folder, center)
     if not base:
@@ -452,7 +452,7 @@ def _count_flops(inputs: Inputs, folder: Path, data: dict[str, Any]) -> None:
         if dim in inputs.choices:
             continue
         larger = {**center, dim: 2 * center[dim]}
-        if not flashinfer_cases.fits(inputs, larger):
+        if not cases.fits(inputs, larger):
             return
         power = math.log2(max(1.0, _products(inputs, folder, larger)) / base)
         if abs(power - round(power)) > 0.3:
@@ -484,7 +484,7 @@ def _products(inputs: Inputs, folder: Path, dims: Mapping[str, int]) -> float:
 
     task = load_task(folder)
     module = task.reference()
-    case = Case(name="counted", dtype=flashinfer_cases.case_dtype(inputs), **dims)  # type: ignore[arg-type]
+    case = Case(name="counted", dtype=cases.case_dtype(inputs), **dims)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(1)
     name = inputs.definition.name
     try:

@@ -37,10 +37,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils.flop_counter import flop_registry
 
-from kagent.authoring.code import is_written
 from kagent.authoring.errors import AuthoringError
-from kagent.authoring.operation import Operation
-from kagent.authoring.recurrent import OneOperation, unrolled_never
+from kagent.authoring.tracing.graph import is_written
+from kagent.authoring.tracing.operation import Operation
+from kagent.authoring.tracing.recurrent import OneOperation, unrolled_never
 
 Axis = tuple[int, int]
 """A tensor of the example call by its number, and a dimension of it."""

@@ -4,10 +4,10 @@ import pytest
 import torch
 from commands import run
 from flashinfer_made import norm, paged, tensor, variable, workload, write
-from kagent.authoring.exchange import read_definition
-from kagent.authoring.flashinfer_cases import CHECK, at_point
-from kagent.authoring.flashinfer_inputs import understand
-from kagent.authoring.flashinfer_task import find_definitions, import_definition
+from kagent.authoring.importers.flashinfer.cases import CHECK, at_point
+from kagent.authoring.importers.flashinfer.exchange import read_definition
+from kagent.authoring.importers.flashinfer.inputs import understand
+from kagent.authoring.importers.flashinfer.task import find_definitions, import_definition
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import TaskError, UserError

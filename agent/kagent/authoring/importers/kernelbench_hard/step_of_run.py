@@ -20,7 +20,7 @@ import torch.utils._pytree as pytree
 from kagent_sandbox.errors import TaskError
 from torch import nn
 
-from kagent.authoring.operation import Operation, make_operation
+from kagent.authoring.tracing.operation import Operation, make_operation
 
 
 class _Step(nn.Module):

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Node
 
-from kagent.authoring.code import CodeWriter
-from kagent.authoring.draft import HALVES, TaskDraft
-from kagent.authoring.draft_inputs import inputs_lines
+from kagent.authoring.draft.code import CodeWriter
+from kagent.authoring.draft.draft import HALVES, TaskDraft
+from kagent.authoring.draft.inputs import inputs_lines
+from kagent.authoring.draft.source_lines import broken, escaped
 from kagent.authoring.errors import AuthoringError
-from kagent.authoring.source_lines import broken, escaped
 
 
 def reference_py(draft: TaskDraft) -> str:

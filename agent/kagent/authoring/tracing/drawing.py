@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kagent.authoring.code import ancestors
+from kagent.authoring.tracing.graph import ancestors
 
 Kind: TypeAlias = Literal[
     "uniform", "normal", "integers", "chance", "lower", "upper", "counted", "code"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import GraphModule, Node
 
-from kagent.authoring.code import ancestors
+from kagent.authoring.tracing.graph import ancestors
 
 _aten = torch.ops.aten
 _ROUNDING: Mapping[Any, str] = {

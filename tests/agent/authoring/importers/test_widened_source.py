@@ -1,5 +1,5 @@
 import torch
-from kagent.authoring.widened_source import (
+from kagent.authoring.importers.widened_source import (
     definitions,
     random_calls,
     renamed_source,

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from kagent.authoring.code import CodeWriter
-from kagent.authoring.draft import TaskDraft
-from kagent.authoring.drawing import Drawing
-from kagent.authoring.operation import Example
-from kagent.authoring.source_lines import broken, escaped, quoted
+from kagent.authoring.draft.code import CodeWriter
+from kagent.authoring.draft.draft import TaskDraft
+from kagent.authoring.draft.source_lines import broken, escaped, quoted
+from kagent.authoring.tracing.drawing import Drawing
+from kagent.authoring.tracing.operation import Example
 
 
 def inputs_lines(draft: TaskDraft) -> list[str]:

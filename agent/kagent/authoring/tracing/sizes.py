@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from kagent.authoring.trace import TracedOperation
+from kagent.authoring.tracing.trace import TracedOperation
 
 Sizes = dict[str, int]
 _STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)

@@ -13,8 +13,8 @@ from kagent_sandbox.data.plan import ITEMSIZE
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check.shape_gaps import FEW
 
-from kagent.authoring.exchange import Workload
-from kagent.authoring.flashinfer_inputs import Inputs, Sequences, Size
+from kagent.authoring.importers.flashinfer.exchange import Workload
+from kagent.authoring.importers.flashinfer.inputs import Inputs, Sequences, Size
 
 Dims = dict[str, int]
 MOST_BYTES = 16e9
@@ -225,7 +225,7 @@ class DefinitionCases:
     constraints: list[str]
 
 
-def cases(inputs: Inputs, workloads: Sequence[Workload]) -> DefinitionCases:
+def choose_cases(inputs: Inputs, workloads: Sequence[Workload]) -> DefinitionCases:
     """Choose cases.
 
     Raises:

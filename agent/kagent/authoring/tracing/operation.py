@@ -23,7 +23,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
 
-from kagent.authoring.drawing import Drawing, Drawn, observed, recorded
+from kagent.authoring.tracing.drawing import Drawing, Drawn, observed, recorded
 
 _TAKEN = frozenset({"case", "generator", "device", "dtype", "torch", "aten", "math", "wide"})
 """Names with a meaning of their own in a reference.py that is written."""

@@ -1,0 +1,1 @@
+"""Files of other suites as tasks."""

@@ -1,0 +1,1 @@
+"""Definitions, workloads and solutions in the exchange format of FlashInfer-Bench."""

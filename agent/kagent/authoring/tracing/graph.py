@@ -1,0 +1,46 @@
+"""Nodes of a recorded graph: what one needs, and what writes into one."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+
+def ancestors(node: Node) -> set[Node]:
+    """A node, what it needs, and what writes into that."""
+    found: set[Node] = set()
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if each in found:
+            continue
+        found.add(each)
+        waiting += each.all_input_nodes
+        waiting += [u for u in each.users if u < node and _writes(u)]
+    return found
+
+
+def is_written(node: Node) -> bool:
+    """Whether an operation writes a node's result, or a view of it, in place."""
+
+    def writes_it(user: Node) -> bool:
+        target: Any = user.target
+        if not _writes(user):
+            view = target is operator.getitem or getattr(target, "is_view", False)
+            return view and is_written(user)
+        given = zip(target._schema.arguments, user.args, strict=False)  # noqa: SLF001 - as below
+        return any(
+            a is node and p.alias_info is not None and p.alias_info.is_write for p, a in given
+        )
+
+    return any(map(writes_it, node.users))
+
+
+def _writes(node: Node) -> bool:
+    target: Any = node.target
+    return isinstance(target, torch._ops.OpOverload) and bool(  # noqa: SLF001 - torch's own name
+        target._schema.is_mutable  # noqa: SLF001 - torch's own name
+    )
