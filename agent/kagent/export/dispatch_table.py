@@ -13,6 +13,7 @@ from kagent_sandbox.data.race import EAGER
 from kagent_sandbox.data.task import Task
 from kagent_sandbox.data.verdict import SpeedVerdict
 
+from kagent.export.generic import dtype_source
 from kagent.export.library._portfolio import FORMAT
 from kagent.export.record import (
     TORCH,
@@ -32,6 +33,7 @@ def portfolio_json(operator: OperatorRecord) -> str:
         "task": operator.task,
         "entry": operator.entry,
         "dims": list(operator.dims),
+        "dtype_from": dtype_source(task_of(operator)),
         "least": least(operator),
         "kernels": {k.id: _kernel(k, operator) for k in operator.kernels},
         "devices": {d.name: _device(d) for d in operator.devices},

@@ -43,9 +43,11 @@ def template_values(task: Task) -> dict[str, object]:
     refuse_unsuited(task)
     known = _bindings(task)
     tensors = [a for a in task.arguments if a.shape is not None]
-    first = next((a.name for a in tensors if a.dtype == "$dtype"), None)
-    if first is None:
-        raise _needs_own(task, "none of its tensors has the case's dtype")
+    if not tensors:
+        raise _needs_own(task, "none of its arguments is a tensor")
+    source = dtype_source(task)
+    where = task.arguments[source] if isinstance(source, int) else tensors[0]
+    dtype = f"{where.name}.dtype" if isinstance(source, int) else f"torch.{source}"
     if missing := sorted(set(task.dims) - set(known)):
         raise _needs_own(task, f"{', '.join(missing)} cannot be read off its arguments")
     names = {a.name for a in task.arguments}
@@ -70,8 +72,9 @@ def template_values(task: Task) -> dict[str, object]:
         "rank_values": repr(tuple(len(a.shape or ()) for a in tensors)),
         "schema": _schema(task),
         "bindings": known,
-        "checks": _checks(task, known),
-        "first": first,
+        "checks": [c for c in _checks(task, known) if c != f"{where.name}.dtype == dtype"],
+        "first": where.name,
+        "case_dtype": dtype,
         "results": [
             {
                 "name": r.name,
@@ -106,6 +109,11 @@ def refuse_unsuited(task: Task) -> None:
                 f"{task.folder}: of result {result.name} only {result.valid} rows are valid, which "
                 "exported libraries cannot test"
             )
+    if dtype_source(task) is None:
+        raise TaskError(
+            f"{task.folder}: no tensor among its arguments has the cases' dtype ($dtype), and the "
+            "cases have several: exported operators could not tell a call's"
+        )
     for argument in task.arguments:
         if argument.layout != "contiguous":
             raise TaskError(
@@ -125,6 +133,23 @@ def refuse_unsuited(task: Task) -> None:
             f"{task.folder}: {odd[0]} is a list or a text: exported operators choose kernels by "
             "numbers and flags alone"
         )
+
+
+def dtype_source(task: Task) -> int | str | None:
+    """What a call's dtype, in the sense of the task's cases, is read from.
+
+    Returns:
+        The position of the first argument that has the case's dtype; the dtype itself where no
+        tensor has it and all cases are of one; None where the cases are of several.
+    """
+    for position, argument in enumerate(task.arguments):
+        if argument.shape is not None and argument.dtype == "$dtype":
+            return position
+    found: set[str] = set()
+    for of in (task.gpu, task.cpu):
+        found |= {c.dtype for c in (*of.check, *of.bench)}
+        found |= {d for g in (*of.hidden_check, *of.hidden_bench) for d in g.dtype}
+    return found.pop() if len(found) == 1 else None
 
 
 def _returns(count: int) -> str:

@@ -98,8 +98,6 @@ def single_files(operator: OperatorRecord) -> dict[str, str]:
     parts = _parts(task.entry, source)
     fallback = _closure(operator.reference_py, ["eager"])
     values = template_values(task)
-    always = f"{values['first']}.dtype == dtype"
-    values["checks"] = [c for c in _strings(values["checks"]) if c != always]
     both = (parts.names & fallback.names) | (parts.names & _OWN_NAMES)
     both |= fallback.names & (_OWN_NAMES - {"eager"})
     if both:
@@ -136,11 +134,6 @@ def single_files(operator: OperatorRecord) -> dict[str, str]:
         measured=list(_measured(device, kernel)),
     )
     return {f"{task.name}.py": text, f"test_{task.name}.py": _test(operator, task, kernel)}
-
-
-def _strings(values: object) -> list[str]:
-    assert isinstance(values, list)
-    return [str(v) for v in values]
 
 
 def _used_bindings(values: Mapping[str, object], task: Task) -> dict[str, str]:

@@ -58,6 +58,17 @@ def test_the_card_says_where_a_kernel_is_used_without_being_faster(library):
     assert f"{used}`float32 M=1536 N=1024`." in text
 
 
+def test_a_library_without_layers_shows_none(library):
+    with_layers = packaging_files(library)["README.md"]
+    assert 'layer = LocalLayerRepository(repo_path=here, layer_name="' in with_layers
+    text = library.operators[0].operator_py
+    at = text.index("LAYERS")
+    bare = replace(library.operators[0], operator_py=f"{text[:at]}LAYERS = {{}}\n")
+    without = packaging_files(replace(library, operators=(bare,)))["README.md"]
+    assert "layer_name" not in without
+    assert "module = get_local_kernel(here)\n```" in without
+
+
 def test_words_of_models_stay_words(library):
     for text in (card(library), packaging_files(library)["CHANGELOG.md"]):
         assert "<b>" not in text

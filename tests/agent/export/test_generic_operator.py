@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from assembled import assemble, calls
-from kagent.export.generic import needs_reference, operator_source
+from kagent.export.generic import dtype_source, needs_reference, operator_source
 from kagent.export.packaging import names_of
 from kagent.tasks import find_task
 from kagent_sandbox.data.task import load_task
@@ -245,6 +245,50 @@ def test_an_operator_without_results(tmp_path):
     torch.library.opcheck(lib.add_only._operator.op, (x, y))
     assert lib.add_only._operator._by_reference((x, y)) is None
     torch.testing.assert_close(x, expected + y)  # opcheck works on copies
+
+
+INDEX_FIRST = SAME.replace(
+    'arguments = [{ name = "x", shape = ["M", "N"] }',
+    'arguments = [{ name = "i", shape = ["M"], dtype = "int64" }, '
+    '{ name = "x", shape = ["M", "N"] }',
+)
+NO_TENSOR_OF_THE_DTYPE = SAME.replace(
+    'shape = ["M", "N"] }', 'shape = ["M", "N"], dtype = "int8" }'
+)
+NO_TENSOR_OF_THE_DTYPE = NO_TENSOR_OF_THE_DTYPE.replace('"bfloat16"', '"float32"')
+
+
+@pytest.mark.parametrize(
+    ("toml", "dtype_from", "given"),
+    [
+        (INDEX_FIRST, 1, (torch.zeros(3, dtype=torch.int64), torch.randn(3, 5), torch.randn(3, 5))),
+        (NO_TENSOR_OF_THE_DTYPE, "float32", (torch.ones(3, 5, dtype=torch.int8),) * 2),
+    ],
+)
+def test_a_call_has_the_dtype_of_the_tasks_cases_not_of_its_first_tensor(
+    tmp_path, toml, dtype_from, given
+):
+    task = task_of(tmp_path / "drawn", toml, SAME_REFERENCE)
+    assert dtype_source(task) == dtype_from
+    names = ", ".join(a.name for a in task.arguments)
+    kernel = f"CALLS = []\ndef same({names}):\n    CALLS.append(1)\n    return x.float() * 1\n"
+    reference = SAME_REFERENCE.replace("*, x, y", f"*, {names}")
+    lib, _ = library_of(tmp_path, toml, reference, kernel)
+    table = tmp_path / "lib" / "portfolio" / "same.json"
+    table.write_text(json.dumps({**json.loads(table.read_text()), "dtype_from": dtype_from}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = lib.same.same(*given)
+    torch.testing.assert_close(found, given[-2].float())
+    assert calls(lib, "same") == [1]
+    fake = torch.library.opcheck(lib.same._operator.op, given, test_utils="test_faketensor")
+    assert set(fake.values()) == {"SUCCESS"}
+
+
+def test_a_dtype_that_no_tensor_has_is_refused_where_cases_are_of_several(tmp_path):
+    toml = NO_TENSOR_OF_THE_DTYPE.replace('"float32"', '"bfloat16"', 1)
+    with pytest.raises(TaskError, match=r"\$dtype.* and the cases have several"):
+        operator_source(task_of(tmp_path / "task", toml, SAME_REFERENCE))
 
 
 def test_a_reference_that_returns_its_argument_is_copied(tmp_path):

@@ -106,7 +106,6 @@ class Dispatch:
         sizes = dims(*args)
         if sizes is None or any(t.device != where for t in tensors):
             return None
-        dtype = str(tensors[0].dtype).removeprefix("torch.")
         device = DeviceEntry(
             _devices.device_name(where), _devices.kind(where), _devices.capability(where), ()
         )
@@ -115,6 +114,7 @@ class Dispatch:
                 return None  # an operator for which the library has no kernels
             if self._table is None:
                 self._table = read_portfolio(self._path)
+            dtype = self._table.dtype_of(args)
             chosen = self._table.choose(device, dtype, sizes, self.failed)
         except (OSError, ValueError, KeyError) as e:
             self._warn("table", f"its table cannot be read ({type(e).__name__}: {e})")

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 Size = int | float | bool
 FORMAT = 1
@@ -100,6 +101,20 @@ class Portfolio:
     dims: tuple[str, ...]
     kernels: Mapping[str, Kernel]
     devices: Mapping[str, DeviceEntry]
+    dtype_from: int | str | None = None
+    """Position of the argument that has a call's dtype, or the dtype of all calls; None, in tables
+    of before 2026-11-26: the first tensor has it.
+    """
+
+    def dtype_of(self, args: Sequence[Any]) -> str:
+        """The dtype of a call, as regions and points name it: that of the task's cases."""
+        if isinstance(self.dtype_from, str):
+            return self.dtype_from
+        if self.dtype_from is None:
+            tensor = next(a for a in args if hasattr(a, "dtype"))
+        else:
+            tensor = args[self.dtype_from]
+        return str(tensor.dtype).removeprefix("torch.")
 
     def choose(
         self,
@@ -112,7 +127,7 @@ class Portfolio:
 
         Args:
             device: The one it runs on; its points are not looked at.
-            dtype: Of its tensors, as torch prints it without "torch.".
+            dtype: Of the call, by `dtype_of`.
             dims: Values of the task's dimensions and flags.
             failed: Kernels that did not run here.
         """
@@ -179,7 +194,8 @@ def read_portfolio(path: Path) -> Portfolio:
         name: DeviceEntry(name, d["kind"], d["capability"], tuple(map(_point, d["points"])))
         for name, d in data["devices"].items()
     }
-    return Portfolio(data["task"], data["entry"], tuple(data["dims"]), kernels, devices)
+    dims, dtype_from = tuple(data["dims"]), data.get("dtype_from")
+    return Portfolio(data["task"], data["entry"], dims, kernels, devices, dtype_from)
 
 
 def _region(data: Mapping[str, object]) -> CheckedRegion:
