@@ -17,7 +17,7 @@ BIN    := .venv/bin
 evolve: .venv/ready
 	$(BIN)/kagent evolve $(TASK) --budget $(BUDGET) --no-memory || [ $$? -eq 3 ]
 
-# Three workers share the files (many tests wait); tests that need the machine to themselves have it (tests/turns.py).
+# Three workers share the files (many tests wait); tests that need the machine to themselves have it (tests/worker_lock.py).
 test: .venv/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 

@@ -2,13 +2,14 @@
 
     python benchmarks/agent_replies.py [--task softmax] [--budget 200] [--tokens 2000]
 
-The loop runs with a real store over the tests' synthetic landscape (tests/agent/toy.py). Each of
-its candidates comes with the plans and binaries of a real one, as a builder's worker sends them,
-and is sent to a judge as `JudgeClient` does. Printed are the processor seconds of this process for
-each candidate: where plans are parsed and hashed in the agent, where they pass through unread, and
-with a prompt and a model's call besides. The model is a server in another process that answers at
-once, in a stream with an event for each of `--tokens` tokens of four characters: many events in a
-piece of HTTP, as what passes through proxies, or one, as servers send them.
+The loop runs with a real store over the tests' simulated landscape
+(tests/agent/simulated_evolution.py). Each of its candidates comes with the plans and binaries of a
+real one, as a builder's worker sends them, and is sent to a judge as `JudgeClient` does. Printed
+are the processor seconds of this process for each candidate: where plans are parsed and hashed in
+the agent, where they pass through unread, and with a prompt and a model's call besides. The model
+is a server in another process that answers at once, in a stream with an event for each of
+`--tokens` tokens of four characters: many events in a piece of HTTP, as what passes through
+proxies, or one, as servers send them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.judge.packing import Header, pack, unpack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "agent"))
-from toy import FakeBuilder, FakeJudge, evolution, machine, toy_source, toy_task
+from simulated_evolution import evolution
+from simulated_landscape import toy_source, toy_task
+from simulated_machine import FakeBuilder, FakeJudge, machine
 
 IN_FLIGHT = 16
 TOGETHER = 50  # events in a piece

@@ -2,9 +2,10 @@
 
     python benchmarks/loop_overhead.py [--budget 500]
 
-A run over the tests' synthetic landscape (tests/agent/toy.py: builder, judge and proposer answer at
-once), on a real store in a temporary folder. Printed are the wall clock per candidate, with every
-event committed to disk, and the time of one selection at the run's end, by all operators.
+A run over the tests' simulated landscape (tests/agent/simulated_evolution.py: builder, judge
+and proposer answer at once), on a real store in a temporary folder. Printed are the wall clock per
+candidate, with every event committed to disk, and the time of one selection at the run's end, by
+all operators.
 """
 
 import argparse
@@ -19,7 +20,8 @@ from kagent.llm.proposer import ModelProposer
 from kagent.search.select import select
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "agent"))
-from toy import evolution, setting, toy_task
+from simulated_evolution import evolution, setting
+from simulated_landscape import toy_task
 
 SELECTIONS = 50
 

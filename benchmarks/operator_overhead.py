@@ -21,7 +21,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "agent" / "export"))
 
-from assembled import assemble  # noqa: E402 - the tests' way to a package without a run
+from library_package import assemble  # noqa: E402 - the tests' way to a package without a run
 
 FAKES = {
     "gelu": "def gelu(x): return torch.empty_like(x)",

@@ -16,7 +16,7 @@ import pytest
 import shared_servers
 import warm_python
 from caches import with_ceilings
-from turns import turn
+from worker_lock import turn
 
 # The same examples every time: what fails was changed. `--hypothesis-profile=default` draws others.
 # How long an example takes, and drawing it, is the machine's doing: nothing is asserted of it.

@@ -1,7 +1,7 @@
 """Examples in docstrings run as they are written; those of `kagent.Run` are in test_api.py."""
 
 import pytest
-from examples import run_examples
+from docstring_examples import run_examples
 from kagent_sandbox import draws, lang
 
 EXAMPLES = (

@@ -7,14 +7,7 @@ import sys
 
 import kagent
 import pytest
-from examples import run_examples
-from kagent.asktell import judging
-from kagent.asktell.open_run import new_run
-from kagent.evolve.offline_check import OfflineCheck
-from kagent.runs.events import Recorded, Stop
-from kagent_sandbox.data.build import Built
-from kagent_sandbox.errors import DeviceError, RunError, UserError
-from outside import (
+from asktell_runs import (
     copied,
     divergence,
     kernel,
@@ -23,7 +16,15 @@ from outside import (
     reply,
     toy_machine,  # noqa: F401 - a fixture
 )
-from toy import FakeJudge, toy_source
+from docstring_examples import run_examples
+from kagent.asktell import judging
+from kagent.asktell.open_run import new_run
+from kagent.evolve.offline_check import OfflineCheck
+from kagent.runs.events import Recorded, Stop
+from kagent_sandbox.data.build import Built
+from kagent_sandbox.errors import DeviceError, RunError, UserError
+from simulated_landscape import toy_source
+from simulated_machine import FakeJudge
 
 pytestmark = pytest.mark.usefixtures("toy_machine")
 

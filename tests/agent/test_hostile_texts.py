@@ -6,10 +6,7 @@ import unicodedata
 
 import commands
 import pytest
-from kagent.llm.claims import hypothesis
-from kagent.runs.store import read_history
-from kagent.ui.terminal import Terminal
-from outside import (
+from asktell_runs import (
     ask,
     copied,
     judge,
@@ -18,6 +15,9 @@ from outside import (
     tell,
     toy_machine,  # noqa: F401 - a fixture
 )
+from kagent.llm.claims import hypothesis
+from kagent.runs.store import read_history
+from kagent.ui.terminal import Terminal
 from rich.text import Text
 from stored_events import execute
 

@@ -2,7 +2,7 @@ import pytest
 from kagent.resources import resource
 from kagent.tasks import find_task, seeds_of, task_names
 from kagent_sandbox.errors import MachineError, TaskError
-from toy import toy_task
+from simulated_landscape import toy_task
 
 
 def test_shipped_tasks_load_and_have_seeds():

@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 import pytest
-from double_task import REFERENCE, TASK
+from doubling_task import REFERENCE, TASK
 
 RECORD = """
 from kagent_sandbox.data.language import Language, register

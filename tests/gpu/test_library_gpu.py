@@ -26,7 +26,7 @@ KERNELS = {
 @pytest.fixture(scope="module", params=list(KERNELS))
 def library(request, tmp_path_factory):
     """A task's kernels, each the fastest by made-up figures at every other measured shape."""
-    from made_library import LibraryRecord, device_of, kernel_of, operator_of
+    from synthetic_library import LibraryRecord, device_of, kernel_of, operator_of
 
     task, where = request.param, torch.device("cuda")
     kernels = [kernel_of(task, file, "gpu") for file in KERNELS[task]]

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from assembled import SEEDS, assemble
+from library_package import SEEDS, assemble
 
 pytestmark = pytest.mark.gpu
 

@@ -2,7 +2,7 @@
 
 import random
 
-from judging import SLOW, compiled
+from handmade_candidates import SLOW, compiled
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.device.cpu.backend import CpuBackend
 from kagent_sandbox.device.interface import nothing

@@ -8,7 +8,7 @@ from kagent.llm.reply import Answer
 from kagent.runs.ask import Ask, Setting
 from kagent.runs.lineage import Candidate, Lineage, Operator, Origin, Proposal
 from kagent.tasks import find_task, seeds_of
-from made import passed
+from synthetic_lineages import passed
 
 SOFTMAX = find_task("softmax")
 SOURCES = {s.name: s.source() for s in seeds_of(SOFTMAX)}

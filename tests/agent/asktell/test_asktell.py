@@ -7,6 +7,22 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from asktell_runs import (
+    ask,
+    copied,
+    decisions,
+    divergence,
+    history_of,
+    judge,
+    kernel,
+    merge,
+    opener,
+    reply,
+    start,
+    state_of,
+    tell,
+    toy_machine,  # noqa: F401 - a fixture
+)
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,24 +36,9 @@ from kagent.runs.manifest import identity, read_manifest
 from kagent.runs.store import RunStore
 from kagent_sandbox.data.verdict import Passed, Rejected, Status
 from kagent_sandbox.errors import RunError, UserError
-from outside import (
-    ask,
-    copied,
-    decisions,
-    desk_of,
-    divergence,
-    history_of,
-    judge,
-    kernel,
-    merge,
-    opener,
-    reply,
-    start,
-    tell,
-    toy_machine,  # noqa: F401 - a fixture
-)
+from simulated_evolution import evolution
+from simulated_landscape import toy_source
 from stored_events import execute
-from toy import evolution, toy_source
 
 UNTIMED = "It was not measured yet"
 
@@ -86,7 +87,7 @@ def test_answers_become_candidates_in_the_order_that_they_come(tmp_path):
     run = start(tmp_path)
     ask(run, 3)
     tell(run, (2, reply(8, hypothesis="eight")), (0, reply(4)), (None, kernel(16)))
-    proposals = desk_of(run).proposals
+    proposals = state_of(run).proposals
     assert [(p.id, p.ask) for p in proposals] == [(0, None), (1, None), (2, 2), (3, 0), (4, None)]
     assert proposals[2].hypothesis == "eight"
     assert proposals[2].predicted == 1.2
@@ -173,7 +174,7 @@ def test_nothing_is_accepted_twice(tmp_path):
     (again,) = tell(run, (1, "no"))
     assert again.again
     assert decisions(run)[: len(before)] == before
-    assert len(desk_of(run).proposals) == 4
+    assert len(state_of(run).proposals) == 4
 
 
 def test_a_second_answer_is_another_proposal_and_a_copied_one_a_duplicate(tmp_path):
@@ -195,14 +196,14 @@ def test_kernels_that_nobody_asked_for_descend_from_the_best_or_a_named_one(tmp_
     judge(run)
     tell(run, (None, kernel(8)))
     tell(run, (None, kernel(2)), parent=1)
-    parents = [p.parents for p in desk_of(run).proposals]
+    parents = [p.parents for p in state_of(run).proposals]
     assert parents == [(), (), (0,), (2,), (1,)]
     with pytest.raises(UserError, match="no candidate 9: the run has 0 to 4"):
         tell(run, (None, kernel(32)), parent=9)
     ask(run)
     with pytest.raises(UserError, match="answers ask 0, which has its own parent"):
         tell(run, (0, kernel(32)), parent=1)
-    assert len(desk_of(run).proposals) == 5
+    assert len(state_of(run).proposals) == 5
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -270,7 +271,7 @@ def test_texts_that_are_none_are_refused(tmp_path):
 
 
 def test_runs_of_another_proposer_are_not_asked(tmp_path):
-    from commands import stored_run
+    from simulated_evolution import stored_run
 
     run = stored_run(tmp_path, budget=2)
     (tmp_path / "task" / "task.toml").exists()
@@ -377,18 +378,18 @@ class Interleaved(RuleBasedStateMachine):
         form=st.sampled_from(["reply", "kernel", "prose"]),
     )
     def tell(self, pick, x, note, form):
-        asks = [*desk_of(self.run).asks, None]
+        asks = [*state_of(self.run).asks, None]
         number = asks[pick % len(asks)]
         text = {"reply": reply, "kernel": kernel}.get(form, lambda *_: f"prose {note}")(x, 3, note)
         if number is None and form != "kernel":
             return
-        before = len(desk_of(self.run).proposals)
+        before = len(state_of(self.run).proposals)
         (accepted,) = tell(self.run, (number, text))
         (again,) = tell(self.run, (number, text))
         assert again.again
         assert again.id == accepted.id
         assert accepted.again or accepted.id == before
-        assert len(desk_of(self.run).proposals) == before + (not accepted.again)
+        assert len(state_of(self.run).proposals) == before + (not accepted.again)
 
     @precondition(lambda self: not self.apart)
     @rule()

@@ -6,25 +6,25 @@ import re
 import shutil
 
 import pytest
-from commands import run as run_command
-from commands import stored_run
-from double_task import PARALLEL, PLAIN, REFERENCE, TASK
-from double_task import kernel_of_passes as double_kernel
-from kagent.runs.manifest import list_runs
-from kagent.runs.store import read_history
-from kagent_sandbox.device.detect import has_gpu
-from outside import (
+from asktell_runs import (
     ask,
-    desk_of,
     history_of,
     judge,
     kernel,
     make_task,
     reply,
     start,
+    state_of,
     tell,
     toy_machine,  # noqa: F401 - a fixture
 )
+from commands import run as run_command
+from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK
+from doubling_task import kernel_of_passes as double_kernel
+from kagent.runs.manifest import list_runs
+from kagent.runs.store import read_history
+from kagent_sandbox.device.detect import has_gpu
+from simulated_evolution import stored_run
 
 without_gpu = pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 
@@ -200,7 +200,7 @@ def test_without_a_gpu_answers_are_queued_or_refused(kagent, tmp_path):
     assert told.code == 2
     assert told.out == ""
     assert "needs an NVIDIA GPU (sm_90a), and this machine has none: queue answers" in told.err
-    assert all(p.name != "triton_k" for p in desk_of(run).proposals)
+    assert all(p.name != "triton_k" for p in state_of(run).proposals)
 
 
 TRITON = """
@@ -255,7 +255,7 @@ def test_queued_triton_is_compiled_and_interpreted(kagent, double, tmp_path):
     (none,) = [x for x in told.out.splitlines() if x.startswith("#4 ")]
     assert "build POLICY: host code launches no kernel" in none
     assert "5 wait for a judge" in told.out
-    state = desk_of(run)
+    state = state_of(run)
     looked = {n: x.interpreted for n, x in state.looked.items()}
     assert looked == {1: True, 2: True, 3: False, 4: False}
     assert [p.id for p in state.history.pending] == [0, 1, 2, 3, 4]

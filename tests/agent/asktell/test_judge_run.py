@@ -12,6 +12,20 @@ from pathlib import Path
 
 import pytest
 import warm_python
+from asktell_runs import (
+    FACTS,
+    ask,
+    divergence,
+    history_of,
+    judge,
+    kernel,
+    make_task,
+    reply,
+    start,
+    state_of,
+    tell,
+    toy_machine,  # noqa: F401 - a fixture
+)
 from kagent.asktell import judging, open_run
 from kagent.config.settings import load_config
 from kagent.runs.events import Progress, Recorded, Stop
@@ -20,21 +34,7 @@ from kagent.runs.store import RunStore
 from kagent_sandbox.data.verdict import Passed
 from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import DeviceError, RunError, UserError
-from outside import (
-    FACTS,
-    ask,
-    desk_of,
-    divergence,
-    history_of,
-    judge,
-    kernel,
-    make_task,
-    reply,
-    start,
-    tell,
-    toy_machine,  # noqa: F401 - a fixture
-)
-from toy import FakeJudge
+from simulated_machine import FakeJudge
 
 pytestmark = pytest.mark.usefixtures("toy_machine")
 
@@ -209,7 +209,7 @@ def test_each_verdict_is_committed_and_said_as_it_comes(tmp_path):
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 def test_a_run_for_a_gpu_is_not_judged_without_one(tmp_path):
     run = open_run.new_run("softmax", load_config(runs=tmp_path), "sm_90a")
-    assert [p.name.partition("_")[0] for p in desk_of(run).proposals].count("triton") >= 1
+    assert [p.name.partition("_")[0] for p in state_of(run).proposals].count("triton") >= 1
     with pytest.raises(UserError, match=r"needs an NVIDIA GPU \(sm_90a\).*tell --queue"):
         judge(run)
 
@@ -219,8 +219,8 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from kagent.asktell import judging
-from outside import judge, opener
-from toy import FakeBuilder, FakeJudge
+from asktell_runs import judge, opener
+from simulated_machine import FakeBuilder, FakeJudge
 
 judging.open_machine = opener(builder=FakeBuilder(0.05), judge=FakeJudge(0.02))
 print("ready", flush=True)

@@ -5,18 +5,11 @@ import time
 from dataclasses import replace
 
 import pytest
-from kagent.runs.events import Stop
-from kagent.runs.lineage import Operator
-from kagent.runs.manifest import identity, read_manifest
-from kagent.runs.store import RunStore
-from kagent.runs.stored_event import StoredEvent
-from kagent_sandbox.errors import RunError, UserError
-from outside import (
+from asktell_runs import (
     FACTS,
     ask,
     copied,
     decisions,
-    desk_of,
     divergence,
     history_of,
     judge,
@@ -24,10 +17,17 @@ from outside import (
     merge,
     reply,
     start,
+    state_of,
     tell,
     toy_machine,  # noqa: F401 - a fixture
 )
-from toy import FakeJudge
+from kagent.runs.events import Stop
+from kagent.runs.lineage import Operator
+from kagent.runs.manifest import identity, read_manifest
+from kagent.runs.store import RunStore
+from kagent.runs.stored_event import StoredEvent
+from kagent_sandbox.errors import RunError, UserError
+from simulated_machine import FakeJudge
 
 pytestmark = pytest.mark.usefixtures("toy_machine")
 
@@ -165,7 +165,7 @@ def test_the_same_answer_told_on_both_sides_is_one(home):
     judge(copy)
     merged = merge(home, copy)
     assert (merged.accepted, merged.verdicts) == ((), (0, 1, 2, 3, 4))
-    assert len(desk_of(home).told) == 3
+    assert len(state_of(home).told) == 3
     assert divergence(home) is None
 
 

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 from commands import run as run_command
-from declared import candidate, write
+from custom_tasks import candidate, write
 from kagent.authoring import calibrate as module
 from kagent.authoring.calibrate import ORDERS, Reordered, calibrate
 from kagent_sandbox.data.calibration import Calibration, read_calibration, write_calibration

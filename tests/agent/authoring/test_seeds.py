@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from double_task import REFERENCE, TASK
+from doubling_task import REFERENCE, TASK
 from kagent.authoring import seeds
 from kagent.authoring.inductor import cpp, decompositions, triton
 from kagent.authoring.inductor.trace import NoSeed, _described

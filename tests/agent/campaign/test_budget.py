@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from commands import stored_run
 from kagent.campaign.budget import BudgetUsed, Next, gain_per_cost, gain_since, next_slice
 from kagent.campaign.exchange import Migrant, accept, elite_of, finalists_of, offered
 from kagent.campaign.record import Campaign, CampaignRun, Slice
@@ -13,7 +12,7 @@ from kagent.runs.lineage import Operator
 from kagent.runs.store import RunStore, read_history
 from kagent.suite.problems import Form, Problem
 from kagent.suite.record import FailedStep, Settings, read_record, write_record
-from toy import evolution
+from simulated_evolution import evolution, stored_run
 
 
 def run(name, **more):

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 from commands import run as run_command
-from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
+from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
+from evolve_process import command
 from kagent.campaign import running
 from kagent.campaign.record import Campaign, CampaignRun
 from kagent.cli.campaign import _export
@@ -22,7 +23,6 @@ from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.process_tree import kill_tree
-from running import command
 
 pytestmark = pytest.mark.usefixtures("uncompiled", "brief_timing", "warm_processes")
 

@@ -12,7 +12,8 @@ import textwrap
 
 import pytest
 from commands import run
-from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel, kernel_of_passes
+from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel, kernel_of_passes
+from evolve_process import EvolveProcess
 from kagent import candidate_file as workbench
 from kagent.cli import app
 from kagent.runs.events import Stop
@@ -24,7 +25,6 @@ from kagent_sandbox.device.detect import has_gpu
 from kagent_sandbox.errors import ChildDied, DeviceWedged, MachineError
 from kagent_sandbox.judge.client import JudgeClient
 from kagent_sandbox.process import process_tree
-from running import Run
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("uncompiled", "brief_timing", "warm_processes")
@@ -305,7 +305,7 @@ def test_a_closed_pipe_is_no_error(tmp_path):
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("orphans_come_here")
 def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_nothing(task, tmp_path):
-    run = Run(task, tmp_path, runs="my runs", budget=60)
+    run = EvolveProcess(task, tmp_path, runs="my runs", budget=60)
     run.wait_until("^#0 ")
     assert process_tree.descendants(run.process.pid)
     run.process.send_signal(signal.SIGINT)
@@ -336,7 +336,7 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_leaves_nothing(task, tmp_path
 
 @pytest.mark.usefixtures("orphans_come_here")
 def test_sigterm_ends_as_ctrl_c_does_and_is_named(task, tmp_path):
-    run = Run(task, tmp_path, runs="runs", budget=60)
+    run = EvolveProcess(task, tmp_path, runs="runs", budget=60)
     run.wait_until("^proposals come from")
     run.process.send_signal(signal.SIGTERM)
     _, said = run.process.communicate()

@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from double_task import REFERENCE, TASK
+from doubling_task import REFERENCE, TASK
 from kagent_sandbox.process import process_tree
 
 LIMIT_S = 30.0

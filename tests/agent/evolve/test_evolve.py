@@ -14,17 +14,9 @@ from kagent_sandbox.data.verdict import IncumbentWrong, Passed, Rejected, Stage,
 from kagent_sandbox.errors import DeviceError, RunError
 from replaying import replay
 from rich.console import Console
-from toy import (
-    SEEDS,
-    FakeBuilder,
-    FakeJudge,
-    RandomProposer,
-    evolution,
-    machine,
-    setting,
-    toy_source,
-    toy_task,
-)
+from simulated_evolution import SEEDS, RandomProposer, evolution, setting
+from simulated_landscape import toy_source, toy_task
+from simulated_machine import FakeBuilder, FakeJudge, machine
 
 
 def run(tmp_path, name, **options):
@@ -160,7 +152,8 @@ def test_nothing_left_to_propose_ends_the_run(tmp_path):
 
 
 def test_without_a_seed_that_passes_there_is_nothing_to_improve(tmp_path):
-    from toy import SeedText, toy_source
+    from simulated_evolution import SeedText
+    from simulated_landscape import toy_source
 
     broken = (SeedText("cpp_a", toy_source(extra="BROKEN = 1")),)
     lineage, stop, _ = run(tmp_path, "runs", seeds=broken)

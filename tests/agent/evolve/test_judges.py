@@ -13,7 +13,9 @@ from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal, Withdraw
 from kagent_sandbox.data.records import from_json
 from kagent_sandbox.data.verdict import Comparison, Passed, Rejected, SpeedVerdict, Stage, Status
 from kagent_sandbox.errors import MachineError
-from toy import FakeBuilder, FakeJudge, RandomProposer, evolution, machine, toy_source
+from simulated_evolution import RandomProposer, evolution
+from simulated_landscape import toy_source
+from simulated_machine import FakeBuilder, FakeJudge, machine
 
 
 class ManyAtOnce(RandomProposer):

@@ -14,14 +14,16 @@ from kagent.runs.events import Stop
 from kagent.runs.manifest import list_runs
 from kagent.runs.store import RunStore
 from kagent.search.tuner import Tuner
-from toy import FakeBuilder, FakeJudge, evolution, machine
+from simulated_evolution import evolution
+from simulated_machine import FakeBuilder, FakeJudge, machine
 
 BUDGET = 30
 PROGRAM = f"""{warm_python.PROGRAM}
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from toy import FakeBuilder, FakeJudge, evolution, machine
+from simulated_evolution import evolution
+from simulated_machine import FakeBuilder, FakeJudge, machine
 from kagent.search.tuner import Tuner
 
 search, store = evolution(

@@ -5,11 +5,11 @@ import re
 import time
 
 import pytest
-from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
+from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
+from evolve_process import EvolveProcess, command
 from kagent.runs.manifest import list_runs
 from kagent.runs.store import RunStore
 from kagent_sandbox.process import process_tree
-from running import Run, command
 
 pytestmark = [
     pytest.mark.timeout(400),  # the only limit on waiting: a run beside others takes its time
@@ -31,7 +31,7 @@ def task(tmp_path_factory):
 @pytest.fixture
 def run(task, tmp_path, request):
     tier = getattr(request, "param", "auto")
-    run = Run(task, tmp_path, tier=tier)
+    run = EvolveProcess(task, tmp_path, tier=tier)
     yield run
     run.process.kill()
     run.process.wait()

@@ -1,4 +1,4 @@
-"""Runs whose proposals come from (scripted) models, on the toy landscape."""
+"""Runs whose proposals come from (scripted) models, on the simulated landscape."""
 
 import asyncio
 import itertools
@@ -22,7 +22,9 @@ from kagent.search.tunables import read_tunables
 from kagent.ui import run_view
 from kagent_sandbox.data.verdict import Status
 from replaying import replay
-from toy import FakeJudge, case_times, evolution, machine, setting, toy_source, toy_task
+from simulated_evolution import evolution, setting
+from simulated_landscape import case_times, toy_source, toy_task
+from simulated_machine import FakeJudge, machine
 
 PRICES = Prices(input=1.0, output=10.0)
 

@@ -5,6 +5,7 @@ import types
 from pathlib import Path
 
 import pytest
+from asktell_runs import FACTS
 from commands import run
 from kagent.evolve import open_machine as opening
 from kagent.evolve import session
@@ -13,8 +14,7 @@ from kagent.runs.store import RunStore
 from kagent.tasks import find_task
 from kagent_sandbox.confine.policy import Tier
 from kagent_sandbox.errors import RunError, ToolchainError, UserError
-from outside import FACTS
-from toy import manifest
+from simulated_evolution import manifest
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
+from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
 from kagent.config.settings import load_config
 from kagent.evolve.session import choose_seeds, evolve
 from kagent.evolve.stored_run import setting_of
@@ -98,7 +98,7 @@ def test_the_reason_why_no_seed_could_be_derived_is_repeated(task, tmp_path):
     ],
 )
 def test_a_run_of_something_else_is_not_resumed(task, tmp_path, change, words):
-    from toy import manifest
+    from simulated_evolution import manifest
 
     digest = find_task(task).digest
     made = manifest(**{"task": "double", "task_digest": digest, **change})

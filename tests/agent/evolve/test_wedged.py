@@ -9,7 +9,8 @@ from kagent.runs.manifest import list_runs
 from kagent.runs.store import RunStore
 from kagent.search.tuner import Tuner
 from kagent_sandbox.errors import DeviceWedged, MachineError
-from toy import FakeBuilder, FakeJudge, evolution, machine
+from simulated_evolution import evolution
+from simulated_machine import FakeBuilder, FakeJudge, machine
 
 BUDGET = 12
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from assembled import SEEDS, assemble, calls
 from kagent_sandbox.data.task import load_task
+from library_package import SEEDS, assemble, calls
 
 KERNEL = """
 import torch

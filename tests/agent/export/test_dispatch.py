@@ -10,7 +10,6 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from assembled import CPU, GELU, KERNELS, SEEDS, SOFTMAX, assemble, calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kagent.export.library import _cpus, _devices, _kernels
@@ -25,6 +24,7 @@ from kagent.export.library._portfolio import (
     ReferenceCall,
     read_portfolio,
 )
+from library_package import CPU, GELU, KERNELS, SEEDS, SOFTMAX, assemble, calls
 from torch.utils._python_dispatch import TorchDispatchMode
 
 HERE = DeviceEntry("this CPU", "cpu", "x86_64-v4", ())

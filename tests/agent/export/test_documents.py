@@ -17,8 +17,8 @@ from kagent.export.runtime_files import runtime_files
 from kagent.export.templating import code, digest, figure, one_line, words
 from kagent.export.writing import documents, files_of
 from kagent_sandbox.data.verdict import SpeedVerdict
-from made_library import HOSTILE, cpu_library, gpu_library
 from markdown_it import MarkdownIt
+from synthetic_library import HOSTILE, cpu_library, gpu_library
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 from kagent.export.flashinfer import flashinfer_files
-from made_library import cpu_library, gpu_library
+from synthetic_library import cpu_library, gpu_library
 
 PYTHON = os.environ.get("KAGENT_TEST_FLASHINFER")
 

@@ -6,12 +6,12 @@ import warnings
 
 import pytest
 import torch
-from assembled import assemble, calls
 from kagent.export.generic import dtype_source, needs_reference, operator_source
 from kagent.export.packaging import names_of
 from kagent.tasks import find_task
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import TaskError
+from library_package import assemble, calls
 
 CASES = """
 [gpu]

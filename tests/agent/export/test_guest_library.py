@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from kagent.export.writing import files_of, write_library
-from made_library import cpu_library
+from synthetic_library import cpu_library
 
 NAME = "guests_library"
 LOADED = "#include <csignal>\n__attribute__((constructor)) static void at_load() { %s }\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import setuptools
 from kagent.export.writing import files_of, write_library
-from made_library import cpu_library, gpu_library
+from synthetic_library import cpu_library, gpu_library
 
 NAME = "made_kernels"
 FLASHINFER = os.environ.get("KAGENT_TEST_FLASHINFER")

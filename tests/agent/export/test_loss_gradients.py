@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import triton
-from assembled import CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, assemble, calls
 from kagent.export.library import _gradients, _triton_scale
 from kagent.export.library._dispatch import FallbackWarning
 from kagent.export.library._helpers import check_classes
+from library_package import CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, assemble, calls
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 

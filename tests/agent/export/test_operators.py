@@ -7,9 +7,9 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from assembled import BACKWARD, KERNELS, SEEDS, assemble, calls
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.task import load_task
+from library_package import BACKWARD, KERNELS, SEEDS, assemble, calls
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode

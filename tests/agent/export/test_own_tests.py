@@ -9,7 +9,7 @@ from kagent.export import packaging as trying
 from kagent.export.writing import files_of, write_library
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.replay.library_tests import Ran, run_tests
-from made_library import cpu_library
+from synthetic_library import cpu_library
 
 pytestmark = pytest.mark.usefixtures("shared")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from assembled import assemble, calls
+from library_package import assemble, calls
 
 FORWARD = """
 import torch

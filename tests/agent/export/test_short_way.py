@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from assembled import KERNELS, assemble, calls
+from library_package import KERNELS, assemble, calls
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode

@@ -18,7 +18,7 @@ from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Comparison, SpeedVerdict
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.replay.library_tests import Ran
-from made_library import SEEDS, device_of, kernel_of, operator_of
+from synthetic_library import SEEDS, device_of, kernel_of, operator_of
 from torch.autograd import forward_ad
 
 H100 = ("NVIDIA H100 80GB HBM3", "sm_90")

@@ -4,12 +4,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from commands import made_final, made_race, stored_run
 from kagent.export.winners import find_winner
 from kagent.runs.final_race import FinalRace
 from kagent_sandbox.data.verdict import Comparison, Rejected, Stage, Status
 from kagent_sandbox.errors import RunError, UserError
+from simulated_evolution import stored_run
 from stored_events import execute
+from synthetic_races import synthetic_final, synthetic_race
 
 
 def refused(folder, name=None, **more):
@@ -26,7 +27,7 @@ def rewrite(folder, **changes):
 
 @pytest.fixture
 def raced(tmp_path):
-    folder = stored_run(tmp_path, budget=6, race=made_final())
+    folder = stored_run(tmp_path, budget=6, race=synthetic_final())
     rewrite(folder, task_folder=str(tmp_path / "task"), task_digest=digest(tmp_path))
     return folder
 
@@ -82,7 +83,7 @@ def test_a_run_whose_task_is_gone(raced, tmp_path):
 
 
 def final_with(**changes):
-    race = made_race()
+    race = synthetic_race()
     return FinalRace((1, 0), changes.pop("winner", 1), replace(race, **changes))
 
 
@@ -110,7 +111,7 @@ def test_a_winner_that_loses_to_torch(tmp_path):
 
 def test_a_finalist_that_failed_in_the_race(tmp_path):
     out = {"1": Rejected(Stage.MEASURE, Status.INCORRECT_NUMERICAL, "no")}
-    race = final_with(failed=out, overall={"0": made_race().overall["0"]}, winner=0)
+    race = final_with(failed=out, overall={"0": synthetic_race().overall["0"]}, winner=0)
     folder = stored(tmp_path, race)
     assert "failed in it (INCORRECT_NUMERICAL)" in refused(folder, f"{folder.name}:1")
 

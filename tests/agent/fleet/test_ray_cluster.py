@@ -12,13 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
+from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
+from evolve_process import command
 from kagent.runs.manifest import list_runs
 from kagent.runs.store import read_history
 from kagent_sandbox.data.verdict import Passed
 from kagent_sandbox.process import process_tree
 from kagent_sandbox.process.process_tree import kill_tree
-from running import command
 
 pytestmark = [
     pytest.mark.skipif(

@@ -11,7 +11,7 @@ from kagent.llm.model_choice import FLOOR, choose, gains_of, shares_of
 from kagent.llm.model_config import ModelConfig
 from kagent.runs.lineage import Lineage, Origin
 from kagent_sandbox.data.verdict import Comparison
-from made import SEED, child, failure, lineages
+from synthetic_lineages import SEED, child, failure, lineages
 
 A, B, C = (ModelConfig(name) for name in "abc")
 

@@ -11,7 +11,8 @@ from kagent.llm.spend_limit import SpendLimit
 from kagent.runs.ask import Prompt
 from kagent.runs.cost import Spent
 from llm_server import KEY, model_at, plain
-from toy import evolution, toy_source
+from simulated_evolution import evolution
+from simulated_landscape import toy_source
 from werkzeug import Response
 
 

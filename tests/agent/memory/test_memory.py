@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from commands import made_race, run
+from commands import run
 from kagent.config.settings import load_config
 from kagent.evolve import remembering
 from kagent.evolve.stored_run import setting_of
@@ -20,16 +20,10 @@ from kagent.runs.store import RunStore, read_history
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
 from replaying import replay
-from toy import (
-    RandomProposer,
-    case_times,
-    compared,
-    evolution,
-    manifest,
-    timings_of,
-    toy_source,
-    toy_task,
-)
+from simulated_evolution import RandomProposer, evolution, manifest
+from simulated_landscape import case_times, toy_source, toy_task
+from simulated_machine import compared, timings_of
+from synthetic_races import synthetic_race
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +73,7 @@ def stored(tmp_path, task, found, *, race=False, **changes):
             store.propose(candidate.proposal)
             store.record(candidate)
         if race:
-            store.race(FinalRace((2, 1), 1, made_race("2", "1")))
+            store.race(FinalRace((2, 1), 1, synthetic_race("2", "1")))
         return store.folder
 
 

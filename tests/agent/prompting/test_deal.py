@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections import Counter
 
-import h100
+import h100_run
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.prompting import Prompter
@@ -22,7 +22,7 @@ from kagent.prompting.templates import folders
 from kagent.runs.ideas import Effect, Regime
 from kagent.runs.lineage import Candidate, Operator, Origin, Proposal
 from kagent.tasks import find_task, seeds_of, task_names
-from made import passed
+from synthetic_lineages import passed
 
 CARDS = load_cards([p / "cards" for p in folders(None)])
 
@@ -51,27 +51,27 @@ def tried(lineage, card, time_us, parent=3):
 
 @given(st.integers(0, 1000), st.integers(1, 8))
 def test_neighbours_in_flight_get_different_cards(first, hands):
-    lineage = h100.history()
+    lineage = h100_run.history()
     dealt = [
-        choose_card(h100.ask(number=first + i, lineage=lineage, in_flight=hands), DECK, DECK)
+        choose_card(h100_run.ask(number=first + i, lineage=lineage, in_flight=hands), DECK, DECK)
         for i in range(hands)
     ]
     assert len({c.name for c in dealt}) == hands
 
 
 def test_neighbours_with_different_parents_get_different_cards():
-    lineage = h100.history()
+    lineage = h100_run.history()
     parents = [3, 2, 1, 0]
     dealt = [
-        choose_card(h100.ask(parent=p, number=i, lineage=lineage), DECK, DECK)
+        choose_card(h100_run.ask(parent=p, number=i, lineage=lineage), DECK, DECK)
         for i, p in enumerate(parents)
     ]
     assert len({c.name for c in dealt}) == 4
 
 
 def test_a_deal_is_the_same_every_time_and_over_many_all_cards_come():
-    lineage = h100.history()
-    asks = [h100.ask(number=i, lineage=lineage) for i in range(400)]
+    lineage = h100_run.history()
+    asks = [h100_run.ask(number=i, lineage=lineage) for i in range(400)]
     dealt = [choose_card(b, DECK, DECK) for b in asks]
     assert dealt == [choose_card(b, DECK, DECK) for b in asks]
     names = {c.name for c in dealt}
@@ -79,23 +79,24 @@ def test_a_deal_is_the_same_every_time_and_over_many_all_cards_come():
 
 
 def test_a_second_attempt_may_get_another_card():
-    ask = h100.ask()
+    ask = h100_run.ask()
     names = {choose_card(dataclasses.replace(ask, attempt=i), DECK, DECK).name for i in range(20)}
     assert len(names) > 1
 
 
 def test_cards_that_were_not_tried_on_the_parent_come_first():
-    lineage = h100.history()
+    lineage = h100_run.history()
     for card in DECK[:-1]:
         tried(lineage, card.name, 200.0)
     for number in range(20):
-        assert choose_card(h100.ask(number=number, lineage=lineage), DECK, DECK) is DECK[-1]
+        assert choose_card(h100_run.ask(number=number, lineage=lineage), DECK, DECK) is DECK[-1]
     tried(lineage, DECK[-1].name, 200.0)
-    assert choose_card(h100.ask(lineage=lineage), DECK, DECK) in DECK  # all were tried: once more
+    # all were tried: once more
+    assert choose_card(h100_run.ask(lineage=lineage), DECK, DECK) in DECK
 
 
 def test_what_has_helped_comes_more_often():
-    lineage = h100.history()
+    lineage = h100_run.history()
     good, bad = DECK[0].name, DECK[1].name
     for _ in range(8):
         tried(lineage, good, 0.01, parent=0)
@@ -105,14 +106,14 @@ def test_what_has_helped_comes_more_often():
     assert worth[bad] == 1 / 12
     two = [c for c in DECK if c.name in (good, bad)]
     counts = Counter(
-        choose_card(h100.ask(number=i, lineage=lineage, in_flight=1), two, two).name
+        choose_card(h100_run.ask(number=i, lineage=lineage, in_flight=1), two, two).name
         for i in range(300)
     )
     assert counts[good] > 5 * counts[bad] > 0
 
 
 def test_as_many_cards_as_ideas_and_no_card_twice():
-    ask = dataclasses.replace(h100.ask(), ideas=2)
+    ask = dataclasses.replace(h100_run.ask(), ideas=2)
     for number in range(40):
         one, two = choose_cards(dataclasses.replace(ask, id=number), DECK, DECK)
         assert one is not two
@@ -123,14 +124,14 @@ def test_as_many_cards_as_ideas_and_no_card_twice():
 def test_earlier_runs_count_as_eight_tries_at_most():
     prior = Effect("a", Regime.ALL, 80, 80, 40)
     short = Effect("a", Regime.SHORT, 80, 80, 0)
-    assert worths(h100.history(), [prior, short])["a"] == (1 + 4) / (4 + MOST_REMEMBERED)
+    assert worths(h100_run.history(), [prior, short])["a"] == (1 + 4) / (4 + MOST_REMEMBERED)
 
 
 def test_without_a_card_that_helps_there_is_none():
-    assert choose_card(h100.ask(), DECK, []) is None
-    assert choose_card(h100.ask(), [], []) is None
+    assert choose_card(h100_run.ask(), DECK, []) is None
+    assert choose_card(h100_run.ask(), [], []) is None
     only = DECK[3]
-    assert choose_card(h100.ask(), DECK, [only]) is only
+    assert choose_card(h100_run.ask(), DECK, [only]) is only
 
 
 def card(**front):
@@ -157,15 +158,17 @@ def test_cards_help_by_what_bounds_and_what_is_known():
 
 
 def test_a_technique_that_the_parent_uses_is_not_proposed_as_a_change():
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS)
-    lineage = h100.history()
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100_run.RUN_FACTS)
+    lineage = h100_run.history()
     used = {c.name for c in DECK if c.is_used_in(lineage[2].proposal.source)}
     assert "exp2" in used
     assert {"cluster_rows", "persistent", "bulk_copies", "pipelining"}.isdisjoint(used)
     for number in range(60):
-        ask = h100.ask(parent=2, number=number, lineage=lineage)
+        ask = h100_run.ask(parent=2, number=number, lineage=lineage)
         assert prompter.write(ask).card not in used
-    rewrites = {prompter.write(h100.ask(Operator.REWRITE, 2, n, lineage)).card for n in range(60)}
+    rewrites = {
+        prompter.write(h100_run.ask(Operator.REWRITE, 2, n, lineage)).card for n in range(60)
+    }
     assert rewrites & used  # a new file may use what the parent used
 
 
@@ -181,15 +184,15 @@ def test_no_seed_uses_everything():
 
 
 def test_decisive_cards_come_first_while_the_task_is_far_from_its_ceiling():
-    lineage = h100.history()
+    lineage = h100_run.history()
     decisive = DECK[3:5]
-    asks = [h100.ask(number=i, lineage=lineage, in_flight=2) for i in range(8)]
+    asks = [h100_run.ask(number=i, lineage=lineage, in_flight=2) for i in range(8)]
     dealt = [choose_cards(a, DECK, DECK, decisive)[0].name for a in asks]
     assert set(dealt) == {c.name for c in decisive}
     assert all(one != other for one, other in itertools.pairwise(dealt))
     for card in decisive:
         tried(lineage, card.name, 200.0)
-    later = choose_cards(h100.ask(lineage=lineage), DECK, DECK, decisive)[0]
+    later = choose_cards(h100_run.ask(lineage=lineage), DECK, DECK, decisive)[0]
     assert later not in decisive  # not again on this parent, while others are left
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 
-import h100
+import h100_run
 import pytest
 import torch
 from hypothesis import given
@@ -37,14 +37,14 @@ from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import RunError
-from made import passed
-from toy import manifest
+from simulated_evolution import manifest
+from synthetic_lineages import passed
 
 SOFTMAX = find_task("softmax")
-H100 = hardware("sm_90a", h100.RUN_FACTS.device, h100.RUN_FACTS.ceilings)
+H100 = hardware("sm_90a", h100_run.RUN_FACTS.device, h100_run.RUN_FACTS.ceilings)
 
 
-def cases_of(name="softmax", run_facts=h100.RUN_FACTS, device=H100):
+def cases_of(name="softmax", run_facts=h100_run.RUN_FACTS, device=H100):
     return bench_cases(find_task(name), "gpu", device, run_facts)
 
 
@@ -108,7 +108,7 @@ def test_what_limits_a_task():
     fused = find_task("linear_cross_entropy")
     assert bounds_of(fused, cases_of("linear_cross_entropy"), 1) == {"memory", "compute"}
     fast = Ceilings(1e5, 1e5, 1e5, {})
-    device = hardware("sm_90a", h100.RUN_FACTS.device, fast)
+    device = hardware("sm_90a", h100_run.RUN_FACTS.device, fast)
     assert "latency" in bounds_of(SOFTMAX, cases_of(device=device), 1)
 
 
@@ -138,7 +138,7 @@ def test_what_a_task_means_is_torch_itself():
 
 
 def test_languages_are_those_of_the_kernels():
-    seeds = {c.proposal.name: c.proposal.source for c in h100.history().seeds}
+    seeds = {c.proposal.name: c.proposal.source for c in h100_run.history().seeds}
     assert languages_in(seeds["triton_rows"]) == (TRITON,)
     assert languages_in(seeds["cuda_cluster"]) == (CUDA,)
     assert languages_in(seeds["triton_rows"] + seeds["cuda_cluster"]) == (TRITON, CUDA)
@@ -146,8 +146,8 @@ def test_languages_are_those_of_the_kernels():
 
 
 def test_facts_are_of_cases_below_the_roofline():
-    lineage = h100.history()
-    visible = frozenset(h100.CASES)
+    lineage = h100_run.history()
+    visible = frozenset(h100_run.CASES)
 
     def facts(number):
         candidate = lineage[number]
@@ -160,14 +160,14 @@ def test_facts_are_of_cases_below_the_roofline():
 
 
 def test_elites_are_those_that_add_something():
-    ask = h100.ask(parent=1)  # triton_online: both others win cases
+    ask = h100_run.ask(parent=1)  # triton_online: both others win cases
     assert [c.id for c in diverse(ask)] == [3, 0]
-    assert diverse(h100.ask(parent=3)) == []  # made of 2 and 0, far ahead of 1
-    assert [c.id for c in diverse(h100.ask(parent=2))] == [0]
+    assert diverse(h100_run.ask(parent=3)) == []  # made of 2 and 0, far ahead of 1
+    assert [c.id for c in diverse(h100_run.ask(parent=2))] == [0]
 
 
 def test_an_elite_is_shown_whole_if_short_and_by_what_differs_if_alike():
-    ask = h100.ask(parent=2)
+    ask = h100_run.ask(parent=2)
     shown = elite(ask.lineage[0], ask, cases_of(), second=False)
     assert ask.lineage[0].proposal.source.rstrip() in shown.body
     assert "bf16_16384x1024 1.043×" in shown.cases
@@ -185,7 +185,7 @@ def test_an_elite_is_shown_whole_if_short_and_by_what_differs_if_alike():
 
 
 def test_a_second_parent_is_cut_to_what_the_first_lacks():
-    ask = h100.ask(parent=0)
+    ask = h100_run.ask(parent=0)
     long = ask.lineage[2]
     shown = elite(long, ask, cases_of(), second=True).body
     assert shown.count("\n") < 190
@@ -256,31 +256,31 @@ def test_epsilons_are_torchs():
 
 
 def test_the_ledger_has_the_parents_line_first_and_then_the_newest():
-    lines = ledger(h100.ask())
+    lines = ledger(h100_run.ask())
     assert [line.split()[0] for line in lines] == ["#3", "#6", "#5", "#4"]
     assert lines[0].endswith("→ 1.012× #2 (1.276× the best of torch), new incumbent")
     assert "(predicted 1.030×) → INCORRECT_NUMERICAL in a hidden case: “result y:" in lines[2]
-    repair = ledger(h100.ask(Operator.REPAIR, 4))
+    repair = ledger(h100_run.ask(Operator.REPAIR, 4))
     assert [line.split()[0] for line in repair] == ["#3", "#6", "#5"]  # its own fault is shown
 
 
 def test_the_ledger_is_short_and_free_of_mere_constants():
-    lineage = h100.history()
+    lineage = h100_run.history()
     for number in range(len(lineage), 40):
         operator = Operator.TUNE if number % 2 else Operator.STRUCTURE
         proposal = Proposal(number, (3,), operator, "x", f"x = {number}", "an idea " * 100)
         times = {"bf16_16384x1024": 30.0 + number}
         lineage.record(Candidate(proposal, passed(times)))
-    lines = ledger(h100.ask(lineage=lineage))
+    lines = ledger(h100_run.ask(lineage=lineage))
     assert len(lines) == 12
     assert sum(" tune of " in line for line in lines) == 3
     assert all(len(line) < 400 for line in lines)
 
 
 def test_a_repaired_file_is_compared_with_what_the_broken_one_was_made_from():
-    lineage = h100.history()
+    lineage = h100_run.history()
     proposal = Proposal(len(lineage), (4,), Operator.REPAIR, "x", "x = 1", "mended")
-    lineage.record(Candidate(proposal, h100.passed(h100.JOINED)))
+    lineage.record(Candidate(proposal, h100_run.passed(h100_run.JOINED)))
     told = entry(lineage[7], lineage)
     assert told.endswith("“mended” → 1.000× #3 (1.276× the best of torch)")
     orphan = lineage[4].proposal
@@ -291,20 +291,20 @@ def test_a_repaired_file_is_compared_with_what_the_broken_one_was_made_from():
 
 
 def test_of_two_answers_that_say_the_same_the_ledger_tells_the_faster():
-    lineage = h100.history()
+    lineage = h100_run.history()
     for factor in (1.0, 0.9, 1.1):
         number = len(lineage)
         proposal = Proposal(
             *(number, (3,), Operator.REWRITE, "x", f"x = {number}", "the same idea"), ask=9
         )
-        times = tuple(t * factor for t in h100.JOINED)
-        lineage.record(Candidate(proposal, h100.passed(times)))
-    told = [line for line in ledger(h100.ask(lineage=lineage)) if "the same idea" in line]
+        times = tuple(t * factor for t in h100_run.JOINED)
+        lineage.record(Candidate(proposal, h100_run.passed(times)))
+    told = [line for line in ledger(h100_run.ask(lineage=lineage)) if "the same idea" in line]
     assert [line.split()[0] for line in told] == ["#8"]
     for number in (10, 11):  # of other asks, as decided by the tuner
         proposal = dataclasses.replace(lineage[8].proposal, id=number, ask=None)
         lineage.record(Candidate(proposal, lineage[8].verdict))
-    told = [line for line in ledger(h100.ask(lineage=lineage)) if "the same idea" in line]
+    told = [line for line in ledger(h100_run.ask(lineage=lineage)) if "the same idea" in line]
     assert [line.split()[0] for line in told] == ["#11", "#10", "#8"]
 
 
@@ -363,16 +363,16 @@ def test_a_log_of_megabytes_is_cut():
 
 
 def test_a_runs_situation_is_read_from_its_records(tmp_path):
-    made = manifest(environment={"facts": to_json(h100.RUN_FACTS.device)}, lang="triton")
+    made = manifest(environment={"facts": to_json(h100_run.RUN_FACTS.device)}, lang="triton")
     with RunStore.create(tmp_path, made) as store:
         baselines = {"us": {"short": {"eager": 3.0}}, "peak_bytes": {}, "captured": {}}
         store.append(
-            "baselines", {"baselines": baselines, "ceilings": to_json(h100.RUN_FACTS.ceilings)}
+            "baselines", {"baselines": baselines, "ceilings": to_json(h100_run.RUN_FACTS.ceilings)}
         )
     store, history = read_history(store.folder)
     run_facts = run_facts_of(store.manifest, history)
-    assert run_facts.device == h100.RUN_FACTS.device
-    assert run_facts.ceilings == h100.RUN_FACTS.ceilings
+    assert run_facts.device == h100_run.RUN_FACTS.device
+    assert run_facts.ceilings == h100_run.RUN_FACTS.ceilings
     assert run_facts.baselines == {"short": {"eager": 3.0}}
     assert run_facts.lang == "triton"
     bare = run_facts_of(manifest(), history)

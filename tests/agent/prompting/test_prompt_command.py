@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import run, stored_run
+from commands import run
 from kagent.asktell.prompt_preview import explanation, of_run
 from kagent.config.settings import load_config
 from kagent.llm.drafts import text_of
@@ -11,6 +11,7 @@ from kagent.prompting import Prompter, run_facts_of
 from kagent.runs.lineage import Operator
 from kagent.runs.store import read_history
 from kagent_sandbox.data.verdict import Rejected
+from simulated_evolution import stored_run
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,8 @@ def test_what_does_not_fit_is_answered_with_what_does(folder, show):
 
 def test_a_run_in_which_nothing_passed_has_no_next_prompt(tmp_path, show):
     from kagent.runs.store import RunStore
-    from toy import manifest, toy_task
+    from simulated_evolution import manifest
+    from simulated_landscape import toy_task
 
     task = toy_task(tmp_path / "task")
     made = manifest(task_folder=str(task.folder), task_digest=task.digest)

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import re
 
-import h100
+import h100_run
 import pytest
 from card_snippets import CARDS
 from hypothesis import HealthCheck, given, settings
@@ -22,8 +22,8 @@ from kagent_sandbox.data.language import LANGUAGES
 from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.errors import UserError
-from made import SEED, failure, lineages, passed, with_words
-from toy import toy_task
+from simulated_landscape import toy_task
+from synthetic_lineages import SEED, failure, lineages, passed, with_compiler_output
 
 TARGETS = ("sm_80", "sm_90a", "sm_100", "sm_120")
 FRAME_CHARS = 26_000  # of both messages, without the sources that they hold
@@ -71,9 +71,9 @@ def test_any_lineage_has_a_prompt_for_every_operator(toy, lineage, data):
 
 @pytest.mark.parametrize("operator", TEMPLATES)
 def test_prompts_of_a_run_are_bounded_and_hold_the_parent(operator):
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS)
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100_run.RUN_FACTS)
     parent = 4 if operator is Operator.REPAIR else 3
-    ask = h100.ask(operator, parent)
+    ask = h100_run.ask(operator, parent)
     prompt = prompter.write(ask)
     sources = [c.proposal.source for c in ask.lineage]
     rest = frame(prompt, *sources)
@@ -89,7 +89,7 @@ def test_prompts_of_a_run_are_bounded_and_hold_the_parent(operator):
 @pytest.mark.parametrize("operator", TEMPLATES)
 def test_nothing_of_hidden_cases_is_told(operator):
     task = find_task("softmax")
-    lineage = h100.history()
+    lineage = h100_run.history()
     secret = 12345
     hidden = [
         *draw_hidden(task, "gpu", "check", secret),
@@ -100,8 +100,8 @@ def test_nothing_of_hidden_cases_is_told(operator):
     proposal = Proposal(len(lineage), (3,), Operator.STRUCTURE, "triton_x", source, "an idea")
     lineage.record(Candidate(proposal, verdict))
     parent = len(lineage) - 1 if operator is Operator.REPAIR else 3
-    prompt = Prompter(task, "gpu", "sm_90a", h100.RUN_FACTS).write(
-        h100.ask(operator, parent, lineage=lineage)
+    prompt = Prompter(task, "gpu", "sm_90a", h100_run.RUN_FACTS).write(
+        h100_run.ask(operator, parent, lineage=lineage)
     )
     text = prompt.system + prompt.user
     assert "hidden_" not in text
@@ -141,8 +141,8 @@ def test_every_task_has_a_first_prompt_without_measurements(name, target):
 
 
 def test_measurements_floors_and_resources_are_told():
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS)
-    prompt = prompter.write(h100.ask())
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100_run.RUN_FACTS)
+    prompt = prompter.write(h100_run.ask())
     assert "copy 3,017 GB/s" in prompt.system
     assert "| 1,130 (compile max-autotune) | quack 721 |" in prompt.system
     assert "bf16_4096x131072 | 856 (±0.2%) | 2,509 | 712 | 83% | 1.351×" in prompt.user
@@ -157,15 +157,15 @@ def test_measurements_floors_and_resources_are_told():
 
 
 def test_a_crossover_of_two_long_files_is_bounded():
-    lineage = h100.history()
+    lineage = h100_run.history()
     long = lineage[2].proposal.source.replace("softmax_on_chip", "softmax_in_chips")
     source = long + "".join(f"\n\ndef helper_{i}(x):\n    return x\n" for i in range(200))
     number = len(lineage)
     proposal = Proposal(number, (2,), Operator.STRUCTURE, "cuda_ring", source, "")
-    fast = tuple(us * 0.8 for us in h100.CLUSTER)
-    lineage.record(Candidate(proposal, h100.passed(fast)))
-    ask = h100.ask(Operator.CROSSOVER, 2, lineage=lineage)
-    text = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS).write(ask).user
+    fast = tuple(us * 0.8 for us in h100_run.CLUSTER)
+    lineage.record(Candidate(proposal, h100_run.passed(fast)))
+    ask = h100_run.ask(Operator.CROSSOVER, 2, lineage=lineage)
+    text = Prompter(find_task("softmax"), "gpu", "sm_90a", h100_run.RUN_FACTS).write(ask).user
     own = ask.parent.proposal.source
     assert own.rstrip("\n") in text
     other = text.partition("# The other parent")[2].partition("# What was tried")[0]
@@ -180,15 +180,17 @@ def test_what_the_task_has_no_use_for_is_left_out():
     products = ("wgmma", "tcgen05", "tensor operations", "swizzle", "256×256", "TensorDescriptor")
     for prompter in (
         *seeds.values(),
-        Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS),
+        Prompter(find_task("softmax"), "gpu", "sm_90a", h100_run.RUN_FACTS),
     ):
-        system = prompter.write(h100.ask(), "exp2").system
+        system = prompter.write(h100_run.ask(), "exp2").system
         assert not [word for word in products if word in system]
         assert "66 of 2 run at once" in system
-    system = Prompter(find_task("attention"), "gpu", "sm_90a", RunFacts()).write(h100.ask()).system
+    system = (
+        Prompter(find_task("attention"), "gpu", "sm_90a", RunFacts()).write(h100_run.ask()).system
+    )
     assert not [w for w in products if w not in system and w != "tcgen05"]
     triton = Prompter(find_task("softmax"), "gpu", "sm_90a", RunFacts(lang="triton"))
-    assert "66 of 2" not in triton.write(h100.ask()).system
+    assert "66 of 2" not in triton.write(h100_run.ask()).system
 
 
 def test_a_rewrite_of_what_nobody_measured_shows_what_it_is():
@@ -205,8 +207,8 @@ def test_a_rewrite_of_what_nobody_measured_shows_what_it_is():
 
 
 def test_a_repair_names_the_place_and_quotes_the_message():
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS)
-    prompt = prompter.write(h100.ask(Operator.REPAIR, 4))
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100_run.RUN_FACTS)
+    prompt = prompter.write(h100_run.ask(Operator.REPAIR, 4))
     assert re.search(r"^> +\d+ \|       cluster_wiat\(\);", prompt.user, re.MULTILINE)
     assert "It was written for this, in its author's words: “Fetch the next row" in prompt.user
     assert prompt.card == "persistent"
@@ -214,7 +216,7 @@ def test_a_repair_names_the_place_and_quotes_the_message():
 
 
 def test_compilers_words_and_loops_reach_the_next_prompt_and_a_repair(toy):
-    lineage = Lineage([with_words(SEED), with_words(failure(1))])
+    lineage = Lineage([with_compiler_output(SEED), with_compiler_output(failure(1))])
     prompter = Prompter(toy, "gpu", "sm_90a", RunFacts())
     for operator, parent in ((Operator.STRUCTURE, 0), (Operator.REPAIR, 1)):
         text = prompter.write(toy_brief(toy, lineage, operator, parent)).user
@@ -225,10 +227,10 @@ def test_compilers_words_and_loops_reach_the_next_prompt_and_a_repair(toy):
 
 
 def test_the_reply_that_is_asked_for_is_the_one_that_is_read():
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS)
-    user = prompter.write(h100.ask()).user
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100_run.RUN_FACTS)
+    user = prompter.write(h100_run.ask()).user
     example = re.search(r"^````text\n(.*?)^````$", user, re.MULTILINE | re.DOTALL)[1]
-    source = h100.history()[0].proposal.source
+    source = h100_run.history()[0].proposal.source
     example = example.replace("the whole file\n", source).replace("N.NN", "1.15")
     answer = read_reply(example, "softmax")
     assert isinstance(answer, Answer), answer
@@ -304,27 +306,27 @@ def test_a_softmax_is_told_what_a_difference_of_logarithms_costs():
 
 def test_languages_follow_the_run():
     task = find_task("softmax")
-    ask = h100.ask(Operator.REWRITE)
-    only = dataclasses.replace(h100.RUN_FACTS, lang="triton")
+    ask = h100_run.ask(Operator.REWRITE)
+    only = dataclasses.replace(h100_run.RUN_FACTS, lang="triton")
     prompter = Prompter(task, "gpu", "sm_90a", only)
     prompt = prompter.write(ask)
     assert "cuda_kernel" not in prompt.system
     assert "**CUDA**" not in prompt.user
     assert "cluster_rows" not in prompter.cards
-    assert "cluster_rows" in Prompter(task, "gpu", "sm_90a", h100.RUN_FACTS).cards
+    assert "cluster_rows" in Prompter(task, "gpu", "sm_90a", h100_run.RUN_FACTS).cards
 
 
 def test_a_named_card_is_taken_and_an_unknown_one_is_answered_with_the_list():
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS)
-    assert prompter.write(h100.ask(), "waves").card == "waves"
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100_run.RUN_FACTS)
+    assert prompter.write(h100_run.ask(), "waves").card == "waves"
     with pytest.raises(UserError, match=r"no card .wave.: there are .*waves"):
-        prompter.write(h100.ask(), "wave")
+        prompter.write(h100_run.ask(), "wave")
 
 
 def test_a_model_is_not_asked_for_what_the_harness_does():
-    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS)
+    prompter = Prompter(find_task("softmax"), "gpu", "sm_90a", h100_run.RUN_FACTS)
     with pytest.raises(ValueError, match="sweep"):
-        prompter.write(h100.ask(Operator.SWEEP))
+        prompter.write(h100_run.ask(Operator.SWEEP))
 
 
 @pytest.mark.parametrize("name", CARDS)

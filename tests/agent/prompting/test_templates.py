@@ -1,6 +1,6 @@
 """A user's own templates and cards, and the mistakes in them."""
 
-import h100
+import h100_run
 import pytest
 from kagent.prompting import Prompter
 from kagent.prompting.cards import read_card
@@ -27,7 +27,7 @@ Nothing.
 
 
 def prompter(folder):
-    return Prompter(find_task("softmax"), "gpu", "sm_90a", h100.RUN_FACTS, folder)
+    return Prompter(find_task("softmax"), "gpu", "sm_90a", h100_run.RUN_FACTS, folder)
 
 
 def test_single_files_are_replaced_and_the_rest_is_kagents_own(tmp_path):
@@ -37,18 +37,18 @@ def test_single_files_are_replaced_and_the_rest_is_kagents_own(tmp_path):
     (tmp_path / "cards" / "mine.md").write_text(CARD)
     (tmp_path / "cards" / "waves.md").write_text(CARD)
     mine = prompter(tmp_path)
-    prompt = mine.write(h100.ask(), "mine")
+    prompt = mine.write(h100_run.ask(), "mine")
     assert "# Mine: 4 tries" in prompt.user
     assert "# The technique to try: Mine" in prompt.user
     assert "# The parent: #3" in prompt.user
-    assert "Always." in mine.write(h100.ask(), "waves").user
+    assert "Always." in mine.write(h100_run.ask(), "waves").user
     assert "mine" in mine.cards
 
 
 def test_a_template_that_was_changed_is_read_anew(tmp_path):
     for text in ("before", "after"):
         (tmp_path / "structure.md.j2").write_text(text)
-        assert prompter(tmp_path).write(h100.ask()).user == f"{text}\n"
+        assert prompter(tmp_path).write(h100_run.ask()).user == f"{text}\n"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_mistake_in_a_template_is_reported_with_file_and_line(tmp_path, name, 
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     with pytest.raises(UserError) as e:
-        prompter(tmp_path).write(h100.ask())
+        prompter(tmp_path).write(h100_run.ask())
     assert said in str(e.value)
     assert str(tmp_path) in str(e.value)
 
@@ -116,4 +116,4 @@ def test_a_folder_that_is_not_there_is_reported(tmp_path):
 
 def test_nothing_is_escaped(tmp_path):
     (tmp_path / "structure.md.j2").write_text("{{ '<T> & \"x\"' }}\n")
-    assert prompter(tmp_path).write(h100.ask()).user == '<T> & "x"\n'
+    assert prompter(tmp_path).write(h100_run.ask()).user == '<T> & "x"\n'

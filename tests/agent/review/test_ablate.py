@@ -1,4 +1,4 @@
-"""What bought what: edits taken back, on the tests' synthetic landscape."""
+"""What bought what: edits taken back, on the tests' simulated landscape."""
 
 import asyncio
 import math
@@ -14,7 +14,9 @@ from kagent.review.plots import ablation_plot
 from kagent.runs.lineage import Operator
 from kagent.runs.store import RunStore, read_history
 from kagent_sandbox.errors import RunError
-from toy import SEEDS, case_times, evolution, machine, toy_source
+from simulated_evolution import SEEDS, evolution
+from simulated_landscape import case_times, toy_source
+from simulated_machine import machine
 
 RUNS = Path(__file__).parents[3] / "runs"
 texts = st.lists(st.sampled_from("abc"), max_size=8).map(lambda ls: "".join(f"{x}\n" for x in ls))

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import run, stored_run
+from commands import run
 from kagent.review import artifacts
+from simulated_evolution import stored_run
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 RUN = Path(__file__).parents[3] / "runs" / "softmax-ask-tell"

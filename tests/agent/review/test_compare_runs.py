@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from commands import made_final, stored_run
 from kagent.review import compare
 from kagent.runs.store import read_history
 from rich.console import Console
+from simulated_evolution import stored_run
+from synthetic_races import synthetic_final
 
 RUNS = Path(__file__).parents[3] / "runs"
 
@@ -59,7 +60,7 @@ def test_the_other_way_round_is_the_inverse(history, one, other):
 
 
 def test_a_diff_of_two_finalists_has_the_race_apart_from_the_search(tmp_path):
-    history = read_history(stored_run(tmp_path, race=made_final()))[1]
+    history = read_history(stored_run(tmp_path, race=synthetic_final()))[1]
     pair = history.lineage[0], history.lineage[1]
     found = compare.diff_json(history, *pair)
     assert [c["verdict"] for c in found["race"]["cases"]] == ["FASTER", "SLOWER"]

@@ -14,7 +14,7 @@ from kagent.review.live import PageServer
 from kagent.runs.lineage import Candidate, Lineage, Operator, Proposal
 from kagent.runs.store import RunStore, read_history
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
-from made import with_words
+from synthetic_lineages import with_compiler_output
 from test_report_page import SOFTMAX, hostile
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -54,7 +54,7 @@ def file(tmp_path_factory):
     events = (*history.events, replace(history.events[-1], kind="ablated", data=ablated))
     refused = Rejected(Stage.BUILD, Status.COMPILE_ERROR, "x.cu(3): error: expected a ';'")
     proposal = Proposal(17, (14,), Operator.TUNE, "cuda_persistent", "# x\n", "more of it")
-    said = (with_words(c) if c.id == 5 else c for c in history.lineage)
+    said = (with_compiler_output(c) if c.id == 5 else c for c in history.lineage)
     lineage = Lineage([*said, Candidate(proposal, refused)])
     target = tmp_path_factory.mktemp("report") / "report.html"
     full = replace(history, events=events, lineage=lineage)

@@ -28,7 +28,7 @@ from kagent_sandbox.data.records import to_json
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status
 from kagent_sandbox.judge.timing.noise import Noise
 from kagent_sandbox.runtime.text import printable
-from made import SEED, child, with_words
+from synthetic_lineages import SEED, child, with_compiler_output
 
 RUNS = Path(__file__).parents[3] / "runs"
 SOFTMAX = RUNS / "softmax-ask-tell"
@@ -339,7 +339,7 @@ def test_texts_of_others_can_be_seen(run):
 
 def test_compilers_words_and_loops_are_in_the_data_of_the_page(run):
     manifest, history = run
-    lineage = Lineage([with_words(SEED), replace(child(1, 90.0), facts=None)])
+    lineage = Lineage([with_compiler_output(SEED), replace(child(1, 90.0), facts=None)])
     data = report_data.page_data(manifest, replace(history, lineage=lineage, race=None))
     said, plain = data["candidates"]
     assert said["remarks"] == ["rows: ptxas: (C7511) wgmma.mma_async instructions are serialized"]

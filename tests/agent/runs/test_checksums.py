@@ -12,13 +12,14 @@ import pytest
 from kagent.runs.store import RunStore, read_history
 from kagent.runs.verify import verify
 from kagent_sandbox.errors import RunError
+from simulated_evolution import stored_run
 
 EVERY = 61  # bits; every bit takes a minute, and 61 is prime to all sizes of SQLite's
 
 
 @pytest.fixture
 def folder(tmp_path):
-    return commands.stored_run(tmp_path, budget=3)
+    return stored_run(tmp_path, budget=3)
 
 
 def values(folder):

@@ -7,12 +7,13 @@ import pytest
 from kagent.runs.store import RunStore, read_history
 from kagent.runs.stored_event import StoredEvent
 from kagent.ui.live import clock
+from simulated_evolution import stored_run
 
 DAYS = 11 * 86400.0
 
 
 def test_a_clock_that_is_set_meanwhile_changes_no_duration(tmp_path, monkeypatch):
-    folder = commands.stored_run(tmp_path, budget=3)
+    folder = stored_run(tmp_path, budget=3)
     before = read_history(folder)[1].elapsed_s
     with RunStore.open(folder) as store:
         store.begin(4)
@@ -30,7 +31,7 @@ def test_a_clock_that_is_set_meanwhile_changes_no_duration(tmp_path, monkeypatch
 @pytest.mark.parametrize("stopped", [True, False])
 def test_a_session_with_times_of_a_clock_that_was_set_back(tmp_path, monkeypatch, capsys, stopped):
     """As runs of earlier versions have them."""
-    folder = commands.stored_run(tmp_path, budget=3)
+    folder = stored_run(tmp_path, budget=3)
     before = read_history(folder)[1].elapsed_s
     with RunStore.open(folder) as store:
         kinds = [("session", {"budget": 4}), ("note", {}), ("stopped", {"stop": "budget"})]

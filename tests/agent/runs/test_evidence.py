@@ -9,10 +9,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from commands import run, stored_run
+from commands import run
 from kagent.runs.analyses import add_analysis, analyses_path
 from kagent.runs.store import RunStore, read_history
 from kagent_sandbox.errors import RunError
+from simulated_evolution import stored_run
 
 RUNS = Path(__file__).parents[3] / "runs"
 NAME = "softmax-ask-tell"

@@ -5,7 +5,7 @@ from kagent.runs.final_race import choose_finalists, winner
 from kagent.runs.lineage import Facts, Lineage
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.verdict import Comparison
-from made import candidate, passed
+from synthetic_lineages import candidate, passed
 
 
 def lineage(*times):

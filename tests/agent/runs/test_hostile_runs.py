@@ -6,11 +6,7 @@ import sqlite3
 import time
 
 import pytest
-from kagent.asktell.open_asks import named_by_header
-from kagent.runs.manifest import find_run, list_runs, read_manifest
-from kagent.runs.store import RunStore
-from kagent_sandbox.errors import RunError
-from outside import (
+from asktell_runs import (
     ask,
     copied,
     judge,
@@ -20,6 +16,10 @@ from outside import (
     tell,
     toy_machine,  # noqa: F401 - a fixture
 )
+from kagent.asktell.open_asks import named_by_header
+from kagent.runs.manifest import find_run, list_runs, read_manifest
+from kagent.runs.store import RunStore
+from kagent_sandbox.errors import RunError
 from stored_events import add, execute
 
 pytestmark = pytest.mark.usefixtures("toy_machine")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from kagent.runs.lineage import Lineage, Operator, Origin, Withdrawal
 from kagent_sandbox.data.language import language_of
 from kagent_sandbox.data.verdict import Comparison, Rejected, Stage, Status
-from made import SEED, child, failure, lineages
+from synthetic_lineages import SEED, child, failure, lineages
 
 
 def versus(against, p_faster):

@@ -13,8 +13,8 @@ from kagent.runs.manifest import find_run, list_runs, read_manifest
 from kagent.runs.store import RunStore
 from kagent_sandbox.data.verdict import CaseTiming, Comparison, Passed, Rejected, Stage, Status
 from kagent_sandbox.errors import RunError
+from simulated_evolution import manifest
 from stored_events import add
-from toy import manifest
 
 
 def proposal(number, source="x = 1\n"):
@@ -168,7 +168,7 @@ def test_a_read_only_runs_folder_is_one_clear_line(tmp_path):
     runs.chmod(0o555)
     code = (
         "import os, sys; sys.path.insert(0, sys.argv[2])\n"
-        "from toy import manifest; from kagent.runs.store import RunStore\n"
+        "from simulated_evolution import manifest; from kagent.runs.store import RunStore\n"
         "from pathlib import Path\n"
         "from kagent_sandbox.errors import RunError\n"
         "os.getuid() or os.setuid(65534)\n"

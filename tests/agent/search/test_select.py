@@ -23,8 +23,9 @@ from kagent.search.select import (
     to_repair,
 )
 from kagent_sandbox.data.verdict import Comparison, Stage, Status
-from made import OPERATORS, SEED, child, failure, lineages
-from toy import RandomProposer, setting, toy_task
+from simulated_evolution import RandomProposer, setting
+from simulated_landscape import toy_task
+from synthetic_lineages import OPERATORS, SEED, child, failure, lineages
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,9 @@ from kagent.search.settled import nothing_to_gain
 from kagent.search.tunables import read_tunables
 from kagent.search.tuner import Tuner
 from kagent_sandbox.data.verdict import Comparison
-from made import SEED, child
-from toy import SEEDS, evolution, setting, toy_task
+from simulated_evolution import SEEDS, evolution, setting
+from simulated_landscape import toy_task
+from synthetic_lineages import SEED, child
 
 
 def test_a_tuned_run_ends_when_untried_constants_promise_nothing(tmp_path):

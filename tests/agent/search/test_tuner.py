@@ -13,14 +13,9 @@ from kagent.search.select import select
 from kagent.search.tunables import read_tunables
 from kagent.search.tuner import Tuner, propose
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
-from made import candidate, passed
-from toy import (
-    SEEDS,
-    evolution,
-    setting,
-    toy_source,
-    toy_task,
-)
+from simulated_evolution import SEEDS, evolution, setting
+from simulated_landscape import toy_source, toy_task
+from synthetic_lineages import candidate, passed
 
 SOURCE = '''"""Wide."""
 import triton.language as tl

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from commands import stored_run
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent import doctor
@@ -46,6 +45,7 @@ from kagent_sandbox.judge import judge_process
 from kagent_sandbox.judge.judge_process import JudgeProcess
 from kagent_sandbox.judge.timing.noise import Noise
 from rich.console import Console
+from simulated_evolution import stored_run
 
 ITEM = """
 number = 7

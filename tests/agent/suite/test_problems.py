@@ -1,7 +1,7 @@
 """Finding a suite's problems."""
 
 import pytest
-from double_task import REFERENCE, TASK
+from doubling_task import REFERENCE, TASK
 from kagent.suite.problems import Form, absolute, find_problems
 from kagent_sandbox.errors import UserError
 

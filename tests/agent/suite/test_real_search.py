@@ -5,7 +5,7 @@ import re
 
 import pytest
 from commands import run
-from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
+from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel_of_passes
 
 pytestmark = pytest.mark.usefixtures("uncompiled", "brief_timing", "warm_processes")
 

@@ -11,8 +11,8 @@ from kagent.suite.results import SuiteResults, figures, results_json
 from kagent.suite.view import results_view
 from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import RunError
-from made_suite import comparison, result, suite_of
 from rich.console import Console
+from synthetic_suite import comparison, result, suite_of
 
 
 def results_of(name, *found):

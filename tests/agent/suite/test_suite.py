@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 from commands import run as run_command
+from evolve_process import command
 from kagent.authoring.seeds import SeedOutcome
 from kagent.config.settings import load_config
 from kagent.evolve import session
@@ -28,8 +29,7 @@ from kagent.suite.running import SuiteRunner
 from kagent_sandbox.data.records import to_json
 from kagent_sandbox.errors import DeviceError, MachineError, RunError, TaskError, UserError
 from kagent_sandbox.process import process_tree
-from made_suite import Search, problems_in, suite_of
-from running import command
+from synthetic_suite import Search, problems_in, suite_of
 
 
 @pytest.fixture

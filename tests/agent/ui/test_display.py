@@ -16,9 +16,9 @@ from kagent.runs.events import (
 from kagent.runs.lineage import Candidate, Operator, Proposal
 from kagent.ui.live import DisplayState, LiveDisplay, PlainDisplay, clock, display_for, outcome
 from kagent_sandbox.data.verdict import Comparison, Rejected, Stage, Status
-from made import passed
 from rich.cells import cell_len
 from rich.console import Console
+from synthetic_lineages import passed
 
 
 def recorded(number, verdict, *, operator=Operator.TUNE, promoted=False, counted=0, speed_up=1.0):

@@ -20,8 +20,8 @@ from kagent_sandbox.data.plan import (
     Scalar,
     TensorRef,
 )
-from made import LOOP, REMARK
 from rich.console import Console
+from synthetic_lineages import LOOP, REMARK
 
 X = TensorRef(0, 0, (4, 8), (8, 1), "float32")
 Y = TensorRef(1, 0, (4, 8), (8, 1), "float32")

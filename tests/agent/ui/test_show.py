@@ -3,7 +3,7 @@ import io
 import json
 
 import pytest
-from commands import made_final, run, stored_run
+from commands import run
 from kagent.asktell.views import best_text
 from kagent.cli.evolve import exit_code
 from kagent.evolve.session import Outcome
@@ -20,14 +20,16 @@ from kagent.ui.tables import candidate_labels
 from kagent_sandbox.data.records import from_json, to_json
 from kagent_sandbox.data.verdict import Rejected
 from kagent_sandbox.errors import UserError
-from made import failure, with_words
 from rich.cells import cell_len
 from rich.console import Console
+from simulated_evolution import stored_run
+from synthetic_lineages import failure, with_compiler_output
+from synthetic_races import synthetic_final
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return stored_run(tmp_path_factory.mktemp("stored"), race=made_final())
+    return stored_run(tmp_path_factory.mktemp("stored"), race=synthetic_final())
 
 
 def rendered(parts, width):
@@ -97,7 +99,7 @@ def test_what_disturbed_a_measurement_is_shown(folder):
 
 def test_compilers_words_and_loops_are_kept_and_shown(folder):
     store, history = read_history(folder)
-    candidate = with_words(history.lineage[0])
+    candidate = with_compiler_output(history.lineage[0])
     again = from_json(Facts, json.loads(json.dumps(to_json(candidate.facts))))
     assert again == candidate.facts
     older = to_json(candidate.facts)
@@ -184,10 +186,10 @@ def test_a_race_that_everyone_lost_has_no_winner(folder):
 
     _, history = read_history(folder)
     labels = candidate_labels(history.lineage)
-    nobody = replace(made_final(), winner=None, race=Race((), {}, {}))
+    nobody = replace(synthetic_final(), winner=None, race=Race((), {}, {}))
     text = rendered(race_view(nobody, history.lineage, matrix=False), 80)
     assert "every finalist failed" in text
-    alone = replace(made_final(), race=Race((), {"1": ()}))
+    alone = replace(synthetic_final(), race=Race((), {"1": ()}))
     assert "without a baseline" in verdict(alone, labels).plain
 
 
@@ -207,7 +209,7 @@ def doubtful(final):
 
 
 def test_a_tie_is_no_win_anywhere(tmp_path, monkeypatch, capsys):
-    folder = stored_run(tmp_path, race=doubtful(made_final()))
+    folder = stored_run(tmp_path, race=doubtful(synthetic_final()))
     text = rendered(end_of_run(outcome(folder), "toy", matrix=False, flags={}), 120)
     assert "winner" not in text
     assert "chosen: " in text
@@ -215,10 +217,10 @@ def test_a_tie_is_no_win_anywhere(tmp_path, monkeypatch, capsys):
     first = f"{folder}: TIE with torch, 0.800× (95 %: 0.600–1.100); 12 evaluated"
     assert first in " ".join(text.split())
     assert "TIE: #1 cpp_wide beside the best of torch that ran, 0.800×" in text
-    one, *others = doubtful(made_final()).race.cases
+    one, *others = doubtful(synthetic_final()).race.cases
     noted = dataclasses.replace(one, notes=("other programs used 1.5 cores",))
-    crowded = dataclasses.replace(made_final().race, cases=(noted, *others))
-    said = tables.headline(dataclasses.replace(made_final(), race=crowded)).plain
+    crowded = dataclasses.replace(synthetic_final().race, cases=(noted, *others))
+    said = tables.headline(dataclasses.replace(synthetic_final(), race=crowded)).plain
     assert said == "FASTER than torch, 1.265× (95 %: 1.200–1.300); disturbed in 1 of 2 cases"
     shown = rendered([tables.race_table(crowded, matrix=False)], 120)
     assert "float32 M=8 N=1024 was disturbed: other programs used 1.5 cores" in shown

@@ -1,7 +1,6 @@
 import io
 from dataclasses import replace
 
-from commands import made_race, race_case, timing
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.ui import tables
@@ -19,6 +18,7 @@ from kagent_sandbox.data.verdict import (
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
+from synthetic_races import race_case, synthetic_race, timing
 
 
 def rendered(part, width):
@@ -62,7 +62,7 @@ def test_markup_in_a_name_is_only_text():
 
 
 def test_the_best_of_torch_of_a_case_is_its_fastest_baseline_of_torch():
-    first, second = made_race().cases
+    first, second = synthetic_race().cases
     assert first.fastest_of_torch == "compile"
     assert first.ratio("1", BEST_OF_TORCH).value == 2.0
     assert second.fastest_of_torch == "eager"
@@ -84,7 +84,7 @@ def test_one_rule_says_what_an_interval_means(low, width):
 
 
 def test_cases_are_told_by_their_verdict():
-    race = made_race()
+    race = synthetic_race()
     slower = race.cases_with("1", SpeedVerdict.SLOWER)
     assert [case.case for case, _ in slower] == ["hidden_bench_1"]
     assert tables.cases_with(race, "1", SpeedVerdict.SLOWER) == ["float32 M=8 N=1024 (0.800×)"]
@@ -94,7 +94,7 @@ def test_cases_are_told_by_their_verdict():
 
 def test_a_race_at_80_columns_names_everyone_and_compares_every_case():
     labels = {"1": "#1 triton_online+triton_rows", "0": "#0 triton_rows"}
-    lines = rendered(tables.race_table(made_race(), matrix=False, labels=labels), 80)
+    lines = rendered(tables.race_table(synthetic_race(), matrix=False, labels=labels), 80)
     assert lines[0].split()[:2] == ["case", "kernel"]
     rows = [line for line in lines[2:] if line]
     assert len(rows) == 11
@@ -104,7 +104,7 @@ def test_a_race_at_80_columns_names_everyone_and_compares_every_case():
     assert "1.667×" in rows[2]
     assert [r for r in rows if "0.800×" in r]
     assert rows[-1].startswith("compile max-autotune did not run on float32 M=8 N=1024: out of")
-    wide = rendered(tables.race_table(made_race(), matrix=False, labels=labels), 130)
+    wide = rendered(tables.race_table(synthetic_race(), matrix=False, labels=labels), 130)
     assert any("1.980–2.020" in line for line in wide)
 
 
@@ -117,7 +117,7 @@ def test_times_that_no_race_compared_have_no_ratio():
 
 
 def test_over_all_cases_the_best_of_torch_comes_first():
-    lines = rendered(tables.overall_table(made_race(), only="1", title="all"), 80)
+    lines = rendered(tables.overall_table(synthetic_race(), only="1", title="all"), 80)
     assert lines[0] == "all"
     assert "best of torch" in lines[3]
     assert "1.265×" in lines[3]
@@ -125,7 +125,7 @@ def test_over_all_cases_the_best_of_torch_comes_first():
 
 
 def test_ratios_are_coloured_only_beyond_their_interval():
-    first, second = made_race().cases
+    first, second = synthetic_race().cases
     assert tables.ratio_text(first.ratio("1", "eager")).style == "green"
     assert tables.ratio_text(second.ratio("1", "eager")).style == "red"
     assert tables.ratio_text(None) == Text("")
@@ -138,7 +138,7 @@ def doubt(case, candidate):
 
 
 def test_a_case_within_its_interval_is_a_tie():
-    race = made_race()
+    race = synthetic_race()
     won, lost = race.cases
     slow = "float32 M=8 N=1024 (0.800×)"
     assert tables.case_verdicts(race, "1") == f"FASTER on 1 of 2 cases; SLOWER on {slow}"

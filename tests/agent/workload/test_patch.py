@@ -10,7 +10,6 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
-from assembled import ATTENTION, CROSS_ENTROPY, GELU, SOFTMAX, assemble, calls
 from commands import run
 from kagent.export.writing import files_of, write_library
 from kagent.workload import patching
@@ -23,8 +22,9 @@ from kagent.workload.steps import ScriptFailed
 from kagent_sandbox.data.verdict import SpeedVerdict
 from kagent_sandbox.errors import UserError
 from kagent_sandbox.judge.timing.estimates import Interval
-from made_library import cpu_library
+from library_package import ATTENTION, CROSS_ENTROPY, GELU, SOFTMAX, assemble, calls
 from rich.console import Console
+from synthetic_library import cpu_library
 from torch import nn
 
 NAMES = ("softmax", "gelu", "attention", "cross_entropy")

@@ -23,7 +23,7 @@ if os.getuid() != uid:
     os.setresuid(uid, uid, uid)
     os.environ["HOME"] = "/"
 if denies_namespaces:
-    from like_a_container import deny_namespaces
+    from container_seccomp import deny_namespaces
     deny_namespaces()
 from kagent_sandbox.process.isolation_probe import probe
 from kagent_sandbox.errors import ConfinementError
@@ -122,7 +122,7 @@ def test_the_filter_of_these_tests_denies_what_it_says():
     source = """
 import sys
 sys.path[:0] = sys.argv[1:]
-from like_a_container import deny_namespaces
+from container_seccomp import deny_namespaces
 from kagent_sandbox.confine.namespaces import unshare
 deny_namespaces()
 for flags in (1 << 28, 1 << 29, 0x20000):

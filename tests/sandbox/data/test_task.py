@@ -5,9 +5,9 @@ import random
 import re
 
 import pytest
+from handmade_candidates import TASK, write_task
 from hypothesis import given
 from hypothesis import strategies as st
-from judging import TASK, write_task
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.formula import evaluate
 from kagent_sandbox.data.generator import Generator, draw_fields

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from judging import BODY, GOOD, HEADER, SLOW, built, write_task
+from handmade_candidates import BODY, GOOD, HEADER, SLOW, built, write_task
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Status
 from kagent_sandbox.device import health

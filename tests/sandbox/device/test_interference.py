@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from background_load import busy
 from kagent_sandbox.device.cuda.nvml import read_gpu, watch_gpu
 from kagent_sandbox.device.interference import (
     GpuReading,
@@ -15,7 +16,6 @@ from kagent_sandbox.device.interference import (
     host_notes,
     read_host,
 )
-from neighbours import busy
 
 SPIN = "print(flush=True)\nwhile True: pass"
 

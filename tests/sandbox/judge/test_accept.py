@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from declared import SEED, Backend, build, candidate, judged, write
+from custom_tasks import SEED, Backend, build, candidate, judged, write
 from kagent_sandbox.data.verdict import Passed, Rejected, Status
 from kagent_sandbox.errors import TaskError
 from kagent_sandbox.judge.check import task_checker

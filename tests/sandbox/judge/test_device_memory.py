@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from double_task import REFERENCE, TASK
+from doubling_task import REFERENCE, TASK
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.device.interface import LaunchFailed

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from declared import SEED, candidate, judged, write
+from custom_tasks import SEED, candidate, judged, write
 from kagent_sandbox.data.task import draw_hidden
 from kagent_sandbox.data.verdict import Rejected, Status
 from kagent_sandbox.errors import TaskError

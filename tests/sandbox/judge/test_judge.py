@@ -1,7 +1,7 @@
 import dataclasses
 
 import pytest
-from judging import BODY, GOOD, HEADER, SLOW, built, write_task
+from handmade_candidates import BODY, GOOD, HEADER, SLOW, built, write_task
 from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Passed, Rejected, Stage, Status

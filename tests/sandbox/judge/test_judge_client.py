@@ -11,9 +11,9 @@ import pytest
 import warm_python
 from caches import with_ceilings
 from device_holder import cpu_held
+from handmade_candidates import BODY, GOOD, SLOW, built, write_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judging import BODY, GOOD, SLOW, built, write_task
 from kagent_sandbox.confine.policy import Tier
 from kagent_sandbox.data.build import Contender, key_of
 from kagent_sandbox.data.records import from_json, to_json

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from declared import candidate, judged, write
+from custom_tasks import candidate, judged, write
 from kagent.export.generic import refuse_unsuited
 from kagent.export.references import shipped_reference
 from kagent.prompting.task_text import about_task

@@ -4,7 +4,7 @@ that repeat: what task.toml says of them, and what the judge then sees.
 
 import pytest
 import torch
-from declared import candidate, judged, write
+from custom_tasks import candidate, judged, write
 from kagent_sandbox.data.verdict import Rejected, Status
 from kagent_sandbox.judge.check.task_checker import check
 

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from judging import HEADER, compiled, plan_for, write_task
+from handmade_candidates import HEADER, compiled, plan_for, write_task
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Stage

@@ -4,7 +4,7 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
-from judging import GOOD, SLOW, built, write_task
+from handmade_candidates import GOOD, SLOW, built, write_task
 from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.task import load_task

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from judging import BODY, GOOD, built, write_task
+from handmade_candidates import BODY, GOOD, built, write_task
 from kagent_sandbox.confine.policy import Tier
 from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.task import load_task

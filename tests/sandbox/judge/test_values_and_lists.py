@@ -1,7 +1,7 @@
 """Optional tensors, texts, lists of whole numbers, and dimensions that are lists."""
 
 import pytest
-from declared import candidate, judged, write
+from custom_tasks import candidate, judged, write
 from hypothesis import given
 from hypothesis import strategies as st
 from kagent.export.generic import refuse_unsuited

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from declared import candidate, judged, write
+from custom_tasks import candidate, judged, write
 from kagent_sandbox.data.build import TensorSpec
 from kagent_sandbox.data.build_case import build_case
 from kagent_sandbox.data.verdict import Rejected, Status

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from judging import REFERENCE, write_task
+from handmade_candidates import REFERENCE, write_task
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.device.traits import InputPolicy
 from kagent_sandbox.errors import TaskError

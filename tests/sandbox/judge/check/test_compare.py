@@ -185,7 +185,7 @@ def test_the_message_names_the_worst_element():
 def test_a_gpus_kernels_make_the_same_sums():
     """By Triton's interpreter, which has to be chosen before they are imported."""
     done = subprocess.run(
-        [sys.executable, Path(__file__).parents[3] / "gpu" / "comparing.py"],
+        [sys.executable, Path(__file__).parents[3] / "gpu" / "error_sums.py"],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,

@@ -4,7 +4,7 @@ import platform
 import re
 
 import pytest
-from judging import BODY, GOOD, TASK, built, write_task
+from handmade_candidates import BODY, GOOD, TASK, built, write_task
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Rejected, Stage, Status
 from kagent_sandbox.device.cpu.backend import CpuBackend

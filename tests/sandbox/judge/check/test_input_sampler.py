@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from judging import REFERENCE, write_task
+from handmade_candidates import REFERENCE, write_task
 from kagent.tasks import find_task
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.data.verdict import Stage

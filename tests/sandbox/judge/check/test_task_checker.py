@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from judging import REFERENCE, TASK, write_task
+from handmade_candidates import REFERENCE, TASK, write_task
 from kagent.resources import resource
 from kagent.tasks import find_task, task_names
 from kagent_sandbox.data.task import load_task

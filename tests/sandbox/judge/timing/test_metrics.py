@@ -1,5 +1,5 @@
 import pytest
-from judging import write_task
+from handmade_candidates import write_task
 from kagent_sandbox.data.device import Ceilings, DeviceFacts
 from kagent_sandbox.data.plan import KernelInfo, Launch, Plan
 from kagent_sandbox.data.task import load_task

@@ -5,7 +5,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from judging import GOOD, built, write_small_task
+from handmade_candidates import GOOD, built, write_small_task
 from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.task import load_task

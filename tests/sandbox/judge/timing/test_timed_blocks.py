@@ -6,7 +6,8 @@ import os
 import random
 
 import pytest
-from judging import BODY, GOOD, SLOW, built, compiled, write_small_task, write_task
+from background_load import busy
+from handmade_candidates import BODY, GOOD, SLOW, built, compiled, write_small_task, write_task
 from kagent_sandbox.data.build import Contender
 from kagent_sandbox.data.device import Ceilings
 from kagent_sandbox.data.task import load_task
@@ -20,7 +21,6 @@ from kagent_sandbox.judge.arena.placement import PlanPlacement
 from kagent_sandbox.judge.judge import Judge
 from kagent_sandbox.judge.timing import versus_incumbent
 from kagent_sandbox.judge.timing.noise import Noise
-from neighbours import busy
 
 pytestmark = pytest.mark.usefixtures("shared")
 

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from flashinfer_made import norm, write
+from flashinfer_definitions import norm, write
 from kagent.authoring.importers.flashinfer.exchange import (
     Definition,
     Solution,
@@ -12,7 +12,7 @@ from kagent.authoring.importers.flashinfer.exchange import (
 )
 from kagent.export.flashinfer import flashinfer_files
 from kagent_sandbox.errors import UserError
-from made_library import cpu_library, gpu_library
+from synthetic_library import cpu_library, gpu_library
 
 
 @pytest.mark.parametrize("made", [cpu_library, gpu_library])

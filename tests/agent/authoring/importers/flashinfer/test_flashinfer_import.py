@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from commands import run
-from flashinfer_made import norm, paged, tensor, variable, workload, write
+from flashinfer_definitions import norm, paged, tensor, variable, workload, write
 from kagent.authoring.importers.flashinfer.cases import CHECK, at_point
 from kagent.authoring.importers.flashinfer.exchange import read_definition
 from kagent.authoring.importers.flashinfer.inputs import understand

@@ -3,14 +3,14 @@ import json
 import pytest
 import torch
 from commands import run
-from flashinfer_made import norm, write
+from flashinfer_definitions import norm, write
 from kagent.authoring.importers.flashinfer.exchange import Solution
 from kagent.authoring.importers.flashinfer.solution import candidate_of
 from kagent.authoring.importers.flashinfer.task import import_definition
 from kagent.export.flashinfer import flashinfer_files
 from kagent_sandbox.data.task import load_task
 from kagent_sandbox.errors import UserError
-from made_library import cpu_library, gpu_library
+from synthetic_library import cpu_library, gpu_library
 from test_exchange import solution
 
 

@@ -4,8 +4,7 @@ run stores it.
 
 import shutil
 
-from commands import stored_run
-from double_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
+from doubling_task import PARALLEL, PLAIN, REFERENCE, TASK, kernel
 from kagent.evolve.session import Outcome
 from kagent.runs.events import Started, Stop
 from kagent.runs.final_race import FinalRace
@@ -15,6 +14,7 @@ from kagent.suite.record import FailedStep, ProblemProgress, ProblemState, Setti
 from kagent.suite.results import ProblemResult
 from kagent_sandbox.data.race import Race
 from kagent_sandbox.data.verdict import Comparison
+from simulated_evolution import stored_run
 
 
 def problems_in(folder, *names, seeds=True):

@@ -1,4 +1,4 @@
-"""Candidates and lineages made of numbers alone."""
+"""Synthetic candidates and lineages: verdicts of given times, nothing was built or measured."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ LOOP = Loop("rows", 0x40, 0, True, 9, {"HGMMA": 1, "LDG 16": 2}, 1, (5, 2), {"is
 REMARK = Remark("rows", "ptxas: (C7511) wgmma.mma_async instructions are serialized")
 
 
-def with_words(candidate):
+def with_compiler_output(candidate):
     """The same as it is after a build in which compilers had something to say."""
     facts = Facts("t", f"w{candidate.id}", 1, 1.0, remarks=(REMARK,), loops=(LOOP,))
     return replace(candidate, facts=facts)

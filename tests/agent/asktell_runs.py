@@ -1,4 +1,4 @@
-"""Runs that are answered from outside, over the toy task and the toy machine."""
+"""Ask-and-tell runs of the simulated landscape, on the simulated machine."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,8 @@ from kagent.runs.store import RunStore
 from kagent_sandbox.data.device import DeviceFacts
 from kagent_sandbox.data.records import to_json
 from replaying import replay
-from toy import machine, toy_source, toy_task
+from simulated_landscape import toy_source, toy_task
+from simulated_machine import machine
 
 FACTS = DeviceFacts("cpu", "Toy 1", "cpu", "Toy 1, driver 7", 0, 0, 1, 0.0)
 
@@ -104,7 +105,7 @@ def history_of(run):
         return store.history()
 
 
-def desk_of(run):
+def state_of(run):
     return read_state(history_of(run))
 
 

@@ -2,7 +2,7 @@
 
 A process of its own: TRITON_INTERPRET decides at import what `triton.jit` returns.
 
-    TRITON_INTERPRET=1 python interpreted.py seeds/softmax seeds/gelu
+    TRITON_INTERPRET=1 python interpret_seeds.py seeds/softmax seeds/gelu
 """
 
 import json

@@ -16,7 +16,7 @@ SECONDS = 60.0
 """After which nothing may be left; it takes about two."""
 
 
-class Run:
+class EvolveProcess:
     """A running `kagent evolve`, and what there was before it."""
 
     def __init__(self, task, folder, *, tier="auto", runs="runs", budget=100, **environment):

@@ -1,6 +1,6 @@
 """The sums that a GPU's kernels make of results, held against those of torch's operations.
 
-TRITON_INTERPRET=1 python tests/gpu/comparing.py    # without a GPU, by Triton's interpreter
+TRITON_INTERPRET=1 python tests/gpu/error_sums.py    # without a GPU, by Triton's interpreter
 """
 
 import functools

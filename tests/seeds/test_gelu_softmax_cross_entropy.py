@@ -166,7 +166,7 @@ def test_softmax_of_masked_rows_is_as_torch_has_it():
 def test_triton_seeds_compute_their_task_in_the_interpreter():
     folders = [SEEDS / name for name in TASKS]
     run = subprocess.run(
-        [sys.executable, Path(__file__).with_name("interpreted.py"), *folders],
+        [sys.executable, Path(__file__).with_name("interpret_seeds.py"), *folders],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
