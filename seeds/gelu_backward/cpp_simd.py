@@ -26,33 +26,40 @@ typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
 constexpr int64_t STEP = UNROLL * LANES;   // floats per iteration
 
-// exp2(x) for x <= 0 within 2 ulp; 2^-126 for whatever is less.
-// x = n + r with |r| <= 1/2; a polynomial for 2^r, and n goes into the exponent bits.
-static inline Floats exp2_nonpositive(Floats x) {
-  x = x < -126.0f ? Floats{} - 126.0f : x;
+// 2^x for x <= 0 within 2 ulp, as `high` times `low`: numbers that are normal, while 2^x may be far
+// below all of them. 2^-252 for whatever is less.
+// x = n + r with |r| <= 1/2; a polynomial for 2^r, and n goes into the exponent bits of both.
+static inline Floats exp2_nonpositive(Floats x, Floats& low) {
+  x = x < -252.0f ? Floats{} - 252.0f : x;
   const Floats shifted = x + 12582912.0f;   // + 1.5 * 2^23 rounds to a whole number
-  const Floats r = x - (shifted - 12582912.0f);
+  const Floats n = shifted - 12582912.0f;
+  const Floats r = x - n;
   Floats p = 1.535336188e-4f * r + 1.339887440e-3f;
   p = p * r + 9.618437357e-3f;
   p = p * r + 5.550332548e-2f;
   p = p * r + 2.402264791e-1f;
   p = p * r + 6.931472028e-1f;
   p = p * r + 1.0f;
-  return (Floats)((Bits)p + ((Bits)shifted << 23));   // n: the low bits of shifted
+  const Floats most = n < -125.0f ? Floats{} - 125.0f : n;   // p may be less than 1
+  low = (Floats)((Bits)(n - most + 12583039.0f) << 23);      // 1.5 * 2^23 + 127
+  return (Floats)((Bits)p + ((Bits)(most + 12582912.0f) << 23));
 }
 
 // gelu(x) = x s, s = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3); the derivative is
 // s + x s (1 - s) 2u'. With t = exp(-|2u|), which is at most 1, s and 1 - s are 1 / (1 + t) and
-// t / (1 + t), the larger first where u is positive: no digits cancel, nothing overflows.
+// t / (1 + t), the larger first where u is positive: no digits cancel, nothing overflows. Where u is
+// negative, all is proportional to t: what t has below the normal numbers multiplies the result,
+// which is then as small as it should be. Elsewhere that is nothing beside 1.
 static inline Floats gelu_backward(Floats grad, Floats x) {
   const Floats square = x * x;
   const Floats twice_u = x * (1.595769122f + 0.0713548163f * square);
   const Floats slope = 1.595769122f + 0.214064449f * square;
-  const Floats t = exp2_nonpositive(1.442695041f * (x > 0.0f ? -twice_u : twice_u));
+  Floats low;
+  const Floats t = exp2_nonpositive(1.442695041f * (x > 0.0f ? -twice_u : twice_u), low);
   const Floats larger = 1.0f / (1.0f + t);
   const Floats smaller = t * larger;
   const Floats s = x > 0.0f ? larger : smaller;
-  return grad * (s + x * slope * (larger * smaller));
+  return grad * ((s + x * slope * (larger * smaller)) * (x > 0.0f ? Floats{} + 1.0f : low));
 }
 
 // Streams where `to` is aligned. In assembler, since <immintrin.h> takes longer than all the rest.

@@ -42,6 +42,7 @@ CHUNK_ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 22}
 a GPU. Elsewhere as on a CPU."""
 _WIDE_EPS = 1e-4  # coarser dtypes than this are compared in float32, finer ones in float64
 _TINY = 1e-300
+_FEW_DIGITS = 1e-30  # no result of a task is as small but where it vanishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,8 @@ def measure_errors(
     sums = _gpu_sums if out.is_cuda and _has_kernels(out.device) else _sums
     eps = epsilon(out.dtype)
     dot, square, row, element, largest = sums(_rows(out, row_dims), _rows(ref, row_dims), eps)
-    bias = abs(dot) / square if square > 0 else (0.0 if dot == 0 else math.inf)
+    whole = max(square, out.numel() * _least_normal(out.dtype) ** 2)
+    bias = abs(dot) / whole if whole > 0 else (0.0 if dot == 0 else math.inf)
     if not all(math.isfinite(v) for v in (row, element, bias)):
         row = element = bias = math.inf
     return Errors(
@@ -158,13 +160,15 @@ def _gpu_sums(out: torch.Tensor, ref: torch.Tensor, eps: float) -> Sequence[floa
     """Compute the sums of `_sums` in two passes."""
     from kagent_sandbox.judge.check import error_kernels  # compiles for a GPU
 
-    if out.dtype.itemsize == 1:
+    dtype = out.dtype
+    if dtype.itemsize == 1:
         out = out.float()  # not every GPU converts float8
     square, mean, largest = error_kernels.reference_sums(ref)
     typical = float(square.mean().sqrt())
-    mean.clamp_min_(least_magnitude(eps, typical, ref))
+    least = least_magnitude(eps, typical, ref, dtype)
+    mean.clamp_min_(least)
     dot, off, element = error_kernels.difference_sums(out, ref, mean)
-    row = (off.sqrt() / square.sqrt().clamp_min(_least_norm(eps, typical))).amax()
+    row = (off.sqrt() / square.sqrt().clamp_min(least * math.sqrt(ref.shape[1]))).amax()
     found = torch.stack([dot.sum(), square.sum(), row, element.amax(), largest.amax()])
     return cast("Sequence[float]", found.tolist())
 
@@ -175,15 +179,14 @@ def _sums(out: torch.Tensor, ref: torch.Tensor, eps: float) -> Sequence[float]:
     rows.
     """
     typical, masked = _scale(ref)
+    least = least_magnitude(eps, typical, ref, out.dtype)
     # float32 is exact enough for a coarse dtype, but its squares must neither overflow nor vanish.
     narrow = eps > _WIDE_EPS and 1e-12 < typical < 1e12
     work = torch.float32 if narrow else torch.float64
     step = max(1, CHUNK_ELEMENTS.get(ref.device.type, CHUNK_ELEMENTS["cpu"]) // ref.shape[1])
     table = torch.stack(
         [
-            _chunk_sums(
-                out[i : i + step].to(work), ref[i : i + step].to(work), typical, eps, masked
-            )
+            _chunk_sums(out[i : i + step].to(work), ref[i : i + step].to(work), least, masked)
             for i in range(0, out.shape[0], step)
         ]
     )
@@ -200,19 +203,35 @@ def _scale(ref: torch.Tensor) -> tuple[float, bool]:
     return norm / math.sqrt(ref.shape[0]), masked
 
 
-def _least_norm(eps: float, typical: float) -> float:
-    """A row of zeros (a masked token's gradient) is compared with a typical row's rounding."""
-    return max(eps * typical, _TINY)
+def least_magnitude(eps: float, typical: float, ref: torch.Tensor, dtype: torch.dtype) -> float:
+    """The least magnitude that an element's error is relative to; a row's: times its width's root.
+
+    Elements of a row of zeros (a masked token's gradient) are compared with their part of a typical
+    row's rounding.
+
+    Args:
+        eps: Machine epsilon of the result.
+        typical: Norm of a typical row.
+        ref: The reference, with rows [n, width].
+        dtype: Of the result.
+    """
+    least = max(_least_normal(dtype), torch.finfo(ref.dtype).tiny)
+    return max(eps * typical / math.sqrt(ref.shape[1]), least)
 
 
-def least_magnitude(eps: float, typical: float, ref: torch.Tensor) -> float:
-    """The elements of such a row are compared with their part of it. `ref` has rows [n, width]."""
-    return max(eps * typical / math.sqrt(ref.shape[1]), torch.finfo(ref.dtype).tiny)
+def _least_normal(dtype: torch.dtype) -> float:
+    """The least normal number: below it there are fewer and fewer digits, and then none.
+
+    0 of what ends where results lie (6e-5 in float16): there torch's own error says what can be
+    had.
+    """
+    if not dtype.is_floating_point or dtype.itemsize == 1:
+        return 0.0
+    least = float(torch.finfo(dtype).smallest_normal)
+    return least if least < _FEW_DIGITS else 0.0
 
 
-def _chunk_sums(
-    out: torch.Tensor, ref: torch.Tensor, typical: float, eps: float, masked: bool
-) -> torch.Tensor:
+def _chunk_sums(out: torch.Tensor, ref: torch.Tensor, least: float, masked: bool) -> torch.Tensor:
     """`_sums` of rows [n, width], in their dtype. float64 [5]."""
     if masked:
         finite = torch.isfinite(ref)
@@ -223,13 +242,12 @@ def _chunk_sums(
     else:
         difference = out - ref
     norm = torch.linalg.vector_norm(ref, dim=1).double()
-    denominator = norm.clamp_min(_least_norm(eps, typical))
+    denominator = norm.clamp_min(least * math.sqrt(ref.shape[1]))
     worst_row = (torch.linalg.vector_norm(difference, dim=1).double() / denominator).amax()
     dot = torch.linalg.vecdot(difference, ref).double().sum()
     square = norm.square().sum()
     magnitude = ref.abs()
     largest = magnitude.amax().double()
-    least = least_magnitude(eps, typical, ref)
     magnitude += magnitude.mean(dim=1, keepdim=True).clamp_min_(least)
     worst_element = difference.abs_().div_(magnitude).amax().double()
     return torch.stack([dot, square, worst_row, worst_element, largest])

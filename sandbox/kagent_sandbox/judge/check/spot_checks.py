@@ -83,7 +83,7 @@ def choose_spot_checks(
         for i, written in enumerate(changed):
             if len(places := written.nonzero().flatten()):
                 at[i] = places[torch.randint(len(places), at[i].shape, device=rows.device)]
-    least = numerics.least_magnitude(numerics.epsilon(dtype), typical, reference)
+    least = numerics.least_magnitude(numerics.epsilon(dtype), typical, reference, dtype)
     finite = torch.nan_to_num(reference, nan=0.0, posinf=0.0, neginf=0.0).abs_()
     expected = exact.gather(1, at)  # whole numbers may be too large for float64
     magnitude = finite.gather(1, at).add_(finite.mean(1, keepdim=True).clamp_min_(least))

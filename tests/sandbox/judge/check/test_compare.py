@@ -121,6 +121,27 @@ def test_misplaced_infinities_fail_and_placed_ones_do_not():
         assert numerics.find_worst(wrong, ref).index == index
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("magnitude", [0.0, 1e-300, 1e-75, 1e-46, 1e-40])
+def test_what_vanishes_in_a_dtype_may_vanish(dtype, magnitude):
+    """Rounding is right where all of a result is below the dtype's numbers; what is above is not,
+    nor are zeros where it has digits.
+    """
+    ref = draw((3, 40)).abs() * magnitude
+    torchs = numerics.measure_errors(torch.ones_like(ref).to(dtype), ref, 1)  # far off
+    limit = numerics.allowed(torchs, RESULT, dtype)
+
+    def fits(out):
+        return numerics.share(numerics.measure_errors(out, ref, 1), limit) <= 1
+
+    assert fits(ref.to(dtype))
+    assert not fits(torch.full_like(ref, 2e-38).to(dtype))
+    assert not fits(torch.zeros_like(ref, dtype=dtype) + 1)
+    normal = (draw((3, 40)).abs() + 2) * torch.finfo(dtype).smallest_normal
+    assert share(normal.to(dtype), normal) <= 1
+    assert share(torch.zeros_like(normal, dtype=dtype), normal) > 1
+
+
 def test_zero_rows_are_measured_against_typical_ones():
     ref = draw((100, 64))
     ref[10] = 0
