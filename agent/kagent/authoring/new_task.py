@@ -41,6 +41,7 @@ from kagent.authoring.tracing.sizes import (
     below_power,
     boxes,
     explore,
+    find_equal,
     prime,
 )
 from kagent.authoring.tracing.trace import Axis, TracedOperation, trace
@@ -66,7 +67,10 @@ BENCH_ELEMENTS, BENCH_WORK = 3e6, 1e8
 LEAST_BENCH = 1 / 16
 """Least share that a benchmark case is reduced to, so that a slow moment does not make it tiny."""
 BENCH_S = 1.5e-3
-"""Longest time of a call of a benchmark case for CPUs, where sizes allow it."""
+"""Longest time of a call of a scaled benchmark case for CPUs, where sizes allow it."""
+MOST_BENCH_S = 20e-3
+"""Longest time of a call of the example's own sizes as a benchmark case for CPUs: a comparison
+repeats it some hundred times."""
 MANY_ELEMENTS, MANY_WORK = 1e6, 1e9
 """Elements and operations of a case that is small for its operation, and still so large that few
 cases must do."""
@@ -255,14 +259,19 @@ def _freedoms(operation: Operation) -> Iterator[list[Axis]]:
 def _room(operation: Operation, axes: Sequence[Axis], names: Mapping[Axis, str]) -> Room | None:
     """The room that some dimensions have; None if it is none."""
     free = list(axes)
+    equal: list[tuple[Axis, Axis]] = []
     while True:
-        found = trace(operation, free, names)
+        found = trace(operation, free, names, equal)
         require_writable(TaskDraft(found, DraftKind((), ()), DraftKind((), ())))
         if not found.fits(found.dims) or (axes and not found.dims):
             return None
         room, fixed = explore(found)
         if room is not None:
-            return _drawable(room)
+            more = [] if names else find_equal(room, _check_cost(found), 1.0)
+            if not more:
+                return _drawable(room)
+            equal += [(found.axes(a)[0], found.axes(b)[0]) for a, b in more]
+            continue
         if names:
             raise AuthoringError(f"{', '.join(fixed)}: the operation takes no other sizes there")
         gone = {
@@ -274,6 +283,15 @@ def _room(operation: Operation, axes: Sequence[Axis], names: Mapping[Axis, str])
         if not gone & set(free):
             return None
         free = [axis for axis in free if axis not in gone]
+
+
+def _check_cost(found: TracedOperation) -> Callable[[Sizes], float]:
+    """Elements or operations at some sizes, over those of a check case."""
+
+    def cost(sizes: Sizes) -> float:
+        return max(found.count(sizes) / CHECK_ELEMENTS, found.work(sizes) / CHECK_WORK)
+
+    return cost
 
 
 def _drawable(room: Room) -> Room:
@@ -349,8 +367,8 @@ def make_draft(room: Room) -> TaskDraft:
         ),
         cpu=DraftKind(
             tuple(check),
-            (bench,),
-            *_hidden(room, small, bench.sizes, 2.0, cpu_dtype, fields),
+            bench,
+            *_hidden(room, small, bench[0].sizes, 2.0, cpu_dtype, fields),
             words,
         ),
     )
@@ -487,8 +505,10 @@ def _distinct(cases: Iterable[DraftCase]) -> list[DraftCase]:
     return list(named.values())
 
 
-def _cpu_bench(room: Room, trials: Trials, dtype: str) -> tuple[DraftCase, str]:
-    """A case of about a millisecond, and what to say of it."""
+def _cpu_bench(room: Room, trials: Trials, dtype: str) -> tuple[tuple[DraftCase, ...], str]:
+    """The example's own sizes where torch is quick at them, and sizes of about a millisecond: a
+    case or two, and what to say of them.
+    """
     elements, work = BENCH_ELEMENTS, BENCH_WORK
     case, tried = DraftCase(room.trace.dims, dtype), Tried("not tried")
     for _ in range(6):
@@ -500,10 +520,30 @@ def _cpu_bench(room: Room, trials: Trials, dtype: str) -> tuple[DraftCase, str]:
         share = max(0.2, 0.8 * BENCH_S / tried.seconds)
         elements, work = elements * share, work * share
     if tried.why:  # it rounds badly, or is too large for this machine
-        return case, "The sizes of the example, scaled down."
-    same = dict(case.sizes) == room.trace.dims
-    took = f"torch took {tried.seconds * 1e3:.2g} ms here"
-    return case, f"The sizes of the example{'' if same else ', scaled down'}: {took}."
+        return (case,), "The sizes of the example, scaled down."
+    took = f"torch took {_ms(tried.seconds)} here"
+    own = DraftCase(room.trace.dims, dtype)
+    if dict(case.sizes) == dict(own.sizes):
+        return (case,), f"The sizes of the example: {took}."
+    likely_s = tried.seconds * max(
+        room.trace.count(own.sizes) / room.trace.count(case.sizes),
+        room.trace.work(own.sizes) / max(1.0, room.trace.work(case.sizes)),
+    )
+    scaled = f"The sizes of the example, scaled down: {took}."
+    if likely_s > MOST_BENCH_S:
+        why = f"torch would take about {_ms(likely_s)}, and {_ms(MOST_BENCH_S)} is the most"
+        return (case,), f"{scaled} Its own are no case: {why}."
+    whole = trials.case(own, "bench_own", timed=True)
+    if whole.why or whole.seconds > MOST_BENCH_S:
+        why = whole.why or f"torch took {_ms(whole.seconds)}, and {_ms(MOST_BENCH_S)} is the most"
+        return (case,), f"{scaled} Its own are no case: {why}."
+    words = f"The sizes of the example: torch took {_ms(whole.seconds)} here"
+    return (own, case), f"{words}. And scaled down: {_ms(tried.seconds)}."
+
+
+def _ms(seconds: float) -> str:
+    ms = seconds * 1e3
+    return f"{ms:.2g} ms" if ms < 100 else f"{ms:.0f} ms"
 
 
 def _hidden(

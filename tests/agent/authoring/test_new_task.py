@@ -318,6 +318,44 @@ def test_cases_of_many_weights_have_more_than_one_of_all_else():
     assert min(draft.cpu.bench[0].sizes.values()) > 1
 
 
+@pytest.mark.parametrize(("most_s", "own"), [(1e9, True), (0.0, False)])
+def test_the_examples_own_sizes_are_a_benchmark_case_where_time_allows(monkeypatch, most_s, own):
+    monkeypatch.setattr(new_task, "BENCH_S", 0.0)  # so that the case is scaled down
+    monkeypatch.setattr(new_task, "MOST_BENCH_S", most_s)
+    draft = make_draft(find_room(make_operation(lambda x: x.cumsum(1), torch.rand(8192, 512))))
+    whole = {"M": 8192, "N": 512}
+    assert (draft.cpu.bench[0].sizes == whole) == own
+    assert draft.cpu.bench[-1].sizes["M"] < 8192
+    assert len(draft.cpu.bench) == 1 + own
+    assert ("Its own are no case: torch would take about" in draft.cpu.bench_words) != own
+    assert f"# {draft.cpu.bench_words}" in task_toml(draft).splitlines()
+
+
+def norm_backward(grad, x, mean, rstd, weight, bias, other):
+    found = torch.ops.aten.native_layer_norm_backward.default(
+        grad, x, grad.shape[-1:], mean, rstd, weight, bias, [True, True, True]
+    )
+    return found[1], found[2], other + found[0]
+
+
+def test_sizes_that_only_real_tensors_compare_are_one_dimension():
+    """The gradient of a layer norm: on tensors without memory torch takes weights of any length."""
+    wide = [torch.randn(4, 16, 64) for _ in range(3)]
+    of_rows, of_columns = [torch.rand(4, 16, 1) for _ in range(2)], [torch.rand(64)] * 2
+    inputs = (*wide[:2], *of_rows, *of_columns, wide[2])
+    room = find_room(make_operation(norm_backward, inputs))
+    weight, bias = room.trace.shapes[4:6]
+    assert weight == bias == room.trace.shapes[0][-1:]
+    assert len(room.trace.dims) == 2
+    assert room.trace.dims[weight[0]] == 64
+    assert room.trace.works({n: 2 * s for n, s in room.trace.dims.items()})
+
+
+def test_equal_sizes_that_nothing_ties_stay_apart():
+    room = find_room(make_operation(lambda x, y: x.relu() @ y, (torch.rand(32, 32),) * 2))
+    assert len(room.trace.dims) == 3
+
+
 def test_hidden_cases_of_all_costs_are_drawn_from_the_least():
     def layers(x, a, b, c):
         return F.relu(F.relu(x @ a) @ b) @ c

@@ -87,6 +87,41 @@ def explore(trace: TracedOperation) -> tuple[Room | None, list[str]]:
     return Room(trace, steps, least), []
 
 
+def find_equal(room: Room, cost: Callable[[Sizes], float], most: float) -> list[tuple[str, str]]:
+    """Find dimensions that must have one size although torch's shapes alone do not say so: some of
+    its operations check that only on real tensors, as the gradient of a layer norm does.
+
+    Args:
+        room: What the shapes allow.
+        cost: Of sizes.
+        most: Cost at which the operation is run on real tensors, at most.
+
+    Returns:
+        Pairs of dimensions. None where nothing could be run.
+    """
+    trace, share = room.trace, 1
+    sizes = dict(trace.dims)
+    while cost(sizes) > most and share < max(trace.dims.values(), default=1):
+        share *= 2  # of all alike, so that equal sizes stay equal
+        sizes = {n: room.rounded(n, s / share) for n, s in trace.dims.items()}
+    if len(sizes) < 2 or cost(sizes) > most or not trace.works(sizes):
+        return []
+    found: list[tuple[str, str]] = []
+    for name in sizes:
+        # What the shapes refuse is no dimension of its own, and none of one size stands alone.
+        others = [n for n in sizes if n != name and trace.dims[n] == trace.dims[name]]
+        if not others or any(name in pair for pair in found):
+            continue
+        step = max(room.steps[n] for n in (name, *others))
+        changes = (sizes[name] + k * step for k in (1, -1))
+        size = next((s for s in changes if s > 0 and trace.fits({**sizes, name: s})), None)
+        if size is None or trace.works({**sizes, name: size}):
+            continue
+        tied = (n for n in others if trace.works({**sizes, name: size, n: size}))
+        found += [(name, n) for n in itertools.islice(tied, 1)]
+    return found
+
+
 def _above(size: int, step: int) -> int:
     return -(-size * 3 // 2 // step) * step if size >= 2 * step else size + step
 

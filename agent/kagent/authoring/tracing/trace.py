@@ -174,6 +174,26 @@ class TracedOperation:
                 return False
         return True
 
+    def works(self, dims: Mapping[str, int]) -> bool:
+        """Whether the function itself runs on real tensors of such sizes, on the CPU: numbers from
+        0 to 1, and zeros for what are no floating-point numbers.
+        """
+        tensors = []
+        for shape, example in zip(self.shapes, self.operation.examples, strict=True):
+            sizes, dtype = self.sizes(shape, dims), example.dtype
+            plain = dtype.is_floating_point and dtype.itemsize > 1
+            tensors.append((torch.rand if plain else torch.zeros)(sizes, dtype=dtype))
+        try:
+            with torch.no_grad():
+                run(self.operation, tensors)
+        except Exception:  # noqa: BLE001 - whatever a user's function does with odd sizes
+            return False
+        return True
+
+    def axes(self, name: str) -> list[Axis]:
+        """The tensors' dimensions that have this size."""
+        return [(i, d) for i in self.used for d, n in enumerate(self.shapes[i]) if n == name]
+
     def _runs(self, dims: Mapping[str, int]) -> bool:
         """Whether the function itself runs, with results as declared."""
         shapes = [self.sizes(s, dims) for s in self.shapes]
@@ -204,7 +224,10 @@ def _quiet() -> Iterator[None]:
 
 
 def trace(
-    operation: Operation, axes: Iterable[Axis], names: Mapping[Axis, str] | None = None
+    operation: Operation,
+    axes: Iterable[Axis],
+    names: Mapping[Axis, str] | None = None,
+    equal: Iterable[tuple[Axis, Axis]] = (),
 ) -> TracedOperation:
     """Run an operation with symbols for sizes.
 
@@ -212,6 +235,7 @@ def trace(
         operation: The operation.
         axes: The dimensions that may vary. Others are as in the example.
         names: Names that the user gave to some of them.
+        equal: Pairs of dimensions that have one size, as they do in the example.
 
     Raises:
         AuthoringError: It cannot be run so, or does what no task can say.
@@ -239,6 +263,8 @@ def trace(
         with mode:
             fakes.append(torch.empty(meta.shape, dtype=example.dtype))
         of_lists[example.list_name, example.shape] = fakes[-1]
+    for (i, d), (j, e) in equal:
+        torch._check(fakes[i].shape[d] == fakes[j].shape[e])  # noqa: SLF001 - its public name
     written: list[int] = []
 
     def call(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
