@@ -47,8 +47,8 @@ static inline Floats exp2_nonpositive(Floats x, Floats& low) {
 
 // gelu(x) = x s, s = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3); the derivative is
 // s + x s (1 - s) 2u'. With t = exp(-|2u|), which is at most 1, s and 1 - s are 1 / (1 + t) and
-// t / (1 + t), the larger first where u is positive: no digits cancel, nothing overflows. Where u is
-// negative, all is proportional to t: what t has below the normal numbers multiplies the result,
+// t / (1 + t), the larger first where u is positive: no digits cancel, nothing overflows. Where u
+// is negative, all is proportional to t: what t has below the normal numbers multiplies the result,
 // which is then as small as it should be. Elsewhere that is nothing beside 1.
 static inline Floats gelu_backward(Floats grad, Floats x) {
   const Floats square = x * x;
