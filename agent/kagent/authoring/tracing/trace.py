@@ -264,7 +264,7 @@ def trace(
             fakes.append(torch.empty(meta.shape, dtype=example.dtype))
         of_lists[example.list_name, example.shape] = fakes[-1]
     for (i, d), (j, e) in equal:
-        torch._check(fakes[i].shape[d] == fakes[j].shape[e])  # noqa: SLF001 - its public name
+        torch._check(fakes[i].shape[d] == fakes[j].shape[e])  # type: ignore[no-untyped-call] # noqa: SLF001
     written: list[int] = []
 
     def call(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
